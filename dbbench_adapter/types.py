@@ -1,0 +1,90 @@
+"""The records that travel out of `dbbench_adapter`: tasks, scores and nothing that touches a database."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+Cell = str | int | float | None
+Row = tuple[Cell, ...]
+Rows = tuple[Row, ...]
+
+CHANGE_KINDS = frozenset({"INSERT", "UPDATE", "DELETE"})
+"""Question types judged by the end state of the tables; every other type is judged by the committed answer."""
+
+
+@dataclass(frozen=True)
+class Column:
+    name: str
+    type: str = "TEXT"
+    """As declared in the file; honoured only when `Task.typed`."""
+
+
+@dataclass(frozen=True)
+class Table:
+    name: str
+    columns: tuple[Column, ...]
+    rows: Rows
+
+
+@dataclass(frozen=True)
+class Gold:
+    """What a right answer is. It never enters a prompt, a tool result or a span."""
+
+    answers: tuple[str, ...] | None = None
+    """Answer values as text (AgentBench labels), or None where the file gives none."""
+    rows: Rows | None = None
+    """Typed result rows of a SELECT (LifelongAgentBench, generated tasks)."""
+    sql: str | None = None
+    """The reference statement; for changes the gold state is what it leaves behind on a fresh copy."""
+    table_hash: str | None = None
+    """The stored hash of the changed table(s), 32 hex digits (several joined with `_`)."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One question with its database and gold answer (DB-Bench "sample")."""
+
+    id: str
+    """Unique in its file, stable over loads, e.g. `standard-17`, `lifelong-3`."""
+    question: str
+    kind: str
+    """AgentBench question type (`other`, `counting`, ..., `INSERT`); `SELECT`/`INSERT`/... for LifelongAgentBench."""
+    tables: tuple[Table, ...]
+    gold: Gold
+    table_note: str = ""
+    """The sentence naming table and headers (AgentBench `add_description`)."""
+    evidence: str = ""
+    skills: tuple[str, ...] = ()
+    source: Literal["agentbench", "lifelong", "generated"] = "agentbench"
+    typed: bool = False
+    """Make the columns with their declared types (LifelongAgentBench) or all TEXT (AgentBench)."""
+    ordered: bool = False
+    """Row order is part of the gold: the reference orders its rows."""
+
+    @property
+    def changes_state(self) -> bool:
+        return self.kind in CHANGE_KINDS
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; `Task.from_dict` is the exact inverse."""
+        return _TASK.dump_python(self, mode="json")
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> Task:
+        return _TASK.validate_python(data)
+
+
+@dataclass(frozen=True)
+class Score:
+    """A verdict. `None` is not 0: it means that nobody could judge, and it stays out of every mean."""
+
+    value: float | None
+    reason: str
+    """`match`, `wrong_answer`, `wrong_state`, `not_committed`, `db_unavailable`, ..."""
+    parts: dict[str, float] = field(default_factory=dict)
+
+
+_TASK: TypeAdapter[Task] = TypeAdapter(Task)
