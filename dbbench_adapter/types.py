@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 Cell = str | int | float | None
 Row = tuple[Cell, ...]
@@ -37,10 +37,12 @@ class Gold:
     """Answer values as text (AgentBench labels), or None where the file gives none."""
     rows: Rows | None = None
     """Typed result rows of a SELECT (LifelongAgentBench, generated tasks)."""
+    label_text: str | None = None
+    """The result as the driver prints it, `[('a', 1), ...]` (AgentBench train file); `rows` holds it parsed."""
     sql: str | None = None
     """The reference statement; for changes the gold state is what it leaves behind on a fresh copy."""
     table_hash: str | None = None
-    """The stored hash of the changed table(s), 32 hex digits (several joined with `_`)."""
+    """The stored hash of the changed table(s), 32 hex digits (several joined with `_`); "None" for an empty table."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Task:
     """One question with its database and gold answer (DB-Bench "sample")."""
 
     id: str
-    """Unique in its file, stable over loads, e.g. `standard-17`, `lifelong-3`."""
+    """Unique in its file, stable over loads: file stem and index, e.g. `standard-17`, `entry_dict-3`."""
     question: str
     kind: str
     """AgentBench question type (`other`, `counting`, ..., `INSERT`); `SELECT`/`INSERT`/... for LifelongAgentBench."""
@@ -63,6 +65,8 @@ class Task:
     """Make the columns with their declared types (LifelongAgentBench) or all TEXT (AgentBench)."""
     ordered: bool = False
     """Row order is part of the gold: the reference orders its rows."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # a misspelt key in a task file stops the load
 
     @property
     def changes_state(self) -> bool:
