@@ -1,0 +1,73 @@
+"""The records of `sql_agent`: the agent's settings, what a rollout leaves behind. Importing this module is instant."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from dbbench_adapter.types import Score
+
+StopReason = Literal["answered", "max_turns", "max_tokens", "timeout", "malformed", "model_unavailable", "db_unavailable"]
+"""How a rollout ended. The last two are failures of the infrastructure, whose score is None; the others are judged."""
+
+
+class AgentConfig(BaseModel):
+    """Limits and sampling of one rollout; deadlines nest: statement <= turn <= rollout."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_turns: int = Field(15, ge=1)
+    """Replies per rollout; the function-calling protocol of DB-Bench allows 15."""
+    max_tokens: int = Field(512, ge=1)
+    """Sampled tokens per reply; a reply cut there ends the rollout under `max_tokens`."""
+    temperature: float = Field(1.0, ge=0)
+    """0 is greedy."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    statement_timeout_s: float = Field(5.0, gt=0)
+    """Wall clock of one SQL statement, in seconds."""
+    turn_timeout_s: float = Field(120.0, gt=0)
+    """Wall clock of one call of the model, in seconds; tried again twice before the model counts as unavailable."""
+    rollout_timeout_s: float = Field(300.0, gt=0)
+    """Wall clock of the whole rollout, in seconds."""
+
+    @model_validator(mode="after")
+    def _deadlines_nest(self) -> AgentConfig:
+        deadlines = (self.statement_timeout_s, self.turn_timeout_s, self.rollout_timeout_s)
+        if list(deadlines) != sorted(deadlines):
+            raise ValueError(
+                "deadlines have to nest: statement_timeout_s <= turn_timeout_s <= rollout_timeout_s, "
+                f"got {' / '.join(f'{deadline:g}' for deadline in deadlines)}"
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class RolloutRecord:
+    """One run of the agent on one task, first prompt to stop. Holds nothing of the gold but the verdict."""
+
+    task_id: str
+    kind: str
+    stop_reason: StopReason
+    score: Score
+    num_turns: int
+    """Replies of the model, the last one included."""
+    malformed_calls: int
+    """Calls of unknown tools or with arguments that do not parse."""
+    messages: list[dict[str, Any]]
+    """The conversation as it went over the wire, in chat-completions form: tool calls and results, never gold."""
+    prompt_tokens: int
+    """Summed over the turns, as the endpoint counts them; a shared prefix counts once per turn."""
+    completion_tokens: int
+    seconds: float
+    error: str | None = None
+    """The failure behind `malformed`, `model_unavailable` and `db_unavailable`, in words."""
+
+    @property
+    def tool_calls(self) -> int:
+        return sum(len(message.get("tool_calls") or ()) for message in self.messages)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, one line of a trajectories file."""
+        return asdict(self)
