@@ -1,0 +1,58 @@
+"""Rows of one batch in verl's tensor layout; pure torch, no verl."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from sql_agent.stitch import Trajectory
+
+
+def to_tensors(
+    rows: Sequence[Trajectory | None], rewards: Sequence[float | None], *, pad_id: int
+) -> dict[str, torch.Tensor]:
+    """Prompts padded left, responses right, to the longest of this batch; the reward on the last response token.
+
+    A row without a trajectory or without a reward is lost: one pad token each side, an empty mask, reward 0 that no
+    statistic may read (`sql_agent.advantages` leaves it out by its empty mask).
+
+    Args:
+        rows: one trajectory per rollout, or None.
+        rewards: one reward per rollout, or None.
+        pad_id: fills up.
+    Returns:
+        `prompts` (B, P), `responses`, `response_mask`, `rm_scores`, `rollout_log_probs` (B, T), and `input_ids`,
+        `attention_mask`, `position_ids` (B, P + T), as verl's `AgentLoopManager.generate_sequences` returns them.
+    """
+    kept = [row if reward is not None else None for row, reward in zip(rows, rewards, strict=True)]
+    size = len(kept)
+    prompt_length = max((len(row.prompt_ids) for row in kept if row), default=1)
+    response_length = max((len(row.response_ids) for row in kept if row), default=1)
+    prompts = torch.full((size, prompt_length), pad_id, dtype=torch.long)
+    responses = torch.full((size, response_length), pad_id, dtype=torch.long)
+    response_mask = torch.zeros(size, response_length, dtype=torch.long)
+    attention_mask = torch.zeros(size, prompt_length + response_length, dtype=torch.long)
+    scores = torch.zeros(size, response_length)
+    log_probs = torch.zeros(size, response_length)
+    for i, row in enumerate(kept):
+        if row is None:
+            attention_mask[i, prompt_length - 1 : prompt_length + 1] = 1  # attention over nothing would be NaN
+            continue
+        p, t = len(row.prompt_ids), len(row.response_ids)
+        prompts[i, prompt_length - p :] = torch.tensor(row.prompt_ids)
+        responses[i, :t] = torch.tensor(row.response_ids)
+        response_mask[i, :t] = torch.tensor(row.response_mask)
+        log_probs[i, :t] = torch.tensor(row.log_probs)
+        attention_mask[i, prompt_length - p : prompt_length + t] = 1
+        scores[i, t - 1] = rewards[i]  # type: ignore[assignment]
+    return {
+        "prompts": prompts,
+        "responses": responses,
+        "response_mask": response_mask,
+        "rm_scores": scores,
+        "rollout_log_probs": log_probs,
+        "input_ids": torch.cat([prompts, responses], dim=1),
+        "attention_mask": attention_mask,
+        "position_ids": (attention_mask.cumsum(dim=-1) - 1).clamp(min=0),
+    }

@@ -1,0 +1,233 @@
+"""Settings of a training run: defaults, then a YAML file, then `--set a.b=c`; the later wins.
+
+`sql_agent.verl_config.to_verl` is the only place that turns them into verl's keys. Importing this module is instant:
+nothing heavy is imported here.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from sql_agent.rewards import REWARDS
+from sql_agent.types import AgentConfig
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")  # a misspelt key stops the run at once
+
+
+class DataConfig(Settings):
+    train_file: Path | None = None
+    """Tasks to train on: AgentBench JSONL, LifelongAgentBench entry_dict.json or generated JSONL; None generates."""
+    val_file: Path | None = None
+    """Held-out tasks. None: generated with words and tables that training never uses, or split off `train_file`."""
+    held_out_fraction: float = Field(0.2, gt=0, lt=1)
+    """Share of tables kept out of training when `train_file` comes without `val_file`; no table is in both."""
+    generate: int = Field(512, ge=1)
+    """Tasks to generate for training when there is no `train_file`."""
+    val_limit: int = Field(64, ge=1)
+    """Held-out tasks evaluated at each validation (the first ones, in file order)."""
+    train_batch_size: int = Field(8, ge=1)
+    """Tasks per train step. verl: data.train_batch_size"""
+    max_prompt_tokens: int = Field(512, ge=16)
+    """First-turn prompt; longer tasks are left out and counted. verl: data.max_prompt_length"""
+    max_response_tokens: int = Field(768, ge=16)
+    """Everything after the first prompt: sampled turns and tool results. verl: data.max_response_length"""
+
+
+class RolloutConfig(Settings):
+    group_size: int = Field(4, ge=2)
+    """Rollouts per task (G). verl: actor_rollout_ref.rollout.n"""
+    backend: str = "sqlite"
+    """Database of the episodes: `sqlite`, `mariadb` (a private server) or `mysql://user:password@host:port`."""
+    judge: Literal["strict", "fc"] = "strict"
+    reward: str = "agentbench"
+    """A preset of `sql_agent.rewards`: agentbench, agent_peft or rllm."""
+    n_runners: int = Field(2, ge=1)
+    """Runner processes."""
+    runner_concurrency: int = Field(16, ge=1)
+    """Rollouts one runner process keeps in flight."""
+    poll_s: float = Field(0.05, gt=0, lt=0.2)
+    """How often the manager and the runners ask the store for news."""
+    step_timeout_s: float = Field(600.0, gt=0)
+    """Deadline of a whole batch of rollouts; what is unfinished then is lost under `step_deadline`."""
+    span_timeout_s: float = Field(10.0, gt=0)
+    """How long a finished rollout may wait for its last spans before it is lost under `missing_spans`."""
+    max_attempts: int = Field(2, ge=1)
+    """Attempts per rollout; only failures of the infrastructure are tried again."""
+    max_lost_fraction: float = Field(0.5, ge=0, le=1)
+    """A step that loses a larger share of its rollouts stops the run with the most frequent reason."""
+    trajectories_per_step: int = Field(4, ge=0)
+    """Trajectories saved whole per step, spread over the reward range."""
+    tool_parser: str = "hermes"
+    """vLLM's tool-call parser for the policy's chat template."""
+
+    @model_validator(mode="after")
+    def _known_reward(self) -> RolloutConfig:
+        if self.reward not in REWARDS:
+            raise ValueError(f"unknown reward preset {self.reward!r}; known: {', '.join(sorted(REWARDS))}")
+        return self
+
+
+class OptimConfig(Settings):
+    learning_rate: float = Field(5e-4, gt=0)
+    """verl: actor_rollout_ref.actor.optim.lr"""
+    weight_decay: float = Field(0.0, ge=0)
+    """verl: actor_rollout_ref.actor.optim.weight_decay"""
+    warmup_steps: int = Field(0, ge=0)
+    """verl: actor_rollout_ref.actor.optim.lr_warmup_steps"""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """verl: actor_rollout_ref.actor.grad_clip"""
+    mini_batch_size: int | None = Field(None, ge=1)
+    """Tasks per optimiser update; None: the whole step at once. verl: actor_rollout_ref.actor.ppo_mini_batch_size"""
+    max_tokens_per_micro_batch: int = Field(16384, ge=64)
+    """Tokens of one forward and backward pass. verl: actor_rollout_ref.actor.ppo_max_token_len_per_gpu"""
+
+
+class LossConfig(Settings):
+    clip_ratio: float = Field(0.2, gt=0, lt=1)
+    """PPO's epsilon. verl: actor_rollout_ref.actor.clip_ratio"""
+    kl_coef: float = Field(0.0, ge=0)
+    """Weight of KL(policy, reference) in the loss, k3 estimator; 0 keeps no reference model.
+    verl: actor_rollout_ref.actor.kl_loss_coef"""
+    entropy_coef: float = Field(0.0, ge=0)
+    """verl: actor_rollout_ref.actor.entropy_coeff"""
+    scale: bool = True
+    """Divide advantages by the group's std; False only centres (arXiv:2503.20783).
+    verl: algorithm.norm_adv_by_std_in_grpo"""
+
+
+class LoraConfig(Settings):
+    rank: int = Field(0, ge=0)
+    """0 trains all weights. verl: actor_rollout_ref.model.lora_rank"""
+    alpha: int = Field(16, ge=1)
+    """verl: actor_rollout_ref.model.lora_alpha"""
+    target_modules: str = "all-linear"
+    """verl: actor_rollout_ref.model.target_modules"""
+
+
+class EngineConfig(Settings):
+    device: Literal["auto", "cpu", "gpu"] = "auto"
+    n_gpus: int = Field(1, ge=1)
+    """GPUs of this node (on a CPU: 1 worker). verl: trainer.n_gpus_per_node"""
+    tensor_parallel_size: int = Field(1, ge=1)
+    """verl: actor_rollout_ref.rollout.tensor_model_parallel_size"""
+    gpu_memory_utilization: float = Field(0.5, gt=0, lt=1)
+    """Share of a GPU's memory for vLLM. verl: actor_rollout_ref.rollout.gpu_memory_utilization"""
+    kv_cache_gib: int = Field(1, ge=1)
+    """vLLM's KV cache on a CPU, GiB (VLLM_CPU_KVCACHE_SPACE)."""
+    max_num_seqs: int = Field(64, ge=1)
+    """Requests vLLM batches together. verl: actor_rollout_ref.rollout.max_num_seqs"""
+    train_threads: int | None = Field(None, ge=1)
+    """OpenMP threads of the training worker on a CPU; None: every core (rollouts and updates take turns)."""
+    sampler_threads: int = Field(1, ge=1)
+    """OpenMP threads of vLLM on a CPU; runners, proxy and store share the cores with it."""
+
+
+class TrainerConfig(Settings):
+    steps: int = Field(20, ge=1)
+    """Train steps of the run, counted from its very first start. verl: trainer.total_training_steps"""
+    val_before_train: bool = True
+    val_every: int = Field(10, ge=0)
+    """Validate every so many steps and at the end; 0: never. verl: trainer.test_freq"""
+    save_every: int = Field(10, ge=0)
+    """Checkpoint every so many steps and at the end; 0: never. verl: trainer.save_freq"""
+    keep_checkpoints: int = Field(2, ge=1)
+    """verl: trainer.max_actor_ckpt_to_keep"""
+    resume: Literal["auto", "never"] = "auto"
+    """`auto` goes on from the newest checkpoint of `run_dir`. verl: trainer.resume_mode"""
+    loggers: tuple[Literal["wandb", "swanlab", "tensorboard"], ...] = ()
+    """Sinks beside the console line and metrics.jsonl, which are always written."""
+    startup_timeout_s: float = Field(900.0, gt=0)
+    """From the command to the first batch of rollouts."""
+
+
+class StoreConfig(Settings):
+    address: str | None = None
+    """An `agl store` that is kept outside. None: the run keeps its own."""
+    port: int = Field(0, ge=0, le=65535)
+    """Port of the run's own store on loopback; 0 picks a free one."""
+
+
+class TrainConfig(Settings):
+    model: Path | None = None
+    """A Hugging Face folder with a chat template that supports tools. None: the small policy, made on this machine."""
+    run_dir: Path = Path("runs/sql-agent")
+    seed: int = 0
+    llm_proxy: bool = False
+    """Trace turns in the LLM proxy rather than in the runner."""
+    store: StoreConfig = StoreConfig()
+    data: DataConfig = DataConfig()
+    agent: AgentConfig = AgentConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    optim: OptimConfig = OptimConfig()
+    loss: LossConfig = LossConfig()
+    lora: LoraConfig = LoraConfig()
+    engine: EngineConfig = EngineConfig()
+    trainer: TrainerConfig = TrainerConfig()
+
+    @model_validator(mode="after")
+    def _deadlines_nest(self) -> TrainConfig:
+        if self.agent.rollout_timeout_s > self.rollout.step_timeout_s:
+            raise ValueError(
+                f"agent.rollout_timeout_s ({self.agent.rollout_timeout_s}) is longer than rollout.step_timeout_s "
+                f"({self.rollout.step_timeout_s}); a rollout has to end before its step does"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _reply_fits(self) -> TrainConfig:
+        if self.agent.max_tokens > self.data.max_response_tokens:
+            raise ValueError(
+                f"agent.max_tokens ({self.agent.max_tokens}) is longer than data.max_response_tokens "
+                f"({self.data.max_response_tokens}); one reply would not fit into the row that is trained"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _mini_batch_divides(self) -> TrainConfig:
+        mini, batch = self.optim.mini_batch_size, self.data.train_batch_size
+        if mini is not None and (mini > batch or batch % mini):
+            raise ValueError(f"optim.mini_batch_size ({mini}) has to divide data.train_batch_size ({batch})")
+        return self
+
+
+def load_config(file: Path | None, overrides: list[str] | None = None) -> TrainConfig:
+    """Read a YAML file (or the defaults) and apply `a.b=c` overrides, whose values are YAML.
+
+    Raises:
+        ValueError: the file is missing or no mapping, an override has no `=`, or a key or value does not fit.
+    """
+    tree: dict[str, Any] = {}
+    if file is not None:
+        if not file.is_file():
+            raise ValueError(f"config file {file} does not exist; sql_agent/configs has the ones that are shipped")
+        tree = yaml.safe_load(file.read_text()) or {}
+        if not isinstance(tree, dict):
+            raise ValueError(f"config file {file} holds a {type(tree).__name__}, expected a mapping of settings")
+    for override in overrides or []:
+        path, separator, text = override.partition("=")
+        if not separator:
+            raise ValueError(f"--set {override!r} has no `=`; write it as --set rollout.group_size=8")
+        set_path(tree, path.strip(), yaml.safe_load(text))
+    return TrainConfig.model_validate(tree)
+
+
+def set_path(tree: dict[str, Any], path: str, value: Any) -> None:
+    """Set `tree["a"]["b"] = value` for the path "a.b", making the mappings on the way."""
+    *parents, leaf = path.split(".")
+    for parent in parents:
+        tree = tree.setdefault(parent, {})
+        if not isinstance(tree, dict):
+            raise ValueError(f"--set {path}: {parent!r} is a value, not a group of settings")
+    tree[leaf] = value
+
+
+def dump_config(cfg: TrainConfig) -> str:
+    """The resolved config as YAML, which `load_config` reads back to an equal object."""
+    return yaml.safe_dump(json.loads(cfg.model_dump_json()), sort_keys=False)

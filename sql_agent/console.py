@@ -1,0 +1,52 @@
+"""What a person sees of a training run: one line per phase and one per step."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sql_agent.config import TrainConfig
+
+
+class Console:
+    """Prints the events of `sql_agent.algorithm`."""
+
+    def __init__(self, cfg: TrainConfig) -> None:
+        self.cfg, self.started = cfg, time.monotonic()
+
+    def show(self, event: dict[str, Any]) -> None:
+        seconds = time.monotonic() - self.started
+        match event["event"]:
+            case "phase":
+                print(f"[{seconds:6.1f} s] {event['name']}", flush=True)
+            case "step":
+                line = step_line(event["step"], self.cfg.trainer.steps, event["metrics"])
+                print(f"[{seconds:6.1f} s] {line}", flush=True)
+            case "finished":
+                print(f"[{seconds:6.1f} s] done", flush=True)
+            case "failed":
+                print(f"[{seconds:6.1f} s] failed: {event['error']}", flush=True)
+
+
+LINE = [
+    ("reward/mean", "reward {:.3f}"),
+    ("rollout/success", "success {:.1%}"),
+    ("group/zero_std_frac", "no spread {:.0%}"),
+    ("policy/kl_k1", "KL {:.1e}"),
+    ("policy/entropy", "entropy {:.3f}"),
+    ("policy/clip_frac", "clip {:.3f}"),
+    ("policy/grad_norm", "grad {:.2f}"),
+    ("val/rollout/success", "held-out success {:.1%}"),
+]
+
+
+def step_line(step: int, steps: int, metrics: dict[str, float]) -> str:
+    """One readable line; a number that was not measured is left out."""
+    parts = [form.format(metrics[name]) for name, form in LINE if name in metrics]
+    if lost := metrics.get("reward/unjudged_frac", 0.0):
+        parts.append(f"unjudged {lost:.0%}")
+    if "time/step_s" in metrics:
+        phases = [("rollouts", "time/gen_s"), ("log-probs", "time/log_prob_s"), ("update", "time/update_s")]
+        inner = ", ".join(f"{label} {metrics[name]:.1f}" for label, name in phases if name in metrics)
+        parts.append(f"{metrics['time/step_s']:.1f} s ({inner})")
+    return f"step {step}/{steps}  " + "  ".join(parts)

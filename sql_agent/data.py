@@ -1,0 +1,79 @@
+"""Tasks of a run: where they come from, which ones fit, and the parquet files verl reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dbbench_adapter.generator import generate_tasks
+from dbbench_adapter.load import load_tasks, split_by_table
+
+from dbbench_adapter import fc
+from dbbench_adapter.types import Task
+from sql_agent.config import DataConfig
+
+
+@dataclass(frozen=True)
+class Split:
+    train: list[Task]
+    val: list[Task]
+    too_long: int = 0
+    """Tasks left out because their first prompt is longer than data.max_prompt_tokens."""
+
+
+def load_split(cfg: DataConfig, seed: int) -> Split:
+    """Read or generate the tasks; no table is in both halves.
+
+    Raises:
+        dbbench_adapter.load.TaskFileError: a file is missing or a row does not parse.
+    """
+    if cfg.train_file is None:
+        train = generate_tasks(cfg.generate, seed=seed, split="train")
+        val = load_tasks(cfg.val_file) if cfg.val_file else generate_tasks(cfg.val_limit, seed=seed, split="held_out")
+    elif cfg.val_file is None:
+        train, val = split_by_table(load_tasks(cfg.train_file), cfg.held_out_fraction, seed)
+    else:
+        train, val = load_tasks(cfg.train_file), load_tasks(cfg.val_file)
+    return Split(train, val[: cfg.val_limit])
+
+
+def fitting(split: Split, prompt_tokens: Callable[[Task], int], limit: int) -> Split:
+    """Leave out tasks whose first prompt is longer than `limit` tokens, and count them.
+
+    Raises:
+        ValueError: nothing is left to train or to validate on.
+    """
+    train, val = ([t for t in tasks if prompt_tokens(t) <= limit] for tasks in (split.train, split.val))
+    too_long = len(split.train) + len(split.val) - len(train) - len(val)
+    if not train or not val:
+        raise ValueError(
+            f"no {'training' if not train else 'held-out'} task has a first prompt of at most "
+            f"data.max_prompt_tokens={limit} tokens; raise it"
+        )
+    return Split(train, val, too_long)
+
+
+def write_parquet(tasks: Sequence[Task], path: Path) -> None:
+    """verl's rows: `data_source`, `prompt`, `ability`, `reward_model`, `extra_info`, `agent_name`.
+
+    The task travels as JSON text in `extra_info.task`, since rows with lists of mixed types do not fit parquet. The
+    prompt is what the agent will say first; verl only shows it.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [
+        {
+            "data_source": task.source,
+            "prompt": fc.messages(task),
+            "ability": task.kind,
+            "reward_model": {"style": "rule", "ground_truth": ""},
+            "extra_info": {"index": i, "task": json.dumps(task.to_dict())},
+            "agent_name": "sql_agent",
+        }
+        for i, task in enumerate(tasks)
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), path)

@@ -1,0 +1,218 @@
+"""verl asks this class for rollouts; it gets them from agent-lightning's store.
+
+verl's config names it (`actor_rollout_ref.rollout.agent.agent_loop_manager_class`); `generate_sequences` answers prompt
+rows one to one (verl experimental/agent_loop/agent_loop.py, `AgentLoopManager`). It publishes the model's address,
+enqueues one rollout per row, reads and stitches each one as soon as it ends, and hands verl the batch. What could not
+be judged comes back as a masked row and is counted under its reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import ray
+from tensordict import TensorDict
+from verl import DataProto
+
+from sql_agent import run_context
+from sql_agent.agl_light import agl
+from sql_agent.batch import to_tensors
+from sql_agent.rollout_metrics import batch_metrics
+from sql_agent.stitch import RolloutOutcome, Trajectory, read_outcome, read_turns, stitch
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class TooManyLostError(RuntimeError):
+    """A step lost more of its rollouts than `rollout.max_lost_fraction` allows."""
+
+
+@dataclass
+class Result:
+    """What became of one row."""
+
+    group: str
+    task_id: str
+    trajectory: Trajectory | None = None
+    outcome: RolloutOutcome | None = None
+    lost: str | None = None
+    """Why the row has no reward; None for a judged one."""
+
+    @property
+    def reward(self) -> float | None:
+        return None if self.lost or self.outcome is None else self.outcome.reward
+
+
+class LightningRolloutManager:
+    """One per trainer; its own event loop runs beside verl's synchronous one."""
+
+    def __init__(self, config: Any, llm_client: Any, **_: Any) -> None:
+        run = run_context.current()
+        self.run, self.cfg = run, run.cfg
+        self.store = agl.LightningStoreClient(run.store_url)
+        self.model_path = str(config.actor_rollout_ref.model.path)
+        self.pad_id = run.pad_id
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True, name="rollouts").start()
+        addresses = ray.get(llm_client._load_balancer.get_all_servers.remote())
+        self.endpoint = run.publish(
+            {"model": self.model_path, "backends": [f"http://{address}" for address in sorted(addresses)]}
+        )
+        self.num_servers = len(addresses)
+
+    @classmethod
+    def create(cls, *args: Any, **kwargs: Any) -> LightningRolloutManager:
+        return cls(*args, **kwargs)
+
+    def generate_sequences(self, prompts: DataProto) -> DataProto:
+        """Play every row of `prompts` and return verl's batch, rows in the same order."""
+        return self._await(self._generate(prompts))
+
+    def _await(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+    async def _generate(self, prompts: DataProto) -> DataProto:
+        validate = bool(prompts.meta_info.get("validate", False))
+        step = int(prompts.meta_info.get("global_steps", 0))
+        started = time.time()
+        tasks = [json.loads(row["task"]) for row in prompts.non_tensor_batch["extra_info"]]
+        groups = [str(g) for g in prompts.non_tensor_batch.get("uid", range(len(tasks)))]
+        results = await self._play(tasks, groups, validate=validate, step=step)
+        check_lost(results, self.cfg.rollout.max_lost_fraction)
+        batch = self._to_batch(results)
+        ready = time.time()
+        last_end = max((r.outcome.metrics["ended_at"] for r in results if r.outcome), default=ready)
+        metrics = batch_metrics(results) | {
+            "time/rollout_s": ready - started,
+            "time/batch_ready_s": ready - last_end,
+        }
+        prefix = "val/" if validate else ""
+        self.run.step_metrics.update({prefix + name: value for name, value in metrics.items()})
+        self.run.save_trajectories(results, step=step, validate=validate)
+        batch.meta_info = {"timing": {"rollouts": ready - started}, "reward_extra_keys": []}
+        return batch
+
+    async def _play(
+        self, tasks: Sequence[dict[str, Any]], groups: Sequence[str], *, validate: bool, step: int
+    ) -> list[Result]:
+        results = [Result(group, str(task["id"])) for task, group in zip(tasks, groups, strict=True)]
+        resource = agl.ProxyLLM(endpoint=self.endpoint, model="policy-0")
+        resources = await self.store.add_resources({"main_llm": resource})
+        rows = await self._enqueue(tasks, groups, resources.resources_id, validate=validate, step=step)
+        pending = dict(zip(rows, results, strict=True))
+        readers: list[asyncio.Task[None]] = []
+        deadline = time.monotonic() + self.cfg.rollout.step_timeout_s
+        while pending and time.monotonic() < deadline:
+            for rollout in await self.store.wait_for_rollouts(rollout_ids=list(pending), timeout=0):
+                result = pending.pop(rollout.rollout_id)
+                readers.append(asyncio.create_task(self._read(rollout, result)))
+            if pending:
+                await asyncio.sleep(self.cfg.rollout.poll_s)
+        for rollout_id, result in pending.items():  # late ones are nobody's: their ids are never asked for again
+            result.lost = "step_deadline"
+            await self.store.update_rollout(rollout_id, status="cancelled")
+        await asyncio.gather(*readers)
+        return results
+
+    async def _enqueue(
+        self, tasks: Sequence[dict[str, Any]], groups: Sequence[str], resources_id: str, *, validate: bool, step: int
+    ) -> list[str]:
+        cfg = self.cfg.rollout
+        retry = agl.RolloutConfig(
+            # The runner ends a rollout by itself at rollout_timeout_s; this one is for a runner that died.
+            timeout_seconds=self.cfg.agent.rollout_timeout_s + 30.0,
+            max_attempts=cfg.max_attempts,
+            retry_condition=["failed", "timeout", "unresponsive"],
+        )
+        servers = {group: i % self.num_servers for i, group in enumerate(dict.fromkeys(groups))}
+        requests = [
+            agl.EnqueueRolloutRequest(
+                input=task,
+                mode="val" if validate else "train",
+                resources_id=resources_id,
+                config=retry,
+                metadata={
+                    "run_id": self.run.run_id,
+                    "train_step": step,
+                    "group": group,
+                    "model": f"policy-{servers[group]}",  # a group keeps to one server and its prefix cache
+                    **({"temperature": 0.0} if validate else {}),
+                },
+            )
+            for task, group in zip(tasks, groups, strict=True)
+        ]
+        return [rollout.rollout_id for rollout in await self.store.enqueue_many_rollouts(requests)]
+
+    async def _read(self, rollout: Any, result: Result) -> None:
+        """Read one finished rollout's spans into `result`; spans may arrive a moment after its end."""
+        if rollout.status != "succeeded":
+            result.lost = f"rollout_{rollout.status}"
+            return
+        deadline = time.monotonic() + self.cfg.rollout.span_timeout_s
+        try:
+            while True:
+                spans = await self.store.query_spans(rollout.rollout_id, attempt_id="latest")
+                result.outcome, turns = read_outcome(spans), read_turns(spans)
+                if result.outcome is not None and len(turns) >= result.outcome.num_turns:
+                    break
+                if time.monotonic() > deadline:
+                    result.lost = "missing_spans"
+                    return
+                await asyncio.sleep(self.cfg.rollout.poll_s / 2)
+        except ValueError as error:
+            logger.error("rollout %s: %s", rollout.rollout_id, error)
+            result.lost = "no_token_ids"
+            return
+        if result.outcome.reward is None:
+            result.lost = result.outcome.reason
+        elif not turns:
+            result.lost = "no_turns"
+        else:
+            result.trajectory = stitch(turns, max_response_tokens=self.cfg.data.max_response_tokens)
+            if not result.trajectory.response_ids:
+                result.lost = "response_too_long"
+
+    def _to_batch(self, results: Sequence[Result]) -> DataProto:
+        tensors = to_tensors([r.trajectory for r in results], [r.reward for r in results], pad_id=self.pad_id)
+        others = {
+            "multi_modal_inputs": np.array([{} for _ in results], dtype=object),  # verl reads the key for every row
+            "__num_turns__": np.array([r.trajectory.num_turns if r.trajectory else 0 for r in results]),
+        }
+        return DataProto(TensorDict(tensors, batch_size=len(results)), others)
+
+
+def check_lost(results: Sequence[Result], max_fraction: float) -> None:
+    """Stop a step that lost too much of itself.
+
+    Raises:
+        TooManyLostError: more than `max_fraction` of the rollouts have no reward.
+    """
+    reasons = Counter(r.lost for r in results if r.lost)
+    lost = sum(reasons.values())
+    if lost > max_fraction * len(results):
+        reason, count = reasons.most_common(1)[0]
+        raise TooManyLostError(
+            f"{lost} of {len(results)} rollouts were lost, more than rollout.max_lost_fraction={max_fraction} allows; "
+            f"the most frequent reason is {reason!r} ({count} times). {_ADVICE.get(reason, _ADVICE['other'])}"
+        )
+
+
+_ADVICE = {
+    "step_deadline": "Raise rollout.step_timeout_s, or start more runners (rollout.n_runners); are any up?",
+    "rollout_failed": "The runner's log in the run directory has the exception.",
+    "missing_spans": "The LLM proxy did not write its spans; its log is in the run directory.",
+    "no_token_ids": "The model server has to answer return_token_ids (vLLM 0.10 or newer).",
+    "db_unavailable": "Is the database server up? `python -m scripts.doctor` checks it.",
+    "model_unavailable": "The model server or the LLM proxy did not answer; their logs are in the run directory.",
+    "other": "The logs are in the run directory.",
+}

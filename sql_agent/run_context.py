@@ -1,0 +1,59 @@
+"""What the parts of one run inside verl's driver process share: config, addresses, the run directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sql_agent.config import TrainConfig
+
+if TYPE_CHECKING:
+    from sql_agent.rollout_manager import Result
+
+
+@dataclass
+class RunContext:
+    cfg: TrainConfig
+    run_id: str
+    store_url: str
+    pad_id: int
+    publish: Callable[[dict[str, Any]], str]
+    """Hands over `{"model", "backends"}` of the model servers; answers the address the agent is to call."""
+    step_metrics: dict[str, float] = field(default_factory=dict)
+    """Filled by the rollout manager, emptied by the metrics sink after each step."""
+
+    @property
+    def run_dir(self) -> Path:
+        return self.cfg.run_dir
+
+    def save_trajectories(self, results: Sequence[Result], *, step: int, validate: bool) -> None:
+        """Write a few whole rollouts, spread over the reward range; every lost one by name."""
+        judged = sorted((r for r in results if r.reward is not None), key=lambda r: r.reward or 0.0)
+        wanted = min(self.cfg.rollout.trajectories_per_step, len(judged))
+        spread = [judged[round(i * (len(judged) - 1) / max(wanted - 1, 1))] for i in range(wanted)]
+        lines = [
+            {"train_step": step, "validate": validate, "task_id": r.task_id, "group": r.group, "lost": r.lost}
+            | ({"reward": r.reward, **r.outcome.record} if r.outcome else {})
+            for r in [*spread, *(r for r in results if r.lost)]
+        ]
+        folder = self.run_dir / "trajectories"
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f"{'val' if validate else 'train'}_{step:06d}.jsonl").open("a") as out:
+            out.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+_current: RunContext | None = None
+
+
+def enter(context: RunContext) -> None:
+    global _current
+    _current = context
+
+
+def current() -> RunContext:
+    if _current is None:
+        raise RuntimeError("the rollout manager runs inside sql_agent.verl_driver, which sets up the run first")
+    return _current

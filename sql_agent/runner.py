@@ -1,0 +1,189 @@
+"""The agent as agent-lightning sees it, and the process that runs many of its rollouts at once.
+
+Upstream's runner plays one rollout at a time and polls every five seconds. A sampler batches, so this one keeps
+`runner_concurrency` rollouts in flight, and asks for as many as it has room for every `poll_s`. It ends by itself when
+the store or the trainer is gone; upstream's keeps polling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+from dbbench_adapter.backends import Backend, open_backend
+
+from dbbench_adapter.types import Score, Task
+from sql_agent.agent import run_rollout
+from sql_agent.agl_light import agl
+from sql_agent.config import TrainConfig
+from sql_agent.processes import end_with_parent
+from sql_agent.rewards import REWARDS, reward
+from sql_agent.stitch import OUTCOME, RolloutOutcome
+from sql_agent.types import RolloutRecord
+
+logger = logging.getLogger(__name__)
+
+TRAINER_WORKER = "trainer"
+"""Name under which the algorithm sends heartbeats to the store; runners of other processes watch it."""
+STORE_GONE_S = 30.0
+TRAINER_GONE_S = 60.0
+
+
+class RolloutLostError(RuntimeError):
+    """The infrastructure failed under a rollout; the store gives it another attempt."""
+
+
+class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
+    """Plays one DB-Bench task against the endpoint the resources name and reports reward and reason.
+
+    The input is `Task.to_dict()`; the rollout's metadata names the served model and, for validation, the temperature.
+    """
+
+    def __init__(self, cfg: TrainConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self._backend: Backend | None = None
+
+    @property
+    def backend(self) -> Backend:
+        """Opened at the first rollout, once per runner process."""
+        if self._backend is None:
+            self._backend = open_backend(self.cfg.rollout.backend).__enter__()
+        return self._backend
+
+    def close(self) -> None:
+        if self._backend is not None:
+            self._backend.__exit__(None, None, None)
+            self._backend = None
+
+    async def rollout_async(self, task: dict[str, Any], resources: Any, rollout: Any) -> list[Any]:
+        metadata = rollout.metadata or {}
+        llm = resources["main_llm"]
+        agent = self.cfg.agent
+        if "temperature" in metadata:
+            agent = agent.model_copy(update={"temperature": metadata["temperature"]})
+        record = await run_rollout(
+            Task.from_dict(task),
+            base_url=llm.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id),
+            model=metadata.get("model", llm.model),
+            backend=self.backend,
+            judge=self.cfg.rollout.judge,
+            config=agent,
+        )
+        last_attempt = rollout.attempt.sequence_id >= self.cfg.rollout.max_attempts
+        if record.score.value is None and not last_attempt:
+            raise RolloutLostError(record.score.reason)
+        return [self._reward_span(record)]
+
+    def _reward_span(self, record: RolloutRecord) -> Any:
+        try:
+            score = reward(record, REWARDS[self.cfg.rollout.reward])
+        except Exception:  # the reward is the user's own code: its failure loses this rollout, not the run
+            logger.exception("the reward of task %s raised", record.task_id)
+            score = Score(None, "reward_error")
+        outcome = RolloutOutcome(
+            reward=score.value,
+            reason=score.reason,
+            stop_reason=record.stop_reason,
+            num_turns=record.num_turns,
+            metrics={
+                "success": float(record.score.value or 0.0),
+                "malformed_calls": float(record.malformed_calls),
+                "seconds": record.seconds,
+                "ended_at": time.time(),
+                **{f"reward_{name}": value for name, value in score.parts.items()},
+            },
+            record=record.to_dict(),
+        )
+        attributes = {OUTCOME: json.dumps(dataclasses.asdict(outcome))}
+        if score.value is None:
+            return agl.emit_annotation(attributes, propagate=False)
+        return agl.emit_reward(float(score.value), attributes=attributes, propagate=False)
+
+
+class PassiveTracer(agl.OtelTracer):
+    """An `OtelTracer` that leaves the process-wide tracer provider alone.
+
+    `OtelTracer.trace_context` writes the current rollout's ids into the one provider of the process, which allows one
+    rollout at a time. Turns are recorded by the LLM proxy and the result is returned, so nothing is lost here.
+    """
+
+    def init_worker(self, worker_id: int, store: Any = None) -> None:
+        self._store = store
+
+    @asynccontextmanager
+    async def trace_context(self, name: str | None = None, **_: Any) -> AsyncIterator[None]:  # type: ignore[override]
+        yield
+
+    def get_last_trace(self) -> list[Any]:
+        return []
+
+
+class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
+    """agent-lightning's runner with many rollouts in flight and an end of its own."""
+
+    def __init__(self, tracer: Any, *, concurrency: int, poll_s: float, store_url: str) -> None:
+        super().__init__(tracer, poll_interval=poll_s)
+        self._concurrency, self._poll_s, self._store_url = concurrency, poll_s, store_url
+
+    def init_worker(self, worker_id: int, store: Any, **kwargs: Any) -> None:
+        super().init_worker(worker_id, store, **kwargs)
+        end_with_parent()
+
+    async def iter(self, *, event: Any = None) -> None:
+        store = self.get_store()
+        in_flight: set[asyncio.Task[str]] = set()
+        watch = asyncio.create_task(self._until_alone())
+        stop_heartbeat = self._start_heartbeat_loop(store)
+        try:
+            while not watch.done() and not (event is not None and event.is_set()):
+                free = self._concurrency - len(in_flight)
+                claimed = await store.dequeue_many_rollouts(limit=free, worker_id=self.get_worker_id()) if free else []
+                in_flight |= {asyncio.create_task(self._step_impl(rollout)) for rollout in claimed}
+                if in_flight:
+                    _, in_flight = await asyncio.wait(
+                        in_flight, timeout=self._poll_s, return_when=asyncio.FIRST_COMPLETED
+                    )
+                else:
+                    await asyncio.sleep(self._poll_s)
+        finally:
+            for task in [*in_flight, watch]:
+                task.cancel()
+            await asyncio.gather(*in_flight, watch, return_exceptions=True)
+            if stop_heartbeat is not None:
+                await stop_heartbeat()
+            agent = self.get_agent()
+            if isinstance(agent, SqlLitAgent):
+                agent.close()
+
+    async def _until_alone(self) -> None:
+        """Return when the store has not answered for STORE_GONE_S or the trainer has said, or shown, that it ended."""
+        store, last_answer = self.get_store(), time.monotonic()
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
+            while True:
+                await asyncio.sleep(2.0)
+                try:
+                    async with session.get(f"{self._store_url}/v1/agl/health") as response:
+                        response.raise_for_status()
+                    trainer = await store.get_worker_by_id(TRAINER_WORKER)
+                    last_answer = time.monotonic()
+                except (aiohttp.ClientError, OSError, TimeoutError):
+                    if time.monotonic() - last_answer > STORE_GONE_S:
+                        logger.error("store %s has not answered for %.0f s; ending", self._store_url, STORE_GONE_S)
+                        return
+                    continue
+                if trainer is None or trainer.last_heartbeat_time is None:
+                    continue  # not there yet
+                if (trainer.heartbeat_stats or {}).get("state") == "finished":
+                    return
+                if time.time() - trainer.last_heartbeat_time > TRAINER_GONE_S:
+                    logger.error("the trainer has been silent for more than %.0f s; ending", TRAINER_GONE_S)
+                    return
+

@@ -1,0 +1,143 @@
+"""From the spans of one rollout to one training row: pure functions, engine ids only, nothing is re-tokenised."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+TURN_SPAN = "litellm_request"
+"""Span of one model call; agent-lightning's `LlmProxyTraceToTriplet` reads the same name and attributes."""
+OUTCOME = "agentgrpo.outcome"
+"""Attribute of the reward span the runner writes last: a `RolloutOutcome` as JSON text."""
+
+BreakCause = Literal["template", "tool_call_rendering", "tokenisation"]
+
+
+class SpanLike(Protocol):
+    name: str
+    sequence_id: int
+    attributes: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One model call, in the engine's own ids."""
+
+    prompt_ids: tuple[int, ...]
+    sampled_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    """Of the sampled ids, by the engine, in nats; same length as `sampled_ids`, or empty if it gave none."""
+    finish_reason: str
+    has_tool_calls: bool = False
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One rollout as one sequence. The four response fields have the same length T."""
+
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    response_mask: tuple[int, ...]
+    """1 where the policy sampled, 0 on tool results and template text."""
+    log_probs: tuple[float, ...]
+    """Of sampled ids; 0.0 where the mask is 0."""
+    num_turns: int
+    prefix_break: BreakCause | None = None
+    """Why turns are missing at the end; None when the rollout is whole."""
+    dropped_turns: int = 0
+
+
+@dataclass(frozen=True)
+class RolloutOutcome:
+    """What the runner reported at the end of a rollout."""
+
+    reward: float | None
+    reason: str
+    stop_reason: str
+    num_turns: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    record: dict[str, Any] = field(default_factory=dict)
+
+
+def read_turns(spans: Sequence[SpanLike]) -> list[Turn]:
+    """The model calls of one attempt, ordered by sequence id; spans of anything else are passed over.
+
+    Raises:
+        ValueError: a model call came back without token ids, so nothing of this rollout may be trained on.
+    """
+    turns = []
+    for span in sorted((s for s in spans if s.name == TURN_SPAN), key=lambda s: s.sequence_id):
+        prompt_ids, sampled_ids = (span.attributes.get(k) or () for k in ("prompt_token_ids", "response_token_ids"))
+        if not prompt_ids or not sampled_ids:
+            raise ValueError("a model call came back without token ids; the server needs return_token_ids")
+        turns.append(
+            Turn(
+                tuple(prompt_ids),
+                tuple(sampled_ids),
+                tuple(span.attributes.get("response_log_probs") or ()),
+                str(span.attributes.get("gen_ai.response.finish_reason", "")),
+                bool(span.attributes.get("agentgrpo.has_tool_calls", False)),
+            )
+        )
+    return turns
+
+
+def read_outcome(spans: Sequence[SpanLike]) -> RolloutOutcome | None:
+    """What the runner reported, or None while (or because) it has not."""
+    for span in spans:
+        if OUTCOME in span.attributes:
+            return RolloutOutcome(**json.loads(span.attributes[OUTCOME]))
+    return None
+
+
+def stitch(turns: Sequence[Turn], *, max_response_tokens: int) -> Trajectory:
+    """Join the turns of a rollout into its longest exact chain.
+
+    Turn k + 1's prompt has to begin with turn k's prompt and sampled ids; what it has beyond them (tool results, the
+    template's own tokens) is masked. At the first turn that does not, the chain ends; its cause is named.
+
+    Args:
+        turns: at least one, in order.
+        max_response_tokens: longest response, T; a turn that would go beyond it ends the chain like a break would, so
+            that no turn is trained in part.
+    Raises:
+        ValueError: no turns.
+    """
+    if not turns:
+        raise ValueError("a rollout without turns has nothing to stitch")
+    prompt = turns[0].prompt_ids
+    seen: tuple[int, ...] = prompt
+    response: list[int] = []
+    mask: list[int] = []
+    log_probs: list[float] = []
+    cause: BreakCause | None = None
+    used = 0
+    for turn in turns:
+        if turn.prompt_ids[: len(seen)] != seen:
+            cause = break_cause(turns[used - 1], turn)
+            break
+        between = turn.prompt_ids[len(seen) :]
+        if len(response) + len(between) + len(turn.sampled_ids) > max_response_tokens:
+            break
+        response += [*between, *turn.sampled_ids]
+        mask += [0] * len(between) + [1] * len(turn.sampled_ids)
+        log_probs += [0.0] * len(between) + list(turn.log_probs or [0.0] * len(turn.sampled_ids))
+        seen = turn.prompt_ids + turn.sampled_ids
+        used += 1
+    return Trajectory(
+        prompt, tuple(response), tuple(mask), tuple(log_probs), used, cause, dropped_turns=len(turns) - used
+    )
+
+
+def break_cause(before: Turn, after: Turn) -> BreakCause:
+    """Why `after` does not begin with `before`'s prompt and sampled ids.
+
+    `template`: the earlier prompt itself changed (a template that rewrites history, say by dropping reasoning).
+    `tool_call_rendering`: the prompt is intact and the reply held a tool call, which was written down anew.
+    `tokenisation`: the prompt is intact and the reply was plain text, so its text was cut into other ids.
+    """
+    if after.prompt_ids[: len(before.prompt_ids)] != before.prompt_ids:
+        return "template"
+    return "tool_call_rendering" if before.has_tool_calls else "tokenisation"

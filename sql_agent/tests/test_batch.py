@@ -1,0 +1,34 @@
+"""verl's tensor layout: padding, masks, where the reward stands, and rows that were lost."""
+
+import torch
+
+from sql_agent.batch import to_tensors
+from sql_agent.stitch import Trajectory
+
+LONG = Trajectory((1, 2), (3, 9, 4), (1, 0, 1), (-0.1, 0.0, -0.2), num_turns=2)
+SHORT = Trajectory((5,), (6,), (1,), (-0.3,), num_turns=1)
+
+
+def test_prompts_pad_left_and_responses_right_to_the_longest_of_the_batch():
+    batch = to_tensors([LONG, SHORT], [1.0, 0.0], pad_id=0)
+    assert batch["prompts"].tolist() == [[1, 2], [0, 5]]
+    assert batch["responses"].tolist() == [[3, 9, 4], [6, 0, 0]]
+    assert batch["response_mask"].tolist() == [[1, 0, 1], [1, 0, 0]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [0, 1, 1, 0, 0]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 4], [0, 0, 1, 1, 1]]
+    assert batch["input_ids"].tolist() == [[1, 2, 3, 9, 4], [0, 5, 6, 0, 0]]
+    torch.testing.assert_close(batch["rm_scores"], torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]))
+    torch.testing.assert_close(batch["rollout_log_probs"], torch.tensor([[-0.1, 0.0, -0.2], [-0.3, 0.0, 0.0]]))
+
+
+def test_a_row_without_a_reward_is_masked_even_if_it_has_tokens():
+    batch = to_tensors([LONG, SHORT], [None, 1.0], pad_id=0)
+    assert batch["response_mask"].tolist() == [[0], [1]]
+    assert batch["rm_scores"].tolist() == [[0.0], [1.0]]
+    assert batch["attention_mask"].sum(dim=1).tolist() == [2, 2]  # something to attend to: softmax of nothing is NaN
+
+
+def test_a_batch_of_lost_rows_still_has_a_shape():
+    batch = to_tensors([None, None], [None, None], pad_id=7)
+    assert batch["input_ids"].tolist() == [[7, 7], [7, 7]]
+    assert not batch["response_mask"].any()

@@ -1,0 +1,114 @@
+"""Settings: the later wins, misspelt keys stop, every field reaches verl."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from sql_agent.config import TrainConfig, dump_config, load_config
+from sql_agent.verl_config import Files, compose, to_verl
+
+FILES = Files(Path("model"), Path("train.parquet"), Path("val.parquet"))
+CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
+
+
+def test_set_wins_over_the_file_and_the_file_over_the_default(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("trainer: {steps: 5}\nrollout: {group_size: 8}\n")
+    cfg = load_config(file, ["rollout.group_size=16"])
+    assert (cfg.trainer.steps, cfg.rollout.group_size, cfg.seed) == (5, 16, 0)
+
+
+def test_what_is_saved_reads_back_equal(tmp_path):
+    cfg = load_config(None, ["optim.learning_rate=1e-4", "trainer.loggers=[wandb]", "model=some/folder"])
+    (tmp_path / "config.yaml").write_text(dump_config(cfg))
+    assert load_config(tmp_path / "config.yaml") == cfg
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["trainer.stepz=3"], "trainer.stepz"),
+        (["rollout.group_size=1"], "greater than or equal to 2"),
+        (["rollout.reward=best"], "agentbench"),
+        (["optim.mini_batch_size=3"], "has to divide data.train_batch_size"),
+        (["agent.rollout_timeout_s=900"], "a rollout has to end before its step does"),
+        (["agent.max_tokens=900"], "longer than data.max_response_tokens"),
+    ],
+)
+def test_a_setting_that_does_not_fit_is_named(overrides, words):
+    with pytest.raises(ValidationError, match=words):
+        load_config(None, overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [(["steps"], "has no `=`"), (["seed=1", "seed.more=2"], "'seed' is a value"), (["a.b=1"], "a")],
+)
+def test_a_malformed_override_is_named(overrides, words):
+    with pytest.raises(ValueError, match=words):
+        load_config(None, overrides)
+
+
+def test_a_missing_config_file_says_where_to_look(tmp_path):
+    with pytest.raises(ValueError, match="sql_agent/configs"):
+        load_config(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+def test_every_shipped_config_loads_and_reaches_verl(file):
+    compose(to_verl(load_config(file), FILES, cpu=False))
+
+
+def test_a_key_the_installed_verl_lacks_is_refused():
+    with pytest.raises(ValueError, match=r"actor_rollout_ref\.rolout\.n"):
+        compose({"actor_rollout_ref": {"rolout": {"n": 4}}})
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("rollout.group_size=6", "actor_rollout_ref.rollout.n", 6),
+        ("data.train_batch_size=12", "data.train_batch_size", 12),
+        ("data.max_prompt_tokens=100", "data.max_prompt_length", 100),
+        ("data.max_response_tokens=2000", "data.max_response_length", 2000),
+        ("data.val_limit=9", "data.val_batch_size", 9),
+        ("agent.temperature=0.7", "actor_rollout_ref.rollout.temperature", 0.7),
+        ("agent.top_p=0.9", "actor_rollout_ref.rollout.top_p", 0.9),
+        ("optim.learning_rate=0.01", "actor_rollout_ref.actor.optim.lr", 0.01),
+        ("optim.weight_decay=0.5", "actor_rollout_ref.actor.optim.weight_decay", 0.5),
+        ("optim.warmup_steps=3", "actor_rollout_ref.actor.optim.lr_warmup_steps", 3),
+        ("optim.max_grad_norm=0.3", "actor_rollout_ref.actor.grad_clip", 0.3),
+        ("optim.mini_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size", 2),
+        ("optim.max_tokens_per_micro_batch=20000", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu", 20000),
+        ("loss.clip_ratio=0.3", "actor_rollout_ref.actor.clip_ratio", 0.3),
+        ("loss.kl_coef=0.05", "actor_rollout_ref.actor.kl_loss_coef", 0.05),
+        ("loss.kl_coef=0.05", "actor_rollout_ref.actor.use_kl_loss", True),
+        ("loss.entropy_coef=0.02", "actor_rollout_ref.actor.entropy_coeff", 0.02),
+        ("loss.scale=false", "algorithm.norm_adv_by_std_in_grpo", False),
+        ("lora.rank=8", "actor_rollout_ref.model.lora_rank", 8),
+        ("lora.rank=8", "actor_rollout_ref.model.lora.merge", True),
+        ("lora.alpha=32", "actor_rollout_ref.model.lora_alpha", 32),
+        ("lora.target_modules=q_proj", "actor_rollout_ref.model.target_modules", "q_proj"),
+        ("engine.n_gpus=4", "trainer.n_gpus_per_node", 4),
+        ("engine.tensor_parallel_size=2", "actor_rollout_ref.rollout.tensor_model_parallel_size", 2),
+        ("engine.gpu_memory_utilization=0.7", "actor_rollout_ref.rollout.gpu_memory_utilization", 0.7),
+        ("engine.max_num_seqs=17", "actor_rollout_ref.rollout.max_num_seqs", 17),
+        ("rollout.tool_parser=xlam", "actor_rollout_ref.rollout.engine_kwargs.vllm.tool_call_parser", "xlam"),
+        ("trainer.steps=7", "trainer.total_training_steps", 7),
+        ("trainer.val_every=0", "trainer.test_freq", -1),
+        ("trainer.save_every=5", "trainer.save_freq", 5),
+        ("trainer.keep_checkpoints=4", "trainer.max_actor_ckpt_to_keep", 4),
+        ("trainer.resume=never", "trainer.resume_mode", "disable"),
+        ("seed=11", "data.seed", 11),
+    ],
+)
+def test_each_setting_reaches_its_key(override, key, value):
+    tree = to_verl(load_config(None, [override]), FILES, cpu=False)
+    for name in key.split("."):
+        tree = tree[name]
+    assert tree == value
+
+
+def test_defaults_need_no_file():
+    assert load_config(None) == TrainConfig()

@@ -1,0 +1,79 @@
+"""One rollout, one sequence: what is joined, what is masked, and how a break is named."""
+
+import json
+from dataclasses import dataclass, field
+
+import pytest
+
+from sql_agent.stitch import OUTCOME, Trajectory, Turn, read_outcome, read_turns, stitch
+
+
+def turn(prompt, sampled, *, log_probs=None, tool=False):
+    return Turn(tuple(prompt), tuple(sampled), tuple(log_probs or [-0.5] * len(sampled)), "stop", tool)
+
+
+def test_two_turns_become_one_sequence_with_the_tool_result_masked():
+    first = turn([1, 2], [3, 4], log_probs=[-0.1, -0.2])
+    second = turn([1, 2, 3, 4, 9, 9], [5], log_probs=[-0.3])  # 9, 9: the tool's result
+    assert stitch([first, second], max_response_tokens=10) == Trajectory(
+        prompt_ids=(1, 2),
+        response_ids=(3, 4, 9, 9, 5),
+        response_mask=(1, 1, 0, 0, 1),
+        log_probs=(-0.1, -0.2, 0.0, 0.0, -0.3),
+        num_turns=2,
+    )
+
+
+@pytest.mark.parametrize(
+    ("second_prompt", "tool", "cause"),
+    [
+        pytest.param([1, 7, 3, 4, 9], True, "template", id="history_was_rewritten"),
+        pytest.param([1, 2, 3, 8, 9], True, "tool_call_rendering", id="tool_call_written_down_anew"),
+        pytest.param([1, 2, 3, 8, 9], False, "tokenisation", id="text_cut_into_other_ids"),
+    ],
+)
+def test_a_break_keeps_the_exact_chain_and_names_its_cause(second_prompt, tool, cause):
+    whole = [turn([1, 2], [3, 4], tool=tool), turn(second_prompt, [5]), turn([*second_prompt, 5, 9], [6])]
+    row = stitch(whole, max_response_tokens=10)
+    assert (row.response_ids, row.response_mask) == ((3, 4), (1, 1))
+    assert (row.prefix_break, row.num_turns, row.dropped_turns) == (cause, 1, 2)
+
+
+def test_a_turn_that_does_not_fit_is_dropped_whole():
+    row = stitch([turn([1], [2, 3]), turn([1, 2, 3, 9], [4, 5])], max_response_tokens=4)
+    assert (row.response_ids, row.dropped_turns, row.prefix_break) == ((2, 3), 1, None)
+
+
+def test_no_turns_is_an_error():
+    with pytest.raises(ValueError, match="nothing to stitch"):
+        stitch([], max_response_tokens=4)
+
+
+@dataclass
+class Span:
+    name: str
+    sequence_id: int
+    attributes: dict = field(default_factory=dict)
+
+
+def model_call(sequence_id, prompt, sampled):
+    ids = {"prompt_token_ids": prompt, "response_token_ids": sampled, "response_log_probs": [-1.0] * len(sampled)}
+    return Span("litellm_request", sequence_id, ids)
+
+
+def test_turns_come_in_sequence_order_whatever_order_spans_arrive_in():
+    spans = [model_call(2, [1, 2, 3], [4]), Span("something_else", 1), model_call(1, [1], [2])]
+    assert [(t.prompt_ids, t.sampled_ids) for t in read_turns(spans)] == [((1,), (2,)), ((1, 2, 3), (4,))]
+
+
+def test_a_server_without_token_ids_is_refused_not_guessed():
+    with pytest.raises(ValueError, match="without token ids"):
+        read_turns([model_call(1, [1], [])])
+
+
+def test_the_outcome_is_read_from_the_reward_span():
+    outcome = {"reward": None, "reason": "db_unavailable", "stop_reason": "db_unavailable", "num_turns": 1}
+    read = read_outcome([Span("agentlightning.annotation", 3, {OUTCOME: json.dumps(outcome)})])
+    assert read is not None
+    assert (read.reward, read.reason) == (None, "db_unavailable")
+    assert read_outcome([model_call(1, [1], [2])]) is None

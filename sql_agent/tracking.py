@@ -1,0 +1,82 @@
+"""Where a step's numbers go: metrics.jsonl always, the progress line of the command, and verl's own sinks on request.
+
+verl calls `Tracking.log` once per step; `RunTracking` adds what the rollout manager counted and gives STYLE.md's names
+to the metrics people watch. Sinks that cannot work here (no package, no key, no network) are left out with a warning.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sql_agent.run_context import RunContext
+
+logger = logging.getLogger(__name__)
+
+RENAMED = {
+    "actor/pg_loss": "policy/loss",
+    "actor/pg_clipfrac": "policy/clip_frac",
+    "actor/ppo_kl": "policy/kl_k1",
+    "actor/kl_loss": "policy/kl_k3",
+    "actor/entropy": "policy/entropy",
+    "actor/grad_norm": "policy/grad_norm",
+    "actor/lr": "policy/learning_rate",
+    "training/rollout_probs_diff_max": "engine/probs_diff_max",
+    "training/rollout_probs_diff_mean": "engine/probs_diff_mean",
+    "timing_s/gen": "time/gen_s",
+    "timing_s/old_log_prob": "time/log_prob_s",
+    "timing_s/update_actor": "time/update_s",
+    "timing_s/update_weights": "time/weight_sync_s",
+    "timing_s/save_checkpoint": "time/checkpoint_s",
+    "timing_s/testing": "time/validation_s",
+    "timing_s/step": "time/step_s",
+}
+"""verl's names and ours; everything else keeps its name."""
+
+
+def usable_loggers(wanted: tuple[str, ...]) -> list[str]:
+    """The sinks that can work here; wandb and swanlab write to disk where there is no key."""
+    usable = []
+    for name in wanted:
+        if importlib.util.find_spec(name) is None:
+            logger.warning("logger %s is not installed; going on without it (`uv pip install %s` adds it)", name, name)
+            continue
+        usable.append(name)
+    if "wandb" in usable and not os.environ.get("WANDB_API_KEY"):
+        os.environ.setdefault("WANDB_MODE", "offline")
+    if "swanlab" in usable and not os.environ.get("SWANLAB_API_KEY"):
+        os.environ.setdefault("SWANLAB_MODE", "local")
+    return usable
+
+
+def rename(metrics: dict[str, Any]) -> dict[str, float]:
+    """verl's metrics under our names, scalars only."""
+    return {RENAMED.get(k, k): float(v) for k, v in metrics.items() if isinstance(v, int | float) or hasattr(v, "item")}
+
+
+def make_tracking(context: RunContext, emit: Callable[[dict[str, Any]], None]) -> type:
+    """A stand-in for `verl.utils.tracking.Tracking` that belongs to this run.
+
+    Args:
+        context: its `step_metrics` are taken over and emptied at each step.
+        emit: receives `{"event": "step", "step", "metrics"}` for the command's progress line.
+    """
+    from verl.utils.tracking import Tracking
+
+    path = context.run_dir / "metrics.jsonl"
+
+    class RunTracking(Tracking):  # type: ignore[misc]
+        def log(self, data: dict[str, Any], step: int, backend: Any = None) -> None:
+            metrics = rename(data) | context.step_metrics
+            context.step_metrics.clear()
+            with path.open("a") as out:
+                out.write(json.dumps({"train_step": step, "at": time.time(), **metrics}) + "\n")
+            super().log(metrics, step, backend)
+            emit({"event": "step", "step": step, "metrics": metrics})
+
+    return RunTracking

@@ -1,0 +1,289 @@
+"""Train a SQL agent by GRPO: agent-lightning's store and proxy, vLLM, verl. `--help` shows the flags.
+
+    python sql_agent/train_sql_agent.py --ci-fast
+    AGL_MANAGED_STORE=0 python sql_agent/train_sql_agent.py --llm-proxy --model PATH \\
+        --external-store-address http://localhost:9999
+"""
+
+import os
+import sys
+
+if __package__ in (None, ""):
+    # Run as a script, Python puts this folder first, where types.py would shadow the standard library's.
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+import argparse
+import json
+import logging
+import shutil
+import signal
+import subprocess
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from sql_agent.config import TrainConfig, dump_config, load_config
+from sql_agent.verl_config import Files, compose, to_verl, worker_environment
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY_POLICY = ROOT / "models" / "tiny-sql"
+
+
+class UsageError(ValueError):
+    """Something the user can mend; the message says how."""
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Train a SQL agent by GRPO over agent-lightning, vLLM and verl.",
+        epilog="Every setting of a config file can be given as --set group.name=value; --dry-run shows them all.",
+    )
+    parser.add_argument("--config", type=Path, help="YAML file with settings (see sql_agent/configs)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="A.B=C", dest="overrides", help="one setting; repeat for more"
+    )
+    parser.add_argument("--model", type=Path, help="Hugging Face folder of the policy; default: a small one, made here")
+    parser.add_argument("--train-file", type=Path, help="tasks to train on; default: generated")
+    parser.add_argument("--val-file", type=Path, help="held-out tasks; default: split off or generated")
+    parser.add_argument("--device", choices=["auto", "cpu", "gpu"])
+    parser.add_argument("--llm-proxy", action="store_true", help="trace turns in the LLM proxy, not in the runner")
+    parser.add_argument("--external-store-address", metavar="URL", help="a running `agl store`")
+    parser.add_argument("--n-runners", type=int, help="runner processes")
+    parser.add_argument("--lora", action="store_true", help="train a LoRA adapter instead of all weights")
+    parser.add_argument("--lora-rank", type=int, help="rank of the adapter (with --lora; default 16)")
+    parser.add_argument("--run-dir", type=Path, help="where everything of this run goes; default runs/sql-agent")
+    parser.add_argument("--resume", choices=["auto", "never"], help="auto: go on from --run-dir's newest checkpoint")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--ci", action="store_true", help="a short run: four steps of four tasks, one validation")
+    size.add_argument("--ci-fast", action="store_true", help="the shortest run that touches everything: one step")
+    parser.add_argument("--dry-run", action="store_true", help="print the resolved settings and verl's, then stop")
+    parser.add_argument("--debug", action="store_true", help="log at debug level")
+    return parser.parse_args(argv)
+
+
+CI_OVERRIDES = {
+    "ci": ["trainer.steps=4", "data.train_batch_size=4", "data.val_limit=16", "trainer.val_every=4"],
+    "ci_fast": [
+        "trainer.steps=1",
+        "data.train_batch_size=4",
+        "data.generate=32",
+        "data.val_limit=8",
+        "trainer.val_before_train=false",
+        "trainer.val_every=0",
+        "trainer.save_every=1",
+    ],
+}
+
+
+def resolve(args: argparse.Namespace) -> TrainConfig:
+    """Flags become settings; they win over the file, `--set` wins over them."""
+    flags: list[str] = []
+    for name, overrides in CI_OVERRIDES.items():
+        flags += overrides if getattr(args, name) else []
+    plain = {
+        "model": args.model,
+        "data.train_file": args.train_file,
+        "data.val_file": args.val_file,
+        "engine.device": args.device,
+        "store.address": args.external_store_address,
+        "rollout.n_runners": args.n_runners,
+        "run_dir": args.run_dir,
+        "trainer.resume": args.resume,
+        "llm_proxy": True if args.llm_proxy else None,
+        "lora.rank": (args.lora_rank or 16) if args.lora else args.lora_rank,
+    }
+    flags += [f"{key}={json.dumps(v) if isinstance(v, bool | int) else v}" for key, v in plain.items() if v is not None]
+    return load_config(args.config, flags + args.overrides)
+
+
+def use_cpu(cfg: TrainConfig) -> bool:
+    """`auto` is a GPU where the NVIDIA driver answers, else the CPU."""
+    has_gpu = shutil.which("nvidia-smi") is not None and (
+        subprocess.run(["nvidia-smi", "-L"], capture_output=True, timeout=30).returncode == 0
+    )
+    if cfg.engine.device == "gpu" and not has_gpu:
+        raise UsageError("engine.device is gpu, but nvidia-smi finds none; use --device cpu")
+    return cfg.engine.device == "cpu" or not has_gpu
+
+
+def check_store(cfg: TrainConfig) -> None:
+    """An outside store has to be there, be wanted, and be nobody else's.
+
+    Raises:
+        UsageError: with the setting or the command that mends it.
+    """
+    managed = os.environ.get("AGL_MANAGED_STORE", "1") != "0"
+    if cfg.store.address is None:
+        if not managed:
+            raise UsageError(
+                "AGL_MANAGED_STORE=0 says that the store is kept outside; give its address with "
+                "--external-store-address http://localhost:9999, or unset AGL_MANAGED_STORE"
+            )
+        return
+    if managed:
+        raise UsageError(
+            "--external-store-address needs AGL_MANAGED_STORE=0 in the environment, or agent-lightning starts a store "
+            "of its own beside it; run: AGL_MANAGED_STORE=0 python sql_agent/train_sql_agent.py ..."
+        )
+    import requests
+
+    from sql_agent.runner import TRAINER_GONE_S, TRAINER_WORKER
+
+    try:
+        health = requests.get(f"{cfg.store.address}/v1/agl/health", timeout=5)
+        health.raise_for_status()
+        trainer = requests.get(f"{cfg.store.address}/v1/agl/workers/{TRAINER_WORKER}", timeout=5)
+    except requests.RequestException as error:
+        port = cfg.store.address.rsplit(":", 1)[-1].strip("/")
+        raise UsageError(
+            f"no agent-lightning store answers at {cfg.store.address} ({type(error).__name__}); "
+            f"start one with `agl store --host 127.0.0.1 --port {port}`"
+        ) from None
+    worker = trainer.json() if trainer.ok else None
+    beat = (worker or {}).get("last_heartbeat_time") or 0.0
+    stats = (worker or {}).get("heartbeat_stats") or {}
+    if stats.get("state") == "running" and time.time() - beat < TRAINER_GONE_S:
+        raise UsageError(
+            f"the store at {cfg.store.address} belongs to run {stats.get('run_id')}, which is still going; "
+            "start another store on another port"
+        )
+
+
+def check_model(model: Path) -> None:
+    from scripts.doctor import check_model_dir
+
+    problems = check_model_dir(model)
+    if problems:
+        raise UsageError("\n".join(str(problem) for problem in problems))
+
+
+def prepare(cfg: TrainConfig, *, cpu: bool) -> dict[str, Any]:
+    """Everything that can fail early: model, tasks, parquet, verl's config. Returns the driver's order."""
+    from omegaconf import OmegaConf
+    from transformers import AutoTokenizer
+
+    from dbbench_adapter import fc
+    from sql_agent.data import fitting, load_split, write_parquet
+    from sql_agent.tracking import usable_loggers
+
+    assert cfg.model is not None
+    tokenizer = AutoTokenizer.from_pretrained(cfg.model)
+
+    def prompt_tokens(task: Any) -> int:
+        prompt = tokenizer.apply_chat_template(fc.messages(task), tools=fc.TOOLS, add_generation_prompt=True)
+        return len(prompt["input_ids"])
+
+    split = fitting(load_split(cfg.data, cfg.seed), prompt_tokens, cfg.data.max_prompt_tokens)
+    data = cfg.run_dir / "data"
+    files = Files(cfg.model.resolve(), (data / "train.parquet").resolve(), (data / "val.parquet").resolve())
+    write_parquet(split.train, files.train)
+    write_parquet(split.val, files.val)
+    overrides = to_verl(cfg, files, cpu=cpu)
+    overrides["trainer"]["logger"] = usable_loggers(cfg.trainer.loggers)
+    (cfg.run_dir / "config.yaml").write_text(dump_config(cfg))
+    print(f"tasks: {len(split.train)} to train on, {len(split.val)} held out, {split.too_long} left out as too long")
+    return {
+        "config": str((cfg.run_dir / "config.yaml").resolve()),
+        "verl": OmegaConf.to_container(compose(overrides), resolve=False),
+        "environment": worker_environment(cfg, cpu=cpu),
+        "pad_id": tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+    }
+
+
+def git_commit() -> str:
+    result = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    return result.stdout.strip() or "unknown"
+
+
+def train(cfg: TrainConfig, *, debug: bool) -> None:
+    from sql_agent.agl_light import agl
+    from sql_agent.algorithm import VerlGrpo
+    from sql_agent.console import Console
+    from sql_agent.processes import RUN_ID, end_run
+    from sql_agent.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
+
+    agl.setup_logging("DEBUG" if debug else "WARNING")
+    role = os.environ.get("AGL_CURRENT_ROLE", "both")
+    run_id = uuid.uuid4().hex[:12]
+    os.environ[RUN_ID] = run_id
+    cpu = use_cpu(cfg)
+    cfg.run_dir.mkdir(parents=True, exist_ok=True)
+    order: dict[str, Any] = {}
+    if role != "runner":
+        order = prepare(cfg, cpu=cpu) | {"run_id": run_id, "ray_dir": f"/tmp/agentgrpo-{run_id}"}
+        facts = {"run_id": run_id, "commit": git_commit(), "started_at": time.time(), "argv": sys.argv}
+        (cfg.run_dir / "run.json").write_text(json.dumps(facts, indent=2))
+    port = cfg.store.port or free_port()
+    store_url = cfg.store.address or f"http://127.0.0.1:{port}"
+    console = Console(cfg)
+    runner = ConcurrentRunner(
+        PassiveTracer(),
+        concurrency=cfg.rollout.runner_concurrency,
+        poll_s=cfg.rollout.poll_s,
+        store_url=store_url,
+    )
+    trainer = agl.Trainer(
+        algorithm=VerlGrpo(cfg, order, console.show),
+        runner=runner,
+        n_runners=cfg.rollout.n_runners,
+        store=agl.LightningStoreClient(cfg.store.address) if cfg.store.address else None,
+        tracer=runner.tracer,
+        adapter=agl.LlmProxyTraceToTriplet(),
+        strategy=agl.ClientServerExecutionStrategy(
+            n_runners=cfg.rollout.n_runners, server_host="127.0.0.1", server_port=port, graceful_timeout=5.0
+        ),
+    )
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        trainer.fit(SqlLitAgent(cfg), [{}])
+    finally:
+        end_run(run_id)
+        shutil.rmtree(f"/tmp/agentgrpo-{run_id}", ignore_errors=True)
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_args(argv)
+    logging.basicConfig(level=logging.DEBUG if args.debug else logging.WARNING)
+    try:
+        cfg = resolve(args)
+        cfg = cfg.model_copy(update={"model": cfg.model or TINY_POLICY, "run_dir": cfg.run_dir.resolve()})
+        if args.dry_run:
+            files = Files(cfg.model or TINY_POLICY, Path("train.parquet"), Path("val.parquet"))
+            overrides = to_verl(cfg, files, cpu=use_cpu(cfg))
+            compose(overrides)
+            print(f"# settings\n{dump_config(cfg)}\n# verl's keys\n{json.dumps(overrides, indent=2)}")
+            return 0
+        check_store(cfg)
+        if cfg.model == TINY_POLICY and not TINY_POLICY.exists():
+            from scripts.make_tiny_policy import make_tiny_policy
+
+            print("no --model given: making the small policy first (about two minutes)")
+            make_tiny_policy(TINY_POLICY)
+        check_model(cfg.model or TINY_POLICY)
+        train(cfg, debug=args.debug)
+    except ValidationError as error:
+        for problem in error.errors():
+            print(f"config: {'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg']}", file=sys.stderr)
+        return 2
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; the run goes on from its newest checkpoint when it is started again", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

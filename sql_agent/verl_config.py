@@ -1,0 +1,230 @@
+"""Turns a `TrainConfig` into verl's configuration and the environment its processes need.
+
+The only module that spells verl's keys. It reads the YAML files of the installed verl without importing it (that takes
+ten seconds), and refuses a key they do not have.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sql_agent.config import TrainConfig
+
+ROLLOUT_MANAGER = "sql_agent.rollout_manager.LightningRolloutManager"
+PLUGIN = "sql_agent.verl_plugin"
+
+# Keys that verl 0.9.1 reads although its YAML files do not list them: fields of its dataclasses
+# (workers/config/rollout.py) and arguments it hands through to ray.init, transformers and vLLM.
+UNLISTED_KEYS = (
+    "actor_rollout_ref.rollout.agent.agent_loop_manager_class",
+    "actor_rollout_ref.rollout.enable_sleep_mode",
+    "actor_rollout_ref.rollout.engine_kwargs.vllm.",
+    "actor_rollout_ref.model.override_config.",
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision.",
+    "actor_rollout_ref.ref.fsdp_config.mixed_precision.",
+    "ray_kwargs.ray_init.",
+)
+
+
+@dataclass(frozen=True)
+class Files:
+    """What a run has written before verl starts."""
+
+    model: Path
+    train: Path
+    val: Path
+
+
+def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
+    """verl's overrides for one run, as nested plain values; pure."""
+    response, prompt = cfg.data.max_response_tokens, cfg.data.max_prompt_tokens
+    context = prompt + response
+    float32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    fsdp: dict[str, Any] = {"use_torch_compile": not cpu, "seed": cfg.seed}
+    vllm: dict[str, Any] = {"enable_auto_tool_choice": True, "tool_call_parser": cfg.rollout.tool_parser}
+    if cpu:
+        fsdp["mixed_precision"] = float32  # verl's default is bfloat16; the sampler runs float32 on a CPU
+        vllm["distributed_executor_backend"] = "uni"  # one process less to import torch and vLLM
+    actor = {
+        "strategy": "fsdp2",
+        "ppo_mini_batch_size": cfg.optim.mini_batch_size or cfg.data.train_batch_size,
+        "use_dynamic_bsz": True,
+        "ppo_max_token_len_per_gpu": max(cfg.optim.max_tokens_per_micro_batch, context),
+        "clip_ratio": cfg.loss.clip_ratio,
+        "clip_ratio_low": cfg.loss.clip_ratio,
+        "clip_ratio_high": cfg.loss.clip_ratio,
+        "use_kl_loss": cfg.loss.kl_coef > 0,
+        "kl_loss_coef": cfg.loss.kl_coef,
+        "kl_loss_type": "low_var_kl",
+        "entropy_coeff": cfg.loss.entropy_coef,
+        "grad_clip": cfg.optim.max_grad_norm,
+        "use_torch_compile": not cpu,
+        "data_loader_seed": cfg.seed,
+        "optim": {
+            "lr": cfg.optim.learning_rate,
+            "weight_decay": cfg.optim.weight_decay,
+            "lr_warmup_steps": cfg.optim.warmup_steps,
+        },
+        "fsdp_config": fsdp,
+    }
+    rollout = {
+        "name": "vllm",
+        "n": cfg.rollout.group_size,
+        "temperature": cfg.agent.temperature,
+        "top_p": cfg.agent.top_p,
+        "seed": cfg.seed,
+        "dtype": "float32" if cpu else "bfloat16",
+        "load_format": "safetensors" if cfg.lora.rank else "auto",
+        "enforce_eager": cpu,
+        "free_cache_engine": not cpu,
+        "enable_sleep_mode": not cpu,
+        "tensor_model_parallel_size": cfg.engine.tensor_parallel_size,
+        "gpu_memory_utilization": cfg.engine.gpu_memory_utilization,
+        "max_model_len": context,
+        "max_num_batched_tokens": max(4096, context),
+        "max_num_seqs": cfg.engine.max_num_seqs,
+        "log_prob_use_dynamic_bsz": True,
+        "log_prob_max_token_len_per_gpu": max(cfg.optim.max_tokens_per_micro_batch, context),
+        "calculate_log_probs": True,
+        "agent": {"num_workers": 1, "agent_loop_manager_class": ROLLOUT_MANAGER},
+        "val_kwargs": {"do_sample": False, "temperature": 0.0, "n": 1},
+        "engine_kwargs": {"vllm": vllm},
+    }
+    trainer = {
+        "device": "cpu" if cpu else "cuda",
+        "use_v1": False,  # the V1 trainer needs TransferQueue, whose pins contradict agentops'
+        "nnodes": 1,
+        "n_gpus_per_node": 1 if cpu else cfg.engine.n_gpus,
+        "total_training_steps": cfg.trainer.steps,
+        "total_epochs": 1_000_000,  # `steps` ends the run
+        "val_before_train": cfg.trainer.val_before_train,
+        "test_freq": cfg.trainer.val_every or -1,
+        "save_freq": cfg.trainer.save_every or -1,
+        "max_actor_ckpt_to_keep": cfg.trainer.keep_checkpoints,
+        "resume_mode": "auto" if cfg.trainer.resume == "auto" else "disable",
+        "default_local_dir": str(cfg.run_dir / "checkpoints"),
+        "project_name": "agentgrpo",
+        "experiment_name": cfg.run_dir.name,
+        "logger": list(cfg.trainer.loggers),
+        "balance_batch": not cpu,
+    }
+    return {
+        "algorithm": {"adv_estimator": "masked_grpo", "norm_adv_by_std_in_grpo": cfg.loss.scale},
+        "data": {
+            "train_files": str(files.train),
+            "val_files": str(files.val),
+            "train_batch_size": cfg.data.train_batch_size,
+            "val_batch_size": cfg.data.val_limit,
+            "max_prompt_length": prompt,
+            "max_response_length": response,
+            "filter_overlong_prompts": False,  # done, and counted, before verl starts
+            "dataloader_num_workers": 0,
+            "shuffle": True,
+            "seed": cfg.seed,
+        },
+        "actor_rollout_ref": {
+            "model": {
+                "path": str(files.model),
+                "lora_rank": cfg.lora.rank,
+                "lora_alpha": cfg.lora.alpha,
+                # vLLM's chat server would answer with the bare base model: verl loads the adapter under a name of its
+                # own, which only its token-level `generate` asks for. Merged weights are right on every path.
+                "lora": {"merge": cfg.lora.rank > 0},
+                "target_modules": cfg.lora.target_modules,
+                "use_remove_padding": not cpu,
+                "enable_gradient_checkpointing": not cpu,
+                **({"override_config": {"attn_implementation": "sdpa"}} if cpu else {}),
+            },
+            "actor": actor,
+            "ref": {
+                "log_prob_use_dynamic_bsz": True,
+                "log_prob_max_token_len_per_gpu": max(cfg.optim.max_tokens_per_micro_batch, context),
+                **({"fsdp_config": {"mixed_precision": float32, "use_torch_compile": False}} if cpu else {}),
+            },
+            "rollout": rollout,
+        },
+        "reward": {"num_workers": 0},  # rewards come with the rollouts
+        "trainer": trainer,
+        "ray_kwargs": {
+            "ray_init": {
+                "num_cpus": max(8, os.cpu_count() or 1),
+                "include_dashboard": False,
+                **({"num_gpus": 1} if cpu else {}),  # verl asks Ray for the resource "GPU" on every platform
+            }
+        },
+    }
+
+
+def compose(overrides: dict[str, Any]) -> Any:
+    """The installed verl's own configuration with `overrides` merged in (an OmegaConf `DictConfig`).
+
+    Raises:
+        ValueError: a key the installed verl does not have, named in full.
+    """
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from omegaconf import OmegaConf
+
+    spec = importlib.util.find_spec("verl")
+    if spec is None or spec.origin is None:
+        raise ValueError("verl is not installed; run `make setup`")
+    with initialize_config_dir(str(Path(spec.origin).parent / "trainer" / "config"), version_base=None):
+        base = hydra_compose("ppo_trainer")
+    known = OmegaConf.to_container(base, resolve=False)
+    unknown = [key for key in _leaf_keys(overrides) if not key.startswith(UNLISTED_KEYS) and not _has(known, key)]
+    if unknown:
+        raise ValueError(f"the installed verl has no key {', '.join(unknown)}; requirements.txt pins the one that does")
+    OmegaConf.set_struct(base, False)
+    return OmegaConf.merge(base, overrides)
+
+
+def worker_environment(cfg: TrainConfig, *, cpu: bool) -> dict[str, str]:
+    """Environment of the verl driver and of every Ray actor it starts."""
+    root = Path(__file__).resolve().parents[1]
+    env = {
+        "PYTHONPATH": os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "VERL_USE_EXTERNAL_MODULES": PLUGIN,
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_DO_NOT_TRACK": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if cpu:
+        threads = cfg.engine.train_threads or os.cpu_count() or 1
+        env |= {
+            "VERL_PLATFORM": "cpu",
+            "VERL_ENGINE_DEVICE": "cuda",  # names the FSDP engine class; none is registered for "cpu"
+            "CUDA_VISIBLE_DEVICES": "",
+            "VLLM_TARGET_DEVICE": "cpu",
+            "VLLM_CPU_KVCACHE_SPACE": str(cfg.engine.kv_cache_gib),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_WORKER_MULTIPROCESSING_METHOD": "fork",  # the engine inherits what its server imported
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            # Ray sets OMP_NUM_THREADS=1 where it is unset; the training worker raises its own count to train_threads.
+            "OMP_NUM_THREADS": str(cfg.engine.sampler_threads),
+            "OMP_WAIT_POLICY": "PASSIVE",  # idle threads of one process would otherwise spin against the others
+            "AGENTGRPO_TRAIN_THREADS": str(threads),
+        }
+    return env
+
+
+def _has(tree: Any, key: str) -> bool:
+    for name in key.split("."):
+        if not isinstance(tree, dict) or name not in tree:
+            return False
+        tree = tree[name]
+    return True
+
+
+def _leaf_keys(tree: dict[str, Any], prefix: str = "") -> list[str]:
+    keys = []
+    for name, value in tree.items():
+        keys += _leaf_keys(value, f"{prefix}{name}.") if isinstance(value, dict) and value else [f"{prefix}{name}"]
+    return keys

@@ -1,0 +1,84 @@
+"""verl's trainer in a process of its own: `python -m sql_agent.verl_driver RUN_DIR/driver.json`.
+
+Started by `sql_agent.algorithm`. It runs verl's own `TaskRunner.run` in this process (upstream puts it into a Ray
+actor, one more process that imports everything). Talks to its parent in JSON lines: events on standard output, the
+address of the LLM proxy on standard input. verl's and Ray's chatter goes to the log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from sql_agent.config import load_config
+from sql_agent.processes import end_with_parent
+from sql_agent.run_context import RunContext, enter
+
+
+class Events:
+    """JSON lines on the standard output this process was started with; everything else that prints goes to the log."""
+
+    def __init__(self) -> None:
+        self._out = os.fdopen(os.dup(1), "w", buffering=1)
+        os.dup2(2, 1)
+
+    def emit(self, event: dict[str, Any]) -> None:
+        self._out.write(json.dumps(event) + "\n")
+
+
+def main() -> None:
+    events = Events()
+    end_with_parent()
+    signal.signal(signal.SIGTERM, _stop)
+    order = json.loads(Path(sys.argv[1]).read_text())
+    cfg = load_config(Path(order["config"]))
+    events.emit({"event": "phase", "name": "importing verl"})
+
+    import ray
+    from omegaconf import OmegaConf
+    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+    from verl.trainer.main_ppo_v0 import TaskRunner
+    from verl.utils import tracking
+
+    from sql_agent.tracking import make_tracking
+
+    def publish(servers: dict[str, Any]) -> str:
+        events.emit({"event": "servers", **servers})
+        return json.loads(sys.stdin.readline())["endpoint"]
+
+    context = RunContext(cfg, order["run_id"], order["store_url"], order["pad_id"], publish)
+    enter(context)
+    tracking.Tracking = make_tracking(context, events.emit)  # type: ignore[misc]
+
+    verl_config = OmegaConf.create(order["verl"])
+    events.emit({"event": "phase", "name": "starting Ray"})
+    runtime_env = OmegaConf.to_container(OmegaConf.create(get_ppo_ray_runtime_env(verl_config)))
+    assert isinstance(runtime_env, dict)
+    runtime_env["env_vars"] = {**runtime_env.get("env_vars", {}), **order["environment"]}
+    ray_init = OmegaConf.to_container(verl_config.ray_kwargs.ray_init)
+    assert isinstance(ray_init, dict)
+    ray.init(**{**ray_init, "runtime_env": runtime_env, "_temp_dir": order["ray_dir"]})  # type: ignore[arg-type]
+    events.emit({"event": "phase", "name": "loading the policy"})
+    try:
+        TaskRunner.__ray_metadata__.modified_class().run(verl_config)  # type: ignore[attr-defined]
+        events.emit({"event": "finished"})
+    except Exception as error:
+        events.emit({"event": "failed", "error": f"{type(error).__name__}: {error}"})
+        raise
+    finally:
+        ray.shutdown()
+
+
+def _stop(*_: Any) -> None:
+    """End verl's blocking calls where they are; a second thread makes sure that the process ends."""
+    threading.Timer(20.0, os._exit, args=(143,)).start()
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""What every verl process loads through `VERL_USE_EXTERNAL_MODULES`: our advantage estimator, exact prompts in vLLM's
+chat server, and, where `VERL_PLATFORM=cpu`, the CPU platform.
+
+Nothing here changes what a caller asked for; each module says which upstream line it stands in for.
+"""
+
+import os
+
+from verl.trainer.ppo.core_algos import register_adv_est
+
+from sql_agent.advantages import masked_grpo
+from sql_agent.verl_plugin import exact_prompts
+
+register_adv_est("masked_grpo")(masked_grpo)
+exact_prompts.install()
+
+if os.environ.get("VERL_PLATFORM") == "cpu":
+    from sql_agent.verl_plugin import cpu_platform, vllm_cpu_weights
+
+    cpu_platform.install()
+    vllm_cpu_weights.install()

@@ -1,0 +1,142 @@
+"""A verl platform for machines without a GPU: FSDP2 over gloo, float32, one worker that Ray knows as one "GPU".
+
+Left out: several CPU workers on one node (verl's device index is always 0 here) and every profiler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from verl.plugin.platform.platform_base import PlatformBase
+from verl.plugin.platform.platform_manager import PlatformRegistry
+from verl.utils import import_utils
+
+
+def _nothing(*_: Any, **__: Any) -> None: ...
+
+
+def _resident_bytes(*_: Any) -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _memory() -> tuple[int, int]:
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total
+
+
+def _device_module() -> types.ModuleType:
+    """Stands in for `torch.cuda` where verl asks it for memory figures, random state and synchronisation."""
+    module = types.ModuleType("cpu_device")
+    members: dict[str, Any] = {
+        "is_available": lambda: False,
+        "current_device": lambda: 0,
+        "device_count": lambda: 1,
+        "get_device_name": lambda *_: "cpu",
+        "mem_get_info": lambda *_: _memory(),
+        "manual_seed": torch.manual_seed,
+        "manual_seed_all": torch.manual_seed,
+        "get_rng_state": lambda *_: torch.get_rng_state(),
+        "set_rng_state": lambda state, *_: torch.set_rng_state(state),
+    }
+    members |= dict.fromkeys(
+        ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"), _resident_bytes
+    )
+    members |= dict.fromkeys(
+        ("synchronize", "empty_cache", "set_device", "ipc_collect", "reset_peak_memory_stats"), _nothing
+    )
+    for name, member in members.items():
+        setattr(module, name, member)
+    return module
+
+
+_DEVICE = _device_module()
+
+
+class CpuPlatform(PlatformBase):
+    """The answers verl needs from a device; see verl/plugin/platform/platform_base.py for what each one means."""
+
+    device_name = property(lambda self: "cpu")  # type: ignore[assignment]
+    vendor_name = property(lambda self: "cpu")  # type: ignore[assignment]
+    device_module = property(lambda self: _DEVICE)  # type: ignore[assignment]
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> Any:
+        return torch.device("cpu")  # verl hands this on as device=...; an index would mean cuda:0
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, device_index: int) -> None: ...
+
+    def synchronize(self, device_index: int | None = None) -> None: ...
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def set_allocator_settings(self, settings: str) -> None: ...
+
+    def empty_cache(self) -> None: ...
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return "CUDA_VISIBLE_DEVICES"
+
+    @contextlib.contextmanager
+    def nvtx_range(self, msg: str) -> Iterator[None]:
+        yield
+
+    def profiler_start(self) -> None: ...
+
+    def profiler_stop(self) -> None: ...
+
+    def ray_resource_name(self) -> str:
+        return "GPU"  # verl counts this resource of the Ray cluster, which is started with num_gpus=1
+
+    def ray_resource_options(self, num_gpus: float) -> dict[str, Any]:
+        return {"num_gpus": num_gpus}
+
+    def ray_noset_envvars(self) -> list[str]:
+        return ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
+
+    def is_ipc_supported(self) -> bool:
+        return False  # weights travel to vLLM through shared memory
+
+    def cudart(self) -> None:
+        return None
+
+
+def install() -> None:
+    PlatformRegistry.register(platform="cpu")(CpuPlatform)
+    dist.init_process_group = _init_process_group
+    # verl patches a TRL class that TRL 1.16 no longer has, wherever it finds TRL installed.
+    import_utils.is_trl_available = lambda: False  # type: ignore[assignment]
+
+
+_upstream_init_process_group = dist.init_process_group
+
+
+def _init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
+    """verl joins "cpu:gloo" and "<device>:<backend>"; on a CPU that names cpu twice, which torch refuses.
+
+    Only training workers get here, so this is also where they take their threads (Ray starts them with one).
+    """
+    torch.set_num_threads(int(os.environ.get("AGENTGRPO_TRAIN_THREADS", "1")))
+    _upstream_init_process_group("gloo" if backend == "cpu:gloo,cpu:gloo" else backend, *args, **kwargs)

@@ -1,0 +1,38 @@
+"""Change a module right after it is imported, without importing it early."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable
+from types import ModuleType
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    def __init__(self, name: str, change: Callable[[ModuleType], None]) -> None:
+        self.name, self.change = name, change
+
+    def find_spec(self, fullname: str, path: object, target: ModuleType | None = None):
+        if fullname != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)  # type: ignore[arg-type]
+        if spec is None or spec.loader is None:
+            return spec
+        run = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            run(module)
+            self.change(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def after_import(name: str, change: Callable[[ModuleType], None]) -> None:
+    """Call `change(module)` once module `name` is loaded: now if it is, else right after its import."""
+    if name in sys.modules:
+        change(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _AfterImport(name, change))
