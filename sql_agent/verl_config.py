@@ -201,7 +201,6 @@ def worker_environment(cfg: TrainConfig, *, cpu: bool) -> dict[str, str]:
         env |= {
             "VERL_PLATFORM": "cpu",
             "VERL_ENGINE_DEVICE": "cuda",  # names the FSDP engine class; none is registered for "cpu"
-            "CUDA_VISIBLE_DEVICES": "",
             "VLLM_TARGET_DEVICE": "cpu",
             "VLLM_CPU_KVCACHE_SPACE": str(cfg.engine.kv_cache_gib),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
