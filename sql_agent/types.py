@@ -9,7 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dbbench_adapter.types import Score
 
-StopReason = Literal["answered", "max_turns", "max_tokens", "timeout", "malformed", "model_unavailable", "db_unavailable"]
+StopReason = Literal[
+    "answered", "max_turns", "max_tokens", "timeout", "malformed", "model_unavailable", "db_unavailable"
+]
 """How a rollout ended. The last two are failures of the infrastructure, whose score is None; the others are judged."""
 
 
@@ -18,18 +20,18 @@ class AgentConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    max_turns: int = Field(15, ge=1)
+    max_turns: int = Field(default=15, ge=1)
     """Replies per rollout; the function-calling protocol of DB-Bench allows 15."""
-    max_tokens: int = Field(512, ge=1)
+    max_tokens: int = Field(default=512, ge=1)
     """Sampled tokens per reply; a reply cut there ends the rollout under `max_tokens`."""
-    temperature: float = Field(1.0, ge=0)
+    temperature: float = Field(default=1.0, ge=0)
     """0 is greedy."""
-    top_p: float = Field(1.0, gt=0, le=1)
-    statement_timeout_s: float = Field(5.0, gt=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    statement_timeout_s: float = Field(default=5.0, gt=0)
     """Wall clock of one SQL statement, in seconds."""
-    turn_timeout_s: float = Field(120.0, gt=0)
+    turn_timeout_s: float = Field(default=120.0, gt=0)
     """Wall clock of one call of the model, in seconds; tried again twice before the model counts as unavailable."""
-    rollout_timeout_s: float = Field(300.0, gt=0)
+    rollout_timeout_s: float = Field(default=300.0, gt=0)
     """Wall clock of the whole rollout, in seconds."""
 
     @model_validator(mode="after")

@@ -1,0 +1,309 @@
+"""The SQL agent: openai-agents' Runner plays one DB-Bench task against any OpenAI-compatible endpoint.
+
+The rules are those of DB-Bench's function-calling protocol, kept by `dbbench_adapter.fc.Episode`: every reply counts
+one turn, the calls of a reply are handled in order, a bad call or a reply without a call is answered and the rollout
+goes on, `commit_final_answer` ends it at once. What this module leaves out: rewards, retries of whole rollouts, and
+everything that knows about training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+import openai.resources  # noqa: F401  the client would import it, for half a second, inside its first call
+from agents import (
+    Agent,
+    AgentsException,
+    FunctionTool,
+    MaxTurnsExceeded,
+    ModelBehaviorError,
+    OpenAIChatCompletionsModel,
+    OpenAIProvider,
+    RunConfig,
+    Runner,
+    ToolExecutionConfig,
+    ToolsToFinalOutputResult,
+    UserError,
+    set_tracing_disabled,
+)
+from agents.tool_context import ToolContext
+from openai import APIError, AsyncOpenAI, BadRequestError, DefaultAsyncHttpxClient
+from openai.types.chat import ChatCompletion, ChatCompletionMessage
+
+from dbbench_adapter.backends import Backend, BackendUnavailable, TableError
+from dbbench_adapter.fc import RULES, TOOLS, Episode, messages
+from dbbench_adapter.types import Score, Task
+from sql_agent.types import AgentConfig, RolloutRecord, StopReason
+
+__all__ = ["AgentConfig", "RolloutRecord", "run_rollout"]
+
+set_tracing_disabled(True)  # openai-agents would post every run to its vendor
+
+ASK_FOR_A_CALL = "No tool call was found in your reply. Call execute_sql, or commit_final_answer to finish."
+MAX_RETRIES = 2
+"""Of one model call, by the OpenAI client, with its exponential backoff."""
+
+T = TypeVar("T")
+Json = dict[str, Any]
+
+
+async def run_rollout(
+    task: Task,
+    *,
+    base_url: str,
+    model: str,
+    backend: Backend,
+    judge: Literal["fc", "strict"],
+    config: AgentConfig,
+    api_key: str = "-",
+    on_turn: Callable[[int], None] | None = None,
+) -> RolloutRecord:
+    """Play one task from its first prompt to a named end, and judge what is left behind.
+
+    Args:
+        task: what to solve; its gold goes to the judge and nowhere else.
+        base_url: an OpenAI-compatible endpoint up to and including `/v1`.
+        model: the name that endpoint serves.
+        backend: where the episode gets its database.
+        judge: `fc` for DB-Bench's own verdicts, `strict` for training.
+        on_turn: called after each reply with the number of turns so far.
+    Returns:
+        The record. Ends of the policy's doing are judged. `Score(None, reason)` is left for the others: a model or a
+        database that cannot be reached (`model_unavailable`, `db_unavailable`), a table that cannot be made
+        (`table_error`), an end before the first reply (`no_reply`).
+    """
+    started = time.perf_counter()
+    rollout = _Rollout(messages(task), on_turn)
+    error: str | None = None
+    stop: StopReason
+    try:
+        try:
+            async with asyncio.timeout(config.rollout_timeout_s):
+                await rollout.blocking(functools.partial(rollout.open, task, backend, config.statement_timeout_s))
+                policy = _PolicyModel(model, _client(base_url, api_key), rollout, config)
+                stop = await _play(rollout, policy, config.max_turns)
+        except TimeoutError:
+            stop = "timeout"
+        except (APIError, ModelBehaviorError) as failure:
+            stop, error = _name_failure(failure, rollout), f"{type(failure).__name__}: {failure}"
+        score = await rollout.blocking(lambda: _judge(rollout, stop, judge))
+    except BackendUnavailable as failure:
+        stop, score, error = "db_unavailable", Score(None, "db_unavailable"), str(failure)
+    except TableError as failure:
+        stop, score, error = "db_unavailable", Score(None, "table_error"), str(failure)
+    finally:
+        await rollout.close()
+    return RolloutRecord(
+        task_id=task.id,
+        kind=task.kind,
+        stop_reason=stop,
+        score=score,
+        num_turns=rollout.num_turns,
+        malformed_calls=rollout.malformed_calls,
+        messages=rollout.messages,
+        prompt_tokens=rollout.prompt_tokens,
+        completion_tokens=rollout.completion_tokens,
+        seconds=time.perf_counter() - started,
+        error=error,
+    )
+
+
+class _CutReply(AgentsException):
+    """A reply ran into its token limit, or the context is full."""
+
+
+class _Rollout:
+    """The state of one rollout: its episode, its conversation, its counts. The Runner carries it as its context."""
+
+    def __init__(self, prompt: list[Json], on_turn: Callable[[int], None] | None) -> None:
+        self.messages = prompt
+        self.episode: Episode | None = None
+        self.num_turns = self.prompt_tokens = self.completion_tokens = 0
+        self._on_turn = on_turn
+        self._calls: list[Any] = []  # of the last reply, not yet handled, in its order
+        self._results: dict[str, str] = {}
+        self._running: asyncio.Future[Any] | None = None
+
+    def open(self, task: Task, backend: Backend, statement_timeout_s: float) -> None:
+        self.episode = Episode.open(task, backend, statement_timeout_s=statement_timeout_s)
+
+    @property
+    def committed(self) -> bool:
+        return self.episode is not None and self.episode.committed
+
+    @property
+    def malformed_calls(self) -> int:
+        return self.episode.malformed_calls if self.episode is not None else 0
+
+    def take_reply(self, completion: ChatCompletion) -> None:
+        """Count the reply as a turn and note it down as it came, so that it goes back as it came."""
+        self.num_turns += 1
+        if completion.usage is not None:
+            self.prompt_tokens += completion.usage.prompt_tokens
+            self.completion_tokens += completion.usage.completion_tokens
+        reply = completion.choices[0].message
+        self._calls = [call for call in reply.tool_calls or [] if call.type == "function"]
+        for position, call in enumerate(self._calls):
+            # the Runner takes a call with an id it has seen for one that it has already run
+            if not call.id or call.id in self._results:
+                call.id = f"call_{self.num_turns}_{position}"
+            self._results[call.id] = ""
+        self.messages.append(_assistant_message(reply))
+        # the Runner knows no empty reply and raises on a refusal; here both are replies without a call
+        reply.content, reply.refusal = reply.content or "", None
+        if self._on_turn is not None:
+            self._on_turn(self.num_turns)
+
+    async def result_of(self, call_id: str) -> str:
+        """The result of one call. The first to ask has all calls of the reply handled, in the reply's order, which
+        is not the Runner's: it leaves unknown tools to the end. After a commit nothing runs."""
+        while self._calls and not self.committed:
+            await self._handle(self._calls.pop(0))
+        return self._results[call_id]
+
+    async def _handle(self, call: Any) -> None:
+        assert self.episode is not None
+        run = functools.partial(self.episode.call_tool, call.function.name, call.function.arguments)
+        self._results[call.id] = await self.blocking(run)
+        self.messages.append({"role": "tool", "tool_call_id": call.id, "content": self._results[call.id]})
+
+    async def blocking(self, function: Callable[[], T]) -> T:
+        """Run database work in a thread, one at a time: a deadline stops the waiting, not the thread, and whatever
+        comes next waits for it (at most one statement's timeout)."""
+        await self._idle()
+        self._running = asyncio.ensure_future(asyncio.to_thread(function))
+        return await asyncio.shield(self._running)
+
+    async def _idle(self) -> None:
+        if self._running is not None and not self._running.done():
+            await asyncio.wait([self._running])
+
+    async def close(self) -> None:
+        await self._idle()
+        if self.episode is not None:
+            await asyncio.to_thread(self.episode.close)
+
+
+class _PolicyModel(OpenAIChatCompletionsModel):
+    """The chat-completions model of openai-agents, speaking from the rollout's own messages.
+
+    The Runner's items forget why a reply ended, and come back as other messages than went in (results of unknown tools
+    last, empty arguments as `{}`, empty replies not at all). A policy is trained on what it said, so its turns go back
+    as they came.
+    """
+
+    def __init__(self, model: str, client: AsyncOpenAI, rollout: _Rollout, config: AgentConfig) -> None:
+        super().__init__(model=model, openai_client=client.with_options(timeout=config.turn_timeout_s))
+        self._rollout, self._config = rollout, config
+
+    async def _fetch_response(self, *_args: Any, **_kwargs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        completion = await self._client.chat.completions.create(
+            model=str(self.model),
+            messages=self._rollout.messages,  # pyright: ignore[reportArgumentType]
+            tools=TOOLS,  # pyright: ignore[reportArgumentType]
+            temperature=self._config.temperature,
+            top_p=self._config.top_p,
+            max_tokens=self._config.max_tokens,
+        )
+        if not isinstance(completion, ChatCompletion) or not completion.choices or not completion.choices[0].message:
+            raise ModelBehaviorError("the endpoint's answer holds no reply; is the base URL its address up to /v1?")
+        self._rollout.take_reply(completion)
+        if completion.choices[0].finish_reason == "length":
+            raise _CutReply
+        return completion
+
+
+async def _play(rollout: _Rollout, model: _PolicyModel, max_turns: int) -> StopReason:
+    """Let the Runner go on until the answer is committed; a reply without a call, which it takes for the end, is
+    answered and the Runner started again with the turns that are left."""
+    agent = AGENT.clone(model=model)
+    task = str(rollout.messages[-1]["content"])
+    while (turns_left := max_turns - rollout.num_turns) > 0:
+        try:
+            await Runner.run(agent, task, context=rollout, max_turns=turns_left, run_config=RUN_CONFIG)
+        except MaxTurnsExceeded:
+            break
+        except _CutReply:
+            return "max_tokens"
+        except UserError as failure:  # the Runner's wrapping of what a tool raised
+            raise failure.__cause__ or failure from None
+        if rollout.committed:
+            return "answered"
+        rollout.messages.append({"role": "user", "content": ASK_FOR_A_CALL})
+    return "max_turns"
+
+
+def _name_failure(failure: Exception, rollout: _Rollout) -> StopReason:
+    """A refused request is the policy's doing when the context is full or its malformed calls are in it (a chat
+    template may choke on arguments that are no object); everything else is the endpoint's."""
+    if not isinstance(failure, BadRequestError):
+        return "model_unavailable"
+    text = str(failure).lower()
+    if any(sign in text for sign in ("context_length_exceeded", "context length", "contextwindow", "model length")):
+        return "max_tokens"
+    return "malformed" if rollout.malformed_calls else "model_unavailable"
+
+
+def _judge(rollout: _Rollout, stop: StopReason, judge: Literal["fc", "strict"]) -> Score:
+    if stop == "model_unavailable":
+        return Score(None, stop)
+    if rollout.num_turns == 0 or rollout.episode is None:  # the time or the context was gone before the policy's turn
+        return Score(None, "no_reply")
+    return rollout.episode.judge(judge)
+
+
+def _assistant_message(reply: ChatCompletionMessage) -> Json:
+    """The reply as a message of the next request: everything the endpoint said, without the fields it left empty."""
+    said = {key: value for key, value in reply.model_dump(exclude_unset=True).items() if value not in (None, [])}
+    if "tool_calls" not in said:
+        said.setdefault("content", "")
+    return {"role": "assistant", "content": None, **said}
+
+
+_clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[bool, AsyncOpenAI]] = weakref.WeakKeyDictionary()
+
+
+def _client(base_url: str, api_key: str) -> AsyncOpenAI:
+    """A client on the event loop's one pool of kept-alive connections; training gives each rollout a URL of its own."""
+    clients, plain = _clients.setdefault(asyncio.get_running_loop(), {}), base_url.startswith("http://")
+    if plain not in clients:
+        # a TLS context costs 20 ms and more (measured) and means nothing to http://
+        http_client = DefaultAsyncHttpxClient(verify=not plain)
+        clients[plain] = AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=http_client)
+    return clients[plain].with_options(base_url=base_url, api_key=api_key, max_retries=MAX_RETRIES)
+
+
+async def _call_tool(context: ToolContext[_Rollout], _arguments: str) -> str:
+    return await context.context.result_of(context.tool_call_id)
+
+
+AGENT: Agent[_Rollout] = Agent(
+    name="sql",
+    instructions=RULES,
+    tools=[
+        FunctionTool(
+            name=tool["function"]["name"],
+            description=tool["function"]["description"],
+            params_json_schema=tool["function"]["parameters"],
+            on_invoke_tool=_call_tool,
+            strict_json_schema=False,  # the schema goes out as the protocol has it
+        )
+        for tool in TOOLS
+    ],
+    tool_use_behavior=lambda context, _results: ToolsToFinalOutputResult(
+        is_final_output=context.context.committed, final_output=""
+    ),
+)
+
+RUN_CONFIG = RunConfig(
+    model_provider=OpenAIProvider(api_key="-"),  # never asked: the agent brings its model
+    tool_execution=ToolExecutionConfig(max_function_tool_concurrency=1),
+    tool_not_found_behavior="return_error_to_model",
+    tool_error_formatter=lambda unknown: unknown.run_context.context.result_of(unknown.call_id),
+    tracing_disabled=True,
+)

@@ -1,0 +1,288 @@
+"""Evaluate a model on a task file: `python -m sql_agent.evaluate --base-url URL --model NAME --tasks FILE`.
+
+Prints success per question type with its confidence interval and writes every trajectory as it ends. It trains nothing
+and starts no model server; `python -m sql_agent.oracle` serves a scripted model that knows the answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from dbbench_adapter.backends import Backend, BackendUnavailable, open_backend
+from dbbench_adapter.load import load_tasks
+from dbbench_adapter.types import Task
+from sql_agent.agent import run_rollout
+from sql_agent.stats import wilson_interval
+from sql_agent.types import AgentConfig, RolloutRecord
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Success among the rollouts that could be judged."""
+
+    n: int
+    judged: int
+    correct: int
+
+    @property
+    def success(self) -> float | None:
+        return self.correct / self.judged if self.judged else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Wilson's 95 % interval."""
+        return wilson_interval(self.correct, self.judged) if self.judged else None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Counts and rates of finished rollouts; what could not be judged is in no rate, only counted by reason."""
+
+    by_kind: dict[str, Rate]
+    overall: Rate
+    three_way_mean: float | None
+    unjudged: dict[str, int]
+    stop_reasons: dict[str, int]
+    turns_per_task: float | None
+    malformed_calls_frac: float | None
+    rollout_s: float | None
+    """Mean wall clock of a rollout, in seconds; rollouts run side by side."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = _parse(argv)
+    console = Console()
+    tasks = evenly(_load(args.tasks), args.limit)
+    api_key = os.environ.get("OPENAI_API_KEY", "-")
+    check_endpoint(args.base_url, args.model, api_key)
+    records: list[RolloutRecord] = []
+    interrupted = False
+    with _backend(args.backend) as backend, _sink(args.output, console, len(tasks)) as write:
+        started = time.perf_counter()
+        play = functools.partial(
+            run_rollout,
+            base_url=args.base_url,
+            model=args.model,
+            backend=backend,
+            judge=args.judge,
+            config=AgentConfig(temperature=args.temperature),
+            api_key=api_key,
+        )
+
+        def done(record: RolloutRecord) -> None:
+            records.append(record)
+            write(record)
+
+        try:
+            asyncio.run(each(tasks, play, done, args.concurrency))
+        except KeyboardInterrupt:
+            interrupted = True
+        seconds = time.perf_counter() - started
+    title = f"{args.model} · {args.tasks.name} · {args.backend.split('@')[-1]} · judge {args.judge}"
+    print_summary(summarise(records, tasks), title, seconds, console)
+    console.print(f"trajectories: {args.output}")
+    if interrupted:
+        console.print(f"interrupted: {len(records)} of {len(tasks)} tasks were finished; the table holds only those")
+        raise SystemExit(130)
+
+
+async def each(
+    tasks: Sequence[Task],
+    play: Callable[[Task], Awaitable[RolloutRecord]],
+    done: Callable[[RolloutRecord], None],
+    concurrency: int,
+) -> None:
+    """Play every task, `concurrency` of them at a time, and hand each record to `done` as it ends."""
+    # database calls wait in threads; the default pool has four more than there are cores
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(max_workers=concurrency))
+    waiting = iter(tasks)
+
+    async def work() -> None:
+        for task in waiting:
+            done(await play(task))
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(concurrency, len(tasks))):
+            group.create_task(work())
+
+
+def evenly(tasks: Sequence[Task], limit: int | None) -> list[Task]:
+    """`limit` tasks at even distances over the file, which is sorted by type where it comes from the benchmark."""
+    if limit is None or limit >= len(tasks):
+        return list(tasks)
+    return [tasks[i * len(tasks) // limit] for i in range(limit)]
+
+
+def check_endpoint(base_url: str, model: str, api_key: str) -> None:
+    """Stop before the first rollout when nobody is there or the model is not served.
+
+    Raises:
+        SystemExit: with what was found and what to do.
+    """
+    url = f"{base_url.rstrip('/')}/models"
+    try:
+        answer = httpx.get(url, headers={"Authorization": f"Bearer {api_key}"}, timeout=10.0)
+        answer.raise_for_status()
+        served = [entry["id"] for entry in answer.json()["data"]]
+    except (httpx.HTTPError, httpx.InvalidURL) as failure:
+        raise SystemExit(
+            f"no model server at {url}: {failure}; start one, or give its address up to /v1 with --base-url"
+        ) from failure
+    except (ValueError, KeyError, TypeError) as failure:
+        raise SystemExit(f"{url} answers with no list of models; is --base-url the address up to /v1?") from failure
+    if model not in served:
+        raise SystemExit(f"{base_url} does not serve {model!r}; it serves {', '.join(served)}: name one with --model")
+
+
+def summarise(records: Sequence[RolloutRecord], tasks: Sequence[Task]) -> Summary:
+    kinds = dict.fromkeys(task.kind for task in tasks)  # in file order
+    of_kind = {kind: [record for record in records if record.kind == kind] for kind in kinds}
+    calls = sum(record.tool_calls for record in records)
+    return Summary(
+        by_kind={kind: rate(played) for kind, played in of_kind.items() if played},
+        overall=rate(records),
+        three_way_mean=three_way_mean(records) if all(task.source == "agentbench" for task in tasks) else None,
+        unjudged=dict(Counter(record.score.reason for record in records if record.score.value is None)),
+        stop_reasons=dict(Counter(record.stop_reason for record in records)),
+        turns_per_task=_mean([record.num_turns for record in records]),
+        malformed_calls_frac=sum(record.malformed_calls for record in records) / calls if calls else None,
+        rollout_s=_mean([record.seconds for record in records]),
+    )
+
+
+def rate(records: Sequence[RolloutRecord]) -> Rate:
+    verdicts = [record.score.value for record in records if record.score.value is not None]
+    return Rate(n=len(records), judged=len(verdicts), correct=sum(verdict == 1.0 for verdict in verdicts))
+
+
+def three_way_mean(records: Sequence[RolloutRecord]) -> float | None:
+    """AgentBench's overall score: the plain mean of the SELECT, INSERT and UPDATE accuracies.
+
+    Everything that is neither INSERT nor UPDATE counts as SELECT, DELETE too, as in the original. Unlike there, a
+    group without a judged task gives no mean rather than a zero.
+    """
+    groups: dict[str, list[RolloutRecord]] = {"SELECT": [], "INSERT": [], "UPDATE": []}
+    for record in records:
+        groups[record.kind if record.kind in groups else "SELECT"].append(record)
+    rates = [success for played in groups.values() if (success := rate(played).success) is not None]
+    return sum(rates) / len(groups) if len(rates) == len(groups) else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def print_summary(summary: Summary, title: str, seconds: float, console: Console) -> None:
+    table = Table("question type", title=title)
+    for column in ("n", "judged", "correct", "success", "95 % interval"):
+        table.add_column(column, justify="right")
+    for kind, of_kind in summary.by_kind.items():
+        table.add_row(kind, *_cells(of_kind))
+    table.add_section()
+    table.add_row("all", *_cells(summary.overall))
+    console.print(table)
+    if summary.three_way_mean is not None:
+        console.print(f"mean of SELECT, INSERT and UPDATE: {_percent(summary.three_way_mean)}")
+    console.print(f"ends: {_counts(summary.stop_reasons)}; not judged: {_counts(summary.unjudged)}")
+    console.print(
+        f"turns per task: {_number(summary.turns_per_task)}; malformed calls: "
+        f"{_percent(summary.malformed_calls_frac)}; seconds: {seconds:.1f}, {_number(summary.rollout_s)} per rollout"
+    )
+
+
+def _cells(of_kind: Rate) -> list[str]:
+    interval = "-" if of_kind.interval is None else " – ".join(map(_percent, of_kind.interval))
+    return [str(of_kind.n), str(of_kind.judged), str(of_kind.correct), _percent(of_kind.success), interval]
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "none"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+@contextmanager
+def _backend(spec: str) -> Iterator[Backend]:
+    try:
+        backend = open_backend(spec)
+        opened = backend.__enter__()
+    except (BackendUnavailable, ValueError) as failure:
+        raise SystemExit(f"--backend: {failure}") from failure
+    try:
+        yield opened
+    finally:
+        backend.__exit__(None, None, None)
+
+
+@contextmanager
+def _sink(path: Path, console: Console, total: int) -> Iterator[Callable[[RolloutRecord], None]]:
+    """A function that appends a record to the file at once and moves the progress bar."""
+    columns = (TextColumn("rollouts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("x", encoding="utf-8") as file, Progress(*columns, console=console) as progress:
+        bar = progress.add_task("rollouts", total=total)
+
+        def write(record: RolloutRecord) -> None:
+            file.write(json.dumps(record.to_dict(), ensure_ascii=False) + "\n")
+            file.flush()
+            progress.advance(bar)
+
+        yield write
+
+
+def _load(path: Path) -> list[Task]:
+    try:
+        return load_tasks(path)
+    except (OSError, ValueError) as failure:
+        raise SystemExit(f"--tasks: {failure}") from failure
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m sql_agent.evaluate", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--base-url", required=True, help="OpenAI-compatible endpoint up to and including /v1")
+    parser.add_argument("--model", required=True, help="name under which it serves the model")
+    parser.add_argument("--tasks", type=Path, required=True, help="AgentBench, LifelongAgentBench or generated tasks")
+    parser.add_argument("--backend", default="sqlite", help="sqlite (default), mariadb (a private server) or mysql://…")
+    parser.add_argument(
+        "--judge", choices=("fc", "strict"), default="strict", help="fc: DB-Bench's own; default strict"
+    )
+    parser.add_argument("--limit", type=int, help="only this many tasks, at even distances over the file")
+    parser.add_argument("--concurrency", type=int, default=16, help="rollouts in flight (default 16)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="default 0: greedy")
+    parser.add_argument("--output", type=Path, help="file for the trajectories (default runs/evaluate/TIME.jsonl)")
+    args = parser.parse_args(argv)
+    for name in ("limit", "concurrency"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            parser.error(f"--{name} has to be 1 or more")
+    if args.temperature < 0:
+        parser.error("--temperature has to be 0 or more")
+    args.output = args.output or Path("runs/evaluate") / time.strftime("%Y%m%d-%H%M%S.jsonl")
+    if args.output.exists():
+        parser.error(f"--output {args.output} exists; name another file, nothing is overwritten")
+    return args
+
+
+if __name__ == "__main__":
+    main()

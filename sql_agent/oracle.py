@@ -1,0 +1,190 @@
+"""A scripted model behind an OpenAI-compatible endpoint on loopback: the ceiling of a task file, benchmarks and tests.
+
+`replay` plays the perfect agent, which runs a task's reference statement and commits its gold answer; `recite` says
+fixed replies. Both depend on the request alone, so calls may come in any order and be retried. It samples nothing,
+streams nothing, and knows no other route than `/v1/models` and `/v1/chat/completions`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from dbbench_adapter.fc import messages
+from dbbench_adapter.load import load_tasks
+from dbbench_adapter.types import Task
+
+Json = dict[str, Any]
+Script = Callable[[list[Json]], Json]
+"""The messages of a request -> the assistant message to answer with. Two further keys are understood: `finish_reason`,
+and `status` for an HTTP error that carries `content` as its message."""
+
+MODEL = "oracle"
+
+
+def call(name: str, arguments: str | Json, call_id: str = "call_0") -> Json:
+    """A tool call as it stands in an assistant message; `arguments` goes out as it is when it is text."""
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
+
+
+def calls(*tool_calls: Json) -> Json:
+    """An assistant message that says nothing and makes these calls."""
+    return {"role": "assistant", "content": None, "tool_calls": list(tool_calls)}
+
+
+def recite(replies: Sequence[Json]) -> Script:
+    """Answer the k-th turn with the k-th reply, and every later one with the last."""
+    return lambda history: replies[min(_turn(history), len(replies) - 1)]
+
+
+def replay(tasks: Sequence[Task]) -> Script:
+    """Run the reference statement of the task in the user message, where it has one, then commit the gold answer.
+
+    Raises:
+        ValueError: two tasks look alike to the agent and differ in their gold; no oracle can be right on both.
+    """
+    scripts: dict[str, list[Json]] = {}
+    for task in tasks:
+        prompt, replies = messages(task)[-1]["content"], _solution(task)
+        if scripts.setdefault(prompt, replies) != replies:
+            raise ValueError(f"task {task.id!r} has the same prompt as an earlier task and another solution; drop one")
+    unknown = [{"status": 404, "content": "the oracle knows no task with this user message; give it the same --tasks"}]
+    return lambda history: recite(scripts.get(_question(history), unknown))(history)
+
+
+def _solution(task: Task) -> list[Json]:
+    commit = calls(call("commit_final_answer", {"answers": gold_answers(task)}, "call_commit"))
+    if task.gold.sql is None:
+        return [commit]
+    return [calls(call("execute_sql", {"query": task.gold.sql}, "call_sql")), commit]
+
+
+def gold_answers(task: Task) -> list[str]:
+    """The gold as `answers` of commit_final_answer: the labels as they stand, or one text per gold row."""
+    if task.changes_state:
+        return []
+    if task.gold.answers is not None:
+        return list(task.gold.answers)
+    return [repr(row) for row in task.gold.rows or ()]
+
+
+def app(
+    script: Script,
+    *,
+    model: str = MODEL,
+    latency_s: float = 0.0,
+    on_request: Callable[[Json], None] | None = None,
+) -> Starlette:
+    """The endpoint as an ASGI app.
+
+    Args:
+        script: what to answer.
+        latency_s: every answer waits this long, as a model of some size would.
+        on_request: sees the body of every chat request.
+    """
+
+    async def list_models(_request: Request) -> JSONResponse:
+        return JSONResponse({"object": "list", "data": [{"id": model, "object": "model", "owned_by": "agentgrpo"}]})
+
+    async def complete(request: Request) -> JSONResponse:
+        body = await request.json()
+        if on_request is not None:
+            on_request(body)
+        if latency_s:
+            await asyncio.sleep(latency_s)
+        reply = dict(script(body["messages"]))
+        status = reply.pop("status", 200)
+        if status != 200:
+            return JSONResponse({"error": {"message": reply["content"], "code": status}}, status_code=status)
+        return JSONResponse(_completion(body, reply))
+
+    return Starlette(
+        routes=[Route("/v1/models", list_models), Route("/v1/chat/completions", complete, methods=["POST"])]
+    )
+
+
+def _completion(body: Json, reply: Json) -> Json:
+    finish_reason = reply.pop("finish_reason", "tool_calls" if reply.get("tool_calls") else "stop")
+    prompt_tokens, completion_tokens = len(json.dumps(body["messages"])) // 4, len(json.dumps(reply)) // 4
+    return {
+        "id": f"chatcmpl-{random.getrandbits(64):016x}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": body["model"],
+        "choices": [{"index": 0, "message": reply, "finish_reason": finish_reason, "logprobs": None}],
+        "usage": {  # about four characters to a token
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+        },
+    }
+
+
+def _question(history: list[Json]) -> str:
+    return next((message["content"] for message in history if message["role"] == "user"), "")
+
+
+def _turn(history: list[Json]) -> int:
+    return sum(message["role"] == "assistant" for message in history)
+
+
+@contextmanager
+def serve(endpoint: Starlette, port: int = 0) -> Iterator[str]:
+    """Serve on loopback in a thread of this process for as long as the context lasts; yields the base URL.
+
+    Args:
+        port: 0 picks a free one.
+    Raises:
+        OSError: the port is taken.
+    """
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        server = uvicorn.Server(uvicorn.Config(endpoint, log_level="warning", timeout_keep_alive=60))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        finally:
+            server.should_exit = True
+            thread.join(timeout=10)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m sql_agent.oracle", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--tasks", type=Path, required=True, help="task file whose gold it knows")
+    parser.add_argument("--port", type=int, default=8900, help="port on loopback (default 8900, 0: a free one)")
+    parser.add_argument("--latency-ms", type=float, default=0.0, help="milliseconds each answer waits")
+    args = parser.parse_args(argv)
+    try:
+        endpoint = app(replay(load_tasks(args.tasks)), latency_s=args.latency_ms / 1000)
+    except ValueError as failure:
+        raise SystemExit(f"--tasks: {failure}") from failure
+    try:
+        with serve(endpoint, args.port) as base_url:
+            print(f"serving the model {MODEL!r} at {base_url}; Ctrl-C ends it", flush=True)
+            threading.Event().wait()
+    except OSError as failure:
+        raise SystemExit(
+            f"--port {args.port}: {failure.strerror or failure}; choose another, 0 takes a free one"
+        ) from failure
+    except KeyboardInterrupt:
+        print("stopped")
+
+
+if __name__ == "__main__":
+    main()

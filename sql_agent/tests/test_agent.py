@@ -1,0 +1,289 @@
+"""`sql_agent.agent`: every end of a rollout and every rule of the protocol, against a scripted endpoint over HTTP."""
+
+import json
+import time
+
+import pytest
+
+from dbbench_adapter.backends import BackendUnavailable, Result, open_backend
+from dbbench_adapter.types import Column, Gold, Score, Table, Task
+from sql_agent.agent import AgentConfig, run_rollout
+from sql_agent.oracle import app, call, calls, recite, serve
+
+FRUIT = Table("Fruit", (Column("Name"), Column("Price")), (("Plum", "5"), ("Pear", "4")))
+CHEAPEST = Task(
+    id="t-0", question="Which fruit is cheapest?", kind="other", tables=(FRUIT,), gold=Gold(answers=("Pear",)),
+    table_note="The table is called Fruit and has these headers: Name, Price.",
+)  # fmt: skip
+SET_PRICE = Task(
+    id="t-1", question="Set the price of Plum to 7.", kind="UPDATE", tables=(FRUIT,),
+    gold=Gold(sql="UPDATE Fruit SET Price = '7' WHERE Name = 'Plum'"),
+)  # fmt: skip
+LOOK = "SELECT Name FROM Fruit ORDER BY Price LIMIT 1"
+GREEDY = AgentConfig(temperature=0.0)
+
+
+def sql(query, call_id="sql"):
+    return call("execute_sql", {"query": query}, call_id)
+
+
+def commit(*answers):
+    return call("commit_final_answer", {"answers": list(answers)}, "commit")
+
+
+def say(text, **more):
+    return {"role": "assistant", "content": text, **more}
+
+
+@pytest.fixture(scope="module")
+def backend():
+    with open_backend("sqlite") as sqlite:
+        yield sqlite
+
+
+@pytest.fixture
+def play(backend):
+    """Plays a task against fixed replies and returns the record; `play.requests` holds what went over the wire."""
+
+    async def play(*replies, task=CHEAPEST, config=GREEDY, backend=backend, **endpoint):
+        play.requests = []
+        with serve(app(recite(replies), on_request=play.requests.append, **endpoint)) as url:
+            return await run_rollout(
+                task, base_url=url, model="oracle", backend=backend, judge="fc", config=config, on_turn=play.turns.append
+            )
+
+    play.turns = []
+    return play
+
+
+def tool_results(record):
+    return [message["content"] for message in record.messages if message["role"] == "tool"]
+
+
+# ends ---------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_committed_answer_ends_the_rollout_and_is_judged(play):
+    record = await play(calls(sql(LOOK)), calls(commit("Pear")))
+    assert (record.stop_reason, record.score.value, record.num_turns) == ("answered", 1.0, 2)
+    assert tool_results(record)[0] == "[('Pear',)]"
+    assert play.turns == [1, 2]
+
+
+async def test_a_wrong_answer_scores_zero(play):
+    record = await play(calls(commit("Plum")))
+    assert (record.stop_reason, record.score.value, record.num_turns) == ("answered", 0.0, 1)
+
+
+async def test_a_change_is_judged_by_what_it_left_behind(play):
+    record = await play(calls(sql("UPDATE Fruit SET Price = 7 WHERE Name = 'Plum'")), calls(commit()), task=SET_PRICE)
+    assert (record.stop_reason, record.score.value) == ("answered", 1.0)
+
+
+async def test_turns_run_out(play):
+    record = await play(calls(sql(LOOK)), config=AgentConfig(max_turns=3))
+    assert (record.stop_reason, record.num_turns, len(play.requests)) == ("max_turns", 3, 3)
+    assert record.score.value == 0.0  # nothing was committed
+
+
+async def test_replies_without_a_call_use_up_turns_like_any_other(play):
+    record = await play(say("Let me think."), calls(sql(LOOK)), config=AgentConfig(max_turns=4))
+    assert (record.stop_reason, record.num_turns, len(play.requests)) == ("max_turns", 4, 4)
+
+
+async def test_a_reply_cut_by_its_token_limit_ends_the_rollout(play):
+    record = await play(calls(sql(LOOK)), say("SELECT Na", finish_reason="length"))
+    assert (record.stop_reason, record.score.value, record.num_turns) == ("max_tokens", 0.0, 2)
+    assert record.messages[-1] == {"role": "assistant", "content": "SELECT Na"}
+
+
+async def test_a_full_context_ends_the_rollout_as_max_tokens(play):
+    full = say("This model's maximum context length is 1024 tokens. However, you requested 1100.", status=400)
+    record = await play(calls(sql(LOOK)), full)
+    assert (record.stop_reason, record.score.value, record.num_turns) == ("max_tokens", 0.0, 1)
+    assert "1024 tokens" in record.error
+
+
+async def test_the_deadline_ends_the_rollout(play):
+    config = AgentConfig(statement_timeout_s=0.2, turn_timeout_s=0.5, rollout_timeout_s=0.5)
+    record = await play(calls(sql(LOOK)), config=config, latency_s=0.3)
+    assert (record.stop_reason, record.score.value) == ("timeout", 0.0)
+    assert 0.5 <= record.seconds < 2.0
+
+
+async def test_a_request_refused_for_malformed_calls_ends_as_malformed(play):
+    record = await play(calls(call("execute_sql", "SELECT 1")), say("Can only get item pairs from a mapping", status=400))
+    assert (record.stop_reason, record.score.value, record.malformed_calls) == ("malformed", 0.0, 1)
+
+
+async def test_an_endpoint_that_fails_is_not_the_policys_doing(play, monkeypatch):
+    monkeypatch.setattr("sql_agent.agent.MAX_RETRIES", 0)
+    record = await play(calls(sql(LOOK)), say("out of memory", status=500))
+    assert (record.stop_reason, record.score) == ("model_unavailable", Score(None, "model_unavailable"))
+    assert "out of memory" in record.error
+
+
+async def test_no_endpoint_at_all(backend, monkeypatch):
+    monkeypatch.setattr("sql_agent.agent.MAX_RETRIES", 0)
+    with serve(app(recite([calls(commit())]))) as url:
+        pass  # gone again, its port free
+    record = await run_rollout(CHEAPEST, base_url=url, model="oracle", backend=backend, judge="fc", config=GREEDY)
+    assert (record.stop_reason, record.score, record.num_turns) == (
+        "model_unavailable", Score(None, "model_unavailable"), 0,
+    )  # fmt: skip
+
+
+class GoneBackend:
+    """Stands in for a server that dies: `open` fails, or the first statement does."""
+
+    def __init__(self, backend, at_once):
+        self._backend, self._at_once = backend, at_once
+
+    def open(self, *args, **kwargs):
+        if self._at_once:
+            raise BackendUnavailable("the server is gone")
+        database = self._backend.open(*args, **kwargs)
+
+        def run(_sql):
+            raise BackendUnavailable("the server is gone")
+
+        database.run = run
+        return database
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["before_the_first_turn", "in_a_statement"])
+async def test_a_database_that_is_gone_is_not_the_policys_doing(play, backend, at_once):
+    record = await play(calls(sql(LOOK)), calls(commit("Pear")), backend=GoneBackend(backend, at_once))
+    assert (record.stop_reason, record.score) == ("db_unavailable", Score(None, "db_unavailable"))
+    assert "the server is gone" in record.error
+
+
+async def test_a_table_that_cannot_be_made_is_the_tasks_fault(play):
+    ragged = Task(
+        id="t-2", question="?", kind="other", tables=(Table("T", (Column("a"),), (("1", "2"),)),),
+        gold=Gold(answers=("1",)),
+    )  # fmt: skip
+    record = await play(calls(commit("1")), task=ragged)
+    assert record.score.value is None
+    assert "2 cells, expected 1" in record.error
+
+
+# rules --------------------------------------------------------------------------------------------------------------
+
+
+async def test_several_calls_of_a_reply_run_in_order(play):
+    raise_twice = [sql("UPDATE Fruit SET Price = Price + 1 WHERE Name = 'Plum'", f"c{i}") for i in range(2)]
+    record = await play(calls(*raise_twice, sql("SELECT Price FROM Fruit WHERE Name = 'Plum'", "c2")), calls(commit()))
+    assert tool_results(record)[2] in ("[('7',)]", "[('7.0',)]")
+
+
+async def test_calls_after_a_commit_in_the_same_reply_are_ignored(play):
+    late = sql("UPDATE Fruit SET Price = '9'", "late")
+    change = sql("UPDATE Fruit SET Price = '7' WHERE Name = 'Plum'")
+    record = await play(calls(change, commit(), late), task=SET_PRICE)
+    assert (record.stop_reason, record.score.value, record.num_turns) == ("answered", 1.0, 1)
+    assert "late" not in [message.get("tool_call_id") for message in record.messages]
+
+
+async def test_unparsable_arguments_are_answered_and_the_rollout_goes_on(play):
+    record = await play(calls(call("execute_sql", '{"query": ', "broken")), calls(commit("Pear")))
+    assert (record.stop_reason, record.score.value, record.malformed_calls) == ("answered", 1.0, 1)
+    assert record.messages[3]["tool_call_id"] == "broken"
+
+
+async def test_a_malformed_commit_does_not_end_the_rollout(play):
+    record = await play(calls(call("commit_final_answer", "Pear", "broken")), calls(commit("Pear")))
+    assert (record.stop_reason, record.num_turns, record.malformed_calls) == ("answered", 2, 1)
+
+
+async def test_an_unknown_tool_is_answered_in_its_place_between_the_others(play):
+    first = calls(sql(LOOK, "a"), call("drop_everything", {}, "b"), sql("SELECT 1", "c"))
+    record = await play(first, calls(commit("Pear")))
+    assert (record.stop_reason, record.malformed_calls) == ("answered", 1)
+    sent = play.requests[1]["messages"]
+    assert [message["tool_call_id"] for message in sent if message["role"] == "tool"] == ["a", "b", "c"]
+
+
+async def test_a_lone_unknown_tool_does_not_end_the_rollout(play):
+    record = await play(calls(call("drop_everything", {}, "b")), calls(commit("Pear")))
+    assert (record.stop_reason, record.num_turns, record.malformed_calls) == ("answered", 2, 1)
+
+
+@pytest.mark.parametrize("reply", [say("It is Pear."), say(""), say(None)], ids=["text", "empty", "null"])
+async def test_a_reply_without_a_call_is_asked_for_one(play, reply):
+    record = await play(reply, calls(commit("Pear")))
+    assert (record.stop_reason, record.num_turns, record.malformed_calls) == ("answered", 2, 0)
+    assert [message["role"] for message in play.requests[1]["messages"]] == ["system", "user", "assistant", "user"]
+
+
+async def test_a_call_that_repeats_an_earlier_one_with_its_id_runs_again(play):
+    raise_price = calls(sql("UPDATE Fruit SET Price = Price + 1 WHERE Name = 'Plum'", "same"))
+    look = calls(sql("SELECT Price FROM Fruit WHERE Name = 'Plum'", "same"))
+    record = await play(raise_price, raise_price, look, calls(commit()))
+    assert tool_results(record)[2] in ("[('7',)]", "[('7.0',)]")
+
+
+# records and requests -----------------------------------------------------------------------------------------------
+
+
+async def test_the_record_holds_what_went_over_the_wire(play):
+    think_and_look = {**calls(sql(LOOK, "a"), call("nope", {}, "b")), "content": "Let me look."}
+    record = await play(think_and_look, say("Hm."), say(""), calls(commit("Pear")))
+    assert play.requests[-1]["messages"] == record.messages[:-2]  # then the last reply and its result
+    assert json.loads(json.dumps(record.to_dict())) == record.to_dict()
+
+
+async def test_gold_is_in_no_request_and_no_message(play):
+    secret = Task(
+        id="t-3", question="Set the price.", kind="UPDATE", tables=(FRUIT,),
+        gold=Gold(answers=("GOLD-A",), rows=(("GOLD-R",),), sql="UPDATE Fruit SET Price = 'GOLD-S'", table_hash="0" * 32),
+    )  # fmt: skip
+    record = await play(calls(sql(LOOK)), say("Hm."), calls(commit("Pear")), task=secret)
+    for text in (json.dumps(play.requests), json.dumps(record.to_dict())):
+        assert "GOLD" not in text and "0" * 32 not in text
+
+
+async def test_sampling_settings_and_both_tools_reach_the_endpoint(play):
+    await play(calls(commit("Pear")), config=AgentConfig(temperature=0.7, top_p=0.9, max_tokens=99))
+    body = play.requests[0]
+    assert (body["temperature"], body["top_p"], body["max_tokens"]) == (0.7, 0.9, 99)
+    assert [tool["function"]["name"] for tool in body["tools"]] == ["execute_sql", "commit_final_answer"]
+
+
+async def test_tokens_add_up_over_the_turns(play):
+    record = await play(calls(sql(LOOK)), calls(commit("Pear")))
+    assert record.prompt_tokens > 0 < record.completion_tokens
+    first = await play(calls(commit("Pear")))
+    assert record.prompt_tokens > 2 * first.prompt_tokens  # the second prompt holds the first
+
+
+def test_deadlines_have_to_nest():
+    with pytest.raises(ValueError, match="statement_timeout_s <= turn_timeout_s <= rollout_timeout_s, got 5 / 400 / 300"):
+        AgentConfig(turn_timeout_s=400.0)
+
+
+async def test_a_statement_still_running_at_the_deadline_is_waited_for_before_the_database_closes(play, backend):
+    class Slow:
+        closed_while_running = None
+
+        def open(self, *args, **kwargs):
+            database = backend.open(*args, **kwargs)
+            running = []
+            close = database.close
+
+            def run(_sql):
+                running.append(True)
+                time.sleep(0.6)
+                running.pop()
+                return Result(error="nobody reads this")
+
+            def closing():
+                Slow.closed_while_running = bool(running)
+                close()
+
+            database.run, database.close = run, closing
+            return database
+
+    config = AgentConfig(statement_timeout_s=0.1, turn_timeout_s=0.2, rollout_timeout_s=0.3)
+    record = await play(calls(sql(LOOK)), config=config, backend=Slow())
+    assert (record.stop_reason, Slow.closed_while_running) == ("timeout", False)
