@@ -1,0 +1,24 @@
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup:  ## make .venv with all packages; skips what is done
+	@bash scripts/setup.sh
+
+demo: setup  ## train a small agent on a CPU and report (under 15 minutes after setup); DBBENCH_DATA=FOLDER for real tasks
+	@bash scripts/demo.sh
+
+test: setup  ## run every test, the end-to-end run included
+	.venv/bin/pytest
+
+check: setup  ## lint, types and the quick tests (under 3 minutes)
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/pyright
+	.venv/bin/pytest -m "not slow"
+
+clean:  ## remove .venv and caches; runs, models and data stay
+	rm -rf .venv .uv .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

