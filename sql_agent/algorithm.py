@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import os
+import secrets
 import sys
 import time
 from collections.abc import Callable
@@ -51,6 +52,7 @@ class VerlGrpo(agl.Algorithm):
         order_file = self.cfg.run_dir / "driver.json"
         order_file.write_text(json.dumps(self.order | {"store_url": store_url}))
         environment = {**os.environ, **self.order["environment"], RUN_ID: self.order["run_id"]}
+        environment["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # otherwise Ray leaves one in the home folder
         heartbeat = asyncio.create_task(self._heartbeat(store))
         # The driver imports longest; the proxy's imports fit beside it.
         driver = await _spawn("sql_agent.verl_driver", str(order_file), log=logs / "driver.log", env=environment)
@@ -98,9 +100,7 @@ class VerlGrpo(agl.Algorithm):
         if not finished:
             raise TrainingFailedError(f"{error or f'verl ended with exit code {code}'}\nlog: {logs / 'driver.log'}")
 
-    async def _endpoint(
-        self, proxy: asyncio.subprocess.Process | None, servers: dict[str, Any], logs: Path
-    ) -> str:
+    async def _endpoint(self, proxy: asyncio.subprocess.Process | None, servers: dict[str, Any], logs: Path) -> str:
         """The address agents call for the policy: the LLM proxy's, once it serves these model servers."""
         if proxy is None:
             return json.dumps(servers["backends"])

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-import ray
 from tensordict import TensorDict
 from verl import DataProto
 
@@ -64,9 +63,9 @@ class LightningRolloutManager:
         self.pad_id = run.pad_id
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True, name="rollouts").start()
-        addresses = ray.get(llm_client._load_balancer.get_all_servers.remote())
+        addresses = llm_client._load_balancer.addresses  # a `sql_agent.server_list.ServerList`
         self.endpoint = run.publish(
-            {"model": self.model_path, "backends": [f"http://{address}" for address in sorted(addresses)]}
+            {"model": self.model_path, "backends": [f"http://{address}" for address in addresses]}
         )
         self.num_servers = len(addresses)
 

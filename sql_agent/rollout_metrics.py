@@ -33,8 +33,11 @@ def batch_metrics(results: Sequence[Result]) -> dict[str, float]:
         "rollout/malformed_calls": float(np.mean(parts["malformed_calls"])),
         "rollout/seconds": float(np.mean(parts["seconds"])),
     }
-    metrics |= {f"reward/{name.removeprefix('reward_')}": float(np.mean(v)) for name, v in parts.items()
-                if name.startswith("reward_")}
+    metrics |= {
+        f"reward/{name.removeprefix('reward_')}": float(np.mean(v))
+        for name, v in parts.items()
+        if name.startswith("reward_")
+    }
     for reason, count in Counter(r.outcome.stop_reason for r in judged if r.outcome).items():
         metrics[f"rollout/stop/{reason}"] = count / len(judged)
     return {k: float(v) for k, v in (metrics | _shape_metrics(judged) | _group_metrics(results)).items()}

@@ -16,6 +16,7 @@ from sql_agent.config import TrainConfig
 
 ROLLOUT_MANAGER = "sql_agent.rollout_manager.LightningRolloutManager"
 PLUGIN = "sql_agent.verl_plugin"
+ROUTER = Path(__file__).with_name("verl_plugin") / "router.yaml"
 
 # Keys that verl 0.9.1 reads although its YAML files do not list them: fields of its dataclasses
 # (workers/config/rollout.py) and arguments it hands through to ray.init, transformers and vLLM.
@@ -90,6 +91,7 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
         "log_prob_use_dynamic_bsz": True,
         "log_prob_max_token_len_per_gpu": max(cfg.optim.max_tokens_per_micro_batch, context),
         "calculate_log_probs": True,
+        "router_config_path": str(ROUTER),
         "agent": {"num_workers": 1, "agent_loop_manager_class": ROLLOUT_MANAGER},
         "val_kwargs": {"do_sample": False, "temperature": 0.0, "n": 1},
         "engine_kwargs": {"vllm": vllm},
@@ -193,6 +195,7 @@ def worker_environment(cfg: TrainConfig, *, cpu: bool) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_DO_NOT_TRACK": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # despite its name: Ray and the model servers stay on loopback
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "TOKENIZERS_PARALLELISM": "false",
     }
@@ -204,7 +207,7 @@ def worker_environment(cfg: TrainConfig, *, cpu: bool) -> dict[str, str]:
             "VLLM_TARGET_DEVICE": "cpu",
             "VLLM_CPU_KVCACHE_SPACE": str(cfg.engine.kv_cache_gib),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_WORKER_MULTIPROCESSING_METHOD": "fork",  # the engine inherits what its server imported
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # lets the engine run its one worker itself (platforms/cpu.py)
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             # Ray sets OMP_NUM_THREADS=1 where it is unset; the training worker raises its own count to train_threads.
             "OMP_NUM_THREADS": str(cfg.engine.sampler_threads),

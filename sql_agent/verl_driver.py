@@ -34,7 +34,6 @@ class Events:
 def main() -> None:
     events = Events()
     end_with_parent()
-    signal.signal(signal.SIGTERM, _stop)
     order = json.loads(Path(sys.argv[1]).read_text())
     cfg = load_config(Path(order["config"]))
     events.emit({"event": "phase", "name": "importing verl"})
@@ -63,6 +62,7 @@ def main() -> None:
     ray_init = OmegaConf.to_container(verl_config.ray_kwargs.ray_init)
     assert isinstance(ray_init, dict)
     ray.init(**{**ray_init, "runtime_env": runtime_env, "_temp_dir": order["ray_dir"]})  # type: ignore[arg-type]
+    signal.signal(signal.SIGTERM, _stop)  # after ray.init, which sets a handler of its own
     events.emit({"event": "phase", "name": "loading the policy"})
     try:
         TaskRunner.__ray_metadata__.modified_class().run(verl_config)  # type: ignore[attr-defined]

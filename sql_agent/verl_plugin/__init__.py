@@ -15,7 +15,7 @@ register_adv_est("masked_grpo")(masked_grpo)
 exact_prompts.install()
 
 if os.environ.get("VERL_PLATFORM") == "cpu":
-    from sql_agent.verl_plugin import cpu_platform, vllm_cpu_weights
+    from sql_agent.verl_plugin import cpu_platform, vllm_cpu
 
     cpu_platform.install()
-    vllm_cpu_weights.install()
+    vllm_cpu.install()

@@ -1,0 +1,35 @@
+"""Two changes to vLLM on a CPU: new weights can be loaded while it runs, and it starts without importing itself again.
+
+Weights: vLLM's CPU linear layers repack their weight for the kernel and drop the original (model_executor/layers/
+utils.py, `dispatch_cpu_unquantized_gemm`), so the first weight sync finds no `weight_loader`. Keeping the plain weight
+and torch's own linear costs nothing measurable at the sizes a CPU trains.
+
+Start: vLLM spawns its engine on a CPU (platforms/cpu.py) and inside Ray actors (utils/system_utils.py), since OpenMP or
+Ray may be in use already. Here the parent has run neither a parallel region nor anything the engine needs of Ray, so
+the engine is forked and inherits 15 s worth of imports (measured on two cores).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from types import ModuleType
+
+from sql_agent.verl_plugin.import_hook import after_import
+
+
+def install() -> None:
+    after_import("vllm.model_executor.layers.utils", _keep_plain_weights)
+    after_import("vllm.utils.system_utils", _fork)
+
+
+def _keep_plain_weights(module: ModuleType) -> None:
+    import torch
+
+    def plain_linear(layer: torch.nn.Module, remove_weight: bool) -> None:
+        layer.cpu_linear = torch.nn.functional.linear
+
+    module.dispatch_cpu_unquantized_gemm = plain_linear  # type: ignore[attr-defined]
+
+
+def _fork(module: ModuleType) -> None:
+    module.get_mp_context = lambda: multiprocessing.get_context("fork")  # type: ignore[attr-defined]
