@@ -1,0 +1,141 @@
+"""What every database backend offers an episode, the records it returns, and the table hash of DB-Bench.
+
+A `Backend` makes databases; a `Database` belongs to one episode. All calls block and may come from any thread, one at
+a time per `Database`. Leaves out how an agent talks (`dbbench_adapter.fc`) and what is right (`judges`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dbbench_adapter.types import Rows, Table
+
+MAX_ROWS = 10_000
+"""Rows of one result that are fetched; the rest is dropped. An agent sees 800 characters of them."""
+STATEMENT_TIMEOUT_S = 5.0
+
+
+class BackendUnavailable(RuntimeError):
+    """The database server is gone or cannot be reached: nobody can judge the episode, it is not the policy's doing."""
+
+
+class TableError(ValueError):
+    """A task's table cannot be made: repeated or empty column names, or rows that do not fit the columns."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one statement gave: rows (possibly none) or the error text of the driver."""
+
+    rows: tuple[tuple[Any, ...], ...] | None = None
+    """At most `MAX_ROWS` rows with the driver's own values (`Decimal` and dates included); None for a statement
+    that returns no rows, and after an error."""
+    columns: tuple[str, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class TableState:
+    """The full content of a table; `rows` is a multiset, its order means nothing."""
+
+    columns: tuple[str, ...]
+    rows: Rows
+
+
+Snapshot = Mapping[str, TableState]
+"""Every table of a database by name, tables made during the episode included."""
+
+
+class Database(AbstractContextManager["Database"], Protocol):
+    """The database of one episode."""
+
+    def run(self, sql: str) -> Result:
+        """Run one statement as the agent; a bad statement gives `Result.error`.
+
+        Raises:
+            BackendUnavailable: the server is gone.
+        """
+        ...
+
+    def table_hash(self, tables: Sequence[Table]) -> str | None:
+        """DB-Bench's hash over these tables' original columns (FACTS 7.1, several tables sorted and joined with `_`).
+
+        Returns:
+            32 hex digits per table, "None" for an empty one; None when a table or a column is no longer there.
+        """
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """The content of all tables, including what an open transaction holds."""
+        ...
+
+    def close(self) -> None:
+        """Drop the database; calling it again does nothing."""
+        ...
+
+
+class Backend(AbstractContextManager["Backend"], Protocol):
+    """Makes databases until it is closed."""
+
+    def open(
+        self, tables: Sequence[Table], *, typed: bool, statement_timeout_s: float = STATEMENT_TIMEOUT_S
+    ) -> Database:
+        """A fresh database that holds these tables.
+
+        Args:
+            typed: make the columns with their declared types; False makes every column TEXT, as AgentBench does.
+            statement_timeout_s: wall-clock budget of one statement, in seconds.
+        Raises:
+            TableError: a table cannot be made.
+            BackendUnavailable: the server is gone.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+def check_tables(tables: Sequence[Table]) -> None:
+    """Refuse what MySQL refuses, on every backend alike.
+
+    Raises:
+        TableError: names a table and its fault.
+    """
+    names = [table.name.casefold() for table in tables]
+    for table in tables:
+        columns = [column.name.casefold() for column in table.columns]
+        if not table.name or names.count(table.name.casefold()) > 1:
+            raise TableError(f"table {table.name!r}: expected a name of its own")
+        if not columns or "" in columns:
+            raise TableError(f"table {table.name!r}: expected named columns, got {[c.name for c in table.columns]}")
+        if len(set(columns)) < len(columns):
+            raise TableError(f"table {table.name!r}: a column name occurs twice in {[c.name for c in table.columns]}")
+        for index, row in enumerate(table.rows):
+            if len(row) != len(columns):
+                raise TableError(
+                    f"table {table.name!r}, row {index}: {len(row)} cells, expected {len(columns)}; "
+                    "correct the task file"
+                )
+
+
+def hash_rows(lines: Iterable[str]) -> str:
+    """DB-Bench's hash of one table from its rows, each joined as CONCAT_WS(',', ...) does.
+
+    Returns:
+        32 hex digits, or "None" (the driver's text of NULL) when there are no rows.
+    Source:
+        FACTS 7.1: five hex digits per row, sorted, GROUP_CONCAT cut at MySQL's default of 1,024 bytes.
+    """
+    digests = sorted(_md5(line)[:5] for line in lines)
+    return _md5(",".join(digests)[:1024]) if digests else "None"
+
+
+def join_hashes(hashes: Iterable[str]) -> str:
+    return "_".join(sorted(hashes))
+
+
+def _md5(text: str) -> str:
+    return hashlib.md5(text.encode("utf-8", "surrogatepass"), usedforsecurity=False).hexdigest()

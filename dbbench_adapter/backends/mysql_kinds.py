@@ -1,0 +1,178 @@
+"""Which type MySQL gives an expression, as far as the syntax tree tells: it decides how values compare and print.
+
+Leaves out what needs a catalogue: a column is known by its name alone, and by none where two tables disagree.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
+from typing import Any, Literal
+
+from sqlglot import exp
+
+
+@dataclass(frozen=True)
+class Kind:
+    name: Literal["text", "int", "decimal", "double"]
+    scale: int = 0
+    """Digits after the point; of decimals only."""
+
+    @property
+    def is_number(self) -> bool:
+        return self.name != "text"
+
+    @property
+    def is_exact(self) -> bool:
+        return self.name in ("int", "decimal")
+
+
+TEXT, INT, DOUBLE = Kind("text"), Kind("int"), Kind("double")
+ColumnKinds = frozenset[tuple[str, Kind]]
+_AVG_DIGITS = 4
+"""MySQL's div_precision_increment: AVG and `/` of exact numbers have four more digits."""
+_MAX_ALIAS_DEPTH = 20
+
+
+def declared_kind(declared: str) -> Kind:
+    """The kind of a column by its declared type, e.g. `INT`, `DECIMAL(10,2)`; TEXT for everything unknown."""
+    name, _, rest = declared.upper().partition("(")
+    if "INT" in name or name in ("BOOL", "BOOLEAN", "YEAR"):
+        return INT
+    if name in ("DOUBLE", "FLOAT", "REAL"):
+        return DOUBLE
+    if name in ("DECIMAL", "NUMERIC", "DEC"):
+        parts = rest.rstrip(") ").split(",")
+        return Kind("decimal", int(parts[1]) if len(parts) > 1 else 0)
+    return TEXT
+
+
+def as_driver_shows(value: Any, kind: Kind | None) -> Any:
+    """A value of SQLite as MySQL's driver hands it over: decimals with their scale, doubles as float."""
+    if kind is None or isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    if kind.name == "double":
+        return float(value)
+    if kind.name == "decimal":
+        return Decimal(repr(value)).quantize(Decimal(1).scaleb(-kind.scale), ROUND_HALF_UP)
+    return value
+
+
+def plain(value: Any) -> str | int | float | None:
+    """A driver's value as one of the four cell types: decimals as float, dates as ISO text, bytes as text."""
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() and value.as_tuple().exponent == 0 else float(value)
+    if isinstance(value, datetime.datetime):
+        return value.isoformat(sep=" ")
+    if isinstance(value, bytes | bytearray):
+        return bytes(value).decode("utf-8", "replace")
+    return value if value is None or isinstance(value, str | int | float) else str(value)
+
+
+class KindFinder:
+    """Finds kinds within one statement, following the aliases it defines."""
+
+    def __init__(self, tree: exp.Expr, columns: ColumnKinds) -> None:
+        self._columns = dict(columns)
+        self._aliases = {item.alias.lower(): item.this for item in tree.find_all(exp.Alias)}
+        self._depth = 0
+
+    def kind(self, node: exp.Expr | None) -> Kind | None:
+        """The kind of an expression, or None where the syntax does not tell."""
+        if node is None or self._depth > _MAX_ALIAS_DEPTH:
+            return None
+        self._depth += 1
+        try:
+            return self._find(node)
+        finally:
+            self._depth -= 1
+
+    def _find(self, node: exp.Expr) -> Kind | None:
+        match node:
+            case exp.Literal():
+                return TEXT if node.is_string else _number(node.name)
+            case exp.Column():
+                return self._column(node.name.lower())
+            case exp.Paren() | exp.Alias() | exp.Neg() | exp.Max() | exp.Min() | exp.Abs():
+                return self.kind(node.this)
+            case exp.Subquery():
+                inner = node.unnest()
+                selects = inner.selects if isinstance(inner, exp.Query) else []
+                return self.kind(selects[0]) if len(selects) == 1 else None
+            case exp.Count() | exp.Predicate() | exp.Not() | exp.IntDiv() | exp.Connector() | exp.Boolean():
+                return INT
+            case exp.Cast():
+                return _cast_kind(node)
+            case exp.Sum():
+                return _exact_or_double(self.kind(node.this), 0)
+            case exp.Avg():
+                return _exact_or_double(self.kind(node.this), _AVG_DIGITS)
+            case exp.Round():
+                return self._round(node)
+            case exp.Add() | exp.Sub() | exp.Mul() | exp.Div() | exp.Mod():
+                return self._arithmetic(node)
+            case exp.Coalesce():
+                return self._common([node.this, *node.expressions])
+            case exp.If():
+                return self._common([node.args["true"], node.args.get("false")])
+            case exp.Case():
+                branches = [branch.args["true"] for branch in node.args["ifs"]]
+                return self._common([*branches, node.args.get("default")])
+        return None
+
+    def _column(self, name: str) -> Kind | None:
+        return self._columns[name] if name in self._columns else self.kind(self._aliases.get(name))
+
+    def _round(self, node: exp.Round) -> Kind | None:
+        inner, digits = self.kind(node.this), node.args.get("decimals")
+        if inner is None or inner.name != "decimal":
+            return DOUBLE if inner == TEXT else inner
+        if digits is None:
+            return Kind("decimal", 0)
+        return Kind("decimal", min(int(digits.name), inner.scale)) if digits.is_int and int(digits.name) >= 0 else None
+
+    def _arithmetic(self, node: exp.Binary) -> Kind | None:
+        left, right = self.kind(node.left), self.kind(node.right)
+        if isinstance(node.right, exp.Interval) or left is None or right is None:
+            return None
+        if not (left.is_exact and right.is_exact):
+            return DOUBLE
+        if isinstance(node, exp.Div):
+            return Kind("decimal", left.scale + _AVG_DIGITS)
+        if left == right == INT:
+            return INT
+        return Kind("decimal", left.scale + right.scale if isinstance(node, exp.Mul) else max(left.scale, right.scale))
+
+    def _common(self, nodes: list[exp.Expr | None]) -> Kind | None:
+        kinds = [self.kind(node) for node in nodes if node is not None and not isinstance(node, exp.Null)]
+        if not kinds or any(kind is None for kind in kinds):
+            return None
+        known = [kind for kind in kinds if kind is not None]
+        if all(kind.is_exact for kind in known):
+            return max(known, key=lambda kind: (kind.name == "decimal", kind.scale))
+        return TEXT if TEXT in known else DOUBLE
+
+
+def _number(text: str) -> Kind:
+    if "e" in text.lower():
+        return DOUBLE
+    return Kind("decimal", len(text.partition(".")[2])) if "." in text else INT
+
+
+def _exact_or_double(inner: Kind | None, more_digits: int) -> Kind | None:
+    if inner is None:
+        return None
+    return Kind("decimal", inner.scale + more_digits) if inner.is_exact else DOUBLE
+
+
+def _cast_kind(node: exp.Cast) -> Kind | None:
+    target = node.to
+    if target.is_type(*exp.DataType.INTEGER_TYPES):
+        return INT
+    if target.this == exp.DType.DECIMAL:
+        params = target.expressions
+        return Kind("decimal", int(params[1].name) if len(params) > 1 else 0)
+    if target.is_type(*exp.DataType.REAL_TYPES):
+        return DOUBLE
+    return TEXT if target.is_type(*exp.DataType.TEXT_TYPES) else None

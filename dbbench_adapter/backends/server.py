@@ -1,0 +1,160 @@
+"""A MariaDB server of our own: started on a free port in a temporary folder, gone when we are.
+
+Its data live in memory where there is room, nothing is flushed, and it listens on loopback only, to one user with a
+random password. It dies with the process that started it, however that one ends; a folder that outlived its process is
+removed by the next start. Leaves out: a server that others run (`mysql://...`), and any wish to keep the data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from dbbench_adapter.backends.base import BackendUnavailable
+
+START_TIMEOUT_S = 30.0
+_MEMORY = Path("/dev/shm")
+_MEMORY_NEEDED_BYTES = 512 * 1024**2
+_PREFIX = "agentgrpo-mariadb-"
+_USER = "agentgrpo"
+_PR_SET_PDEATHSIG = 1
+
+
+class PrivateServer:
+    """`with PrivateServer() as server: server.url`.
+
+    Raises:
+        BackendUnavailable: on entering; MariaDB is not installed, or does not start within `START_TIMEOUT_S`.
+    """
+
+    url: str
+
+    def __enter__(self) -> PrivateServer:
+        install, server = _binary("mariadb-install-db"), _binary("mariadbd")
+        _remove_orphans()
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_parent_folder()))
+        try:
+            self._install(install)
+            self._start(server)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if process := getattr(self, "_process", None):
+            process.kill()  # nobody wants the data: an orderly shutdown would only take longer
+            self._thread.join()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _install(self, install: str) -> None:
+        command = [install, *_as_user(), "--no-defaults", f"--datadir={self._folder}"]
+        command += ["--auth-root-authentication-method=normal", "--skip-test-db"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        if done.returncode:
+            raise BackendUnavailable(f"mariadb-install-db failed: {(done.stderr or done.stdout)[-500:]}")
+
+    def _start(self, server: str) -> None:
+        password, port = secrets.token_hex(16), _free_port()
+        init = self._folder / "init.sql"
+        init.touch(mode=0o600)
+        init.write_text(
+            f"CREATE USER '{_USER}'@'127.0.0.1' IDENTIFIED BY '{password}';\n"
+            f"GRANT ALL ON *.* TO '{_USER}'@'127.0.0.1' WITH GRANT OPTION;\n"
+            "DELETE FROM mysql.global_priv WHERE User IN ('root', '');\n"
+            "FLUSH PRIVILEGES;\n"
+        )
+        command = [server, "--no-defaults", *_as_user(), f"--datadir={self._folder}", f"--init-file={init}"]
+        command += [f"--socket={self._folder / 'socket'}", f"--port={port}", "--bind-address=127.0.0.1"]
+        command += ["--skip-name-resolve", "--skip-log-bin", "--innodb-flush-log-at-trx-commit=0"]
+        command += ["--innodb-log-file-size=16M", "--innodb-buffer-pool-size=64M", "--max-connections=1024"]
+        started = threading.Event()
+        # the kernel's death signal follows the thread that forked, so a thread of its own waits as long as the server
+        self._thread = threading.Thread(target=self._serve, args=(command, started), name="mariadbd", daemon=True)
+        self._thread.start()
+        started.wait()
+        self._wait_until_up(port)
+        self.url = f"mysql://{_USER}:{password}@127.0.0.1:{port}"
+
+    def _serve(self, command: Sequence[str], started: threading.Event) -> None:
+        try:
+            with (self._folder / "server.log").open("wb") as log:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,  # Ctrl-C is for us; we end the server when we are done with it
+                    preexec_fn=_die_with_parent,
+                )
+        finally:
+            started.set()
+        self._process.wait()
+
+    def _wait_until_up(self, port: int) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            # init.sql has run before the server listens
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                return
+            time.sleep(0.02)
+        log = (self._folder / "server.log").read_text("utf-8", "replace")
+        raise BackendUnavailable(
+            f"mariadbd did not come up within {START_TIMEOUT_S:.0f} s; the end of its log:\n{log[-1000:]}"
+        )
+
+
+def _binary(name: str) -> str:
+    path = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/libexec"]))
+    if path is None:
+        raise BackendUnavailable(
+            f"{name} not found; install MariaDB (Debian: apt-get install mariadb-server), give the address of a server "
+            "(mysql://user:password@host:port), or use sqlite"
+        )
+    return path
+
+
+def _as_user() -> list[str]:
+    return ["--user=root"] if os.geteuid() == 0 else []
+
+
+def _parent_folder() -> Path:
+    with contextlib.suppress(OSError):
+        if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= _MEMORY_NEEDED_BYTES:
+            return _MEMORY
+    return Path(tempfile.gettempdir())
+
+
+def _remove_orphans() -> None:
+    """Remove the folders of servers whose process was killed before it could."""
+    for folder in _parent_folder().glob(f"{_PREFIX}*"):
+        process_id = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if process_id.isdigit() and not Path("/proc", process_id).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+_libc = ctypes.CDLL(None)
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
