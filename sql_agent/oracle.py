@@ -2,7 +2,8 @@
 
 `replay` plays the perfect agent, which runs a task's reference statement and commits its gold answer; `recite` says
 fixed replies. Both depend on the request alone, so calls may come in any order and be retried. It samples nothing,
-streams nothing, and knows no other route than `/v1/models` and `/v1/chat/completions`.
+streams nothing, and knows no other route than `/v1/models` and `/v1/chat/completions`. Asked for token ids as vLLM is
+(`return_token_ids`, `logprobs`), it gives bytes.
 """
 
 from __future__ import annotations
@@ -121,19 +122,35 @@ def app(
 
 def _completion(body: Json, reply: Json) -> Json:
     finish_reason = reply.pop("finish_reason", "tool_calls" if reply.get("tool_calls") else "stop")
-    prompt_tokens, completion_tokens = len(json.dumps(body["messages"])) // 4, len(json.dumps(reply)) // 4
+    prompt_ids, reply_ids = byte_ids(body["messages"]), byte_ids([reply])
+    choice: Json = {"index": 0, "message": reply, "finish_reason": finish_reason, "logprobs": None}
+    engine: Json = {}
+    if body.get("return_token_ids"):
+        choice["token_ids"], engine["prompt_token_ids"] = reply_ids, prompt_ids
+    if body.get("logprobs"):  # it is certain of every byte
+        choice["logprobs"] = {"content": [{"token": chr(i), "logprob": 0.0, "top_logprobs": []} for i in reply_ids]}
     return {
         "id": f"chatcmpl-{random.getrandbits(64):016x}",
         "object": "chat.completion",
         "created": int(time.time()),
         "model": body["model"],
-        "choices": [{"index": 0, "message": reply, "finish_reason": finish_reason, "logprobs": None}],
-        "usage": {  # about four characters to a token
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": prompt_tokens + completion_tokens,
+        "choices": [choice],
+        "usage": {
+            "prompt_tokens": len(prompt_ids),
+            "completion_tokens": len(reply_ids),
+            "total_tokens": len(prompt_ids) + len(reply_ids),
         },
+        **engine,
     }
+
+
+def byte_ids(history: Sequence[Json]) -> list[int]:
+    """A conversation as token ids, one per byte; a longer conversation begins with the ids of a shorter one."""
+    lines = [
+        [m["role"], m.get("content") or "", [list(c["function"].values()) for c in m.get("tool_calls") or ()]]
+        for m in history
+    ]
+    return list("".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
 def _question(history: list[Json]) -> str:

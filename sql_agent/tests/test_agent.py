@@ -48,9 +48,8 @@ def play(backend):
     async def play(*replies, task=CHEAPEST, config=GREEDY, backend=backend, **endpoint):
         play.requests = []
         with serve(app(recite(replies), on_request=play.requests.append, **endpoint)) as url:
-            return await run_rollout(
-                task, base_url=url, model="oracle", backend=backend, judge="fc", config=config, on_turn=play.turns.append
-            )
+            where = {"base_url": url, "model": "oracle", "backend": backend}
+            return await run_rollout(task, **where, judge="fc", config=config, on_turn=play.turns.append)
 
     play.turns = []
     return play
@@ -112,7 +111,8 @@ async def test_the_deadline_ends_the_rollout(play):
 
 
 async def test_a_request_refused_for_malformed_calls_ends_as_malformed(play):
-    record = await play(calls(call("execute_sql", "SELECT 1")), say("Can only get item pairs from a mapping", status=400))
+    refused = say("Can only get item pairs from a mapping", status=400)
+    record = await play(calls(call("execute_sql", "SELECT 1")), refused)
     assert (record.stop_reason, record.score.value, record.malformed_calls) == ("malformed", 0.0, 1)
 
 
@@ -233,10 +233,45 @@ async def test_the_record_holds_what_went_over_the_wire(play):
     assert json.loads(json.dumps(record.to_dict())) == record.to_dict()
 
 
+async def test_assistant_turns_go_back_as_they_came(play):
+    odd = {
+        "role": "assistant",
+        "content": "  Let me look.\n",
+        "reasoning_content": "The fruit table.",
+        "tool_calls": [call("execute_sql", '{"query":  "SELECT 1" }', "a"), call("execute_sql", "", "b")],
+    }
+    await play(odd, calls(commit("Pear")))
+    assert play.requests[1]["messages"][2] == odd
+
+
+async def test_an_end_before_the_first_reply_is_not_the_policys_doing(play):
+    too_long = say("This model's maximum context length is 16 tokens. However, you requested 1100.", status=400)
+    record = await play(too_long)
+    assert (record.stop_reason, record.score) == ("max_tokens", Score(None, "no_reply"))
+
+
+async def test_rollouts_share_connections_whatever_their_url(backend):
+    endpoint, client_ports = app(recite([calls(sql(LOOK)), calls(commit("Pear"))])), set()
+
+    async def proxy(scope, receive, send):
+        if scope["type"] == "http":
+            client_ports.add(scope["client"][1])
+            scope["path"] = scope["path"][len("/rollout/0") :]
+        await endpoint(scope, receive, send)
+
+    with serve(proxy) as url:
+        for rollout in range(3):
+            own_url = url.replace("/v1", f"/rollout/{rollout}/v1")
+            where = {"base_url": own_url, "model": "oracle", "backend": backend}
+            record = await run_rollout(CHEAPEST, **where, judge="fc", config=GREEDY)
+            assert record.score.value == 1.0
+    assert len(client_ports) == 1
+
+
 async def test_gold_is_in_no_request_and_no_message(play):
     secret = Task(
         id="t-3", question="Set the price.", kind="UPDATE", tables=(FRUIT,),
-        gold=Gold(answers=("GOLD-A",), rows=(("GOLD-R",),), sql="UPDATE Fruit SET Price = 'GOLD-S'", table_hash="0" * 32),
+        gold=Gold(("GOLD-A",), rows=(("GOLD-R",),), sql="UPDATE Fruit SET Price = 'GOLD-S'", table_hash="0" * 32),
     )  # fmt: skip
     record = await play(calls(sql(LOOK)), say("Hm."), calls(commit("Pear")), task=secret)
     for text in (json.dumps(play.requests), json.dumps(record.to_dict())):
@@ -258,7 +293,7 @@ async def test_tokens_add_up_over_the_turns(play):
 
 
 def test_deadlines_have_to_nest():
-    with pytest.raises(ValueError, match="statement_timeout_s <= turn_timeout_s <= rollout_timeout_s, got 5 / 400 / 300"):
+    with pytest.raises(ValueError, match="turn_timeout_s <= rollout_timeout_s, got 5 / 400 / 300"):
         AgentConfig(turn_timeout_s=400.0)
 
 

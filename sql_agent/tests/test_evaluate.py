@@ -1,0 +1,168 @@
+"""`sql_agent.evaluate`: its report, its files, its refusals, and the ceiling of DB-Bench's own task file."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from dbbench_adapter.load import write_tasks
+from dbbench_adapter.types import Column, Gold, Score, Table, Task
+from sql_agent import oracle
+from sql_agent.evaluate import Rate, evenly, main, summarise, three_way_mean
+from sql_agent.types import RolloutRecord
+
+ROOT = Path(__file__).parents[2]
+STANDARD = ROOT.parent / "shared/dbbench/data/agentbench/standard.jsonl"
+FRUIT = Table("Fruit", (Column("Name"), Column("Price")), (("Plum", "5"), ("Pear", "4")))
+CHEAPEST = Task(
+    id="t-0", question="Which fruit is cheapest?", kind="other", tables=(FRUIT,), gold=Gold(answers=("Pear",)),
+)  # fmt: skip
+SET_PRICE = Task(
+    id="t-1", question="Set the price of Plum to 7.", kind="UPDATE", tables=(FRUIT,),
+    gold=Gold(sql="UPDATE Fruit SET Price = '7' WHERE Name = 'Plum'"),
+)  # fmt: skip
+RAGGED = Task(
+    id="t-2", question="?", kind="other", tables=(Table("T", (Column("a"),), (("1", "2"),)),), gold=Gold(("1",)),
+)  # fmt: skip
+
+
+def record(kind, value, *, turns=2, malformed=0, calls=2, stop="answered", reason="match", task_id="t"):
+    call = {"role": "assistant", "content": None, "tool_calls": [oracle.call("execute_sql", {})] * calls}
+    return RolloutRecord(
+        task_id=task_id, kind=kind, stop_reason=stop, score=Score(value, reason), num_turns=turns,
+        malformed_calls=malformed, messages=[call], prompt_tokens=0, completion_tokens=0, seconds=0.5,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def evaluate(tmp_path):
+    """Runs the command on tasks against the oracle; gives the trajectories it wrote."""
+
+    def evaluate(tasks, *options, script=None):
+        write_tasks(tmp_path / "tasks.jsonl", tasks)
+        with oracle.serve(oracle.app(script or oracle.replay(tasks))) as url:
+            main([
+                "--base-url", url, "--model", "oracle", "--tasks", str(tmp_path / "tasks.jsonl"),
+                "--output", str(tmp_path / "out.jsonl"), *options,
+            ])  # fmt: skip
+        return [json.loads(line) for line in (tmp_path / "out.jsonl").read_text("utf-8").splitlines()]
+
+    return evaluate
+
+
+# the report ---------------------------------------------------------------------------------------------------------
+
+
+def test_success_is_reported_per_question_type_and_every_trajectory_written(evaluate, capsys):
+    trajectories = evaluate([CHEAPEST, SET_PRICE])
+    printed = capsys.readouterr().out
+    # one of one: Wilson's interval is 1 / (1 + 1.96^2) = 20.7 % to 100 %
+    for line in ("other", "UPDATE"):
+        assert f"{line} 1 1 1 100.0 % 20.7 % – 100.0 %" in " ".join(printed.replace("│", " ").split())
+    assert "turns per task: 1.50; malformed calls: 0.0 %" in printed
+    assert {row["task_id"]: row["score"]["value"] for row in trajectories} == {"t-0": 1.0, "t-1": 1.0}
+
+
+def test_what_could_not_be_judged_is_counted_apart_and_is_no_zero(evaluate, capsys):
+    trajectories = evaluate([CHEAPEST, RAGGED])
+    printed = capsys.readouterr().out
+    assert "other 2 1 1 100.0 %" in " ".join(printed.replace("│", " ").split())
+    assert "not judged: table_error 1" in printed
+    assert {row["task_id"]: row["score"]["value"] for row in trajectories} == {"t-0": 1.0, "t-2": None}
+
+
+def test_malformed_calls_are_a_share_of_all_calls(evaluate, capsys):
+    garbled, commit = oracle.call("execute_sql", "SELECT 1"), oracle.call("commit_final_answer", {"answers": ["Pear"]})
+    evaluate([CHEAPEST], script=oracle.recite([oracle.calls(garbled), oracle.calls(commit)]))
+    assert "malformed calls: 50.0 %" in capsys.readouterr().out
+
+
+def test_summary_by_hand():
+    records = [
+        record("other", 1.0, turns=2),
+        record("other", 0.0, turns=6, malformed=1, stop="max_turns", reason="not_committed"),
+        record("INSERT", None, turns=1, calls=0, stop="db_unavailable", reason="db_unavailable"),
+    ]
+    summary = summarise(records, [CHEAPEST])
+    assert summary.by_kind == {"other": Rate(2, 2, 1)}
+    assert (summary.overall, summary.overall.success) == (Rate(3, 2, 1), 0.5)
+    assert summary.unjudged == {"db_unavailable": 1}
+    assert summary.turns_per_task == 3.0  # (2 + 6 + 1) / 3
+    assert summary.malformed_calls_frac == 0.25  # 1 of 2 + 2
+    assert summary.three_way_mean is None  # no UPDATE was judged
+
+
+def test_the_three_way_mean_weighs_question_types_and_not_tasks():
+    selects = [record("other", 1.0), record("counting", 0.0), record("DELETE", 0.0), record("ranking", 0.0)]
+    # (1/4 + 1/1 + 0/1) / 3
+    assert three_way_mean([*selects, record("INSERT", 1.0), record("UPDATE", 0.0)]) == pytest.approx(1.25 / 3)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(None, [0, 1, 2, 3, 4]), (2, [0, 2]), (9, [0, 1, 2, 3, 4])])
+def test_a_limit_takes_tasks_at_even_distances(limit, expected):
+    assert evenly(range(5), limit) == expected
+
+
+# interruption -------------------------------------------------------------------------------------------------------
+
+
+def test_every_trajectory_is_on_disk_as_it_ends_and_ctrl_c_still_gives_a_report(tmp_path, capsys):
+    tasks = [Task.from_dict({**CHEAPEST.to_dict(), "id": f"t-{i}", "question": f"Cheapest, {i}?"}) for i in range(50)]
+    write_tasks(tmp_path / "tasks.jsonl", tasks)
+    output = tmp_path / "out.jsonl"
+    on_disk = []
+
+    def interrupt_the_tenth(_request):  # one request a task, one at a time: nine trajectories are finished
+        on_disk.append(len(output.read_text().splitlines()))
+        if len(on_disk) == 10:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    endpoint = oracle.app(oracle.replay(tasks), latency_s=0.01, on_request=interrupt_the_tenth)
+    with oracle.serve(endpoint) as url, pytest.raises(SystemExit) as ended:
+        main([
+            "--base-url", url, "--model", "oracle", "--tasks", str(tmp_path / "tasks.jsonl"),
+            "--output", str(output), "--concurrency", "1",
+        ])  # fmt: skip
+    assert on_disk == list(range(10))
+    assert ended.value.code == 130
+    assert len(output.read_text().splitlines()) == 9
+    assert "interrupted: 9 of 50 tasks were finished" in capsys.readouterr().out
+
+
+# the ceiling --------------------------------------------------------------------------------------------------------
+
+
+# refusals -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    pytest.param({"--tasks": "missing.jsonl"}, "missing.jsonl: no such file", id="missing_file"),
+    pytest.param({"--tasks": "{bad}"}, "line 2.*kind", id="bad_row"),
+    pytest.param({"--base-url": "http://127.0.0.1:9/v1"}, "no model server at .*:9/v1/models", id="no_server"),
+    pytest.param({"--base-url": "{url}/v1"}, "no model server at .*404", id="wrong_path"),
+    pytest.param({"--model": "gpt"}, "does not serve 'gpt'; it serves oracle", id="model_not_served"),
+    pytest.param({"--backend": "oracle"}, "unknown backend 'oracle'; known: sqlite, mariadb", id="unknown_backend"),
+])  # fmt: skip
+def test_it_stops_before_the_first_rollout_with_words(tmp_path, change, words):
+    write_tasks(tmp_path / "good.jsonl", [CHEAPEST])
+    good = (tmp_path / "good.jsonl").read_text()
+    (tmp_path / "bad.jsonl").write_text(good + good.replace('"kind"', '"sort"').replace("t-0", "t-1"))
+    with oracle.serve(oracle.app(oracle.replay([CHEAPEST]))) as url:
+        options = {
+            "--base-url": url, "--model": "oracle", "--tasks": str(tmp_path / "good.jsonl"),
+            "--output": str(tmp_path / "out.jsonl"), **change,
+        }  # fmt: skip
+        argv = [word.format(bad=tmp_path / "bad.jsonl", url=url) for pair in options.items() for word in pair]
+        with pytest.raises(SystemExit, match=words):
+            main(argv)
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_an_output_that_exists_is_not_overwritten(tmp_path, capsys):
+    (tmp_path / "out.jsonl").write_text("earlier results\n")
+    with pytest.raises(SystemExit):
+        main(["--base-url", "-", "--model", "-", "--tasks", "-", "--output", str(tmp_path / "out.jsonl")])
+    assert "exists; name another file" in capsys.readouterr().err
+    assert (tmp_path / "out.jsonl").read_text() == "earlier results\n"
