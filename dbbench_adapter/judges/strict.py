@@ -1,0 +1,165 @@
+"""Our own judge, the default in training: as hard to please by accident as to fool.
+
+Answers are compared as multisets, in order only where the task orders; numbers with a tolerance, and never with texts
+that are none; NULL only with NULL. Changes are judged by the content of all tables, not by a hash of some columns.
+
+What counts as given: one answer per value, or per row printed as a tuple or list (`('Pear', 4)`); a lone row may also
+come value by value, and everything as one text that holds the list. It does not guard against a gold that is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dbbench_adapter.backends import Snapshot
+from dbbench_adapter.judges.base import Answers, EndState, NoReferenceError
+from dbbench_adapter.literals import parse_literal, parse_rows
+from dbbench_adapter.types import Cell, Gold, Row, Rows, Score
+
+RELATIVE_TOLERANCE = 1e-9
+ABSOLUTE_TOLERANCE = 1e-4
+"""MySQL gives averages four decimals: 33.3333 and 33.33333333 are the same answer."""
+_NULLS = frozenset({"none", "null"})
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE | re.ASCII)
+_MAX_DIGITS = 300
+_CELLS = str | int | float | None
+
+
+def judge(end: EndState) -> Score:
+    """1 or 0; nothing committed is 0.
+
+    Returns:
+        `Score(None, ...)` where the task has no gold, or its reference does not run on this backend.
+    """
+    if not end.committed:
+        return Score(0.0, "not_committed")
+    if end.task.changes_state:
+        return _judge_state(end)
+    expected = _expected(end.task.gold)
+    if expected is None:
+        return Score(None, "no_gold")
+    width = len(expected[0]) if expected else 1
+    same = any(same_rows(given, expected, ordered=end.task.ordered) for given in readings(end.answers, width))
+    return Score(1.0, "match") if same else Score(0.0, "wrong_answer")
+
+
+def same_rows(given: Rows, expected: Rows, *, ordered: bool) -> bool:
+    """Whether two results are equal, as lists when `ordered`, else as multisets."""
+    if len(given) != len(expected):
+        return False
+    if ordered:
+        return all(map(_same_row, given, expected))
+    return _matched(given, expected)
+
+
+def same_state(found: Snapshot, expected: Snapshot) -> bool:
+    """Whether two databases hold the same tables, columns and rows; rows have no order."""
+    return found.keys() == expected.keys() and all(
+        found[name].columns == expected[name].columns
+        and Counter(map(_row_key, found[name].rows)) == Counter(map(_row_key, expected[name].rows))
+        for name in expected
+    )
+
+
+def readings(answers: Answers, width: int) -> Iterator[Rows]:
+    """The ways to read what was committed as rows of `width` columns."""
+    items: list[Any] = [answers] if isinstance(answers, str) else answers or []
+    if answers is None or not all(isinstance(item, _CELLS | list) for item in items):
+        return
+    yield tuple(_as_row(item, width) for item in items)
+    if len(items) == width > 1:
+        yield (tuple(items),)
+    if len(items) == 1 and isinstance(items[0], str) and (listed := _listed(items[0])) is not None:
+        yield tuple(_as_row(item, width) for item in listed)
+
+
+def _as_row(item: Any, width: int) -> Row:
+    if isinstance(item, list | tuple):
+        return tuple(item)
+    if isinstance(item, str) and item.strip().startswith(("(", "[")):
+        printed = parse_rows(f"[{item}]")
+        if printed is not None and len(printed) == 1 and len(printed[0]) == width:
+            return printed[0]
+    return (item,)
+
+
+def _listed(text: str) -> Sequence[Any] | None:
+    """The items of a text like `['Pear', 'Plum']` or `[('Pear', 4), ('Plum', Decimal('5'))]`."""
+    if (rows := parse_rows(text)) is not None:
+        return rows
+    try:
+        items = parse_literal(text.strip())
+    except ValueError:
+        return None
+    return items if isinstance(items, list) and all(isinstance(item, _CELLS) for item in items) else None
+
+
+def _expected(gold: Gold) -> Rows | None:
+    """The gold rows; labels, which are texts whatever they mean, as numbers and NULLs where they read like them."""
+    if gold.rows is not None:
+        return gold.rows
+    return None if gold.answers is None else tuple((_meant(label),) for label in gold.answers)
+
+
+def _meant(label: str) -> Cell:
+    number = _number(label)
+    return None if label.strip().casefold() in _NULLS else label if number is None else number
+
+
+def _matched(given: Rows, expected: Rows) -> bool:
+    """Whether the rows pair off one to one (augmenting paths, for closeness is not transitive)."""
+    partner: dict[int, int] = {}  # index into expected -> index into given
+
+    def place(i: int, tried: set[int]) -> bool:
+        fitting = [j for j, row in enumerate(expected) if j not in tried and _same_row(given[i], row)]
+        for j in sorted(fitting, key=partner.__contains__):  # the free ones first
+            tried.add(j)
+            if j not in partner or place(partner[j], tried):
+                partner[j] = i
+                return True
+        return False
+
+    return all(place(i, set()) for i in range(len(given)))
+
+
+def _same_row(given: Row, expected: Row) -> bool:
+    return len(given) == len(expected) and all(map(_same_cell, given, expected))
+
+
+def _same_cell(given: Cell, expected: Cell) -> bool:
+    if expected is None:
+        return given is None or (isinstance(given, str) and given.strip().casefold() in _NULLS)
+    if isinstance(expected, str):
+        return isinstance(given, str) and given.strip() == expected.strip()
+    number = _number(given)
+    if number is None:
+        return False
+    if isinstance(number, int) and isinstance(expected, int):
+        return number == expected
+    return math.isclose(number, expected, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
+
+
+def _number(cell: Cell) -> int | float | None:
+    """A number, or the one that a text is from end to end."""
+    if isinstance(cell, str):
+        text = cell.strip()
+        if not _NUMBER.fullmatch(text):
+            return None
+        return int(text) if text.lstrip("+-").isdigit() and len(text) <= _MAX_DIGITS else float(text)
+    return None if isinstance(cell, bool) else cell
+
+
+def _judge_state(end: EndState) -> Score:
+    try:
+        expected = end.reference_snapshot()
+    except NoReferenceError:
+        return Score(None, "reference_failed")
+    return Score(1.0, "match") if same_state(end.snapshot(), expected) else Score(0.0, "wrong_state")
+
+
+def _row_key(row: Row) -> Row:
+    return tuple(float(f"{cell:.9g}") if isinstance(cell, float) else cell for cell in row)
