@@ -33,7 +33,8 @@ from agentlightning.types import Span, SpanCoreFields, TraceStatus
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 from litellm.integrations.custom_logger import CustomLogger
 
-from sql_agent.stitch import TURN_SPAN
+from sql_agent.processes import Events
+from sql_agent.stitch import TURN_SPAN, turn_attributes
 
 logger = logging.getLogger(__name__)
 
@@ -102,20 +103,6 @@ class RecordTurn(CustomLogger):
         await store.add_span(span)
 
 
-def turn_attributes(response: dict[str, Any]) -> dict[str, Any]:
-    """Span attributes of one chat completion as vLLM answers it; the ids are empty where the server gave none."""
-    choice = response["choices"][0]
-    log_probs = (choice.get("logprobs") or {}).get("content") or []
-    return {
-        "gen_ai.response.id": response["id"],
-        "gen_ai.response.finish_reason": choice.get("finish_reason") or "",
-        "prompt_token_ids": response.get("prompt_token_ids") or [],
-        "response_token_ids": choice.get("token_ids") or [],
-        "response_log_probs": [token["logprob"] for token in log_probs],
-        "agentgrpo.has_tool_calls": bool(choice["message"].get("tool_calls")),
-    }
-
-
 def model_list(model: str, backends: list[str], timeout_s: float) -> list[dict[str, Any]]:
     """LiteLLM's entries: `policy-0`, `policy-1`, ... name one server each, so a rollout can keep to its own."""
     return [
@@ -133,7 +120,7 @@ def free_port(host: str = "127.0.0.1") -> int:
         return probe.getsockname()[1]
 
 
-async def serve(store_url: str, port: int, timeout_s: float) -> None:
+async def serve(store_url: str, port: int, timeout_s: float, events: Events) -> None:
     stdin = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
     line = await stdin.readline()
@@ -155,18 +142,19 @@ async def serve(store_url: str, port: int, timeout_s: float) -> None:
         callbacks=[AskForTokens, RecordTurn],
     )
     await proxy.start()
-    print(json.dumps({"url": f"http://127.0.0.1:{proxy.server_launcher_args.port}"}), flush=True)
+    events.emit({"url": f"http://127.0.0.1:{proxy.server_launcher_args.port}"})
     await stdin.read()  # until whoever started us is gone
     await proxy.stop()
 
 
 def main() -> None:
+    events = Events()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--store", required=True, help="address of the agent-lightning store")
     parser.add_argument("--port", type=int, default=0, help="port on loopback; 0 picks a free one")
     parser.add_argument("--timeout-s", type=float, default=120.0, help="longest model call")
     args = parser.parse_args()
-    asyncio.run(serve(args.store, args.port, args.timeout_s))
+    asyncio.run(serve(args.store, args.port, args.timeout_s, events))
 
 
 if __name__ == "__main__":

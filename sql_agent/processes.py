@@ -7,13 +7,26 @@ asked, then killed. Only processes of this run are touched. Linux only (/proc, p
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 RUN_ID = "AGENTGRPO_RUN_ID"
 _PR_SET_PDEATHSIG = 1
+
+
+class Events:
+    """JSON lines on the standard output this process was started with; whatever else prints goes to standard error."""
+
+    def __init__(self) -> None:
+        self._out = os.fdopen(os.dup(1), "w", buffering=1)
+        os.dup2(2, 1)
+
+    def emit(self, event: dict[str, Any]) -> None:
+        self._out.write(json.dumps(event) + "\n")
 
 
 def end_with_parent() -> None:

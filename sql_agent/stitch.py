@@ -61,6 +61,20 @@ class RolloutOutcome:
     record: dict[str, Any] = field(default_factory=dict)
 
 
+def turn_attributes(response: dict[str, Any]) -> dict[str, Any]:
+    """Span attributes of one chat completion as vLLM answers it; the ids are empty where the server gave none."""
+    choice = response["choices"][0]
+    log_probs = (choice.get("logprobs") or {}).get("content") or []
+    return {
+        "gen_ai.response.id": response["id"],
+        "gen_ai.response.finish_reason": choice.get("finish_reason") or "",
+        "prompt_token_ids": response.get("prompt_token_ids") or [],
+        "response_token_ids": choice.get("token_ids") or [],
+        "response_log_probs": [token["logprob"] for token in log_probs],
+        "agentgrpo.has_tool_calls": bool(choice["message"].get("tool_calls")),
+    }
+
+
 def read_turns(spans: Sequence[SpanLike]) -> list[Turn]:
     """The model calls of one attempt, ordered by sequence id; spans of anything else are passed over.
 

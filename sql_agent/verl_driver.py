@@ -12,23 +12,13 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
 from sql_agent.config import load_config
-from sql_agent.processes import end_with_parent
+from sql_agent.processes import Events, end_with_parent
 from sql_agent.run_context import RunContext, enter
-
-
-class Events:
-    """JSON lines on the standard output this process was started with; everything else that prints goes to the log."""
-
-    def __init__(self) -> None:
-        self._out = os.fdopen(os.dup(1), "w", buffering=1)
-        os.dup2(2, 1)
-
-    def emit(self, event: dict[str, Any]) -> None:
-        self._out.write(json.dumps(event) + "\n")
 
 
 def main() -> None:
@@ -64,19 +54,29 @@ def main() -> None:
     ray.init(**{**ray_init, "runtime_env": runtime_env, "_temp_dir": order["ray_dir"]})  # type: ignore[arg-type]
     signal.signal(signal.SIGTERM, _stop)  # after ray.init, which sets a handler of its own
     events.emit({"event": "phase", "name": "loading the policy"})
+    code = 1
     try:
         TaskRunner.__ray_metadata__.modified_class().run(verl_config)  # type: ignore[attr-defined]
         events.emit({"event": "finished"})
+        code = 0
+    except KeyboardInterrupt:
+        code = 130
     except Exception as error:
-        events.emit({"event": "failed", "error": f"{type(error).__name__}: {error}"})
-        raise
-    finally:
-        ray.shutdown()
+        events.emit({"event": "failed", "error": last_line(error)})
+        traceback.print_exc()
+    ray.shutdown()
+    sys.stderr.flush()
+    os._exit(code)  # verl and Ray leave threads behind that would hold up the end
+
+
+def last_line(error: Exception) -> str:
+    """What went wrong, in a line; Ray wraps it in the whole remote traceback, which the log has."""
+    return str(error).strip().rsplit("\n", 1)[-1] if "ray::" in str(error) else f"{type(error).__name__}: {error}"
 
 
 def _stop(*_: Any) -> None:
     """End verl's blocking calls where they are; a second thread makes sure that the process ends."""
-    threading.Timer(20.0, os._exit, args=(143,)).start()
+    threading.Timer(10.0, os._exit, args=(143,)).start()
     raise KeyboardInterrupt
 
 

@@ -1,0 +1,102 @@
+"""The LLM proxy in a process of its own, before a real store and a scripted model server."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from openai import OpenAI
+
+from sql_agent import oracle
+from sql_agent.agl_light import agl
+from sql_agent.stitch import TURN_SPAN, Turn, read_turns
+
+pytestmark = pytest.mark.slow
+
+SQL = {"role": "assistant", "content": None, "tool_calls": [oracle.call("execute_sql", {"query": "SELECT 1"})]}
+TEXT = {"role": "assistant", "content": "done"}
+
+
+@pytest.fixture(scope="module")
+def proxy_url(store_url):
+    with oracle.serve(oracle.app(oracle.recite([SQL, TEXT]))) as base_url:
+        command = [sys.executable, "-m", "sql_agent.llm_proxy", "--store", store_url]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdin is not None and process.stdout is not None
+        order = {"model": oracle.MODEL, "backends": [base_url.removesuffix("/v1")]}
+        process.stdin.write(json.dumps(order) + "\n")
+        process.stdin.flush()
+        yield json.loads(process.stdout.readline())["url"]
+        process.stdin.close()  # as when its parent is gone
+        assert process.wait(20) == 0
+
+
+def spans_of(store_url, rollout, attempt, count):
+    async def read():
+        store = agl.LightningStoreClient(store_url)
+        try:
+            deadline = time.monotonic() + 10
+            while True:
+                spans = await store.query_spans(rollout, attempt_id=attempt)
+                if len(spans) >= count or time.monotonic() > deadline:
+                    return spans
+                await asyncio.sleep(0.05)
+        finally:
+            await store.close()
+
+    return asyncio.run(read())
+
+
+def enqueue(store_url):
+    async def work():
+        store = agl.LightningStoreClient(store_url)
+        try:
+            rollout = await store.start_rollout(input={"task": "of this test"})
+            return rollout.rollout_id, rollout.attempt.attempt_id
+        finally:
+            await store.close()
+
+    return asyncio.run(work())
+
+
+def test_each_call_leaves_one_span_with_the_engines_ids_as_agent_lightning_reads_them(proxy_url, store_url):
+    rollout, attempt = enqueue(store_url)
+    client = OpenAI(base_url=f"{proxy_url}/rollout/{rollout}/attempt/{attempt}/v1", api_key="-")
+    messages = [{"role": "user", "content": "hi"}]
+    client.chat.completions.create(model="policy-0", messages=messages)
+    messages += [SQL, {"role": "tool", "tool_call_id": "call_0", "content": "[(1,)]"}]
+    client.chat.completions.create(model="policy-0", messages=messages)
+
+    spans = spans_of(store_url, rollout, attempt, 2)
+    assert [(span.name, span.sequence_id) for span in spans] == [(TURN_SPAN, 1), (TURN_SPAN, 2)]
+    sql, text = oracle.byte_ids([SQL]), oracle.byte_ids([TEXT])
+    turns = read_turns(spans)
+    assert turns == [
+        Turn(tuple(oracle.byte_ids(messages[:1])), tuple(sql), (0.0,) * len(sql), "tool_calls", True),
+        Turn(tuple(oracle.byte_ids(messages)), tuple(text), (0.0,) * len(text), "stop", False),
+    ]
+    triplets = agl.LlmProxyTraceToTriplet().adapt(spans)
+    assert [(t.prompt["token_ids"], t.response["token_ids"]) for t in triplets] == [
+        (list(turn.prompt_ids), list(turn.sampled_ids)) for turn in turns
+    ]
+
+
+def test_sixteen_rollouts_at_once_do_not_mix(proxy_url, store_url):
+    ids = [enqueue(store_url) for _ in range(16)]
+
+    def ask(number):
+        rollout, attempt = ids[number]
+        client = OpenAI(base_url=f"{proxy_url}/rollout/{rollout}/attempt/{attempt}/v1", api_key="-")
+        client.chat.completions.create(model="policy-0", messages=[{"role": "user", "content": f"I am {number}"}])
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, (rollout, attempt) in enumerate(ids):
+        (turn,) = read_turns(spans_of(store_url, rollout, attempt, 1))
+        assert turn.prompt_ids == tuple(oracle.byte_ids([{"role": "user", "content": f"I am {number}"}]))
