@@ -95,6 +95,10 @@ class Backend(AbstractContextManager["Backend"], Protocol):
         """
         ...
 
+    def live_databases(self) -> int:
+        """How many databases of this backend exist now; 0 once every episode is closed."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -48,6 +48,7 @@ _GROUP_CONCAT_MAX_LEN = 1024  # MySQL's default; MariaDB's is 1 MiB
 _DECLARED_TYPE = re.compile(r"[A-Z]+( ?\( ?\d+( ?, ?\d+)? ?\))?( UNSIGNED)?", re.IGNORECASE)
 _ALIASED_DELETE = re.compile(r"^\s*DELETE\s+FROM\s+(`[^`]+`|\w+)\s+(?:AS\s+)?(`[^`]+`|\w+)\s+WHERE\s", re.IGNORECASE)
 _CHUNK_ROWS = 100
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 _Connection = pymysql.Connection
 
@@ -99,6 +100,12 @@ class MysqlBackend:
             database.close()
             raise
         return database
+
+    def live_databases(self) -> int:
+        with self.failures_named(), self._connect(self._user, self._password) as admin:
+            cursor = admin.cursor()
+            cursor.execute("SHOW DATABASES")
+            return len({slot.name for slot in self._all} & {name for (name,) in cursor.fetchall()})
 
     def close(self) -> None:
         """Take what is ours off the server; databases still open are dropped under their episodes."""
@@ -178,6 +185,7 @@ class MysqlBackend:
             autocommit=True,
             connect_timeout=CONNECT_TIMEOUT_S,
             write_timeout=ADMIN_TIMEOUT_S,
+            ssl_disabled=self._host in _LOOPBACK,  # a TLS context costs 44 ms (measured), twice an episode
             **more,
         )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import sqlite3
 import time
+import weakref
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -59,11 +60,19 @@ _FORBIDDEN_FUNCTIONS = frozenset({"load_extension", "fts3_tokenizer"})
 class SqliteBackend:
     """Makes SQLite databases in memory; there is nothing to start and nothing to clean up."""
 
+    def __init__(self) -> None:
+        self._live: weakref.WeakSet[SqliteDatabase] = weakref.WeakSet()
+
     def open(
         self, tables: Sequence[Table], *, typed: bool, statement_timeout_s: float = STATEMENT_TIMEOUT_S
     ) -> SqliteDatabase:
         check_tables(tables)
-        return SqliteDatabase(tables, typed=typed, statement_timeout_s=statement_timeout_s)
+        database = SqliteDatabase(tables, typed=typed, statement_timeout_s=statement_timeout_s)
+        self._live.add(database)
+        return database
+
+    def live_databases(self) -> int:
+        return sum(not database.closed for database in self._live)
 
     def close(self) -> None: ...
 
@@ -81,6 +90,7 @@ class SqliteDatabase:
         self._timeout_s = statement_timeout_s
         self._deadline = float("inf")
         self._trusted = True
+        self.closed = False
         self._columns = _column_kinds(tables, typed=typed)
         self._connection = _connect()
         self._connection.set_authorizer(self._authorize)
@@ -110,6 +120,7 @@ class SqliteDatabase:
         return {name: self._state(name) for name in self._table_names()}
 
     def close(self) -> None:
+        self.closed = True
         self._connection.close()
 
     def __enter__(self) -> SqliteDatabase:
