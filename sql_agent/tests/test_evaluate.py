@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from dbbench_adapter.load import write_tasks
+from dbbench_adapter.load import load_tasks, write_tasks
 from dbbench_adapter.types import Column, Gold, Score, Table, Task
 from sql_agent import oracle
 from sql_agent.evaluate import Rate, evenly, main, summarise, three_way_mean
@@ -132,6 +134,32 @@ def test_every_trajectory_is_on_disk_as_it_ends_and_ctrl_c_still_gives_a_report(
 
 
 # the ceiling --------------------------------------------------------------------------------------------------------
+
+OF_KIND = {  # FACTS section 5
+    "other": 17, "counting": 17, "comparison": 17, "ranking": 17, "aggregation-SUM": 8, "aggregation-MIN": 8,
+    "aggregation-MAX": 8, "aggregation-AVG": 8, "INSERT": 100, "UPDATE": 100,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not STANDARD.exists(), reason=f"needs DB-Bench's own tasks at {STANDARD}")
+@pytest.mark.parametrize(("judge", "misses"), [
+    # FACTS 7.1: the stored hash of index 225 is reproduced by no server, its reference statement included
+    pytest.param("fc", {"standard-225": "wrong_state"}, id="fc_misses_the_one_hash_that_nothing_reproduces"),
+    # strict compares with what the reference leaves behind, and looks at no stored hash
+    pytest.param("strict", {}, id="strict_misses_nothing"),
+])  # fmt: skip
+@pytest.mark.parametrize("backend", ["sqlite", "mariadb"])
+def test_the_oracle_reaches_the_ceiling_of_dbbench(evaluate, backend, judge, misses):
+    try:
+        trajectories = evaluate(load_tasks(STANDARD), "--backend", backend, "--judge", judge)
+    except SystemExit as failure:
+        if backend == "mariadb" and not shutil.which("mariadbd"):
+            pytest.skip(str(failure))
+        raise
+    assert Counter(row["kind"] for row in trajectories) == OF_KIND
+    assert {row["stop_reason"] for row in trajectories} == {"answered"}
+    assert {row["task_id"]: row["score"]["reason"] for row in trajectories if row["score"]["value"] != 1.0} == misses
 
 
 # refusals -----------------------------------------------------------------------------------------------------------
