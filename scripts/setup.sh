@@ -23,17 +23,17 @@ die() {
 # Prints the path of uv; installs it into .uv (or, where Python has no venv module, for this user) if it is missing.
 find_uv() {
     local candidate
-    for candidate in "$(command -v uv || true)" .uv/bin/uv "$HOME/.local/bin/uv"; do
+    for candidate in "$(command -v uv || true)" .uv/bin/uv ~/.local/bin/uv; do
         if [[ -n $candidate ]] && "$candidate" --version >/dev/null 2>&1; then
             echo "$candidate"
             return
         fi
     done
     say "uv is missing: installing it into .uv" >&2
-    if python3 -m venv .uv >&2 && .uv/bin/python -m pip install --quiet uv >&2; then
+    if python3 -m venv .uv >&2 && .uv/bin/python -m pip install --quiet 'uv>=0.9,<1' >&2; then
         echo .uv/bin/uv
-    elif python3 -m pip install --quiet --user uv >&2; then
-        echo "$HOME/.local/bin/uv"
+    elif python3 -m pip install --quiet --user 'uv>=0.9,<1' >&2; then
+        echo ~/.local/bin/uv
     else
         die "uv could not be installed; install it by hand (python3 -m pip install uv) and run this again"
     fi
@@ -63,7 +63,9 @@ install_packages() {
         torch=(--torch-backend cpu)
         say "installing $(grep -c == requirements.txt) packages, torch by uv --torch-backend cpu (some minutes the first time)"
     fi
-    "$uv" pip install --python "$python" "${torch[@]}" --override scripts/overrides.txt -r requirements.txt ||
+    local quiet=()
+    [[ -t 2 ]] || quiet=(--quiet) # a progress bar for people, no list of names in logs
+    "$uv" pip install "${quiet[@]}" --python "$python" "${torch[@]}" --override scripts/overrides.txt -r requirements.txt ||
         die "packages could not be installed; see the message above. If it is torch: put its CPU wheel into a folder" \
             "and run UV_FIND_LINKS=FOLDER bash scripts/setup.sh"
 }

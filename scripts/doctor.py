@@ -1,0 +1,219 @@
+"""Can a run start on this machine? `python -m scripts.doctor [--model FOLDER] [--port N]`
+
+Each check prints one line; a problem is followed by the line that mends it. Exit status 0: a run can start (warnings
+allowed), 1: it cannot. Looks at versions through their metadata only, so that it answers in a second and also where the
+packages are broken. Leaves out disk space, GPU drivers and whether a model fits into memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import shutil
+import socket
+import sqlite3
+import sys
+import tomllib
+import urllib.request
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from importlib.metadata import distributions
+from pathlib import Path
+
+from sql_agent.model_check import SETUP, Problem, check_model_dir
+
+ROOT = Path(__file__).resolve().parents[1]
+STORE_PORT = 9999
+SETUP_AND_LOOK = f"{SETUP} && .venv/bin/python -m scripts.doctor"
+MIN_MEMORY_GIB = 8.0
+"""What a run of the small policy needs at its peak, with room: the processes import torch, vLLM or litellm each."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report."""
+
+    topic: str
+    found: str
+    problems: tuple[Problem, ...] = ()
+
+
+def check_python(version: tuple[int, ...], executable: str) -> Finding:
+    found = f"{'.'.join(map(str, version[:3]))} ({executable})"
+    if version[:2] == (3, 11):
+        return Finding("Python", found)
+    return Finding("Python", found, (Problem("expected Python 3.11", SETUP_AND_LOOK),))
+
+
+def read_pins(requirements: str) -> dict[str, str]:
+    """Name to version of every `name==version` line; extras and comments are dropped."""
+    return dict(re.findall(r"^([\w.-]+)(?:\[[\w,]+\])?==(\S+)", requirements, re.MULTILINE))
+
+
+def installed_versions() -> dict[str, str]:
+    """Every distribution that this Python sees, by normalised name (PEP 503)."""
+    return {re.sub(r"[-_.]+", "-", dist.name).lower(): dist.version for dist in distributions()}
+
+
+def wanted_packages(installed: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """The pins that belong to this environment, and the line that installs them.
+
+    A `vllm` that is not the CPU's stand-in marks a GPU environment.
+    """
+    cpu = installed.get("vllm", "+cpu").endswith("+cpu")
+    pins = read_pins((ROOT / ("requirements.txt" if cpu else "requirements-gpu.txt")).read_text())
+    if not cpu:
+        return pins, "uv pip install --python .venv/bin/python --no-deps -r requirements-gpu.txt"
+    stand_in = tomllib.loads((ROOT / "scripts" / "vllm_alias" / "pyproject.toml").read_text())["project"]
+    return pins | {stand_in["name"]: stand_in["version"]}, f"rm -f .venv/.setup-stamp && {SETUP_AND_LOOK}"
+
+
+def check_packages(pins: Mapping[str, str], installed: Mapping[str, str], mend: str) -> Finding:
+    """Compare what is installed with what is pinned; the first five that differ are named."""
+    wrong = [
+        f"{name} {version} is pinned, {installed.get(name, 'none')} is installed"
+        for name, version in pins.items()
+        if installed.get(name) != version
+    ]
+    if not wrong:
+        return Finding("packages", f"{len(pins)} as pinned")
+    more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+    return Finding("packages", f"{len(wrong)} of {len(pins)} differ", (Problem("; ".join(wrong[:5]) + more, mend),))
+
+
+def check_cpu(machine: str, flags: Collection[str], cores: int) -> Finding:
+    """vLLM's CPU build ships AVX2 and AVX-512 kernels."""
+    kernels = [name for flag, name in (("avx2", "AVX2"), ("avx512f", "AVX-512")) if flag in flags]
+    found = f"{cores} core{'s' * (cores > 1)}, {machine}, {', '.join(kernels) or 'no AVX2'}"
+    problems = []
+    if machine != "x86_64":
+        problems.append(Problem("only x86_64 was tried", "expect to adapt requirements.txt", blocks=False))
+    elif "avx2" not in flags:
+        problems.append(Problem("vLLM's CPU build needs AVX2", "take a machine from 2015 or later"))
+    if cores < 2:
+        problems.append(Problem("one core works, but slowly", "give the machine or container two cores", blocks=False))
+    return Finding("CPU", found, tuple(problems))
+
+
+def check_memory(available_gib: float) -> Finding:
+    found = f"{available_gib:.1f} GiB available"
+    if available_gib >= MIN_MEMORY_GIB:
+        return Finding("memory", found)
+    what = f"a run needs {MIN_MEMORY_GIB:.0f} GiB"
+    return Finding("memory", found, (Problem(what, "end other programs (ps aux --sort=-rss | head) or add memory"),))
+
+
+def available_memory_gib() -> float:
+    """What the kernel would give us, or the container's limit (cgroup v2) where that is lower."""
+    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(meminfo["MemAvailable"].split()[0]) * 1024
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.is_file() and (text := limit.read_text().strip()).isdigit():
+        available = min(available, int(text))
+    return available / 2**30
+
+
+def check_port(port: int) -> Finding:
+    """The store's port: free, a store of agent-lightning already, or somebody else's."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            reason = error.strerror or str(error)
+        else:
+            return Finding("store port", f"{port} is free")
+    if store_answers(port):
+        use = f"use it: AGL_MANAGED_STORE=0 and --external-store-address http://127.0.0.1:{port}; or end it"
+        problem = Problem("it may be another run's", use, blocks=False)
+        return Finding("store port", f"{port}: a store answers", (problem,))
+    mend = f"see who has it with `ss -ltnp 'sport = :{port}'`, or take another: `agl store --port {port + 1}`"
+    return Finding("store port", f"{port}: {reason}", (Problem("no store can listen there", mend),))
+
+
+def store_answers(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/agl/health", timeout=2) as answer:
+            return answer.status == 200
+    except (OSError, ValueError):
+        return False
+
+
+def check_databases(mariadbd: str | None, install_db: str | None) -> Finding:
+    """SQLite comes with Python; MariaDB is the server that the project starts for itself."""
+    sqlite = f"SQLite {sqlite3.sqlite_version}"
+    if mariadbd and install_db:
+        return Finding("databases", f"{sqlite}, MariaDB ({mariadbd})")
+    missing = "no mariadbd" if not mariadbd else "no mariadb-install-db"
+    mend = "sudo apt-get install -y --no-install-recommends mariadb-server"
+    problem = Problem("--backend mariadb will not work, SQLite will", mend, blocks=False)
+    return Finding("databases", f"{sqlite}, {missing}", (problem,))
+
+
+def check_model(path: Path) -> Finding:
+    problems = tuple(check_model_dir(path))
+    return Finding("model", f"{path}" if problems else f"{path}: complete, its chat template renders tools", problems)
+
+
+def examine(model: Path | None, port: int) -> list[Finding]:
+    """Look at the world; everything above takes plain values."""
+    installed = installed_versions()
+    pins, mend = wanted_packages(installed)
+    cpuinfo = Path("/proc/cpuinfo").read_text()
+    flags = set(" ".join(re.findall(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.MULTILINE)).split())
+    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin"  # where Debian puts servers
+    findings = [
+        check_python(sys.version_info[:3], sys.executable),
+        check_packages(pins, installed, mend),
+        check_cpu(platform.machine(), flags, len(os.sched_getaffinity(0))),
+        check_memory(available_memory_gib()),
+        check_port(port),
+        check_databases(shutil.which("mariadbd", path=path), shutil.which("mariadb-install-db", path=path)),
+    ]
+    return findings + ([check_model(model)] if model else [])
+
+
+def report(findings: list[Finding]) -> list[tuple[str, str]]:
+    """The report's lines, each with its colour; they read the same without."""
+    lines = []
+    for finding in findings:
+        state, colour = "ok", "green"
+        if finding.problems:
+            state, colour = ("problem", "red") if blocks(finding) else ("warning", "yellow")
+        lines.append((f"{state:8} {finding.topic:11} {finding.found}", colour))
+        for problem in finding.problems:
+            lines += [(f"{'':20} {problem.what}", colour), (f"{'':20} -> {problem.mend}", "bold")]
+    blocking = sum(map(blocks, findings))
+    lines.append((f"{blocking} to mend before a run can start", "red") if blocking else ("a run can start", "green"))
+    return lines
+
+
+def blocks(finding: Finding) -> bool:
+    return any(problem.blocks for problem in finding.problems)
+
+
+def show(lines: list[tuple[str, str]]) -> None:
+    try:
+        from rich.console import Console
+    except ImportError:  # the packages are what is broken: still say so
+        print("\n".join(text for text, _ in lines))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    for text, colour in lines:
+        console.print(text, style=colour, markup=False)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m scripts.doctor", description="Can a run start on this machine?")
+    parser.add_argument("--model", type=Path, help="model folder to look at")
+    parser.add_argument("--port", type=int, default=STORE_PORT, help=f"the store's port; default {STORE_PORT}")
+    args = parser.parse_args(argv)
+    findings = examine(args.model, args.port)
+    show(report(findings))
+    return int(any(map(blocks, findings)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""A model folder that cannot be trained is named, with its reason, before anything starts."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sql_agent.model_check import Problem, check_model_dir, safetensors_bytes
+
+HERMES = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}"
+)
+PLAIN = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+
+
+def safetensors(*, tensor_bytes: int = 4, cut: int = 0) -> bytes:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, tensor_bytes]}}).encode()
+    content = len(header).to_bytes(8, "little") + header + bytes(tensor_bytes)
+    return content[: len(content) - cut]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder that passes: one tensor, a template that renders tool calls."""
+    (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>", "pad_token": null}')
+    (tmp_path / "chat_template.jinja").write_text(HERMES)
+    (tmp_path / "model.safetensors").write_bytes(safetensors())
+    return tmp_path
+
+
+def fetch(path: Path) -> str:
+    return f"fetch the folder again: `.venv/bin/hf download NAME --local-dir {path}`"
+
+
+def write(path: Path) -> str:
+    return f"write a template that renders tool calls to {path}/chat_template.jinja, or take a model that has one"
+
+
+def test_a_complete_folder_has_no_problem(model: Path):
+    assert check_model_dir(model) == []
+
+
+def test_a_missing_folder_is_the_only_problem(tmp_path: Path):
+    path = tmp_path / "qwen"
+    assert check_model_dir(path) == [
+        Problem(
+            f"model folder {path} does not exist",
+            "make a small policy with `.venv/bin/python -m scripts.make_tiny_policy`, "
+            f"or fetch a model with `.venv/bin/hf download NAME --local-dir {path}`",
+        )
+    ]
+
+
+def test_every_missing_file_of_an_empty_folder_is_named(tmp_path: Path):
+    assert check_model_dir(tmp_path) == [
+        Problem(f"{tmp_path}/config.json is missing", fetch(tmp_path)),
+        Problem(
+            f"{tmp_path} has no tokenizer, expected one of tokenizer.json, tokenizer.model, vocab.json", fetch(tmp_path)
+        ),
+        Problem(
+            f"{tmp_path} has no chat template (neither chat_template.jinja nor tokenizer_config.json)", write(tmp_path)
+        ),
+        Problem(f"{tmp_path} has no weights, expected *.safetensors", fetch(tmp_path)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        pytest.param("{", "is not JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1))"),
+        pytest.param("[]", "holds a list, expected an object"),
+        pytest.param('{"model_type": "qwen3"}', "names no architectures, expected e.g. ['Qwen3ForCausalLM']"),
+    ],
+)
+def test_a_config_that_says_nothing_is_a_problem(model: Path, content: str, what: str):
+    (model / "config.json").write_text(content)
+    assert check_model_dir(model) == [Problem(f"{model}/config.json {what}", fetch(model))]
+
+
+@pytest.mark.parametrize(
+    ("template", "what"),
+    [
+        pytest.param(PLAIN, "leaves out the arguments of tool calls", id="no_tool_calls"),
+        pytest.param(
+            HERMES.replace("{{ message.content }}", "{{ message.content if message.role != 'tool' }}"),
+            "leaves out tool results",
+            id="no_tool_results",
+        ),
+        pytest.param(
+            "{{ raise_exception('roles must alternate') }}",
+            "cannot render a tool call (TemplateError: roles must alternate)",
+            id="refuses",
+        ),
+        pytest.param("{{ nothing.at_all }}", "cannot render a tool call (UndefinedError: 'nothing' is undefined)"),
+    ],
+)
+def test_a_template_without_tool_support_is_a_problem(model: Path, template: str, what: str):
+    (model / "chat_template.jinja").write_text(template)
+    assert check_model_dir(model) == [Problem(f"the chat template of {model} {what}", write(model))]
+
+
+def test_a_template_is_also_found_in_the_tokenizer_config(model: Path):
+    (model / "chat_template.jinja").unlink()
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": HERMES}))
+    assert check_model_dir(model) == []
+
+
+def test_of_several_templates_the_one_for_tools_counts(model: Path):
+    (model / "chat_template.jinja").unlink()
+    templates = [{"name": "default", "template": PLAIN}, {"name": "tool_use", "template": HERMES}]
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    assert check_model_dir(model) == []
+
+
+def test_a_template_may_name_special_tokens(model: Path):
+    (model / "tokenizer_config.json").write_text('{"bos_token": {"content": "<s>", "special": true}}')
+    (model / "chat_template.jinja").write_text("{{ bos_token + '' }}" + HERMES)
+    assert check_model_dir(model) == []
+
+
+def test_an_unreadable_tokenizer_config_is_a_problem(model: Path):
+    (model / "tokenizer_config.json").write_text("[]")
+    assert check_model_dir(model) == [
+        Problem(f"{model}/tokenizer_config.json holds a list, expected an object", fetch(model))
+    ]
+
+
+def test_a_shard_that_the_index_names_must_be_there(model: Path):
+    (model / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}'
+    )
+    assert check_model_dir(model) == [
+        Problem(f"{model}/model-2.safetensors is missing, model.safetensors.index.json names it", fetch(model))
+    ]
+
+
+def test_a_download_that_broke_off_is_a_problem(model: Path):
+    # 8 bytes of length, 61 of header, 4 of tensor; the last one is missing
+    (model / "model.safetensors").write_bytes(safetensors(cut=1))
+    assert check_model_dir(model) == [
+        Problem(f"{model}/model.safetensors is damaged: 72 bytes, its header promises 73", fetch(model))
+    ]
+
+
+def test_a_pointer_in_place_of_weights_is_a_problem(model: Path):
+    (model / "model.safetensors").write_text("version 1\noid sha256:0\n")
+    assert check_model_dir(model) == [
+        Problem(f"{model}/model.safetensors is damaged: 23 bytes, its header cannot be read", fetch(model))
+    ]
+
+
+def test_the_size_of_a_safetensors_file_is_length_plus_header_plus_tensors(tmp_path: Path):
+    (tmp_path / "w").write_bytes(safetensors(tensor_bytes=1000))
+    assert safetensors_bytes(tmp_path / "w") == (tmp_path / "w").stat().st_size
