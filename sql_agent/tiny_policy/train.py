@@ -1,0 +1,64 @@
+"""The warm start: supervised steps on oracle episodes, loss on the policy's own tokens only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from itertools import islice
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import Qwen3ForCausalLM
+
+from sql_agent.tiny_policy.episodes import Example
+
+LEARNING_RATE = 3e-3
+BETAS = (0.9, 0.98)
+WARMUP_STEPS = 40
+DECAY_FRACTION = 0.3
+REPORT_EVERY = 50
+
+
+def learning_rate_factor(step: int, steps: int) -> float:
+    """Linear warm-up, then constant, then linear decay over the last `DECAY_FRACTION` of the steps; in (0, 1]."""
+    return min(1.0, (step + 1) / WARMUP_STEPS, (steps - step) / (DECAY_FRACTION * steps))
+
+
+def warm_start(
+    model: Qwen3ForCausalLM, batches: Iterable[list[Example]], *, steps: int, progress: Callable[[str], None]
+) -> None:
+    """Train in place for `steps` batches.
+
+    Raises:
+        ValueError: the batches ran out.
+    """
+    optimiser = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=BETAS, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: learning_rate_factor(step, steps))
+    model.train()
+    started, step = time.perf_counter(), 0
+    for step, batch in enumerate(islice(batches, steps), 1):
+        loss = reply_loss(model, batch)
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        schedule.step()
+        if step % REPORT_EVERY == 0 or step == steps:
+            progress(f"warm start: step {step}/{steps}, loss {loss.item():.3f}, {time.perf_counter() - started:.0f} s")
+    if step < steps:
+        raise ValueError(f"the batches ran out after {step} of {steps} steps")
+    model.eval()
+
+
+def reply_loss(model: Qwen3ForCausalLM, batch: list[Example]) -> Tensor:
+    """Mean cross-entropy in nats over the tokens of the replies; logits are made for these alone."""
+    length = max(len(example.ids) for example in batch)
+    ids = torch.zeros(len(batch), length, dtype=torch.long)
+    is_reply = torch.zeros(len(batch), length, dtype=torch.bool)
+    for row, example in enumerate(batch):  # padding on the right: no token before it can see it
+        ids[row, : len(example.ids)] = torch.tensor(example.ids)
+        is_reply[row, : len(example.ids)] = torch.tensor(example.is_reply)
+    hidden = model.model(ids).last_hidden_state[:, :-1]
+    asked = is_reply[:, 1:]
+    return cross_entropy(model.lm_head(hidden[asked]), ids[:, 1:][asked])
