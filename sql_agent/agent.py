@@ -61,7 +61,8 @@ async def run_rollout(
     judge: Literal["fc", "strict"],
     config: AgentConfig,
     api_key: str = "-",
-    on_turn: Callable[[int], None] | None = None,
+    extra_body: Json | None = None,
+    on_reply: Callable[[ChatCompletion], None] | None = None,
 ) -> RolloutRecord:
     """Play one task from its first prompt to a named end, and judge what is left behind.
 
@@ -71,21 +72,22 @@ async def run_rollout(
         model: the name that endpoint serves.
         backend: where the episode gets its database.
         judge: `fc` for DB-Bench's own verdicts, `strict` for training.
-        on_turn: called after each reply with the number of turns so far.
+        extra_body: further fields of each request, for example `{"return_token_ids": True}` for vLLM.
+        on_reply: sees each reply as the endpoint gave it.
     Returns:
         The record. Ends of the policy's doing are judged. `Score(None, reason)` is left for the others: a model or a
         database that cannot be reached (`model_unavailable`, `db_unavailable`), a table that cannot be made
         (`table_error`), an end before the first reply (`no_reply`).
     """
     started = time.perf_counter()
-    rollout = _Rollout(messages(task), on_turn)
+    rollout = _Rollout(messages(task), on_reply)
     error: str | None = None
     stop: StopReason
     try:
         try:
             async with asyncio.timeout(config.rollout_timeout_s):
                 await rollout.blocking(functools.partial(rollout.open, task, backend, config.statement_timeout_s))
-                policy = _PolicyModel(model, _client(base_url, api_key), rollout, config)
+                policy = _PolicyModel(model, _client(base_url, api_key), rollout, config, extra_body)
                 stop = await _play(rollout, policy, config.max_turns)
         except TimeoutError:
             stop = "timeout"
@@ -95,7 +97,7 @@ async def run_rollout(
     except BackendUnavailable as failure:
         stop, score, error = "db_unavailable", Score(None, "db_unavailable"), str(failure)
     except TableError as failure:
-        stop, score, error = "db_unavailable", Score(None, "table_error"), str(failure)
+        stop, score, error = "table_error", Score(None, "table_error"), str(failure)
     finally:
         await rollout.close()
     return RolloutRecord(
@@ -120,11 +122,11 @@ class _CutReply(AgentsException):
 class _Rollout:
     """The state of one rollout: its episode, its conversation, its counts. The Runner carries it as its context."""
 
-    def __init__(self, prompt: list[Json], on_turn: Callable[[int], None] | None) -> None:
+    def __init__(self, prompt: list[Json], on_reply: Callable[[ChatCompletion], None] | None) -> None:
         self.messages = prompt
         self.episode: Episode | None = None
         self.num_turns = self.prompt_tokens = self.completion_tokens = 0
-        self._on_turn = on_turn
+        self._on_reply = on_reply
         self._calls: list[Any] = []  # of the last reply, not yet handled, in its order
         self._results: dict[str, str] = {}
         self._running: asyncio.Future[Any] | None = None
@@ -143,6 +145,8 @@ class _Rollout:
     def take_reply(self, completion: ChatCompletion) -> None:
         """Count the reply as a turn and note it down as it came, so that it goes back as it came."""
         self.num_turns += 1
+        if self._on_reply is not None:
+            self._on_reply(completion)
         if completion.usage is not None:
             self.prompt_tokens += completion.usage.prompt_tokens
             self.completion_tokens += completion.usage.completion_tokens
@@ -156,8 +160,6 @@ class _Rollout:
         self.messages.append(_assistant_message(reply))
         # the Runner knows no empty reply and raises on a refusal; here both are replies without a call
         reply.content, reply.refusal = reply.content or "", None
-        if self._on_turn is not None:
-            self._on_turn(self.num_turns)
 
     async def result_of(self, call_id: str) -> str:
         """The result of one call. The first to ask has all calls of the reply handled, in the reply's order, which
@@ -197,9 +199,11 @@ class _PolicyModel(OpenAIChatCompletionsModel):
     as they came.
     """
 
-    def __init__(self, model: str, client: AsyncOpenAI, rollout: _Rollout, config: AgentConfig) -> None:
+    def __init__(
+        self, model: str, client: AsyncOpenAI, rollout: _Rollout, config: AgentConfig, extra_body: Json | None
+    ) -> None:
         super().__init__(model=model, openai_client=client.with_options(timeout=config.turn_timeout_s))
-        self._rollout, self._config = rollout, config
+        self._rollout, self._config, self._extra_body = rollout, config, extra_body
 
     async def _fetch_response(self, *_args: Any, **_kwargs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         completion = await self._client.chat.completions.create(
@@ -209,6 +213,7 @@ class _PolicyModel(OpenAIChatCompletionsModel):
             temperature=self._config.temperature,
             top_p=self._config.top_p,
             max_tokens=self._config.max_tokens,
+            extra_body=self._extra_body,
         )
         if not isinstance(completion, ChatCompletion) or not completion.choices or not completion.choices[0].message:
             raise ModelBehaviorError("the endpoint's answer holds no reply; is the base URL its address up to /v1?")

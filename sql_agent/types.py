@@ -10,9 +10,16 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from dbbench_adapter.types import Score
 
 StopReason = Literal[
-    "answered", "max_turns", "max_tokens", "timeout", "malformed", "model_unavailable", "db_unavailable"
+    "answered",
+    "max_turns",
+    "max_tokens",
+    "timeout",
+    "malformed",
+    "model_unavailable",
+    "db_unavailable",
+    "table_error",
 ]
-"""How a rollout ended. The last two are failures of the infrastructure, whose score is None; the others are judged."""
+"""How a rollout ended. The last three are not the policy's doing and their score is None; the others are judged."""
 
 
 class AgentConfig(BaseModel):
@@ -64,7 +71,7 @@ class RolloutRecord:
     completion_tokens: int
     seconds: float
     error: str | None = None
-    """The failure behind `malformed`, `model_unavailable` and `db_unavailable`, in words."""
+    """The failure behind the end, in words, where there was one."""
 
     @property
     def tool_calls(self) -> int:

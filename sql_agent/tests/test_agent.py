@@ -49,9 +49,9 @@ def play(backend):
         play.requests = []
         with serve(app(recite(replies), on_request=play.requests.append, **endpoint)) as url:
             where = {"base_url": url, "model": "oracle", "backend": backend}
-            return await run_rollout(task, **where, judge="fc", config=config, on_turn=play.turns.append)
+            return await run_rollout(task, **where, judge="fc", config=config, on_reply=play.replies.append)
 
-    play.turns = []
+    play.replies = []
     return play
 
 
@@ -66,7 +66,7 @@ async def test_a_committed_answer_ends_the_rollout_and_is_judged(play):
     record = await play(calls(sql(LOOK)), calls(commit("Pear")))
     assert (record.stop_reason, record.score.value, record.num_turns) == ("answered", 1.0, 2)
     assert tool_results(record)[0] == "[('Pear',)]"
-    assert play.turns == [1, 2]
+    assert [reply.choices[0].finish_reason for reply in play.replies] == ["tool_calls", "tool_calls"]
 
 
 async def test_a_wrong_answer_scores_zero(play):
@@ -164,7 +164,7 @@ async def test_a_table_that_cannot_be_made_is_the_tasks_fault(play):
         gold=Gold(answers=("1",)),
     )  # fmt: skip
     record = await play(calls(commit("1")), task=ragged)
-    assert record.score.value is None
+    assert (record.stop_reason, record.score) == ("table_error", Score(None, "table_error"))
     assert "2 cells, expected 1" in record.error
 
 
