@@ -112,6 +112,10 @@ if [[ -x $python && -f $stamp && $(<"$stamp") == "$wanted" ]]; then
     say "everything is there (rm $stamp to install again)"
     exit 0
 fi
+if compgen -G ".venv/lib/python3*/site-packages/vllm-*.dist-info" | grep -v +cpu >/dev/null; then
+    say ".venv holds the GPU packages: left as it is (rm -r .venv to have the CPU set)"
+    exit 0
+fi
 uv=$(find_uv)
 make_venv
 export UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-180} # seconds of silence; uv's 30 is short for torch on a slow line
