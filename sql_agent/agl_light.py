@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import warnings
 from types import ModuleType
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # LiteLLM asks the internet for a price list otherwise
@@ -23,7 +24,9 @@ def _import() -> ModuleType:
     held_back = {"agentlightning.llm_proxy": stand_in, "litellm": None}
     sys.modules.update(held_back)  # type: ignore[arg-type]
     try:
-        return importlib.import_module("agentlightning")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # it imports a module of its own that it calls deprecated
+            return importlib.import_module("agentlightning")
     finally:
         del sys.modules["litellm"]
 

@@ -25,6 +25,7 @@ from sql_agent.runner import TRAINER_WORKER
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 5.0
+PROXY_START_S = 120.0
 
 
 class TrainingFailedError(RuntimeError):
@@ -66,8 +67,9 @@ class VerlGrpo(agl.Algorithm):
             await store.update_worker(TRAINER_WORKER, {"state": "finished"})
         finally:
             heartbeat.cancel()
-            await _end(proxy, close_stdin=True)
-            await _end(driver)
+            await asyncio.gather(_end(proxy, close_stdin=True), _end(driver))
+            if isinstance(store, agl.LightningStoreClient):
+                await store.close()
 
     async def _follow(
         self, driver: asyncio.subprocess.Process, proxy: asyncio.subprocess.Process | None, logs: Path
@@ -89,8 +91,8 @@ class VerlGrpo(agl.Algorithm):
                 break
             event = json.loads(line)
             if event["event"] == "servers":
-                endpoint = await self._endpoint(proxy, event, logs)
-                driver.stdin.write(json.dumps({"endpoint": endpoint}).encode() + b"\n")
+                proxy_url = await self._start_proxy(proxy, event, logs) if proxy else None
+                driver.stdin.write(json.dumps({"proxy_url": proxy_url}).encode() + b"\n")
                 event = {"event": "phase", "name": "first rollouts"}
             started |= event["event"] == "step"
             finished |= event["event"] == "finished"
@@ -100,14 +102,12 @@ class VerlGrpo(agl.Algorithm):
         if not finished:
             raise TrainingFailedError(f"{error or f'verl ended with exit code {code}'}\nlog: {logs / 'driver.log'}")
 
-    async def _endpoint(self, proxy: asyncio.subprocess.Process | None, servers: dict[str, Any], logs: Path) -> str:
-        """The address agents call for the policy: the LLM proxy's, once it serves these model servers."""
-        if proxy is None:
-            return json.dumps(servers["backends"])
+    async def _start_proxy(self, proxy: asyncio.subprocess.Process, servers: dict[str, Any], logs: Path) -> str:
+        """Point the LLM proxy at the model servers; answers its address."""
         assert proxy.stdin is not None and proxy.stdout is not None
         order = {"model": servers["model"], "backends": servers["backends"]}
         proxy.stdin.write(json.dumps(order).encode() + b"\n")
-        line = await asyncio.wait_for(proxy.stdout.readline(), 120.0)
+        line = await asyncio.wait_for(proxy.stdout.readline(), PROXY_START_S)
         if not line:
             raise TrainingFailedError(f"the LLM proxy ended before it served; see {logs / 'proxy.log'}")
         return json.loads(line)["url"]

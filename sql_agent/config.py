@@ -26,43 +26,43 @@ class DataConfig(Settings):
     """Tasks to train on: AgentBench JSONL, LifelongAgentBench entry_dict.json or generated JSONL; None generates."""
     val_file: Path | None = None
     """Held-out tasks. None: generated with words and tables that training never uses, or split off `train_file`."""
-    held_out_fraction: float = Field(0.2, gt=0, lt=1)
+    held_out_fraction: float = Field(default=0.2, gt=0, lt=1)
     """Share of tables kept out of training when `train_file` comes without `val_file`; no table is in both."""
-    generate: int = Field(512, ge=1)
+    generate: int = Field(default=512, ge=1)
     """Tasks to generate for training when there is no `train_file`."""
-    val_limit: int = Field(64, ge=1)
+    val_limit: int = Field(default=64, ge=1)
     """Held-out tasks evaluated at each validation (the first ones, in file order)."""
-    train_batch_size: int = Field(8, ge=1)
+    train_batch_size: int = Field(default=8, ge=1)
     """Tasks per train step. verl: data.train_batch_size"""
-    max_prompt_tokens: int = Field(512, ge=16)
+    max_prompt_tokens: int = Field(default=512, ge=16)
     """First-turn prompt; longer tasks are left out and counted. verl: data.max_prompt_length"""
-    max_response_tokens: int = Field(768, ge=16)
+    max_response_tokens: int = Field(default=768, ge=16)
     """Everything after the first prompt: sampled turns and tool results. verl: data.max_response_length"""
 
 
 class RolloutConfig(Settings):
-    group_size: int = Field(4, ge=2)
+    group_size: int = Field(default=4, ge=2)
     """Rollouts per task (G). verl: actor_rollout_ref.rollout.n"""
     backend: str = "sqlite"
     """Database of the episodes: `sqlite`, `mariadb` (a private server) or `mysql://user:password@host:port`."""
     judge: Literal["strict", "fc"] = "strict"
     reward: str = "agentbench"
     """A preset of `sql_agent.rewards`: agentbench, agent_peft or rllm."""
-    n_runners: int = Field(2, ge=1)
+    n_runners: int = Field(default=2, ge=1)
     """Runner processes."""
-    runner_concurrency: int = Field(16, ge=1)
+    runner_concurrency: int = Field(default=16, ge=1)
     """Rollouts one runner process keeps in flight."""
-    poll_s: float = Field(0.05, gt=0, lt=0.2)
+    poll_s: float = Field(default=0.05, gt=0, lt=0.2)
     """How often the manager and the runners ask the store for news."""
-    step_timeout_s: float = Field(600.0, gt=0)
+    step_timeout_s: float = Field(default=600.0, gt=0)
     """Deadline of a whole batch of rollouts; what is unfinished then is lost under `step_deadline`."""
-    span_timeout_s: float = Field(10.0, gt=0)
+    span_timeout_s: float = Field(default=10.0, gt=0)
     """How long a finished rollout may wait for its last spans before it is lost under `missing_spans`."""
-    max_attempts: int = Field(2, ge=1)
+    max_attempts: int = Field(default=2, ge=1)
     """Attempts per rollout; only failures of the infrastructure are tried again."""
-    max_lost_fraction: float = Field(0.5, ge=0, le=1)
+    max_lost_fraction: float = Field(default=0.5, ge=0, le=1)
     """A step that loses a larger share of its rollouts stops the run with the most frequent reason."""
-    trajectories_per_step: int = Field(4, ge=0)
+    trajectories_per_step: int = Field(default=4, ge=0)
     """Trajectories saved whole per step, spread over the reward range."""
     tool_parser: str = "hermes"
     """vLLM's tool-call parser for the policy's chat template."""
@@ -75,27 +75,27 @@ class RolloutConfig(Settings):
 
 
 class OptimConfig(Settings):
-    learning_rate: float = Field(5e-4, gt=0)
+    learning_rate: float = Field(default=5e-4, gt=0)
     """verl: actor_rollout_ref.actor.optim.lr"""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
     """verl: actor_rollout_ref.actor.optim.weight_decay"""
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)
     """verl: actor_rollout_ref.actor.optim.lr_warmup_steps"""
-    max_grad_norm: float = Field(1.0, gt=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
     """verl: actor_rollout_ref.actor.grad_clip"""
-    mini_batch_size: int | None = Field(None, ge=1)
+    mini_batch_size: int | None = Field(default=None, ge=1)
     """Tasks per optimiser update; None: the whole step at once. verl: actor_rollout_ref.actor.ppo_mini_batch_size"""
-    max_tokens_per_micro_batch: int = Field(16384, ge=64)
+    max_tokens_per_micro_batch: int = Field(default=16384, ge=64)
     """Tokens of one forward and backward pass. verl: actor_rollout_ref.actor.ppo_max_token_len_per_gpu"""
 
 
 class LossConfig(Settings):
-    clip_ratio: float = Field(0.2, gt=0, lt=1)
+    clip_ratio: float = Field(default=0.2, gt=0, lt=1)
     """PPO's epsilon. verl: actor_rollout_ref.actor.clip_ratio"""
-    kl_coef: float = Field(0.0, ge=0)
+    kl_coef: float = Field(default=0.0, ge=0)
     """Weight of KL(policy, reference) in the loss, k3 estimator; 0 keeps no reference model.
     verl: actor_rollout_ref.actor.kl_loss_coef"""
-    entropy_coef: float = Field(0.0, ge=0)
+    entropy_coef: float = Field(default=0.0, ge=0)
     """verl: actor_rollout_ref.actor.entropy_coeff"""
     scale: bool = True
     """Divide advantages by the group's std; False only centres (arXiv:2503.20783).
@@ -103,9 +103,9 @@ class LossConfig(Settings):
 
 
 class LoraConfig(Settings):
-    rank: int = Field(0, ge=0)
+    rank: int = Field(default=0, ge=0)
     """0 trains all weights. verl: actor_rollout_ref.model.lora_rank"""
-    alpha: int = Field(16, ge=1)
+    alpha: int = Field(default=16, ge=1)
     """verl: actor_rollout_ref.model.lora_alpha"""
     target_modules: str = "all-linear"
     """verl: actor_rollout_ref.model.target_modules"""
@@ -113,44 +113,44 @@ class LoraConfig(Settings):
 
 class EngineConfig(Settings):
     device: Literal["auto", "cpu", "gpu"] = "auto"
-    n_gpus: int = Field(1, ge=1)
+    n_gpus: int = Field(default=1, ge=1)
     """GPUs of this node (on a CPU: 1 worker). verl: trainer.n_gpus_per_node"""
-    tensor_parallel_size: int = Field(1, ge=1)
+    tensor_parallel_size: int = Field(default=1, ge=1)
     """verl: actor_rollout_ref.rollout.tensor_model_parallel_size"""
-    gpu_memory_utilization: float = Field(0.5, gt=0, lt=1)
+    gpu_memory_utilization: float = Field(default=0.5, gt=0, lt=1)
     """Share of a GPU's memory for vLLM. verl: actor_rollout_ref.rollout.gpu_memory_utilization"""
-    kv_cache_gib: int = Field(1, ge=1)
+    kv_cache_gib: int = Field(default=1, ge=1)
     """vLLM's KV cache on a CPU, GiB (VLLM_CPU_KVCACHE_SPACE)."""
-    max_num_seqs: int = Field(64, ge=1)
+    max_num_seqs: int = Field(default=64, ge=1)
     """Requests vLLM batches together. verl: actor_rollout_ref.rollout.max_num_seqs"""
-    train_threads: int | None = Field(None, ge=1)
+    train_threads: int | None = Field(default=None, ge=1)
     """OpenMP threads of the training worker on a CPU; None: every core (rollouts and updates take turns)."""
-    sampler_threads: int = Field(1, ge=1)
+    sampler_threads: int = Field(default=1, ge=1)
     """OpenMP threads of vLLM on a CPU; runners, proxy and store share the cores with it."""
 
 
 class TrainerConfig(Settings):
-    steps: int = Field(20, ge=1)
+    steps: int = Field(default=20, ge=1)
     """Train steps of the run, counted from its very first start. verl: trainer.total_training_steps"""
     val_before_train: bool = True
-    val_every: int = Field(10, ge=0)
+    val_every: int = Field(default=10, ge=0)
     """Validate every so many steps and at the end; 0: never. verl: trainer.test_freq"""
-    save_every: int = Field(10, ge=0)
+    save_every: int = Field(default=10, ge=0)
     """Checkpoint every so many steps and at the end; 0: never. verl: trainer.save_freq"""
-    keep_checkpoints: int = Field(2, ge=1)
+    keep_checkpoints: int = Field(default=2, ge=1)
     """verl: trainer.max_actor_ckpt_to_keep"""
     resume: Literal["auto", "never"] = "auto"
     """`auto` goes on from the newest checkpoint of `run_dir`. verl: trainer.resume_mode"""
     loggers: tuple[Literal["wandb", "swanlab", "tensorboard"], ...] = ()
     """Sinks beside the console line and metrics.jsonl, which are always written."""
-    startup_timeout_s: float = Field(900.0, gt=0)
+    startup_timeout_s: float = Field(default=900.0, gt=0)
     """From the command to the first batch of rollouts."""
 
 
 class StoreConfig(Settings):
     address: str | None = None
     """An `agl store` that is kept outside. None: the run keeps its own."""
-    port: int = Field(0, ge=0, le=65535)
+    port: int = Field(default=0, ge=0, le=65535)
     """Port of the run's own store on loopback; 0 picks a free one."""
 
 

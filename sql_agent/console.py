@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import psutil
+
 from sql_agent.config import TrainConfig
 
 
@@ -12,10 +14,10 @@ class Console:
     """Prints the events of `sql_agent.algorithm`."""
 
     def __init__(self, cfg: TrainConfig) -> None:
-        self.cfg, self.started = cfg, time.monotonic()
+        self.cfg, self.started = cfg, psutil.Process().create_time()
 
     def show(self, event: dict[str, Any]) -> None:
-        seconds = time.monotonic() - self.started
+        seconds = time.time() - self.started  # since the command was typed, imports included
         match event["event"]:
             case "phase":
                 print(f"[{seconds:6.1f} s] {event['name']}", flush=True)

@@ -64,10 +64,8 @@ class LightningRolloutManager:
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True, name="rollouts").start()
         addresses = llm_client._load_balancer.addresses  # a `sql_agent.server_list.ServerList`
-        self.endpoint = run.publish(
-            {"model": self.model_path, "backends": [f"http://{address}" for address in addresses]}
-        )
-        self.num_servers = len(addresses)
+        self.backends = [f"http://{address}" for address in addresses]
+        self.proxy_url = run.publish({"model": self.model_path, "backends": self.backends})
 
     @classmethod
     def create(cls, *args: Any, **kwargs: Any) -> LightningRolloutManager:
@@ -105,8 +103,7 @@ class LightningRolloutManager:
         self, tasks: Sequence[dict[str, Any]], groups: Sequence[str], *, validate: bool, step: int
     ) -> list[Result]:
         results = [Result(group, str(task["id"])) for task, group in zip(tasks, groups, strict=True)]
-        resource = agl.ProxyLLM(endpoint=self.endpoint, model="policy-0")
-        resources = await self.store.add_resources({"main_llm": resource})
+        resources = await self.store.add_resources({"main_llm": self._resource()})
         rows = await self._enqueue(tasks, groups, resources.resources_id, validate=validate, step=step)
         pending = dict(zip(rows, results, strict=True))
         readers: list[asyncio.Task[None]] = []
@@ -123,6 +120,17 @@ class LightningRolloutManager:
         await asyncio.gather(*readers)
         return results
 
+    def _resource(self) -> Any:
+        if self.proxy_url is None:
+            return agl.LLM(endpoint=f"{self.backends[0]}/v1", model=self.model_path)
+        return agl.ProxyLLM(endpoint=self.proxy_url, model="policy-0")
+
+    def _server(self, number: int) -> dict[str, str]:
+        """Rollout metadata that picks one model server; a group keeps to one and its prefix cache."""
+        if self.proxy_url is None:
+            return {"base_url": f"{self.backends[number]}/v1"}
+        return {"model": f"policy-{number}"}
+
     async def _enqueue(
         self, tasks: Sequence[dict[str, Any]], groups: Sequence[str], resources_id: str, *, validate: bool, step: int
     ) -> list[str]:
@@ -133,7 +141,7 @@ class LightningRolloutManager:
             max_attempts=cfg.max_attempts,
             retry_condition=["failed", "timeout", "unresponsive"],
         )
-        servers = {group: i % self.num_servers for i, group in enumerate(dict.fromkeys(groups))}
+        servers = {group: i % len(self.backends) for i, group in enumerate(dict.fromkeys(groups))}
         requests = [
             agl.EnqueueRolloutRequest(
                 input=task,
@@ -144,7 +152,7 @@ class LightningRolloutManager:
                     "run_id": self.run.run_id,
                     "train_step": step,
                     "group": group,
-                    "model": f"policy-{servers[group]}",  # a group keeps to one server and its prefix cache
+                    **self._server(servers[group]),
                     **({"temperature": 0.0} if validate else {}),
                 },
             )

@@ -20,8 +20,8 @@ class RunContext:
     run_id: str
     store_url: str
     pad_id: int
-    publish: Callable[[dict[str, Any]], str]
-    """Hands over `{"model", "backends"}` of the model servers; answers the address the agent is to call."""
+    publish: Callable[[dict[str, Any]], str | None]
+    """Hands over `{"model", "backends"}` of the model servers; answers the LLM proxy's address, None without one."""
     step_metrics: dict[str, float] = field(default_factory=dict)
     """Filled by the rollout manager, emptied by the metrics sink after each step."""
 

@@ -17,15 +17,15 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
-from dbbench_adapter.backends import Backend, open_backend
 
+from dbbench_adapter.backends import Backend, open_backend
 from dbbench_adapter.types import Score, Task
 from sql_agent.agent import run_rollout
 from sql_agent.agl_light import agl
 from sql_agent.config import TrainConfig
 from sql_agent.processes import end_with_parent
 from sql_agent.rewards import REWARDS, reward
-from sql_agent.stitch import OUTCOME, RolloutOutcome
+from sql_agent.stitch import OUTCOME, TURN_SPAN, RolloutOutcome, turn_attributes
 from sql_agent.types import RolloutRecord
 
 logger = logging.getLogger(__name__)
@@ -69,18 +69,22 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         agent = self.cfg.agent
         if "temperature" in metadata:
             agent = agent.model_copy(update={"temperature": metadata["temperature"]})
+        turns: list[Any] = []
         record = await run_rollout(
             Task.from_dict(task),
-            base_url=llm.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id),
+            base_url=metadata.get("base_url") or llm.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id),
             model=metadata.get("model", llm.model),
             backend=self.backend,
             judge=self.cfg.rollout.judge,
             config=agent,
+            # Without the LLM proxy this process traces the turns; the proxy asks for ids and writes spans itself.
+            extra_body=None if self.cfg.llm_proxy else {"return_token_ids": True, "logprobs": True},
+            on_reply=None if self.cfg.llm_proxy else lambda reply: turns.append(turn_span(reply.model_dump())),
         )
         last_attempt = rollout.attempt.sequence_id >= self.cfg.rollout.max_attempts
         if record.score.value is None and not last_attempt:
             raise RolloutLostError(record.score.reason)
-        return [self._reward_span(record)]
+        return [*turns, self._reward_span(record)]
 
     def _reward_span(self, record: RolloutRecord) -> Any:
         try:
@@ -108,11 +112,19 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         return agl.emit_reward(float(score.value), attributes=attributes, propagate=False)
 
 
+def turn_span(response: dict[str, Any]) -> Any:
+    """The span of one model call, as the LLM proxy would have written it."""
+    now = time.time()
+    status = agl.TraceStatus(status_code="OK")
+    attributes = turn_attributes(response)
+    return agl.SpanCoreFields(name=TURN_SPAN, attributes=attributes, start_time=now, end_time=now, status=status)
+
+
 class PassiveTracer(agl.OtelTracer):
     """An `OtelTracer` that leaves the process-wide tracer provider alone.
 
     `OtelTracer.trace_context` writes the current rollout's ids into the one provider of the process, which allows one
-    rollout at a time. Turns are recorded by the LLM proxy and the result is returned, so nothing is lost here.
+    rollout at a time. Turns are recorded by the LLM proxy or returned with the result, so nothing is lost here.
     """
 
     def init_worker(self, worker_id: int, store: Any = None) -> None:
@@ -156,7 +168,7 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
         finally:
             for task in [*in_flight, watch]:
                 task.cancel()
-            await asyncio.gather(*in_flight, watch, return_exceptions=True)
+            await asyncio.wait({*in_flight, watch})
             if stop_heartbeat is not None:
                 await stop_heartbeat()
             agent = self.get_agent()
@@ -186,4 +198,3 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
                 if time.time() - trainer.last_heartbeat_time > TRAINER_GONE_S:
                     logger.error("the trainer has been silent for more than %.0f s; ending", TRAINER_GONE_S)
                     return
-

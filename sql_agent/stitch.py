@@ -78,6 +78,8 @@ def turn_attributes(response: dict[str, Any]) -> dict[str, Any]:
 def read_turns(spans: Sequence[SpanLike]) -> list[Turn]:
     """The model calls of one attempt, ordered by sequence id; spans of anything else are passed over.
 
+    A call that the client tried again left a span each time; the reply it went on with is that of the last.
+
     Raises:
         ValueError: a model call came back without token ids, so nothing of this rollout may be trained on.
     """
@@ -86,6 +88,8 @@ def read_turns(spans: Sequence[SpanLike]) -> list[Turn]:
         prompt_ids, sampled_ids = (span.attributes.get(k) or () for k in ("prompt_token_ids", "response_token_ids"))
         if not prompt_ids or not sampled_ids:
             raise ValueError("a model call came back without token ids; the server needs return_token_ids")
+        if turns and turns[-1].prompt_ids == tuple(prompt_ids):
+            turns.pop()
         turns.append(
             Turn(
                 tuple(prompt_ids),

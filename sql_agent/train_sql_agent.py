@@ -153,7 +153,7 @@ def check_store(cfg: TrainConfig) -> None:
 
 
 def check_model(model: Path) -> None:
-    from scripts.doctor import check_model_dir
+    from sql_agent.model_check import check_model_dir
 
     problems = check_model_dir(model)
     if problems:
@@ -205,7 +205,8 @@ def train(cfg: TrainConfig, *, debug: bool) -> None:
     from sql_agent.processes import RUN_ID, end_run
     from sql_agent.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
 
-    agl.setup_logging("DEBUG" if debug else "WARNING")
+    agl.setup_logging("DEBUG" if debug else "ERROR")  # it warns of every retry while its own store starts
+    logging.getLogger("uvicorn.error").addFilter(lambda record: debug or record.levelno >= logging.WARNING)
     role = os.environ.get("AGL_CURRENT_ROLE", "both")
     run_id = uuid.uuid4().hex[:12]
     os.environ[RUN_ID] = run_id

@@ -36,9 +36,9 @@ def main() -> None:
 
     from sql_agent.tracking import make_tracking
 
-    def publish(servers: dict[str, Any]) -> str:
+    def publish(servers: dict[str, Any]) -> str | None:
         events.emit({"event": "servers", **servers})
-        return json.loads(sys.stdin.readline())["endpoint"]
+        return json.loads(sys.stdin.readline())["proxy_url"]
 
     context = RunContext(cfg, order["run_id"], order["store_url"], order["pad_id"], publish)
     enter(context)

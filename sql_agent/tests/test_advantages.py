@@ -26,9 +26,7 @@ def test_masked_group_advantages(returns, judged, expected):
 
 def test_without_scaling_advantages_are_centred_returns():
     # mean (1 + 0 + 0.5) / 3 = 0.5
-    result = masked_group_advantages(
-        torch.tensor([1.0, 0.0, 0.5]), torch.tensor([True] * 3), np.zeros(3), scale=False
-    )
+    result = masked_group_advantages(torch.tensor([1.0, 0.0, 0.5]), torch.tensor([True] * 3), np.zeros(3), scale=False)
     np.testing.assert_allclose(result, [0.5, -0.5, 0.0], atol=1e-6)
 
 

@@ -66,6 +66,11 @@ def test_turns_come_in_sequence_order_whatever_order_spans_arrive_in():
     assert [(t.prompt_ids, t.sampled_ids) for t in read_turns(spans)] == [((1,), (2,)), ((1, 2, 3), (4,))]
 
 
+def test_a_call_tried_again_counts_once_with_the_reply_that_was_used():
+    spans = [model_call(1, [1], [2]), model_call(2, [1], [3]), model_call(3, [1, 3, 9], [4])]
+    assert [(t.prompt_ids, t.sampled_ids) for t in read_turns(spans)] == [((1,), (3,)), ((1, 3, 9), (4,))]
+
+
 def test_a_server_without_token_ids_is_refused_not_guessed():
     with pytest.raises(ValueError, match="without token ids"):
         read_turns([model_call(1, [1], [])])

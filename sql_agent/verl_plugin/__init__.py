@@ -4,6 +4,7 @@ chat server, and, where `VERL_PLATFORM=cpu`, the CPU platform.
 Nothing here changes what a caller asked for; each module says which upstream line it stands in for.
 """
 
+import logging
 import os
 
 from verl.trainer.ppo.core_algos import register_adv_est
@@ -13,6 +14,8 @@ from sql_agent.verl_plugin import exact_prompts
 
 register_adv_est("masked_grpo")(masked_grpo)
 exact_prompts.install()
+# A malformed call is the policy's doing and is counted; vLLM would log a traceback for each one.
+logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
 
 if os.environ.get("VERL_PLATFORM") == "cpu":
     from sql_agent.verl_plugin import cpu_platform, vllm_cpu

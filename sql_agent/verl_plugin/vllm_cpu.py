@@ -26,7 +26,7 @@ def _keep_plain_weights(module: ModuleType) -> None:
     import torch
 
     def plain_linear(layer: torch.nn.Module, remove_weight: bool) -> None:
-        layer.cpu_linear = torch.nn.functional.linear
+        layer.cpu_linear = torch.nn.functional.linear  # type: ignore[assignment]
 
     module.dispatch_cpu_unquantized_gemm = plain_linear  # type: ignore[attr-defined]
 
