@@ -127,14 +127,16 @@ class MysqlBackend:
             # Strict, it refuses UPDATE ... WHERE text = 1 over a text that is no number, where MySQL compares
             # (standard-278 and -295); in TEXT columns strictness has nothing else to say.
             modes = _MODES if typed else _MODES.replace("STRICT_TRANS_TABLES,", "")
-        return self._connect(
+        session = self._connect(
             slot.name,
             slot.password,
-            database=slot.name,
             sql_mode=modes,
             init_command=f"SET SESSION group_concat_max_len = {_GROUP_CONCAT_MAX_LEN}, {limit}",
             read_timeout=statement_timeout_s + 1,  # the server's own limit comes first, with the better message
         )
+        with contextlib.suppress(pymysql.OperationalError):  # the agent dropped it: "no database selected" from now on
+            session.select_db(slot.name)
+        return session
 
     def give_back(self, slot: _Slot) -> None:
         """Drop the slot's database; a slot whose connection is gone is not used again."""
@@ -234,8 +236,10 @@ class MysqlDatabase:
     def snapshot(self) -> dict[str, TableState]:
         self._settle()
         with self._backend.failures_named(), self._slot.admin.cursor() as cursor:
-            cursor.execute(f"SHOW FULL TABLES FROM {self._slot.name} WHERE Table_type = 'BASE TABLE'")
-            return {name: self._state(cursor, name) for name, _ in cursor.fetchall()}
+            # unlike SHOW TABLES no error where the agent dropped the database
+            of_ours = f"table_schema = '{self._slot.name}' AND table_type = 'BASE TABLE'"
+            cursor.execute(f"SELECT table_name FROM information_schema.tables WHERE {of_ours}")
+            return {name: self._state(cursor, name) for (name,) in cursor.fetchall()}
 
     def close(self) -> None:
         if self._closed:

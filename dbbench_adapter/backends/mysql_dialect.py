@@ -113,6 +113,7 @@ class _Sqlite(SQLite):
             exp.DateAdd: _shift("+"),
             exp.DateSub: _shift("-"),
             exp.Extract: lambda self, node: self.func("date_part", exp.Literal.string(node.name), node.expression),
+            exp.IntDiv: lambda self, node: self.func("int_div", node.this, node.expression),
             exp.Stddev: lambda self, node: self.func("stddev_pop", node.this),
             exp.VariancePop: lambda self, node: self.func("var_pop", node.this),
             exp.Variance: lambda self, node: self.func("var_samp", node.this),

@@ -204,6 +204,11 @@ def _cast_decimal(value: Any, scale: Any) -> int | float:
     return rounded / 10**digits if digits else rounded
 
 
+def _int_div(left: Any, right: Any) -> int | None:
+    divisor = number(right)
+    return math.trunc(number(left) / divisor) if divisor else None
+
+
 def _truncate(value: Any, digits: Any) -> float:
     factor = 10.0 ** round(number(digits))
     return math.trunc(number(value) * factor) / factor
@@ -527,6 +532,7 @@ _STRICT: dict[str, tuple[int, Callable[..., Any]]] = {
     "regexp_substr": (2, _regexp_substr),
     "cast_signed": (1, _cast_signed),
     "cast_decimal": (2, _cast_decimal),
+    "int_div": (2, _int_div),
     "truncate": (2, _truncate),
     "ceil": (1, lambda value: math.ceil(number(value))),
     "ceiling": (1, lambda value: math.ceil(number(value))),

@@ -68,13 +68,19 @@ def same_state(found: Snapshot, expected: Snapshot) -> bool:
 def readings(answers: Answers, width: int) -> Iterator[Rows]:
     """The ways to read what was committed as rows of `width` columns."""
     items: list[Any] = [answers] if isinstance(answers, str) else answers or []
-    if answers is None or not all(isinstance(item, _CELLS | list) for item in items):
+    if answers is None or not all(map(_is_cell_or_row, items)):
         return
+    if width == 1 and not any(isinstance(item, list) for item in items):
+        yield tuple((item,) for item in items)
     yield tuple(_as_row(item, width) for item in items)
     if len(items) == width > 1:
         yield (tuple(items),)
     if len(items) == 1 and isinstance(items[0], str) and (listed := _listed(items[0])) is not None:
         yield tuple(_as_row(item, width) for item in listed)
+
+
+def _is_cell_or_row(item: Any) -> bool:
+    return isinstance(item, _CELLS) or (isinstance(item, list) and all(isinstance(cell, _CELLS) for cell in item))
 
 
 def _as_row(item: Any, width: int) -> Row:
@@ -111,7 +117,9 @@ def _meant(label: str) -> Cell:
 
 
 def _matched(given: Rows, expected: Rows) -> bool:
-    """Whether the rows pair off one to one (augmenting paths, for closeness is not transitive)."""
+    """Whether the rows pair off one to one (augmenting paths, for closeness of numbers is not transitive)."""
+    texts = Counter(given) & Counter(row for row in expected if all(isinstance(cell, str) for cell in row))
+    given, expected = _without(given, texts), _without(expected, texts)
     partner: dict[int, int] = {}  # index into expected -> index into given
 
     def place(i: int, tried: set[int]) -> bool:
@@ -124,6 +132,17 @@ def _matched(given: Rows, expected: Rows) -> bool:
         return False
 
     return all(place(i, set()) for i in range(len(given)))
+
+
+def _without(rows: Rows, leave_out: Counter[Row]) -> Rows:
+    left = leave_out.copy()
+    kept: list[Row] = []
+    for row in rows:
+        if left[row] > 0:
+            left[row] -= 1
+        else:
+            kept.append(row)
+    return tuple(kept)
 
 
 def _same_row(given: Row, expected: Row) -> bool:

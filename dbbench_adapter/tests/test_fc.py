@@ -1,0 +1,162 @@
+"""The function-calling protocol: prompt, tools, and how an episode answers calls."""
+
+import json
+
+import pytest
+
+from dbbench_adapter.backends import Result, open_backend
+from dbbench_adapter.fc import RULES, TOOLS, Episode, messages, observe
+from dbbench_adapter.types import Column, Gold, Score, Table, Task
+
+FRUIT = Table("Fruit", (Column("Name"), Column("Price", "INT")), (("Plum", 5), ("Pear", 4)))
+TASK = Task(
+    id="t-0",
+    question="Set the price of Plum to 7.",
+    kind="UPDATE",
+    tables=(FRUIT,),
+    gold=Gold(sql="UPDATE Fruit SET Price = 7 WHERE Name = 'Plum'"),
+    table_note="The table is called Fruit.",
+    typed=True,
+)
+
+
+@pytest.fixture
+def episode(backend):
+    with Episode.open(TASK, backend) as episode:
+        yield episode
+
+
+def sql(episode, query):
+    return episode.call_tool("execute_sql", json.dumps({"query": query}))
+
+
+# prompt and tools ---------------------------------------------------------------------------------------------------
+
+
+def test_the_prompt_has_rules_then_note_and_question():
+    assert messages(TASK) == [
+        {"role": "system", "content": RULES},
+        {
+            "role": "user",
+            "content": "Additional table information about the question: The table is called Fruit.\n"
+            "Question: Set the price of Plum to 7.\n",
+        },
+    ]
+
+
+def test_evidence_comes_first_and_empty_parts_are_left_out():
+    task = Task(id="t", question="Why?", kind="other", tables=(), gold=Gold(answers=("1",)), evidence="A hint.")
+    assert messages(task)[1]["content"] == "Evidence about the question: A hint.\nQuestion: Why?\n"
+
+
+def test_the_tools_take_exactly_their_argument():
+    functions = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
+    assert {name: list(schema["properties"]) for name, schema in functions.items()} == {
+        "execute_sql": ["query"],
+        "commit_final_answer": ["answers"],
+    }
+    assert all(schema["additionalProperties"] is False for schema in functions.values())
+
+
+# results ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        pytest.param(Result(rows=(("Plum", 5), (None, 4))), "[('Plum', 5), (None, 4)]", id="rows"),
+        pytest.param(Result(rows=()), "[]", id="no_row"),
+        pytest.param(Result(), "[]", id="a_change"),
+        pytest.param(Result(error="1064 (42000): no"), "1064 (42000): no", id="error"),
+        # "[('" + 796 x + "',)]" is 803 characters
+        pytest.param(Result(rows=(("x" * 796,),)), "[('" + "x" * 796 + "'[TRUNCATED]", id="cut_at_800"),
+        pytest.param(Result(rows=(("x" * 793,),)), "[('" + "x" * 793 + "',)]", id="800_are_not_cut"),
+        pytest.param(Result(error="near \ud800"), "near ?", id="half_a_surrogate_pair"),
+    ],
+)
+def test_what_the_agent_reads(result, text):
+    assert observe(result) == text
+
+
+def test_decimals_read_as_the_driver_prints_them(episode):
+    assert sql(episode, "SELECT AVG(Price) FROM Fruit") == "[(Decimal('4.5000'),)]"
+
+
+# calls --------------------------------------------------------------------------------------------------------------
+
+
+def test_statements_run_one_after_another_on_one_database(episode):
+    assert sql(episode, "UPDATE Fruit SET Price = Price + 1 WHERE Name = 'Pear'") == "[]"
+    assert sql(episode, "SELECT Price FROM Fruit WHERE Name = 'Pear'") == "[(5,)]"
+    assert sql(episode, "SELECT nothing").startswith("1054")
+    assert (episode.sql_run, episode.malformed_calls) == (3, 0)
+
+
+def test_the_name_of_the_argument_does_not_matter(episode):
+    assert episode.call_tool("execute_sql", '{"sql": "SELECT 1", "why": "?"}') == "[(1,)]"
+    episode.call_tool("commit_final_answer", '{"answer": ["7"]}')
+    assert (episode.committed, episode.answers, episode.malformed_calls) == (True, ["7"], 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("drop_everything", "{}", "unknown tool 'drop_everything'; call execute_sql or commit_final_answer"),
+        ("execute_sql", "SELECT 1", 'execute_sql takes {"query": "..."}'),
+        ("execute_sql", '["SELECT 1"]', "do not parse"),
+        ("execute_sql", "{}", "do not parse"),
+        ("execute_sql", "[" * 100_000, "do not parse"),
+        ("execute_sql", '{"query": 1}', "query has to be a string"),
+        ("commit_final_answer", "{}", 'commit_final_answer takes {"answers": ["..."]}'),
+        ("commit_final_answer", '{"answers": 7}', "answers has to be a list of strings"),
+    ],
+)
+def test_a_malformed_call_is_answered_and_counted_and_ends_nothing(sqlite, name, arguments, words):
+    with Episode.open(TASK, sqlite) as episode:
+        assert words in episode.call_tool(name, arguments)
+        assert (episode.malformed_calls, episode.sql_run, episode.committed) == (1, 0, False)
+
+
+def test_no_call_follows_a_commit(sqlite):
+    with Episode.open(TASK, sqlite) as episode:
+        episode.call_tool("commit_final_answer", '{"answers": []}')
+        with pytest.raises(RuntimeError, match="'t-0': the answer is committed"):
+            sql(episode, "SELECT 1")
+
+
+# verdicts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("judge", ["fc", "strict"])
+@pytest.mark.parametrize(
+    ("statements", "commits", "score"),
+    [
+        pytest.param(["UPDATE Fruit SET Price = '7' WHERE Price = 5"], True, Score(1.0, "match"), id="another_way"),
+        pytest.param([], True, Score(0.0, "wrong_state"), id="nothing_done"),
+        pytest.param(["UPDATE Fruit SET Price = 7"], True, Score(0.0, "wrong_state"), id="too_much_done"),
+        pytest.param(["DROP TABLE Fruit"], True, Score(0.0, "wrong_state"), id="table_gone"),
+        pytest.param([TASK.gold.sql], False, Score(0.0, "not_committed"), id="done_but_not_committed"),
+        pytest.param(["BEGIN", TASK.gold.sql], True, Score(1.0, "match"), id="transaction_left_open"),
+    ],
+)
+def test_a_change_is_judged_by_what_it_leaves_behind(episode, statements, commits, score, judge):
+    for statement in statements:
+        sql(episode, statement)
+    if commits:
+        episode.call_tool("commit_final_answer", '{"answers": []}')
+    assert episode.judge(judge) == score
+
+
+def test_without_a_reference_that_runs_a_change_is_not_judged(sqlite):
+    task = Task(id="t", question="?", kind="UPDATE", tables=(FRUIT,), gold=Gold(sql="UPDATE Nothing SET a = 1"))
+    with Episode.open(task, sqlite) as episode:
+        episode.call_tool("commit_final_answer", '{"answers": []}')
+        assert episode.judge("fc") == episode.judge("strict") == Score(None, "reference_failed")
+
+
+def test_judging_and_closing_leave_no_database():
+    with open_backend("sqlite") as backend:
+        with Episode.open(TASK, backend) as episode:
+            episode.call_tool("commit_final_answer", '{"answers": []}')
+            episode.judge("strict")
+        assert backend.live_databases() == 0

@@ -1,0 +1,90 @@
+"""The private MariaDB: gone with its owner, however that one ends."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dbbench_adapter.backends import BackendUnavailable, open_backend
+from dbbench_adapter.backends.mysql import MysqlBackend
+from dbbench_adapter.backends.server import PrivateServer
+from dbbench_adapter.types import Column, Table
+
+OWNER = """
+import sys, time
+from dbbench_adapter.backends.server import PrivateServer
+with PrivateServer() as server:
+    print(server._process.pid, server._folder, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def server(mariadb):
+    with PrivateServer() as server:
+        yield server
+
+
+def test_nothing_is_left_of_it(server):
+    folder, pid = server._folder, server._process.pid
+    assert (folder / "init.sql").stat().st_mode & 0o077 == 0  # it holds the password
+    server.close()
+    assert not folder.exists() and not Path("/proc", str(pid)).exists()
+
+
+def test_it_dies_with_its_owner_and_the_next_one_cleans_up(mariadb):
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    pid, folder = owner.stdout.readline().split()
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    owner.stdout.close()
+    deadline = time.monotonic() + 5
+    while Path("/proc", pid, "exe").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not Path("/proc", pid, "exe").exists()
+    assert Path(folder).exists()
+    with PrivateServer():
+        assert not Path(folder).exists()
+
+
+def test_a_server_that_dies_is_no_fault_of_the_agent(server):
+    with MysqlBackend(server.url) as backend:
+        table = Table("T", (Column("a"),), (("1",),))
+        database = backend.open([table], typed=False)
+        assert database.run("SELECT a FROM T").rows == (("1",),)
+        server._process.kill()
+        server._process.wait()
+        for use in (lambda: database.run("SELECT a FROM T"), database.snapshot, lambda: database.table_hash([table])):
+            with pytest.raises(BackendUnavailable, match="it has to run"):
+                use()
+        with pytest.raises(BackendUnavailable):
+            backend.open([table], typed=False)
+        database.close()
+
+
+def test_databases_and_users_of_ours_leave_a_shared_server(server):
+    with MysqlBackend(server.url) as outer:
+        admin = outer._all[0].admin.cursor()
+
+        def ours():
+            admin.execute("SELECT User FROM mysql.user WHERE User LIKE 'agentgrpo\\_%'")
+            users = admin.fetchall()
+            admin.execute("SHOW DATABASES LIKE 'agentgrpo\\_%'")
+            return len(users), len(admin.fetchall())
+
+        assert ours() == (1, 0)
+        with open_backend(server.url) as inner:
+            inner.open([Table("T", (Column("a"),), ())], typed=False)
+            inner.open([Table("T", (Column("a"),), ())], typed=False)
+            assert ours() == (3, 2)
+        assert ours() == (1, 0)
+
+
+def test_without_mariadb_the_message_says_what_to_do(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    with pytest.raises(BackendUnavailable, match="apt-get install mariadb-server"), open_backend("mariadb"):
+        pass
