@@ -285,6 +285,19 @@ async def test_sampling_settings_and_both_tools_reach_the_endpoint(play):
     assert [tool["function"]["name"] for tool in body["tools"]] == ["execute_sql", "commit_final_answer"]
 
 
+async def test_extra_fields_reach_the_endpoint_and_replies_are_seen_as_it_gave_them(backend):
+    requests, replies = [], []
+    script = recite([calls(sql(LOOK, "same")), calls(call("commit_final_answer", {"answers": ["Pear"]}, "same"))])
+    with serve(app(script, on_request=requests.append)) as url:
+        await run_rollout(
+            CHEAPEST, base_url=url, model="oracle", backend=backend, judge="fc", config=GREEDY,
+            extra_body={"return_token_ids": True},
+            on_reply=lambda reply: replies.append(reply.choices[0].message.tool_calls[0].id),
+        )  # fmt: skip
+    assert [body["return_token_ids"] for body in requests] == [True, True]
+    assert replies == ["same", "same"]  # in the record the second has an id of its own
+
+
 async def test_tokens_add_up_over_the_turns(play):
     record = await play(calls(sql(LOOK)), calls(commit("Pear")))
     assert record.prompt_tokens > 0 < record.completion_tokens
