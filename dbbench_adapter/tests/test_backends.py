@@ -1,6 +1,7 @@
 """What every backend promises an episode; each test runs on SQLite and on a private MariaDB."""
 
 import hashlib
+import sqlite3
 import time
 from decimal import Decimal
 
@@ -211,6 +212,13 @@ def test_a_long_result_is_cut(database):
 def test_nothing_outside_the_episode_can_be_reached(database, statement):
     result = database.run(statement)
     assert result.error is not None or result.rows == ((0,),)
+
+
+def test_sqlite_itself_refuses_what_the_translation_would_let_pass(sqlite):
+    with sqlite.open([FRUIT], typed=True) as database:
+        for statement in ("ATTACH DATABASE ':memory:' AS x", "PRAGMA writable_schema = 1", "CREATE VIEW v AS SELECT 1"):
+            with pytest.raises(sqlite3.DatabaseError, match="not authorized"):
+                database._connection.execute(statement)
 
 
 # end state ----------------------------------------------------------------------------------------------------------

@@ -162,8 +162,9 @@ def test_strict_finds_a_pairing_where_a_greedy_one_fails():
     assert same_rows(((1.00005,), (0.99995,)), ((1.0,), (1.0001,)), ordered=False)
 
 
-def test_strict_reads_thousands_of_equal_rows():
-    assert same_rows((("x",),) * 3000, (("x",),) * 3000, ordered=False)
+@pytest.mark.parametrize("cell", ["x", 1])
+def test_strict_pairs_off_a_thousand_equal_rows(cell):
+    assert same_rows(((cell,),) * 1100, ((cell,),) * 1100, ordered=False)
 
 
 @pytest.mark.parametrize("judge", JUDGES)
