@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import secrets
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -19,13 +20,13 @@ from typing import Any
 
 from sql_agent.agl_light import agl
 from sql_agent.config import TrainConfig
-from sql_agent.processes import RUN_ID
 from sql_agent.runner import TRAINER_WORKER
 
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 5.0
 PROXY_START_S = 120.0
+END_S = 15.0
 
 
 class TrainingFailedError(RuntimeError):
@@ -38,78 +39,70 @@ class VerlGrpo(agl.Algorithm):
     Args:
         cfg: the resolved config, as saved in the run directory.
         order: what `sql_agent.verl_driver` reads: verl's config, environment, run id.
+        driver: that process, from `start_driver`; it imports verl already and waits for its order.
         show: called with every event of the run (`phase`, `step`, `finished`, `failed`).
     """
 
-    def __init__(self, cfg: TrainConfig, order: dict[str, Any], show: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        cfg: TrainConfig,
+        order: dict[str, Any],
+        driver: subprocess.Popen[str],
+        show: Callable[[dict[str, Any]], None],
+    ) -> None:
         super().__init__()
-        self.cfg, self.order, self.show = cfg, order, show
+        self.cfg, self.order, self.driver, self.show = cfg, order, driver, show
 
     async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
         store = self.get_store()
         store_url = store_address(store)
-        logs = self.cfg.run_dir / "logs"
-        logs.mkdir(parents=True, exist_ok=True)
-        order_file = self.cfg.run_dir / "driver.json"
-        order_file.write_text(json.dumps(self.order | {"store_url": store_url}))
-        environment = {**os.environ, **self.order["environment"], RUN_ID: self.order["run_id"]}
-        environment["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # otherwise Ray leaves one in the home folder
         heartbeat = asyncio.create_task(self._heartbeat(store))
-        # The driver imports longest; the proxy's imports fit beside it.
-        driver = await _spawn("sql_agent.verl_driver", str(order_file), log=logs / "driver.log", env=environment)
         proxy = None
         if self.cfg.llm_proxy:
-            timeout = str(self.cfg.agent.turn_timeout_s)
-            arguments = ("--store", store_url, "--timeout-s", timeout)
-            proxy = await _spawn("sql_agent.llm_proxy", *arguments, log=logs / "proxy.log", env=environment)
+            arguments = ("--store", store_url, "--timeout-s", str(self.cfg.agent.turn_timeout_s))
+            proxy = spawn("sql_agent.llm_proxy", *arguments, log=log_file(self.cfg, "proxy"))
         try:
-            await self._follow(driver, proxy, logs)
+            _tell(self.driver, self.order | {"store_url": store_url})
+            await self._follow(proxy)
             await store.update_worker(TRAINER_WORKER, {"state": "finished"})
         finally:
             heartbeat.cancel()
-            await asyncio.gather(_end(proxy, close_stdin=True), _end(driver))
+            await asyncio.gather(_end(proxy, close_stdin=True), _end(self.driver))
             if isinstance(store, agl.LightningStoreClient):
                 await store.close()
 
-    async def _follow(
-        self, driver: asyncio.subprocess.Process, proxy: asyncio.subprocess.Process | None, logs: Path
-    ) -> None:
-        assert driver.stdout is not None and driver.stdin is not None
-        deadline = time.monotonic() + self.cfg.trainer.startup_timeout_s
+    async def _follow(self, proxy: subprocess.Popen[str] | None) -> None:
+        log, limit = log_file(self.cfg, "driver"), self.cfg.trainer.startup_timeout_s
+        deadline = time.monotonic() + limit
         started = finished = False
         error = ""
         while True:
-            timeout = None if started else deadline - time.monotonic()
             try:
-                line = await asyncio.wait_for(driver.stdout.readline(), timeout)
+                line = await _line(self.driver, None if started else deadline - time.monotonic())
             except TimeoutError:
-                raise TrainingFailedError(
-                    f"no train step within trainer.startup_timeout_s={self.cfg.trainer.startup_timeout_s:.0f} s; "
-                    f"see {logs / 'driver.log'}"
-                ) from None
+                message = f"no train step within trainer.startup_timeout_s={limit:.0f} s; see {log}"
+                raise TrainingFailedError(message) from None
             if not line:
                 break
             event = json.loads(line)
             if event["event"] == "servers":
-                proxy_url = await self._start_proxy(proxy, event, logs) if proxy else None
-                driver.stdin.write(json.dumps({"proxy_url": proxy_url}).encode() + b"\n")
+                proxy_url = await self._start_proxy(proxy, event) if proxy else None
+                _tell(self.driver, {"proxy_url": proxy_url})
                 event = {"event": "phase", "name": "first rollouts"}
             started |= event["event"] == "step"
             finished |= event["event"] == "finished"
             error = event.get("error", error)
             self.show(event)
-        code = await driver.wait()
+        code = await asyncio.to_thread(self.driver.wait)
         if not finished:
-            raise TrainingFailedError(f"{error or f'verl ended with exit code {code}'}\nlog: {logs / 'driver.log'}")
+            raise TrainingFailedError(f"{error or f'verl ended with exit code {code}'}\nlog: {log}")
 
-    async def _start_proxy(self, proxy: asyncio.subprocess.Process, servers: dict[str, Any], logs: Path) -> str:
+    async def _start_proxy(self, proxy: subprocess.Popen[str], servers: dict[str, Any]) -> str:
         """Point the LLM proxy at the model servers; answers its address."""
-        assert proxy.stdin is not None and proxy.stdout is not None
-        order = {"model": servers["model"], "backends": servers["backends"]}
-        proxy.stdin.write(json.dumps(order).encode() + b"\n")
-        line = await asyncio.wait_for(proxy.stdout.readline(), PROXY_START_S)
+        _tell(proxy, {"model": servers["model"], "backends": servers["backends"]})
+        line = await _line(proxy, PROXY_START_S)
         if not line:
-            raise TrainingFailedError(f"the LLM proxy ended before it served; see {logs / 'proxy.log'}")
+            raise TrainingFailedError(f"the LLM proxy ended before it served; see {log_file(self.cfg, 'proxy')}")
         return json.loads(line)["url"]
 
     async def _heartbeat(self, store: Any) -> None:
@@ -126,31 +119,52 @@ def store_address(store: Any) -> str:
     return str(address)
 
 
-async def _spawn(module: str, *args: str, log: Path, env: dict[str, str]) -> asyncio.subprocess.Process:
+def log_file(cfg: TrainConfig, name: str) -> Path:
+    return cfg.run_dir / "logs" / f"{name}.log"
+
+
+def start_driver(cfg: TrainConfig, environment: dict[str, str]) -> subprocess.Popen[str]:
+    """Start verl's process; it imports for 13 s (measured) before it needs to know what to do."""
+    token = {"RAY_AUTH_TOKEN": secrets.token_hex(32)}  # otherwise Ray leaves one in the home folder
+    return spawn("sql_agent.verl_driver", log=log_file(cfg, "driver"), environment=environment | token)
+
+
+def spawn(module: str, *args: str, log: Path, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    """Start `python -m module` that talks in lines over its standard streams and logs to a file."""
+    log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as out:
-        return await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            module,
-            *args,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *args],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             stderr=out,
-            env=env,
-            limit=1 << 24,
+            env={**os.environ, **(environment or {})},
+            text=True,
             start_new_session=True,  # Ctrl-C reaches this process only, which ends the others in order
         )
 
 
-async def _end(process: asyncio.subprocess.Process | None, *, close_stdin: bool = False) -> None:
-    if process is None or process.returncode is not None:
+def _tell(process: subprocess.Popen[str], message: dict[str, Any]) -> None:
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(message) + "\n")
+    process.stdin.flush()
+
+
+async def _line(process: subprocess.Popen[str], timeout_s: float | None) -> str:
+    """The next line the process says; empty when it has ended."""
+    assert process.stdout is not None
+    return await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), timeout_s)
+
+
+async def _end(process: subprocess.Popen[str] | None, *, close_stdin: bool = False) -> None:
+    if process is None or process.poll() is not None:
         return
     if close_stdin and process.stdin is not None:
         process.stdin.close()
     else:
         process.terminate()
     try:
-        await asyncio.wait_for(process.wait(), 15.0)
-    except TimeoutError:
+        await asyncio.to_thread(process.wait, END_S)
+    except subprocess.TimeoutExpired:
         process.kill()
-        await process.wait()
+        await asyncio.to_thread(process.wait)

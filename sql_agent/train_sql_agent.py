@@ -188,7 +188,7 @@ def prepare(cfg: TrainConfig, *, cpu: bool) -> dict[str, Any]:
     return {
         "config": str((cfg.run_dir / "config.yaml").resolve()),
         "verl": OmegaConf.to_container(compose(overrides), resolve=False),
-        "environment": worker_environment(cfg, cpu=cpu),
+        "environment": worker_environment(cfg, cpu=cpu),  # of verl's Ray actors
         "pad_id": tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
     }
 
@@ -199,35 +199,51 @@ def git_commit() -> str:
 
 
 def train(cfg: TrainConfig, *, debug: bool) -> None:
-    from sql_agent.agl_light import agl
-    from sql_agent.algorithm import VerlGrpo
-    from sql_agent.console import Console
+    """Run as the roles `AGL_CURRENT_ROLE` names: `algorithm`, `runner`, or both in one command."""
     from sql_agent.processes import RUN_ID, end_run
+
+    role = os.environ.get("AGL_CURRENT_ROLE", "both")
+    run_id = uuid.uuid4().hex[:12]
+    os.environ[RUN_ID] = run_id
+    ray_dir = Path(f"/tmp/agentgrpo-{run_id}")  # short: Ray makes Unix sockets in it
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        algorithm = None if role == "runner" else make_algorithm(cfg, run_id, ray_dir)
+        fit(cfg, algorithm, debug=debug)
+    finally:
+        end_run(run_id)
+        shutil.rmtree(ray_dir, ignore_errors=True)
+
+
+def make_algorithm(cfg: TrainConfig, run_id: str, ray_dir: Path) -> Any:
+    from sql_agent.algorithm import VerlGrpo, start_driver
+    from sql_agent.console import Console
+
+    cpu = use_cpu(cfg)
+    cfg.run_dir.mkdir(parents=True, exist_ok=True)
+    driver = start_driver(cfg, worker_environment(cfg, cpu=cpu))
+    order = prepare(cfg, cpu=cpu) | {"run_id": run_id, "ray_dir": str(ray_dir)}
+    facts = {"run_id": run_id, "commit": git_commit(), "started_at": time.time(), "argv": sys.argv}
+    (cfg.run_dir / "run.json").write_text(json.dumps(facts, indent=2))
+    return VerlGrpo(cfg, order, driver, Console(cfg).show)
+
+
+def fit(cfg: TrainConfig, algorithm: Any, *, debug: bool) -> None:
+    """Hand over to agent-lightning's trainer, which forks the runners and runs the algorithm in this process."""
+    from sql_agent.agl_light import agl
     from sql_agent.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
 
     agl.setup_logging("DEBUG" if debug else "ERROR")  # it warns of every retry while its own store starts
     logging.getLogger("uvicorn.error").addFilter(lambda record: debug or record.levelno >= logging.WARNING)
-    role = os.environ.get("AGL_CURRENT_ROLE", "both")
-    run_id = uuid.uuid4().hex[:12]
-    os.environ[RUN_ID] = run_id
-    cpu = use_cpu(cfg)
-    cfg.run_dir.mkdir(parents=True, exist_ok=True)
-    order: dict[str, Any] = {}
-    if role != "runner":
-        order = prepare(cfg, cpu=cpu) | {"run_id": run_id, "ray_dir": f"/tmp/agentgrpo-{run_id}"}
-        facts = {"run_id": run_id, "commit": git_commit(), "started_at": time.time(), "argv": sys.argv}
-        (cfg.run_dir / "run.json").write_text(json.dumps(facts, indent=2))
     port = cfg.store.port or free_port()
-    store_url = cfg.store.address or f"http://127.0.0.1:{port}"
-    console = Console(cfg)
     runner = ConcurrentRunner(
         PassiveTracer(),
         concurrency=cfg.rollout.runner_concurrency,
         poll_s=cfg.rollout.poll_s,
-        store_url=store_url,
+        store_url=cfg.store.address or f"http://127.0.0.1:{port}",
     )
     trainer = agl.Trainer(
-        algorithm=VerlGrpo(cfg, order, console.show),
+        algorithm=algorithm,
         runner=runner,
         n_runners=cfg.rollout.n_runners,
         store=agl.LightningStoreClient(cfg.store.address) if cfg.store.address else None,
@@ -237,12 +253,7 @@ def train(cfg: TrainConfig, *, debug: bool) -> None:
             n_runners=cfg.rollout.n_runners, server_host="127.0.0.1", server_port=port, graceful_timeout=5.0
         ),
     )
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    try:
-        trainer.fit(SqlLitAgent(cfg), [{}])
-    finally:
-        end_run(run_id)
-        shutil.rmtree(f"/tmp/agentgrpo-{run_id}", ignore_errors=True)
+    trainer.fit(SqlLitAgent(cfg), [{}])
 
 
 def free_port() -> int:

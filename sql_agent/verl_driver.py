@@ -1,8 +1,8 @@
-"""verl's trainer in a process of its own: `python -m sql_agent.verl_driver RUN_DIR/driver.json`.
+"""verl's trainer in a process of its own: `python -m sql_agent.verl_driver`.
 
 Started by `sql_agent.algorithm`. It runs verl's own `TaskRunner.run` in this process (upstream puts it into a Ray
-actor, one more process that imports everything). Talks to its parent in JSON lines: events on standard output, the
-address of the LLM proxy on standard input. verl's and Ray's chatter goes to the log.
+actor, one more process that imports everything). Talks to its parent in JSON lines: its order and then the address of
+the LLM proxy on standard input, events on standard output. verl's and Ray's chatter goes to the log.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from sql_agent.run_context import RunContext, enter
 def main() -> None:
     events = Events()
     end_with_parent()
-    order = json.loads(Path(sys.argv[1]).read_text())
-    cfg = load_config(Path(order["config"]))
     events.emit({"event": "phase", "name": "importing verl"})
 
     import ray
@@ -35,6 +33,12 @@ def main() -> None:
     from verl.utils import tracking
 
     from sql_agent.tracking import make_tracking
+
+    line = sys.stdin.readline()
+    if not line:
+        return  # whoever started us found something wrong with what was asked for
+    order = json.loads(line)
+    cfg = load_config(Path(order["config"]))
 
     def publish(servers: dict[str, Any]) -> str | None:
         events.emit({"event": "servers", **servers})
