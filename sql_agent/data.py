@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dbbench_adapter import fc
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.load import load_tasks, split_by_table
-
-from dbbench_adapter import fc
 from dbbench_adapter.types import Task
 from sql_agent.config import DataConfig
+from sql_agent.model_check import chat_template, render, special_tokens
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,29 @@ def fitting(split: Split, prompt_tokens: Callable[[Task], int], limit: int) -> S
             f"data.max_prompt_tokens={limit} tokens; raise it"
         )
     return Split(train, val, too_long)
+
+
+class PromptTokenizer:
+    """Counts the tokens of a task's first prompt; reads the model's folder without torch, which is 10 s of imports."""
+
+    def __init__(self, model: Path) -> None:
+        from tokenizers import Tokenizer
+
+        self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        self._template, self._special = chat_template(model) or "", special_tokens(model)
+
+    def prompt_tokens(self, task: Task) -> int:
+        prompt = render(fc.messages(task), fc.TOOLS, self._template, self._special)
+        return len(self._tokenizer.encode(prompt, add_special_tokens=False).ids)
+
+    @property
+    def pad_id(self) -> int:
+        """Of the padding token, or of the end-of-sequence token where there is none; padding is masked everywhere."""
+        for name in ("pad_token", "eos_token"):
+            token = self._special.get(name)
+            if token is not None:
+                return self._tokenizer.token_to_id(token)
+        return 0
 
 
 def write_parquet(tasks: Sequence[Task], path: Path) -> None:

@@ -163,20 +163,13 @@ def check_model(model: Path) -> None:
 def prepare(cfg: TrainConfig, *, cpu: bool) -> dict[str, Any]:
     """Everything that can fail early: model, tasks, parquet, verl's config. Returns the driver's order."""
     from omegaconf import OmegaConf
-    from transformers import AutoTokenizer
 
-    from dbbench_adapter import fc
-    from sql_agent.data import fitting, load_split, write_parquet
+    from sql_agent.data import PromptTokenizer, fitting, load_split, write_parquet
     from sql_agent.tracking import usable_loggers
 
     assert cfg.model is not None
-    tokenizer = AutoTokenizer.from_pretrained(cfg.model)
-
-    def prompt_tokens(task: Any) -> int:
-        prompt = tokenizer.apply_chat_template(fc.messages(task), tools=fc.TOOLS, add_generation_prompt=True)
-        return len(prompt["input_ids"])
-
-    split = fitting(load_split(cfg.data, cfg.seed), prompt_tokens, cfg.data.max_prompt_tokens)
+    tokenizer = PromptTokenizer(cfg.model)
+    split = fitting(load_split(cfg.data, cfg.seed), tokenizer.prompt_tokens, cfg.data.max_prompt_tokens)
     data = cfg.run_dir / "data"
     files = Files(cfg.model.resolve(), (data / "train.parquet").resolve(), (data / "val.parquet").resolve())
     write_parquet(split.train, files.train)
@@ -189,7 +182,7 @@ def prepare(cfg: TrainConfig, *, cpu: bool) -> dict[str, Any]:
         "config": str((cfg.run_dir / "config.yaml").resolve()),
         "verl": OmegaConf.to_container(compose(overrides), resolve=False),
         "environment": worker_environment(cfg, cpu=cpu),  # of verl's Ray actors
-        "pad_id": tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+        "pad_id": tokenizer.pad_id,
     }
 
 
