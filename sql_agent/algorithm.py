@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import secrets
+import socket
 import subprocess
 import sys
 import time
@@ -57,6 +58,7 @@ class VerlGrpo(agl.Algorithm):
         store = self.get_store()
         store_url = store_address(store)
         heartbeat = asyncio.create_task(self._heartbeat(store))
+        await self._cancel_leftovers(store)
         proxy = None
         if self.cfg.llm_proxy:
             arguments = ("--store", store_url, "--timeout-s", str(self.cfg.agent.turn_timeout_s))
@@ -106,9 +108,17 @@ class VerlGrpo(agl.Algorithm):
         return json.loads(line)["url"]
 
     async def _heartbeat(self, store: Any) -> None:
+        who = {"run_id": self.order["run_id"], "host": socket.gethostname(), "pid": os.getpid()}
         while True:
-            await store.update_worker(TRAINER_WORKER, {"state": "running", "run_id": self.order["run_id"]})
+            await store.update_worker(TRAINER_WORKER, {"state": "running", **who})
             await asyncio.sleep(HEARTBEAT_S)
+
+    async def _cancel_leftovers(self, store: Any) -> None:
+        """Rollouts of an earlier run that was killed would only send our runners to a model that is gone."""
+        unfinished = ["queuing", "preparing", "running", "requeuing"]
+        for rollout in await store.query_rollouts(status_in=unfinished):
+            if (rollout.metadata or {}).get("run_id", self.order["run_id"]) != self.order["run_id"]:
+                await store.update_rollout(rollout.rollout_id, status="cancelled")
 
 
 def store_address(store: Any) -> str:

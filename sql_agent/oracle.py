@@ -147,7 +147,11 @@ def _completion(body: Json, reply: Json) -> Json:
 def byte_ids(history: Sequence[Json]) -> list[int]:
     """A conversation as token ids, one per byte; a longer conversation begins with the ids of a shorter one."""
     lines = [
-        [m["role"], m.get("content") or "", [list(c["function"].values()) for c in m.get("tool_calls") or ()]]
+        [
+            m["role"],
+            m.get("content") or "",
+            [[c["function"]["name"], c["function"]["arguments"]] for c in m.get("tool_calls") or ()],
+        ]
         for m in history
     ]
     return list("".join(json.dumps(line) + "\n" for line in lines).encode())

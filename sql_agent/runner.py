@@ -11,9 +11,12 @@ import asyncio
 import dataclasses
 import json
 import logging
+import os
+import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -141,13 +144,21 @@ class PassiveTracer(agl.OtelTracer):
 class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
     """agent-lightning's runner with many rollouts in flight and an end of its own."""
 
-    def __init__(self, tracer: Any, *, concurrency: int, poll_s: float, store_url: str) -> None:
+    def __init__(
+        self, tracer: Any, *, concurrency: int, poll_s: float, store_url: str, logs: Path | None = None
+    ) -> None:
         super().__init__(tracer, poll_interval=poll_s)
-        self._concurrency, self._poll_s, self._store_url = concurrency, poll_s, store_url
+        self._concurrency, self._poll_s, self._store_url, self._logs = concurrency, poll_s, store_url, logs
 
     def init_worker(self, worker_id: int, store: Any, **kwargs: Any) -> None:
         super().init_worker(worker_id, store, **kwargs)
-        end_with_parent()
+        if self._logs is not None:  # this is a process of its own, forked from the command
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            end_with_parent()
+            self._logs.mkdir(parents=True, exist_ok=True)
+            log = os.open(self._logs / f"runner-{worker_id}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
 
     async def iter(self, *, event: Any = None) -> None:
         store = self.get_store()

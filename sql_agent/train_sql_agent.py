@@ -128,6 +128,9 @@ def check_store(cfg: TrainConfig) -> None:
             "--external-store-address needs AGL_MANAGED_STORE=0 in the environment, or agent-lightning starts a store "
             "of its own beside it; run: AGL_MANAGED_STORE=0 python sql_agent/train_sql_agent.py ..."
         )
+    import socket
+
+    import psutil
     import requests
 
     from sql_agent.runner import TRAINER_GONE_S, TRAINER_WORKER
@@ -145,7 +148,9 @@ def check_store(cfg: TrainConfig) -> None:
     worker = trainer.json() if trainer.ok else None
     beat = (worker or {}).get("last_heartbeat_time") or 0.0
     stats = (worker or {}).get("heartbeat_stats") or {}
-    if stats.get("state") == "running" and time.time() - beat < TRAINER_GONE_S:
+    here = stats.get("host") == socket.gethostname()
+    alive = psutil.pid_exists(stats["pid"]) if here else time.time() - beat < TRAINER_GONE_S
+    if stats.get("state") == "running" and alive:
         raise UsageError(
             f"the store at {cfg.store.address} belongs to run {stats.get('run_id')}, which is still going; "
             "start another store on another port"
@@ -234,6 +239,7 @@ def fit(cfg: TrainConfig, algorithm: Any, *, debug: bool) -> None:
         concurrency=cfg.rollout.runner_concurrency,
         poll_s=cfg.rollout.poll_s,
         store_url=cfg.store.address or f"http://127.0.0.1:{port}",
+        logs=cfg.run_dir / "logs",
     )
     trainer = agl.Trainer(
         algorithm=algorithm,

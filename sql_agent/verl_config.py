@@ -71,6 +71,8 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
             "lr_warmup_steps": cfg.optim.warmup_steps,
         },
         "fsdp_config": fsdp,
+        # With a Hugging Face folder beside verl's own shards, every checkpoint can be served as it is.
+        "checkpoint": {"save_contents": ["model", "optimizer", "extra", "hf_model"]},
     }
     rollout = {
         "name": "vllm",

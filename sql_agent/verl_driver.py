@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sql_agent.config import load_config
-from sql_agent.processes import Events, end_with_parent
+from sql_agent.processes import RUN_ID, Events, end_run, end_with_parent
 from sql_agent.run_context import RunContext, enter
 
 
@@ -69,8 +69,7 @@ def main() -> None:
         events.emit({"event": "failed", "error": last_line(error)})
         traceback.print_exc()
     ray.shutdown()
-    sys.stderr.flush()
-    os._exit(code)  # verl and Ray leave threads behind that would hold up the end
+    _exit(code)
 
 
 def last_line(error: Exception) -> str:
@@ -80,8 +79,15 @@ def last_line(error: Exception) -> str:
 
 def _stop(*_: Any) -> None:
     """End verl's blocking calls where they are; a second thread makes sure that the process ends."""
-    threading.Timer(10.0, os._exit, args=(143,)).start()
+    threading.Timer(10.0, _exit, args=(143,)).start()
     raise KeyboardInterrupt
+
+
+def _exit(code: int) -> None:
+    """Leave nothing of the run behind: whoever started it may have been killed."""
+    end_run(os.environ[RUN_ID], patience_s=2.0)
+    sys.stderr.flush()
+    os._exit(code)  # verl and Ray leave threads behind that would hold up the end
 
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
         tokenizer_object=tokenizer,
         eos_token=END,
         pad_token=PAD,
+        padding_side="left",
         chat_template=CHAT_TEMPLATE,
         model_max_length=MAX_POSITIONS,
         clean_up_tokenization_spaces=False,

@@ -1,0 +1,123 @@
+"""From verl's prompt rows to verl's batch, with a real store and runner and a scripted model server."""
+
+import asyncio
+import json
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dbbench_adapter.generator import generate_tasks
+from sql_agent import oracle, run_context
+from sql_agent.agl_light import agl
+from sql_agent.config import load_config
+from sql_agent.run_context import RunContext
+from sql_agent.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
+
+pytestmark = pytest.mark.slow
+
+KNOWN = generate_tasks(2, seed=3, split="train")
+UNKNOWN = generate_tasks(1, seed=4, split="train")[0]
+"""Of this one the model server knows nothing: it answers 404, which is no doing of the policy."""
+SETTINGS = ["agent.turn_timeout_s=5", "agent.rollout_timeout_s=10", "rollout.span_timeout_s=1"]
+
+
+@pytest.fixture
+def play(store_url, tmp_path):
+    """Runs one batch through the manager: `play(tasks, settings, runner=True)` -> (batch, metrics)."""
+
+    def run(tasks, *settings, runner=True):
+        import torch
+        from verl import DataProto
+
+        from sql_agent.rollout_manager import LightningRolloutManager
+
+        cfg = load_config(None, [f"run_dir={tmp_path}", *SETTINGS, *settings])
+        with oracle.serve(oracle.app(oracle.replay(KNOWN), model="policy")) as base_url:
+            address = base_url.removeprefix("http://").removesuffix("/v1")
+            context = RunContext(cfg, "run", store_url, 0, lambda _: None)
+            run_context.enter(context)
+            config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(model=SimpleNamespace(path="policy")))
+            manager = LightningRolloutManager(
+                config, SimpleNamespace(_load_balancer=SimpleNamespace(addresses=[address]))
+            )
+            rows = [task for task in tasks for _ in range(2)]  # a group of two each, as verl repeats them
+            prompts = DataProto.from_dict(
+                tensors={"dummy": torch.zeros(len(rows), 1)},
+                non_tensors={
+                    "extra_info": np.array([{"task": json.dumps(task.to_dict())} for task in rows], dtype=object),
+                    "uid": np.array([task.id for task in rows], dtype=object),
+                },
+                meta_info={"global_steps": 1},
+            )
+            stop = threading.Event()
+            thread = threading.Thread(target=_work, args=(cfg, store_url, stop))
+            if runner:
+                thread.start()
+            try:
+                return manager.generate_sequences(prompts), dict(context.step_metrics)
+            finally:
+                stop.set()
+                if runner:
+                    thread.join(20)
+
+    return run
+
+
+def _work(cfg, store_url, stop):
+    async def work():
+        store = agl.LightningStoreClient(store_url)
+        worker = ConcurrentRunner(PassiveTracer(), concurrency=4, poll_s=0.02, store_url=store_url)
+        worker.init(agent=SqlLitAgent(cfg))
+        worker.init_worker(0, store)
+        await worker.iter(event=stop)
+        await store.close()
+
+    asyncio.run(work())
+
+
+def sampled_text(batch, row):
+    """What the mask marks as sampled, back as text: the scripted server's ids are bytes."""
+    responses, mask = batch.batch["responses"][row], batch.batch["response_mask"][row].bool()
+    return bytes(responses[mask].tolist()).decode()
+
+
+def test_rows_answer_the_prompts_one_to_one_and_only_sampled_ids_are_trained(play):
+    batch, metrics = play(KNOWN)
+    for row, task in enumerate(task for task in KNOWN for _ in range(2)):
+        sql = oracle.call("execute_sql", {"query": task.gold.sql})
+        commit = oracle.call("commit_final_answer", {"answers": oracle.gold_answers(task)})
+        replies = [oracle.calls(sql), oracle.calls(commit)]
+        assert sampled_text(batch, row) == bytes(oracle.byte_ids(replies)).decode()
+        last = int(batch.batch["response_mask"][row].nonzero().max())
+        assert batch.batch["rm_scores"][row].nonzero().tolist() == [[last]]
+        assert batch.batch["rm_scores"][row, last] == 1.0
+    assert (metrics["reward/mean"], metrics["reward/unjudged_frac"]) == (1.0, 0.0)
+    assert (metrics["group/count"], metrics["group/zero_std_frac"], metrics["group/all_right_frac"]) == (2.0, 1.0, 1.0)
+    assert (metrics["rollout/turns"], metrics["prefix/broken_frac"]) == (2.0, 0.0)
+
+
+def test_lost_rollouts_are_masked_and_counted_by_reason(play):
+    batch, metrics = play([KNOWN[0], UNKNOWN])
+    assert batch.batch["response_mask"].sum(dim=1).bool().tolist() == [True, True, False, False]
+    assert batch.batch["rm_scores"].sum(dim=1).tolist() == [1.0, 1.0, 0.0, 0.0]
+    assert (metrics["reward/unjudged_frac"], metrics["rollout/lost/model_unavailable"]) == (0.5, 2.0)
+    assert metrics["reward/mean"] == 1.0  # the lost ones are no zeros
+
+
+def test_a_step_that_loses_too_much_stops_with_the_reason(play):
+    with pytest.raises(RuntimeError, match=r"2 of 2 rollouts were lost.*'model_unavailable' \(2 times\)"):
+        play([UNKNOWN])
+
+
+def test_without_a_runner_the_step_ends_at_its_deadline(play):
+    settings = ["rollout.step_timeout_s=1", "agent.rollout_timeout_s=1", "agent.turn_timeout_s=1"]
+    with pytest.raises(RuntimeError, match=r"'step_deadline' \(4 times\).*start more runners"):
+        play(KNOWN, *settings, "agent.statement_timeout_s=1", runner=False)
+
+
+def test_turns_that_nobody_recorded_are_lost_not_guessed(play):
+    """`llm_proxy` leaves the tracing to a proxy, and here there is none."""
+    with pytest.raises(RuntimeError, match="'missing_spans'"):
+        play(KNOWN, "llm_proxy=true")

@@ -1,0 +1,119 @@
+"""The runner before a real store: what it reports, what it tries again, when it ends."""
+
+import asyncio
+import contextlib
+import time
+
+import pytest
+
+from dbbench_adapter.generator import generate_tasks
+from sql_agent import oracle, runner
+from sql_agent.agl_light import agl
+from sql_agent.config import load_config
+from sql_agent.runner import TRAINER_WORKER, ConcurrentRunner, PassiveTracer, SqlLitAgent
+from sql_agent.stitch import read_outcome, read_turns, stitch
+from sql_agent.tests.conftest import free_port, start_store
+
+pytestmark = pytest.mark.slow
+
+TASKS = generate_tasks(6, seed=7, split="train")
+CFG = load_config(None, ["agent.turn_timeout_s=5"])
+
+
+@contextlib.asynccontextmanager
+async def running(store_url, cfg=CFG):
+    """A runner at work; yields its task, which ends when the runner does, and a client of the store."""
+    store, stop = agl.LightningStoreClient(store_url), asyncio.Event()
+    worker = ConcurrentRunner(PassiveTracer(), concurrency=4, poll_s=0.02, store_url=store_url)
+    worker.init(agent=SqlLitAgent(cfg))
+    worker.init_worker(0, store)
+    task = asyncio.create_task(worker.iter(event=stop))
+    try:
+        yield task, store
+    finally:
+        stop.set()
+        await asyncio.wait_for(task, 20)
+        await store.close()
+
+
+async def play(store, base_url, tasks, attempts=2):
+    """Enqueue tasks and wait for their end; returns rollouts and their spans, in order."""
+    resources = await store.add_resources({"main_llm": agl.LLM(endpoint=base_url, model=oracle.MODEL)})
+    config = agl.RolloutConfig(max_attempts=attempts, retry_condition=["failed", "timeout", "unresponsive"])
+    ids = []
+    for task in tasks:
+        rollout = await store.enqueue_rollout(task.to_dict(), resources_id=resources.resources_id, config=config)
+        ids.append(rollout.rollout_id)
+    async with asyncio.timeout(60):
+        while len(done := await store.wait_for_rollouts(rollout_ids=ids, timeout=0)) < len(ids):
+            await asyncio.sleep(0.05)
+    by_id = {rollout.rollout_id: rollout for rollout in done}
+    return [(by_id[i], await store.query_spans(i, attempt_id="latest")) for i in ids]
+
+
+async def test_every_rollout_ends_with_its_turns_and_its_reward(store_url):
+    with oracle.serve(oracle.app(oracle.replay(TASKS))) as base_url:
+        async with running(store_url) as (_, store):
+            ended = await play(store, base_url, TASKS)
+    for task, (rollout, spans) in zip(TASKS, ended, strict=True):
+        outcome, turns = read_outcome(spans), read_turns(spans)
+        assert outcome is not None
+        assert (rollout.status, outcome.reward, outcome.stop_reason) == ("succeeded", 1.0, "answered")
+        assert (outcome.record["task_id"], len(turns)) == (task.id, outcome.num_turns)
+        row = stitch(turns, max_response_tokens=10_000)
+        assert (row.num_turns, row.prefix_break) == (2, None)
+
+
+async def test_gold_stands_in_no_span(store_url):
+    secret = "5ecret-go1d"
+    task = TASKS[0].from_dict(TASKS[0].to_dict() | {"gold": {**TASKS[0].to_dict()["gold"], "answers": [secret]}})
+    with oracle.serve(oracle.app(oracle.recite([{"role": "assistant", "content": "I do not know."}]))) as base_url:
+        async with running(store_url) as (_, store):
+            ((_, spans),) = await play(store, base_url, [task])
+    assert read_outcome(spans) is not None
+    assert all(secret not in span.model_dump_json() for span in spans)
+
+
+async def test_an_unreachable_model_is_tried_again_then_reported_as_unjudged(store_url):
+    async with running(store_url) as (_, store):
+        ((rollout, spans),) = await play(store, f"http://127.0.0.1:{free_port()}/v1", TASKS[:1])
+        attempts = await store.query_attempts(rollout.rollout_id)
+    outcome = read_outcome(spans)
+    assert outcome is not None
+    assert (outcome.reward, outcome.reason) == (None, "model_unavailable")
+    assert [attempt.status for attempt in attempts] == ["failed", "succeeded"]
+
+
+async def test_a_reward_that_raises_loses_its_rollout_and_nothing_else(store_url, monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError("of the user's own")
+
+    monkeypatch.setattr(runner, "reward", broken)
+    with oracle.serve(oracle.app(oracle.replay(TASKS))) as base_url:
+        async with running(store_url) as (_, store):
+            ((_, spans),) = await play(store, base_url, TASKS[:1])
+    outcome = read_outcome(spans)
+    assert outcome is not None
+    assert (outcome.reward, outcome.reason) == (None, "reward_error")
+
+
+async def test_it_ends_with_the_trainer_and_with_the_store(monkeypatch):
+    monkeypatch.setattr(runner, "STORE_GONE_S", 1.0)
+    port = free_port()
+    process = start_store(port)
+    try:
+        async with running(f"http://127.0.0.1:{port}") as (task, store):
+            await store.update_worker(TRAINER_WORKER, {"state": "running"})
+            await asyncio.sleep(3)
+            assert not task.done()
+            await store.update_worker(TRAINER_WORKER, {"state": "finished"})
+            await asyncio.wait_for(asyncio.shield(task), 6)
+        async with running(f"http://127.0.0.1:{port}") as (task, store):
+            await store.update_worker(TRAINER_WORKER, {"state": "running"})
+            process.kill()
+            started = time.monotonic()
+            await asyncio.wait_for(asyncio.shield(task), 30)
+            assert time.monotonic() - started > 1.0
+    finally:
+        process.kill()
+        process.wait(10)
