@@ -21,6 +21,7 @@ from typing import Any
 
 from sql_agent.agl_light import agl
 from sql_agent.config import TrainConfig
+from sql_agent.run_context import TrainingFailedError
 from sql_agent.runner import TRAINER_WORKER
 
 logger = logging.getLogger(__name__)
@@ -28,10 +29,6 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_S = 5.0
 PROXY_START_S = 120.0
 END_S = 15.0
-
-
-class TrainingFailedError(RuntimeError):
-    """verl's process ended without finishing the run."""
 
 
 class VerlGrpo(agl.Algorithm):

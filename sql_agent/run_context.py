@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from sql_agent.rollout_manager import Result
 
 
+class TrainingFailedError(RuntimeError):
+    """verl's process, or one that it needs, ended without finishing the run; the message names the log."""
+
+
 @dataclass
 class RunContext:
     cfg: TrainConfig

@@ -17,6 +17,7 @@ import json
 import logging
 import shutil
 import signal
+import socket
 import subprocess
 import time
 import uuid
@@ -26,6 +27,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from sql_agent.config import TrainConfig, dump_config, load_config
+from sql_agent.run_context import TrainingFailedError
 from sql_agent.verl_config import Files, compose, to_verl, worker_environment
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -122,14 +124,13 @@ def check_store(cfg: TrainConfig) -> None:
                 "AGL_MANAGED_STORE=0 says that the store is kept outside; give its address with "
                 "--external-store-address http://localhost:9999, or unset AGL_MANAGED_STORE"
             )
+        check_port(cfg.store.port)
         return
     if managed:
         raise UsageError(
             "--external-store-address needs AGL_MANAGED_STORE=0 in the environment, or agent-lightning starts a store "
             "of its own beside it; run: AGL_MANAGED_STORE=0 python sql_agent/train_sql_agent.py ..."
         )
-    import socket
-
     import psutil
     import requests
 
@@ -155,6 +156,22 @@ def check_store(cfg: TrainConfig) -> None:
             f"the store at {cfg.store.address} belongs to run {stats.get('run_id')}, which is still going; "
             "start another store on another port"
         )
+
+
+def check_port(port: int) -> None:
+    """The run's own store needs its port; 0 takes a free one."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        raise UsageError(
+            f"port {port} is taken ({error.strerror}); choose another with --set store.port=N, 0 takes a free one"
+        ) from None
+
+
+def finished_steps(run_dir: Path) -> int:
+    """The train step of the newest checkpoint that verl finished writing; 0 without one."""
+    newest = run_dir / "checkpoints" / "latest_checkpointed_iteration.txt"
+    return int(newest.read_text()) if newest.is_file() else 0
 
 
 def check_model(model: Path) -> None:
@@ -196,7 +213,7 @@ def git_commit() -> str:
     return result.stdout.strip() or "unknown"
 
 
-def train(cfg: TrainConfig, *, debug: bool) -> None:
+def train(cfg: TrainConfig, *, cpu: bool, debug: bool) -> None:
     """Run as the roles `AGL_CURRENT_ROLE` names: `algorithm`, `runner`, or both in one command."""
     from sql_agent.processes import RUN_ID, end_run
 
@@ -206,22 +223,22 @@ def train(cfg: TrainConfig, *, debug: bool) -> None:
     ray_dir = Path(f"/tmp/agentgrpo-{run_id}")  # short: Ray makes Unix sockets in it
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
-        algorithm = None if role == "runner" else make_algorithm(cfg, run_id, ray_dir)
+        algorithm = None if role == "runner" else make_algorithm(cfg, run_id, ray_dir, cpu=cpu)
         fit(cfg, algorithm, debug=debug)
     finally:
         end_run(run_id)
         shutil.rmtree(ray_dir, ignore_errors=True)
 
 
-def make_algorithm(cfg: TrainConfig, run_id: str, ray_dir: Path) -> Any:
+def make_algorithm(cfg: TrainConfig, run_id: str, ray_dir: Path, *, cpu: bool) -> Any:
     from sql_agent.algorithm import VerlGrpo, start_driver
     from sql_agent.console import Console
 
-    cpu = use_cpu(cfg)
     cfg.run_dir.mkdir(parents=True, exist_ok=True)
     driver = start_driver(cfg, worker_environment(cfg, cpu=cpu))
     order = prepare(cfg, cpu=cpu) | {"run_id": run_id, "ray_dir": str(ray_dir)}
-    facts = {"run_id": run_id, "commit": git_commit(), "started_at": time.time(), "argv": sys.argv}
+    device = "cpu" if cpu else "gpu"
+    facts = {"run_id": run_id, "commit": git_commit(), "started_at": time.time(), "device": device, "argv": sys.argv}
     (cfg.run_dir / "run.json").write_text(json.dumps(facts, indent=2))
     return VerlGrpo(cfg, order, driver, Console(cfg).show)
 
@@ -256,8 +273,6 @@ def fit(cfg: TrainConfig, algorithm: Any, *, debug: bool) -> None:
 
 
 def free_port() -> int:
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -269,11 +284,18 @@ def main(argv: list[str] | None = None) -> int:
     try:
         cfg = resolve(args)
         cfg = cfg.model_copy(update={"model": cfg.model or TINY_POLICY, "run_dir": cfg.run_dir.resolve()})
+        cpu = use_cpu(cfg)
         if args.dry_run:
             files = Files(cfg.model or TINY_POLICY, Path("train.parquet"), Path("val.parquet"))
-            overrides = to_verl(cfg, files, cpu=use_cpu(cfg))
+            overrides = to_verl(cfg, files, cpu=cpu)
             compose(overrides)
             print(f"# settings\n{dump_config(cfg)}\n# verl's keys\n{json.dumps(overrides, indent=2)}")
+            return 0
+        if cfg.trainer.resume == "auto" and finished_steps(cfg.run_dir) >= cfg.trainer.steps:
+            print(
+                f"{cfg.run_dir} has reached step {finished_steps(cfg.run_dir)} of {cfg.trainer.steps} already; raise "
+                "trainer.steps to go on, or give another --run-dir to start anew"
+            )
             return 0
         check_store(cfg)
         if cfg.model == TINY_POLICY and not TINY_POLICY.exists():
@@ -282,7 +304,7 @@ def main(argv: list[str] | None = None) -> int:
             print("no --model given: making the small policy first (about two minutes)")
             make_tiny_policy(TINY_POLICY)
         check_model(cfg.model or TINY_POLICY)
-        train(cfg, debug=args.debug)
+        train(cfg, cpu=cpu, debug=args.debug)
     except ValidationError as error:
         for problem in error.errors():
             print(f"config: {'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg']}", file=sys.stderr)
@@ -290,6 +312,9 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except TrainingFailedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("stopped; the run goes on from its newest checkpoint when it is started again", file=sys.stderr)
         return 130

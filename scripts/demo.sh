@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# make demo: a small policy, a store of its own, ten train steps, success before and after. Needs `scripts/setup.sh`.
+#
+#   bash scripts/demo.sh [--tasks FILE]     DBBENCH_DATA=FOLDER, RUN_DIR=runs/demo, STORE_PORT=9999
+#
+# Tasks are generated unless a file is given; DBBENCH_DATA takes LifelongAgentBench's entry_dict.json from a folder.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+python=.venv/bin/python
+run_dir=${RUN_DIR:-runs/demo}
+port=${STORE_PORT:-9999}
+tasks=()
+
+say() { printf '[demo %4d s] %s\n' "$SECONDS" "$*"; }
+die() {
+    say "stopped: $*" >&2
+    exit 1
+}
+
+if [[ ${1:-} == --tasks ]]; then
+    [[ -f ${2:-} ]] || die "--tasks ${2:-}: no such file"
+    tasks=(--train-file "$2")
+elif [[ -n ${DBBENCH_DATA:-} ]]; then
+    file=$(find "$DBBENCH_DATA" -name entry_dict.json -print -quit 2>/dev/null || true)
+    [[ -n $file ]] || die "no entry_dict.json (LifelongAgentBench) under DBBENCH_DATA=$DBBENCH_DATA; give one file with: bash scripts/demo.sh --tasks FILE"
+    tasks=(--train-file "$file")
+fi
+
+"$python" -m scripts.doctor --port "$port"
+"$python" -m scripts.make_tiny_policy
+
+mkdir -p "$run_dir"
+say "starting the store: agl store --host 127.0.0.1 --port $port"
+.venv/bin/agl store --host 127.0.0.1 --port "$port" >"$run_dir/store.log" 2>&1 &
+store=$!
+trap 'kill "$store" 2>/dev/null; wait "$store" 2>/dev/null || true' EXIT
+for _ in $(seq 240); do
+    kill -0 "$store" 2>/dev/null || die "the store ended; its log is $run_dir/store.log. Is port $port taken? STORE_PORT=9998 make demo"
+    "$python" -c "import urllib.request as u; u.urlopen('http://127.0.0.1:$port/v1/agl/health', timeout=1)" 2>/dev/null && break
+    sleep 0.5
+done
+
+say "training: ten steps of eight tasks, eight rollouts each"
+AGL_MANAGED_STORE=0 "$python" sql_agent/train_sql_agent.py --llm-proxy \
+    --external-store-address "http://127.0.0.1:$port" --config sql_agent/configs/demo.yaml --run-dir "$run_dir" "${tasks[@]}"
+
+say "done"
+"$python" -m scripts.report "$run_dir"

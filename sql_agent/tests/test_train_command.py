@@ -1,0 +1,113 @@
+"""The training command refuses what cannot work, before anything expensive starts, and says what to do."""
+
+import json
+import os
+import shutil
+import socket
+
+import pytest
+
+from sql_agent.agl_light import agl
+from sql_agent.tests.conftest import free_port
+from sql_agent.train_sql_agent import main, parse_args, resolve
+
+
+@pytest.fixture(autouse=True)
+def fresh_environment(monkeypatch):
+    monkeypatch.delenv("AGL_MANAGED_STORE", raising=False)
+    monkeypatch.delenv("AGL_CURRENT_ROLE", raising=False)
+
+
+def error_of(capsys, *arguments):
+    assert main(list(arguments)) == 2
+    return capsys.readouterr().err.strip()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        pytest.param(["--set", "trainer.stepz=3"], "config: trainer.stepz: Extra inputs", id="misspelt_setting"),
+        pytest.param(["--set", "trainer.steps"], "write it as --set rollout.group_size=8", id="no_equals_sign"),
+        pytest.param(["--config", "nowhere.yaml"], "nowhere.yaml does not exist", id="missing_config"),
+        pytest.param(["--model", "nowhere"], "model folder nowhere does not exist", id="missing_model"),
+    ],
+)
+def test_what_cannot_work_is_refused(capsys, tmp_path, arguments, words):
+    assert words in error_of(capsys, "--run-dir", str(tmp_path), *arguments)
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="there is a GPU here")
+def test_a_gpu_that_is_not_there_is_said(capsys, tmp_path):
+    assert "use --device cpu" in error_of(capsys, "--run-dir", str(tmp_path), "--device", "gpu", "--model", "nowhere")
+
+
+def test_an_outside_store_has_to_be_meant(capsys, tmp_path):
+    error = error_of(capsys, "--run-dir", str(tmp_path), "--external-store-address", "http://127.0.0.1:9999")
+    assert "needs AGL_MANAGED_STORE=0" in error
+
+
+def test_an_unmanaged_store_needs_an_address(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("AGL_MANAGED_STORE", "0")
+    assert "--external-store-address http://localhost:9999" in error_of(capsys, "--run-dir", str(tmp_path))
+
+
+def test_a_store_that_is_not_there_comes_with_the_command_that_starts_it(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("AGL_MANAGED_STORE", "0")
+    port = free_port()
+    address = f"http://127.0.0.1:{port}"
+    error = error_of(capsys, "--run-dir", str(tmp_path), "--external-store-address", address)
+    assert error.endswith(f"start one with `agl store --host 127.0.0.1 --port {port}`")
+
+
+@pytest.mark.slow
+async def test_a_store_in_which_another_run_is_going_is_left_alone(capsys, tmp_path, monkeypatch, store_url):
+    monkeypatch.setenv("AGL_MANAGED_STORE", "0")
+    store = agl.LightningStoreClient(store_url)
+    host = socket.gethostname()
+    arguments = ["--run-dir", str(tmp_path), "--external-store-address", store_url, "--model", "nowhere"]
+    try:
+        await store.update_worker("trainer", {"state": "running", "run_id": "other", "host": host, "pid": os.getppid()})
+        assert "belongs to run other, which is still going" in error_of(capsys, *arguments)
+        # the same run, killed: its process is gone, so its store is free at once
+        await store.update_worker("trainer", {"state": "running", "run_id": "other", "host": host, "pid": 2**22 - 1})
+        assert "model folder nowhere" in error_of(capsys, *arguments)
+    finally:
+        await store.update_worker("trainer", {"state": "idle"})
+        await store.close()
+
+
+def test_a_busy_port_for_the_store_is_named(capsys, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        error = error_of(capsys, "--run-dir", str(tmp_path), "--set", f"store.port={port}")
+    assert f"port {port} is taken" in error
+
+
+def test_a_finished_run_is_not_trained_further(capsys, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("20")
+    assert main(["--run-dir", str(tmp_path), "--set", "trainer.steps=20"]) == 0
+    assert "has reached step 20 of 20 already; raise trainer.steps" in capsys.readouterr().out
+
+
+def test_flags_of_the_predecessor_mean_what_they_meant():
+    flags = ["--llm-proxy", "--model", "m", "--external-store-address", "http://h:1", "--n-runners", "3"]
+    cfg = resolve(parse_args([*flags, "--lora", "--lora-rank", "8", "--train-file", "t", "--val-file", "v"]))
+    assert (cfg.llm_proxy, str(cfg.model), cfg.store.address) == (True, "m", "http://h:1")
+    assert (cfg.rollout.n_runners, cfg.lora.rank) == (3, 8)
+    assert (str(cfg.data.train_file), str(cfg.data.val_file)) == ("t", "v")
+    assert resolve(parse_args(["--ci-fast"])).trainer.steps == 1
+    assert resolve(parse_args(["--lora"])).lora.rank == 16
+    assert resolve(parse_args([])).lora.rank == 0
+
+
+def test_set_wins_over_flags():
+    assert resolve(parse_args(["--ci-fast", "--set", "trainer.steps=2"])).trainer.steps == 2
+
+
+def test_a_dry_run_prints_the_settings_and_verls_keys_and_starts_nothing(capsys, tmp_path):
+    assert main(["--dry-run", "--device", "cpu", "--run-dir", str(tmp_path / "run")]) == 0
+    out = capsys.readouterr().out
+    verl = json.loads(out.split("# verl's keys\n")[1])
+    assert verl["actor_rollout_ref"]["rollout"]["n"] == 4
+    assert not (tmp_path / "run").exists()
