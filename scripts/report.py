@@ -37,14 +37,16 @@ class HeldOut:
 
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:
-    """One row per train step; of a step that was run again after a resume, the later one.
+    """One row per train step; where a step was logged again after a resume, its later numbers.
 
     Raises:
         ValueError: no such file, or nothing in it yet.
     """
     if not file.is_file():
         raise ValueError(f"{file} does not exist; is that a run directory, and has its first step ended?")
-    rows = {row["train_step"]: row for row in map(json.loads, file.read_text().splitlines())}
+    rows: dict[int, dict[str, Any]] = {}
+    for row in map(json.loads, file.read_text().splitlines()):
+        rows[row["train_step"]] = rows.get(row["train_step"], {}) | row
     if not rows:
         raise ValueError(f"{file} is empty; the run has not ended a step yet")
     return [rows[step] for step in sorted(rows)]
@@ -108,8 +110,9 @@ def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
         )
     axes.set_xlabel("train step")
     axes.set_ylim(min(0.0, axes.get_ylim()[0]), 1.0)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
-    axes.legend()
+    figure.legend(loc="outside upper center", ncols=2, frameon=False)
     figure.savefig(file, dpi=150)
 
 
