@@ -93,6 +93,7 @@ def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     steps = [row["train_step"] for row in rows if "reward/mean" in row]
@@ -110,7 +111,7 @@ def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
         )
     axes.set_xlabel("train step")
     axes.set_ylim(min(0.0, axes.get_ylim()[0]), 1.0)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     figure.legend(loc="outside upper center", ncols=2, frameon=False)
     figure.savefig(file, dpi=150)
