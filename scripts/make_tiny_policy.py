@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import json
 import os
+import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,9 +19,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 OUTPUT = Path("models") / "tiny-sql"
-STEPS = 500
+STEPS = 400
+"""More makes a better policy and leaves GRPO less to do: 320 gave 31 % of 96 held-out tasks, greedy, 400 gave 50 %."""
 BATCH_SIZE = 8
 TOKENIZER_TASKS = 2000
+REWORDED_SHARE = 0.5
+"""Of the episodes, worded like real task files; with none and 300 steps half of the replies to those held no call."""
 THREADS = 1
 """Fixed, because the order of a sum, and with it the last digits of the weights, depends on it."""
 RECIPE_FILE = "recipe.json"
@@ -78,6 +82,7 @@ def _build(folder: Path, seed: int, steps: int, progress: Callable[[str], None])
     from sql_agent.tiny_policy.episodes import Example, batches, encode, oracle_conversation
     from sql_agent.tiny_policy.tokenizer import END_ID, PAD_ID, build_tokenizer, task_texts
     from sql_agent.tiny_policy.train import warm_start
+    from sql_agent.tiny_policy.wording import reworded
 
     threads = torch.get_num_threads()
     torch.set_num_threads(THREADS)
@@ -88,8 +93,10 @@ def _build(folder: Path, seed: int, steps: int, progress: Callable[[str], None])
         with open_backend("sqlite") as backend:
 
             def examples() -> Iterator[Example]:
+                rng = random.Random(seed)
                 for task in task_stream(seed=seed):
-                    yield encode(tokenizer, oracle_conversation(task, backend))
+                    worded = reworded(task, rng) if rng.random() < REWORDED_SHARE else task
+                    yield encode(tokenizer, oracle_conversation(worded, backend))
 
             warm_start(model, batches(examples(), batch_size=BATCH_SIZE, seed=seed), steps=steps, progress=progress)
     finally:

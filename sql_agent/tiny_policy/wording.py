@@ -1,0 +1,62 @@
+"""Tasks in the manner of real task files, so that a policy raised on generated ones is not thrown by the others.
+
+The generator writes names in backticks and says no more than it must. People write compound names, quote values and
+talk around the question. The task stays the same: same rows, same reference but for the names, same answers.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import replace
+
+from dbbench_adapter.phrasebook import TRAIN_WORDS
+from dbbench_adapter.types import Column, Table, Task
+
+NOTES = (
+    "The table is called {name} and has these headers: {headers}.",
+    "The name of this table is {name}, and the headers of this table are {headers}.",
+)
+MAX_ASIDE_WORDS = 30
+
+
+def reworded(task: Task, rng: random.Random) -> Task:
+    """The task with compound names, another table note, and words before or after the question that mean nothing.
+
+    Args:
+        task: a generated one, with one table.
+        rng: decides on every part by itself.
+    """
+    table = task.tables[0]
+    names = {old: _compound(old, rng) for old in (table.name, *(column.name for column in table.columns))}
+    columns = tuple(Column(names[column.name], column.type) for column in table.columns)
+    sql = re.sub(r"`(\w+)`", lambda name: f"`{names[name[1]]}`", task.gold.sql or "")
+    headers = rng.choice((", ", ",")).join(column.name for column in columns)
+    return replace(
+        task,
+        question=_question(task, names, rng),
+        tables=(Table(names[table.name], columns, table.rows),),
+        table_note=rng.choice(NOTES).format(name=names[table.name], headers=headers),
+        gold=replace(task.gold, sql=sql),
+    )
+
+
+def _compound(name: str, rng: random.Random) -> str:
+    return f"{name}_{rng.choice(TRAIN_WORDS)}" if rng.random() < 0.5 else name
+
+
+def _question(task: Task, names: dict[str, str], rng: random.Random) -> str:
+    spoken = rng.random() < 0.5  # "order date" for order_date
+    question = re.sub(
+        r"`(\w+)`", lambda name: names[name[1]].replace("_", " ") if spoken else names[name[1]], task.question
+    )
+    if rng.random() < 0.5:
+        for value in set(re.findall(r"'(\w+)'", task.gold.sql or "")):
+            question = re.sub(rf"\b{value}\b", f"'{value}'", question)
+    before, after = (_aside(rng) for _ in range(2))
+    return f"{before} {question} {after}".strip()
+
+
+def _aside(rng: random.Random) -> str:
+    words = rng.choices(TRAIN_WORDS, k=rng.randint(1, MAX_ASIDE_WORDS))
+    return f"{' '.join(words).capitalize()}." if rng.random() < 0.5 else ""
