@@ -50,6 +50,7 @@ class VerlGrpo(agl.Algorithm):
     ) -> None:
         super().__init__()
         self.cfg, self.order, self.driver, self.show = cfg, order, driver, show
+        self.finished = False
 
     async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
         store = self.get_store()
@@ -73,7 +74,7 @@ class VerlGrpo(agl.Algorithm):
     async def _follow(self, proxy: subprocess.Popen[str] | None) -> None:
         log, limit = log_file(self.cfg, "driver"), self.cfg.trainer.startup_timeout_s
         deadline = time.monotonic() + limit
-        started = finished = False
+        started = False
         error = ""
         while True:
             try:
@@ -89,11 +90,11 @@ class VerlGrpo(agl.Algorithm):
                 _tell(self.driver, {"proxy_url": proxy_url})
                 event = {"event": "phase", "name": "first rollouts"}
             started |= event["event"] == "step"
-            finished |= event["event"] == "finished"
+            self.finished |= event["event"] == "finished"
             error = event.get("error", error)
             self.show(event)
         code = await asyncio.to_thread(self.driver.wait)
-        if not finished:
+        if not self.finished:
             raise TrainingFailedError(f"{error or f'verl ended with exit code {code}'}\nlog: {log}")
 
     async def _start_proxy(self, proxy: subprocess.Popen[str], servers: dict[str, Any]) -> str:

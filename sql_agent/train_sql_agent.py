@@ -225,6 +225,8 @@ def train(cfg: TrainConfig, *, cpu: bool, debug: bool) -> None:
     try:
         algorithm = None if role == "runner" else make_algorithm(cfg, run_id, ray_dir, cpu=cpu)
         fit(cfg, algorithm, debug=debug)
+        if algorithm is not None and not algorithm.finished:
+            raise KeyboardInterrupt  # agent-lightning's trainer keeps it to itself
     finally:
         end_run(run_id)
         shutil.rmtree(ray_dir, ignore_errors=True)

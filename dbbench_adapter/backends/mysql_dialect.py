@@ -139,12 +139,16 @@ def translate(sql: str, columns: ColumnKinds) -> Statement:
         raise unsupported(sql.split(maxsplit=1)[0].upper())
     _refuse_foreign_tables(tree)
     finder = KindFinder(tree, columns)
-    kinds = tuple(finder.kind(item) for item in tree.selects) if type(tree) is exp.Select and not tree.is_star else ()
-    tree = _rewritten(tree, finder)
+    is_rows = type(tree) is exp.Select and not tree.is_star
     try:
+        kinds = tuple(finder.kind(item) for item in tree.selects) if is_rows else ()
+        tree = _rewritten(tree, finder)
         printed = tree.sql(_Sqlite, identify=True, unsupported_level=ErrorLevel.IGNORE)
     except (SqlglotError, RecursionError, ValueError) as error:
         raise unsupported(str(error)[:80]) from None
+    except (AttributeError, TypeError, LookupError):
+        # sqlglot parses some nonsense into trees of shapes that no rule foresees; MySQL calls it a syntax error
+        raise syntax_error(sql) from None
     kind = "query" if isinstance(tree, exp.Query) else "alter" if isinstance(tree, exp.Alter | exp.Drop) else "change"
     table = tree.find(exp.Table) if kind == "alter" else None
     return Statement(kind, printed, target=table.name if table else "", kinds=kinds)
@@ -286,6 +290,8 @@ def _sqlite_update(tree: exp.Update, finder: KindFinder) -> exp.Expr:
     target = tree.this
     for item in tree.expressions:
         column, value = item.this, item.expression
+        if not isinstance(item, exp.EQ) or not isinstance(column, exp.Column):
+            raise syntax_error(item.sql("mysql"))
         column_kind, value_kind = finder.kind(column), finder.kind(value)
         if column_kind is not None and column_kind.name == "text" and value_kind is not None and value_kind.is_number:
             item.set("expression", exp.Anonymous(this="as_text", expressions=[value]))

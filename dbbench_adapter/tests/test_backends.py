@@ -300,3 +300,20 @@ def test_an_unknown_backend_is_named_with_the_known_ones():
 def test_a_server_that_is_not_there_is_named():
     with pytest.raises(BackendUnavailable, match=r"127\.0\.0\.1:1"), open_backend("mysql://root@127.0.0.1:1"):
         pass
+
+
+# nonsense -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE `Fruit List` SET 5 WHERE Price = 1",
+        "UPDATE `Fruit List` SET `Price`",
+        "UPDATE `Fruit List` SET (Price) = 1",
+        "DELETE `Price` FROM WHERE `Name`",
+    ],
+)
+def test_nonsense_is_a_syntax_error_and_changes_nothing(database, sql):
+    assert database.run(sql).error.startswith("1064 (42000): You have an error in your SQL syntax")
+    assert names(database, "Price = 5") == ["Plum"]
