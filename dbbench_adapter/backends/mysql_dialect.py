@@ -139,9 +139,9 @@ def translate(sql: str, columns: ColumnKinds) -> Statement:
         raise unsupported(sql.split(maxsplit=1)[0].upper())
     _refuse_foreign_tables(tree)
     finder = KindFinder(tree, columns)
-    is_rows = type(tree) is exp.Select and not tree.is_star
     try:
-        kinds = tuple(finder.kind(item) for item in tree.selects) if is_rows else ()
+        selects = tree.selects if type(tree) is exp.Select and not tree.is_star else []
+        kinds = tuple(finder.kind(item) for item in selects)
         tree = _rewritten(tree, finder)
         printed = tree.sql(_Sqlite, identify=True, unsupported_level=ErrorLevel.IGNORE)
     except (SqlglotError, RecursionError, ValueError) as error:
