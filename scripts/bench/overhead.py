@@ -1,0 +1,189 @@
+"""What store, proxy and runners cost against the same agent talking straight to the model server.
+
+Two model servers: the oracle, which answers every call after 300 ms, and vLLM with the small policy on the CPU. Three
+ways to each: straight (two plain processes), through the store with the LLM proxy, through the store with runner
+tracing. The ways share tasks, greedy decoding and 16 episodes in flight. The store way is the run's own code:
+`agl store`, `LightningRolloutManager`, `ConcurrentRunner`, `SqlLitAgent`, the LLM proxy.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dbbench_adapter.generator import generate_tasks
+from dbbench_adapter.load import write_tasks
+from scripts.bench.children import answer, free_port, python, say, started, wait_for
+from scripts.bench.report import Row
+from sql_agent.config import load_config
+from sql_agent.verl_config import worker_environment
+
+AT_ONCE = 16
+PROCESSES = 2
+LATENCY_MS = 300
+ORACLE_EPISODES, VLLM_EPISODES = 160, 64
+START_S = 180.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """Many episodes played with `AT_ONCE` in flight."""
+
+    wall_s: float
+    episodes: int
+    rollout_s: float
+    """Mean time inside `run_rollout`."""
+    turns: float
+    """Model calls per episode, mean."""
+    batch_s: float
+    """Wall clock of `AT_ONCE` episodes played as one batch, nothing queued behind them."""
+
+    @property
+    def episodes_per_s(self) -> float:
+        return self.episodes / self.wall_s
+
+    @property
+    def slot_s(self) -> float:
+        """Time one of the `AT_ONCE` places spends on an episode, what is around `run_rollout` included."""
+        return AT_ONCE * self.wall_s / self.episodes
+
+
+def measure(model: Path, folder: Path) -> list[Row]:
+    rows: list[Row] = []
+    tasks = folder / "tasks.jsonl"
+    write_tasks(tasks, generate_tasks(ORACLE_EPISODES, seed=0, split="held_out"))
+    with _oracle(tasks, folder) as url:
+        rows += _compare(url, "oracle", tasks, ORACLE_EPISODES, folder, f"{LATENCY_MS} ms server", 0.95)
+    with _vllm(model, folder) as url:
+        rows += _compare(url, str(model), tasks, VLLM_EPISODES, folder, "vLLM on the CPU", 0.5)
+    return rows
+
+
+def _compare(
+    url: str, model: str, tasks: Path, episodes: int, folder: Path, server: str, target: float
+) -> Iterator[Row]:
+    direct = _direct(url, model, tasks, episodes, folder)
+    yield Row(f"{server}: straight", direct.episodes_per_s, "episodes/s", limit=f"{direct.turns:.1f} calls an episode")
+    for proxy, name in ((True, "store + LLM proxy"), (False, "store, runner tracing")):
+        load, alone = _through_store(url, model, tasks, episodes, folder, proxy=proxy)
+        yield from overhead_rows(f"{server}: {name}", direct, load, target, alone)
+
+
+def overhead_rows(name: str, direct: Load, load: Load, target: float, alone_ms: dict[str, float]) -> list[Row]:
+    """The ratio of episodes/s and where the difference goes, in milliseconds per model call.
+
+    Args:
+        alone_ms: what single operations take with nothing else going on.
+    """
+    inside = load.rollout_s - direct.rollout_s
+    around = (load.slot_s - load.rollout_s) - (direct.slot_s - direct.rollout_s)
+    per_call = 1000 / load.turns
+    ratio = load.episodes_per_s / direct.episodes_per_s
+    rows = [
+        Row(f"{name}, share of the straight episodes/s", ratio, "", target, "at least", "CPU of proxy and store"),
+        Row("... episodes/s", load.episodes_per_s, "episodes/s"),
+        Row("... added per call inside the rollout", inside * per_call, "ms", limit="proxy, and sharing the cores"),
+        Row(
+            "... added per call around the rollout", around * per_call, "ms", limit="claim, spans and end of a rollout"
+        ),
+        Row(
+            "... one batch of 16, share of the straight one's", direct.batch_s / load.batch_s, "", limit="bursts, polls"
+        ),
+    ]
+    return rows + [Row(f"... alone: {what}", ms, "ms") for what, ms in alone_ms.items()]
+
+
+def _direct(url: str, model: str, tasks: Path, episodes: int, folder: Path) -> Load:
+    log = folder / "direct.log"
+    with ExitStack() as stack:
+        players = [
+            stack.enter_context(
+                started(python("scripts.bench.straight", url, model, str(tasks), f"{part}/{PROCESSES}"), log)
+            )
+            for part in range(PROCESSES)
+        ]
+        _play(players, log, AT_ONCE)  # warms up imports, connections and the server
+        batch_s, _ = _play(players, log, AT_ONCE)
+        wall_s, played = _play(players, log, episodes)
+    return Load(
+        wall_s=wall_s,
+        episodes=episodes,
+        rollout_s=statistics.fmean(seconds for seconds, _ in played),
+        turns=statistics.fmean(turns for _, turns in played),
+        batch_s=batch_s,
+    )
+
+
+def _play(players: Sequence[Any], log: Path, episodes: int) -> tuple[float, list[tuple[float, int]]]:
+    """Wall clock of `episodes`, spread over the processes, and (seconds, turns) of each."""
+    at = time.perf_counter()
+    for player in players:
+        say(player, {"episodes": episodes // PROCESSES, "at_once": AT_ONCE // PROCESSES})
+    played = list(itertools.chain.from_iterable(answer(player, log)["played"] for player in players))
+    return time.perf_counter() - at, played
+
+
+def _through_store(
+    url: str, model: str, tasks: Path, episodes: int, folder: Path, *, proxy: bool
+) -> tuple[Load, dict[str, float]]:
+    log, port = folder / f"store-{'proxy' if proxy else 'runner'}.log", free_port()
+    store_url = f"http://127.0.0.1:{port}"
+    agl = str(Path(sys.executable).with_name("agl"))
+    settings = [
+        f"store.address={store_url}",
+        f"llm_proxy={str(proxy).lower()}",
+        f"run_dir={folder / f'run-{port}'}",
+        f"rollout.n_runners={PROCESSES}",
+        f"rollout.runner_concurrency={AT_ONCE // PROCESSES}",
+        "data.max_response_tokens=100000",  # the oracle's tokens are bytes
+    ]
+    arguments = (url.removesuffix("/v1"), model, str(tasks), str(episodes), *settings)
+    environment = worker_environment(load_config(None, settings), cpu=True) | {"AGL_MANAGED_STORE": "0"}
+    with started([agl, "store", "--host", "127.0.0.1", "--port", str(port)], log) as store:
+        wait_for(f"{store_url}/v1/agl/health", store, log, START_S)
+        with started(python("scripts.bench.through_store", *arguments), log, environment) as chain:
+            result = answer(chain, log)
+    return Load(**result["load"]), result["alone_ms"]
+
+
+@contextmanager
+def _oracle(tasks: Path, folder: Path) -> Iterator[str]:
+    port, log = free_port(), folder / "oracle.log"
+    command = python("sql_agent.oracle", "--tasks", str(tasks), "--port", str(port), "--latency-ms", str(LATENCY_MS))
+    with started(command, log) as server:
+        wait_for(f"http://127.0.0.1:{port}/v1/models", server, log, START_S)
+        yield f"http://127.0.0.1:{port}/v1"
+
+
+# `import verl` loads sql_agent.verl_plugin, as in verl's own server process.
+_VLLM = "import verl; from vllm.entrypoints.cli.main import main; main()"
+
+
+@contextmanager
+def _vllm(model: Path, folder: Path) -> Iterator[str]:
+    """vLLM as verl starts it in a run on a CPU (`sql_agent.verl_config`)."""
+    port, log, cfg = free_port(), folder / "vllm.log", load_config(None)
+    context = cfg.data.max_prompt_tokens + cfg.data.max_response_tokens
+    flags = {
+        "host": "127.0.0.1",
+        "port": port,
+        "dtype": "float32",
+        "seed": cfg.seed,
+        "max-model-len": context,
+        "max-num-batched-tokens": max(4096, context),
+        "max-num-seqs": cfg.engine.max_num_seqs,
+        "tool-call-parser": cfg.rollout.tool_parser,
+        "distributed-executor-backend": "uni",
+    }
+    command = [sys.executable, "-c", _VLLM, "serve", str(model), "--enforce-eager", "--enable-auto-tool-choice"]
+    command += [text for name, value in flags.items() for text in (f"--{name}", str(value))]
+    with started(command, log, worker_environment(cfg, cpu=True)) as server:
+        wait_for(f"http://127.0.0.1:{port}/health", server, log, START_S)
+        yield f"http://127.0.0.1:{port}/v1"

@@ -1,0 +1,95 @@
+"""One setting of the update benchmark in a process of its own: `python -m scripts.bench.update_worker SPEC`.
+
+verl's own actor worker (`ActorRolloutRefWorker`, role "actor") without Ray, driven by its trainer's own
+`_compute_old_log_prob` and `_update_actor`, over one fixed batch. Answers one line of JSON. `SPEC` is what
+`scripts.bench.update` writes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from sql_agent.config import load_config
+from sql_agent.processes import Events, end_with_parent
+from sql_agent.verl_config import Files, compose, to_verl
+
+
+def main() -> None:
+    events, spec = Events(), json.loads(sys.argv[1])
+    end_with_parent()
+    os.environ |= {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(spec["port"])}
+    from omegaconf import OmegaConf
+    from verl import DataProto
+    from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+    from verl.workers.engine_workers import ActorRolloutRefWorker
+
+    if spec["upstream_log_probs"]:
+        _restore_upstream_log_probs()
+    unused = Path("unused.parquet")
+    verl = compose(to_verl(load_config(None, spec["settings"]), Files(Path(spec["model"]), unused, unused), cpu=True))
+    for key, value in spec["verl"].items():
+        OmegaConf.update(verl, key, value, force_add=True)
+    worker = ActorRolloutRefWorker(verl.actor_rollout_ref, role="actor")
+    worker.init_model()
+    trainer: Any = SimpleNamespace(config=verl, actor_rollout_wg=worker)
+
+    seconds: dict[str, list[float]] = {"log_probs_s": [], "update_s": []}
+    log_prob_sum = None
+    for _ in range(1 + spec["repeats"]):  # the first warms up
+        batch = DataProto.from_single_dict(make_batch(spec["lengths"], spec["pad_to"]))
+        batch.meta_info = {"temperature": 1.0, "global_token_num": [sum(row) for row in spec["lengths"]]}
+        started = time.perf_counter()
+        old, _ = RayPPOTrainer._compute_old_log_prob(trainer, batch)
+        between = time.perf_counter()
+        old.batch.pop("entropys")
+        if log_prob_sum is None:  # later ones are of updated weights
+            log_prob_sum = (old.batch["old_log_probs"] * batch.batch["response_mask"]).sum().item()
+        RayPPOTrainer._update_actor(trainer, batch.union(old))
+        seconds["log_probs_s"].append(between - started)
+        seconds["update_s"].append(time.perf_counter() - between)
+    events.emit({name: values[1:] for name, values in seconds.items()} | {"log_prob_sum": log_prob_sum})
+    os._exit(0)  # torch.distributed leaves threads behind
+
+
+def make_batch(lengths: Sequence[tuple[int, int]], pad_to: int | None) -> dict[str, Any]:
+    """Rows of random ids in verl's layout, advantages 1 and -1, each row `pad_to` tokens wide or as the longest."""
+    import torch
+    import torch.nn.functional as F
+
+    from sql_agent.batch import to_tensors
+    from sql_agent.stitch import Trajectory
+
+    random = torch.Generator().manual_seed(0)
+    rows = []
+    for prompt, response in lengths:
+        ids = tuple(torch.randint(10, 1000, (prompt + response,), generator=random).tolist())
+        rows.append(Trajectory(ids[:prompt], ids[prompt:], (1,) * response, (0.0,) * response, num_turns=1))
+    tensors = to_tensors(rows, [0.0] * len(rows), pad_id=0)
+    more = max((pad_to or 0) - tensors["input_ids"].shape[1], 0)
+    tensors = {k: v if k == "prompts" else F.pad(v, (0, more)) for k, v in tensors.items()}
+    signs = torch.tensor([1.0, -1.0]).repeat(len(rows))[: len(rows)]
+    return tensors | {"advantages": signs[:, None] * tensors["response_mask"]}
+
+
+def _restore_upstream_log_probs() -> None:
+    """Put back verl's function, read from its file, where the plugin has replaced it."""
+    from verl.utils import torch_functional
+
+    assert torch_functional.__file__
+    spec = importlib.util.spec_from_file_location("pristine_torch_functional", torch_functional.__file__)
+    assert spec and spec.loader
+    pristine = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pristine)
+    torch_functional.logprobs_from_logits_v2 = pristine.logprobs_from_logits_v2
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""The benchmark of the main job: `python -m scripts.bench_main_job`; about 15 minutes on two idle cores.
+
+Measures in one run, prints a table per part and, on request, writes JSON and the figures section of doc/benchmarks.md,
+which also says how each part is measured. Everything stays on loopback; every process it starts ends with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import signal
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from scripts.bench import report
+from scripts.bench.children import ROOT
+from scripts.bench.report import Row
+from sql_agent.processes import RUN_ID, end_run
+
+MODEL = ROOT / "models" / "tiny-sql"
+PAGE = ROOT / "doc" / "benchmarks.md"
+
+
+def _episodes(_model: Path, _folder: Path) -> list[Row]:
+    from scripts.bench import episodes
+
+    return episodes.measure()
+
+
+def _overhead(model: Path, folder: Path) -> list[Row]:
+    from scripts.bench import overhead
+
+    return overhead.measure(model, folder)
+
+
+def _startup(model: Path, folder: Path) -> list[Row]:
+    from scripts.bench import startup
+
+    return startup.measure(model, folder)
+
+
+def _update(model: Path, folder: Path) -> list[Row]:
+    from scripts.bench import update
+
+    return update.measure(model, folder)
+
+
+PARTS: dict[str, Callable[[Path, Path], list[Row]]] = {
+    "startup": _startup,
+    "update": _update,
+    "overhead": _overhead,
+    "episodes": _episodes,
+}
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.bench_main_job", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--only", metavar="PART,...", help=f"some of {', '.join(PARTS)}; default: all")
+    parser.add_argument("--model", type=Path, default=MODEL, help="policy; default models/tiny-sql")
+    parser.add_argument("--output", type=Path, help="write the figures as JSON")
+    parser.add_argument("--write-doc", action="store_true", help="put the figures into doc/benchmarks.md")
+    args = parser.parse_args(argv)
+    args.parts = args.only.split(",") if args.only else list(PARTS)
+    if unknown := [part for part in args.parts if part not in PARTS]:
+        parser.error(f"--only: no part {', '.join(unknown)}; known: {', '.join(PARTS)}")
+    if args.write_doc and args.only:
+        parser.error("--write-doc: the page's figures come from one run of all parts; drop --only")
+    if not (args.model / "config.json").is_file():
+        parser.error(f"--model: no model in {args.model}; `python -m scripts.make_tiny_policy` makes models/tiny-sql")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse_args(argv)
+    run_id = f"bench-{uuid.uuid4().hex[:12]}"
+    os.environ[RUN_ID] = run_id
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    facts, parts = report.facts(), {}
+    with tempfile.TemporaryDirectory(prefix="agentgrpo-bench-", ignore_cleanup_errors=True) as folder:
+        try:
+            for part in args.parts:
+                print(f"measuring {part} ...", file=sys.stderr, flush=True)
+                parts[part] = PARTS[part](args.model.resolve(), Path(folder))
+                print(f"\n### {part}\n\n{report.table(parts[part])}\n", flush=True)
+        finally:
+            end_run(run_id)
+            if args.output:
+                args.output.write_text(json.dumps(as_json(parts, facts), indent=2) + "\n")
+    if args.write_doc:
+        PAGE.write_text(report.replace_figures(PAGE.read_text(), report.markdown(parts, facts)))
+    return 0 if all(row.met is not False for rows in parts.values() for row in rows) else 1
+
+
+def as_json(parts: dict[str, list[Row]], facts: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **facts,
+        "parts": {name: [{**dataclasses.asdict(r), "met": r.met} for r in rows] for name, rows in parts.items()},
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
