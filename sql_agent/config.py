@@ -85,8 +85,10 @@ class OptimConfig(Settings):
     """verl: actor_rollout_ref.actor.grad_clip"""
     mini_batch_size: int | None = Field(default=None, ge=1)
     """Tasks per optimiser update; None: the whole step at once. verl: actor_rollout_ref.actor.ppo_mini_batch_size"""
-    max_tokens_per_micro_batch: int = Field(default=16384, ge=64)
-    """Tokens of one forward and backward pass. verl: actor_rollout_ref.actor.ppo_max_token_len_per_gpu"""
+    max_tokens_per_micro_batch: int | None = Field(default=None, ge=64)
+    """Tokens of one forward and backward pass, at least one longest row; None: 1024 on a CPU, where attention over
+    rows packed side by side is the larger part, 16384 on a GPU. verl: actor_rollout_ref.actor.ppo_max_token_len_per_gpu
+    """
 
 
 class LossConfig(Settings):

@@ -44,6 +44,7 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
     """verl's overrides for one run, as nested plain values; pure."""
     response, prompt = cfg.data.max_response_tokens, cfg.data.max_prompt_tokens
     context = prompt + response
+    micro_batch = max(cfg.optim.max_tokens_per_micro_batch or (1024 if cpu else 16384), context)
     float32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     fsdp: dict[str, Any] = {"use_torch_compile": not cpu, "seed": cfg.seed}
     vllm: dict[str, Any] = {"enable_auto_tool_choice": True, "tool_call_parser": cfg.rollout.tool_parser}
@@ -54,7 +55,7 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
         "strategy": "fsdp2",
         "ppo_mini_batch_size": cfg.optim.mini_batch_size or cfg.data.train_batch_size,
         "use_dynamic_bsz": True,
-        "ppo_max_token_len_per_gpu": max(cfg.optim.max_tokens_per_micro_batch, context),
+        "ppo_max_token_len_per_gpu": micro_batch,
         "clip_ratio": cfg.loss.clip_ratio,
         "clip_ratio_low": cfg.loss.clip_ratio,
         "clip_ratio_high": cfg.loss.clip_ratio,
@@ -91,7 +92,7 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
         "max_num_batched_tokens": max(4096, context),
         "max_num_seqs": cfg.engine.max_num_seqs,
         "log_prob_use_dynamic_bsz": True,
-        "log_prob_max_token_len_per_gpu": max(cfg.optim.max_tokens_per_micro_batch, context),
+        "log_prob_max_token_len_per_gpu": micro_batch,
         "calculate_log_probs": True,
         "router_config_path": str(ROUTER),
         "agent": {"num_workers": 1, "agent_loop_manager_class": ROLLOUT_MANAGER},
@@ -139,14 +140,15 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
                 # own, which only its token-level `generate` asks for. Merged weights are right on every path.
                 "lora": {"merge": cfg.lora.rank > 0},
                 "target_modules": cfg.lora.target_modules,
-                "use_remove_padding": not cpu,
+                # Rows lie side by side without padding; on a CPU too, where transformers masks them apart by position.
+                "use_remove_padding": True,
                 "enable_gradient_checkpointing": not cpu,
                 **({"override_config": {"attn_implementation": "sdpa"}} if cpu else {}),
             },
             "actor": actor,
             "ref": {
                 "log_prob_use_dynamic_bsz": True,
-                "log_prob_max_token_len_per_gpu": max(cfg.optim.max_tokens_per_micro_batch, context),
+                "log_prob_max_token_len_per_gpu": micro_batch,
                 **({"fsdp_config": {"mixed_precision": float32, "use_torch_compile": False}} if cpu else {}),
             },
             "rollout": rollout,

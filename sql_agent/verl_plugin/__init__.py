@@ -18,7 +18,8 @@ exact_prompts.install()
 logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
 
 if os.environ.get("VERL_PLATFORM") == "cpu":
-    from sql_agent.verl_plugin import cpu_platform, vllm_cpu
+    from sql_agent.verl_plugin import cpu_platform, log_probs, vllm_cpu
 
     cpu_platform.install()
     vllm_cpu.install()
+    log_probs.install()
