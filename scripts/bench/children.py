@@ -15,19 +15,28 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
 def started(
-    command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None, *, talks: bool = False
 ) -> Iterator[subprocess.Popen[str]]:
-    """A child with lines on its standard streams and a log for the rest; asked to end afterwards, then killed."""
+    """A child that is asked to end afterwards, then killed.
+
+    Args:
+        log: takes what the child prints.
+        environment: added to this process's.
+        talks: its standard streams are for `say` and `answer`; only its errors go to the log. Nobody reads a server's
+            lines: it would stop when the pipe is full.
+    """
     with log.open("a") as out:
         process = subprocess.Popen(
             command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdin=subprocess.PIPE if talks else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if talks else out,
             stderr=out,
             env={**os.environ, **(environment or {})},
             text=True,
@@ -81,6 +90,12 @@ def wait_for(url: str, process: subprocess.Popen[str], log: Path, timeout_s: flo
         except (urllib.error.URLError, OSError):
             time.sleep(0.2)
     raise RuntimeError(f"{url} did not answer within {timeout_s:.0f} s; the log is {log}")
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of a process so far, its threads included."""
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system
 
 
 def free_port() -> int:

@@ -20,7 +20,7 @@ from typing import Any
 
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.load import write_tasks
-from scripts.bench.children import answer, free_port, python, say, started, wait_for
+from scripts.bench.children import answer, cpu_s, free_port, python, say, started, wait_for
 from scripts.bench.report import Row
 from sql_agent.config import load_config
 from sql_agent.verl_config import worker_environment
@@ -28,51 +28,51 @@ from sql_agent.verl_config import worker_environment
 AT_ONCE = 16
 PROCESSES = 2
 LATENCY_MS = 300
-ORACLE_EPISODES, VLLM_EPISODES = 160, 64
+EPISODES = 64
+"""Asked for at once, as a train step of 64 rows would; a longer queue makes the manager's looks dearer."""
+ROUNDS = 3
 START_S = 180.0
 
 
 @dataclass(frozen=True)
 class Load:
-    """Many episodes played with `AT_ONCE` in flight."""
+    """`EPISODES` played with `AT_ONCE` in flight."""
 
     wall_s: float
-    episodes: int
     rollout_s: float
     """Mean time inside `run_rollout`."""
+    around_s: float
+    """Mean time from a runner's claim to the rollout's end in the store, `run_rollout` left out."""
     turns: float
     """Model calls per episode, mean."""
     batch_s: float
     """Wall clock of `AT_ONCE` episodes played as one batch, nothing queued behind them."""
+    cpu_s: dict[str, float]
+    """CPU seconds of each part over all the episodes; the model server left out."""
 
     @property
     def episodes_per_s(self) -> float:
-        return self.episodes / self.wall_s
-
-    @property
-    def slot_s(self) -> float:
-        """Time one of the `AT_ONCE` places spends on an episode, what is around `run_rollout` included."""
-        return AT_ONCE * self.wall_s / self.episodes
+        return EPISODES / self.wall_s
 
 
 def measure(model: Path, folder: Path) -> list[Row]:
     rows: list[Row] = []
     tasks = folder / "tasks.jsonl"
-    write_tasks(tasks, generate_tasks(ORACLE_EPISODES, seed=0, split="held_out"))
+    write_tasks(tasks, generate_tasks(EPISODES, seed=0, split="held_out"))
     with _oracle(tasks, folder) as url:
-        rows += _compare(url, "oracle", tasks, ORACLE_EPISODES, folder, f"{LATENCY_MS} ms server", 0.95)
+        rows += _compare(url, "oracle", tasks, folder, f"{LATENCY_MS} ms server", 0.95)
     with _vllm(model, folder) as url:
-        rows += _compare(url, str(model), tasks, VLLM_EPISODES, folder, "vLLM on the CPU", 0.5)
+        rows += _compare(url, str(model), tasks, folder, "vLLM on the CPU", 0.5)
     return rows
 
 
-def _compare(
-    url: str, model: str, tasks: Path, episodes: int, folder: Path, server: str, target: float
-) -> Iterator[Row]:
-    direct = _direct(url, model, tasks, episodes, folder)
-    yield Row(f"{server}: straight", direct.episodes_per_s, "episodes/s", limit=f"{direct.turns:.1f} calls an episode")
+def _compare(url: str, model: str, tasks: Path, folder: Path, server: str, target: float) -> Iterator[Row]:
+    direct = _direct(url, model, tasks, folder)
+    cpu_ms = 1000 * direct.cpu_s["agents"] / (EPISODES * direct.turns)
+    limit = f"{direct.turns:.1f} calls an episode, {cpu_ms:.1f} ms CPU of the agent a call"
+    yield Row(f"{server}: straight", direct.episodes_per_s, "episodes/s", limit=limit)
     for proxy, name in ((True, "store + LLM proxy"), (False, "store, runner tracing")):
-        load, alone = _through_store(url, model, tasks, episodes, folder, proxy=proxy)
+        load, alone = _through_store(url, model, tasks, folder, proxy=proxy)
         yield from overhead_rows(f"{server}: {name}", direct, load, target, alone)
 
 
@@ -83,41 +83,42 @@ def overhead_rows(name: str, direct: Load, load: Load, target: float, alone_ms: 
         alone_ms: what single operations take with nothing else going on.
     """
     inside = load.rollout_s - direct.rollout_s
-    around = (load.slot_s - load.rollout_s) - (direct.slot_s - direct.rollout_s)
     per_call = 1000 / load.turns
     ratio = load.episodes_per_s / direct.episodes_per_s
     rows = [
         Row(f"{name}, share of the straight episodes/s", ratio, "", target, "at least", "CPU of proxy and store"),
         Row("... episodes/s", load.episodes_per_s, "episodes/s"),
         Row("... added per call inside the rollout", inside * per_call, "ms", limit="proxy, and sharing the cores"),
-        Row(
-            "... added per call around the rollout", around * per_call, "ms", limit="claim, spans and end of a rollout"
-        ),
+        Row("... added per call around the rollout", load.around_s * per_call, "ms", limit="spans, end of a rollout"),
         Row(
             "... one batch of 16, share of the straight one's", direct.batch_s / load.batch_s, "", limit="bursts, polls"
         ),
     ]
+    calls = EPISODES * load.turns
+    rows += [Row(f"... CPU per call: {part}", 1000 * seconds / calls, "ms") for part, seconds in load.cpu_s.items()]
     return rows + [Row(f"... alone: {what}", ms, "ms") for what, ms in alone_ms.items()]
 
 
-def _direct(url: str, model: str, tasks: Path, episodes: int, folder: Path) -> Load:
+def _direct(url: str, model: str, tasks: Path, folder: Path) -> Load:
     log = folder / "direct.log"
     with ExitStack() as stack:
-        players = [
-            stack.enter_context(
-                started(python("scripts.bench.straight", url, model, str(tasks), f"{part}/{PROCESSES}"), log)
-            )
-            for part in range(PROCESSES)
+        shares = [
+            python("scripts.bench.straight", url, model, str(tasks), f"{p}/{PROCESSES}") for p in range(PROCESSES)
         ]
+        players = [stack.enter_context(started(share, log, talks=True)) for share in shares]
         _play(players, log, AT_ONCE)  # warms up imports, connections and the server
         batch_s, _ = _play(players, log, AT_ONCE)
-        wall_s, played = _play(players, log, episodes)
+        before = sum(cpu_s(player.pid) for player in players)
+        walls_s, rounds = zip(*(_play(players, log, EPISODES) for _ in range(ROUNDS)), strict=True)
+        agents_s = (sum(cpu_s(player.pid) for player in players) - before) / ROUNDS
+    played = [episode for episodes in rounds for episode in episodes]
     return Load(
-        wall_s=wall_s,
-        episodes=episodes,
+        wall_s=statistics.median(walls_s),
         rollout_s=statistics.fmean(seconds for seconds, _ in played),
+        around_s=0.0,
         turns=statistics.fmean(turns for _, turns in played),
         batch_s=batch_s,
+        cpu_s={"agents": agents_s},
     )
 
 
@@ -130,9 +131,7 @@ def _play(players: Sequence[Any], log: Path, episodes: int) -> tuple[float, list
     return time.perf_counter() - at, played
 
 
-def _through_store(
-    url: str, model: str, tasks: Path, episodes: int, folder: Path, *, proxy: bool
-) -> tuple[Load, dict[str, float]]:
+def _through_store(url: str, model: str, tasks: Path, folder: Path, *, proxy: bool) -> tuple[Load, dict[str, float]]:
     log, port = folder / f"store-{'proxy' if proxy else 'runner'}.log", free_port()
     store_url = f"http://127.0.0.1:{port}"
     agl = str(Path(sys.executable).with_name("agl"))
@@ -144,11 +143,12 @@ def _through_store(
         f"rollout.runner_concurrency={AT_ONCE // PROCESSES}",
         "data.max_response_tokens=100000",  # the oracle's tokens are bytes
     ]
-    arguments = (url.removesuffix("/v1"), model, str(tasks), str(episodes), *settings)
     environment = worker_environment(load_config(None, settings), cpu=True) | {"AGL_MANAGED_STORE": "0"}
-    with started([agl, "store", "--host", "127.0.0.1", "--port", str(port)], log) as store:
+    with started([agl, "store", "--host", "127.0.0.1", "--port", str(port)], log, environment) as store:
         wait_for(f"{store_url}/v1/agl/health", store, log, START_S)
-        with started(python("scripts.bench.through_store", *arguments), log, environment) as chain:
+        server = (url.removesuffix("/v1"), model, str(tasks))
+        command = python("scripts.bench.through_store", str(store.pid), *server, *settings)
+        with started(command, log, environment, talks=True) as chain:
             result = answer(chain, log)
     return Load(**result["load"]), result["alone_ms"]
 

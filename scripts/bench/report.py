@@ -44,7 +44,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def _line(row: Row) -> str:
-    measured = "-" if row.value is None else f"{_number(row.value)} {row.unit}"
+    measured = "-" if row.value is None else f"{_number(row.value)} {row.unit}".strip()
     target = "" if row.target is None else f"{row.bound} {_number(row.target)}"
     ratio = "" if row.met is None or not row.target else f"{row.value / row.target:.2f}"  # type: ignore[operator]
     met = {None: "", True: "yes", False: "**no**"}[row.met]

@@ -1,5 +1,5 @@
 """The agent through store, runners and, as the settings say, the LLM proxy, in a process of its own:
-`python -m scripts.bench.through_store SERVER MODEL TASKS EPISODES SETTING...`.
+`python -m scripts.bench.through_store STORE_PID SERVER MODEL TASKS SETTING...`.
 
 Stands where the trainer stands: `train_sql_agent.fit` forks the runners, the rollout manager asks for the rollouts.
 Answers one line of JSON with the load and what single operations take alone.
@@ -20,9 +20,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
+
 from dbbench_adapter import fc
 from dbbench_adapter.types import Task
-from scripts.bench.overhead import AT_ONCE
+from scripts.bench.children import cpu_s
+from scripts.bench.overhead import AT_ONCE, ROUNDS
 from sql_agent import run_context
 from sql_agent.agl_light import agl
 from sql_agent.algorithm import log_file, spawn
@@ -38,9 +41,12 @@ ALONE = 30
 class Measure(agl.Algorithm):
     """Plays the tasks as a trainer would ask for them, and emits the load."""
 
-    def __init__(self, cfg: TrainConfig, server: str, model: str, tasks: list[str], episodes: int, events: Events):
+    def __init__(
+        self, cfg: TrainConfig, store_pid: int, server: str, model: str, tasks: list[str], events: Events
+    ) -> None:
         super().__init__()
-        self.cfg, self.server, self.model, self.tasks, self.episodes = cfg, server, model, tasks, episodes
+        self.store_pid = store_pid
+        self.cfg, self.server, self.model, self.tasks = cfg, server, model, tasks
         self.events = events
         self.proxy: subprocess.Popen[str] | None = None
 
@@ -50,19 +56,18 @@ class Measure(agl.Algorithm):
             manager = await asyncio.to_thread(self._manager)
             await asyncio.to_thread(self._play, manager, AT_ONCE)  # warms up, as the straight way does
             batch = await asyncio.to_thread(self._play, manager, AT_ONCE)
-            load = await asyncio.to_thread(self._play, manager, self.episodes)
-            self.events.emit(
-                {
-                    "load": {
-                        "wall_s": load["time/rollout_s"],
-                        "episodes": self.episodes,
-                        "rollout_s": load["rollout/seconds"],
-                        "turns": load["rollout/turns"],
-                        "batch_s": batch["time/rollout_s"],
-                    },
-                    "alone_ms": await self._alone(store, manager),
-                }
-            )
+            before, asked = self._cpu_s(), time.time()
+            loads = [await asyncio.to_thread(self._play, manager, len(self.tasks)) for _ in range(ROUNDS)]
+            after, rollout_s = self._cpu_s(), statistics.fmean(load["rollout/seconds"] for load in loads)
+            load = {
+                "wall_s": statistics.median(load["time/rollout_s"] for load in loads),
+                "rollout_s": rollout_s,
+                "around_s": await _claim_to_end_s(store, asked) - rollout_s,
+                "turns": statistics.fmean(load["rollout/turns"] for load in loads),
+                "batch_s": batch["time/rollout_s"],
+                "cpu_s": {name: (after[name] - before[name]) / ROUNDS for name in after},
+            }
+            self.events.emit({"load": load, "alone_ms": await self._alone(store, manager)})
             await store.update_worker(TRAINER_WORKER, {"state": "finished"})
         finally:
             if self.proxy is not None and self.proxy.stdin is not None:
@@ -106,6 +111,14 @@ class Measure(agl.Algorithm):
             raise RuntimeError(f"{metrics['reward/unjudged_frac']:.0%} of the rollouts were lost: {metrics}")
         return metrics
 
+    def _cpu_s(self) -> dict[str, float]:
+        """CPU seconds so far of each part of the run."""
+        me = psutil.Process()
+        proxies = [self.proxy.pid] if self.proxy else []
+        runners = [child.pid for child in me.children() if child.pid not in proxies]
+        parts = {"runners": runners, "LLM proxy": proxies, "store": [self.store_pid], "rollout manager": [me.pid]}
+        return {name: sum(map(cpu_s, pids)) for name, pids in parts.items() if pids}
+
     async def _alone(self, store: Any, manager: Any) -> dict[str, float]:
         """Milliseconds of single operations, one after another, with nothing else going on."""
         import httpx
@@ -140,6 +153,12 @@ class Measure(agl.Algorithm):
         return times
 
 
+async def _claim_to_end_s(store: Any, since: float) -> float:
+    """Mean time from claim to end of the rollouts that were asked for since then."""
+    rollouts = [r for r in await store.query_rollouts(limit=-1) if r.start_time >= since]
+    return statistics.fmean(r.end_time - r.attempt.start_time for r in rollouts)
+
+
 async def _median_ms(operation: Callable[[], Awaitable[Any]]) -> float:
     times = []
     for _ in range(ALONE):
@@ -152,13 +171,13 @@ async def _median_ms(operation: Callable[[], Awaitable[Any]]) -> float:
 def main() -> None:
     events = Events()
     end_with_parent()
-    server, model, file, episodes, *settings = sys.argv[1:]
+    store_pid, server, model, file, *settings = sys.argv[1:]
     cfg = load_config(None, settings)
     cfg.run_dir.mkdir(parents=True, exist_ok=True)
     os.environ[RUN_ID] = run_id = uuid.uuid4().hex[:12]
     tasks = Path(file).read_text().splitlines()
     try:
-        fit(cfg, Measure(cfg, server, model, tasks, int(episodes), events), debug=False)
+        fit(cfg, Measure(cfg, int(store_pid), server, model, tasks, events), debug=False)
     finally:
         end_run(run_id)
 

@@ -91,7 +91,7 @@ def _run(setting: Setting, lengths: Sequence[tuple[int, int]], model: Path, log:
         "port": free_port(),
     }
     environment = worker_environment(load_config(None, overrides), cpu=True)
-    with started(python("scripts.bench.update_worker", json.dumps(spec)), log, environment) as worker:
+    with started(python("scripts.bench.update_worker", json.dumps(spec)), log, environment, talks=True) as worker:
         return answer(worker, log)
 
 
