@@ -1,7 +1,7 @@
 """The whole chain, nothing scripted: store, proxy, runners, vLLM, verl, a small policy, real DB-Bench tasks.
 
-Two runs in one directory. The first takes two steps through the LLM proxy and a store that is kept outside; the second
-resumes with a store of its own and the runner's tracing, and is told to stop in the middle. About five minutes.
+Two runs in one directory and one with LoRA. The first takes two steps through the LLM proxy and a store that is kept outside; the second
+resumes with a store of its own and the runner's tracing, and is told to stop in the middle. About six minutes.
 """
 
 import asyncio
@@ -179,3 +179,22 @@ def left_of(run_dir: Path, run_id: str) -> list[str]:
         if str(run_dir) in command:
             found.append(command)
     return found
+
+
+def test_a_lora_run_serves_and_saves_whole_weights(model, tmp_path):
+    where = ["--model", str(model), "--run-dir", str(tmp_path), "--lora", "--lora-rank", "8", "--device", "cpu"]
+    settings = ["--set", "trainer.steps=2", "--set", "loss.entropy_coef=0.01", "--set", "optim.learning_rate=1e-3"]
+    environment = {name: value for name, value in os.environ.items() if name != "AGL_MANAGED_STORE"}
+    result = subprocess.run(
+        [*COMMAND, *where, *settings], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    # after an update, the sampler still gives the actor's probabilities: it has the adapter, in full precision
+    assert metrics(tmp_path)[2]["engine/probs_diff_max"] < 1e-3
+
+    from safetensors.torch import load_file
+
+    before = load_file(model / "model.safetensors")
+    after = load_file(huggingface(tmp_path, 2) / "model.safetensors")
+    assert set(after) == set(before)
+    assert any((after[name] != before[name]).any() for name in before)
