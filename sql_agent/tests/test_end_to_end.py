@@ -1,7 +1,8 @@
 """The whole chain, nothing scripted: store, proxy, runners, vLLM, verl, a small policy, real DB-Bench tasks.
 
-Two runs in one directory and one with LoRA. The first takes two steps through the LLM proxy and a store that is kept outside; the second
-resumes with a store of its own and the runner's tracing, and is told to stop in the middle. About six minutes.
+Two runs in one directory and one with LoRA. The first takes two steps through the LLM proxy and a store that is kept
+outside; the second resumes with a store of its own and the runner's tracing, and is told to stop in the middle. About
+six minutes.
 """
 
 import asyncio
