@@ -23,7 +23,7 @@ import aiohttp
 
 from dbbench_adapter.backends import Backend, open_backend
 from dbbench_adapter.types import Score, Task
-from sql_agent.agent import run_rollout
+from sql_agent.agent import MAX_RETRIES, run_rollout
 from sql_agent.agl_light import agl
 from sql_agent.config import TrainConfig
 from sql_agent.processes import end_with_parent
@@ -72,7 +72,12 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         agent = self.cfg.agent
         if "temperature" in metadata:
             agent = agent.model_copy(update={"temperature": metadata["temperature"]})
-        turns: list[Any] = []
+        writing: list[asyncio.Task[Any]] = []
+
+        def write_turn(reply: Any) -> None:  # beside the next call, not after the last one
+            span = self._span(turn_fields(reply.model_dump()), rollout, len(writing) + 1)
+            writing.append(asyncio.create_task(self.runner.get_store().add_span(span)))
+
         record = await run_rollout(
             Task.from_dict(task),
             base_url=metadata.get("base_url") or llm.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id),
@@ -82,14 +87,22 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             config=agent,
             # Without the LLM proxy this process traces the turns; the proxy asks for ids and writes spans itself.
             extra_body=None if self.cfg.llm_proxy else {"return_token_ids": True, "logprobs": True},
-            on_reply=None if self.cfg.llm_proxy else lambda reply: turns.append(turn_span(reply.model_dump())),
+            on_reply=None if self.cfg.llm_proxy else write_turn,
         )
+        await asyncio.gather(*writing)
         last_attempt = rollout.attempt.sequence_id >= self.cfg.rollout.max_attempts
         if record.score.value is None and not last_attempt:
             raise RolloutLostError(record.score.reason)
-        return [*turns, self._reward_span(record)]
+        last = agent.max_turns * (MAX_RETRIES + 1) + 1  # after every call, those that were tried again included
+        return [self._span(self._reward_fields(record), rollout, last)]
 
-    def _reward_span(self, record: RolloutRecord) -> Any:
+    @staticmethod
+    def _span(fields: Any, rollout: Any, sequence_id: int) -> Any:
+        """A span with its number, which agent-lightning would otherwise ask the store for."""
+        ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+        return agl.Span.from_core_fields(fields, **ids, sequence_id=sequence_id)
+
+    def _reward_fields(self, record: RolloutRecord) -> Any:
         try:
             score = reward(record, REWARDS[self.cfg.rollout.reward])
         except Exception:  # the reward is the user's own code: its failure loses this rollout, not the run
@@ -115,7 +128,7 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         return agl.emit_reward(float(score.value), attributes=attributes, propagate=False)
 
 
-def turn_span(response: dict[str, Any]) -> Any:
+def turn_fields(response: dict[str, Any]) -> Any:
     """The span of one model call, as the LLM proxy would have written it."""
     now = time.time()
     status = agl.TraceStatus(status_code="OK")

@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from openai import OpenAI
+from openai import NotFoundError, OpenAI
 
 from sql_agent import oracle
 from sql_agent.agl_light import agl
@@ -100,3 +100,19 @@ def test_sixteen_rollouts_at_once_do_not_mix(proxy_url, store_url):
     for number, (rollout, attempt) in enumerate(ids):
         (turn,) = read_turns(spans_of(store_url, rollout, attempt, 1))
         assert turn.prompt_ids == tuple(oracle.byte_ids([{"role": "user", "content": f"I am {number}"}]))
+
+
+def test_a_model_nobody_serves_is_named_and_leaves_no_span(proxy_url, store_url):
+    rollout, attempt = enqueue(store_url)
+    client = OpenAI(base_url=f"{proxy_url}/rollout/{rollout}/attempt/{attempt}/v1", api_key="-", max_retries=0)
+    with pytest.raises(NotFoundError, match="served as policy-0, not as 'gpt'"):
+        client.chat.completions.create(model="gpt", messages=[{"role": "user", "content": "hi"}])
+    assert list(spans_of(store_url, rollout, attempt, 0)) == []
+
+
+def test_the_agent_is_spared_the_token_ids_it_did_not_ask_for(proxy_url, store_url):
+    rollout, attempt = enqueue(store_url)
+    client = OpenAI(base_url=f"{proxy_url}/rollout/{rollout}/attempt/{attempt}/v1", api_key="-")
+    reply = client.chat.completions.create(model="policy-0", messages=[{"role": "user", "content": "hi"}])
+    assert (reply.choices[0].logprobs, reply.model_extra) == (None, {"prompt_token_ids": None, "prompt_logprobs": None})
+    assert reply.choices[0].message.tool_calls is not None
