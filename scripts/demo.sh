@@ -12,6 +12,8 @@ run_dir=${RUN_DIR:-runs/demo}
 port=${STORE_PORT:-9999}
 tasks=()
 
+export LITELLM_LOCAL_MODEL_COST_MAP=True # agl store imports LiteLLM, which asks the internet for a price list otherwise
+
 say() { printf '[demo %4d s] %s\n' "$SECONDS" "$*"; }
 die() {
     say "stopped: $*" >&2

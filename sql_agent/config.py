@@ -86,9 +86,8 @@ class OptimConfig(Settings):
     mini_batch_size: int | None = Field(default=None, ge=1)
     """Tasks per optimiser update; None: the whole step at once. verl: actor_rollout_ref.actor.ppo_mini_batch_size"""
     max_tokens_per_micro_batch: int | None = Field(default=None, ge=64)
-    """Tokens of one forward and backward pass, at least one longest row; None: 1024 on a CPU, where attention over
-    rows packed side by side is the larger part, 16384 on a GPU. verl: actor_rollout_ref.actor.ppo_max_token_len_per_gpu
-    """
+    """Tokens of one forward and backward pass, at least one longest row; None: 4096 on a CPU, 16384 on a GPU.
+    verl: actor_rollout_ref.actor.ppo_max_token_len_per_gpu"""
 
 
 class LossConfig(Settings):

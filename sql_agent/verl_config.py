@@ -16,6 +16,7 @@ from sql_agent.config import TrainConfig
 
 ROLLOUT_MANAGER = "sql_agent.rollout_manager.LightningRolloutManager"
 PLUGIN = "sql_agent.verl_plugin"
+PACKED_ATTENTION = "packed_sdpa"  # sql_agent.verl_plugin.packed_attention, which imports torch
 ROUTER = Path(__file__).with_name("verl_plugin") / "router.yaml"
 
 # Keys that verl 0.9.1 reads although its YAML files do not list them: fields of its dataclasses
@@ -44,7 +45,7 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
     """verl's overrides for one run, as nested plain values; pure."""
     response, prompt = cfg.data.max_response_tokens, cfg.data.max_prompt_tokens
     context = prompt + response
-    micro_batch = max(cfg.optim.max_tokens_per_micro_batch or (1024 if cpu else 16384), context)
+    micro_batch = max(cfg.optim.max_tokens_per_micro_batch or (4096 if cpu else 16384), context)
     float32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     fsdp: dict[str, Any] = {"use_torch_compile": not cpu, "seed": cfg.seed}
     vllm: dict[str, Any] = {"enable_auto_tool_choice": True, "tool_call_parser": cfg.rollout.tool_parser}
@@ -140,10 +141,9 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
                 # own, which only its token-level `generate` asks for. Merged weights are right on every path.
                 "lora": {"merge": cfg.lora.rank > 0},
                 "target_modules": cfg.lora.target_modules,
-                # Rows lie side by side without padding; on a CPU too, where transformers masks them apart by position.
                 "use_remove_padding": True,
                 "enable_gradient_checkpointing": not cpu,
-                **({"override_config": {"attn_implementation": "sdpa"}} if cpu else {}),
+                **({"override_config": {"attn_implementation": PACKED_ATTENTION}} if cpu else {}),
             },
             "actor": actor,
             "ref": {

@@ -123,7 +123,7 @@ class Measure(agl.Algorithm):
         """Milliseconds of single operations, one after another, with nothing else going on."""
         import httpx
 
-        from sql_agent.runner import turn_span
+        from sql_agent.runner import turn_fields
 
         rollout = await store.start_rollout(input={})
         ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
@@ -139,7 +139,7 @@ class Measure(agl.Algorithm):
             reply = (await client.post(f"{self.server}/v1/chat/completions", json=body | tokens)).json()
 
             async def write_span() -> None:
-                span = agl.Span.from_core_fields(turn_span(reply), sequence_id=next(numbers), **ids)
+                span = agl.Span.from_core_fields(turn_fields(reply), sequence_id=next(numbers), **ids)
                 await store.add_span(span)
 
             straight = await _median_ms(lambda: call(f"{self.server}/v1", self.model))

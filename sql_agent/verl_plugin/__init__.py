@@ -19,8 +19,9 @@ lora.install(cpu=os.environ.get("VERL_PLATFORM") == "cpu")
 logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
 
 if os.environ.get("VERL_PLATFORM") == "cpu":
-    from sql_agent.verl_plugin import cpu_platform, log_probs, vllm_cpu
+    from sql_agent.verl_plugin import cpu_platform, log_probs, packed_attention, vllm_cpu
 
     cpu_platform.install()
     vllm_cpu.install()
     log_probs.install()
+    packed_attention.install()
