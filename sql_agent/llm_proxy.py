@@ -40,11 +40,11 @@ from sql_agent.stitch import TURN_SPAN, turn_attributes
 
 logger = logging.getLogger(__name__)
 
-_ROLLOUT_PATH = re.compile(r"/rollout/([^/]+)/attempt/([^/]+)/v1/chat/completions")
+_ROLLOUT_PATH = re.compile(r"/rollout/([^/]+)/attempt/([^/]+)(?:/v1)?/chat/completions")
 
 
 class RolloutRoute:
-    """Serves `/rollout/{id}/attempt/{id}/v1/chat/completions`; whatever it does not know goes on to LiteLLM.
+    """Serves `/rollout/{id}/attempt/{id}/chat/completions`; whatever it does not know goes on to LiteLLM.
 
     Stands in for agent-lightning's `RolloutAttemptMiddleware`, which asks the store for every sequence id. One proxy
     process serves a run, so counting here gives the same numbers; the store catches up with the highest it sees.

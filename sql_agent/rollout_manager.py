@@ -85,6 +85,7 @@ class LightningRolloutManager:
         tasks = [json.loads(row["task"]) for row in prompts.non_tensor_batch["extra_info"]]
         groups = [str(g) for g in prompts.non_tensor_batch.get("uid", range(len(tasks)))]
         results = await self._play(tasks, groups, validate=validate, step=step)
+        self.run.save_trajectories(results, step=step, validate=validate)
         check_lost(results, self.cfg.rollout.max_lost_fraction)
         batch = self._to_batch(results)
         ready = time.time()
@@ -95,7 +96,6 @@ class LightningRolloutManager:
         }
         prefix = "val/" if validate else ""
         self.run.step_metrics.update({prefix + name: value for name, value in metrics.items()})
-        self.run.save_trajectories(results, step=step, validate=validate)
         batch.meta_info = {"timing": {"rollouts": ready - started}, "reward_extra_keys": []}
         return batch
 

@@ -64,7 +64,10 @@ def enqueue(store_url):
 
 def test_each_call_leaves_one_span_with_the_engines_ids_as_agent_lightning_reads_them(proxy_url, store_url):
     rollout, attempt = enqueue(store_url)
-    client = OpenAI(base_url=f"{proxy_url}/rollout/{rollout}/attempt/{attempt}/v1", api_key="-")
+    base_url = agl.ProxyLLM(endpoint=proxy_url, model="policy-0").get_base_url(
+        rollout, attempt
+    )  # as runners ask for it
+    client = OpenAI(base_url=base_url, api_key="-")
     messages = [{"role": "user", "content": "hi"}]
     client.chat.completions.create(model="policy-0", messages=messages)
     messages += [SQL, {"role": "tool", "tool_call_id": "call_0", "content": "[(1,)]"}]
