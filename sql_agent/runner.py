@@ -172,6 +172,7 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
             log = os.open(self._logs / f"runner-{worker_id}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(log, 1)
             os.dup2(log, 2)
+            agl.setup_logging("WARNING")
 
     async def iter(self, *, event: Any = None) -> None:
         store = self.get_store()

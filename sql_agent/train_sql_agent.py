@@ -250,7 +250,7 @@ def fit(cfg: TrainConfig, algorithm: Any, *, debug: bool) -> None:
     from sql_agent.agl_light import agl
     from sql_agent.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
 
-    agl.setup_logging("DEBUG" if debug else "ERROR")  # it warns of every retry while its own store starts
+    agl.setup_logging("DEBUG" if debug else "CRITICAL")  # what fails here is printed once, by `main`
     logging.getLogger("uvicorn.error").addFilter(lambda record: debug or record.levelno >= logging.WARNING)
     port = cfg.store.port or free_port()
     runner = ConcurrentRunner(

@@ -115,7 +115,7 @@ def update_rows(tokens: int, results: Mapping[str, Mapping[str, Any]]) -> list[R
     """
     speeds = {name: tokens / (_median(r, "log_probs_s") + _median(r, "update_s")) for name, r in results.items()}
     first, *_, last = results
-    limit = "padding inside micro batches, then matrix products"
+    limit = "matrix products of a model this small, FSDP around them"
     rows = [Row("our tokens/s / the prototype's", speeds[last] / speeds[first], "x", 4.0, "at least", limit)]
     for name, result in results.items():
         parts = f"log-probs {_median(result, 'log_probs_s'):.2f} s, update {_median(result, 'update_s'):.2f} s"

@@ -136,7 +136,10 @@ _upstream_init_process_group = dist.init_process_group
 def _init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
     """verl joins "cpu:gloo" and "<device>:<backend>"; on a CPU that names cpu twice, which torch refuses.
 
-    Only training workers get here, so this is also where they take their threads (Ray starts them with one).
+    Only training workers get here, so this is also where they take their threads (Ray starts them with one). There is
+    one of them, which meets nobody: torch's rendezvous server, which would listen on every interface, is left out.
     """
     torch.set_num_threads(int(os.environ.get("AGENTGRPO_TRAIN_THREADS", "1")))
+    if kwargs.get("world_size") == 1:
+        kwargs |= {"init_method": None, "store": dist.HashStore()}
     _upstream_init_process_group("gloo" if backend == "cpu:gloo,cpu:gloo" else backend, *args, **kwargs)
