@@ -141,5 +141,5 @@ def _init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -
     """
     torch.set_num_threads(int(os.environ.get("AGENTGRPO_TRAIN_THREADS", "1")))
     if kwargs.get("world_size") == 1:
-        kwargs |= {"init_method": None, "store": dist.HashStore()}
+        kwargs |= {"init_method": None, "store": dist.HashStore()}  # pyright: ignore[reportPrivateImportUsage]
     _upstream_init_process_group("gloo" if backend == "cpu:gloo,cpu:gloo" else backend, *args, **kwargs)
