@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python=.venv/bin/python
-run_dir=${RUN_DIR:-runs/demo}
+run_dir=${RUN_DIR:-}
 port=${STORE_PORT:-9999}
 tasks=()
 
@@ -28,6 +28,9 @@ elif [[ -n ${DBBENCH_DATA:-} ]]; then
     [[ -n $file ]] || die "no entry_dict.json (LifelongAgentBench) under DBBENCH_DATA=$DBBENCH_DATA; give one file with: bash scripts/demo.sh --tasks FILE"
     tasks=(--train-file "$file")
 fi
+
+# other tasks, other run: a run goes on as what it was
+run_dir=${run_dir:-runs/demo${tasks[1]:+-$(basename "${tasks[1]%.*}")}}
 
 "$python" -m scripts.doctor --port "$port"
 "$python" -m scripts.make_tiny_policy

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+
 from sql_agent.agl_light import agl
 from sql_agent.config import TrainConfig
 from sql_agent.run_context import TrainingFailedError
@@ -64,10 +66,10 @@ class VerlGrpo(agl.Algorithm):
         try:
             _tell(self.driver, self.order | {"store_url": store_url})
             await self._follow(proxy)
-            await store.update_worker(TRAINER_WORKER, {"state": "finished"})
         finally:
             heartbeat.cancel()
             await asyncio.gather(_end(proxy, close_stdin=True), _end(self.driver))
+            await _tell_store(store, {"state": "finished"})
             if isinstance(store, agl.LightningStoreClient):
                 await store.close()
 
@@ -80,7 +82,7 @@ class VerlGrpo(agl.Algorithm):
             try:
                 line = await _line(self.driver, None if started else deadline - time.monotonic())
             except TimeoutError:
-                message = f"no train step within trainer.startup_timeout_s={limit:.0f} s; see {log}"
+                message = f"no model server within trainer.startup_timeout_s={limit:.0f} s; see {log}"
                 raise TrainingFailedError(message) from None
             if not line:
                 break
@@ -89,7 +91,7 @@ class VerlGrpo(agl.Algorithm):
                 proxy_url = await self._start_proxy(proxy, event) if proxy else None
                 _tell(self.driver, {"proxy_url": proxy_url})
                 event = {"event": "phase", "name": "first rollouts"}
-            started |= event["event"] == "step"
+            started |= event.get("name") == "first rollouts"
             self.finished |= event["event"] == "finished"
             error = event.get("error", error)
             self.show(event)
@@ -108,7 +110,7 @@ class VerlGrpo(agl.Algorithm):
     async def _heartbeat(self, store: Any) -> None:
         who = {"run_id": self.order["run_id"], "host": socket.gethostname(), "pid": os.getpid()}
         while True:
-            await store.update_worker(TRAINER_WORKER, {"state": "running", **who})
+            await _tell_store(store, {"state": "running", **who})
             await asyncio.sleep(HEARTBEAT_S)
 
     async def _cancel_leftovers(self, store: Any) -> None:
@@ -150,6 +152,13 @@ def spawn(module: str, *args: str, log: Path, environment: dict[str, str] | None
             text=True,
             start_new_session=True,  # Ctrl-C reaches this process only, which ends the others in order
         )
+
+
+async def _tell_store(store: Any, stats: dict[str, Any]) -> None:
+    try:
+        await store.update_worker(TRAINER_WORKER, stats)
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:  # the next one may reach it; rollouts notice too
+        logger.warning("the store did not take the trainer's heartbeat: %s", error)
 
 
 def _tell(process: subprocess.Popen[str], message: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from sql_agent.rewards import REWARDS
 from sql_agent.types import AgentConfig
@@ -145,12 +145,18 @@ class TrainerConfig(Settings):
     loggers: tuple[Literal["wandb", "swanlab", "tensorboard"], ...] = ()
     """Sinks beside the console line and metrics.jsonl, which are always written."""
     startup_timeout_s: float = Field(default=900.0, gt=0)
-    """From the command to the first batch of rollouts."""
+    """From the command to model servers that answer."""
 
 
 class StoreConfig(Settings):
     address: str | None = None
     """An `agl store` that is kept outside. None: the run keeps its own."""
+
+    @field_validator("address")
+    @classmethod
+    def _without_slash(cls, address: str | None) -> str | None:
+        return address.rstrip("/") if address else None
+
     port: int = Field(default=0, ge=0, le=65535)
     """Port of the run's own store on loopback; 0 picks a free one."""
 
@@ -182,6 +188,12 @@ class TrainConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _samples_differ(self) -> TrainConfig:
+        if self.agent.temperature == 0:
+            raise ValueError("agent.temperature is 0: all rollouts of a group would be equal and teach nothing")
+        return self
+
+    @model_validator(mode="after")
     def _reply_fits(self) -> TrainConfig:
         if self.agent.max_tokens > self.data.max_response_tokens:
             raise ValueError(
@@ -208,15 +220,22 @@ def load_config(file: Path | None, overrides: list[str] | None = None) -> TrainC
     if file is not None:
         if not file.is_file():
             raise ValueError(f"config file {file} does not exist; sql_agent/configs has the ones that are shipped")
-        tree = yaml.safe_load(file.read_text()) or {}
+        tree = _parse_yaml(file.read_text(), f"config file {file}") or {}
         if not isinstance(tree, dict):
             raise ValueError(f"config file {file} holds a {type(tree).__name__}, expected a mapping of settings")
     for override in overrides or []:
         path, separator, text = override.partition("=")
         if not separator:
             raise ValueError(f"--set {override!r} has no `=`; write it as --set rollout.group_size=8")
-        set_path(tree, path.strip(), yaml.safe_load(text))
+        set_path(tree, path.strip(), _parse_yaml(text, f"--set {path}"))
     return TrainConfig.model_validate(tree)
+
+
+def _parse_yaml(text: str, what: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{what} is not YAML: {error}") from None
 
 
 def set_path(tree: dict[str, Any], path: str, value: Any) -> None:

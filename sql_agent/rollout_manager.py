@@ -180,6 +180,7 @@ class LightningRolloutManager:
             logger.error("rollout %s: %s", rollout.rollout_id, error)
             result.lost = "no_token_ids"
             return
+        turns = turns[: result.outcome.num_turns]  # a call that the agent gave up may have ended after it
         if result.outcome.reward is None:
             result.lost = result.outcome.reason
         elif not turns:

@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import json
 import logging
+import multiprocessing
 import os
 import signal
 import time
@@ -165,7 +166,7 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
 
     def init_worker(self, worker_id: int, store: Any, **kwargs: Any) -> None:
         super().init_worker(worker_id, store, **kwargs)
-        if self._logs is not None:  # this is a process of its own, forked from the command
+        if self._logs is not None and multiprocessing.parent_process() is not None:  # forked from the command
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             end_with_parent()
             self._logs.mkdir(parents=True, exist_ok=True)
@@ -202,7 +203,7 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
 
     async def _until_alone(self) -> None:
         """Return when the store has not answered for STORE_GONE_S or the trainer has said, or shown, that it ended."""
-        store, last_answer = self.get_store(), time.monotonic()
+        store, last_answer, trainer_seen = self.get_store(), time.monotonic(), False
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
             while True:
                 await asyncio.sleep(2.0)
@@ -218,8 +219,13 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
                     continue
                 if trainer is None or trainer.last_heartbeat_time is None:
                     continue  # not there yet
-                if (trainer.heartbeat_stats or {}).get("state") == "finished":
+                silent = time.time() - trainer.last_heartbeat_time > TRAINER_GONE_S
+                running = (trainer.heartbeat_stats or {}).get("state") == "running"
+                trainer_seen |= running and not silent
+                if not trainer_seen:
+                    continue  # what is there is an earlier run's
+                if not running:
                     return
-                if time.time() - trainer.last_heartbeat_time > TRAINER_GONE_S:
+                if silent:
                     logger.error("the trainer has been silent for more than %.0f s; ending", TRAINER_GONE_S)
                     return

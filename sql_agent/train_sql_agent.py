@@ -13,6 +13,7 @@ if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 import argparse
+import fcntl
 import json
 import logging
 import shutil
@@ -67,8 +68,15 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 CI_OVERRIDES = {
-    "ci": ["trainer.steps=4", "data.train_batch_size=4", "data.val_limit=16", "trainer.val_every=4"],
+    "ci": [
+        "trainer.resume=never",
+        "trainer.steps=4",
+        "data.train_batch_size=4",
+        "data.val_limit=16",
+        "trainer.val_every=4",
+    ],
     "ci_fast": [
+        "trainer.resume=never",
         "trainer.steps=1",
         "data.train_batch_size=4",
         "data.generate=32",
@@ -97,18 +105,22 @@ def resolve(args: argparse.Namespace) -> TrainConfig:
         "llm_proxy": True if args.llm_proxy else None,
         "lora.rank": (args.lora_rank or 16) if args.lora else args.lora_rank,
     }
-    flags += [f"{key}={json.dumps(v) if isinstance(v, bool | int) else v}" for key, v in plain.items() if v is not None]
+    # JSON is YAML: a path with a "#" or of digits alone stays the text it is
+    text = {key: v if isinstance(v, bool | int) else str(v) for key, v in plain.items() if v is not None}
+    flags += [f"{key}={json.dumps(v)}" for key, v in text.items()]
     return load_config(args.config, flags + args.overrides)
 
 
 def use_cpu(cfg: TrainConfig) -> bool:
     """`auto` is a GPU where the NVIDIA driver answers, else the CPU."""
+    if cfg.engine.device == "cpu":
+        return True
     has_gpu = shutil.which("nvidia-smi") is not None and (
         subprocess.run(["nvidia-smi", "-L"], capture_output=True, timeout=30).returncode == 0
     )
     if cfg.engine.device == "gpu" and not has_gpu:
         raise UsageError("engine.device is gpu, but nvidia-smi finds none; use --device cpu")
-    return cfg.engine.device == "cpu" or not has_gpu
+    return not has_gpu
 
 
 def check_store(cfg: TrainConfig) -> None:
@@ -118,6 +130,7 @@ def check_store(cfg: TrainConfig) -> None:
         UsageError: with the setting or the command that mends it.
     """
     managed = os.environ.get("AGL_MANAGED_STORE", "1") != "0"
+    role = os.environ.get("AGL_CURRENT_ROLE", "both")
     if cfg.store.address is None:
         if not managed:
             raise UsageError(
@@ -151,7 +164,7 @@ def check_store(cfg: TrainConfig) -> None:
     stats = (worker or {}).get("heartbeat_stats") or {}
     here = stats.get("host") == socket.gethostname()
     alive = psutil.pid_exists(stats["pid"]) if here else time.time() - beat < TRAINER_GONE_S
-    if stats.get("state") == "running" and alive:
+    if role != "runner" and stats.get("state") == "running" and alive:
         raise UsageError(
             f"the store at {cfg.store.address} belongs to run {stats.get('run_id')}, which is still going; "
             "start another store on another port"
@@ -192,6 +205,11 @@ def prepare(cfg: TrainConfig, *, cpu: bool) -> dict[str, Any]:
     assert cfg.model is not None
     tokenizer = PromptTokenizer(cfg.model)
     split = fitting(load_split(cfg.data, cfg.seed), tokenizer.prompt_tokens, cfg.data.max_prompt_tokens)
+    if len(split.train) < cfg.data.train_batch_size:
+        raise UsageError(
+            f"{len(split.train)} training tasks are fewer than data.train_batch_size={cfg.data.train_batch_size}; "
+            "lower it, or give more tasks"
+        )
     data = cfg.run_dir / "data"
     files = Files(cfg.model.resolve(), (data / "train.parquet").resolve(), (data / "val.parquet").resolve())
     write_parquet(split.train, files.train)
@@ -221,7 +239,8 @@ def train(cfg: TrainConfig, *, cpu: bool, debug: bool) -> None:
     run_id = uuid.uuid4().hex[:12]
     os.environ[RUN_ID] = run_id
     ray_dir = Path(f"/tmp/agentgrpo-{run_id}")  # short: Ray makes Unix sockets in it
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    for end in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(end, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         algorithm = None if role == "runner" else make_algorithm(cfg, run_id, ray_dir, cpu=cpu)
         fit(cfg, algorithm, debug=debug)
@@ -232,11 +251,65 @@ def train(cfg: TrainConfig, *, cpu: bool, debug: bool) -> None:
         shutil.rmtree(ray_dir, ignore_errors=True)
 
 
+def claim(run_dir: Path) -> None:
+    """One run at a time writes to a folder; the lock is held until this process ends.
+
+    Raises:
+        UsageError: another run has it.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    lock = os.open(run_dir / ".lock", os.O_WRONLY | os.O_CREAT)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(f"another run is writing to {run_dir}; give another --run-dir") from None
+
+
+def set_aside(run_dir: Path) -> None:
+    """Move what an earlier run left into a folder of its own, so that the two are not read as one."""
+    earlier = [run_dir / name for name in ("metrics.jsonl", "checkpoints", "trajectories") if (run_dir / name).exists()]
+    if earlier:
+        aside = run_dir / time.strftime("before-%Y%m%d-%H%M%S")
+        aside.mkdir()
+        for path in earlier:
+            path.rename(aside / path.name)
+
+
+RESUMED = ("data", "agent", "lora", "seed")
+"""Settings that a run cannot change when it goes on; beside the model, the group size and what a reward means."""
+
+
+def check_resume(cfg: TrainConfig) -> None:
+    """A run goes on as what it was.
+
+    Raises:
+        UsageError: the folder has a checkpoint of other settings.
+    """
+    saved = cfg.run_dir / "config.yaml"
+    if cfg.trainer.resume != "auto" or not finished_steps(cfg.run_dir) or not saved.is_file():
+        return
+    old = load_config(saved)
+    pairs: dict[str, tuple[Any, Any]] = {name: (getattr(old, name), getattr(cfg, name)) for name in RESUMED}
+    pairs["model"] = ((old.model or TINY_POLICY).resolve(), (cfg.model or TINY_POLICY).resolve())
+    pairs |= {
+        f"rollout.{name}": (getattr(old.rollout, name), getattr(cfg.rollout, name))
+        for name in ("group_size", "reward", "judge")
+    }
+    changed = [name for name, (before, now) in pairs.items() if before != now]
+    if changed:
+        raise UsageError(
+            f"{cfg.run_dir} was trained with other settings ({', '.join(changed)}; see {saved}); "
+            "give another --run-dir, or --resume never to start anew there"
+        )
+
+
 def make_algorithm(cfg: TrainConfig, run_id: str, ray_dir: Path, *, cpu: bool) -> Any:
     from sql_agent.algorithm import VerlGrpo, start_driver
     from sql_agent.console import Console
 
-    cfg.run_dir.mkdir(parents=True, exist_ok=True)
+    claim(cfg.run_dir)
+    if cfg.trainer.resume == "never":
+        set_aside(cfg.run_dir)
     driver = start_driver(cfg, worker_environment(cfg, cpu=cpu))
     order = prepare(cfg, cpu=cpu) | {"run_id": run_id, "ray_dir": str(ray_dir)}
     device = "cpu" if cpu else "gpu"
@@ -293,6 +366,7 @@ def main(argv: list[str] | None = None) -> int:
             compose(overrides)
             print(f"# settings\n{dump_config(cfg)}\n# verl's keys\n{json.dumps(overrides, indent=2)}")
             return 0
+        check_resume(cfg)
         if cfg.trainer.resume == "auto" and finished_steps(cfg.run_dir) >= cfg.trainer.steps:
             print(
                 f"{cfg.run_dir} has reached step {finished_steps(cfg.run_dir)} of {cfg.trainer.steps} already; raise "
@@ -303,7 +377,7 @@ def main(argv: list[str] | None = None) -> int:
         if cfg.model == TINY_POLICY and not TINY_POLICY.exists():
             from scripts.make_tiny_policy import make_tiny_policy
 
-            print("no --model given: making the small policy first (about two minutes)")
+            print("no --model given: making the small policy first (about a minute)")
             make_tiny_policy(TINY_POLICY)
         check_model(cfg.model or TINY_POLICY)
         train(cfg, cpu=cpu, debug=args.debug)

@@ -16,7 +16,6 @@ from sql_agent.config import TrainConfig
 
 ROLLOUT_MANAGER = "sql_agent.rollout_manager.LightningRolloutManager"
 PLUGIN = "sql_agent.verl_plugin"
-PACKED_ATTENTION = "packed_sdpa"  # sql_agent.verl_plugin.packed_attention, which imports torch
 ROUTER = Path(__file__).with_name("verl_plugin") / "router.yaml"
 
 # Keys that verl 0.9.1 reads although its YAML files do not list them: fields of its dataclasses
@@ -143,7 +142,7 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
                 "target_modules": cfg.lora.target_modules,
                 "use_remove_padding": True,
                 "enable_gradient_checkpointing": not cpu,
-                **({"override_config": {"attn_implementation": PACKED_ATTENTION}} if cpu else {}),
+                **({"override_config": {"attn_implementation": "sdpa"}} if cpu else {}),
             },
             "actor": actor,
             "ref": {
@@ -207,6 +206,7 @@ def worker_environment(cfg: TrainConfig, *, cpu: bool) -> dict[str, str]:
         threads = cfg.engine.train_threads or os.cpu_count() or 1
         env |= {
             "VERL_PLATFORM": "cpu",
+            "GLOO_SOCKET_IFNAME": "lo",
             "VERL_ENGINE_DEVICE": "cuda",  # names the FSDP engine class; none is registered for "cpu"
             "VLLM_TARGET_DEVICE": "cpu",
             "VLLM_CPU_KVCACHE_SPACE": str(cfg.engine.kv_cache_gib),

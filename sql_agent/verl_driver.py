@@ -32,7 +32,7 @@ def main() -> None:
     from verl.trainer.main_ppo_v0 import TaskRunner
     from verl.utils import tracking
 
-    from sql_agent.tracking import make_tracking
+    from sql_agent.tracking import make_tracking, usable_loggers
 
     line = sys.stdin.readline()
     if not line:
@@ -44,6 +44,9 @@ def main() -> None:
         events.emit({"event": "servers", **servers})
         return json.loads(sys.stdin.readline())["proxy_url"]
 
+    for name in ("TENSORBOARD_DIR", "WANDB_DIR", "SWANLAB_LOG_DIR"):
+        os.environ.setdefault(name, str(cfg.run_dir))
+    usable_loggers(cfg.trainer.loggers)  # sets those without a key to write to disk
     context = RunContext(cfg, order["run_id"], order["store_url"], order["pad_id"], publish)
     enter(context)
     tracking.Tracking = make_tracking(context, events.emit)  # type: ignore[misc]

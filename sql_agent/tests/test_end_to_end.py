@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).parents[2]
 LIFELONG = ROOT.parent / "shared" / "dbbench" / "data" / "lifelong" / "entry_dict.json"
 """500 real tasks, split by table into train and held-out. Where they are missing, generated ones take their place."""
+TASKS = ["--train-file", str(LIFELONG)] if LIFELONG.is_file() else []
 COMMAND = [sys.executable, "sql_agent/train_sql_agent.py", "--ci-fast", "--set", "trainer.save_every=1"]
 # An entropy term, so that the weights change even in a step whose groups all have equal rewards.
 TRAINING = ["--set", "loss.entropy_coef=0.01", "--device", "cpu"]
@@ -49,10 +50,9 @@ def first_run(model, tmp_path_factory):
     store = subprocess.Popen([agl_command, "store", "--host", "127.0.0.1", "--port", str(port)])
     try:
         wait_for(f"{address}/v1/agl/health", store)
-        tasks = ["--train-file", str(LIFELONG)] if LIFELONG.is_file() else []
         where = ["--llm-proxy", "--external-store-address", address, "--model", str(model), "--run-dir", str(run_dir)]
         result = subprocess.run(
-            [*COMMAND, *TRAINING, *tasks, *where, "--set", "trainer.steps=2"],
+            [*COMMAND, *TRAINING, *TASKS, *where, "--set", "trainer.steps=2"],
             cwd=ROOT,
             env={**os.environ, "AGL_MANAGED_STORE": "0"},
             capture_output=True,
@@ -148,11 +148,10 @@ def test_a_run_resumes_and_ends_when_told_to(first_run, model):
     log = first_run.dir / "second.log"
     with log.open("w") as out:
         # session of its own: SIGTERM goes to the command alone, as a service manager would send it
-        command = [*COMMAND, *TRAINING, "--model", str(model), "--run-dir", str(first_run.dir)]
+        where = ["--resume", "auto", "--model", str(model), "--run-dir", str(first_run.dir)]
+        command = [*COMMAND, *TRAINING, *TASKS, *where, "--set", "trainer.steps=50"]
         environment = {name: value for name, value in os.environ.items() if name != "AGL_MANAGED_STORE"}
-        process = subprocess.Popen(
-            [*command, "--set", "trainer.steps=50"], cwd=ROOT, env=environment, stdout=out, stderr=out
-        )
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=out)
     try:
         deadline = time.monotonic() + 600
         while "step 3/50" not in log.read_text():

@@ -8,8 +8,9 @@ import socket
 import pytest
 
 from sql_agent.agl_light import agl
+from sql_agent.config import dump_config, load_config
 from sql_agent.tests.conftest import free_port
-from sql_agent.train_sql_agent import main, parse_args, resolve
+from sql_agent.train_sql_agent import UsageError, claim, main, parse_args, resolve, set_aside
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +29,8 @@ def error_of(capsys, *arguments):
     [
         pytest.param(["--set", "trainer.stepz=3"], "config: trainer.stepz: Extra inputs", id="misspelt_setting"),
         pytest.param(["--set", "trainer.steps"], "write it as --set rollout.group_size=8", id="no_equals_sign"),
+        pytest.param(["--set", "data.generate={"], "--set data.generate is not YAML", id="not_yaml"),
+        pytest.param(["--set", "agent.temperature=0"], "all rollouts of a group would be equal", id="no_sampling"),
         pytest.param(["--config", "nowhere.yaml"], "nowhere.yaml does not exist", id="missing_config"),
         pytest.param(["--model", "nowhere"], "model folder nowhere does not exist", id="missing_model"),
     ],
@@ -88,6 +91,37 @@ def test_a_finished_run_is_not_trained_further(capsys, tmp_path):
     (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("20")
     assert main(["--run-dir", str(tmp_path), "--set", "trainer.steps=20"]) == 0
     assert "has reached step 20 of 20 already; raise trainer.steps" in capsys.readouterr().out
+
+
+def test_a_run_goes_on_as_what_it_was(capsys, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("5")
+    (tmp_path / "config.yaml").write_text(dump_config(load_config(None, ["data.generate=64", "optim.learning_rate=1"])))
+    error = error_of(capsys, "--run-dir", str(tmp_path), "--train-file", "other.jsonl", "--model", "nowhere")
+    assert "was trained with other settings (data, model;" in error
+    # a learning rate may change, and a new start may change everything
+    assert "model folder nowhere" in error_of(
+        capsys, "--run-dir", str(tmp_path), "--resume", "never", "--model", "nowhere"
+    )
+
+
+def test_two_runs_do_not_write_to_one_folder(tmp_path):
+    claim(tmp_path)
+    with pytest.raises(UsageError, match="another run is writing to"):
+        claim(tmp_path)
+
+
+def test_a_new_start_sets_aside_what_an_earlier_run_left(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("{}")
+    set_aside(tmp_path)
+    (aside,) = tmp_path.glob("before-*/metrics.jsonl")
+    assert aside.read_text() == "{}"
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_path_stays_the_text_it_is():
+    assert str(resolve(parse_args(["--run-dir", "runs/exp #1"])).run_dir) == "runs/exp #1"
+    assert str(resolve(parse_args(["--run-dir", "2024"])).run_dir) == "2024"
 
 
 def test_flags_of_the_predecessor_mean_what_they_meant():

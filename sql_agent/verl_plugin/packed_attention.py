@@ -13,8 +13,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-NAME = "packed_sdpa"
-"""The model's `attn_implementation`."""
+NAME = "sdpa"
+"""Takes the place of transformers' own in verl's processes. verl writes the name into every checkpoint's config, where
+one that only these processes know would keep everybody else from loading it."""
 
 
 def packed_attention(
@@ -26,6 +27,8 @@ def packed_attention(
     scaling: float | None = None,
     *,
     position_ids: torch.Tensor,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention of each row to itself.
@@ -38,9 +41,18 @@ def packed_attention(
         attention_mask: None; rows are told apart by their positions.
         scaling: of the products; None: 1 / sqrt(D).
         position_ids: shape (1, L); every 0 begins a row.
+        sliding_window: of the layer, in tokens; rows have to fit into it.
+        softcap: of the layer; has to be None.
     Returns:
         Shape (1, L, heads, D), as transformers' attention functions return it, and no weights.
+    Raises:
+        NotImplementedError: the layer asks for something else than full causal attention.
     """
+    if softcap is not None or (sliding_window is not None and sliding_window < int(position_ids.max()) + 1):
+        raise NotImplementedError(
+            f"{type(module).__name__} caps scores or looks back {sliding_window} tokens only, which packed_attention "
+            "leaves out; train this model on a GPU, or rows that fit into its window"
+        )
     starts = (position_ids[0] == 0).nonzero().flatten().tolist()
     lengths = [end - start for start, end in zip(starts, [*starts[1:], position_ids.shape[1]], strict=True)]
     rows = zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True)
