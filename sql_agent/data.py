@@ -9,7 +9,8 @@ from pathlib import Path
 
 from dbbench_adapter import fc
 from dbbench_adapter.generator import generate_tasks
-from dbbench_adapter.load import load_tasks, split_by_table
+from dbbench_adapter.load import load_tasks
+from dbbench_adapter.splits import split_by_table
 from dbbench_adapter.types import Task
 from sql_agent.config import DataConfig
 from sql_agent.model_check import chat_template, render, special_tokens

@@ -1,39 +1,15 @@
 """Task files: the three forms, and messages that name file, row and field."""
 
 import json
+from dataclasses import replace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from dbbench_adapter.load import TaskFileError, load_tasks, split_by_table, write_tasks
+from dbbench_adapter.load import TaskFileError, load_tasks, write_tasks
+from dbbench_adapter.tests.example_records import HASH, LIFELONG, SELECT, UPDATE
 from dbbench_adapter.types import Column, Gold, Table, Task
-
-HASH = "0123456789abcdef0123456789abcdef"
-UPDATE = {
-    "description": "Set the price of Plum to 7.",
-    "label": ["UPDATE `Fruit List` SET `Price` = '7' WHERE `Fruit` = 'Plum'"],
-    "type": ["UPDATE"],
-    "table": {
-        "table_name": "Fruit List",
-        "table_info": {
-            "columns": [{"name": "Fruit", "type": "TEXT"}, {"name": "Price", "type": "INT"}],
-            "rows": [["Plum", "5"], ["Pear", 4]],
-        },
-    },
-    "add_description": "The table is called Fruit List.",
-    "answer_md5": f"[('{HASH}',)]",
-}
-SELECT = {**UPDATE, "label": ["Pear"], "type": ["other"], "sql": {"query": "SELECT 1", "length": 8}, "answer_md5": None}
-LIFELONG = {
-    "sample_index": 0,
-    "instruction": "List cheap fruit.",
-    "answer_info": {"direct": [["Pear", 4]], "md5": None, "sql": "SELECT name, price FROM fruit ORDER BY price;"},
-    "table_info": {
-        "name": "fruit",
-        "column_info_list": [{"name": "name", "type": "TEXT"}, {"name": "price", "type": "INT"}],
-        "row_list": [["Pear", 4], ["Plum", 5]],
-    },
-    "skill_list": ["select"],
-}
 
 
 @pytest.fixture
@@ -80,6 +56,23 @@ def test_the_training_form_has_a_printed_result_and_several_tables(load):
     assert task.evidence == "Cheap is under 5."
 
 
+def test_statements_of_the_training_form_keep_their_line_breaks_and_dotted_table_names(load):
+    table = {**UPDATE["table"], "table_name": "shop.fruit"}
+    sql = "UPDATE `shop.fruit`\nSET `Price` = '7'\nWHERE `Fruit` = 'Plum'"
+    change = {**UPDATE, "label": [], "sql": {"query": sql}, "answer_md5": [HASH], "table": table}
+    select = {**SELECT, "type": ["SELECT"], "label": "[('Pear', 'a\\nb')]", "answer_md5": [], "table": table}
+    tasks = load(change, select)
+    assert [task.tables[0].name for task in tasks] == ["shop.fruit", "shop.fruit"]
+    assert (tasks[0].gold, tasks[1].gold.rows) == (Gold(sql=sql, table_hash=HASH), (("Pear", "a\nb"),))
+
+
+def test_a_pretty_printed_list_is_read_and_a_misspelt_key_in_it_is_named(load):
+    misspelt = {"table_name": "t", "tabel_info": UPDATE["table"]["table_info"]}
+    assert [task.id for task in load(json.dumps([UPDATE, SELECT], indent=2), name="list.json")] == ["list-0", "list-1"]
+    with pytest.raises(TaskFileError, match=r"list\.json, record 1, field table\.table_info: Field required"):
+        load(json.dumps([UPDATE, {**UPDATE, "table": misspelt}], indent=2), name="list.json")
+
+
 # LifelongAgentBench -------------------------------------------------------------------------------------------------
 
 
@@ -94,6 +87,48 @@ def test_an_order_inside_a_subquery_orders_nothing(load):
     answer = {**LIFELONG["answer_info"], "sql": "SELECT * FROM (SELECT name FROM fruit ORDER BY price LIMIT 2) AS f"}
     (task,) = load(json.dumps({"0": {**LIFELONG, "answer_info": answer}}))
     assert not task.ordered
+
+
+def test_lifelong_records_may_also_come_one_per_line(load):
+    tasks = load(LIFELONG, {**LIFELONG, "instruction": "List fruit."})
+    assert [(task.id, task.question) for task in tasks] == [
+        ("file-0", "List cheap fruit."),
+        ("file-1", "List fruit."),
+    ]
+
+
+@pytest.fixture
+def parquet(tmp_path):
+    """The form of the hub: nested fields as Python-literal text."""
+
+    def parquet(*records, name="train.parquet"):
+        nested = ("answer_info", "table_info", "skill_list")
+        rows = [{key: str(value) if key in nested else value for key, value in record.items()} for record in records]
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / name)
+        return tmp_path / name
+
+    return parquet
+
+
+def test_a_parquet_row_is_the_same_task_as_its_json(parquet, load):
+    (from_json,) = load(LIFELONG)
+    assert load_tasks(parquet(LIFELONG)) == [replace(from_json, id="train-0")]
+
+
+def test_a_folder_stands_for_the_parquet_file_it_holds(parquet, tmp_path):
+    file = parquet(LIFELONG)
+    assert load_tasks(tmp_path) == load_tasks(file)
+    parquet(LIFELONG, name="more.parquet")
+    with pytest.raises(TaskFileError, match=r"expected one \.parquet file in it, found more\.parquet, train\.parquet"):
+        load_tasks(tmp_path)
+
+
+def test_the_text_of_a_parquet_field_is_read_and_never_run(parquet, tmp_path):
+    proof = tmp_path / "ran"
+    answer = f"open({str(proof)!r}, 'w')"
+    with pytest.raises(TaskFileError, match=r"train\.parquet, row 1, field answer_info: expected a Python literal"):
+        load_tasks(parquet(LIFELONG, {**LIFELONG, "answer_info": answer}))
+    assert not proof.exists()
 
 
 # our own ------------------------------------------------------------------------------------------------------------
@@ -143,10 +178,16 @@ def test_a_missing_file_is_named_with_the_forms_known(tmp_path):
         load_tasks(tmp_path / "nowhere.jsonl")
 
 
-def test_a_parquet_file_is_no_text(tmp_path):
+def test_a_file_that_only_calls_itself_parquet_is_refused(tmp_path):
     (tmp_path / "x.parquet").write_bytes(b"PAR1\xff\xfe")
-    with pytest.raises(TaskFileError, match=r"not UTF-8 text .*the parquet form of LifelongAgentBench is not read"):
+    with pytest.raises(TaskFileError, match=r"x\.parquet: not a parquet file"):
         load_tasks(tmp_path / "x.parquet")
+
+
+def test_a_file_of_bytes_is_refused(tmp_path):
+    (tmp_path / "x.bin").write_bytes(b"\xff\xfe")
+    with pytest.raises(TaskFileError, match=r"not UTF-8 text .*expected \.jsonl, \.json or \.parquet"):
+        load_tasks(tmp_path / "x.bin")
 
 
 def test_an_id_may_not_occur_twice(tmp_path, load):
@@ -154,34 +195,6 @@ def test_an_id_may_not_occur_twice(tmp_path, load):
     write_tasks(tmp_path / "twice.jsonl", [task, task])
     with pytest.raises(TaskFileError, match="id 'file-0' occurs twice"):
         load_tasks(tmp_path / "twice.jsonl")
-
-
-# splits -------------------------------------------------------------------------------------------------------------
-
-
-def over(index, *names):
-    tables = tuple(Table(name, (Column("a"),), ()) for name in names)
-    return Task(id=f"t-{index}", question="?", kind="other", tables=tables, gold=Gold(answers=("1",)))
-
-
-def test_no_table_is_on_both_sides_of_a_split():
-    # A-B-C hang together (t-1 joins A and b, t-2 joins B and C), D and E stand alone: three groups, a third held out
-    tasks = [over(0, "A"), over(1, "A", "b"), over(2, "B", "C"), over(3, "D"), over(4, "E")]
-    splits = [split_by_table(tasks, 1 / 3, seed=seed) for seed in range(20)]
-    assert {tuple(task.id for task in held_out) for _, held_out in splits} == {
-        ("t-0", "t-1", "t-2"),
-        ("t-3",),
-        ("t-4",),
-    }
-    assert all(train == [task for task in tasks if task not in held_out] for train, held_out in splits)
-    assert split_by_table(tasks, 1 / 3, seed=7) == splits[7]
-
-
-def test_a_split_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="cannot be split by table; give a held-out file"):
-        split_by_table([over(0, "A"), over(1, "a")], 0.5, seed=0)
-    with pytest.raises(ValueError, match="held_out_fraction is 1, expected a number between 0 and 1"):
-        split_by_table([over(0, "A"), over(1, "B")], 1, seed=0)
 
 
 # the benchmark's own files ------------------------------------------------------------------------------------------
@@ -196,10 +209,13 @@ def test_standard_has_its_300_tasks(data_file):
     }
 
 
-def test_lifelong_has_its_500_tasks_over_360_tables(data_file):
-    tasks = load_tasks(data_file("lifelong/entry_dict.json"))
-    kinds = [task.kind for task in tasks]
+def test_lifelong_has_its_500_tasks(data_file):
+    kinds = [task.kind for task in load_tasks(data_file("lifelong/entry_dict.json"))]
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {"SELECT": 350, "DELETE": 56, "UPDATE": 52, "INSERT": 42}
-    train, held_out = split_by_table(tasks, 0.2, seed=0)
-    tables_of = [{task.tables[0].name.casefold() for task in part} for part in (train, held_out)]
-    assert (len(tables_of[0]) + len(tables_of[1]), tables_of[0] & tables_of[1]) == (360, set())
+
+
+def test_the_parquet_form_of_lifelong_holds_the_same_500_tasks(data_file):
+    as_json = load_tasks(data_file("lifelong/entry_dict.json"))
+    as_parquet = load_tasks(data_file("lifelong/train-00000-of-00001.parquet"))
+    assert [task.id for task in as_parquet] == [f"train-00000-of-00001-{index}" for index in range(500)]
+    assert [replace(task, id="") for task in as_parquet] == [replace(task, id="") for task in as_json]

@@ -1,0 +1,180 @@
+"""Cut a set of tasks into parts that share no table, and write them down so that anyone gets the same files again.
+
+    python -m dbbench_adapter.splits --input FILE... --output_dir DIR --fractions 0.8,0.1,0.1 --seed 0
+
+writes train.jsonl, validation.jsonl, test.jsonl and manifest.json (inputs and parts with their SHA-256, counts, seed,
+fractions, versions). The same inputs, seed and fractions give the same bytes. Leaves out balancing kinds or skills:
+whole groups of tasks over the same tables are drawn, and what that gave is in the manifest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import platform
+import random
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from dbbench_adapter.load import load_tasks, task_file, write_tasks
+from dbbench_adapter.types import Task
+
+PARTS = ("train", "validation", "test")
+MANIFEST = "manifest.json"
+MANIFEST_VERSION = 1
+
+
+def split_by_table(tasks: Sequence[Task], held_out_fraction: float, seed: int) -> tuple[list[Task], list[Task]]:
+    """Split into (train, held out) so that no table name is in both; each part keeps the order given.
+
+    Args:
+        held_out_fraction: share of the table groups to hold out, in (0, 1); at least one group goes to either part.
+        seed: the same seed, tasks and fraction give the same split.
+    Raises:
+        ValueError: fraction outside (0, 1), or every task shares tables with every other.
+    """
+    if not 0 < held_out_fraction < 1:
+        raise ValueError(f"held_out_fraction is {held_out_fraction}, expected a number between 0 and 1")
+    train, held_out = split_tasks(tasks, (1 - held_out_fraction, held_out_fraction), seed)
+    return train, held_out
+
+
+def split_tasks(tasks: Sequence[Task], fractions: Sequence[float], seed: int) -> list[list[Task]]:
+    """One part per fraction, no table name in two of them; each part keeps the order given.
+
+    Args:
+        fractions: shares of the table groups, positive, adding up to 1; every part gets at least one group.
+        seed: the same seed, tasks and fractions give the same parts.
+    Raises:
+        ValueError: fractions that are no shares, or fewer groups of tables than parts.
+    """
+    if len(fractions) < 2 or min(fractions) <= 0 or abs(sum(fractions) - 1) > 1e-9:
+        raise ValueError(f"fractions are {list(fractions)}, expected two or more positive numbers that add up to 1")
+    groups = table_groups(tasks)
+    names = sorted(set(groups))
+    if len(names) < len(fractions):
+        raise ValueError(
+            f"{len(tasks)} tasks over {len(names)} group(s) of tables cannot be split by table into {len(fractions)} "
+            "parts; give a held-out file instead"
+        )
+    random.Random(seed).shuffle(names)
+    part_of: dict[str, int] = {}
+    for part in range(len(fractions) - 1, 0, -1):  # the last parts are drawn first, the first gets what is left
+        count = max(round(fractions[part] * len(names)), 1)
+        drawn = [name for name in names if name not in part_of][: min(count, len(names) - len(part_of) - part)]
+        part_of |= dict.fromkeys(drawn, part)
+    parts: list[list[Task]] = [[] for _ in fractions]
+    for task, group in zip(tasks, groups, strict=True):
+        parts[part_of.get(group, 0)].append(task)
+    return parts
+
+
+def table_groups(tasks: Sequence[Task]) -> list[str]:
+    """For each task one name that stands for all tables reachable from it over shared tables."""
+    parent: dict[str, str] = {}
+
+    def root(name: str) -> str:
+        while parent.setdefault(name, name) != name:
+            name = parent[name]
+        return name
+
+    names_of = [[table.name.casefold() for table in task.tables] or [f"no table: {task.id}"] for task in tasks]
+    for names in names_of:
+        for name in names[1:]:
+            parent[root(name)] = root(names[0])
+    return [root(names[0]) for names in names_of]
+
+
+def write_splits(inputs: Sequence[Path], output_dir: Path, fractions: Sequence[float], seed: int) -> dict[str, Any]:
+    """Read the inputs, split them as one set and write the parts and the manifest.
+
+    Args:
+        fractions: of train, validation and test.
+    Returns:
+        The manifest.
+    Raises:
+        ValueError: see `split_tasks`; an id in two inputs; fractions for other than three parts.
+        TaskFileError: an input cannot be read.
+        FileExistsError: a file to be written is already there; nothing is written then.
+    """
+    if len(fractions) != len(PARTS):
+        raise ValueError(f"{len(fractions)} fractions, expected one each for {', '.join(PARTS)}")
+    taken = [name for name in (*(f"{part}.jsonl" for part in PARTS), MANIFEST) if (output_dir / name).exists()]
+    if taken:
+        raise FileExistsError(f"{output_dir} already holds {', '.join(taken)}; name another folder")
+    files = [task_file(path) for path in inputs]
+    loaded = [load_tasks(file) for file in files]
+    tasks = [task for part in loaded for task in part]
+    _refuse_repeated_ids(tasks)
+    parts = dict(zip(PARTS, split_tasks(tasks, fractions, seed), strict=True))
+    for name, part in parts.items():
+        write_tasks(output_dir / f"{name}.jsonl", part)
+    manifest = {
+        "manifest_version": MANIFEST_VERSION,
+        "seed": seed,
+        "fractions": dict(zip(PARTS, fractions, strict=True)),
+        "inputs": [
+            {"file": file.name, "sha256": _sha256(file), "tasks": len(part)}
+            for file, part in zip(files, loaded, strict=True)
+        ],
+        "parts": {name: _summary(output_dir / f"{name}.jsonl", part) for name, part in parts.items()},
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in ("pydantic", "sqlglot")}},
+    }
+    (output_dir / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")
+    return manifest
+
+
+def _refuse_repeated_ids(tasks: Sequence[Task]) -> None:
+    id, count = Counter(task.id for task in tasks).most_common(1)[0]
+    if count > 1:
+        raise ValueError(f"id {id!r} is in {count} rows of the inputs, expected one row per id; rename a file")
+
+
+def _summary(file: Path, tasks: Sequence[Task]) -> dict[str, Any]:
+    return {
+        "file": file.name,
+        "sha256": _sha256(file),
+        "tasks": len(tasks),
+        "tables": len({table.name.casefold() for task in tasks for table in task.tables}),
+        "kinds": dict(sorted(Counter(task.kind for task in tasks).items())),
+        "skills": dict(sorted(Counter(skill for task in tasks for skill in task.skills).items())),
+    }
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _fractions(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected three numbers such as 0.8,0.1,0.1") from None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m dbbench_adapter.splits", description="Split tasks into parts that share no table."
+    )
+    parser.add_argument("--input", type=Path, nargs="+", required=True, help="task files, split as one set")
+    parser.add_argument("--output_dir", type=Path, required=True)
+    parser.add_argument("--fractions", type=_fractions, default="0.8,0.1,0.1", help="train,validation,test")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(argv)
+    try:
+        manifest = write_splits(args.input, args.output_dir, args.fractions, args.seed)
+    except (ValueError, FileExistsError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for name, part in manifest["parts"].items():
+        print(f"{name:10} {part['tasks']:6} tasks over {part['tables']:5} tables: {args.output_dir / part['file']}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
