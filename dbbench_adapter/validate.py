@@ -1,0 +1,266 @@
+"""Say of task files what is in them and everything that is wrong with them: file, row, field, what was expected.
+
+    python -m dbbench_adapter.validate FILE [FILE...] [--replay sqlite|mariadb]
+
+Where `load_tasks` stops at the first bad row this names all of them, and also looks for what only shows later: tables
+that no database makes, golds that no judge can use, prompts that occur twice. `--replay` runs every reference
+statement and lists the stored golds it does not give. Exit status 1 when anything is wrong. Leaves out whether a
+question can be answered, and the queries of AgentBench's SELECT kinds: their labels come from the source question
+sets, not from these queries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dbbench_adapter.backends import Backend, BackendUnavailable, TableError, open_backend
+from dbbench_adapter.backends.mysql_kinds import plain
+from dbbench_adapter.judges.strict import same_rows
+from dbbench_adapter.load import TaskFileError, raw_records, task_file
+from dbbench_adapter.records import Fault, RecordError, form_of, read_record
+from dbbench_adapter.types import Rows, Task
+
+MAX_SHOWN_CHARS = 200
+
+
+@dataclass(frozen=True)
+class FieldNames:
+    """What a form of record calls the things that can be wrong in it."""
+
+    table: str
+    columns: str
+    """Below `table`."""
+    rows: str
+    """Below `table`."""
+    sql: str
+    answers: str
+    table_hash: str
+
+
+FIELDS = {
+    "agentbench": FieldNames("table", "table_info.columns", "table_info.rows", "label", "label", "answer_md5"),
+    "lifelong": FieldNames(
+        "table_info", "column_info_list", "row_list", "answer_info.sql", "answer_info.direct", "answer_info.md5"
+    ),
+    "own": FieldNames("tables", "columns", "rows", "gold.sql", "gold.answers", "gold.table_hash"),
+}
+
+
+@dataclass(frozen=True)
+class ReadRow:
+    where: str
+    fields: FieldNames
+    task: Task
+
+
+@dataclass
+class FileReport:
+    """What one file holds; `faults` is empty when nothing is wrong with it."""
+
+    path: Path
+    num_rows: int = 0
+    forms: Counter[str] = field(default_factory=Counter)
+    rows: list[ReadRow] = field(default_factory=list)
+    """Every row that could be read."""
+    faults: list[Fault] = field(default_factory=list)
+    replayed: int | None = None
+    """References run; None when none were to be run."""
+
+
+def check_file(path: Path) -> FileReport:
+    """Read a file to its end and collect every fault.
+
+    Raises:
+        TaskFileError: nothing can be read at all.
+    """
+    path = task_file(path)
+    report = FileReport(path)
+    for record in raw_records(path):
+        report.num_rows += 1
+        try:
+            if isinstance(record, Fault):
+                raise RecordError([record])
+            form = form_of(record)
+            report.forms[form] += 1
+            report.rows.append(ReadRow(record.where, FIELDS[form], read_record(record)))
+        except RecordError as error:
+            report.faults += error.faults
+    for row in report.rows:
+        report.faults += table_faults(row)
+        report.faults += gold_faults(row)
+    report.faults += _repeated(report.rows)
+    return report
+
+
+def table_faults(row: ReadRow) -> Iterator[Fault]:
+    """Everything for which `check_tables` refuses the tables of a task, where that stops at the first."""
+    tables = row.task.tables
+    names = [table.name.casefold() for table in tables]
+    for index, table in enumerate(tables):
+        below = row.fields.table if len(tables) == 1 else f"{row.fields.table}.{index}"
+        if not table.name or names.count(table.name.casefold()) > 1:
+            yield Fault(row.where, below, f"expected a table name of its own, found {table.name!r}")
+        for problem in _header_problems([column.name for column in table.columns]):
+            yield Fault(row.where, f"{below}.{row.fields.columns}", problem)
+        for number, cells in enumerate(table.rows):
+            if len(cells) != len(table.columns):
+                problem = f"expected {len(table.columns)} cells, one per column, found {len(cells)}"
+                yield Fault(row.where, f"{below}.{row.fields.rows}.{number}", problem)
+
+
+def _header_problems(columns: Sequence[str]) -> Iterator[str]:
+    folded = [column.casefold() for column in columns]
+    if not columns or "" in columns:
+        yield f"expected named columns, found {columns}"
+    twice = list(dict.fromkeys(column for column in columns if column and folded.count(column.casefold()) > 1))
+    if twice:
+        yield f"expected each column name once, found {', '.join(map(repr, twice))} more than once"
+
+
+def gold_faults(row: ReadRow) -> Iterator[Fault]:
+    """Golds that no judge can use."""
+    gold = row.task.gold
+    if row.task.changes_state:
+        if gold.sql is None and gold.table_hash is None:
+            yield Fault(row.where, row.fields.sql, "expected the reference statement of a change, found none")
+    elif gold.label_text is not None:
+        if gold.rows is None:
+            found = gold.label_text[:MAX_SHOWN_CHARS]
+            problem = f"expected a list of values or a printed list of rows, found {found!r}"
+            yield Fault(row.where, row.fields.answers, problem)
+    elif not gold.answers and gold.rows is None:
+        yield Fault(row.where, row.fields.answers, "expected at least one answer, found none")
+
+
+def _repeated(rows: Sequence[ReadRow]) -> Iterator[Fault]:
+    ids: dict[str, str] = {}
+    prompts: dict[tuple[str, str, str], str] = {}
+    for row in rows:
+        task = row.task
+        if (first := ids.setdefault(task.id, row.where)) != row.where:
+            yield Fault(row.where, "id", f"{task.id!r} is also the id of {first}; expected one row per id")
+        prompt = (task.question, task.table_note, task.evidence)
+        if (first := prompts.setdefault(prompt, row.where)) != row.where:
+            yield Fault(row.where, "", f"asks the same of the same table as {first}; expected each prompt once")
+
+
+# Replaying references -------------------------------------------------------------------------------------------------
+
+
+def replay_faults(report: FileReport, backend: Backend) -> Iterator[Fault]:
+    """Run each reference on a fresh database and compare with the stored hash or rows; counts in `report.replayed`.
+
+    Rows are compared as the `strict` judge does. A task whose table is already at fault is left out.
+
+    Raises:
+        BackendUnavailable: the server is gone.
+    """
+    report.replayed = 0
+    for row in report.rows:
+        if has_reference(row.task) and not any(table_faults(row)):
+            report.replayed += 1
+            fields = row.fields
+            if (problem := replay(row.task, backend)) is not None:
+                yield Fault(row.where, fields.table_hash if row.task.changes_state else fields.answers, problem)
+
+
+def has_reference(task: Task) -> bool:
+    """Whether the file holds a statement and says what it gives (for a change: at least that it is the right one)."""
+    return task.gold.sql is not None and (task.changes_state or task.gold.rows is not None)
+
+
+def replay(task: Task, backend: Backend) -> str | None:
+    """None where the reference runs and gives the stored gold, else what it gave instead.
+
+    Args:
+        task: one that `has_reference`.
+    """
+    gold = task.gold
+    assert gold.sql is not None
+    try:
+        with backend.open(task.tables, typed=task.typed) as database:
+            result = database.run(gold.sql)
+            found_hash = database.table_hash(task.tables) if task.changes_state else None
+    except TableError as error:
+        return f"replay: the table cannot be made ({error})"
+    if result.error is not None:
+        return f"replay: the reference does not run ({result.error})"
+    if task.changes_state:
+        same = gold.table_hash in (None, found_hash)
+        return None if same else f"replay: expected table hash {gold.table_hash}, found {found_hash}"
+    rows = tuple(tuple(plain(cell) for cell in row) for row in result.rows or ())
+    return _difference(rows, gold.rows or (), ordered=task.ordered)
+
+
+def _difference(found: Rows, expected: Rows, *, ordered: bool) -> str | None:
+    if same_rows(found, expected, ordered=ordered):
+        return None
+    if same_rows(found, expected, ordered=False):
+        return "replay: the expected rows in another order; where ORDER BY ties, the server chooses"
+    return (
+        f"replay: expected {len(expected)} row(s) {str(list(expected))[:MAX_SHOWN_CHARS]}, "
+        f"found {len(found)} {str(list(found))[:MAX_SHOWN_CHARS]}"
+    )
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def report_lines(report: FileReport) -> Iterator[str]:
+    """The report of one file for a terminal."""
+    faulty = {fault.where for fault in report.faults}
+    verdict = f"{len(faulty)} with faults" if faulty else "nothing wrong"
+    yield f"{report.path}: {report.num_rows} rows ({_counts(report.forms)}), {verdict}"
+    tasks = [row.task for row in report.rows]
+    for name, counts in (
+        ("kinds", Counter(task.kind for task in tasks)),
+        ("sources", Counter(task.source for task in tasks)),
+        ("skills", Counter(skill for task in tasks for skill in task.skills)),
+    ):
+        if counts:
+            yield f"  {name}: {_counts(counts)}"
+    if report.replayed is not None:
+        yield f"  replayed: {report.replayed} references, {len(tasks) - report.replayed} rows without one to replay"
+    for fault in report.faults:
+        yield f"{report.path}, {fault}"
+
+
+def _counts(counter: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counter.items())) or "none readable"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m dbbench_adapter.validate", description="Check task files; exit status 1 when one is wrong."
+    )
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    parser.add_argument("--replay", metavar="BACKEND", help="run every reference on sqlite, mariadb or mysql://...")
+    args = parser.parse_args(argv)
+    reports: list[FileReport] = []
+    wrong = False
+    for file in args.files:
+        try:
+            reports.append(check_file(file))
+        except TaskFileError as error:
+            print(error)
+            wrong = True
+    try:
+        if args.replay:
+            with open_backend(args.replay) as backend:
+                for report in reports:
+                    report.faults += replay_faults(report, backend)
+    except (BackendUnavailable, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for report in reports:
+        print("\n".join(report_lines(report)))
+    return int(wrong or any(report.faults for report in reports))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
