@@ -1,9 +1,8 @@
-"""Tasks of a run: where they come from, which ones fit, and the parquet files verl reads."""
+"""Tasks of a run: where they come from and which ones fit; `dbbench_adapter.export` writes the files verl reads."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,27 +76,3 @@ class PromptTokenizer:
             if token is not None:
                 return self._tokenizer.token_to_id(token)
         return 0
-
-
-def write_parquet(tasks: Sequence[Task], path: Path) -> None:
-    """verl's rows: `data_source`, `prompt`, `ability`, `reward_model`, `extra_info`, `agent_name`.
-
-    The task travels as JSON text in `extra_info.task`, since rows with lists of mixed types do not fit parquet. The
-    prompt is what the agent will say first; verl only shows it.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    rows = [
-        {
-            "data_source": task.source,
-            "prompt": fc.messages(task),
-            "ability": task.kind,
-            "reward_model": {"style": "rule", "ground_truth": ""},
-            "extra_info": {"index": i, "task": json.dumps(task.to_dict())},
-            "agent_name": "sql_agent",
-        }
-        for i, task in enumerate(tasks)
-    ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows), path)

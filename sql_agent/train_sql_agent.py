@@ -199,7 +199,8 @@ def prepare(cfg: TrainConfig, *, cpu: bool) -> dict[str, Any]:
     """Everything that can fail early: model, tasks, parquet, verl's config. Returns the driver's order."""
     from omegaconf import OmegaConf
 
-    from sql_agent.data import PromptTokenizer, fitting, load_split, write_parquet
+    from dbbench_adapter.export import write_verl_parquet
+    from sql_agent.data import PromptTokenizer, fitting, load_split
     from sql_agent.tracking import usable_loggers
 
     assert cfg.model is not None
@@ -212,8 +213,8 @@ def prepare(cfg: TrainConfig, *, cpu: bool) -> dict[str, Any]:
         )
     data = cfg.run_dir / "data"
     files = Files(cfg.model.resolve(), (data / "train.parquet").resolve(), (data / "val.parquet").resolve())
-    write_parquet(split.train, files.train)
-    write_parquet(split.val, files.val)
+    write_verl_parquet(split.train, files.train)
+    write_verl_parquet(split.val, files.val)
     overrides = to_verl(cfg, files, cpu=cpu)
     overrides["trainer"]["logger"] = usable_loggers(cfg.trainer.loggers)
     (cfg.run_dir / "config.yaml").write_text(dump_config(cfg))

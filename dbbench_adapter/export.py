@@ -1,0 +1,84 @@
+"""Tasks as the rows that trainers read: verl's parquet and agent-lightning's rollout inputs.
+
+    python -m dbbench_adapter.export --input FILE... --format verl --output train.parquet
+    python -m dbbench_adapter.export --input FILE... --format agl --output train.jsonl
+
+The gold travels only where nothing shows it to a model: in `extra_info.task` of a verl row and in the input of an
+agent-lightning rollout. Leaves out rLLM's registry (`dbbench_adapter.rllm.data`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dbbench_adapter import fc
+from dbbench_adapter.load import TaskFileError, load_tasks, write_tasks
+from dbbench_adapter.types import Task
+
+AGENT_NAME = "sql_agent"
+
+
+def verl_rows(tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    """One row per task: `data_source`, `prompt`, `ability`, `reward_model`, `extra_info`, `agent_name`.
+
+    The task is JSON text in `extra_info.task`, since rows with lists of mixed types do not fit parquet. The prompt is
+    what the agent will say first; verl only counts and shows it.
+    """
+    return [
+        {
+            "data_source": task.source,
+            "prompt": fc.messages(task),
+            "ability": task.kind,
+            "reward_model": {"style": "rule", "ground_truth": ""},
+            "extra_info": {"index": index, "task": json.dumps(task.to_dict())},
+            "agent_name": AGENT_NAME,
+        }
+        for index, task in enumerate(tasks)
+    ]
+
+
+def write_verl_parquet(tasks: Sequence[Task], path: Path) -> None:
+    """Write `verl_rows` where verl's `data.train_files` or `data.val_files` will point."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(verl_rows(tasks)), path)
+
+
+def agl_rows(tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    """One rollout input per task, as `agentlightning.Trainer.fit` takes them; the agent calls `Task.from_dict`."""
+    return [task.to_dict() for task in tasks]
+
+
+FORMATS = {
+    "verl": write_verl_parquet,
+    "agl": lambda tasks, path: write_tasks(path, tasks),  # one `agl_rows` row per line
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m dbbench_adapter.export", description="Write tasks as rows for verl or agent-lightning."
+    )
+    parser.add_argument("--input", type=Path, nargs="+", required=True, help="task files")
+    parser.add_argument("--format", choices=sorted(FORMATS), required=True)
+    parser.add_argument("--output", type=Path, required=True, help=".parquet for verl, .jsonl for agl")
+    args = parser.parse_args(argv)
+    try:
+        tasks = [task for file in args.input for task in load_tasks(file)]
+    except TaskFileError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    FORMATS[args.format](tasks, args.output)
+    print(f"{len(tasks)} rows for {args.format}: {args.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
