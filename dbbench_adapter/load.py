@@ -136,10 +136,10 @@ def _parquet_records(path: Path) -> Iterator[RawRecord | Fault]:
     except pa.ArrowException as error:
         raise TaskFileError(f"{path}: not a parquet file ({error})") from None
     for index, row in enumerate(rows):
-        yield _unpacked(RawRecord(f"{path.stem}-{index}", f"row {index}", row))
+        yield unpacked(RawRecord(f"{path.stem}-{index}", f"row {index}", row))
 
 
-def _unpacked(record: RawRecord) -> RawRecord | Fault:
+def unpacked(record: RawRecord) -> RawRecord | Fault:
     """The row with its Python-literal texts read, never evaluated."""
     value = dict(record.value)
     for name in _NESTED:

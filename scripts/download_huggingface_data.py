@@ -1,0 +1,144 @@
+"""Fetch LifelongAgentBench's 500 tasks: `python scripts/download_huggingface_data.py --output_dir data/lifelong`.
+
+Reads the parquet form with `datasets`, from the hub or from a local file or folder, checks every row and writes
+entry_dict.json (the form LifelongAgentBench and `dbbench_adapter.load` read) and db_bench.parquet (the form of the hub,
+which `load_tasks` reads as well). Nothing is written unless all rows are good. Leaves out the benchmark's other parts.
+"""
+
+import os
+import sys
+
+if __package__ in (None, ""):
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dbbench_adapter.load import unpacked
+from dbbench_adapter.records import Fault, RawRecord
+from dbbench_adapter.validate import check_file, report_lines
+
+HUB_ID = "csyq/LifelongAgentBench"
+PART = "db_bench"
+"""The folder of this benchmark inside the data set on the hub."""
+NUM_TASKS = 500
+LICENCE = (
+    "licence: not established. The data set states none and its code repository has no licence file; "
+    "check before you redistribute it."
+)
+
+
+class SourceError(RuntimeError):
+    """The data cannot be had from where they were asked for; the message says what to do."""
+
+
+def fetch(source: str) -> Any:
+    """The rows of the parquet form, as a `datasets.Dataset`.
+
+    Args:
+        source: a local .parquet file; a local folder that holds such files, or a folder `db_bench` of them; or the id
+            of a data set on the hub.
+    Raises:
+        SourceError: there are none, they cannot be read or the hub cannot be reached.
+    """
+    path = Path(source)
+    if not path.exists():
+        return _from_hub(source)
+    files = [path] if path.is_file() else sorted(path.glob("*.parquet")) or sorted((path / PART).glob("*.parquet"))
+    if not files:
+        raise SourceError(f"{path}: no .parquet file in it or in {PART}/ below it; give the file or its folder")
+    import datasets
+    from datasets.exceptions import DatasetsError
+
+    with tempfile.TemporaryDirectory() as cache:  # the same rows read again must not come from an older file's cache
+        try:
+            rows = datasets.load_dataset("parquet", data_files=[str(file) for file in files], cache_dir=cache)["train"]
+            return datasets.Dataset.from_list(rows.to_list())  # in memory: the cache goes away
+        except (DatasetsError, OSError, ValueError) as error:
+            raise SourceError(f"{path}: not the parquet form of LifelongAgentBench ({error})") from None
+
+
+def _from_hub(source: str) -> Any:
+    if source.count("/") != 1 or source.startswith((".", "/")):
+        raise SourceError(f"{source}: no such file or folder, and no data set id such as {HUB_ID}")
+    import datasets
+    from datasets.exceptions import DatasetsError
+
+    try:
+        return datasets.load_dataset(source, data_dir=PART, split="train")
+    except (DatasetsError, OSError, ValueError) as error:
+        offline = [name for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE") if os.environ.get(name)]
+        advice = f"unset {' and '.join(offline)}" if offline else "check the network"
+        raise SourceError(
+            f"{source} could not be fetched from the hub ({error}); {advice}, or download its folder {PART} on another "
+            "machine and name it with --source FOLDER"
+        ) from None
+
+
+def entries(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The rows as entry_dict.json has them: nested fields as values, keyed by `sample_index` as text.
+
+    Raises:
+        SourceError: a nested field is no Python literal, or an index is missing or repeated.
+    """
+    found: dict[str, Any] = {}
+    for number, row in enumerate(rows):
+        record = unpacked(RawRecord("", f"row {number}", dict(row)))
+        if isinstance(record, Fault):
+            raise SourceError(str(record))
+        index = record.value.get("sample_index")
+        if not isinstance(index, int) or str(index) in found:
+            raise SourceError(f"row {number}, field sample_index: expected a number of its own, found {index!r}")
+        found[str(index)] = record.value
+    return found
+
+
+def convert(source: str, output_dir: Path) -> list[str]:
+    """Fetch, check and write; what was found, in lines for a terminal.
+
+    Raises:
+        SourceError: see `fetch` and `entries`; a row is bad; there are not 500; something is there already.
+    """
+    target, copy = output_dir / "entry_dict.json", output_dir / f"{PART}.parquet"
+    for file in (target, copy):
+        if file.exists():
+            raise SourceError(f"{file} is there already; remove it or name another --output_dir")
+    dataset = fetch(source)
+    found = entries(dataset.to_list())
+    output_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output_dir) as folder:
+        unchecked = Path(folder) / target.name
+        unchecked.write_text(json.dumps(found, ensure_ascii=False) + "\n", "utf-8")
+        report = check_file(unchecked)
+        if report.faults:
+            raise SourceError("\n".join([f"{source}: rows with faults", *map(str, report.faults)]))
+        if report.num_rows != NUM_TASKS:
+            raise SourceError(f"{source}: {report.num_rows} rows, expected the {NUM_TASKS} of LifelongAgentBench")
+        dataset.to_parquet(str(copy))
+        unchecked.rename(target)
+    report.path = target
+    return [*report_lines(report), f"the same rows as on the hub: {copy}", LICENCE]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Fetch LifelongAgentBench's DB-Bench tasks and check them.")
+    parser.add_argument("--output_dir", type=Path, required=True, help="where entry_dict.json goes")
+    parser.add_argument(
+        "--source", default=HUB_ID, help=f"data set id, or a local parquet file or folder; default {HUB_ID}"
+    )
+    args = parser.parse_args(argv)
+    try:
+        lines = convert(args.source, args.output_dir)
+    except SourceError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print("\n".join(lines))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
