@@ -16,6 +16,8 @@ from dbbench_adapter.types import Rows, Table
 
 MAX_ROWS = 10_000
 """Rows of one result that are fetched; the rest is dropped. An agent sees 800 characters of them."""
+MAX_RESULT_CHARS = 4_000_000
+"""Of the texts of one result; the rows after the one that passes it are dropped."""
 STATEMENT_TIMEOUT_S = 5.0
 
 

@@ -1,0 +1,90 @@
+"""Numeric functions; NULL outside a function's domain, as in MySQL."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+from dbbench_adapter.backends.functions.values import Function, number, whole
+
+MAX_DIGITS = 30
+"""After the point, in MySQL's decimals and in FORMAT."""
+
+
+def half_up(value: float) -> int:
+    return int(math.copysign(math.floor(abs(value) + 0.5), value))
+
+
+def _digits(value: Any) -> int:
+    return min(max(whole(value), 0), MAX_DIGITS)
+
+
+def _format(value: Any, digits: Any) -> str:
+    return f"{number(value):,.{_digits(digits)}f}"
+
+
+def _cast_signed(value: Any) -> int:
+    return half_up(value) if isinstance(value, float) else int(number(value))
+
+
+def _cast_decimal(value: Any, scale: Any) -> int | float:
+    digits = _digits(scale)
+    rounded = half_up(number(value) * 10**digits)
+    return rounded / 10**digits if digits else rounded
+
+
+def _int_div(left: Any, right: Any) -> int | None:
+    divisor = number(right)
+    return math.trunc(number(left) / divisor) if divisor else None
+
+
+def _truncate(value: Any, digits: Any) -> float:
+    factor = 10.0 ** max(min(whole(digits), MAX_DIGITS), -MAX_DIGITS)
+    return math.trunc(number(value) * factor) / factor
+
+
+def _rand(seed: Any = None) -> float:
+    return random.Random(whole(seed)).random() if seed is not None else random.random()
+
+
+def _math(function: Callable[..., float]) -> Callable[..., float | None]:
+    def guarded(*values: Any) -> float | None:
+        try:
+            return function(*(number(value) for value in values))
+        except (ValueError, OverflowError, ZeroDivisionError):
+            return None
+
+    return guarded
+
+
+def _log(base_or_value: float, *value: float) -> float:
+    return math.log(value[0], base_or_value) if value else math.log(base_or_value)
+
+
+NULLS_MATTER: dict[str, Function] = {
+    "rand": (-1, _rand),
+    "pi": (0, lambda: math.pi),
+}
+
+STRICT: dict[str, Function] = {
+    "format": (2, _format),
+    "cast_signed": (1, _cast_signed),
+    "cast_decimal": (2, _cast_decimal),
+    "int_div": (2, _int_div),
+    "truncate": (2, _truncate),
+    "ceil": (1, _math(math.ceil)),
+    "ceiling": (1, _math(math.ceil)),
+    "floor": (1, _math(math.floor)),
+    "sign": (1, lambda value: (number(value) > 0) - (number(value) < 0)),
+    "sqrt": (1, _math(math.sqrt)),
+    "pow": (2, _math(math.pow)),
+    "power": (2, _math(math.pow)),
+    "exp": (1, _math(math.exp)),
+    "ln": (1, _math(math.log)),
+    "log": (-1, _math(_log)),
+    "log2": (1, _math(math.log2)),
+    "log10": (1, _math(math.log10)),
+    "mod": (2, _math(math.fmod)),
+}

@@ -1,0 +1,64 @@
+"""What the functions share: values as text and as numbers, and the collation."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from dbbench_adapter.backends.clock import expired
+
+MAX_VALUE_BYTES = 262_144
+"""Of one value; MySQL's TEXT holds 65,535."""
+Function = tuple[int, Callable[..., Any]]
+_CACHED_CHARS = 64
+_NUMBER = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)")
+
+
+def fold(text: str) -> str:
+    """The form under which utf8mb4_0900_ai_ci compares text: case and accents do not count, trailing blanks do."""
+    if text.isascii():
+        return text.lower()
+    return _folded_often(text) if len(text) <= _CACHED_CHARS else _folded(text)
+
+
+def _folded(text: str) -> str:
+    decomposed = unicodedata.normalize("NFKD", text.casefold())
+    return "".join(char for char in decomposed if not unicodedata.combining(char))
+
+
+_folded_often = lru_cache(maxsize=4096)(_folded)
+
+
+def compare(left: str, right: str) -> int:
+    """The collation: negative, 0 or positive."""
+    first, second = fold(left), fold(right)
+    return (first > second) - (first < second)
+
+
+def collate(left: str, right: str) -> int:
+    """`compare`, but once the deadline has passed all is equal: SQLite's sort looks at no clock and ends soon so."""
+    return 0 if expired() else compare(left, right)
+
+
+def number(value: Any) -> float:
+    """A value in a numeric context: text counts as the number it begins with, else 0."""
+    if isinstance(value, int | float):
+        return value
+    match = _NUMBER.match(text_of(value))
+    return float(match.group(1)) if match else 0.0
+
+
+def whole(value: Any) -> int:
+    """A value where an integer is wanted, within 64 bits."""
+    found = number(value)
+    return round(max(min(found, 2**63 - 1), -(2**63))) if found == found else 0
+
+
+def text_of(value: Any) -> str:
+    """A value in a text context; a double without fraction has no point, as in MySQL."""
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
