@@ -44,6 +44,12 @@ def test_fractions_count_groups_of_tables():
     assert [len(part) for part in split_tasks(tasks, (0.8, 0.1, 0.1), seed=0)] == [48, 6, 6]
 
 
+def test_a_large_fraction_leaves_a_group_for_every_other_part():
+    # 0.8 of 3 groups is 2.4, rounded 2; but then nothing would be left for the first part
+    parts = split_tasks(CHAINED, (0.1, 0.1, 0.8), seed=0)
+    assert sorted(ids(part) for part in parts) == [("t-0", "t-1", "t-2"), ("t-3",), ("t-4",)]
+
+
 @pytest.mark.parametrize(
     ("tasks", "fractions", "words"),
     [
