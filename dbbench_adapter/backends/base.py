@@ -63,6 +63,14 @@ class Database(AbstractContextManager["Database"], Protocol):
         """
         ...
 
+    def new_session(self) -> None:
+        """Commit what is open and go on as after a fresh connection: without temporary tables, variables, settings.
+
+        Raises:
+            BackendUnavailable: the server is gone.
+        """
+        ...
+
     def table_hash(self, tables: Sequence[Table]) -> str | None:
         """DB-Bench's hash over these tables' original columns (FACTS 7.1, several tables sorted and joined with `_`).
 

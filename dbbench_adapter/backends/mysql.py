@@ -223,8 +223,14 @@ class MysqlDatabase:
         except UnicodeError:
             return Result(error="1300 (HY000): Invalid utf8mb4 character string")
 
+    def new_session(self) -> None:
+        if self._agent is not None:
+            with contextlib.suppress(pymysql.Error), self._agent:
+                self._agent.commit()
+            self._agent = None
+
     def table_hash(self, tables: Sequence[Table]) -> str | None:
-        self._settle()
+        self.new_session()
         with self._backend.failures_named():
             try:
                 return join_hashes(hash_rows(self._joined_rows(table)) for table in tables)
@@ -234,7 +240,7 @@ class MysqlDatabase:
                 return None
 
     def snapshot(self) -> dict[str, TableState]:
-        self._settle()
+        self.new_session()
         with self._backend.failures_named(), self._slot.admin.cursor() as cursor:
             # unlike SHOW TABLES no error where the agent dropped the database
             of_ours = f"table_schema = '{self._slot.name}' AND table_type = 'BASE TABLE'"
@@ -267,13 +273,6 @@ class MysqlDatabase:
         with contextlib.suppress(pymysql.Error), self._slot.admin.cursor() as cursor:
             cursor.execute(f"KILL {agent.thread_id()}")
         return Result(error="2013 (HY000): Lost connection to MySQL server during query")
-
-    def _settle(self) -> None:
-        """Commit and end the agent's session: what it left open counts, its locks and temporary tables do not."""
-        if self._agent is not None:
-            with contextlib.suppress(pymysql.Error), self._agent:
-                self._agent.commit()
-            self._agent = None
 
     def _joined_rows(self, table: Table) -> Iterator[str]:
         columns = ", ".join(_quoted(column.name) for column in table.columns)

@@ -173,6 +173,11 @@ class SqliteDatabase:
             except MemoryError:
                 return Result(error="1038 (HY001): Out of memory")
 
+    def new_session(self) -> None:
+        self._transaction("commit")
+        for (name,) in self._read("SELECT name FROM temp.sqlite_master WHERE type = 'table'"):
+            self._read(f"DROP TABLE temp.{_quoted(name)}")
+
     def table_hash(self, tables: Sequence[Table]) -> str | None:
         try:
             return join_hashes(hash_rows(self._joined_rows(table)) for table in tables)
