@@ -145,8 +145,10 @@ def unpacked(record: RawRecord) -> RawRecord | Fault:
     for name in _NESTED:
         if isinstance(value.get(name), str):
             try:
-                value[name] = parse_literal(value[name])
-            except ValueError as error:
+                literal = parse_literal(value[name])
+                json.dumps(literal)  # only plain values: what judges read also knows the names of builtins
+            except (ValueError, TypeError) as error:
                 found = repr(value[name])[:MAX_FOUND_CHARS]
                 return Fault(record.where, name, f"expected a Python literal, {error}; found {found}")
+            value[name] = literal
     return RawRecord(record.id, record.where, value)

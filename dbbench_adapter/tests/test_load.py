@@ -123,12 +123,12 @@ def test_a_folder_stands_for_the_parquet_file_it_holds(parquet, tmp_path):
         load_tasks(tmp_path)
 
 
-def test_the_text_of_a_parquet_field_is_read_and_never_run(parquet, tmp_path):
-    proof = tmp_path / "ran"
-    answer = f"open({str(proof)!r}, 'w')"
+@pytest.mark.parametrize("answer", ["open('ran', 'w')", "[open]", "{'sql': ", ""])
+def test_the_text_of_a_parquet_field_is_read_and_never_run(parquet, tmp_path, monkeypatch, answer):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(TaskFileError, match=r"train\.parquet, row 1, field answer_info: expected a Python literal"):
         load_tasks(parquet(LIFELONG, {**LIFELONG, "answer_info": answer}))
-    assert not proof.exists()
+    assert not (tmp_path / "ran").exists()
 
 
 # our own ------------------------------------------------------------------------------------------------------------
