@@ -1,0 +1,210 @@
+"""Which clauses a task's reference has, drawn so that the wanted skills and difficulty come out.
+
+A `Plan` says for each family of skills which member the statement shows. Left out: the statement itself.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from dbbench_adapter.skills import SKILLS
+
+Difficulty = Literal["easy", "medium", "hard"]
+SKILL_COUNTS: Mapping[Difficulty, tuple[int, int]] = {"easy": (1, 3), "medium": (4, 5), "hard": (6, 9)}
+"""Skills per task, from and to. Of LifelongAgentBench's 500 tasks 212 are easy by this rule, 177 medium, 111 hard."""
+LIFELONG_SHARES: Mapping[Difficulty, float] = {"easy": 0.424, "medium": 0.354, "hard": 0.222}
+FEWEST_SKILLS = {
+    skill: {"having_aggregate_calculation": 4, "subquery_multiple": 3}.get(
+        skill, 1 if skill in ("select", "insert", "update") else 3 if skill[:3] in ("hav", "sub", "lim") else 2
+    )
+    for skill in SKILLS
+}
+"""The fewest skills a task that shows this one can have in all, e.g. 3 for `limit_only`: it needs select and order."""
+
+_CHANGES = ("insert", "update", "delete")
+_ATTEMPTS = 60
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One member per family, None where the statement has no such clause. Names are those of `SKILLS`."""
+
+    verb: str
+    where: str | None = None
+    group: str | None = None
+    having: str | None = None
+    calculation: bool = False
+    order: str | None = None
+    limit: str | None = None
+    column_alias: bool = False
+    table_alias: bool = False
+    subquery: str | None = None
+
+    @property
+    def is_copy(self) -> bool:
+        """INSERT ... SELECT rather than INSERT ... VALUES."""
+        return self.verb == "insert" and self.where is not None
+
+    @property
+    def wraps_subqueries(self) -> bool:
+        """MySQL lets UPDATE and DELETE read their own table only through a derived table."""
+        return self.verb in ("update", "delete") and self.subquery is not None
+
+    def skills(self) -> tuple[str, ...]:
+        """What `recognise_skills` finds in a statement of this plan."""
+        found = {self.verb, self.where, self.group, self.having, self.order, self.limit, self.subquery}
+        if self.is_copy or self.wraps_subqueries:
+            found.add("select")
+        if self.wraps_subqueries:
+            found |= {"subquery_nested", "table_alias"}
+        flags = {
+            "having_aggregate_calculation": self.calculation,
+            "column_alias": self.column_alias,
+            "table_alias": self.table_alias,
+        }
+        found |= {skill for skill, shown in flags.items() if shown}
+        return tuple(skill for skill in SKILLS if skill in found)
+
+
+def draw_plan(
+    rng: random.Random,
+    skills: Mapping[str, float],
+    counts: Mapping[str, int],
+    difficulty: Difficulty,
+) -> Plan:
+    """Draw one of `skills`, then more of all skills until the plan is as difficult as asked for.
+
+    Args:
+        skills: weight of each skill that may be the one the task is for, each > 0.
+        counts: how many tasks show a skill so far; a skill's weight is divided by that count plus one, which is
+            LifelongAgentBench's rule for an even mix.
+        difficulty: sets how many skills the task shows; the drawn skill must allow that few.
+    """
+    low, high = SKILL_COUNTS[difficulty]
+    able = {skill: weight for skill, weight in skills.items() if FEWEST_SKILLS[skill] <= high}
+    while True:
+        targets = {_weighted(rng, able, counts)}
+        for _ in range(_ATTEMPTS):
+            plan = close_plan(rng, targets)
+            if plan is None or len(plan.skills()) > high:
+                targets = {_weighted(rng, able, counts)}
+            elif len(plan.skills()) >= low and targets <= set(plan.skills()):
+                return plan
+            else:
+                targets |= {_weighted(rng, _compatible(rng, targets), counts)}
+
+
+def _weighted(rng: random.Random, skills: Mapping[str, float], counts: Mapping[str, int]) -> str:
+    names = list(skills)
+    return rng.choices(names, [skills[name] / (counts.get(name, 0) + 1) for name in names])[0]
+
+
+def _compatible(rng: random.Random, targets: Collection[str]) -> dict[str, float]:
+    """The further skills that some plan shows together with the targets; the targets alone where there is none."""
+    missing = [skill for skill in SKILLS if skill not in targets]
+    fitting = [skill for skill in missing if close_plan(rng, {*targets, skill}) is not None]
+    return dict.fromkeys(fitting or sorted(targets), 1.0)
+
+
+def close_plan(rng: random.Random, targets: Collection[str]) -> Plan | None:
+    """A plan that shows the targets and what they need, e.g. HAVING a GROUP BY; None where they do not go together."""
+    families = [_family(skill) for skill in targets]
+    if any(families.count(family) > 1 for family in families if family):
+        return None
+    verb = next((skill for skill in _CHANGES if skill in targets), "select")
+    if verb == "insert":
+        return _insert_plan(rng, targets)
+    return _select_plan(rng, targets) if verb == "select" else _changing_plan(rng, verb, targets)
+
+
+def _family(skill: str) -> str:
+    """At most one skill per family; "" where several may stand together."""
+    if skill in (*_CHANGES, "group_by_single_column", "group_by_multiple_columns"):
+        return "change" if skill in _CHANGES else "group"
+    if skill == "having_aggregate_calculation" or skill in ("select", "column_alias", "table_alias"):
+        return ""
+    return skill[:5]
+
+
+def _one(targets: Collection[str], start: str, other_than: str = "") -> str | None:
+    return next(
+        (skill for skill in SKILLS if skill in targets and skill.startswith(start) and skill != other_than), None
+    )
+
+
+def _insert_plan(rng: random.Random, targets: Collection[str]) -> Plan | None:
+    if any(skill.startswith(("group", "having", "order", "limit", "column")) for skill in targets):
+        return None
+    if set(targets) <= {"insert"}:
+        return Plan("insert")
+    where, subquery = _one(targets, "where"), _one(targets, "subquery")
+    if subquery == "subquery_multiple":
+        where = where or _two_conditions(rng)
+        if where == "where_single_condition":
+            return None
+    return Plan(
+        "insert",
+        where=where or "where_single_condition",
+        subquery=subquery,
+        table_alias="table_alias" in targets,
+    )
+
+
+def _changing_plan(rng: random.Random, verb: str, targets: Collection[str]) -> Plan | None:
+    barred = ("group", "having", "column", "limit_and_offset", "subquery_single")
+    if any(skill.startswith(barred) for skill in targets):
+        return None
+    where, order, limit = _one(targets, "where"), _one(targets, "order"), _one(targets, "limit")
+    subquery = _one(targets, "subquery")
+    if subquery is None and {"select", "table_alias"} & set(targets):
+        subquery = "subquery_nested"
+    if subquery == "subquery_multiple":
+        where = where or _two_conditions(rng)
+        if where == "where_single_condition":
+            return None
+    if order or limit:
+        order, limit = order or "order_by_single_column", "limit_only"
+    if subquery or (not limit and (verb == "delete" or rng.random() < 0.8)):
+        where = where or "where_single_condition"
+    return Plan(verb, where=where, order=order, limit=limit, subquery=subquery)
+
+
+def _select_plan(rng: random.Random, targets: Collection[str]) -> Plan | None:
+    where, group, order = _one(targets, "where"), _one(targets, "group"), _one(targets, "order")
+    having = _one(targets, "having", other_than="having_aggregate_calculation")
+    limit, subquery = _one(targets, "limit"), _one(targets, "subquery")
+    calculation = "having_aggregate_calculation" in targets
+    if calculation and not having:
+        several = rng.random() < 0.3
+        having = f"having_{'multiple_conditions' if several else 'single_condition'}_with_aggregate"
+    if having and not group:
+        group = rng.choice(["group_by_single_column", "group_by_single_column", "group_by_multiple_columns"])
+    if limit and not order:
+        order = "order_by_single_column"
+    if subquery and not (where or having):
+        where = "where_single_condition"
+    if subquery == "subquery_multiple" and where == "where_single_condition" and not having:
+        if "where_single_condition" in targets:
+            return None
+        where = _two_conditions(rng)
+    if subquery == "subquery_multiple" and where is None and having == "having_single_condition_with_aggregate":
+        where = "where_single_condition"
+    return Plan(
+        "select",
+        where,
+        group,
+        having,
+        calculation,
+        order,
+        limit,
+        "column_alias" in targets,
+        "table_alias" in targets,
+        subquery,
+    )
+
+
+def _two_conditions(rng: random.Random) -> str:
+    return "where_nested_conditions" if rng.random() < 0.3 else "where_multiple_conditions"

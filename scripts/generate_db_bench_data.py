@@ -1,0 +1,97 @@
+"""Generate new tasks: `python scripts/generate_db_bench_data.py --num_samples 100 --output_path data/entry_dict.json`.
+
+Writes LifelongAgentBench's form, which its code and `dbbench_adapter.load` read. No model is asked; every reference was
+run. The file appears once all tasks are made. `dbbench_adapter.synthesis` says what the tasks are like.
+"""
+
+import os
+import sys
+
+if __package__ in (None, ""):
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
+
+import argparse
+import itertools
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from dbbench_adapter.skills import SKILLS
+from dbbench_adapter.synthesis import SKILL_COUNTS, THEMES, ExhaustedError, task_stream
+from dbbench_adapter.synthesis.entry_dict import entry_dict
+from dbbench_adapter.types import Task
+
+
+def skill_weights(text: str) -> dict[str, float]:
+    """`limit_only,delete:3` as {"limit_only": 1.0, "delete": 3.0}.
+
+    Raises:
+        ValueError: a weight that is no number.
+    """
+    weights: dict[str, float] = {}
+    for part in text.split(","):
+        skill, colon, weight = part.strip().partition(":")
+        try:
+            weights[skill] = float(weight) if colon else 1.0
+        except ValueError:
+            raise ValueError(f"--skills {part.strip()!r}: expected skill or skill:number") from None
+    return weights
+
+
+def summary(tasks: Sequence[Task], seconds: float, path: Path) -> list[str]:
+    kinds = Counter(task.kind for task in tasks)
+    skills = Counter(skill for task in tasks for skill in task.skills)
+    return [
+        "  ".join(f"{kind} {count}" for kind, count in sorted(kinds.items())),
+        *(f"  {skill:46} {skills[skill]:6}" for skill in SKILLS if skills[skill]),
+        f"{len(tasks)} tasks in {seconds:.1f} s: {path}",
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Generate DB-Bench tasks in LifelongAgentBench's form.")
+    parser.add_argument("--num_samples", type=int, default=100, help="how many tasks; default 100")
+    parser.add_argument("--output_path", type=Path, required=True, help="the entry_dict.json to write")
+    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same tasks; default 0")
+    parser.add_argument(
+        "--split", choices=list(THEMES), default="train", help="held_out shares no table with train; default train"
+    )
+    ranges = ", ".join(f"{level} {low}-{high}" for level, (low, high) in SKILL_COUNTS.items())
+    parser.add_argument("--difficulty", choices=list(SKILL_COUNTS), help=f"skills per task: {ranges}; default a mix")
+    parser.add_argument("--skills", metavar="A,B:2", help="every task shows one of these, drawn by weight; default all")
+    parser.add_argument("--overwrite", action="store_true", help="replace the file if it is there")
+    args = parser.parse_args(argv)
+    path: Path = args.output_path
+    if path.exists() and not args.overwrite:
+        print(f"error: {path} is there already; give --overwrite or another --output_path", file=sys.stderr)
+        return 1
+    if args.num_samples < 1:
+        print(f"error: --num_samples is {args.num_samples}, expected 1 or more", file=sys.stderr)
+        return 1
+    start = time.monotonic()
+    try:
+        stream = task_stream(
+            seed=args.seed,
+            split=args.split,
+            difficulty=args.difficulty,
+            skills=skill_weights(args.skills) if args.skills else None,
+        )
+        # disable=None: no progress bar where nobody watches
+        tasks = list(tqdm(itertools.islice(stream, args.num_samples), total=args.num_samples, disable=None))
+    except (ValueError, ExhaustedError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.part")
+    unfinished.write_text(json.dumps(entry_dict(tasks), ensure_ascii=False) + "\n", "utf-8")
+    unfinished.replace(path)
+    print("\n".join(summary(tasks, time.monotonic() - start, path)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
