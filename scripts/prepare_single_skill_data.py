@@ -1,0 +1,72 @@
+"""Sort tasks by the one skill they train.
+
+    python scripts/prepare_single_skill_data.py --input_data_path data/entry_dict.json \
+        --output_path data/single_skill_tasks.json --min_tasks_per_skill 1
+
+Reads any task file. Writes a JSON object from skill to tasks, which `SingleSkillTaskGenerator.from_file` draws from:
+under each skill the tasks that show it with the fewest others. A skill with fewer tasks than asked for is left out of
+the file and listed on the screen; without any skill left nothing is written and the exit status is 1.
+"""
+
+import os
+import sys
+
+if __package__ in (None, ""):
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dbbench_adapter.load import TaskFileError, load_tasks
+from dbbench_adapter.single_skill import by_skill, num_others, skills_of, write_single_skill
+from dbbench_adapter.types import Task
+
+
+def report(tasks_by_skill: Mapping[str, Sequence[Task]], min_tasks: int) -> list[str]:
+    """A line per skill: how many tasks, and how many other skills these show."""
+    lines = [f"{'skill':46} {'tasks':>6}  others"]
+    for skill, tasks in tasks_by_skill.items():
+        others = sorted({num_others(skill, skills_of(task)) for task in tasks})
+        shown = "" if not others else str(others[0]) if len(others) == 1 else f"{others[0]}-{others[-1]}"
+        note = f"  left out: fewer than {min_tasks}" if len(tasks) < min_tasks else ""
+        lines.append(f"{skill:46} {len(tasks):6}  {shown:6}{note}".rstrip())
+    return lines
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Sort tasks by the one skill they train.")
+    parser.add_argument("--input_data_path", type=Path, required=True, help="any task file, e.g. an entry_dict.json")
+    parser.add_argument("--output_path", type=Path, required=True, help="the single_skill_tasks.json to write")
+    parser.add_argument("--min_tasks_per_skill", type=int, default=1, help="skills with fewer are left out; default 1")
+    parser.add_argument("--overwrite", action="store_true", help="replace the file if it is there")
+    args = parser.parse_args(argv)
+    path, min_tasks = args.output_path, args.min_tasks_per_skill
+    if path.exists() and not args.overwrite:
+        print(f"error: {path} is there already; give --overwrite or another --output_path", file=sys.stderr)
+        return 1
+    if min_tasks < 1:
+        print(f"error: --min_tasks_per_skill is {min_tasks}, expected 1 or more", file=sys.stderr)
+        return 1
+    try:
+        tasks = load_tasks(args.input_data_path)
+    except TaskFileError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    found = by_skill(tasks, min_tasks=min_tasks)
+    print("\n".join(report(found, min_tasks)))
+    enough = {skill: listed for skill, listed in found.items() if len(listed) >= min_tasks}
+    if not enough:
+        print(
+            f"error: no skill has {min_tasks} tasks in {args.input_data_path}; lower --min_tasks_per_skill or make "
+            "more with scripts/generate_db_bench_data.py",
+            file=sys.stderr,
+        )
+        return 1
+    write_single_skill(path, enough)
+    print(f"{len(enough)} of {len(found)} skills from {len(tasks)} tasks: {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
