@@ -1,7 +1,7 @@
 """What every database backend offers an episode, the records it returns, and the table hash of DB-Bench.
 
 A `Backend` makes databases; a `Database` belongs to one episode. All calls block and may come from any thread, one at
-a time per `Database`. Leaves out how an agent talks (`dbbench_adapter.fc`) and what is right (`judges`).
+a time per `Database`. Leaves out how an agent talks (`dbbench_adapter.protocols`) and what is right (`judges`).
 """
 
 from __future__ import annotations

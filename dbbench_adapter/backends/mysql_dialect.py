@@ -178,11 +178,21 @@ _SORTING = (exp.Order, exp.Group, exp.Distinct, exp.Window, exp.SetOperation, ex
 _translated_often = lru_cache(maxsize=512)(_translated)  # a group of rollouts says the same things
 
 
+def parse(sql: str) -> list[exp.Expr | None]:
+    """The trees of a MySQL text, within the thread's `time_limit`.
+
+    Raises:
+        SqlglotError, RecursionError, ValueError: it does not parse.
+        StatementTimeout: it takes too long.
+    """
+    return sqlglot.parse(sql, read=_AgentMySQL)
+
+
 def _parse(sql: str) -> exp.Expr:
     if len(sql) > MAX_SQL_CHARS:
         raise StatementError(f"1153 (08S01): Got a packet of {len(sql)} characters, at most {MAX_SQL_CHARS} are taken")
     try:
-        trees = [tree for tree in sqlglot.parse(sql, read=_AgentMySQL) if tree is not None]
+        trees = [tree for tree in parse(sql) if tree is not None]
     except ParseError as error:
         first = error.errors[0] if error.errors else {}
         raise syntax_error(f"{first.get('highlight') or ''}{first.get('end_context') or ''}") from None

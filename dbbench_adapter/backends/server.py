@@ -30,6 +30,18 @@ _MEMORY_NEEDED_BYTES = 512 * 1024**2
 _PREFIX = "agentgrpo-mariadb-"
 _USER = "agentgrpo"
 _PR_SET_PDEATHSIG = 1
+_SESSION_LIMITS = {
+    "max-session-mem-used": 256 * 1024**2,
+    "tmp-disk-table-size": 128 * 1024**2,
+    "tmp-table-size": 16 * 1024**2,
+    "max-heap-table-size": 32 * 1024**2,
+    "sort-buffer-size": 2 * 1024**2,
+    "join-buffer-size": 1024**2,
+    "read-rnd-buffer-size": 1024**2,
+    "bulk-insert-buffer-size": 8 * 1024**2,
+    "group-concat-max-len": 1024**2,
+}
+"""Bytes that a session may take, and at most set for itself: the defaults, but for the first two, which have none."""
 
 
 class PrivateServer:
@@ -83,6 +95,9 @@ class PrivateServer:
         command += [f"--socket={self._folder / 'socket'}", f"--port={port}", "--bind-address=127.0.0.1"]
         command += ["--skip-name-resolve", "--skip-log-bin", "--innodb-flush-log-at-trx-commit=0"]
         command += ["--innodb-log-file-size=16M", "--innodb-buffer-pool-size=64M", "--max-connections=1024"]
+        command += ["--skip-symbolic-links", "--local-infile=0", "--max-allowed-packet=4M"]
+        for name, limit in _SESSION_LIMITS.items():
+            command += [f"--{name}={limit}", f"--maximum-{name}={limit}"]
         started = threading.Event()
         # the kernel's death signal follows the thread that forked, so a thread of its own waits as long as the server
         self._thread = threading.Thread(target=self._serve, args=(command, started), name="mariadbd", daemon=True)

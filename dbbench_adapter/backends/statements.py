@@ -6,6 +6,7 @@ Leaves out DELIMITER, which is the command-line client's, and compound bodies (B
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 _QUOTED = r"""'(?:[^'\\]++|\\.|'')*+'|"(?:[^"\\]++|\\.|"")*+"|`(?:[^`]++|``)*+`"""
 _TOKEN = re.compile(
@@ -46,3 +47,34 @@ def split_statements(sql: str) -> list[str]:
             has_code = True
         place = token.end()
     return [*statements, sql[start:].strip()] if has_code else statements
+
+
+def words(sql: str) -> list[str]:
+    """The bare words of a text in lower case, those in versioned comments included, those in quotes and other comments
+    left out; up to the first unclosed quote or comment.
+    """
+    found: list[str] = []
+    for part, is_code in lexemes(sql):
+        if part.startswith(("/*!", "/*M!")):
+            found += words(_VERSION.sub("", part[:-2]))
+        elif is_code:
+            found += re.findall(r"\w+", part.lower())
+    return found
+
+
+def lexemes(sql: str) -> Iterator[tuple[str, bool]]:
+    """The parts of a text, and whether each is bare code: not in quotes, no blank, no comment of any sort.
+
+    From an unclosed quote or comment on, the rest is one part that is none.
+    """
+    place = 0
+    while place < len(sql):
+        token = _TOKEN.match(sql, place)
+        if token is None:
+            yield sql[place:], False
+            return
+        text, place = token.group(), token.end()
+        yield text, token.lastgroup is None and not text.startswith(("'", '"', "`", "/*"))
+
+
+_VERSION = re.compile(r"/\*M?!\d*")

@@ -68,7 +68,7 @@ def test_a_server_that_dies_is_no_fault_of_the_agent(server):
 
 def test_databases_and_users_of_ours_leave_a_shared_server(server):
     with MysqlBackend(server.url) as outer:
-        admin = outer._all[0].admin.cursor()
+        admin = outer._pool._all[0].admin.cursor()
 
         def ours():
             admin.execute("SELECT User FROM mysql.user WHERE User LIKE 'agentgrpo\\_%'")

@@ -1,0 +1,343 @@
+"""A pool of database names with their users and sessions on one MariaDB or MySQL server.
+
+An episode gets a slot: a name, a user who has rights on the database of that name alone, the agent's session and an
+administrator's. Between episodes the session is reset (COM_RESET_CONNECTION: variables, temporary tables, locks, open
+transactions), the database dropped and made again (0.25 ms on MariaDB, less than listing what has to be emptied), the
+user compared with how it was made. A slot that fails any of this is never used again.
+
+Names carry an owner whose lock (`GET_LOCK`) a keeper's connection holds: what has no such owner any more is removed by
+the next owner that starts on that server. Leaves out what an agent may say (`mysql_screen`) and reading results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pymysql
+
+from dbbench_adapter.backends.base import BackendUnavailable
+
+CONNECT_TIMEOUT_S = 10.0
+ADMIN_TIMEOUT_S = 30.0
+LOCK_WAIT_S = 5
+KILL_AFTER_S = 0.25
+"""Past a statement's own limit, which the server is to heed first."""
+GIVE_UP_AFTER_S = 0.75
+"""Past a statement's limit; then the answer no longer waits for the server."""
+_WATCH_S = 0.1
+_PING_S = 30.0
+_PREFIX = "agentgrpo_"
+_OURS = re.compile(rf"{_PREFIX}([0-9a-f]{{12}})_\d+")
+_GRANTS = "SELECT, INSERT, UPDATE, DELETE, CREATE, DROP, ALTER, INDEX, CREATE TEMPORARY TABLES, CREATE VIEW, SHOW VIEW"
+_MODES = (  # MySQL 8's defaults; MariaDB's are laxer
+    "ONLY_FULL_GROUP_BY,STRICT_TRANS_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION"
+)
+_GROUP_CONCAT_MAX_LEN = 1024  # MySQL's default; MariaDB's is 1 MiB
+_RESET_CONNECTION = 0x1F
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+Connection = pymysql.Connection
+
+
+@dataclass(eq=False)
+class Slot:
+    """A database name, the user who may use it, and the sessions of the administrator and of the agent."""
+
+    name: str
+    password: str
+    admin: Connection
+    account: str = ""
+    """What SHOW CREATE USER says of the user as made."""
+    agent: Connection | None = None
+    settings: tuple[bool, float] | None = None
+    """What the agent's session was set up for; None when it has to be set up."""
+
+
+@dataclass
+class Keeper:
+    """Holds the owner's lock and ends statements that overrun, on a connection and in a thread of its own."""
+
+    connect: Any
+    owner: str
+    _running: dict[int, float] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def start(self) -> None:
+        self._connection = self._locked()
+        self._thread = threading.Thread(target=self._keep, name="mysql-keeper", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        with contextlib.suppress(pymysql.Error):
+            self._connection.close()
+
+    @contextmanager
+    def watching(self, session: Connection, timeout_s: float) -> Iterator[None]:
+        thread_id = session.thread_id()
+        self._running[thread_id] = time.monotonic() + timeout_s + KILL_AFTER_S
+        try:
+            yield
+        finally:
+            with self._lock:  # no KILL may reach the next statement
+                self._running.pop(thread_id, None)
+
+    def _locked(self) -> Connection:
+        connection = self.connect()
+        with connection.cursor() as cursor:
+            cursor.execute("SET SESSION wait_timeout = 31536000")
+            cursor.execute(f"SELECT GET_LOCK('{_PREFIX}{self.owner}', 0)")
+        return connection
+
+    def _keep(self) -> None:
+        next_ping = time.monotonic() + _PING_S
+        while not self._stop.wait(_WATCH_S):
+            try:
+                self._end_overrun()
+                if time.monotonic() > next_ping:
+                    self._connection.ping(reconnect=False)
+                    next_ping = time.monotonic() + _PING_S
+            except (pymysql.Error, OSError):  # the server went away; where it comes back the lock is taken again
+                with contextlib.suppress(pymysql.Error, OSError):
+                    self._connection = self._locked()
+
+    def _end_overrun(self) -> None:
+        with self._lock:
+            late = [thread_id for thread_id, deadline in list(self._running.items()) if time.monotonic() > deadline]
+            for thread_id in late:
+                self._running.pop(thread_id, None)
+                with contextlib.suppress(pymysql.OperationalError), self._connection.cursor() as cursor:
+                    cursor.execute(f"KILL {thread_id}")
+
+
+class Pool:
+    """Slots on the server at `mysql://user:password@host:port`, of a user who may create databases and users.
+
+    Raises:
+        BackendUnavailable: on entering; the server does not answer or refuses that user.
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self.host, self._port = parts.hostname or "127.0.0.1", parts.port or 3306
+        self._user, self._password = unquote(parts.username or "root"), unquote(parts.password or "")
+        self._owner, self._numbers = secrets.token_hex(6), itertools.count(1)
+        self._free: deque[Slot] = deque()
+        self._all: list[Slot] = []
+        self.keeper = Keeper(self._connect_admin, self._owner)
+
+    def open(self) -> None:
+        with self.failures_named():
+            self.keeper.start()
+            slot = self._new_slot()
+            self.is_mariadb = "mariadb" in slot.admin.get_server_info().lower()
+            self._remove_orphans(slot.admin)
+        self._free.append(slot)
+
+    def close(self) -> None:
+        """Take what is ours off the server; databases still open are dropped under their episodes."""
+        self._free.clear()
+        slots, self._all = self._all, []
+        for slot in slots:
+            _hang_up(slot.agent)
+            _hang_up(slot.admin)
+        with contextlib.suppress(pymysql.Error), self._connect_admin() as admin:
+            for slot in slots:
+                _remove(admin, slot.name)
+        self.keeper.close()
+
+    def live_databases(self) -> int:
+        with self.failures_named(), self._connect_admin() as admin:
+            return len({slot.name for slot in self._all} & set(_databases(admin)))
+
+    def take(self) -> Slot:
+        """A slot with an empty database."""
+        # ignore case and accents, heed trailing blanks: what MySQL 8 does by default
+        collation = "utf8mb4_unicode_520_nopad_ci" if self.is_mariadb else "utf8mb4_0900_ai_ci"
+        while True:
+            with self.failures_named():
+                try:
+                    slot = self._free.pop()
+                    stale = True
+                except IndexError:
+                    slot = self._new_slot()
+                    stale = False
+                try:
+                    with slot.admin.cursor() as cursor:
+                        cursor.execute(f"CREATE DATABASE {slot.name} CHARACTER SET utf8mb4 COLLATE {collation}")
+                    return slot
+                except pymysql.Error:
+                    if not stale:
+                        raise
+                    _hang_up(slot.agent)  # the server closed it, or left something behind: not used again
+
+    def give_back(self, slot: Slot) -> None:
+        """Empty a slot for the next episode; one that cannot be proved empty is not used again."""
+        try:
+            self.reset(slot)
+            with slot.admin.cursor() as cursor:
+                cursor.execute(f"DROP DATABASE IF EXISTS {slot.name}")
+                unchanged = _account(slot) == slot.account
+        except (pymysql.Error, OSError):
+            unchanged = False
+        if unchanged:
+            self._free.append(slot)
+        else:
+            _hang_up(slot.agent)
+            with contextlib.suppress(pymysql.Error):
+                _remove(slot.admin, slot.name)
+
+    def session(self, slot: Slot, *, typed: bool, statement_timeout_s: float) -> Connection:
+        """The agent's session with MySQL's manners, whichever server it is."""
+        wanted = (typed, statement_timeout_s)
+        with self.failures_named():
+            if slot.agent is None or not slot.agent.open:
+                slot.agent, slot.settings = self._connect_agent(slot), None
+            if slot.settings != wanted:
+                try:
+                    # MariaDB reads a database's character set on entering it from another, not from the one it was
+                    slot.agent.select_db("information_schema")
+                    slot.agent.select_db(slot.name)
+                except pymysql.OperationalError:  # the agent dropped it: no database selected from now on
+                    _hang_up(slot.agent)
+                    slot.agent = self._connect_agent(slot)
+                with slot.agent.cursor() as cursor:
+                    cursor.execute(self._settings(typed=typed, statement_timeout_s=statement_timeout_s))
+                setattr(slot.agent, "_read_timeout", statement_timeout_s + GIVE_UP_AFTER_S)  # noqa: B010
+                slot.settings = wanted
+        return slot.agent
+
+    def reset(self, slot: Slot) -> None:
+        """Put the agent's session back to how it was when it connected; a session that does not answer is ended."""
+        slot.settings = None
+        if slot.agent is None or not slot.agent.open:
+            slot.agent = None
+            return
+        try:
+            session: Any = slot.agent  # pymysql has the command's parts, but no name for it
+            session._execute_command(_RESET_CONNECTION, b"")
+            session._read_ok_packet()
+        except (pymysql.Error, OSError):
+            self.end_session(slot)
+
+    def end_session(self, slot: Slot) -> None:
+        """End the agent's session from the administrator's."""
+        agent, slot.agent, slot.settings = slot.agent, None, None
+        if agent is not None:
+            with contextlib.suppress(pymysql.OperationalError), slot.admin.cursor() as cursor:
+                cursor.execute(f"KILL {agent.thread_id()}")
+            _hang_up(agent)
+
+    @contextmanager
+    def failures_named(self) -> Iterator[None]:
+        """Turn what goes wrong between us and the server into `BackendUnavailable`."""
+        try:
+            yield
+        except (pymysql.Error, OSError) as error:
+            raise BackendUnavailable(
+                f"database server at {self.host}:{self._port}: {error}; it has to run and let {self._user!r} create "
+                "databases and users"
+            ) from error
+
+    def _settings(self, *, typed: bool, statement_timeout_s: float) -> str:
+        limit = f"max_execution_time = {round(statement_timeout_s * 1000)}"
+        modes = _MODES
+        if self.is_mariadb:
+            limit = f"max_statement_time = {statement_timeout_s}"
+            # Strict, it refuses UPDATE ... WHERE text = 1 over a text that is no number, where MySQL compares
+            # (standard-278 and -295); in TEXT columns strictness has nothing else to say.
+            modes = _MODES if typed else _MODES.replace("STRICT_TRANS_TABLES,", "")
+        return (
+            f"SET NAMES utf8mb4, SESSION sql_mode = '{modes}', SESSION autocommit = 1, "
+            f"SESSION group_concat_max_len = {_GROUP_CONCAT_MAX_LEN}, SESSION {limit}"
+        )
+
+    def _new_slot(self) -> Slot:
+        admin = self._connect_admin()
+        slot = Slot(f"{_PREFIX}{self._owner}_{next(self._numbers)}", secrets.token_hex(16), admin)
+        with admin.cursor() as cursor:
+            cursor.execute(f"CREATE USER {slot.name} IDENTIFIED BY '{slot.password}'")
+            # unescaped, an underscore stands for any character here, and databases of such names could be made
+            cursor.execute(f"GRANT {_GRANTS} ON `{slot.name.replace('_', chr(92) + '_')}`.* TO {slot.name}")
+        slot.account = _account(slot)
+        self._all.append(slot)
+        return slot
+
+    def _remove_orphans(self, admin: Connection) -> None:
+        """Remove databases and users whose owner holds no lock any more: its process is gone."""
+        with admin.cursor() as cursor:
+            cursor.execute("SELECT user FROM mysql.user")
+            names = {str(name) for (name,) in cursor.fetchall()} | set(_databases(admin))
+            found = {name: match[1] for name in names if (match := _OURS.fullmatch(name))}
+            for owner in set(found.values()) - {self._owner}:
+                cursor.execute(f"SELECT IS_FREE_LOCK('{_PREFIX}{owner}')")
+                if cursor.fetchall() == ((1,),):
+                    for name in (name for name, its in found.items() if its == owner):
+                        with contextlib.suppress(pymysql.Error):  # another start removes it as well
+                            _remove(admin, name)
+
+    def _connect_admin(self) -> Connection:
+        timeout = f"SET SESSION lock_wait_timeout = {LOCK_WAIT_S}"
+        return self._connect(self._user, self._password, ADMIN_TIMEOUT_S, init_command=timeout)
+
+    def _connect_agent(self, slot: Slot) -> Connection:
+        try:
+            return self._connect(slot.name, slot.password, ADMIN_TIMEOUT_S)
+        except pymysql.OperationalError:  # the agent may have changed its password
+            with slot.admin.cursor() as cursor:
+                cursor.execute(f"ALTER USER {slot.name} IDENTIFIED BY '{slot.password}'")
+            return self._connect(slot.name, slot.password, ADMIN_TIMEOUT_S)
+
+    def _connect(self, user: str, password: str, read_timeout_s: float, **more: Any) -> Connection:
+        return pymysql.connect(
+            host=self.host,
+            port=self._port,
+            user=user,
+            password=password,
+            charset="utf8mb4",
+            sql_mode=_MODES,
+            autocommit=True,
+            local_infile=False,
+            connect_timeout=CONNECT_TIMEOUT_S,
+            read_timeout=read_timeout_s,
+            write_timeout=ADMIN_TIMEOUT_S,
+            ssl_disabled=self.host in _LOOPBACK,  # a TLS context costs 44 ms (measured)
+            **more,
+        )
+
+
+def _account(slot: Slot) -> str:
+    with slot.admin.cursor() as cursor:
+        cursor.execute(f"SHOW CREATE USER {slot.name}")
+        return str(cursor.fetchall())
+
+
+def _databases(admin: Connection) -> list[str]:
+    with admin.cursor() as cursor:
+        cursor.execute("SHOW DATABASES")
+        return [str(name) for (name,) in cursor.fetchall()]
+
+
+def _remove(admin: Connection, name: str) -> None:
+    with admin.cursor() as cursor:
+        cursor.execute(f"DROP DATABASE IF EXISTS {name}")
+        cursor.execute(f"DROP USER IF EXISTS {name}")
+
+
+def _hang_up(connection: Connection | None) -> None:
+    if connection is not None and connection.open:
+        with contextlib.suppress(pymysql.Error, OSError):
+            connection.close()

@@ -1,0 +1,177 @@
+"""Databases, users and sessions that are used again: nothing of one episode reaches the next, nothing dead stays."""
+
+import subprocess
+import sys
+
+import pymysql
+import pytest
+
+from dbbench_adapter.backends import open_backend
+from dbbench_adapter.backends.mysql import MysqlBackend
+from dbbench_adapter.backends.mysql_screen import refusal, scrubbed, with_real_name
+from dbbench_adapter.types import Column, Table
+
+FRUIT = Table("Fruit", (Column("Name"), Column("Price", "INT")), (("Plum", 5), ("Pear", 4)))
+OWNER = """
+import os, sys
+from dbbench_adapter.backends.mysql import MysqlBackend
+from dbbench_adapter.types import Column, Table
+backend = MysqlBackend(sys.argv[1]).__enter__()
+database = backend.open([Table("T", (Column("a"),), ())], typed=False)
+print(database._slot.name, flush=True)
+if sys.argv[2] == "die":
+    os._exit(1)
+sys.stdin.read()
+backend.close()
+"""
+
+
+@pytest.fixture
+def fresh(mariadb, server_url):
+    """A backend of its own with one slot, so that the next episode gets what the last one had."""
+    with MysqlBackend(server_url) as backend:
+        yield backend
+
+
+@pytest.fixture(scope="session")
+def server_url(mariadb):
+    pool = mariadb._pool
+    return f"mysql://{pool._user}:{pool._password}@{pool.host}:{pool._port}"
+
+
+def admin_rows(backend, sql):
+    with backend._pool._connect_admin() as admin, admin.cursor() as cursor:
+        cursor.execute(sql)
+        return cursor.fetchall()
+
+
+@pytest.mark.parametrize(
+    ("done", "asked", "expected"),
+    [
+        pytest.param("SET @x = 1", "SELECT @x", ((None,),), id="user_variable"),
+        pytest.param("CREATE TEMPORARY TABLE s (a INT)", "SHOW TABLES", (("Fruit",),), id="temporary_table"),
+        pytest.param("CREATE VIEW v AS SELECT 1", "SHOW TABLES", (("Fruit",),), id="view"),
+        pytest.param("CREATE SEQUENCE v", "SHOW TABLES", (("Fruit",),), id="sequence"),
+        pytest.param("SET sql_mode = ''", "SELECT @@sql_mode LIKE '%FULL_GROUP_BY%'", ((1,),), id="sql_mode"),
+        pytest.param("SET autocommit = 0", "SELECT @@autocommit", ((1,),), id="autocommit"),
+        pytest.param("SET NAMES latin1", "SELECT @@character_set_client", (("utf8mb4",),), id="character_set"),
+        pytest.param("SET max_statement_time = 0", "SELECT @@max_statement_time", ((5.0,),), id="time_limit"),
+        pytest.param("SET group_concat_max_len = 9", "SELECT @@group_concat_max_len", ((1024,),), id="group_concat"),
+        pytest.param("SELECT GET_LOCK('l', 0)", "SELECT IS_FREE_LOCK('l')", ((1,),), id="lock"),
+        pytest.param("ALTER DATABASE CHARACTER SET latin1", "SELECT @@character_set_database", (("utf8mb4",),)),
+        pytest.param("DROP DATABASE dbbench", "SELECT DATABASE()", (("dbbench",),), id="dropped"),
+    ],
+)  # fmt: skip
+def test_an_episode_finds_nothing_of_the_one_before_it(fresh, done, asked, expected):
+    with fresh.open([FRUIT], typed=True) as database:
+        assert database.run(done).error is None
+        first = database._slot
+    with fresh.open([FRUIT], typed=True) as database:
+        assert database._slot is first
+        assert database.run(asked).rows == expected
+        assert database.snapshot().keys() == {"Fruit"}
+
+
+def test_an_open_transaction_does_not_hold_up_the_next_episode(fresh):
+    with fresh.open([FRUIT], typed=True) as database:
+        database.run("BEGIN")
+        database.run("UPDATE Fruit SET Price = 1")
+    with fresh.open([FRUIT], typed=True) as database:
+        assert database.run("SELECT SUM(Price) FROM Fruit").rows == ((9,),)
+
+
+def test_a_slot_whose_user_was_changed_is_not_used_again(fresh):
+    with fresh.open([FRUIT], typed=True) as database:
+        name = database._slot.name
+        with pymysql.connect(
+            host=fresh._pool.host, port=fresh._pool._port, user=name, password=database._slot.password
+        ) as session:
+            session.cursor().execute(
+                "SET PASSWORD = PASSWORD('other')"
+            )  # as a statement that got past the screen would
+    with fresh.open([FRUIT], typed=True) as database:
+        assert database._slot.name != name
+    assert admin_rows(fresh, f"SELECT user FROM mysql.user WHERE user = '{name}'") == ()
+
+
+def test_a_user_may_not_make_databases_whose_name_only_looks_like_its_own(fresh):
+    with fresh.open([FRUIT], typed=True) as database:
+        lookalike = database._slot.name.replace("_", "x")  # an unescaped _ in a GRANT stands for any character
+        assert database.run(f"CREATE DATABASE {lookalike}").error.startswith("1044")
+
+
+def test_the_catalogue_shows_no_other_episode(fresh):
+    with fresh.open([FRUIT], typed=True), fresh.open([FRUIT], typed=True) as database:
+        assert set(database.run("SHOW DATABASES").rows) == {("dbbench",), ("information_schema",)}
+        asked = (
+            "SELECT DISTINCT table_schema FROM information_schema.columns WHERE table_schema <> 'information_schema'"
+        )
+        assert database.run(asked).rows == (("dbbench",),)
+        assert database.run("SELECT table_name FROM information_schema.tables WHERE table_schema = 'dbbench'").rows == (
+            ("Fruit",),
+        )
+        users = {row[1] for row in database.run("SHOW PROCESSLIST").rows}
+        assert users == {"dbbench"}
+
+
+def test_what_a_dead_owner_left_is_removed_by_the_next_start_and_a_living_one_s_is_not(mariadb, server_url):
+    def start(mode):
+        owner = subprocess.Popen(
+            [sys.executable, "-c", OWNER, server_url, mode], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert owner.stdout is not None
+        return owner, owner.stdout.readline().strip()
+
+    dead, left = start("die")
+    dead.wait()
+    living, kept = start("live")
+    try:
+        databases = {name for (name,) in admin_rows(mariadb, "SHOW DATABASES")}
+        assert left not in databases  # the living owner's start removed it
+        with open_backend(server_url):
+            databases = {name for (name,) in admin_rows(mariadb, "SHOW DATABASES")}
+            assert kept in databases
+        users = admin_rows(mariadb, f"SELECT user FROM mysql.user WHERE user IN ('{left}', '{kept}')")
+        assert users == ((kept,),)
+    finally:
+        living.communicate("")
+    assert kept not in {name for (name,) in admin_rows(mariadb, "SHOW DATABASES")}
+
+
+# what is said ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "XA START 'a'",
+        "/* x */ xa start 'a'",
+        "/*!50000 XA */ START 'a'",
+        "/*M! XA START 'a' */",
+        "x: BEGIN NOT ATOMIC SELECT 1; END",
+        "BEGIN NOT ATOMIC SELECT 1; END",
+        "EXECUTE IMMEDIATE 'SET PASSWORD = 1'",
+        "SET STATEMENT max_statement_time = 0 FOR SELECT 1",
+        "SET @a = 1, PASSWORD = PASSWORD('x')",
+        "CREATE TABLE t (a INT) DATA DIRECTORY = '/tmp'",
+    ],
+)
+def test_what_rights_do_not_stop_is_not_sent(sql):
+    assert refusal(sql) is not None
+
+
+@pytest.mark.parametrize("sql", ["SELECT 'XA'", "BEGIN", "BEGIN WORK", "SET @password = 1", "(SELECT 1)", "", "-- x"])
+def test_what_is_harmless_is_sent(sql):
+    assert refusal(sql) is None or sql.startswith("SET")
+
+
+def test_messages_hold_no_account_host_or_path():
+    text = "Access denied for user 'agentgrpo_1'@'%' to '/dev/shm/x/y.ibd' at 10.0.0.7, table 'agentgrpo_1.t'"
+    shown = scrubbed(text, name="agentgrpo_1", host="10.0.0.7", sql="SELECT 1")
+    assert shown == "Access denied for user 'agent' to '...' at localhost, table 'dbbench.t'"
+
+
+def test_the_neutral_name_is_turned_where_it_is_a_name():
+    assert with_real_name("SELECT 'dbbench' FROM dbbench.t, `dbbench`.u", "x") == "SELECT 'dbbench' FROM x.t, `x`.u"
+    asked = "SELECT 1 FROM information_schema.tables WHERE table_schema = 'dbbench'"
+    assert with_real_name(asked, "x").endswith("'x'")
