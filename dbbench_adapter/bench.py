@@ -13,7 +13,7 @@ import statistics
 import time
 
 from dbbench_adapter.backends import Backend, open_backend
-from dbbench_adapter.fc import Episode
+from dbbench_adapter.protocols.fc import FcEpisode
 from dbbench_adapter.types import Column, Gold, Table, Task
 
 NUM_ROWS = 30
@@ -68,7 +68,7 @@ def _play(backend: Backend, task: Task) -> float:
         f"SELECT * FROM `{name}` WHERE `Name` LIKE 'name 1%'",
     ]
     started = time.perf_counter()
-    with Episode.open(task, backend) as episode:
+    with FcEpisode(task, backend, max_rounds=4) as episode:
         for statement in statements:
             episode.call_tool("execute_sql", json.dumps({"query": statement}))
         episode.call_tool("commit_final_answer", '{"answers": []}')

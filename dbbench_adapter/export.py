@@ -16,14 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dbbench_adapter import fc
 from dbbench_adapter.load import TaskFileError, load_tasks, write_tasks
+from dbbench_adapter.protocols import PROTOCOLS, ProtocolName
 from dbbench_adapter.types import Task
 
 AGENT_NAME = "sql_agent"
 
 
-def verl_rows(tasks: Sequence[Task]) -> list[dict[str, Any]]:
+def verl_rows(tasks: Sequence[Task], protocol: ProtocolName = "fc") -> list[dict[str, Any]]:
     """One row per task: `data_source`, `prompt`, `ability`, `reward_model`, `extra_info`, `agent_name`.
 
     The task is JSON text in `extra_info.task`, since rows with lists of mixed types do not fit parquet. The prompt is
@@ -32,7 +32,7 @@ def verl_rows(tasks: Sequence[Task]) -> list[dict[str, Any]]:
     return [
         {
             "data_source": task.source,
-            "prompt": fc.messages(task),
+            "prompt": PROTOCOLS[protocol].messages(task),
             "ability": task.kind,
             "reward_model": {"style": "rule", "ground_truth": ""},
             "extra_info": {"index": index, "task": json.dumps(task.to_dict())},
@@ -42,13 +42,13 @@ def verl_rows(tasks: Sequence[Task]) -> list[dict[str, Any]]:
     ]
 
 
-def write_verl_parquet(tasks: Sequence[Task], path: Path) -> None:
+def write_verl_parquet(tasks: Sequence[Task], path: Path, protocol: ProtocolName = "fc") -> None:
     """Write `verl_rows` where verl's `data.train_files` or `data.val_files` will point."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(verl_rows(tasks)), path)
+    pq.write_table(pa.Table.from_pylist(verl_rows(tasks, protocol)), path)
 
 
 def agl_rows(tasks: Sequence[Task]) -> list[dict[str, Any]]:

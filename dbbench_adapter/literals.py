@@ -1,27 +1,53 @@
 """Read a Python literal out of text that a model or a data file wrote, without running any of it.
 
-Leaves out everything that is not a literal: names, calls, operators. `parse_rows` also understands the two
+Understands what a constant expression says: literals, and the arithmetic that the original judges' `eval` would do on
+numbers (`[2010-12-31]` is a list with one number there). Leaves out every call, attribute and name but those of
+builtins, which stand for themselves (`[max]` is no text there either). `parse_rows` also understands the two
 constructors that database drivers print inside rows, `Decimal('1.5')` and `datetime.date(2024, 1, 31)`.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 import datetime
+import operator
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from dbbench_adapter.types import Cell, Rows
 
 MAX_CHARS = 200_000
 """Longer texts are not parsed: the longest result of the 500 LifelongAgentBench references has 1,583."""
+_MAX_BITS = 14_000  # Python prints no integer of more than 4,300 digits
+_UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+    ast.Invert: operator.invert,
+    ast.Not: operator.not_,
+}
+_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.BitOr: operator.or_,
+    ast.BitAnd: operator.and_,
+    ast.BitXor: operator.xor,
+    ast.LShift: operator.lshift,
+    ast.RShift: operator.rshift,
+}
 
 
 def parse_literal(text: str) -> Any:
-    """The value of a Python literal.
+    """The value of a constant expression.
 
     Raises:
-        ValueError: not a literal, longer than `MAX_CHARS`, or nested too deeply to parse.
+        ValueError: not a constant, longer than `MAX_CHARS`, nested too deeply, or of a value too large to print.
     """
     return _evaluate(_parse(text))
 
@@ -49,14 +75,47 @@ def _parse(text: str) -> ast.expr:
             warnings.simplefilter("ignore")  # SyntaxWarning about a model's backslashes is of no use to anyone
             return ast.parse(text.lstrip(" \t"), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise ValueError(f"not a Python literal: {type(error).__name__}") from None
+        raise ValueError(f"not a constant: {type(error).__name__}") from None
 
 
 def _evaluate(node: ast.expr) -> Any:
     try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
-        raise ValueError(f"not a Python literal: {type(error).__name__}") from None
+        return _value(node)
+    except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
+        raise ValueError(f"not a constant: {type(error).__name__}") from None
+
+
+def _value(node: ast.expr | None) -> Any:
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.List():
+            return [_value(item) for item in node.elts]
+        case ast.Tuple():
+            return tuple(_value(item) for item in node.elts)
+        case ast.Set():
+            return {_value(item) for item in node.elts}
+        case ast.Dict():
+            pairs = zip(node.keys, node.values, strict=True)
+            return {_value(key): _value(value) for key, value in pairs}
+        case ast.UnaryOp():
+            return _UNARY[type(node.op)](_value(node.operand))
+        case ast.BinOp():
+            return _calculated(type(node.op), _value(node.left), _value(node.right))
+        case ast.Name() if hasattr(builtins, node.id):
+            return getattr(builtins, node.id)
+    raise ValueError(type(node).__name__)
+
+
+def _calculated(operation: type[ast.operator], left: Any, right: Any) -> Any:
+    """Arithmetic on two numbers whose result is small enough to print."""
+    if not isinstance(left, int | float | complex) or not isinstance(right, int | float | complex):
+        raise ValueError("an operator between other things than numbers")
+    if isinstance(left, int) and isinstance(right, int):
+        bits = {ast.Pow: left.bit_length() * abs(right), ast.LShift: left.bit_length() + abs(right)}
+        if bits.get(operation, left.bit_length() + right.bit_length()) > _MAX_BITS:
+            raise ValueError("a number too large to print")
+    return _BINARY[operation](left, right)
 
 
 def _row(node: ast.expr) -> tuple[Cell, ...]:

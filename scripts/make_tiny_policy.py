@@ -63,7 +63,8 @@ def make_tiny_policy(
 
 def _recipe(seed: int, steps: int) -> dict[str, str | int]:
     """What the policy depends on; the source of its makers and of the tasks and prompts stands for itself."""
-    from dbbench_adapter import fc, generator, phrasebook
+    from dbbench_adapter import generator, phrasebook
+    from dbbench_adapter.protocols import fc
     from sql_agent import tiny_policy
 
     sources = [Path(__file__), *(Path(module.__file__ or "") for module in (fc, generator, phrasebook))]

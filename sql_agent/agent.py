@@ -1,9 +1,9 @@
 """The SQL agent: openai-agents' Runner plays one DB-Bench task against any OpenAI-compatible endpoint.
 
-The rules are those of DB-Bench's function-calling protocol, kept by `dbbench_adapter.fc.Episode`: every reply counts
-one turn, the calls of a reply are handled in order, a bad call or a reply without a call is answered and the rollout
-goes on, `commit_final_answer` ends it at once. What this module leaves out: rewards, retries of whole rollouts, and
-everything that knows about training.
+The rules are those of DB-Bench's protocols, kept by `dbbench_adapter.protocols`: with `fc` the Runner calls its tools,
+every reply counts one turn, a bad call or a reply without a call is answered and the rollout goes on, and
+`commit_final_answer` ends it at once; `text` and `lab` are plain chat. What this module leaves out: rewards, retries of
+whole rollouts, and everything that knows about training.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import functools
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import openai.resources  # noqa: F401  the client would import it, for half a second, inside its first call
 from agents import (
@@ -32,11 +32,13 @@ from agents import (
     set_tracing_disabled,
 )
 from agents.tool_context import ToolContext
-from openai import APIError, AsyncOpenAI, BadRequestError, DefaultAsyncHttpxClient
+from openai import APIError, AsyncOpenAI, BadRequestError, DefaultAsyncHttpxClient, omit
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
 
 from dbbench_adapter.backends import Backend, BackendUnavailable, TableError
-from dbbench_adapter.fc import RULES, TOOLS, Episode, messages
+from dbbench_adapter.judges import JudgeName
+from dbbench_adapter.protocols import PROTOCOLS, Episode, Status, open_episode
+from dbbench_adapter.protocols.fc import ASK_FOR_A_CALL, RULES, TOOLS, FcEpisode
 from dbbench_adapter.types import Score, Task
 from sql_agent.types import AgentConfig, RolloutRecord, StopReason
 
@@ -44,7 +46,6 @@ __all__ = ["AgentConfig", "RolloutRecord", "run_rollout"]
 
 set_tracing_disabled(True)  # openai-agents would post every run to its vendor
 
-ASK_FOR_A_CALL = "No tool call was found in your reply. Call execute_sql, or commit_final_answer to finish."
 MAX_RETRIES = 2
 """Of one model call, by the OpenAI client, with its exponential backoff."""
 
@@ -58,7 +59,7 @@ async def run_rollout(
     base_url: str,
     model: str,
     backend: Backend,
-    judge: Literal["fc", "strict"],
+    judge: JudgeName,
     config: AgentConfig,
     api_key: str = "-",
     extra_body: Json | None = None,
@@ -71,7 +72,7 @@ async def run_rollout(
         base_url: an OpenAI-compatible endpoint up to and including `/v1`.
         model: the name that endpoint serves.
         backend: where the episode gets its database.
-        judge: `fc` for DB-Bench's own verdicts, `strict` for training.
+        judge: `strict` for training; `fc`, `text` or `lab` for the verdicts of that protocol's original.
         extra_body: further fields of each request, for example `{"return_token_ids": True}` for vLLM.
         on_reply: sees each reply as the endpoint gave it.
     Returns:
@@ -80,15 +81,15 @@ async def run_rollout(
         (`table_error`), an end before the first reply (`no_reply`).
     """
     started = time.perf_counter()
-    rollout = _Rollout(messages(task), on_reply)
+    rollout = _Rollout(task, config, on_reply)
     error: str | None = None
     stop: StopReason
     try:
         try:
             async with asyncio.timeout(config.rollout_timeout_s):
-                await rollout.blocking(functools.partial(rollout.open, task, backend, config.statement_timeout_s))
+                await rollout.blocking(functools.partial(rollout.open, backend))
                 policy = _PolicyModel(model, _client(base_url, api_key), rollout, config, extra_body)
-                stop = await _play(rollout, policy, config.max_turns)
+                stop = await (_play if config.protocol == "fc" else _converse)(rollout, policy)
         except TimeoutError:
             stop = "timeout"
         except (APIError, ModelBehaviorError) as failure:
@@ -122,8 +123,10 @@ class _CutReply(AgentsException):
 class _Rollout:
     """The state of one rollout: its episode, its conversation, its counts. The Runner carries it as its context."""
 
-    def __init__(self, prompt: list[Json], on_reply: Callable[[ChatCompletion], None] | None) -> None:
-        self.messages = prompt
+    def __init__(self, task: Task, config: AgentConfig, on_reply: Callable[[ChatCompletion], None] | None) -> None:
+        self._task, self._config = task, config
+        self.protocol = PROTOCOLS[config.protocol]
+        self.messages = self.protocol.messages(task)
         self.episode: Episode | None = None
         self.num_turns = self.prompt_tokens = self.completion_tokens = 0
         self._on_reply = on_reply
@@ -131,12 +134,14 @@ class _Rollout:
         self._results: dict[str, str] = {}
         self._running: asyncio.Future[Any] | None = None
 
-    def open(self, task: Task, backend: Backend, statement_timeout_s: float) -> None:
-        self.episode = Episode.open(task, backend, statement_timeout_s=statement_timeout_s)
+    def open(self, backend: Backend) -> None:
+        config = self._config
+        limits = {"max_rounds": config.max_turns, "statement_timeout_s": config.statement_timeout_s}
+        self.episode = open_episode(self._task, backend, config.protocol, **limits)
 
     @property
-    def committed(self) -> bool:
-        return self.episode is not None and self.episode.committed
+    def done(self) -> bool:
+        return self.episode is not None and self.episode.done
 
     @property
     def malformed_calls(self) -> int:
@@ -151,6 +156,8 @@ class _Rollout:
             self.prompt_tokens += completion.usage.prompt_tokens
             self.completion_tokens += completion.usage.completion_tokens
         reply = completion.choices[0].message
+        if not self.protocol.tools:
+            reply.tool_calls = None  # nobody offered any
         self._calls = [call for call in reply.tool_calls or [] if call.type == "function"]
         for position, call in enumerate(self._calls):
             # the Runner takes a call with an id it has seen for one that it has already run
@@ -164,12 +171,17 @@ class _Rollout:
     async def result_of(self, call_id: str) -> str:
         """The result of one call. The first to ask has all calls of the reply handled, in the reply's order, which
         is not the Runner's: it leaves unknown tools to the end. After a commit nothing runs."""
-        while self._calls and not self.committed:
+        while self._calls and not self.done:
             await self._handle(self._calls.pop(0))
         return self._results[call_id]
 
-    async def _handle(self, call: Any) -> None:
+    async def take_step(self) -> None:
+        """Hand the last reply to the episode as a text, and note down what it answers."""
         assert self.episode is not None
+        self.messages += await self.blocking(functools.partial(self.episode.step, self.messages[-1]["content"] or ""))
+
+    async def _handle(self, call: Any) -> None:
+        assert isinstance(self.episode, FcEpisode)
         run = functools.partial(self.episode.call_tool, call.function.name, call.function.arguments)
         self._results[call.id] = await self.blocking(run)
         self.messages.append({"role": "tool", "tool_call_id": call.id, "content": self._results[call.id]})
@@ -208,8 +220,8 @@ class _PolicyModel(OpenAIChatCompletionsModel):
     async def _fetch_response(self, *_args: Any, **_kwargs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         completion = await self._client.chat.completions.create(
             model=str(self.model),
-            messages=self._rollout.messages,  # pyright: ignore[reportArgumentType]
-            tools=TOOLS,  # pyright: ignore[reportArgumentType]
+            messages=self._rollout.protocol.history(self._rollout.messages),  # pyright: ignore[reportArgumentType]
+            tools=self._rollout.protocol.tools or omit,  # pyright: ignore[reportArgumentType]
             temperature=self._config.temperature,
             top_p=self._config.top_p,
             max_tokens=self._config.max_tokens,
@@ -223,12 +235,13 @@ class _PolicyModel(OpenAIChatCompletionsModel):
         return completion
 
 
-async def _play(rollout: _Rollout, model: _PolicyModel, max_turns: int) -> StopReason:
+async def _play(rollout: _Rollout, model: _PolicyModel) -> StopReason:
     """Let the Runner go on until the answer is committed; a reply without a call, which it takes for the end, is
     answered and the Runner started again with the turns that are left."""
+    assert rollout.episode is not None
     agent = AGENT.clone(model=model)
     task = str(rollout.messages[-1]["content"])
-    while (turns_left := max_turns - rollout.num_turns) > 0:
+    while (turns_left := rollout.episode.max_rounds - rollout.num_turns) > 0:
         try:
             await Runner.run(agent, task, context=rollout, max_turns=turns_left, run_config=RUN_CONFIG)
         except MaxTurnsExceeded:
@@ -237,10 +250,34 @@ async def _play(rollout: _Rollout, model: _PolicyModel, max_turns: int) -> StopR
             return "max_tokens"
         except UserError as failure:  # the Runner's wrapping of what a tool raised
             raise failure.__cause__ or failure from None
-        if rollout.committed:
-            return "answered"
+        if rollout.done:
+            return _ENDS[rollout.episode.status]
         rollout.messages.append({"role": "user", "content": ASK_FOR_A_CALL})
     return "max_turns"
+
+
+async def _converse(rollout: _Rollout, model: _PolicyModel) -> StopReason:
+    """Ask for one reply at a time, and let the episode read it, until the episode has ended."""
+    assert rollout.episode is not None
+    agent: Agent[_Rollout] = Agent(name="sql", model=model)
+    while not rollout.done:
+        try:
+            await Runner.run(agent, str(rollout.messages[-1]["content"]), context=rollout, run_config=RUN_CONFIG)
+        except _CutReply:
+            return "max_tokens"
+        await rollout.take_step()
+    return _ENDS[rollout.episode.status]
+
+
+_ENDS: dict[Status, StopReason] = {
+    "completed": "answered",
+    "task limit reached": "max_turns",
+    "task_limit_reached": "max_turns",
+    "agent validation failed": "malformed",
+    "agent_validation_failed": "malformed",
+    "task error": "malformed",
+    "task_environment_error": "malformed",
+}
 
 
 def _name_failure(failure: Exception, rollout: _Rollout) -> StopReason:
@@ -254,7 +291,7 @@ def _name_failure(failure: Exception, rollout: _Rollout) -> StopReason:
     return "malformed" if rollout.malformed_calls else "model_unavailable"
 
 
-def _judge(rollout: _Rollout, stop: StopReason, judge: Literal["fc", "strict"]) -> Score:
+def _judge(rollout: _Rollout, stop: StopReason, judge: JudgeName) -> Score:
     if stop == "model_unavailable":
         return Score(None, stop)
     if rollout.num_turns == 0 or rollout.episode is None:  # the time or the context was gone before the policy's turn
@@ -301,7 +338,7 @@ AGENT: Agent[_Rollout] = Agent(
         for tool in TOOLS
     ],
     tool_use_behavior=lambda context, _results: ToolsToFinalOutputResult(
-        is_final_output=context.context.committed, final_output=""
+        is_final_output=context.context.done, final_output=""
     ),
 )
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dbbench_adapter import fc
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.load import load_tasks
+from dbbench_adapter.protocols import PROTOCOLS, ProtocolName
 from dbbench_adapter.splits import split_by_table
 from dbbench_adapter.types import Task
 from sql_agent.config import DataConfig
@@ -58,14 +58,15 @@ def fitting(split: Split, prompt_tokens: Callable[[Task], int], limit: int) -> S
 class PromptTokenizer:
     """Counts the tokens of a task's first prompt; reads the model's folder without torch, which is 10 s of imports."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, protocol: ProtocolName) -> None:
         from tokenizers import Tokenizer
 
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self._template, self._special = chat_template(model) or "", special_tokens(model)
+        self._protocol = PROTOCOLS[protocol]
 
     def prompt_tokens(self, task: Task) -> int:
-        prompt = render(fc.messages(task), fc.TOOLS, self._template, self._special)
+        prompt = render(self._protocol.messages(task), self._protocol.tools, self._template, self._special)
         return len(self._tokenizer.encode(prompt, add_special_tokens=False).ids)
 
     @property

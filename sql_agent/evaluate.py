@@ -25,7 +25,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from dbbench_adapter.backends import Backend, BackendUnavailable, open_backend
+from dbbench_adapter.judges import JUDGES
 from dbbench_adapter.load import load_tasks
+from dbbench_adapter.protocols import PROTOCOLS
 from dbbench_adapter.types import Task
 from sql_agent.agent import run_rollout
 from sql_agent.stats import wilson_interval
@@ -81,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             model=args.model,
             backend=backend,
             judge=args.judge,
-            config=AgentConfig(temperature=args.temperature),
+            config=AgentConfig(protocol=args.protocol, temperature=args.temperature),
             api_key=api_key,
         )
 
@@ -94,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         except KeyboardInterrupt:
             interrupted = True
         seconds = time.perf_counter() - started
-    title = f"{args.model} · {args.tasks.name} · {args.backend.split('@')[-1]} · judge {args.judge}"
+    title = f"{args.model} · {args.tasks.name} · {args.backend.split('@')[-1]} · {args.protocol} · judge {args.judge}"
     print_summary(summarise(records, tasks), title, seconds, console)
     console.print(f"trajectories: {args.output}")
     if interrupted:
@@ -266,8 +268,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tasks", type=Path, required=True, help="AgentBench, LifelongAgentBench or generated tasks")
     parser.add_argument("--backend", default="sqlite", help="sqlite (default), mariadb (a private server) or mysql://…")
     parser.add_argument(
-        "--judge", choices=("fc", "strict"), default="strict", help="fc: DB-Bench's own; default strict"
+        "--judge", choices=tuple(JUDGES), default="strict", help="DB-Bench's own: text, fc, lab; default strict"
     )
+    parser.add_argument("--protocol", choices=tuple(PROTOCOLS), default="fc", help="how the agent acts (default fc)")
     parser.add_argument("--limit", type=int, help="only this many tasks, at even distances over the file")
     parser.add_argument("--concurrency", type=int, default=16, help="rollouts in flight (default 16)")
     parser.add_argument("--temperature", type=float, default=0.0, help="default 0: greedy")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import json
 import random
 import socket
@@ -26,8 +27,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from dbbench_adapter.fc import messages
 from dbbench_adapter.load import load_tasks
+from dbbench_adapter.protocols import PROTOCOLS, ProtocolName
 from dbbench_adapter.types import Task
 
 Json = dict[str, Any]
@@ -54,19 +55,37 @@ def recite(replies: Sequence[Json]) -> Script:
     return lambda history: replies[min(_turn(history), len(replies) - 1)]
 
 
-def replay(tasks: Sequence[Task]) -> Script:
+def replay(tasks: Sequence[Task], protocol: ProtocolName = "fc") -> Script:
     """Run the reference statement of the task in the user message, where it has one, then commit the gold answer.
 
     Raises:
         ValueError: two tasks look alike to the agent and differ in their gold; no oracle can be right on both.
     """
     scripts: dict[str, list[Json]] = {}
+    solve = _solution if protocol == "fc" else functools.partial(_written_solution, protocol=protocol)
     for task in tasks:
-        prompt, replies = messages(task)[-1]["content"], _solution(task)
-        if scripts.setdefault(prompt, replies) != replies:
+        prompt, replies = PROTOCOLS[protocol].messages(task), solve(task)
+        # a first prompt may hold turns of an assistant, which are not the oracle's
+        script = [{}] * _turn(prompt) + replies
+        if scripts.setdefault(prompt[-1]["content"], script) != script:
             raise ValueError(f"task {task.id!r} has the same prompt as an earlier task and another solution; drop one")
     unknown = [{"status": 404, "content": "the oracle knows no task with this user message; give it the same --tasks"}]
-    return lambda history: recite(scripts.get(_question(history), unknown))(history)
+
+    def answer(history: list[Json]) -> Json:
+        asked = (scripts.get(str(message["content"])) for message in history if message["role"] == "user")
+        return recite(next(filter(None, asked), unknown))(history)
+
+    return answer
+
+
+def _written_solution(task: Task, protocol: ProtocolName) -> list[Json]:
+    rows = list(task.gold.rows or [(answer,) for answer in task.gold.answers or ()])
+    answers = str(rows) if protocol == "lab" else json.dumps(gold_answers(task))
+    replies = [f"Action: Answer\nFinal Answer: {answers}"]
+    if task.gold.sql is not None:
+        sql = task.gold.sql.replace("\n", " ")
+        replies.insert(0, f"Action: Operation\n```sql\n{sql}\n```")
+    return [{"role": "assistant", "content": f"I work on it.\n{reply}"} for reply in replies]
 
 
 def _solution(task: Task) -> list[Json]:
@@ -157,10 +176,6 @@ def byte_ids(history: Sequence[Json]) -> list[int]:
     return list("".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
-def _question(history: list[Json]) -> str:
-    return next((message["content"] for message in history if message["role"] == "user"), "")
-
-
 def _turn(history: list[Json]) -> int:
     return sum(message["role"] == "assistant" for message in history)
 
@@ -188,11 +203,12 @@ def serve(endpoint: Starlette, port: int = 0) -> Iterator[str]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m sql_agent.oracle", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tasks", type=Path, required=True, help="task file whose gold it knows")
+    parser.add_argument("--protocol", choices=tuple(PROTOCOLS), default="fc", help="how it acts (default fc)")
     parser.add_argument("--port", type=int, default=8900, help="port on loopback (default 8900, 0: a free one)")
     parser.add_argument("--latency-ms", type=float, default=0.0, help="milliseconds each answer waits")
     args = parser.parse_args(argv)
     try:
-        endpoint = app(replay(load_tasks(args.tasks)), latency_s=args.latency_ms / 1000)
+        endpoint = app(replay(load_tasks(args.tasks), args.protocol), latency_s=args.latency_ms / 1000)
     except ValueError as failure:
         raise SystemExit(f"--tasks: {failure}") from failure
     try:

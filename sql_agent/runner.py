@@ -94,7 +94,7 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         last_attempt = rollout.attempt.sequence_id >= self.cfg.rollout.max_attempts
         if record.score.value is None and not last_attempt:
             raise RolloutLostError(f"{record.score.reason}: {record.error}")
-        last = agent.max_turns * (MAX_RETRIES + 1) + 1  # after every call, those that were tried again included
+        last = agent.max_replies * (MAX_RETRIES + 1) + 1  # after every call, those that were tried again included
         return [self._span(self._reward_fields(record), rollout, last)]
 
     @staticmethod

@@ -204,7 +204,7 @@ def prepare(cfg: TrainConfig, *, cpu: bool) -> dict[str, Any]:
     from sql_agent.tracking import usable_loggers
 
     assert cfg.model is not None
-    tokenizer = PromptTokenizer(cfg.model)
+    tokenizer = PromptTokenizer(cfg.model, cfg.agent.protocol)
     split = fitting(load_split(cfg.data, cfg.seed), tokenizer.prompt_tokens, cfg.data.max_prompt_tokens)
     if len(split.train) < cfg.data.train_batch_size:
         raise UsageError(
@@ -213,8 +213,8 @@ def prepare(cfg: TrainConfig, *, cpu: bool) -> dict[str, Any]:
         )
     data = cfg.run_dir / "data"
     files = Files(cfg.model.resolve(), (data / "train.parquet").resolve(), (data / "val.parquet").resolve())
-    write_verl_parquet(split.train, files.train)
-    write_verl_parquet(split.val, files.val)
+    write_verl_parquet(split.train, files.train, cfg.agent.protocol)
+    write_verl_parquet(split.val, files.val, cfg.agent.protocol)
     overrides = to_verl(cfg, files, cpu=cpu)
     overrides["trainer"]["logger"] = usable_loggers(cfg.trainer.loggers)
     (cfg.run_dir / "config.yaml").write_text(dump_config(cfg))

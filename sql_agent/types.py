@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from dbbench_adapter.protocols import PROTOCOLS, ProtocolName
 from dbbench_adapter.types import Score
 
 StopReason = Literal[
@@ -27,8 +28,10 @@ class AgentConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    max_turns: int = Field(default=15, ge=1)
-    """Replies per rollout; the function-calling protocol of DB-Bench allows 15."""
+    protocol: ProtocolName = "fc"
+    """How the agent acts: DB-Bench's tools (`fc`), or patterns in plain text (`text`, `lab`)."""
+    max_turns: int | None = Field(default=None, ge=1)
+    """Rounds per rollout; null: as many as the protocol's original allows (fc and text 15, lab 3)."""
     max_tokens: int = Field(default=512, ge=1)
     """Sampled tokens per reply; a reply cut there ends the rollout under `max_tokens`."""
     temperature: float = Field(default=1.0, ge=0)
@@ -40,6 +43,12 @@ class AgentConfig(BaseModel):
     """Wall clock of one call of the model, in seconds; tried again twice before the model counts as unavailable."""
     rollout_timeout_s: float = Field(default=300.0, gt=0)
     """Wall clock of the whole rollout, in seconds."""
+
+    @property
+    def max_replies(self) -> int:
+        """Replies that a rollout may take."""
+        protocol = PROTOCOLS[self.protocol]
+        return protocol.max_replies(self.max_turns or protocol.max_rounds)
 
     @model_validator(mode="after")
     def _deadlines_nest(self) -> AgentConfig:
@@ -63,7 +72,7 @@ class RolloutRecord:
     num_turns: int
     """Replies of the model, the last one included."""
     malformed_calls: int
-    """Calls of unknown tools or with arguments that do not parse."""
+    """Calls, or replies under `text` and `lab`, that the protocol cannot read."""
     messages: list[dict[str, Any]]
     """The conversation as it went over the wire, in chat-completions form: tool calls and results, never gold."""
     prompt_tokens: int

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dbbench_adapter.judges import fc, strict
+from typing import Literal
+
+from dbbench_adapter.judges import fc, lab, strict, text
 from dbbench_adapter.judges.base import Answers, EndState, Judge, NoReferenceError
 
-__all__ = ["JUDGES", "Answers", "EndState", "Judge", "NoReferenceError"]
+__all__ = ["JUDGES", "Answers", "EndState", "Judge", "JudgeName", "NoReferenceError"]
 
-JUDGES: dict[str, Judge] = {
+JudgeName = Literal["text", "fc", "lab", "strict"]
+
+JUDGES: dict[JudgeName, Judge] = {
+    "text": text.judge,
     "fc": fc.judge,
+    "lab": lab.judge,
     "strict": strict.judge,
 }

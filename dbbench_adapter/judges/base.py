@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from dbbench_adapter.backends import Snapshot
-from dbbench_adapter.types import Score, Task
+from dbbench_adapter.types import Gold, Score, Task
 
 Answers = list[Any] | str | None
 """What an agent committed, as it came: a list of values, one text, or null."""
@@ -52,3 +52,27 @@ class EndState(Protocol):
 
 
 Judge = Callable[[EndState], Score]
+
+
+def judge_state(end: EndState) -> Score:
+    """The originals' verdict on a change: DB-Bench's hash of the task's tables against the stored one, or where none is
+    stored against the one that the reference statement leaves behind.
+
+    Returns:
+        `Score(None, ...)` where there is neither.
+    """
+    try:
+        expected = end.task.gold.table_hash or end.reference_hash()
+    except NoReferenceError:
+        return Score(None, "reference_failed")
+    return Score(1.0, "match") if end.table_hash() == expected else Score(0.0, "wrong_state")
+
+
+def labels(gold: Gold) -> list[list[Any]]:
+    """The ways to write a gold answer as AgentBench's labels: as its files have them; for rows of other files, values
+    or printed rows."""
+    if gold.answers is not None:
+        return [list(gold.answers)]
+    if gold.rows is None:
+        return []
+    return [[row[0] if len(row) == 1 else repr(row) for row in gold.rows], [repr(row) for row in gold.rows]]

@@ -8,11 +8,11 @@ only running would understand is cut at its commas, as there a text that does no
 
 from __future__ import annotations
 
-import re
+from typing import Any
 
-from dbbench_adapter.judges.base import Answers, EndState, NoReferenceError
+from dbbench_adapter.judges.base import Answers, EndState, judge_state, labels
 from dbbench_adapter.literals import parse_literal
-from dbbench_adapter.types import Gold, Score
+from dbbench_adapter.types import Score
 
 TOLERANCE = 0.01
 _ZEROS = frozenset({"none", "null", "undefined", "nan", "inf", "infinity", "-inf", "-infinity", ""})
@@ -29,17 +29,21 @@ def judge(end: EndState) -> Score:
     if not end.committed:
         return Score(0.0, "not_committed")
     if end.task.changes_state:
-        return _judge_state(end)
-    labels = _labels(end.task.gold)
-    if not labels:
+        return judge_state(end)
+    gold = end.task.gold
+    expected = [gold.label_text] if gold.label_text is not None else labels(gold)
+    if not expected:
         return Score(None, "no_gold")
-    same = any(same_answers(end.answers, label) for label in labels)
+    same = any(same_answers(end.answers, label) for label in expected)
     return Score(1.0, "match") if same else Score(0.0, "wrong_answer")
 
 
-def same_answers(given: Answers, label: Answers) -> bool:
-    """Whether an answer matches a label after both are cleaned (FACTS 7.3)."""
-    ours, theirs = clean(given), clean(label)
+def same_answers(given: Any, label: Answers) -> bool:
+    """Whether an answer, any JSON value, matches a label after both are cleaned (FACTS 7.3)."""
+    try:
+        ours, theirs = clean(given), clean(label)
+    except ValueError:  # a number too large to print
+        return False
     if ours is None or theirs is None:
         return False
     ours_numbers, theirs_numbers = _numbers(ours), _numbers(theirs)
@@ -48,29 +52,39 @@ def same_answers(given: Answers, label: Answers) -> bool:
     return ours == theirs if len(ours) == len(theirs) == 1 else set(ours) == set(theirs)
 
 
-def clean(answers: Answers) -> list[str] | None:
+def clean(answers: Any) -> list[str] | None:
     """One side of a comparison as a list of plain texts; None for a text like `[1], [2]`, which matches nothing."""
     if answers is None:
         return ["0"]
     if isinstance(answers, str):
         return _clean_text(answers)
-    return [_clean_item(item) for item in answers]
+    return [_clean_item(item) for item in (answers if isinstance(answers, list | tuple) else [answers])]
 
 
 def _clean_text(text: str) -> list[str] | None:
+    if text.startswith("[") and text.endswith("]") and (values := _driver_values(text)) is not None:
+        return [_clean_item(value) for value in values]
     stripped = text.strip()
     if not (stripped.startswith("[") and stripped.endswith("]")):
         return [_clean_item(stripped)]
     try:
         items = parse_literal(stripped)
+        return [_clean_item(item) for item in items] if isinstance(items, list) else None
     except ValueError:
-        lone = re.fullmatch(r"\[+\(([^(]*),\)\]+", text)
-        return [_clean_item(part) for part in ([lone[1]] if lone else _cut_at_commas(stripped[1:-1]))]
-    if not isinstance(items, list):
-        return None
-    if text == stripped and all(isinstance(item, tuple) for item in items):
-        return [_clean_item(item) for item in items if len(item) == 1]
-    return [_clean_item(item) for item in items]
+        return [_clean_item(part) for part in _cut_at_commas(stripped[1:-1])]
+
+
+def _driver_values(text: str) -> list[Any] | None:
+    """The values of a printed driver result: of its one-column rows, or of a single row that is no literal."""
+    try:
+        items = parse_literal(text)
+    except ValueError:
+        items = None
+    if isinstance(items, list) and all(isinstance(item, tuple) for item in items):
+        return [item for item in items if len(item) == 1]
+    inner = text.strip("[]")
+    lone_row = inner.startswith("(") and inner.endswith(",)") and inner.count("(") == 1
+    return [inner[1:-2]] if lone_row else None
 
 
 def _cut_at_commas(text: str) -> list[str]:
@@ -112,24 +126,3 @@ def _paired(ours: list[float], theirs: list[float]) -> bool:
             return False
         del left[close]
     return not left
-
-
-def _labels(gold: Gold) -> list[Answers]:
-    """The label as AgentBench's files have it; for rows of other files, values or printed rows."""
-    if gold.answers is not None:
-        return [list(gold.answers)]
-    if gold.label_text is not None:
-        return [gold.label_text]
-    if gold.rows is None:
-        return []
-    return [[row[0] if len(row) == 1 else repr(row) for row in gold.rows], [repr(row) for row in gold.rows]]
-
-
-def _judge_state(end: EndState) -> Score:
-    try:
-        expected = end.task.gold.table_hash or end.reference_hash()
-    except NoReferenceError:
-        return Score(None, "reference_failed")
-    found = end.table_hash()
-    same = found is not None and clean(found) == clean(expected)
-    return Score(1.0, "match") if same else Score(0.0, "wrong_state")

@@ -42,9 +42,14 @@ def judge(end: EndState) -> Score:
     expected = _expected(end.task.gold)
     if expected is None:
         return Score(None, "no_gold")
-    width = len(expected[0]) if expected else 1
-    same = any(same_rows(given, expected, ordered=end.task.ordered) for given in readings(end.answers, width))
+    same = same_answers(end.answers, expected, ordered=end.task.ordered)
     return Score(1.0, "match") if same else Score(0.0, "wrong_answer")
+
+
+def same_answers(answers: Answers, expected: Rows, *, ordered: bool) -> bool:
+    """Whether one of the ways to read what was committed gives these rows."""
+    width = len(expected[0]) if expected else 1
+    return any(same_rows(given, expected, ordered=ordered) for given in readings(answers, width))
 
 
 def same_rows(given: Rows, expected: Rows, *, ordered: bool) -> bool:
@@ -67,7 +72,7 @@ def same_state(found: Snapshot, expected: Snapshot) -> bool:
 
 def readings(answers: Answers, width: int) -> Iterator[Rows]:
     """The ways to read what was committed as rows of `width` columns."""
-    items: list[Any] = [answers] if isinstance(answers, str) else answers or []
+    items: list[Any] = answers if isinstance(answers, list) else [answers]
     if answers is None or not all(map(_is_cell_or_row, items)):
         return
     if width == 1 and not any(isinstance(item, list) for item in items):
@@ -105,13 +110,16 @@ def _listed(text: str) -> Sequence[Any] | None:
 
 
 def _expected(gold: Gold) -> Rows | None:
-    """The gold rows; labels, which are texts whatever they mean, as numbers and NULLs where they read like them."""
+    """The gold rows, or the labels as rows of one value."""
     if gold.rows is not None:
         return gold.rows
-    return None if gold.answers is None else tuple((_meant(label),) for label in gold.answers)
+    return None if gold.answers is None else tuple((meant(label),) for label in gold.answers)
 
 
-def _meant(label: str) -> Cell:
+def meant(label: Cell) -> Cell:
+    """A label, which is a text whatever it means, as the number or NULL that it reads like."""
+    if not isinstance(label, str):
+        return label
     number = _number(label)
     return None if label.strip().casefold() in _NULLS else label if number is None else number
 

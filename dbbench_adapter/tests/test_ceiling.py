@@ -6,9 +6,9 @@ import pytest
 
 from dbbench_adapter.backends import TableError
 from dbbench_adapter.backends.mysql_kinds import plain
-from dbbench_adapter.fc import Episode
 from dbbench_adapter.judges.strict import same_rows
 from dbbench_adapter.load import load_tasks
+from dbbench_adapter.protocols import open_episode
 
 
 def misses(tasks, backend, judge):
@@ -16,7 +16,7 @@ def misses(tasks, backend, judge):
     reasons = {}
     for task in tasks:
         try:
-            episode = Episode.open(task, backend)
+            episode = open_episode(task, backend)
         except TableError:
             reasons[task.id] = "table_error"
             continue

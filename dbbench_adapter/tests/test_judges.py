@@ -1,11 +1,11 @@
-"""The judges on hand-worked cases; `fc` with the quirks of the original, `strict` with ours."""
+"""The judges on hand-worked cases; `text`, `fc` and `lab` with the quirks of their originals, `strict` with ours."""
 
 from dataclasses import dataclass, replace
 
 import pytest
 
 from dbbench_adapter.backends import TableState
-from dbbench_adapter.judges import JUDGES
+from dbbench_adapter.judges import JUDGES, lab, text
 from dbbench_adapter.judges.fc import clean, same_answers
 from dbbench_adapter.judges.strict import readings, same_rows, same_state
 from dbbench_adapter.types import Gold, Score, Task
@@ -49,6 +49,13 @@ def verdict(judge, given, *, ordered=False, **gold):
         pytest.param("[(Plum,)]", ["Plum"], id="one_row_without_quotes"),
         pytest.param("[1], [2]", None, id="no_list"),
         pytest.param("[__import__('os').getcwd()]", ["__import__(os).getcwd()"], id="nothing_is_run"),
+        # 2010 - 12 - 31 = 1967
+        pytest.param("[2010-12-31]", ["1967"], id="but_arithmetic_is_done"),
+        pytest.param("[2010-01-05]", ["2010-01-05"], id="where_it_is_python"),
+        pytest.param("[9**9**9]", ["9**9**9"], id="and_small"),
+        pytest.param("[max]", ["<built-in function max>"], id="names_of_builtins_are_no_texts"),
+        pytest.param("[['Plum']]", ["['Plum']"], id="a_list_in_a_list"),
+        pytest.param("[[('Plum',)]]", ["Plum"], id="which_prints_as_one_row"),
     ],
 )
 def test_fc_cleans_each_side(side, cleaned):
@@ -86,6 +93,81 @@ def test_fc_takes_rows_of_other_files_as_values_or_printed():
     assert verdict("fc", ["Plum"], rows=(("Plum",),)) == verdict("fc", ["('Plum',)"], rows=(("Plum",),)) == RIGHT
     assert verdict("fc", ["('Plum', 5)"], rows=(("Plum", 5),)) == RIGHT
     assert verdict("fc", [], rows=(("Plum", 5),)) == WRONG
+
+
+# text ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "label", "same"),
+    [
+        # what follows `Final Answer:` on its line (FACTS 7.2)
+        pytest.param(' ["Plum"]', ["Plum"], True, id="a_list"),
+        pytest.param(' ["12"]', ["12.0"], True, id="one_number_as_a_number"),
+        pytest.param(" 12", ["12.0"], True, id="with_or_without_brackets"),
+        pytest.param(' ["12.0000001"]', ["12.0"], False, id="without_tolerance"),
+        pytest.param(" Plum", ["Plum"], False, id="a_bare_word_keeps_its_blank"),
+        pytest.param("Plum", ["Plum"], True, id="without_a_blank_it_is_right"),
+        pytest.param(" 'Plum'", ["Plum"], False, id="a_quoted_word_falls_into_letters"),
+        pytest.param(" 'mulP'", ["P", "l", "m", "u"], True, id="which_are_compared_as_a_set"),
+        pytest.param(' ["Pear", "Plum", "Plum"]', ["Plum", "Pear"], True, id="several_are_a_set"),
+        pytest.param(' ["1", "2"]', ["1", "2"], True, id="several_numbers_as_texts"),
+        pytest.param(" [1, 2]", ["1", "2"], False, id="number_literals_fail_there"),
+        pytest.param(" [('Plum',), ('Pear',)]", ["Plum", "Pear"], False, id="rows_fail"),
+        pytest.param(' ["1,234"]', ["1234"], False, id="commas_stay"),
+        pytest.param(' ["5%"]', ["5"], False, id="percent_signs_too"),
+        pytest.param(' ["nan"]', ["nan"], False, id="nan_never_equals_itself"),
+        pytest.param(' [["Plum"], "Pear"]', ["Plum", "Pear"], False, id="a_list_in_the_list"),
+        pytest.param(" [5 + 7]", ["12"], True, id="arithmetic_is_python_there"),
+        pytest.param(" [open('x').read()]", [" [open('x').read()]"], True, id="what_would_have_to_run_is_one_text"),
+        pytest.param("", [""], True, id="nothing_said"),
+    ],
+)
+def test_text_compares(line, label, same):
+    assert text.same_answers(line, label) is same
+
+
+@pytest.mark.parametrize("judge", ["text", "lab"])
+def test_text_and_lab_judge_an_answer_that_never_came_as_an_empty_one(judge):
+    task = Task(id="t", question="?", kind="other", tables=(), gold=Gold(answers=("1",)))
+    assert JUDGES[judge](End(task, None, committed=False)) == WRONG
+
+
+# lab ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "rows", "same"),
+    [
+        # the stripped rest of the line after `Final Answer:` (FACTS 7.4)
+        pytest.param("[('Plum', 5), ('Pear', 4)]", [["Plum", 5], ["Pear", 4]], True, id="rows_in_order"),
+        pytest.param("[('Pear', 4), ('Plum', 5)]", [["Plum", 5], ["Pear", 4]], False, id="in_another_order"),
+        pytest.param("(Plum,5)", [["Plum", 5]], True, id="no_quotes_no_brackets"),
+        pytest.param("Plum, 5", [["Plum", 5]], True, id="one_row_may_be_bare"),
+        pytest.param("Plum", [["Plum"], ["Pear"]], False, id="but_not_one_of_two"),
+        pytest.param("nothing found", [], True, id="no_row_expected_and_none_found"),
+        pytest.param("(1)", [], False, id="no_row_expected_and_one_found"),
+        pytest.param("('Plum', 5", [["Plum", 5]], False, id="an_unclosed_parenthesis"),
+        pytest.param("('Plum (big)', 5)", [["Plum (big)", 5]], False, id="a_parenthesis_in_a_text"),
+        pytest.param("('Plum, red', 5)", [["Plum, red", 5]], False, id="a_comma_in_a_text"),
+        pytest.param("('Plum', , 5)", [["Plum", 5]], True, id="empty_elements_are_dropped"),
+        pytest.param("(Decimal('33.3333'),)", [[33.3333]], True, id="a_decimal_is_unwrapped"),
+        pytest.param("(Decimal(33.3333), Decimal(1))", [[33.3333, 1]], True, id="with_or_without_quotes"),
+        # 1e-6 of a million is 1
+        pytest.param("(1000001)", [[1000000]], True, id="a_millionth_too_much"),
+        # 3.33333333 - 3.3333 = 3.3e-5, a millionth of 3.3 is 3.3e-6
+        pytest.param("(3.33333333)", [[3.3333]], False, id="more_decimals_than_mysql"),
+        pytest.param("('5')", [[5]], False, id="a_number_in_quotes_keeps_one_of_each"),
+        pytest.param("($5)", [[5]], False, id="one_foreign_character_stays"),
+        pytest.param("(+5)", [[5]], True, id="which_float_may_read"),
+        pytest.param("( 5)", [[5]], True, id="blanks_are_stripped"),
+        pytest.param("('Plum\")", [["Plum"]], True, id="a_quote_of_either_kind_at_either_end"),
+        pytest.param("(''Plum'')", [["Plum"]], False, id="one_only"),
+        pytest.param("(None)", [[None]], False, id="null_can_never_be_expected"),
+    ],
+)
+def test_lab_compares(line, rows, same):
+    assert lab.same_rows(line, rows) is same
 
 
 # strict: answers ----------------------------------------------------------------------------------------------------
@@ -167,7 +249,7 @@ def test_strict_pairs_off_a_thousand_equal_rows(cell):
     assert same_rows(((cell,),) * 1100, ((cell,),) * 1100, ordered=False)
 
 
-@pytest.mark.parametrize("judge", JUDGES)
+@pytest.mark.parametrize("judge", ["fc", "strict"])
 def test_without_a_commit_the_score_is_zero_and_without_a_gold_there_is_none(judge):
     end = End(Task(id="t", question="?", kind="other", tables=(), gold=Gold(answers=("1",))), None, committed=False)
     assert JUDGES[judge](end) == Score(0.0, "not_committed")
@@ -175,8 +257,8 @@ def test_without_a_commit_the_score_is_zero_and_without_a_gold_there_is_none(jud
 
 
 def test_readings_never_fail_on_what_a_model_may_write():
-    for text in ("(", "[", "[(", "[()]", "(1,)" * 1000, "\x00", "[" * 10_000):
-        list(readings([text], 2))
+    for said in ("(", "[", "[(", "[()]", "(1,)" * 1000, "\x00", "[" * 10_000):
+        list(readings([said], 2))
 
 
 # strict: state ------------------------------------------------------------------------------------------------------

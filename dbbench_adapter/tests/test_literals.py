@@ -25,3 +25,23 @@ def test_rows_as_a_driver_prints_them(text, expected):
 def test_what_is_no_literal_is_refused_and_never_run(text):
     with pytest.raises(ValueError):
         parse_literal(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("[1 + 2 * 3, -4, 7 // 2, 2 ** 10, ~1]", [7, -4, 3, 1024, -2]),
+        ("{'a': 1, 'b': (2,)}", {"a": 1, "b": (2,)}),
+        ("[max]", [max]),
+    ],
+)
+def test_constant_expressions_are_calculated(text, value):
+    assert parse_literal(text) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["9 ** 9 ** 9", "1 << 99999999", "'a' * 999", "'%999d' % 1", "[*'ab']", "f'{1}'", "1 / 0"]
+)
+def test_what_is_large_or_has_to_run_is_refused(text):
+    with pytest.raises(ValueError):
+        parse_literal(text)

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from dbbench_adapter.backends import BackendUnavailable, Result, open_backend
+from dbbench_adapter.protocols import PROTOCOLS
 from dbbench_adapter.types import Column, Gold, Score, Table, Task
 from sql_agent.agent import AgentConfig, run_rollout
 from sql_agent.oracle import app, call, calls, recite, serve
@@ -335,3 +336,46 @@ async def test_a_statement_still_running_at_the_deadline_is_waited_for_before_th
     config = AgentConfig(statement_timeout_s=0.1, turn_timeout_s=0.2, rollout_timeout_s=0.3)
     record = await play(calls(sql(LOOK)), config=config, backend=Slow())
     assert (record.stop_reason, Slow.closed_while_running) == ("timeout", False)
+
+
+# protocols in plain text --------------------------------------------------------------------------------------------
+
+
+def operate(query):
+    return say(f"I look.\nAction: Operation\n```sql\n{query}\n```")
+
+
+def conclude(text):
+    return say(f"I know.\nAction: Answer\nFinal Answer: {text}")
+
+
+@pytest.mark.parametrize("protocol", ["text", "lab"])
+async def test_text_and_lab_are_plain_chat(play, protocol):
+    offered = say("I know.\nAction: Answer\nFinal Answer: [('Pear',)]")
+    # a script counts the turns of an assistant, and a first prompt holds one
+    record = await play(say(""), operate(LOOK), offered, config=AgentConfig(protocol=protocol, temperature=0.0))
+    prompt = PROTOCOLS[protocol].messages(CHEAPEST)
+    assert record.messages == [*prompt, operate(LOOK), {"role": "user", "content": "[('Pear',)]"}, offered]
+    assert (record.stop_reason, record.num_turns) == ("answered", 2)
+    assert all("tools" not in request for request in play.requests)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "replies", "stop", "turns"),
+    [
+        pytest.param("text", [say("Hm.")], "malformed", 1, id="text_without_a_pattern"),
+        pytest.param("lab", [operate(LOOK)], "max_turns", 3, id="lab_out_of_rounds"),
+        # two statements and one more reply
+        pytest.param("text", [operate(LOOK)], "max_turns", 3, id="text_out_of_rounds"),
+        pytest.param("lab", [say("cut", finish_reason="length")], "max_tokens", 1, id="a_reply_that_was_cut"),
+    ],
+)
+async def test_ends_of_plain_chat(play, protocol, replies, stop, turns):
+    limit = 2 if protocol == "text" else None
+    record = await play(*replies, config=AgentConfig(protocol=protocol, max_turns=limit))
+    assert (record.stop_reason, record.num_turns, record.score.value) == (stop, turns, 0.0)
+
+
+async def test_a_commit_that_holds_no_answers_ends_the_rollout_as_malformed(play):
+    record = await play(calls(call("commit_final_answer", '{"answers": 7}')))
+    assert (record.stop_reason, record.score.value, record.malformed_calls) == ("malformed", 0.0, 1)

@@ -6,8 +6,9 @@ import time
 import httpx
 import pytest
 
-from dbbench_adapter.fc import messages
 from dbbench_adapter.load import write_tasks
+from dbbench_adapter.protocols import PROTOCOLS
+from dbbench_adapter.protocols.fc import messages
 from dbbench_adapter.types import Column, Gold, Table, Task
 from sql_agent import oracle
 
@@ -44,6 +45,19 @@ def test_it_runs_the_reference_of_the_task_it_recognises_and_commits_its_gold(ta
     assert the_call(first["message"]) == ("execute_sql", {"query": task.gold.sql})
     assert the_call(second["message"]) == ("commit_final_answer", {"answers": answers})
     assert first["finish_reason"] == second["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("protocol", "answer"),
+    [("text", 'Final Answer: ["Pear"]'), ("lab", "Final Answer: [('Pear',)]")],
+)
+def test_it_also_writes_the_protocols_in_plain_text(protocol, answer):
+    history = PROTOCOLS[protocol].messages(CHEAPEST)
+    with oracle.serve(oracle.app(oracle.replay([CHEAPEST], protocol))) as url:
+        first = ask(url, history).json()["choices"][0]["message"]
+        second = ask(url, [*history, first, {"role": "user", "content": "[]"}]).json()["choices"][0]["message"]
+    assert f"Action: Operation\n```sql\n{CHEAPEST.gold.sql}\n```" in first["content"]
+    assert second["content"].endswith(f"Action: Answer\n{answer}")
 
 
 def test_a_task_it_does_not_know_is_refused_in_words():

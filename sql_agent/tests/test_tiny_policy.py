@@ -5,9 +5,9 @@ from itertools import chain
 import pytest
 import torch
 
-from dbbench_adapter import fc
 from dbbench_adapter.backends.sqlite import SqliteBackend
 from dbbench_adapter.generator import generate_tasks
+from dbbench_adapter.protocols import fc, open_episode
 from scripts.make_tiny_policy import make_tiny_policy
 from sql_agent.tiny_policy.copy_circuit import build_model, copy_accuracy
 from sql_agent.tiny_policy.episodes import Example, batches, encode, oracle_conversation
@@ -147,7 +147,7 @@ def test_the_model_is_the_same_for_the_same_seed_and_leaves_the_random_state_alo
 def test_oracle_conversations_are_what_an_episode_answers_and_judges_right(tasks, judge):
     for task in tasks:
         messages = oracle_conversation(task, BACKEND)
-        with fc.Episode.open(task, BACKEND) as episode:
+        with open_episode(task, BACKEND) as episode:
             for said, heard in zip(messages[2:], [*messages[3:], None], strict=True):
                 if said["role"] == "assistant":
                     function = said["tool_calls"][0]["function"]

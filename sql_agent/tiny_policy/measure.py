@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from dbbench_adapter import fc
 from dbbench_adapter.backends import Backend, open_backend
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.load import load_tasks
+from dbbench_adapter.protocols import fc
 from dbbench_adapter.types import Task
 from sql_agent.tiny_policy.tokenizer import END_ID, Message
 
@@ -63,7 +63,7 @@ class _Rollout:
     def __init__(self, task: Task, backend: Backend) -> None:
         self.messages: list[Message] = fc.messages(task)
         self.ended = self._called = False
-        self._episode = fc.Episode.open(task, backend)
+        self._episode = fc.FcEpisode(task, backend, max_rounds=MAX_TURNS)
 
     def take(self, reply: str) -> None:
         self.messages.append({"role": "assistant", "content": reply})  # as sampled, not parsed and rendered anew
@@ -75,7 +75,7 @@ class _Rollout:
             return
         self._called = True
         self.messages.append({"role": "tool", "content": result})
-        self.ended = self._episode.committed
+        self.ended = self._episode.done
 
     def outcome(self) -> Outcome:
         with self._episode as episode:

@@ -18,8 +18,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from dbbench_adapter import fc
 from dbbench_adapter.generator import NOTE
+from dbbench_adapter.protocols import fc
 from dbbench_adapter.types import Gold, Task
 
 VOCAB_SIZE = 1000

@@ -5,7 +5,9 @@ import json
 import pytest
 
 from dbbench_adapter.backends import Result, open_backend
-from dbbench_adapter.fc import RULES, TOOLS, Episode, messages, observe
+from dbbench_adapter.protocols import open_episode
+from dbbench_adapter.protocols.base import shown
+from dbbench_adapter.protocols.fc import ASK_FOR_A_CALL, RULES, TOOLS, messages
 from dbbench_adapter.types import Column, Gold, Score, Table, Task
 
 FRUIT = Table("Fruit", (Column("Name"), Column("Price", "INT")), (("Plum", 5), ("Pear", 4)))
@@ -22,7 +24,7 @@ TASK = Task(
 
 @pytest.fixture
 def episode(backend):
-    with Episode.open(TASK, backend) as episode:
+    with open_episode(TASK, backend) as episode:
         yield episode
 
 
@@ -75,7 +77,7 @@ def test_the_tools_take_exactly_their_argument():
     ],
 )
 def test_what_the_agent_reads(result, text):
-    assert observe(result) == text
+    assert shown(result) == text
 
 
 def test_decimals_read_as_the_driver_prints_them(episode):
@@ -89,7 +91,7 @@ def test_statements_run_one_after_another_on_one_database(episode):
     assert sql(episode, "UPDATE Fruit SET Price = Price + 1 WHERE Name = 'Pear'") == "[]"
     assert sql(episode, "SELECT Price FROM Fruit WHERE Name = 'Pear'") == "[(5,)]"
     assert sql(episode, "SELECT nothing").startswith("1054")
-    assert (episode.sql_run, episode.malformed_calls) == (3, 0)
+    assert (len(episode.sql_run), episode.malformed_calls) == (3, 0)
 
 
 def test_the_name_of_the_argument_does_not_matter(episode):
@@ -102,25 +104,120 @@ def test_the_name_of_the_argument_does_not_matter(episode):
     ("name", "arguments", "words"),
     [
         ("drop_everything", "{}", "unknown tool 'drop_everything'; call execute_sql or commit_final_answer"),
-        ("execute_sql", "SELECT 1", 'execute_sql takes {"query": "..."}'),
-        ("execute_sql", '["SELECT 1"]', "do not parse"),
-        ("execute_sql", "{}", "do not parse"),
+        ("drop_everything", "{", "do not parse"),
+        ("execute_sql", "SELECT 1", "the arguments of execute_sql do not parse; they are a JSON object"),
+        ("execute_sql", {"query": "SELECT 1"}, "do not parse"),
         ("execute_sql", "[" * 100_000, "do not parse"),
-        ("execute_sql", '{"query": 1}', "query has to be a string"),
-        ("commit_final_answer", "{}", 'commit_final_answer takes {"answers": ["..."]}'),
-        ("commit_final_answer", '{"answers": 7}', "answers has to be a list of strings"),
+        ("execute_sql", '["SELECT 1"]', 'execute_sql takes {"query": "..."}'),
+        ("execute_sql", "{}", 'execute_sql takes {"query": "..."}'),
+        ("execute_sql", '{"query": 1}', 'execute_sql takes {"query": "..."}'),
     ],
 )
 def test_a_malformed_call_is_answered_and_counted_and_ends_nothing(sqlite, name, arguments, words):
-    with Episode.open(TASK, sqlite) as episode:
+    with open_episode(TASK, sqlite) as episode:
         assert words in episode.call_tool(name, arguments)
-        assert (episode.malformed_calls, episode.sql_run, episode.committed) == (1, 0, False)
+        assert (episode.malformed_calls, episode.sql_run, episode.status) == (1, [], "running")
+
+
+@pytest.mark.parametrize("arguments", ["{}", "[]", '{"answers": 7}', '{"answers": true}', '{"answers": {"a": 1}}'])
+def test_a_commit_without_a_list_or_text_ends_the_episode_as_an_error(sqlite, arguments):
+    with open_episode(TASK, sqlite) as episode:
+        assert 'commit_final_answer takes {"answers": ["..."]}' in episode.call_tool("commit_final_answer", arguments)
+        assert (episode.status, episode.malformed_calls) == ("task error", 1)
+        assert episode.judge("fc") == Score(0.0, "not_committed")
+
+
+@pytest.mark.parametrize("answer", ["null", "0", '""', "[]", "false", "{}"])
+def test_an_empty_commit_of_any_kind_is_an_answer(sqlite, answer):
+    with open_episode(TASK, sqlite) as episode:
+        episode.call_tool("commit_final_answer", f'{{"answers": {answer}}}')
+        assert episode.status == "completed"
+
+
+@pytest.mark.parametrize(
+    ("query", "text", "left"),
+    [
+        # measured with the original and its driver: FACTS 4.2.3
+        pytest.param("UPDATE Fruit SET Price = 9; SELECT * FROM Fruit", "[]", [9, 9], id="the_first_result_is_shown"),
+        pytest.param("SELECT 1; UPDATE Fruit SET Price = 9", "[(1,)]", [9, 9], id="and_all_run"),
+        pytest.param("SELECT ';'; SELECT 2", "[(';',)]", [5, 4], id="a_semicolon_in_a_text_ends_nothing"),
+        pytest.param("BEGIN; UPDATE Fruit SET Price = 9; ROLLBACK", "[]", [5, 4], id="one_transaction"),
+        pytest.param("SELECT 1 +; UPDATE Fruit SET Price = 9", "1064", [5, 4], id="nothing_runs_after_an_error"),
+        pytest.param(
+            "UPDATE Fruit SET Price = 9; SELECT 1 +", "1064", [9, 9], id="a_second_one_that_fails_shows_its_error"
+        ),
+        pytest.param("SELECT 1; SELECT 2; SELECT 1 +", "[(1,)]", [5, 4], id="a_third_does_not"),
+        pytest.param("", "[]", [5, 4], id="no_statement"),
+        pytest.param(";", "1065 (42000): Query was empty", [5, 4], id="a_lone_semicolon"),
+    ],
+)
+def test_several_statements_in_one_call(episode, query, text, left):
+    assert sql(episode, query).startswith(text)
+    assert sql(episode, "SELECT Price FROM Fruit") == str([(price,) for price in left])
+
+
+def test_every_call_is_committed_so_that_a_later_rollback_undoes_nothing(episode):
+    for statement in ("BEGIN", "UPDATE Fruit SET Price = 9", "ROLLBACK"):
+        sql(episode, statement)
+    assert sql(episode, "SELECT Price FROM Fruit") == "[(9,), (9,)]"
+
+
+def test_a_missing_cell_becomes_the_text_none(sqlite):
+    table = Table("T", (Column("a"),), ((None,), (12.0,)))
+    with open_episode(
+        Task(id="t", question="?", kind="other", tables=(table,), gold=Gold(answers=())), sqlite
+    ) as episode:
+        assert sql(episode, "SELECT a FROM T") == "[('None',), ('12.0',)]"
+
+
+# replies ------------------------------------------------------------------------------------------------------------
+
+
+def calling(*calls):
+    tool_calls = [
+        {"id": f"c{k}", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+        for k, (name, arguments) in enumerate(calls)
+    ]
+    return {"role": "assistant", "content": None, "tool_calls": tool_calls}
+
+
+LOOK = ("execute_sql", {"query": "SELECT 1"})
+COMMIT = ("commit_final_answer", {"answers": []})
+
+
+def test_the_calls_of_a_reply_are_handled_in_order_up_to_the_commit(sqlite):
+    with open_episode(TASK, sqlite) as episode:
+        assert episode.step(calling(LOOK, ("nothing", {}), COMMIT, LOOK)) == [
+            {"role": "tool", "tool_call_id": "c0", "content": "[(1,)]"},
+            {
+                "role": "tool",
+                "tool_call_id": "c1",
+                "content": "Error: unknown tool 'nothing'; call execute_sql or commit_final_answer.",
+            },
+        ]
+        assert (episode.status, episode.replies_used, episode.sql_run) == ("completed", 1, ["SELECT 1"])
+
+
+def test_a_reply_without_a_call_is_asked_for_one_and_counts(sqlite):
+    with open_episode(TASK, sqlite, max_rounds=2) as episode:
+        assert episode.step({"role": "assistant", "content": "Hm."}) == [{"role": "user", "content": ASK_FOR_A_CALL}]
+        episode.step(calling(LOOK))
+        assert (episode.status, episode.replies_used) == ("task limit reached", 2)
+        with pytest.raises(RuntimeError, match="'t-0': the episode has ended"):
+            episode.step(calling(COMMIT))
+
+
+@pytest.mark.parametrize("call", [{}, {"function": None}, {"id": "x", "function": {"arguments": "{}"}}])
+def test_a_call_without_its_parts_is_a_malformed_one(sqlite, call):
+    with open_episode(TASK, sqlite) as episode:
+        [answer] = episode.step({"tool_calls": [call]})
+        assert (answer["role"], episode.malformed_calls, episode.status) == ("tool", 1, "running")
 
 
 def test_no_call_follows_a_commit(sqlite):
-    with Episode.open(TASK, sqlite) as episode:
+    with open_episode(TASK, sqlite) as episode:
         episode.call_tool("commit_final_answer", '{"answers": []}')
-        with pytest.raises(RuntimeError, match="'t-0': the answer is committed"):
+        with pytest.raises(RuntimeError, match="'t-0': the episode has ended"):
             sql(episode, "SELECT 1")
 
 
@@ -149,14 +246,14 @@ def test_a_change_is_judged_by_what_it_leaves_behind(episode, statements, commit
 
 def test_without_a_reference_that_runs_a_change_is_not_judged(sqlite):
     task = Task(id="t", question="?", kind="UPDATE", tables=(FRUIT,), gold=Gold(sql="UPDATE Nothing SET a = 1"))
-    with Episode.open(task, sqlite) as episode:
+    with open_episode(task, sqlite) as episode:
         episode.call_tool("commit_final_answer", '{"answers": []}')
         assert episode.judge("fc") == episode.judge("strict") == Score(None, "reference_failed")
 
 
 def test_judging_and_closing_leave_no_database():
     with open_backend("sqlite") as backend:
-        with Episode.open(TASK, backend) as episode:
+        with open_episode(TASK, backend) as episode:
             episode.call_tool("commit_final_answer", '{"answers": []}')
             episode.judge("strict")
         assert backend.live_databases() == 0

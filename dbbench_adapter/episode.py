@@ -1,0 +1,164 @@
+"""Play scripted replies: `python -m dbbench_adapter.episode --backend sqlite` answers JSON lines on standard input.
+
+In:  {"id", "variant": "text|fc|lab", "task": TASK, "max_round": N, "replies": [...]}
+Out: {"id", "status", "correct", "replies_used", "sql_run": [...], "observations": [...]}, or {"id", "error"}
+
+TASK for text and fc: {"table": TABLE or [TABLE, ...], "type", "question", "label": [...]}, with "gold_sql" in place of
+"label" for changes; TABLE is {"table_name", "columns": [{"name", "type"}], "rows"}. For lab: {"table_info": {"name",
+"column_info_list", "row_list"}, "instruction", "sql", "direct": [...] or null}. Replies are texts, for fc assistant
+messages with tool calls. `correct` is the verdict of the variant's own judge; null while the status is `running`
+because the replies came to their end first. `sql_run` holds what the model wrote, `observations` what it was shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dbbench_adapter.backends import Backend, BackendUnavailable, TableError, open_backend
+from dbbench_adapter.json_lines import serve
+from dbbench_adapter.judges import JudgeName
+from dbbench_adapter.protocols import Episode, open_episode
+from dbbench_adapter.table_hash import AgentBenchTable, LifelongTable
+from dbbench_adapter.types import CHANGE_KINDS, Cell, Gold, Task
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _AgentBenchTask(BaseModel):
+    table: AgentBenchTable | list[AgentBenchTable]
+    type: str | list[str]
+    question: str
+    label: list[str] | str | None = None
+    gold_sql: str | None = None
+    evidence: str = ""
+    add_description: str = ""
+
+    def task(self) -> Task:
+        tables = self.table if isinstance(self.table, list) else [self.table]
+        kind = self.type if isinstance(self.type, str) else self.type[0]
+        wanted = "gold_sql" if kind in CHANGE_KINDS else "label"
+        if getattr(self, wanted) is None:
+            raise ValueError(f"field task.{wanted}: a task of type {kind} needs it")
+        gold = (
+            Gold(label_text=self.label, sql=self.gold_sql)
+            if isinstance(self.label, str)
+            else Gold(answers=None if self.label is None else tuple(self.label), sql=self.gold_sql)
+        )
+        return Task(
+            id="-",
+            question=self.question,
+            kind=kind,
+            tables=tuple(table.table() for table in tables),
+            gold=gold,
+            table_note=self.add_description,
+            evidence=self.evidence,
+        )
+
+
+class _LifelongTask(BaseModel):
+    table_info: LifelongTable
+    instruction: str
+    sql: str
+    direct: list[tuple[Cell, ...]] | None = None
+
+    def task(self) -> Task:
+        kind = (self.sql.split() or [""])[0].upper()
+        if (kind in CHANGE_KINDS) == (self.direct is not None):
+            raise ValueError(f"field task.direct: set for a SELECT and null for a change; the statement is {kind!r}")
+        table = self.table_info.table()
+        rows = None if self.direct is None else tuple(self.direct)
+        return Task(
+            id="-",
+            question=self.instruction,
+            kind=kind,
+            tables=(table,),
+            gold=Gold(rows=rows, sql=self.sql),
+            source="lifelong",
+            typed=True,
+        )
+
+
+class _AgentBenchCase(_Strict):
+    id: Any = None
+    variant: Literal["text", "fc"]
+    task: _AgentBenchTask
+    max_round: int = Field(ge=1)
+    replies: list[Any]
+
+
+class _LifelongCase(_Strict):
+    id: Any = None
+    variant: Literal["lab"]
+    task: _LifelongTask
+    max_round: int = Field(ge=1)
+    replies: list[str]
+
+
+def answer(row: dict[str, Any], backend: Backend) -> dict[str, Any]:
+    """Play one case to its end, or to the end of its replies.
+
+    Raises:
+        ValueError: a field is missing or has another form than the variant's; the gold cannot be had.
+    """
+    case = (_LifelongCase if row.get("variant") == "lab" else _AgentBenchCase).model_validate(row)
+    task = case.task.task()
+    observations: list[str] = []
+    try:
+        with open_episode(task, backend, case.variant, max_rounds=case.max_round) as episode:
+            for reply in case.replies:
+                if episode.done:
+                    break
+                observations += [message["content"] for message in episode.step(_checked(reply, case.variant))]
+            return _outcome(episode, case.variant, observations)
+    except TableError:  # fc: the set-up fails and with it the sample
+        return {"status": "task error", "correct": False, "replies_used": 0, "sql_run": [], "observations": []}
+    except BackendUnavailable as failure:
+        raise ValueError(str(failure)) from failure
+
+
+def _outcome(episode: Episode, judge: JudgeName, observations: list[str]) -> dict[str, Any]:
+    correct = None
+    if episode.done:
+        score = episode.judge(judge)
+        if score.value is None:
+            raise ValueError(f"field task: nobody can judge it: {score.reason}; does its reference statement run?")
+        correct = score.value == 1.0
+    return {
+        "status": episode.status,
+        "correct": correct,
+        "replies_used": episode.replies_used,
+        "sql_run": episode.sql_run,
+        "observations": observations,
+    }
+
+
+def _checked(reply: Any, variant: str) -> Any:
+    wanted = dict if variant == "fc" else str
+    if not isinstance(reply, wanted) and not (variant == "text" and reply is None):
+        what = "an assistant message" if variant == "fc" else "a text"
+        raise ValueError(f"field replies: expected {what}, found {type(reply).__name__}")
+    return reply
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m dbbench_adapter.episode",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--backend", default="sqlite", help="sqlite (default), mariadb or mysql://user:password@host")
+    args = parser.parse_args()
+    try:
+        with open_backend(args.backend) as backend:
+            serve(lambda row: answer(row, backend))
+    except (BackendUnavailable, ValueError) as failure:
+        raise SystemExit(f"--backend: {failure}") from failure
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""The shape of our commands that answer JSON lines on standard input with JSON lines on standard output."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+T = TypeVar("T", bound=BaseModel)
+
+
+def answered(lines: Iterable[str], answer: Callable[[dict[str, Any]], dict[str, Any]]) -> Iterator[str]:
+    """One line for each that is not blank, in order: `answer`'s fields after the row's `id`, or an `error` in words.
+
+    Args:
+        answer: raises `ValueError` for a row that it cannot take; any other exception is a fault of ours.
+    """
+    for line in lines:
+        if not line.strip():
+            continue
+        row: Any = None
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError(f"expected a JSON object, found {type(row).__name__}")
+            fields = answer(row)
+        except (ValueError, RecursionError) as error:
+            fields = {"error": _in_words(error)}
+        yield json.dumps({"id": row.get("id") if isinstance(row, dict) else None, **fields})
+
+
+def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Answer standard input until it ends; each answer is written before the next line is read."""
+    sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
+    for line in answered(sys.stdin, answer):
+        print(line, flush=True)
+
+
+def _in_words(error: ValueError | RecursionError) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "row"
+        return f"field {field}: {first['msg']}; found {repr(first['input'])[:120]}"
+    if isinstance(error, json.JSONDecodeError):
+        return f"not JSON: {error}"
+    return str(error) or type(error).__name__

@@ -1,0 +1,87 @@
+"""Ask a judge for verdicts: `python -m dbbench_adapter.judge` answers JSON lines on standard input.
+
+In:  {"id", "variant": "text|fc|lab|strict", "expected", "given"}
+Out: {"id", "correct", "reason"}, or {"id", "error"} for a line that cannot be judged
+
+`expected` and `given` in the variant's own form: for fc the list of gold texts and the JSON value of `answers`; for
+text the list of gold texts and everything after `Final Answer:` on that line; for lab the list of rows and the stripped
+rest of the line; for strict rows or values on both sides, in any order. Leaves out changes, which are judged by the
+state of a database: `python -m dbbench_adapter.table_hash` and `dbbench_adapter.episode`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, StrictBool, StrictFloat, StrictInt, StrictStr, TypeAdapter
+
+from dbbench_adapter.json_lines import serve
+from dbbench_adapter.judges import JudgeName, fc, lab, strict, text
+from dbbench_adapter.types import Rows
+
+_Cell = StrictInt | StrictFloat | StrictStr | None
+_TEXTS = TypeAdapter(list[StrictStr])
+_ROWS = TypeAdapter(list[list[_Cell | StrictBool]])
+_VALUES = TypeAdapter(list[list[_Cell]] | list[_Cell])
+
+
+class _Case(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    id: Any = None
+    variant: JudgeName
+    expected: Any
+    given: Any
+
+
+def answer(row: dict[str, Any]) -> dict[str, Any]:
+    """The verdict on one case.
+
+    Raises:
+        ValueError: a field is missing or has another form than the variant's.
+    """
+    case = _Case.model_validate(row)
+    correct = _JUDGES[case.variant](case.expected, case.given)
+    return {"correct": correct, "reason": "match" if correct else "wrong_answer"}
+
+
+def _fc(expected: Any, given: Any) -> bool:
+    return fc.same_answers(given, expected if isinstance(expected, str) else _TEXTS.validate_python(expected))
+
+
+def _text(expected: Any, given: Any) -> bool:
+    return text.same_answers(_line(given), _TEXTS.validate_python(expected))
+
+
+def _lab(expected: Any, given: Any) -> bool:
+    return lab.same_rows(_line(given), _ROWS.validate_python(expected))
+
+
+def _strict(expected: Any, given: Any) -> bool:
+    values = _VALUES.validate_python(expected)
+    rows: Rows = tuple(tuple(row) if isinstance(row, list) else (strict.meant(row),) for row in values)
+    return strict.same_answers(given, rows, ordered=False)
+
+
+def _line(given: Any) -> str:
+    if not isinstance(given, str):
+        raise ValueError(f"field given: expected the text of the answer line, found {type(given).__name__}")
+    return given
+
+
+_JUDGES: dict[JudgeName, Callable[[Any, Any], bool]] = {"text": _text, "fc": _fc, "lab": _lab, "strict": _strict}
+
+
+def main() -> None:
+    argparse.ArgumentParser(
+        prog="python -m dbbench_adapter.judge",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    ).parse_args()
+    serve(answer)
+
+
+if __name__ == "__main__":
+    main()

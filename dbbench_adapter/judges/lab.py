@@ -1,0 +1,116 @@
+"""The judge of LifelongAgentBench, quirk by quirk, for scores that compare with its numbers.
+
+The quirks are kept on purpose (FACTS 7.4 and 8): rows are found by their parentheses, order counts always, elements
+are cut at commas and empty ones dropped, a number's clean-up leaves one foreign character on either side, numbers match
+within a millionth of their size. The state counts whatever the episode's status.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from dbbench_adapter.judges.base import EndState, judge_state
+from dbbench_adapter.types import Cell, Gold, Score
+
+TOLERANCE = 1e-6
+_DECIMAL = "Decimal"
+_WRAPPED = re.compile(r"""Decimal\((["']?)(?P<inner>.*?)(["']?)\)$""")
+_OF_NUMBERS = frozenset("0123456789.-")
+
+
+def judge(end: EndState) -> Score:
+    """1 or 0; an answer that was never given counts as an empty one.
+
+    Returns:
+        `Score(None, ...)` where the file has no gold that this judge could use.
+    Source:
+        LifelongAgentBench `src/tasks/instance/db_bench/task.py`, commit d6f19b4.
+    """
+    if end.task.changes_state:
+        return judge_state(end)
+    expected = _expected(end.task.gold)
+    if expected is None:
+        return Score(None, "no_gold")
+    answers = end.answers
+    line = answers if isinstance(answers, str) else f"[{', '.join(map(str, answers))}]" if answers else ""
+    return Score(1.0, "match") if same_rows(line, expected) else Score(0.0, "wrong_answer")
+
+
+def same_rows(line: str, expected: Sequence[Sequence[Cell]]) -> bool:
+    """Whether what follows `Final Answer:` on its line, stripped, says these rows in this order (FACTS 7.4)."""
+    rows = row_texts(line)
+    if rows is None:
+        return False
+    if not rows and len(expected) <= 1:
+        return not expected or _same_row(line, expected[0])
+    return len(rows) == len(expected) and all(map(_same_row, rows, expected))
+
+
+def row_texts(line: str) -> list[str] | None:
+    """What stands between parentheses; None where they do not pair up. `Decimal(` hides its own and the next `)`."""
+    rows: list[str] = []
+    start: int | None = None
+    hidden = False
+    for place, char in enumerate(line):
+        if char == "(" and line.startswith(_DECIMAL, place - len(_DECIMAL)) and place >= len(_DECIMAL):
+            if hidden:
+                return None
+            hidden = True
+        elif char == "(":
+            start = place + 1
+        elif char == ")" and hidden:
+            hidden = False
+        elif char == ")":
+            if start is None:
+                return None
+            rows.append(line[start:place])
+            start = None
+    return None if start is not None else rows
+
+
+def _same_row(text: str, expected: Sequence[Cell]) -> bool:
+    elements = [element for element in map(str.strip, text.split(",")) if element]
+    return len(elements) == len(expected) and all(map(_same_cell, elements, expected))
+
+
+def _same_cell(element: str, expected: Cell) -> bool:
+    if isinstance(expected, str):
+        return _unquoted(element, expected) == expected
+    if expected is None:
+        return False
+    try:
+        number = float(_number_text(element))
+    except ValueError:
+        return False
+    return math.isclose(number, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+
+
+def _unquoted(element: str, expected: str) -> str:
+    """The element without a quote at either end, if it is one or two characters longer than what is expected."""
+    if not 0 < len(element) - len(expected) <= 2:
+        return element
+    head = tail = False
+    for quote in "'\"":
+        if not head and element.startswith(quote) and not expected.startswith(quote):
+            element, head = element[1:], True
+        if not tail and element.endswith(quote) and not expected.endswith(quote):
+            element, tail = element[:-1], True
+    return element
+
+
+def _number_text(element: str) -> str:
+    """The element unwrapped, and without its foreign characters at both ends but the innermost one of each."""
+    if wrapped := _WRAPPED.match(element):
+        element = wrapped["inner"]
+    foreign = [char not in _OF_NUMBERS for char in element]
+    head = next((k for k, is_foreign in enumerate(foreign) if not is_foreign), len(element))
+    tail = next((k for k, is_foreign in enumerate(reversed(foreign)) if not is_foreign), len(element))
+    return element[max(head - 1, 0) : len(element) - max(tail - 1, 0)]
+
+
+def _expected(gold: Gold) -> Sequence[Sequence[Cell]] | None:
+    if gold.rows is not None:
+        return gold.rows
+    return None if gold.answers is None else [(label,) for label in gold.answers]

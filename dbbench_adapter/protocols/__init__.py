@@ -1,0 +1,61 @@
+"""The three protocols of DB-Bench by name. Adding one is a module and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dbbench_adapter.backends import Backend
+from dbbench_adapter.backends.base import STATEMENT_TIMEOUT_S
+from dbbench_adapter.protocols import fc, lab, text
+from dbbench_adapter.protocols.base import Episode, Message, Status
+from dbbench_adapter.types import Task
+
+__all__ = ["PROTOCOLS", "Episode", "Message", "Protocol", "ProtocolName", "Status", "open_episode"]
+
+ProtocolName = Literal["text", "fc", "lab"]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    messages: Callable[[Task], list[Message]]
+    """The first prompt of a task."""
+    episode: type[Episode]
+    max_rounds: int
+    """What the original's configuration allows."""
+    tools: list[dict[str, Any]]
+    """Tools of the model, in chat-completions form; none where it writes its actions as text."""
+    max_replies: Callable[[int], int] = lambda max_rounds: max_rounds
+    """Replies that `max_rounds` rounds may take."""
+    history: Callable[[Sequence[Message]], list[Message]] = list
+    """What the model reads of the conversation so far."""
+
+
+PROTOCOLS: dict[ProtocolName, Protocol] = {
+    "text": Protocol(text.messages, text.TextEpisode, text.MAX_ROUNDS, [], lambda rounds: rounds + 1, text.trimmed),
+    "fc": Protocol(fc.messages, fc.FcEpisode, fc.MAX_ROUNDS, fc.TOOLS),
+    "lab": Protocol(lab.messages, lab.LabEpisode, lab.MAX_ROUNDS, []),
+}
+
+
+def open_episode(
+    task: Task,
+    backend: Backend,
+    protocol: ProtocolName = "fc",
+    *,
+    max_rounds: int | None = None,
+    statement_timeout_s: float = STATEMENT_TIMEOUT_S,
+) -> Episode:
+    """An episode over a fresh database; a context manager that drops it.
+
+    Args:
+        max_rounds: None takes the protocol's own.
+        statement_timeout_s: wall-clock budget of one statement, in seconds.
+    Raises:
+        TableError, BackendUnavailable: see `Episode`.
+    """
+    found = PROTOCOLS[protocol]
+    return found.episode(
+        task, backend, max_rounds=max_rounds or found.max_rounds, statement_timeout_s=statement_timeout_s
+    )

@@ -1,0 +1,211 @@
+"""What every protocol's episode shares: one task's database, what has happened on it, and what judges ask for.
+
+A protocol says what the model reads first, how its replies are understood and what ends an episode: `text`, `fc` and
+`lab`, one module each. Leaves out who calls the model, and the verdicts (`dbbench_adapter.judges`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, ClassVar, Literal
+
+from dbbench_adapter.backends import Backend, Database, Result, Snapshot, TableError
+from dbbench_adapter.backends.base import STATEMENT_TIMEOUT_S, check_tables
+from dbbench_adapter.judges import JUDGES, Answers, JudgeName, NoReferenceError
+from dbbench_adapter.types import Cell, Score, Table, Task
+
+Message = dict[str, Any]
+"""A message in chat-completions form."""
+
+Status = Literal[
+    "running",
+    "completed",
+    "agent validation failed",
+    "agent context limit",
+    "task limit reached",
+    "task error",
+    "unknown",
+    "agent_validation_failed",
+    "task_limit_reached",
+    "task_environment_error",
+]
+"""An episode's outcome in the words of its original: AgentBench writes blanks, LifelongAgentBench underscores."""
+
+MAX_RESULT_CHARS = 800
+TRUNCATED = "[TRUNCATED]"
+
+
+class Episode(ABC):
+    """The environment's side of a rollout. For one thread at a time; every method may wait for the database.
+
+    Args:
+        max_rounds: how often the model may reply or act; what counts is the protocol's.
+        statement_timeout_s: wall-clock budget of one statement, in seconds.
+    Raises:
+        TableError: a table of the task cannot be made, and the protocol does not go on without it.
+        BackendUnavailable: the database server is gone; so do `step` and `judge`.
+    """
+
+    NULL: ClassVar[str | None] = None
+    """What a missing cell of a text column becomes in the database."""
+    SWALLOWS_SETUP_ERRORS: ClassVar[bool] = False
+    """Go on without a table that cannot be made, and with an empty one where only its rows do not fit."""
+
+    def __init__(
+        self, task: Task, backend: Backend, *, max_rounds: int, statement_timeout_s: float = STATEMENT_TIMEOUT_S
+    ) -> None:
+        self.task, self.max_rounds = task, max_rounds
+        self.status: Status = "running"
+        self.answers: Answers = None
+        """What the model answered, as it came: None until it has."""
+        self.replies_used = 0
+        self.sql_run: list[str] = []
+        """What was sent to the database as the model wrote it, what failed there included."""
+        self.malformed_calls = 0
+        """Replies, or calls of a reply, that the protocol cannot read."""
+        self._backend, self._timeout_s = backend, statement_timeout_s
+        self._tables = as_text(task, null=self.NULL)
+        if self.SWALLOWS_SETUP_ERRORS:
+            self._tables = tuple(table for table in map(_makeable, self._tables) if table is not None)
+        self._database = self._open()
+
+    @abstractmethod
+    def step(self, reply: Any) -> list[Message]:
+        """Take one reply of the model.
+
+        Args:
+            reply: its text; an assistant message with tool calls for `fc`.
+        Returns:
+            The messages in answer to it; the model reads them next unless the episode has ended.
+        Raises:
+            RuntimeError: the episode has ended.
+        """
+
+    @property
+    def done(self) -> bool:
+        return self.status != "running"
+
+    @property
+    def committed(self) -> bool:
+        """Whether the model itself brought the episode to its end with an answer."""
+        return self.status == "completed"
+
+    def judge(self, name: JudgeName) -> Score:
+        """The verdict of a judge of `JUDGES` on the episode as it stands."""
+        return JUDGES[name](self)
+
+    def close(self) -> None:
+        """Drop the database; calling it again does nothing."""
+        self._database.close()
+
+    def __enter__(self) -> Episode:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    # EndState: what judges ask for
+
+    def table_hash(self) -> str | None:
+        return self._database.table_hash(self.task.tables)
+
+    def snapshot(self) -> Snapshot:
+        return self._database.snapshot()
+
+    def reference_hash(self) -> str:
+        with self._reference() as database:
+            found = database.table_hash(self.task.tables)
+        if found is None:
+            raise NoReferenceError(f"the reference of task {self.task.id!r} leaves a table or column missing")
+        return found
+
+    def reference_snapshot(self) -> Snapshot:
+        with self._reference() as database:
+            return database.snapshot()
+
+    # for protocols
+
+    def _open(self) -> Database:
+        return self._backend.open(self._tables, typed=self.task.typed, statement_timeout_s=self._timeout_s)
+
+    def _refuse_if_done(self) -> None:
+        if self.done:
+            raise RuntimeError(f"task {self.task.id!r}: the episode has ended ({self.status}); no reply may follow")
+
+    @contextmanager
+    def _reference(self) -> Iterator[Database]:
+        """A fresh copy of the task's database on which the reference statement has run."""
+        sql = self.task.gold.sql
+        if sql is None:
+            raise NoReferenceError(f"task {self.task.id!r} has no reference statement; its gold needs `sql`")
+        with self._open() as database:
+            error = database.run(sql).error
+            if error is not None:
+                raise NoReferenceError(f"the reference of task {self.task.id!r} does not run: {error}")
+            yield database
+
+
+def as_text(task: Task, *, null: str | None) -> tuple[Table, ...]:
+    """The tables with every cell of a text column as text; all columns are, unless the task declares types.
+
+    Args:
+        null: what a missing cell becomes.
+    """
+
+    def stored(cell: Cell, is_text: bool) -> Cell:
+        return cell if not is_text else null if cell is None else str(cell)
+
+    def converted(table: Table) -> Table:
+        texts = [not task.typed or "TEXT" in column.type.upper() for column in table.columns]
+        rows = tuple(
+            tuple(stored(cell, k >= len(texts) or texts[k]) for k, cell in enumerate(row)) for row in table.rows
+        )
+        return replace(table, rows=rows)
+
+    return tuple(converted(table) for table in task.tables)
+
+
+def _makeable(table: Table) -> Table | None:
+    for candidate in (table, replace(table, rows=())):
+        try:
+            check_tables([candidate])
+        except TableError:
+            continue
+        return candidate
+    return None
+
+
+def shown(result: Result, limit: int | None = MAX_RESULT_CHARS) -> str:
+    """What the model reads of a result: the driver's row list, `[]` without rows, or the error.
+
+    Args:
+        limit: a longer text is cut there and ends in `[TRUNCATED]`; in characters.
+    """
+    text = result.error if result.error is not None else str(list(result.rows or ()))
+    text = text.encode("utf-8", "replace").decode()  # half a surrogate pair would break the next request
+    return text if limit is None or len(text) <= limit else text[:limit] + TRUNCATED
+
+
+def fenced_sql(reply: str) -> str | None:
+    """The first block between a line break after three backquotes and `sql`, and a line of three backquotes.
+
+    Its lines are joined by blanks, so that a line comment swallows the rest, as in the originals.
+    """
+    start = reply.find("```sql\n")
+    end = reply.find("\n```", start + len("```sql\n"))
+    return None if start < 0 or end < 0 else reply[start + len("```sql\n") : end].strip().replace("\n", " ")
+
+
+def final_answer(reply: str) -> str | None:
+    """What follows a line's beginning `Final Answer:` on that line; the first line of a reply does not count."""
+    mark = "\nFinal Answer:"
+    start = reply.find(mark)
+    return None if start < 0 else reply[start + len(mark) :].partition("\n")[0]
+
+
+def user(texts: Sequence[str]) -> list[Message]:
+    return [{"role": "user", "content": text} for text in texts]

@@ -1,0 +1,157 @@
+"""DB-Bench's function-calling protocol (AgentBench, branch main): two tools, and how their calls are answered.
+
+Kept from the original: the order and form of the prompt's parts, the names of tools and arguments, argument names that
+nobody checks, several statements in one call of which the first result is shown, results as the driver's row list cut
+at 800 characters, a commit after every call, a broken commit that ends the episode as an error. The rules say the same
+in other words. Source: AgentBench `src/server/tasks/dbbench/task.py` and `interaction.py`, commit 578c5e9.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from dbbench_adapter.backends import Result
+from dbbench_adapter.backends.statements import split_statements
+from dbbench_adapter.protocols.base import Episode, Message, shown, user
+from dbbench_adapter.types import Task
+
+MAX_ROUNDS = 15
+"""Replies, as AgentBench configures it."""
+ASK_FOR_A_CALL = "No tool call was found in your reply. Call execute_sql, or commit_final_answer to finish."
+
+RULES = """\
+You answer a question about a MySQL database, or change it as asked, by calling tools. Think first, then call one:
+- execute_sql runs one SQL statement and returns MySQL's raw response: rows, [] where there are none, or an error.
+- commit_final_answer ends the task. Call it once you are sure: the answer has to be exactly right.
+The answers are a list of strings, one for each row of the result: its value or, where it has several, the row as MySQL
+printed it. After a change the tables are compared, and the answers may be anything. A reply without a call is lost."""
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "execute_sql",
+            "description": "Run one SQL statement on the MySQL database and return its raw response.",
+            "parameters": {
+                "type": "object",
+                "properties": {"query": {"type": "string", "description": "The SQL statement."}},
+                "required": ["query"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    {
+        "type": "function",
+        "function": {
+            "name": "commit_final_answer",
+            "description": "Commit the final answer and end the task.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "answers": {"type": "array", "items": {"type": "string"}, "description": "The answer values."}
+                },
+                "required": ["answers"],
+                "additionalProperties": False,
+            },
+        },
+    },
+]
+
+
+def messages(task: Task) -> list[Message]:
+    """The first prompt: the rules, then evidence, table note and question. Nothing of the gold is in it."""
+    parts = [
+        f"Evidence about the question: {task.evidence}\n" if task.evidence else "",
+        f"Additional table information about the question: {task.table_note}\n" if task.table_note else "",
+        f"Question: {task.question}\n",
+    ]
+    return [{"role": "system", "content": RULES}, {"role": "user", "content": "".join(parts)}]
+
+
+class FcEpisode(Episode):
+    """An episode whose replies are assistant messages; `call_tool` takes their calls one at a time."""
+
+    NULL = "None"
+
+    def step(self, reply: Message) -> list[Message]:
+        self._refuse_if_done()
+        self.replies_used += 1
+        answers = self._handle(reply.get("tool_calls") or [])
+        if not self.done and self.replies_used == self.max_rounds:
+            self.status = "task limit reached"
+        return answers
+
+    def call_tool(self, name: str, arguments: Any) -> str:
+        """Answer one tool call; everything that a model may get wrong is answered in words and counted.
+
+        A commit ends the episode; so does, as `task error`, one whose answer is no list or text. What is answered then
+        is for the record only.
+
+        Args:
+            arguments: JSON text of an object; its first value is the argument, whatever its name.
+        Raises:
+            RuntimeError: the episode has ended.
+        """
+        self._refuse_if_done()
+        try:
+            values = json.loads(arguments)
+        except (ValueError, TypeError, RecursionError):
+            return self._malformed(f"the arguments of {name} do not parse; they are a JSON object")
+        if name not in ("execute_sql", "commit_final_answer"):
+            return self._malformed(f"unknown tool {name!r}; call execute_sql or commit_final_answer")
+        argument = next(iter(values.values()), _NOTHING) if isinstance(values, dict) else _NOTHING
+        return self._execute(argument) if name == "execute_sql" else self._commit(argument)
+
+    def _handle(self, calls: Any) -> list[Message]:
+        if not calls:
+            return user([ASK_FOR_A_CALL])
+        answers: list[Message] = []
+        for call in calls:
+            if not isinstance(call, dict):
+                self.status = "task error"
+                break
+            function = call.get("function")
+            function = function if isinstance(function, dict) else {"arguments": None}
+            content = self.call_tool(str(function.get("name", "")), function.get("arguments", "{}"))
+            if self.done:
+                break
+            answers.append({"role": "tool", "tool_call_id": call.get("id", ""), "content": content})
+        return answers
+
+    def _execute(self, query: Any) -> str:
+        if not query:  # the driver's answer to no statement
+            return shown(Result())
+        if not isinstance(query, str):
+            return self._malformed('execute_sql takes {"query": "..."}')
+        self.sql_run.append(query)
+        return shown(self._run(query))
+
+    def _run(self, query: str) -> Result:
+        """Run all statements up to the first that fails; the first result is what the driver fetches, unless it meets
+        the second's error on the way."""
+        statements = split_statements(query) or [query]
+        results: list[Result] = []
+        for statement in statements:
+            results.append(self._database.run(statement))
+            if results[-1].error is not None:
+                break
+        if len(statements) > 1:
+            self._database.new_session()  # results that nobody fetched cost the driver its connection
+        else:
+            self._database.run("COMMIT")
+        return results[1] if len(results) > 1 and results[1].error is not None else results[0]
+
+    def _commit(self, answers: Any) -> str:
+        if answers is _NOTHING or (answers and not isinstance(answers, list | str)):
+            self.status = "task error"
+            return self._malformed('commit_final_answer takes {"answers": ["..."]}')
+        self.status, self.answers = "completed", answers
+        return "Committed."
+
+    def _malformed(self, reason: str) -> str:
+        self.malformed_calls += 1
+        return f"Error: {reason}."
+
+
+_NOTHING = object()

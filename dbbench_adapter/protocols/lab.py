@@ -1,0 +1,91 @@
+"""LifelongAgentBench's protocol: the patterns of the text protocol read more freely, three rounds, whole results.
+
+Kept from the original: the order of messages, the patterns, the round limit that counts every reply, statements split
+at every semicolon, a fresh session per reply, results that are never cut. The rules say the same in other words.
+Left out: cells with semicolons or backslashes, which break or change on their way into the original's tables (its data
+hold none). Source: LifelongAgentBench `src/tasks/instance/db_bench/task.py` and `container.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from dbbench_adapter.protocols.base import Episode, Message, fenced_sql, final_answer, shown, user
+from dbbench_adapter.types import Task
+
+MAX_ROUNDS = 3
+
+RULES = """\
+You answer a question about a MySQL database, or change it as asked, by writing SQL. In every reply explain the problem
+and your thoughts first; then either operate or answer. To operate, write exactly:
+Action: Operation
+```sql
+SELECT * FROM table WHERE condition;
+```
+The block holds one SQL statement on one line and no comment. Only the first block of a reply is run, and you get
+MySQL's raw response: a list of rows such as [('a', 1), ('b', 2)] for a SELECT, [] for INSERT, UPDATE and DELETE.
+Once you are sure, answer in exactly this form:
+Action: Answer
+Final Answer: [(ANSWER1, ANSWER2), ...]
+The answer is the list of rows; their order and the order of their columns have to be right. If you were asked to change
+the database, then the tables are compared and the answer may be anything. You have at most 3 replies, and a reply that
+fits neither form fails at once."""
+
+
+def messages(task: Task) -> list[Message]:
+    """The first prompt. Nothing of the gold is in it."""
+    return [
+        {"role": "system", "content": "You are a helpful assistant."},
+        {"role": "user", "content": RULES},
+        {"role": "assistant", "content": "OK."},
+        {"role": "user", "content": f"{task.question}\n{task.table_note}"},
+    ]
+
+
+class LabEpisode(Episode):
+    """An episode whose replies are texts with the patterns of `RULES`."""
+
+    NULL = "None"
+    SWALLOWS_SETUP_ERRORS = True
+
+    def step(self, reply: str) -> list[Message]:
+        self._refuse_if_done()
+        self.replies_used += 1
+        action = parse_action(reply)
+        content = {"Operation": fenced_sql, "Answer": final_answer}[action](reply) if action else None
+        if content is None:
+            self.malformed_calls += 1
+            self.status = "agent_validation_failed"
+            return []
+        if action == "Answer":
+            self.answers = content.strip()
+            self.status = "completed" if self._readable() else "task_environment_error"
+            return []
+        self.sql_run.append(content)
+        observation = user([self._run(content)])
+        if self.replies_used == self.max_rounds:
+            self.status = "task_limit_reached" if self._readable() else "task_environment_error"
+        return observation
+
+    def _run(self, sql: str) -> str:
+        text = ""
+        for statement in filter(None, map(str.strip, sql.split(";"))):
+            result = self._database.run(statement)
+            text = shown(result, limit=None)
+            self._database.run("COMMIT")
+            if result.error is not None:
+                break
+        self._database.new_session()
+        return text
+
+    def _readable(self) -> bool:
+        """Whether the original could read off its answer; for a change that is the hash of the table."""
+        return not self.task.changes_state or self.table_hash() is not None
+
+
+def parse_action(reply: str) -> Literal["Operation", "Answer"] | None:
+    """The action that is named first, anywhere in the reply."""
+    operation, answer = reply.find("Action: Operation"), reply.find("Action: Answer")
+    if operation < 0 and answer < 0:
+        return None
+    return "Operation" if answer < 0 or 0 <= operation < answer else "Answer"

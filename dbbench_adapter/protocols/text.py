@@ -1,0 +1,141 @@
+"""DB-Bench's text protocol (AgentBench v0.2): operations and answers are patterns in free text.
+
+Kept from the original: the order of messages, the patterns and what they miss, 15 statements and one more reply, a
+fresh session per statement, results cut at 800 characters, a block of several statements that is lost, the trimmed
+history. The rules say the same in other words. Source: AgentBench branch v0.2, `src/server/tasks/dbbench/__init__.py`,
+`Interaction.py` and `src/server/task.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dbbench_adapter.backends import Result
+from dbbench_adapter.backends.statements import split_statements
+from dbbench_adapter.protocols.base import Episode, Message, fenced_sql, final_answer, shown, user
+from dbbench_adapter.types import Task
+
+MAX_ROUNDS = 15
+"""Statements; one more reply is read after the last, and can only answer."""
+OUT_OF_SYNC = "Commands out of sync; you can't run this command now"
+MAX_HISTORY_SEGMENTS = 3500
+_DATA_DEFINITION = ("ALTER", "CREATE", "DROP", "RENAME", "TRUNCATE")
+
+RULES = """\
+You answer a question about a MySQL database, or change it as asked, by writing SQL. In every reply explain the problem
+and your thoughts first; then either operate or answer. To operate, write exactly:
+Action: Operation
+```sql
+SELECT * FROM table WHERE condition;
+```
+The block holds one SQL statement on one line and no comment. Only the first block of a reply is run, and you get
+MySQL's raw response. Once you are sure, answer in exactly this form:
+Action: Answer
+Final Answer: ["ANSWER1", "ANSWER2", ...]
+The answer has to be exactly right. If you were asked to change the database, then the tables are compared and the
+answer may be anything. A reply that fits neither form fails at once."""
+
+
+def messages(task: Task) -> list[Message]:
+    """The first prompt. Nothing of the gold is in it."""
+    return [
+        {"role": "user", "content": RULES},
+        {"role": "assistant", "content": "Ok."},
+        {"role": "user", "content": f"{task.question}\n{task.table_note}"},
+    ]
+
+
+def trimmed(history: Sequence[Message]) -> list[Message]:
+    """The history as the model reads it: the first message, and the newest ones as far as 3,500 segments go.
+
+    A segment is a run of up to 7 letters, or any other character but a blank or a line break.
+
+    Args:
+        history: of odd length, user and assistant by turns.
+    """
+    first, later = history[0], list(history[1:])
+    used, kept = segments(first["content"]), 0
+    for message in reversed(later):
+        used += segments(message["content"])
+        if used >= MAX_HISTORY_SEGMENTS:
+            break
+        kept += 1
+    newest = later[len(later) - kept :]
+    if newest and newest[0]["role"] == "user":  # users and assistants go on by turns
+        newest = newest[1:]
+    omitted = len(later) - len(newest)
+    notice = f"\n\n[NOTICE: {omitted} earlier messages are left out.]" if omitted else ""
+    return [{**first, "content": first["content"] + notice}, *newest]
+
+
+def segments(text: str) -> int:
+    """The original's measure of length, in place of tokens."""
+    count = letters = 0
+    for char in text:
+        if char.isalpha():
+            count += letters % 7 == 0
+            letters += 1
+        else:
+            letters = 0
+            count += char not in " \n"
+    return count
+
+
+class TextEpisode(Episode):
+    """An episode whose replies are texts with the patterns of `RULES`; None is a reply without text."""
+
+    SWALLOWS_SETUP_ERRORS = True
+
+    def step(self, reply: str | None) -> list[Message]:
+        self._refuse_if_done()
+        self.replies_used += 1
+        if reply is None:  # the original's loop raises on a reply without text; its first one counts as empty
+            if self.sql_run:
+                self.status = "unknown"
+                return []
+            reply = ""
+        if _action(reply) == "Operation" and len(self.sql_run) < self.max_rounds:
+            return self._operate(fenced_sql(reply))
+        return self._answer(final_answer(reply))
+
+    def _operate(self, sql: str | None) -> list[Message]:
+        if sql is None:
+            self.malformed_calls += 1
+            self.status = "agent validation failed"
+            return []
+        self.sql_run.append(sql)
+        return user([shown(self._run(sql))])
+
+    def _answer(self, answer: str | None) -> list[Message]:
+        self.answers = answer
+        if not answer and len(self.sql_run) >= self.max_rounds:
+            self.status = "task limit reached"
+        elif answer is None:
+            self.malformed_calls += 1
+            self.status = "agent validation failed"
+        else:
+            self.status = "completed"
+        return []
+
+    def _run(self, sql: str) -> Result:
+        """One statement in a session of its own; of several, which the driver cannot fetch, nothing is kept but what
+        commits itself."""
+        if not sql:
+            return Result()
+        statements = split_statements(sql) or [sql]
+        several = len(statements) > 1
+        rolled_back = several and not statements[0].upper().startswith(_DATA_DEFINITION)
+        if rolled_back:
+            self._database.run("BEGIN")
+        result = self._database.run(statements[0])
+        if rolled_back:
+            self._database.run("ROLLBACK")
+        self._database.new_session()
+        return Result(error=OUT_OF_SYNC) if several and result.error is None else result
+
+
+def _action(reply: str) -> str | None:
+    """What stands between the first `Action: ` and the end of its line; None on a last line."""
+    start = reply.find("Action: ")
+    end = reply.find("\n", start)
+    return None if start < 0 or end < 0 else reply[start + len("Action: ") : end]
