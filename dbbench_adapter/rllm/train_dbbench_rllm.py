@@ -1,0 +1,90 @@
+"""Train on DB-Bench with rLLM's `AgentTrainer` over verl.
+
+    python -m dbbench_adapter.rllm.train_dbbench_rllm +dbbench.train_file=$PWD/train.jsonl \\
+        +dbbench.val_file=$PWD/validation.jsonl actor_rollout_ref.model.path=MODEL data.train_batch_size=32 ...
+
+`+dbbench.NAME=VALUE` are the fields of `Settings`; everything else goes to rLLM's `agent_ppo_trainer` config and so to
+verl. Needs rLLM 0.2.1.post1 with a GPU. Not run here: rLLM's side is tested against a copy of its interfaces only.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dbbench_adapter.judges import JudgeName
+from dbbench_adapter.load import load_tasks
+from dbbench_adapter.rllm.agent import DBBenchAgent
+from dbbench_adapter.rllm.data import register_tasks
+from dbbench_adapter.rllm.env import MAX_ROUNDS, DBBenchEnv
+from dbbench_adapter.rllm.interfaces import RllmMissingError, require_rllm
+
+DATASET = "dbbench"
+
+
+class Settings(BaseModel):
+    """What a run of ours sets beside rLLM's own config."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    train_file: Path
+    """Tasks to train on; any form `load_tasks` reads."""
+    val_file: Path
+    """Held-out tasks; `python -m dbbench_adapter.splits` makes both."""
+    backend: str = "sqlite"
+    protocol: Literal["lab", "text"] = "lab"
+    judge: JudgeName = "strict"
+    max_rounds: int = Field(MAX_ROUNDS, ge=1)
+    """Replies per episode; rLLM's rllm.agent.max_steps must not be lower."""
+
+    def env_args(self) -> dict[str, Any]:
+        return self.model_dump(include={"backend", "protocol", "judge", "max_rounds"})
+
+
+def train(config: Any) -> None:
+    """Register both sets of tasks and train.
+
+    Args:
+        config: rLLM's composed config with a group `dbbench`.
+    Raises:
+        ValueError: the group is missing or wrong, or the engine would stop episodes before their last round.
+        TaskFileError: a task file cannot be read.
+    """
+    from omegaconf import OmegaConf
+    from rllm.trainer.agent_trainer import AgentTrainer  # pyright: ignore[reportMissingImports]
+
+    group = config.get("dbbench")
+    settings = Settings.model_validate({} if group is None else OmegaConf.to_container(group, resolve=True))
+    if config.rllm.agent.max_steps < settings.max_rounds:
+        raise ValueError(
+            f"rllm.agent.max_steps={config.rllm.agent.max_steps} stops episodes before their last round, which is the "
+            f"one that pays; expected at least dbbench.max_rounds={settings.max_rounds}"
+        )
+    AgentTrainer(
+        agent_class=DBBenchAgent,
+        env_class=DBBenchEnv,
+        agent_args={},
+        env_args=settings.env_args(),
+        config=config,
+        train_dataset=register_tasks(DATASET, load_tasks(settings.train_file), "train"),
+        val_dataset=register_tasks(DATASET, load_tasks(settings.val_file), "validation"),
+    ).train()
+
+
+def main() -> int:
+    try:
+        require_rllm()
+    except RllmMissingError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    import hydra
+
+    hydra.main(config_path="pkg://rllm.trainer.config", config_name="agent_ppo_trainer", version_base=None)(train)()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,364 @@
+"""rLLM's agent and environment of DB-Bench, driven as rLLM's engine drives them, and its data sets and trainer."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dbbench_adapter.load import write_tasks
+from dbbench_adapter.rllm import env as env_module
+from dbbench_adapter.rllm.agent import DBBenchAgent
+from dbbench_adapter.rllm.data import register_tasks, rllm_rows
+from dbbench_adapter.rllm.env import DBBenchEnv, UnjudgedError, task_of
+from dbbench_adapter.rllm.interfaces import BaseAgent, BaseEnv, RllmMissingError
+from dbbench_adapter.tests.rllm_loop import play
+from dbbench_adapter.types import Column, Gold, Table, Task
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE = Table("fruit", (Column("name"), Column("price", "INT")), (("Plum", 5), ("Pear", 4), ("Fig", 2)))
+SELECT = Task(
+    id="select",
+    question="Which fruit costs less than 5?",
+    kind="SELECT",
+    tables=(TABLE,),
+    gold=Gold(rows=(("Pear", 4), ("Fig", 2)), sql="SELECT name, price FROM fruit WHERE price < 5"),
+    table_note="The table is called fruit and has these headers: name, price.",
+    skills=("select",),
+    typed=True,
+    source="lifelong",
+)
+UPDATE = Task("update", "Set all prices to 7.", "UPDATE", (TABLE,), Gold(sql="UPDATE fruit SET price = 7"), typed=True)
+
+
+def operate(sql):
+    return f"I look.\nAction: Operation\n```sql\n{sql}\n```"
+
+
+def answer(text):
+    return f"I know.\nAction: Answer\nFinal Answer: {text}"
+
+
+LOOK, RIGHT, WRONG = operate("SELECT * FROM fruit;"), answer("[('Pear', 4), ('Fig', 2)]"), answer("[('Plum', 5)]")
+ILLEGAL = "The cheap ones are Pear and Fig."
+
+
+def run(task, replies, **settings):
+    env = DBBenchEnv(task, **settings)
+    return asyncio.run(play(DBBenchAgent(), env, replies))
+
+
+def live_databases():
+    return env_module._shared("sqlite").live_databases()
+
+
+# rewards ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "replies", "rewards", "status"),
+    [
+        pytest.param(SELECT, [RIGHT], [1.0], "completed", id="right_at_once"),
+        pytest.param(SELECT, [LOOK, LOOK, RIGHT], [0.0, 0.0, 1.0], "completed", id="right_in_the_last_round"),
+        pytest.param(SELECT, [LOOK, WRONG], [0.0, -1.0], "completed", id="wrong"),
+        pytest.param(SELECT, [LOOK] * 3, [0.0, 0.0, -0.8], "task_limit_reached", id="out_of_rounds"),
+        pytest.param(SELECT, [ILLEGAL], [-0.2], "agent_validation_failed", id="illegal_at_once"),
+        pytest.param(SELECT, [LOOK, ILLEGAL], [0.0, -0.2], "agent_validation_failed", id="illegal_later"),
+        pytest.param(UPDATE, [operate("UPDATE fruit SET price = 7"), answer("[]")], [0.0, 1.0], "completed", id="done"),
+        pytest.param(UPDATE, [answer("[]")], [-1.0], "completed", id="change_not_made"),
+        pytest.param(
+            UPDATE, [operate("UPDATE fruit SET price = 7")] * 3, [0.0, 0.0, -0.8], "task_limit_reached", id="no_answer"
+        ),
+    ],
+)
+def test_an_episode_pays_once_at_its_end(task, replies, rewards, status):
+    trajectory, reason = run(task, replies)
+    assert reason == "ENV_DONE"
+    assert [step.reward for step in trajectory.steps] == rewards
+    assert [step.done for step in trajectory.steps] == [False] * (len(rewards) - 1) + [True]
+    assert trajectory.reward == sum(rewards)
+    assert trajectory.steps[-1].info["status"] == status
+
+
+def test_under_labs_own_judge_a_right_state_counts_without_an_answer():
+    trajectory, _ = run(UPDATE, [operate("UPDATE fruit SET price = 7")] * 3, judge="lab")
+    assert [step.reward for step in trajectory.steps] == [0.0, 0.0, 1.0]
+
+
+def test_the_text_protocol_has_the_same_ends_under_its_own_words():
+    settings = {"protocol": "text", "max_rounds": 2}
+    right = run(SELECT, [operate("SELECT 1"), RIGHT], **settings)[0]
+    illegal = run(SELECT, [ILLEGAL], **settings)[0]
+    late = run(SELECT, [LOOK, LOOK, LOOK], **settings)[0]
+    assert (right.reward, illegal.reward, late.reward) == (1.0, -0.2, -0.8)
+    assert illegal.steps[-1].info["status"] == "agent validation failed"
+
+
+def test_an_engine_with_fewer_steps_than_rounds_ends_without_a_reward():
+    env = DBBenchEnv(SELECT)
+    trajectory, reason = asyncio.run(play(DBBenchAgent(), env, [LOOK, LOOK], max_steps=2))
+    assert (reason, trajectory.reward, live_databases()) == ("MAX_STEPS", 0.0, 0)
+
+
+def test_what_nobody_can_judge_is_no_reward_of_zero():
+    without_gold = Task("x", "?", "SELECT", (TABLE,), Gold())
+    with pytest.raises(UnjudgedError, match=r"task 'x' could not be judged by 'strict': no_gold; .*validate --replay"):
+        run(without_gold, [RIGHT])
+    assert live_databases() == 0
+
+
+# the conversation ---------------------------------------------------------------------------------------------------
+
+
+def test_each_step_continues_the_conversation_of_the_one_before():
+    agent = DBBenchAgent()
+    trajectory, _ = asyncio.run(play(agent, DBBenchEnv(SELECT), [LOOK, operate("SELECT * FROM vegetables"), RIGHT]))
+    roles = [message["role"] for message in agent.chat_completions]
+    assert roles == ["system", "user", "assistant", "user", "assistant", "user", "assistant", "user", "assistant"]
+    assert [len(step.chat_completions) for step in trajectory.steps] == [5, 7, 9]
+    for step in trajectory.steps:
+        assert step.chat_completions == agent.chat_completions[: len(step.chat_completions)]
+    assert "Which fruit costs less than 5?" in agent.chat_completions[3]["content"]
+    assert agent.chat_completions[5]["content"] == "[('Plum', 5), ('Pear', 4), ('Fig', 2)]"
+    assert "vegetables" in agent.chat_completions[7]["content"]
+    assert [step.action for step in trajectory.steps] == [LOOK, operate("SELECT * FROM vegetables"), RIGHT]
+    assert [step.info["num_statements"] for step in trajectory.steps] == [1, 2, 2]
+
+
+def test_an_agent_that_is_reset_has_forgotten_everything():
+    agent = DBBenchAgent()
+    asyncio.run(play(agent, DBBenchEnv(SELECT), [RIGHT]))
+    agent.reset()
+    assert (agent.chat_completions, agent.trajectory.steps, agent.get_current_state()) == ([], [], None)
+
+
+def test_the_gold_is_nowhere_the_model_or_a_log_looks():
+    secret = Task("x", "?", "SELECT", (TABLE,), Gold(rows=(("SECRET",),), answers=("SECRET",), sql="SELECT 'SECRET'"))
+    agent = DBBenchAgent()
+    trajectory, _ = asyncio.run(play(agent, DBBenchEnv(secret), [LOOK, WRONG]))
+    assert "SECRET" not in json.dumps([agent.chat_completions, [step.info for step in trajectory.steps]])
+
+
+# databases and threads ----------------------------------------------------------------------------------------------
+
+
+def test_the_database_is_gone_when_the_episode_has_ended_is_closed_or_starts_again():
+    env = DBBenchEnv(SELECT)
+    env.reset()
+    env.step(LOOK)
+    env.reset()  # the engine tries a trajectory again on the same environment
+    assert live_databases() == 1
+    assert env.step(RIGHT)[1:3] == (1.0, True)
+    assert live_databases() == 0
+    env.reset()
+    env.close()
+    env.close()
+    assert live_databases() == 0
+    with pytest.raises(RuntimeError, match="no episode under way; call reset first"):
+        env.step(RIGHT)
+
+
+def test_many_episodes_share_a_pool_of_threads():
+    async def all_at_once():
+        with ThreadPoolExecutor(max_workers=8) as executor:
+            episodes = [
+                play(DBBenchAgent(), DBBenchEnv(SELECT), [LOOK, RIGHT if k % 2 else WRONG], executor=executor)
+                for k in range(32)
+            ]
+            return await asyncio.gather(*episodes)
+
+    assert DBBenchEnv.is_multithread_safe()
+    assert [trajectory.reward for trajectory, _ in asyncio.run(all_at_once())] == [-1.0, 1.0] * 16
+    assert live_databases() == 0
+
+
+def test_a_close_waits_for_the_step_that_the_engine_gave_up(monkeypatch):
+    env = DBBenchEnv(SELECT)
+    env.reset()
+    started, go_on = threading.Event(), threading.Event()
+    step = env._episode.step
+
+    def slow(reply):
+        started.set()
+        go_on.wait(10)
+        return step(reply)
+
+    monkeypatch.setattr(env._episode, "step", slow)
+    with ThreadPoolExecutor(max_workers=2) as executor:
+        stepped = executor.submit(env.step, LOOK)
+        started.wait(10)
+        closed = executor.submit(env.close)
+        assert not closed.done()
+        go_on.set()
+        assert stepped.result(10)[2] is False
+        closed.result(10)
+    assert live_databases() == 0
+
+
+# rows ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", [SELECT, UPDATE], ids=lambda task: task.id)
+def test_a_row_goes_through_parquet_and_back(tmp_path, task):
+    rows = rllm_rows([task])
+    assert all(isinstance(rows[0][name], str) for name in ("tables", "gold", "skills"))
+    pq.write_table(pa.Table.from_pylist([{"extra_info": row} for row in rows]), tmp_path / "rows.parquet")
+    (read,) = pq.read_table(tmp_path / "rows.parquet").to_pylist()
+    env = DBBenchEnv.from_dict({**read["extra_info"], "max_rounds": 1, "judge": "lab"})
+    assert (env.task, env.judge) == (task, "lab")
+    env.reset()
+    assert env.step(LOOK)[1:3] == (-0.8, True)  # one round only
+    assert task_of(task.to_dict()) == task  # plain values do as well
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        pytest.param({"max_round": 3}, "max_round", id="misspelt_setting"),
+        pytest.param({"gold": "{"}, "Expecting property name", id="no_json"),
+        pytest.param({"protocol": "fc"}, "expected lab or text: rLLM's engine hands over texts", id="calls"),
+    ],
+)
+def test_a_row_that_is_none_is_refused(fields, words):
+    with pytest.raises(ValueError, match=words):
+        DBBenchEnv.from_dict({**rllm_rows([SELECT])[0], **fields})
+
+
+# with and without rLLM ----------------------------------------------------------------------------------------------
+
+MODULES = {
+    "agents/agent.py": """
+        from dbbench_adapter.rllm.standins import Action, Step, Trajectory
+        class BaseAgent:
+            def get_current_state(self):
+                return self.trajectory.steps[-1] if self.trajectory.steps else None
+    """,
+    "environments/base/base_env.py": """
+        class BaseEnv:
+            idx = None
+    """,
+    "data/dataset.py": """
+        import pandas, pathlib
+        class Dataset:
+            def __init__(self, path):
+                self.path = path
+            def get_verl_data_path(self):
+                return str(self.path)
+        class DatasetRegistry:
+            @classmethod
+            def register_dataset(cls, name, data, split="default"):
+                pandas.DataFrame(data).to_parquet(f"{name}-{split}.parquet")
+                prompt, reward = [{"role": "user", "content": "placeholder"}], {"style": "rule", "ground_truth": None}
+                rows = [{"prompt": prompt, "reward_model": reward, "extra_info": row} for row in data]
+                path = pathlib.Path(f"{name}-{split}_verl.parquet").absolute()
+                pandas.DataFrame(rows).to_parquet(path)
+                return Dataset(path)
+    """,
+    "trainer/agent_trainer.py": """
+        import pandas
+        from rllm.agents.agent import BaseAgent
+        from rllm.environments.base.base_env import BaseEnv
+        class AgentTrainer:
+            def __init__(self, agent_class, env_class, agent_args, env_args, config, train_dataset, val_dataset):
+                assert issubclass(agent_class, BaseAgent) and issubclass(env_class, BaseEnv)
+                self.made = (agent_class, env_class, agent_args, env_args)
+                self.train_dataset, self.val_dataset, self.config = train_dataset, val_dataset, config
+            def train(self):
+                agent_class, env_class, agent_args, env_args = self.made
+                for dataset in (self.train_dataset, self.val_dataset):
+                    for row in pandas.read_parquet(dataset.get_verl_data_path())["extra_info"]:
+                        env, agent = env_class.from_dict({**row, **env_args}), agent_class(**agent_args)
+                        print("trains on", env.task.id, env.judge, self.config.data.train_batch_size)
+    """,
+}
+
+
+@pytest.fixture
+def rllm(tmp_path):
+    """An installed rLLM as far as its interfaces go; modules can be left out or replaced."""
+
+    def command(*arguments, modules=MODULES):
+        for name, text in modules.items():
+            file = tmp_path / "site" / "rllm" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            for folder in [file.parent, *file.parent.parents]:
+                if folder == tmp_path / "site":
+                    break
+                (folder / "__init__.py").touch()
+            file.write_text(textwrap.dedent(text))
+        config = tmp_path / "site" / "rllm" / "trainer" / "config"
+        config.mkdir(parents=True, exist_ok=True)
+        (config / "__init__.py").touch()
+        (config / "agent_ppo_trainer.yaml").write_text("data: {train_batch_size: 8}\nrllm: {agent: {max_steps: 20}}\n")
+        environment = os.environ | {"PYTHONPATH": f"{tmp_path / 'site'}{os.pathsep}{ROOT}"}
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    return command
+
+
+TRAIN = ("-m", "dbbench_adapter.rllm.train_dbbench_rllm")
+
+
+def test_the_trainer_gets_real_subclasses_and_both_sets_of_tasks(tmp_path, rllm):
+    write_tasks(tmp_path / "train.jsonl", [SELECT])
+    write_tasks(tmp_path / "val.jsonl", [UPDATE])
+    files = [f"+dbbench.train_file={tmp_path / 'train.jsonl'}", f"+dbbench.val_file={tmp_path / 'val.jsonl'}"]
+    run = rllm(*TRAIN, *files, "+dbbench.judge=lab", "data.train_batch_size=16")
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines() == ["trains on select lab 16", "trains on update lab 16"]
+    early = rllm(*TRAIN, *files, "rllm.agent.max_steps=2")
+    assert early.returncode != 0
+    assert "rllm.agent.max_steps=2 stops episodes before their last round" in early.stderr
+    bare = rllm(*TRAIN)
+    assert bare.returncode != 0
+    assert "train_file" in bare.stderr
+    misspelt = rllm(*TRAIN, *files, "+dbbench.juge=lab")
+    assert misspelt.returncode != 0
+    assert "juge" in misspelt.stderr
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        pytest.param({}, id="none"),
+        pytest.param({"agents/agent.py": MODULES["agents/agent.py"]}, id="one_without_environments"),
+    ],
+)
+def test_without_the_rllm_we_stand_on_training_says_what_to_install(rllm, modules):
+    run = rllm(*TRAIN, modules=modules)
+    assert run.returncode == 1
+    assert "error: this needs rLLM 0.2.1.post1" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_an_rllm_that_is_broken_is_not_taken_for_none(rllm):
+    broken = {"agents/agent.py": "import a_package_that_is_missing"}
+    run = rllm(*TRAIN, modules=broken)
+    assert "No module named 'a_package_that_is_missing'" in run.stderr
+
+
+def test_without_rllm_agent_and_environment_work_and_only_the_registry_is_missing():
+    assert issubclass(DBBenchAgent, BaseAgent)
+    assert issubclass(DBBenchEnv, BaseEnv)
+    env = DBBenchEnv(SELECT)
+    env.idx = 3
+    assert env.idx == 3
+    if BaseEnv.__module__.startswith("rllm."):
+        pytest.skip("rLLM is installed")
+    with pytest.raises(RllmMissingError, match=r"pip install 'rllm @ git\+https://github\.com/rllm-org/rllm@v0"):
+        register_tasks("dbbench", [SELECT], "train")
