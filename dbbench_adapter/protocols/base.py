@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from dbbench_adapter.backends import Backend, Database, Result, Snapshot, TableError
 from dbbench_adapter.backends.base import STATEMENT_TIMEOUT_S, check_tables
@@ -102,7 +102,7 @@ class Episode(ABC):
         """Drop the database; calling it again does nothing."""
         self._database.close()
 
-    def __enter__(self) -> Episode:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
