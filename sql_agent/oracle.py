@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import functools
 import json
 import random
 import socket
@@ -62,9 +61,8 @@ def replay(tasks: Sequence[Task], protocol: ProtocolName = "fc") -> Script:
         ValueError: two tasks look alike to the agent and differ in their gold; no oracle can be right on both.
     """
     scripts: dict[str, list[Json]] = {}
-    solve = _solution if protocol == "fc" else functools.partial(_written_solution, protocol=protocol)
     for task in tasks:
-        prompt, replies = PROTOCOLS[protocol].messages(task), solve(task)
+        prompt, replies = PROTOCOLS[protocol].messages(task), solution(task, protocol)
         # a first prompt may hold turns of an assistant, which are not the oracle's
         script = [{}] * _turn(prompt) + replies
         if scripts.setdefault(prompt[-1]["content"], script) != script:
@@ -78,6 +76,11 @@ def replay(tasks: Sequence[Task], protocol: ProtocolName = "fc") -> Script:
     return answer
 
 
+def solution(task: Task, protocol: ProtocolName = "fc") -> list[Json]:
+    """The replies of the perfect agent, assistant messages: its reference, where it has one, and its gold answer."""
+    return _called_solution(task) if protocol == "fc" else _written_solution(task, protocol)
+
+
 def _written_solution(task: Task, protocol: ProtocolName) -> list[Json]:
     rows = list(task.gold.rows or [(answer,) for answer in task.gold.answers or ()])
     answers = str(rows) if protocol == "lab" else json.dumps(gold_answers(task))
@@ -88,7 +91,7 @@ def _written_solution(task: Task, protocol: ProtocolName) -> list[Json]:
     return [{"role": "assistant", "content": f"I work on it.\n{reply}"} for reply in replies]
 
 
-def _solution(task: Task) -> list[Json]:
+def _called_solution(task: Task) -> list[Json]:
     commit = calls(call("commit_final_answer", {"answers": gold_answers(task)}, "call_commit"))
     if task.gold.sql is None:
         return [commit]
