@@ -6,18 +6,24 @@ Leaves out what needs a catalogue: a column is known by its name alone, and by n
 from __future__ import annotations
 
 import datetime
+import math
 from dataclasses import dataclass
-from decimal import ROUND_HALF_UP, Decimal
+from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Any, Literal
 
 from sqlglot import exp
+
+_MAX_SCALE = 30
 
 
 @dataclass(frozen=True)
 class Kind:
     name: Literal["text", "int", "decimal", "double"]
     scale: int = 0
-    """Digits after the point; of decimals only."""
+    """Digits after the point, at most 30 as in MySQL; of decimals only."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scale", min(self.scale, _MAX_SCALE))
 
     @property
     def is_number(self) -> bool:
@@ -33,6 +39,8 @@ ColumnKinds = frozenset[tuple[str, Kind]]
 _AVG_DIGITS = 4
 """MySQL's div_precision_increment: AVG and `/` of exact numbers have four more digits."""
 _MAX_ALIAS_DEPTH = 20
+_DECIMALS = Context(prec=400)
+"""Room for every double with all of MySQL's digits."""
 
 
 def declared_kind(declared: str) -> Kind:
@@ -54,8 +62,8 @@ def as_driver_shows(value: Any, kind: Kind | None) -> Any:
         return value
     if kind.name == "double":
         return float(value)
-    if kind.name == "decimal":
-        return Decimal(repr(value)).quantize(Decimal(1).scaleb(-kind.scale), ROUND_HALF_UP)
+    if kind.name == "decimal" and math.isfinite(value):
+        return Decimal(repr(value)).quantize(Decimal(1).scaleb(-kind.scale), ROUND_HALF_UP, _DECIMALS)
     return value
 
 

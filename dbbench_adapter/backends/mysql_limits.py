@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from sqlglot import exp
 
+from dbbench_adapter.backends.clock import check
+
 MAX_TABLES = 200
 """Tables of one statement, each use of a CTE counted with what is in it."""
 MAX_EXPANSION = 20_000
@@ -15,7 +17,11 @@ MAX_EXPANSION = 20_000
 
 
 def blows_up(tree: exp.Expr) -> bool:
-    """Whether the tree holds more than `MAX_TABLES` tables or `MAX_EXPANSION` columns, written out."""
+    """Whether the tree holds more than `MAX_TABLES` tables or `MAX_EXPANSION` columns, written out.
+
+    Raises:
+        StatementTimeout: the statement's time is up.
+    """
     if not tree.find(exp.Subquery, exp.CTE):
         return False
     sizes = _Sizes({cte.alias.lower(): cte.this for cte in tree.find_all(exp.CTE)})
@@ -33,6 +39,7 @@ class _Sizes:
     def tables(self, node: exp.Expr) -> int:
         """The tables below a node; a CTE that uses itself counts once there."""
         if id(node) not in self._tables:
+            check()
             self._tables[id(node)] = 1
             inner = (self._ctes.get(table.name.lower()) for table in node.find_all(exp.Table))
             self._tables[id(node)] = sum(1 if cte is None else 1 + self.tables(cte) for cte in inner)
@@ -41,6 +48,7 @@ class _Sizes:
     def width(self, select: exp.Expr) -> int:
         """The columns in the widest expression of a SELECT, times the width of what it selects from."""
         if id(select) not in self._widths:
+            check()
             self._widths[id(select)] = 1
             items = select.expressions if isinstance(select, exp.Select) else []
             own = max((sum(1 for _ in item.find_all(exp.Column)) for item in items), default=1)

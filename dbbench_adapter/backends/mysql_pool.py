@@ -30,7 +30,8 @@ from dbbench_adapter.backends.base import BackendUnavailable
 
 CONNECT_TIMEOUT_S = 10.0
 ADMIN_TIMEOUT_S = 30.0
-LOCK_WAIT_S = 5
+LOCK_WAIT_S = 2
+_REMOVE_ATTEMPTS = 30
 KILL_AFTER_S = 0.25
 """Past a statement's own limit, which the server is to heed first."""
 GIVE_UP_AFTER_S = 0.75
@@ -182,7 +183,7 @@ class Pool:
                 except pymysql.Error:
                     if not stale:
                         raise
-                    _hang_up(slot.agent)  # the server closed it, or left something behind: not used again
+                    _hang_up(slot.agent)  # the server closed it: not used again
 
     def give_back(self, slot: Slot) -> None:
         """Empty a slot for the next episode; one that cannot be proved empty is not used again."""
@@ -197,8 +198,7 @@ class Pool:
             self._free.append(slot)
         else:
             _hang_up(slot.agent)
-            with contextlib.suppress(pymysql.Error):
-                _remove(slot.admin, slot.name)
+            threading.Thread(target=_remove_retired, args=(slot,), name="mysql-remove", daemon=True).start()
 
     def session(self, slot: Slot, *, typed: bool, statement_timeout_s: float) -> Connection:
         """The agent's session with MySQL's manners, whichever server it is."""
@@ -335,6 +335,18 @@ def _remove(admin: Connection, name: str) -> None:
     with admin.cursor() as cursor:
         cursor.execute(f"DROP DATABASE IF EXISTS {name}")
         cursor.execute(f"DROP USER IF EXISTS {name}")
+
+
+def _remove_retired(slot: Slot) -> None:
+    """Remove what could not be emptied, as soon as what still runs in it has ended."""
+    for _ in range(_REMOVE_ATTEMPTS):
+        try:
+            _remove(slot.admin, slot.name)
+            break
+        except (pymysql.Error, OSError):  # still locked
+            if not slot.admin.open:  # the server is gone, or the pool is closed, which removes it too
+                break
+    _hang_up(slot.admin)
 
 
 def _hang_up(connection: Connection | None) -> None:

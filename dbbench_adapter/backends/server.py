@@ -95,7 +95,8 @@ class PrivateServer:
         command += [f"--socket={self._folder / 'socket'}", f"--port={port}", "--bind-address=127.0.0.1"]
         command += ["--skip-name-resolve", "--skip-log-bin", "--innodb-flush-log-at-trx-commit=0"]
         command += ["--innodb-log-file-size=16M", "--innodb-buffer-pool-size=64M", "--max-connections=1024"]
-        command += ["--skip-symbolic-links", "--local-infile=0", "--max-allowed-packet=4M"]
+        command += ["--skip-symbolic-links", "--local-infile=0", "--max-allowed-packet=1M"]
+        command += ["--enforce-storage-engine=InnoDB"]  # whose tables are measured
         for name, limit in _SESSION_LIMITS.items():
             command += [f"--{name}={limit}", f"--maximum-{name}={limit}"]
         started = threading.Event()
