@@ -22,6 +22,7 @@ import pymysql
 from pymysql.cursors import Cursor, SSCursor
 from sqlglot.errors import SqlglotError
 
+from dbbench_adapter.backends import group_order
 from dbbench_adapter.backends.base import (
     MAX_RESULT_CHARS,
     MAX_ROWS,
@@ -181,8 +182,10 @@ class MysqlDatabase:
 
     def _as_sent(self, sql: str) -> str:
         sql = with_real_name(sql, self._slot.name)
+        if not self._pool.is_mariadb:
+            return sql
         # MariaDB before 11.6 knows no DELETE FROM t AS x WHERE, which MySQL does; DELETE x FROM t AS x is the same
-        return _ALIASED_DELETE.sub(r"DELETE \2 FROM \1 AS \2 WHERE ", sql, count=1) if self._pool.is_mariadb else sql
+        return group_order.for_mariadb(_ALIASED_DELETE.sub(r"DELETE \2 FROM \1 AS \2 WHERE ", sql, count=1))
 
     def _fetched(self, cursor: SSCursor, deadline: float) -> Result:
         if cursor.description is None:

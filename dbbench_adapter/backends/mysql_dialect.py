@@ -22,6 +22,7 @@ from sqlglot.errors import ErrorLevel, ParseError, SqlglotError
 
 from dbbench_adapter.backends.clock import check
 from dbbench_adapter.backends.functions import FUNCTIONS
+from dbbench_adapter.backends.group_order import order_groups
 from dbbench_adapter.backends.mysql_kinds import ColumnKinds, Kind, KindFinder
 from dbbench_adapter.backends.mysql_limits import blows_up
 
@@ -260,6 +261,7 @@ def _rewritten(tree: exp.Expr, finder: KindFinder) -> exp.Expr:
     for node in list(tree.find_all(exp.GroupConcat)):
         node.replace(_group_concat(node))
     _keep_written_decimals(tree)
+    order_groups(tree)
     if isinstance(tree, exp.Update):
         return _sqlite_update(tree, finder)
     if isinstance(tree, exp.Delete):

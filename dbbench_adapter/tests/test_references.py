@@ -1,22 +1,24 @@
-"""The benchmark's own references, run on either backend."""
+"""The benchmark's own references, run on either backend and read as their original reads them."""
 
-from dbbench_adapter.backends.mysql_kinds import plain
-from dbbench_adapter.judges.strict import same_rows
+from dbbench_adapter.judges import lab
 from dbbench_adapter.load import load_tasks
+from dbbench_adapter.protocols.base import shown
+
+TIED = ["entry_dict-41", "entry_dict-225", "entry_dict-228", "entry_dict-273"]
 
 
-def test_lifelong_references_print_the_gold_rows(data_file, backend):
-    """Each reference prints its gold on either backend, except where SQL leaves the choice to the server: the order
-    of rows that ORDER BY leaves tied, and which of them a LIMIT keeps. MariaDB chooses anew from run to run."""
-    tied, unlike = [], []
+def test_lifelong_references_print_the_gold_rows_in_mysqls_order(data_file, backend):
+    """Under LifelongAgentBench's judge, which heeds the order of rows. What ORDER BY leaves tied comes as the server
+    likes: MySQL's own order of ties is missed in 4 of 350 on SQLite and in 6 to 9 on MariaDB, which chooses anew from
+    run to run."""
+    missed = []
     for task in load_tasks(data_file("lifelong/entry_dict.json")):
         if task.changes_state:
             continue
         with backend.open(task.tables, typed=True) as database:
-            rows = tuple(tuple(plain(cell) for cell in row) for row in database.run(task.gold.sql).rows)
-        if same_rows(rows, task.gold.rows, ordered=task.ordered):
-            continue
-        chosen_by_server = same_rows(rows, task.gold.rows, ordered=False) or "LIMIT" in task.gold.sql
-        (tied if chosen_by_server else unlike).append(task.id)
-    assert unlike == []
-    assert len(tied) <= 20  # of 350; 13 to 16 seen
+            if not lab.same_rows(shown(database.run(task.gold.sql), limit=None), task.gold.rows):
+                missed.append(task)
+    assert all("ORDER BY" in task.gold.sql for task in missed)
+    assert len(missed) <= 12
+    if type(backend).__name__ == "SqliteBackend":
+        assert [task.id for task in missed] == TIED
