@@ -1,12 +1,12 @@
-"""What an episode costs on either backend, and that none is left behind (`dbbench_adapter.bench`)."""
+"""What an episode costs on either backend, and that none is left behind (`scripts.bench_dbbench`)."""
 
 from __future__ import annotations
 
 import statistics
 
 from dbbench_adapter.backends import BackendUnavailable, open_backend
-from dbbench_adapter.bench import episode_times
 from scripts.bench.report import Row
+from scripts.bench_dbbench import episode_times
 
 EPISODES = 1000
 TARGET_MS = {"sqlite": 10.0, "mariadb": 40.0}

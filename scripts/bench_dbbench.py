@@ -1,0 +1,216 @@
+"""What DB-Bench costs here: `python -m scripts.bench_dbbench [--json FILE]`; about two minutes on two idle cores.
+
+One episode is a database with a table of 30 rows, three statements (two looks and a change), a commit and the strict
+judge, which makes a second database for the reference; then both are dropped. No statement is said twice, so that none
+is in a cache. Episodes run in processes with threads, as runners do. Leaves out the model and the agent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from dbbench_adapter import judge
+from dbbench_adapter.backends import Backend, BackendUnavailable, open_backend
+from dbbench_adapter.protocols.fc import FcEpisode
+from dbbench_adapter.types import Column, Gold, Table, Task
+from scripts.bench.report import Row, facts, table
+
+NUM_ROWS = 30
+NUM_ANSWERS = 10_000
+TARGET_PER_S = {"sqlite": 400.0, "mariadb": 200.0}
+TARGET_JUDGE_S = 2.0
+TARGET_GROWTH_MIB = 16.0
+ORIGINAL_S = {"LifelongAgentBench": 0.1, "AgentBench": 0.25}
+"""Database work of one episode in the originals, measured (doc/dbbench.md); the first plays one at a time."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one process measured."""
+
+    started: float
+    ended: float
+    times_ms: list[float]
+    early_mib: float
+    """Resident memory after a tenth of the episodes."""
+    late_mib: float
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = parse_args(arguments)
+    rows = [row for backend in args.backend for row in measure_backend(backend, args)]
+    rows.append(Row(f"judging {NUM_ANSWERS:,} answers, fc and strict", judging_s(), "s", TARGET_JUDGE_S))
+    found = facts()
+    print(table(rows))
+    print(f"\n{args.processes} processes, {args.concurrency} episodes at once; load over the last minute ", end="")
+    print(f"{found['load']} on {os.cpu_count()} cores")
+    if args.json:
+        args.json.write_text(json.dumps({"facts": found, "rows": [asdict(row) for row in rows]}, indent=2) + "\n")
+    return int(any(row.met is False for row in rows))
+
+
+def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.bench_dbbench", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument(
+        "--backend",
+        action="append",
+        metavar="SPEC",
+        help="sqlite, mariadb or mysql://user:password@host:port; may be given again (default: sqlite and mariadb)",
+    )
+    parser.add_argument("--episodes", type=int, default=10_000, help="of each backend, default 10000")
+    parser.add_argument("--processes", type=int, default=2, help="default 2")
+    parser.add_argument("--concurrency", type=int, default=32, help="episodes at once in all processes, default 32")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+    args = parser.parse_args(arguments)
+    if not 1 <= args.processes <= args.concurrency <= args.episodes:
+        parser.error("expected 1 <= processes <= concurrency <= episodes")
+    args.backend = args.backend or ["sqlite", "mariadb"]
+    return args
+
+
+def measure_backend(spec: str, args: argparse.Namespace) -> list[Row]:
+    """Rows of one backend; where it is not there one row that says why."""
+    name = spec.partition(":")[0]
+    target = TARGET_PER_S.get(name, TARGET_PER_S["mariadb"])
+    try:
+        with served(spec) as (shared, watcher):
+            shares = run_shares(shared, args.episodes, args.processes, args.concurrency)
+            left = watcher.live_databases()
+    except BackendUnavailable as missing:
+        return [Row(f"{name} episodes", None, "1/s", target, "at least", limit=f"not measured: {missing}")]
+    return backend_rows(name, target, shares, left)
+
+
+def backend_rows(name: str, target: float, shares: Sequence[Share], left: int) -> list[Row]:
+    times_ms = [time_ms for share in shares for time_ms in share.times_ms]
+    seconds = max(share.ended for share in shares) - min(share.started for share in shares)
+    rate = len(times_ms) / seconds
+    early, late = (max(getattr(share, name) for share in shares) for name in ("early_mib", "late_mib"))
+    a_tenth = f"{len(times_ms) // 10:,}"
+    return [
+        Row(f"{name} episodes, {len(times_ms):,}", rate, "1/s", target, "at least"),
+        *(
+            Row(f"{name}, times as many as {original} ({seconds_each} s each, one at a time)", rate * seconds_each, "x")
+            for original, seconds_each in ORIGINAL_S.items()
+        ),
+        Row(f"{name} episode, median while the others run", statistics.median(times_ms), "ms"),
+        Row(f"{name}, memory of the larger process after {a_tenth} episodes", early, "MiB"),
+        Row(f"{name}, growth from there to {len(times_ms):,}", late - early, "MiB", TARGET_GROWTH_MIB),
+        Row(f"{name} databases left", float(left), "", 0.0),
+    ]
+
+
+@contextmanager
+def served(spec: str) -> Iterator[tuple[str, Backend]]:
+    """A spec that several processes can open, and a backend that sees what they leave behind."""
+    if spec == "mariadb":
+        from dbbench_adapter.backends.server import PrivateServer
+
+        with PrivateServer() as server, open_backend(server.url) as backend:
+            yield server.url, backend
+    else:
+        with open_backend(spec) as backend:
+            yield spec, backend
+
+
+def run_shares(spec: str, episodes: int, processes: int, concurrency: int) -> list[Share]:
+    """Play the episodes in that many processes, with `concurrency` of them at once in all."""
+    parts = [(spec, range(i, episodes, processes), -(-concurrency // processes)) for i in range(processes)]
+    if processes == 1:
+        return [run_share(*parts[0])]
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(run_share, *zip(*parts, strict=True)))
+
+
+def run_share(spec: str, numbers: range, threads: int) -> Share:
+    """Play the episodes of these numbers, so many at once, and count what memory they leave."""
+    with open_backend(spec) as backend, ThreadPoolExecutor(threads) as pool:
+        early = numbers[: max(len(numbers) // 10, 1)]
+        started = time.monotonic()
+        times_ms = list(pool.map(lambda number: play(backend, bench_task(number)), early))
+        early_mib = _resident_mib()
+        times_ms += pool.map(lambda number: play(backend, bench_task(number)), numbers[len(early) :])
+        ended = time.monotonic()
+        left = backend.live_databases()
+        if left:
+            raise RuntimeError(f"{spec}: {left} databases left after all episodes were closed")
+        return Share(started, ended, times_ms, early_mib, _resident_mib())
+
+
+def episode_times(backend: Backend, n: int) -> list[float]:
+    """Wall clock of each of `n` episodes, in milliseconds, one after another.
+
+    Raises:
+        RuntimeError: an episode was not judged right; its time would mean nothing.
+    """
+    return [play(backend, bench_task(index)) for index in range(n)]
+
+
+def bench_task(index: int) -> Task:
+    columns = (Column("Name"), Column("City"), Column("Year", "INT"), Column("Points", "INT"), Column("Note"))
+    rows = tuple((f"name {i}", f"city {i % 7}", 1990 + i % 5, 10 * i + index, f"note {i}") for i in range(NUM_ROWS))
+    return Task(
+        id=f"bench-{index}",
+        question="",
+        kind="UPDATE",
+        tables=(Table(f"Results {index}", columns, rows),),
+        gold=Gold(sql=f"UPDATE `Results {index}` SET `Points` = {index} WHERE `Name` = 'name {index % NUM_ROWS}'"),
+        typed=True,
+    )
+
+
+def play(backend: Backend, task: Task) -> float:
+    """One episode from its making to its end, in milliseconds.
+
+    Raises:
+        RuntimeError: it was not judged right.
+    """
+    name = task.tables[0].name
+    statements = [
+        f"SELECT `City`, AVG(`Points`) FROM `{name}` WHERE `Year` > 1990 GROUP BY `City` ORDER BY 2 DESC LIMIT 5",
+        task.gold.sql,
+        f"SELECT * FROM `{name}` WHERE `Name` LIKE 'name 1%'",
+    ]
+    started = time.perf_counter()
+    with FcEpisode(task, backend, max_rounds=4) as episode:
+        for statement in statements:
+            episode.call_tool("execute_sql", json.dumps({"query": statement}))
+        episode.call_tool("commit_final_answer", '{"answers": []}')
+        score = episode.judge("strict")
+    if score.value != 1.0:
+        raise RuntimeError(f"{task.id}: judged {score}, expected a match")
+    return (time.perf_counter() - started) * 1000
+
+
+def judging_s() -> float:
+    """Seconds to judge `NUM_ANSWERS` answers of one to ten values, no two alike, half under each judge."""
+    cases = []
+    for index in range(NUM_ANSWERS):
+        values = [f"{index}.{place}" if place % 2 else f"name {index} {place}" for place in range(1 + index % 10)]
+        cases.append({"variant": ("fc", "strict")[index % 2], "expected": values, "given": values[::-1]})
+    started = time.perf_counter()
+    if not all(judge.answer(case)["correct"] for case in cases):
+        raise RuntimeError("a right answer was judged wrong; the time would mean nothing")
+    return time.perf_counter() - started
+
+
+def _resident_mib() -> float:
+    """What of this process is in memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1024**2
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
