@@ -16,7 +16,7 @@ from typing import Any
 from dbbench_adapter.load import TaskFileError, load_tasks
 from dbbench_adapter.skills import SKILLS, NotOneStatementError, recognise_skills
 from dbbench_adapter.synthesis import SKILL_COUNTS, Difficulty, Split, task_stream
-from dbbench_adapter.synthesis.plans import FEWEST_SKILLS
+from dbbench_adapter.synthesis.plans import has_room
 from dbbench_adapter.types import Task
 
 
@@ -148,7 +148,7 @@ class SingleSkillTaskGenerator:
         """
         known = SKILLS if weights is None else tuple(skill for skill in SKILLS if skill in weights)
         if difficulty is not None and weights is None:
-            known = tuple(skill for skill in known if FEWEST_SKILLS[skill] <= SKILL_COUNTS[difficulty][1])
+            known = tuple(skill for skill in known if has_room(difficulty, skill))
         seen: set[str | None] = set()
         sources: dict[str, Iterator[Task]] = {}
         for skill in known:
@@ -171,7 +171,7 @@ class SingleSkillTaskGenerator:
 
 
 def _lowest(skill: str) -> Difficulty:
-    return next(level for level, (_, most) in SKILL_COUNTS.items() if FEWEST_SKILLS[skill] <= most)
+    return next(level for level in SKILL_COUNTS if has_room(level, skill))
 
 
 def _passes(tasks: Sequence[Task], seed: str) -> Iterator[Task]:

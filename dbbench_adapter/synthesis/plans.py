@@ -23,6 +23,8 @@ FEWEST_SKILLS = {
     for skill in SKILLS
 }
 """The fewest skills a task that shows this one can have in all, e.g. 3 for `limit_only`: it needs select and order."""
+MOST_SKILLS = {skill: 5 if skill == "insert" else 9 for skill in SKILLS}
+"""The most that it can: INSERT ... SELECT has only WHERE, sub-queries and a table alias to add to its two."""
 
 _CHANGES = ("insert", "update", "delete")
 _ATTEMPTS = 60
@@ -69,6 +71,12 @@ class Plan:
         return tuple(skill for skill in SKILLS if skill in found)
 
 
+def has_room(difficulty: Difficulty, skill: str) -> bool:
+    """Whether tasks of this difficulty can show this skill."""
+    low, high = SKILL_COUNTS[difficulty]
+    return FEWEST_SKILLS[skill] <= high and MOST_SKILLS[skill] >= low
+
+
 def draw_plan(
     rng: random.Random,
     skills: Mapping[str, float],
@@ -81,10 +89,10 @@ def draw_plan(
         skills: weight of each skill that may be the one the task is for, each > 0.
         counts: how many tasks show a skill so far; a skill's weight is divided by that count plus one, which is
             LifelongAgentBench's rule for an even mix.
-        difficulty: sets how many skills the task shows; the drawn skill must allow that few.
+        difficulty: sets how many skills the task shows; it must have room for one of `skills` at least.
     """
     low, high = SKILL_COUNTS[difficulty]
-    able = {skill: weight for skill, weight in skills.items() if FEWEST_SKILLS[skill] <= high}
+    able = {skill: weight for skill, weight in skills.items() if has_room(difficulty, skill)}
     while True:
         targets = {_weighted(rng, able, counts)}
         for _ in range(_ATTEMPTS):

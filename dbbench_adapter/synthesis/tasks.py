@@ -19,7 +19,15 @@ from dbbench_adapter.backends.mysql_kinds import plain
 from dbbench_adapter.skills import SKILLS, recognise_skills
 from dbbench_adapter.synthesis.changes import draw_change
 from dbbench_adapter.synthesis.held_out_themes import HELD_OUT_THEMES
-from dbbench_adapter.synthesis.plans import FEWEST_SKILLS, LIFELONG_SHARES, SKILL_COUNTS, Difficulty, draw_plan
+from dbbench_adapter.synthesis.plans import (
+    FEWEST_SKILLS,
+    LIFELONG_SHARES,
+    MOST_SKILLS,
+    SKILL_COUNTS,
+    Difficulty,
+    draw_plan,
+    has_room,
+)
 from dbbench_adapter.synthesis.queries import Draft, NoDraft, draw_query
 from dbbench_adapter.synthesis.tables import Scene, draw_scene
 from dbbench_adapter.synthesis.themes import Theme
@@ -99,13 +107,12 @@ def _checked(split: str, difficulty: Difficulty | None, skills: Mapping[str, flo
         raise ValueError(f"unknown skill {unknown[0]!r}, expected some of {', '.join(SKILLS)}")
     if not weights or any(not weight > 0 for weight in weights.values()):
         raise ValueError(f"skill weights are {weights}, expected one or more, each above 0")
-    if difficulty is not None and skills is not None:
-        most = SKILL_COUNTS[difficulty][1]
-        if wide := [skill for skill in skills if FEWEST_SKILLS[skill] > most]:
-            raise ValueError(
-                f"{wide[0]} needs {FEWEST_SKILLS[wide[0]]} skills in one task, {difficulty} has at most {most}; "
-                "take a higher difficulty"
-            )
+    unfit = [skill for skill in skills or () if difficulty is not None and not has_room(difficulty, skill)]
+    if difficulty is not None and unfit:
+        raise ValueError(
+            f"a task with {unfit[0]} shows {FEWEST_SKILLS[unfit[0]]} to {MOST_SKILLS[unfit[0]]} skills, "
+            f"{difficulty} ones show {' to '.join(map(str, SKILL_COUNTS[difficulty]))}; take another difficulty"
+        )
     return weights
 
 
@@ -164,9 +171,8 @@ def _stream(
 
 
 def _drawn_difficulty(rng: random.Random, weights: Mapping[str, float]) -> Difficulty:
-    fewest = min(FEWEST_SKILLS[skill] for skill in weights)
     shares: dict[Difficulty, float] = {
-        level: share for level, share in LIFELONG_SHARES.items() if fewest <= SKILL_COUNTS[level][1]
+        level: share for level, share in LIFELONG_SHARES.items() if any(has_room(level, skill) for skill in weights)
     }
     return rng.choices(list(shares), list(shares.values()))[0]
 

@@ -15,7 +15,7 @@ from dbbench_adapter.skills import SKILLS, recognise_skills
 from dbbench_adapter.synthesis import SKILL_COUNTS, THEMES, ExhaustedError, generate, task_stream
 from dbbench_adapter.synthesis.entry_dict import FORBIDDEN, NotLifelongError, entry_dict
 from dbbench_adapter.synthesis.phrases import ended, keys, listed, ordinal
-from dbbench_adapter.synthesis.plans import FEWEST_SKILLS, LIFELONG_SHARES, Plan, close_plan, draw_plan
+from dbbench_adapter.synthesis.plans import FEWEST_SKILLS, LIFELONG_SHARES, MOST_SKILLS, Plan, close_plan, draw_plan
 from dbbench_adapter.synthesis.queries import Draft, NoDraft, Output, SortKey, _between, _untied
 from dbbench_adapter.synthesis.tables import NAME_ENDINGS, draw_scene
 from dbbench_adapter.synthesis.tasks import MAX_SHOWN_CHARS, checked_gold
@@ -227,8 +227,13 @@ def test_skill_weights_shift_the_mix_against_the_pull_towards_an_even_one():
         pytest.param({"skills": {}}, "one or more", id="no_skill"),
         pytest.param(
             {"difficulty": "easy", "skills": {"having_aggregate_calculation": 1.0}},
-            "needs 4 skills in one task, easy has at most 3; take a higher difficulty",
+            "shows 4 to 9 skills, easy ones show 1 to 3; take another difficulty",
             id="no_room",
+        ),
+        pytest.param(
+            {"difficulty": "hard", "skills": {"insert": 1.0}},
+            "shows 1 to 5 skills, hard ones show 6 to 9; take another difficulty",
+            id="too_simple",
         ),
     ],
 )
@@ -340,6 +345,16 @@ def test_fewest_skills_is_what_plans_reach():
     for skill in SKILLS:
         sizes = [len(close_plan(random.Random(seed), {skill}).skills()) for seed in range(50)]
         assert min(sizes) == FEWEST_SKILLS[skill], skill
+
+
+def test_most_skills_is_what_a_copying_insert_reaches():
+    targets = {"insert", "where_nested_conditions", "subquery_multiple", "table_alias"}
+    assert len(close_plan(random.Random(0), targets).skills()) == MOST_SKILLS["insert"] == 5
+
+
+def test_a_skill_without_room_does_not_hold_up_the_others():
+    plans = [draw_plan(random.Random(seed), {"insert": 99.0, "delete": 1.0}, {}, "hard") for seed in range(20)]
+    assert {plan.verb for plan in plans} == {"delete"}
 
 
 def test_rare_skills_are_drawn_more_often():
