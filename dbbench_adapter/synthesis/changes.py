@@ -16,6 +16,7 @@ from dbbench_adapter.synthesis.queries import (
     NoDraft,
     Output,
     SortKey,
+    both_decide,
     draw_cut,
     draw_keys,
     order_sql,
@@ -171,8 +172,8 @@ def _cut(rng: random.Random, scene: Scene, plan: Plan, sql: str) -> tuple[list[S
     for _ in range(_ATTEMPTS):
         keys = draw_keys(rng, plan, candidates)
         rows = scene.ask(f"SELECT {', '.join(key.output.sql for key in keys)} FROM {scene.table.name}{sql}")
-        second_decides = len(keys) == 1 or len({row[0] for row in rows}) < len(rows)
-        if len(set(rows)) == len(rows) and second_decides and (cut := draw_cut(rng, plan, rows)) is not None:
+        all_decide = len(keys) == 1 or both_decide([row[0] for row in rows])
+        if len(set(rows)) == len(rows) and all_decide and (cut := draw_cut(rng, plan, rows)) is not None:
             return keys, cut[0]
     raise NoDraft("ties")
 

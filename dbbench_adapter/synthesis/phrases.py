@@ -55,7 +55,7 @@ _GROUPED_ALL = (
 )
 _DISTINCT = (
     "Return each different {each} found among the {rows}{where}. Do not repeat any",
-    "Which distinct values of {each} occur among the {rows}{where}? List each only once",
+    "Which distinct values of {each} occur among the {rows}{where}. List each only once",
     "List every {each} that occurs among the {rows}{where}. Each should appear only once",
 )
 _HAVING = (

@@ -370,9 +370,14 @@ def _untied(scene: Scene, outputs: list[Output], keys: list[SortKey], source: st
         rounded = tuple(round(cell, 3) if isinstance(cell, float) else cell for cell in key)
         if shown_by_key.setdefault(rounded, shown) != shown:
             return None
-    if len(keys) == 2 and len({row[len(outputs)] for row in rows}) == len(rows):
-        return None  # the second key would never decide
+    if len(keys) == 2 and not both_decide([row[len(outputs)] for row in rows]):
+        return None
     return rows
+
+
+def both_decide(first: Sequence[Cell]) -> bool:
+    """Whether of two sort keys either matters, judging by the first one's values: some differ and some repeat."""
+    return 1 < len(set(first)) < len(first)
 
 
 def draw_cut(rng: random.Random, plan: Plan, rows: Sequence[object]) -> tuple[int, int] | None:

@@ -6,6 +6,7 @@ import pytest
 from dbbench_adapter.load import TaskFileError, write_tasks
 from dbbench_adapter.single_skill import (
     SingleSkillTaskGenerator,
+    _new,
     by_skill,
     num_others,
     read_single_skill,
@@ -98,6 +99,13 @@ def test_from_the_generator_tasks_show_the_skill_drawn_and_never_repeat():
     assert all(len(new.skills) <= (5 if skill == "having_aggregate_calculation" else 3) for skill, new in drawn)
     repeated = SingleSkillTaskGenerator.from_generator(seed=0)
     assert [repeated.draw() for _ in range(20)] == drawn[:20]
+
+
+def test_a_statement_of_one_skill_is_not_drawn_again_for_another():
+    first, second = task("a", "select", sql="SELECT 1"), task("b", "select", sql="SELECT 2")
+    seen: set[str | None] = set()
+    assert names(list(_new(iter([first]), seen))) == ["a"]
+    assert names(list(_new(iter([first, second]), seen))) == ["b"]
 
 
 def test_difficulty_and_split_reach_the_generator():

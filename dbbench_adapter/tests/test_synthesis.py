@@ -78,6 +78,13 @@ def test_no_question_no_statement_and_no_id_comes_twice(train):
     assert len({(task.question, task.tables[0].name) for task in train}) == len(train)
 
 
+def test_what_would_repeat_is_drawn_again():
+    refused = Counter()
+    tasks = generate(800, seed=0, split="held_out", difficulty="easy", skills={"select": 1.0}, refused=refused)
+    assert refused["repeated"] > 0
+    assert len({task.gold.sql for task in tasks}) == 800
+
+
 def test_train_and_held_out_share_no_table_no_statement_and_no_question(train, held_out):
     names = {split: {theme.table for theme in themes} for split, themes in THEMES.items()}
     endings = set(NAME_ENDINGS)
@@ -184,6 +191,8 @@ def test_questions_are_sentences(train):
     for task in train:
         text = task.question
         assert text[0].isupper() and text[-1] in ".?" and "{" not in text and "  " not in text and ".." not in text
+        assert "?" not in text.removesuffix("?") or (text.count("?") == 1 and text[-1] == "."), text
+        assert "?" not in text or text.startswith(("What ", "Which ", "How many ")), text
 
 
 @pytest.mark.parametrize("difficulty", SKILL_COUNTS)
