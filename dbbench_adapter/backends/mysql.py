@@ -35,11 +35,11 @@ from dbbench_adapter.backends.base import (
     join_hashes,
 )
 from dbbench_adapter.backends.clock import StatementTimeout, time_limit
-from dbbench_adapter.backends.mysql_dialect import parse
 from dbbench_adapter.backends.mysql_kinds import plain
 from dbbench_adapter.backends.mysql_limits import blows_up
 from dbbench_adapter.backends.mysql_pool import Connection, Pool, Slot
 from dbbench_adapter.backends.mysql_screen import NEUTRAL_NAME, refusal, scrubbed, with_real_name
+from dbbench_adapter.backends.mysql_syntax import parse
 from dbbench_adapter.backends.statements import words
 from dbbench_adapter.types import Table
 

@@ -35,8 +35,9 @@ from dbbench_adapter.backends.base import (
 )
 from dbbench_adapter.backends.clock import StatementTimeout, expired, time_limit
 from dbbench_adapter.backends.functions import AGGREGATES, FUNCTIONS, MAX_VALUE_BYTES, collate, like, text_of
-from dbbench_adapter.backends.mysql_dialect import COLLATION, Statement, StatementError, translate
+from dbbench_adapter.backends.mysql_dialect import Statement, translate
 from dbbench_adapter.backends.mysql_kinds import INT, TEXT, ColumnKinds, as_driver_shows, declared_kind
+from dbbench_adapter.backends.mysql_syntax import COLLATION, StatementError
 from dbbench_adapter.types import Cell, Table
 
 MAX_PAGES = 4_096

@@ -1,0 +1,140 @@
+"""Reading MySQL and printing SQLite with sqlglot: the two dialects, and errors in the words of MySQL's driver.
+
+Leaves out what a statement means (`mysql_rewrites`) and what MySQL would refuse although it parses (`mysql_checks`).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.dialects.mysql import MySQL
+from sqlglot.dialects.sqlite import SQLite
+from sqlglot.errors import ErrorLevel, ParseError, SqlglotError
+
+from dbbench_adapter.backends.clock import check
+from dbbench_adapter.backends.functions import FUNCTIONS
+
+COLLATION = "mysql_ci"
+MAX_SQL_CHARS = 20_000
+"""Takes 0.7 s to parse and print at worst (measured)."""
+_REPLACE = re.compile(r"\s*REPLACE\s+(?:INTO\s+)?", re.IGNORECASE)
+_RENAME = re.compile(r"\s*RENAME\s+TABLE\s+(`[^`]+`|\w+)\s+TO\s+(`[^`]+`|\w+)\s*;?\s*", re.IGNORECASE)
+_COMMA_FROM = re.compile(r",\s*FROM\b", re.IGNORECASE)
+
+# An agent's odd statement is its own affair: it gets the error as its result, the log of the run does not.
+logging.getLogger("sqlglot").setLevel(logging.ERROR)
+
+
+class StatementError(Exception):
+    """A statement that MySQL would refuse, or that is left out here; the text reads like the driver's."""
+
+
+def syntax_error(near: str) -> StatementError:
+    return StatementError(
+        "1064 (42000): You have an error in your SQL syntax; check the manual that corresponds to your MySQL server "
+        f"version for the right syntax to use near '{near[:80]}' at line 1"
+    )
+
+
+def unsupported(what: str) -> StatementError:
+    return StatementError(f"1235 (42000): This version of MySQL doesn't yet support '{what}'")
+
+
+class _AgentMySQL(MySQL):
+    """MySQL, but functions that we register keep their names instead of becoming sqlglot's own nodes.
+
+    Going back over tokens takes sqlglot exponential time on some texts, so it looks at the deadline when it does.
+    """
+
+    class Parser(MySQL.Parser):
+        FUNCTIONS = {name: make for name, make in MySQL.Parser.FUNCTIONS.items() if name.lower() not in FUNCTIONS}  # noqa: RUF012
+
+        def _retreat(self, index: int) -> None:
+            check()
+            super()._retreat(index)
+
+
+def _cast_sql(generator: SQLite.Generator, node: exp.Cast) -> str:
+    value, target = node.this, node.to
+    if target.this in (exp.DType.BIGINT, exp.DType.UBIGINT):  # SIGNED, UNSIGNED
+        return generator.func("cast_signed", value)
+    if target.this == exp.DType.DECIMAL:
+        params = target.expressions
+        scale = params[1].this if len(params) > 1 else exp.Literal.number(0)
+        return generator.func("cast_decimal", value, scale)
+    if target.this == exp.DType.BINARY:
+        return f"({generator.sql(value)} COLLATE BINARY)"
+    if target.this == exp.DType.DATE:
+        return generator.func("date_of", value)
+    if target.is_type(*exp.DataType.TEMPORAL_TYPES):
+        return generator.func("datetime_of", value)
+    name = "REAL" if target.is_type(*exp.DataType.REAL_TYPES) else "TEXT"
+    name = "INTEGER" if target.is_type(*exp.DataType.INTEGER_TYPES) else name
+    return f"CAST({generator.sql(value)} AS {name})"
+
+
+def _collate_sql(generator: SQLite.Generator, node: exp.Collate) -> str:
+    wanted = node.expression.name.lower()
+    collation = "BINARY" if wanted.endswith("_bin") or wanted == "binary" else COLLATION
+    return f"{generator.sql(node, 'this')} COLLATE {collation}"
+
+
+def _shift(sign: str) -> Callable[[SQLite.Generator, exp.Expr], str]:
+    def shift_sql(generator: SQLite.Generator, node: exp.Expr) -> str:
+        unit = exp.Literal.string(node.args["unit"].name if node.args.get("unit") else "DAY")
+        return generator.func("date_shift", node.this, exp.Literal.string(sign), node.expression, unit)
+
+    return shift_sql
+
+
+class Sqlite(SQLite):
+    """SQLite with names between backquotes: SQLite takes an unknown name between double quotes for a text."""
+
+    class Tokenizer(SQLite.Tokenizer):
+        IDENTIFIERS = ["`"]  # noqa: RUF012
+
+    class Generator(SQLite.Generator):
+        TRANSFORMS = {  # noqa: RUF012
+            **SQLite.Generator.TRANSFORMS,
+            exp.Cast: _cast_sql,
+            exp.Collate: _collate_sql,
+            exp.DateAdd: _shift("+"),
+            exp.DateSub: _shift("-"),
+            exp.Extract: lambda self, node: self.func("date_part", exp.Literal.string(node.name), node.expression),
+            exp.IntDiv: lambda self, node: self.func("int_div", node.this, node.expression),
+            exp.Stddev: lambda self, node: self.func("stddev_pop", node.this),
+            exp.VariancePop: lambda self, node: self.func("var_pop", node.this),
+            exp.Variance: lambda self, node: self.func("var_samp", node.this),
+            exp.Xor: lambda self, node: f"(({self.sql(node, 'this')}) <> 0) <> (({self.sql(node, 'expression')}) <> 0)",
+        }
+
+
+def parse(sql: str) -> list[exp.Expr | None]:
+    """The trees of a MySQL text, within the thread's `time_limit`.
+
+    Raises:
+        SqlglotError, RecursionError, ValueError: it does not parse.
+        StatementTimeout: it takes too long.
+    """
+    return sqlglot.parse(sql, read=_AgentMySQL)
+
+
+def parse_one(sql: str) -> exp.Expr:
+    if len(sql) > MAX_SQL_CHARS:
+        raise StatementError(f"1153 (08S01): Got a packet of {len(sql)} characters, at most {MAX_SQL_CHARS} are taken")
+    try:
+        trees = [tree for tree in parse(sql) if tree is not None]
+    except ParseError as error:
+        first = error.errors[0] if error.errors else {}
+        raise syntax_error(f"{first.get('highlight') or ''}{first.get('end_context') or ''}") from None
+    except (SqlglotError, RecursionError, ValueError) as error:
+        raise syntax_error(str(error)[:80]) from None
+    if not trees:
+        raise StatementError("1065 (42000): Query was empty")
+    if len(trees) > 1:
+        raise syntax_error(trees[1].sql("mysql", unsupported_level=ErrorLevel.IGNORE))
+    return trees[0]
