@@ -55,6 +55,8 @@ _MAX_UNREAD_SELECTS = 50
 _PARSE_S = 0.3
 _FULL = "1114 (HY000): The table is full"
 _LOST = "2013 (HY000): Lost connection to MySQL server during query"
+_NO_EXECUTE = 1370
+_ROUTINE = re.compile(r"routine '[^']*\.([^'.]*)'")
 _DECLARED_TYPE = re.compile(r"[A-Z]+( ?\( ?\d+( ?, ?\d+)? ?\))?( UNSIGNED)?", re.IGNORECASE)
 _ALIASED_DELETE = re.compile(r"^\s*DELETE\s+FROM\s+(`[^`]+`|\w+)\s+(?:AS\s+)?(`[^`]+`|\w+)\s+WHERE\s", re.IGNORECASE)
 
@@ -234,6 +236,8 @@ class MysqlDatabase:
     def _driver_text(self, error: pymysql.Error, sql: str) -> str:
         """As AgentBench's driver words it: `1146 (42S02): Table 'x.y' doesn't exist`."""
         number, text = error.args if len(error.args) == 2 else (1105, str(error))
+        if number == _NO_EXECUTE and (match := _ROUTINE.search(str(text))):
+            return f"1305 (42000): FUNCTION {NEUTRAL_NAME}.{match[1]} does not exist"  # as to AgentBench's user, root
         text = scrubbed(str(text), name=self._slot.name, host=self._pool.host, sql=sql)
         return f"{number} ({getattr(error, 'sqlstate', None) or 'HY000'}): {text}"
 

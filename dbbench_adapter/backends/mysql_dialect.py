@@ -1,6 +1,6 @@
 """Translate what an agent writes for MySQL into SQLite, so that it also means what it means in MySQL.
 
-Only what an agent needs passes, always printed from the parsed tree. Leaves out: WITH ROLLUP, user variables, views,
+Only what an agent needs passes, always printed from the parsed tree. Leaves out: user and system variables, views,
 stored programs, EXPLAIN of a query.
 """
 
@@ -13,9 +13,11 @@ from typing import Literal
 from sqlglot import exp
 from sqlglot.errors import ErrorLevel, SqlglotError
 
+from dbbench_adapter.backends.mysql_checks import refuse
 from dbbench_adapter.backends.mysql_kinds import ColumnKinds, Kind, KindFinder
 from dbbench_adapter.backends.mysql_limits import blows_up
 from dbbench_adapter.backends.mysql_rewrites import rewritten
+from dbbench_adapter.backends.mysql_rollup import rolled_up
 from dbbench_adapter.backends.mysql_syntax import (
     Sqlite,
     StatementError,
@@ -31,10 +33,29 @@ _CACHED_CHARS = 2_000
 class Statement:
     """One translated statement."""
 
-    kind: Literal["query", "change", "alter", "begin", "commit", "rollback", "nothing", "tables", "columns", "create"]
-    """`tables`, `columns`, `create`: SHOW TABLES, DESCRIBE, SHOW CREATE TABLE, answered by the database itself."""
+    kind: Literal[
+        "query",
+        "change",
+        "alter",
+        "begin",
+        "commit",
+        "rollback",
+        "nothing",
+        "databases",
+        "tables",
+        "full tables",
+        "columns",
+        "create",
+        "index",
+    ]
+    """From `databases` on they are answered by the catalogue: SHOW DATABASES, SHOW [FULL] TABLES, DESCRIBE, SHOW CREATE
+    TABLE, SHOW INDEX."""
     sql: str = ""
     """SQLite's own SQL; empty where `kind` says it all."""
+    catalogue: bool = False
+    """It asks one of `CATALOGUE`."""
+    tables: tuple[str, ...] = ()
+    """The names of tables as written, but for names that the statement defines itself."""
     target: str = ""
     """The table that `alter`, `columns` and `create` name; the pattern of `tables`."""
     sorts: bool = False
@@ -62,16 +83,23 @@ def _translated(sql: str, columns: ColumnKinds) -> Statement:
     if not isinstance(tree, exp.Query | exp.Insert | exp.Update | exp.Delete | exp.Create | exp.Drop | exp.Alter) and (
         not isinstance(tree, exp.TruncateTable)
     ):
-        raise unsupported(sql.split(maxsplit=1)[0].upper())
-    _refuse_foreign_tables(tree)
+        named = isinstance(
+            tree, exp.Command | exp.Describe | exp.Pragma | exp.Attach | exp.Detach | exp.Kill | exp.Analyze
+        )
+        raise unsupported(sql.split(maxsplit=1)[0].upper()) if named else syntax_error(sql)
+    catalogue = _find_tables(tree)
     if blows_up(tree):
         raise StatementError("1116 (HY000): Too many tables; MySQL can only use 61 tables in a join")
     finder = KindFinder(tree, columns)
     try:
-        selects = tree.selects if type(tree) is exp.Select and not tree.is_star else []
-        kinds = tuple(finder.kind(item) for item in selects)
+        refuse(tree, columns)
+        kinds = finder.kinds_of(tree)
+        if type(tree) is exp.Select and (group := tree.args.get("group")) and group.args.get("rollup"):
+            tree = rolled_up(tree)
         tree = rewritten(tree, finder)
-        printed = tree.sql(Sqlite, identify=True, unsupported_level=ErrorLevel.IGNORE)
+        sorts = tree.find(*_SORTING) is not None
+        tables = _named_tables(tree)
+        printed = tree.sql(Sqlite, identify=True, unsupported_level=ErrorLevel.IGNORE, copy=False)
     except (SqlglotError, RecursionError, ValueError) as error:
         raise unsupported(str(error)[:80]) from None
     except (AttributeError, TypeError, LookupError):
@@ -79,12 +107,34 @@ def _translated(sql: str, columns: ColumnKinds) -> Statement:
         raise syntax_error(sql) from None
     kind = "query" if isinstance(tree, exp.Query) else "alter" if isinstance(tree, exp.Alter | exp.Drop) else "change"
     table = tree.find(exp.Table) if kind == "alter" else None
-    sorts = tree.find(*_SORTING) is not None
-    return Statement(kind, printed, target=table.name if table else "", sorts=sorts, kinds=kinds)
+    return Statement(
+        kind,
+        printed,
+        catalogue=catalogue,
+        tables=tables,
+        target=table.name if table else "",
+        sorts=sorts,
+        kinds=kinds,
+    )
 
 
+def _named_tables(tree: exp.Expr) -> tuple[str, ...]:
+    defined = {cte.alias.lower() for cte in tree.find_all(exp.CTE)}
+    made = tree.this.find(exp.Table) if isinstance(tree, exp.Create) and tree.kind == "TABLE" else None
+    return tuple({t.name for t in tree.find_all(exp.Table) if t is not made and t.name.lower() not in defined})
+
+
+_NAMED = (exp.Command, exp.Describe, exp.Pragma, exp.Attach, exp.Detach, exp.Kill, exp.Analyze)
+"""Statements of MySQL or another engine that are left out; a tree of any other type is no statement at all."""
 _SORTING = (exp.Order, exp.Group, exp.Distinct, exp.Window, exp.SetOperation, exp.Create)
 _translated_often = lru_cache(maxsize=512)(_translated)  # a group of rollouts says the same things
+
+
+_SHOWN: dict[str, Literal["columns", "create", "index"]] = {
+    "COLUMNS": "columns",
+    "CREATE TABLE": "create",
+    "INDEX": "index",
+}
 
 
 def _meta_statement(tree: exp.Expr) -> Statement | None:
@@ -96,6 +146,8 @@ def _meta_statement(tree: exp.Expr) -> Statement | None:
         return Statement("rollback")
     if isinstance(tree, exp.Set):
         return Statement("nothing")
+    if isinstance(tree, exp.Use) and tree.this and tree.this.name == "dbbench":
+        return Statement("nothing")
     if isinstance(tree, exp.Use):
         raise StatementError(f"1049 (42000): Unknown database '{tree.this.name if tree.this else ''}'")
     if isinstance(tree, exp.Describe) and isinstance(tree.this, exp.Table):
@@ -104,15 +156,44 @@ def _meta_statement(tree: exp.Expr) -> Statement | None:
         target = tree.args.get("target")
         if tree.name == "TABLES":
             like = tree.args.get("like")
-            return Statement("tables", target=like.name if like else "%")
-        if tree.name in ("COLUMNS", "CREATE TABLE") and target is not None:
-            return Statement("columns" if tree.name == "COLUMNS" else "create", target=target.name)
+            return Statement("full tables" if tree.args.get("full") else "tables", target=like.name if like else "%")
+        if tree.name == "DATABASES":
+            return Statement("databases")
+        if tree.name in _SHOWN and target is not None:
+            return Statement(_SHOWN[tree.name], target=target.name)
         raise unsupported(f"SHOW {tree.name}")
     return None
 
 
-def _refuse_foreign_tables(tree: exp.Expr) -> None:
+def _find_tables(tree: exp.Expr) -> bool:
+    """Take the database's own name off the tables and turn those of the catalogue into `CATALOGUE`'s.
+
+    Returns:
+        Whether there are any of the catalogue.
+    Raises:
+        StatementError: a table of another database.
+    """
+    found = False
     for table in tree.find_all(exp.Table):
-        if table.db or table.name.lower().startswith(("sqlite_", "pragma_")):
-            name = f"{table.db or 'dbbench'}.{table.name}"
-            raise StatementError(f"1146 (42S02): Table '{name}' doesn't exist")
+        full = (table.db.lower(), table.name.lower())
+        if full in CATALOGUE and not table.catalog:
+            alias = table.alias or table.name
+            table.set("this", exp.to_identifier(CATALOGUE[full], quoted=True))
+            table.set("alias", exp.TableAlias(this=exp.to_identifier(alias, quoted=True)))
+            found = True
+        elif full[0] not in ("", "dbbench") or table.catalog or full[1].startswith(("sqlite_", "pragma_", *_OWN)):
+            raise StatementError(f"1146 (42S02): Table '{table.db or 'dbbench'}.{table.name}' doesn't exist")
+        table.set("db", None)
+    for column in tree.find_all(exp.Column) if not found else ():
+        if column.db.lower() == "dbbench":
+            column.set("db", None)
+    return found
+
+
+CATALOGUE = {
+    ("information_schema", "tables"): "catalogue tables",
+    ("information_schema", "columns"): "catalogue columns",
+    ("information_schema", "schemata"): "catalogue schemata",
+}
+"""The views of information_schema that are made, as temporary tables, for a statement that asks them."""
+_OWN = tuple(CATALOGUE.values())

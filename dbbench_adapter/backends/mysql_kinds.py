@@ -124,10 +124,23 @@ class KindFinder:
                 return self._common([node.this, *node.expressions])
             case exp.If():
                 return self._common([node.args["true"], node.args.get("false")])
+            case exp.Anonymous() if node.name.lower() == "truncate" and len(node.expressions) == 2:
+                return self._round(exp.Round(this=node.expressions[0], decimals=node.expressions[1]))
             case exp.Case():
                 branches = [branch.args["true"] for branch in node.args["ifs"]]
                 return self._common([*branches, node.args.get("default")])
         return None
+
+    def kinds_of(self, query: exp.Expr) -> tuple[Kind | None, ...]:
+        """The kinds of a query's columns; () where a star or a union leaves them open."""
+        if type(query) is not exp.Select:
+            return ()
+        if not query.is_star:
+            return tuple(self.kind(item) for item in query.selects)
+        source = query.args.get("from_")
+        if len(query.expressions) > 1 or query.args.get("joins") or source is None:
+            return ()
+        return self.kinds_of(source.this.unnest()) if isinstance(source.this, exp.Subquery) else ()
 
     def _column(self, name: str) -> Kind | None:
         return self._columns[name] if name in self._columns else self.kind(self._aliases.get(name))

@@ -45,6 +45,7 @@ _MODES = (  # MySQL 8's defaults; MariaDB's are laxer
     "ONLY_FULL_GROUP_BY,STRICT_TRANS_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION"
 )
 _GROUP_CONCAT_MAX_LEN = 1024  # MySQL's default; MariaDB's is 1 MiB
+_COLLATION = "utf8mb4_unicode_520_nopad_ci"  # MariaDB's closest to MySQL 8's utf8mb4_0900_ai_ci
 _RESET_CONNECTION = 0x1F
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -167,7 +168,7 @@ class Pool:
     def take(self) -> Slot:
         """A slot with an empty database."""
         # ignore case and accents, heed trailing blanks: what MySQL 8 does by default
-        collation = "utf8mb4_unicode_520_nopad_ci" if self.is_mariadb else "utf8mb4_0900_ai_ci"
+        collation = _COLLATION if self.is_mariadb else "utf8mb4_0900_ai_ci"
         while True:
             with self.failures_named():
                 try:
@@ -254,14 +255,15 @@ class Pool:
 
     def _settings(self, *, typed: bool, statement_timeout_s: float) -> str:
         limit = f"max_execution_time = {round(statement_timeout_s * 1000)}"
-        modes = _MODES
+        modes, collation = _MODES, ""
         if self.is_mariadb:
+            collation = f" COLLATE {_COLLATION}"
             limit = f"max_statement_time = {statement_timeout_s}"
             # Strict, it refuses UPDATE ... WHERE text = 1 over a text that is no number, where MySQL compares
             # (standard-278 and -295); in TEXT columns strictness has nothing else to say.
             modes = _MODES if typed else _MODES.replace("STRICT_TRANS_TABLES,", "")
         return (
-            f"SET NAMES utf8mb4, SESSION sql_mode = '{modes}', SESSION autocommit = 1, "
+            f"SET NAMES utf8mb4{collation}, SESSION sql_mode = '{modes}', SESSION autocommit = 1, "
             f"SESSION group_concat_max_len = {_GROUP_CONCAT_MAX_LEN}, SESSION {limit}"
         )
 

@@ -1,7 +1,7 @@
 """Changes to a statement's tree after which SQLite gives MySQL's result.
 
 Text compared with numbers, collation of computed text, UPDATE and DELETE with JOIN or LIMIT, dates, GROUP_CONCAT,
-ANY and ALL, HAVING without groups. Leaves out WITH ROLLUP and user variables.
+ANY and ALL, HAVING without groups. WITH ROLLUP is `mysql_rollup`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,15 @@ def rewritten(tree: exp.Expr, finder: KindFinder) -> exp.Expr:
             interval = node.expression
             shift = exp.DateAdd if isinstance(node, exp.Add) else exp.DateSub
             node.replace(shift(this=node.this, expression=interval.this, unit=interval.args.get("unit")))
+        elif isinstance(node, exp.Select) and node.args.get("having") and not node.args.get("group"):
+            _having_as_where(node)
+        elif isinstance(node, exp.Parameter | exp.SessionParameter):
+            raise unsupported("user and system variables")
+        elif isinstance(node, exp.Placeholder):
+            raise syntax_error("?")
+    for node in list(tree.find_all(*_COMPARISONS)):
+        if isinstance(node.expression, exp.Any | exp.All):
+            node.replace(_quantified(node))
     for node in list(tree.find_all(exp.GroupConcat)):
         node.replace(_group_concat(node))
     _keep_written_decimals(tree)
@@ -42,6 +51,64 @@ def rewritten(tree: exp.Expr, finder: KindFinder) -> exp.Expr:
         return _sqlite_delete(tree)
     if isinstance(tree, exp.TruncateTable):
         return exp.Delete(this=tree.expressions[0])
+    if isinstance(tree, exp.Create):
+        _drop_index_prefixes(tree)
+    if isinstance(tree, exp.Insert):
+        _default_is_null(tree)
+    if isinstance(tree, exp.Alter):
+        return _sqlite_alter(tree)
+    return tree
+
+
+def _having_as_where(select: exp.Select) -> None:
+    """MySQL lets HAVING filter rows where nothing is grouped; SQLite's WHERE sees the aliases that it may name."""
+    having = select.args["having"]
+    if any(item.find(exp.AggFunc) for item in [*select.expressions, having]):
+        return
+    where = select.args.get("where")
+    select.set("having", None)
+    select.set("where", exp.Where(this=exp.and_(where.this, having.this) if where else having.this))
+
+
+def _quantified(node: exp.Binary) -> exp.Expr:
+    """x > ANY (SELECT y ...) is EXISTS of a y that fits, x > ALL (...) that there is none that does not."""
+    query = node.expression.this.unnest()
+    if not isinstance(query, exp.Select) or len(query.selects) != 1:
+        raise unsupported("ANY or ALL of this")
+    query.set("expressions", [exp.alias_(query.selects[0].unalias(), "any_value")])
+    fits = type(node)(this=node.this.copy(), expression=exp.column("any_value", table="any_of"))
+    is_any = isinstance(node.expression, exp.Any)
+    rows = exp.select("1").from_(query.subquery("any_of")).where(fits if is_any else exp.not_(exp.paren(fits)))
+    exists = exp.Exists(this=rows)
+    return exists if is_any else exp.not_(exists)
+
+
+def _drop_index_prefixes(tree: exp.Create) -> None:
+    """CREATE INDEX ... (a(10)) indexes the first ten characters; here all of them."""
+    if tree.kind == "INDEX":
+        for call in list(tree.find_all(exp.Anonymous)):
+            call.replace(exp.column(call.name))
+    if tree.find(exp.ComputedColumnConstraint, exp.GeneratedAsRowColumnConstraint):
+        raise unsupported("generated columns")
+
+
+def _default_is_null(tree: exp.Insert) -> None:
+    """The tables of tasks declare no defaults."""
+    if isinstance(tree.expression, exp.Values):
+        for row in tree.expression.expressions:
+            for cell in row.expressions:
+                if isinstance(cell, exp.Column | exp.Var) and cell.name.upper() == "DEFAULT":
+                    cell.replace(exp.Null())
+
+
+def _sqlite_alter(tree: exp.Alter) -> exp.Expr:
+    """CHANGE old new TYPE renames, and keeps the type where MySQL would change it too."""
+    actions = tree.args.get("actions") or []
+    if len(actions) == 1 and isinstance(actions[0], exp.ModifyColumn):
+        old, new = actions[0].args.get("rename_from"), actions[0].this
+        if old is None or not isinstance(new, exp.ColumnDef):
+            raise unsupported("ALTER TABLE ... MODIFY")
+        tree.set("actions", [exp.RenameColumn(this=exp.column(old.name), to=exp.column(new.name))])
     return tree
 
 
@@ -64,6 +131,8 @@ def _align_in(node: exp.In, finder: KindFinder) -> None:
     left = finder.kind(node.this)
     if all(kind is not None and kind.is_number for kind in kinds) and not (left is not None and left.is_number):
         node.set("this", exp.cast(node.this, "double"))
+    elif not isinstance(node.this, exp.Column | exp.Collate | exp.Cast):
+        node.set("this", exp.Collate(this=exp.paren(node.this), expression=exp.Var(this=COLLATION)))
 
 
 def _group_concat(node: exp.GroupConcat) -> exp.Expr:

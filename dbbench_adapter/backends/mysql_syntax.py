@@ -17,12 +17,19 @@ from sqlglot.errors import ErrorLevel, ParseError, SqlglotError
 
 from dbbench_adapter.backends.clock import check
 from dbbench_adapter.backends.functions import FUNCTIONS
+from dbbench_adapter.backends.statements import lexemes
 
 COLLATION = "mysql_ci"
 MAX_SQL_CHARS = 20_000
 """Takes 0.7 s to parse and print at worst (measured)."""
 _REPLACE = re.compile(r"\s*REPLACE\s+(?:INTO\s+)?", re.IGNORECASE)
 _RENAME = re.compile(r"\s*RENAME\s+TABLE\s+(`[^`]+`|\w+)\s+TO\s+(`[^`]+`|\w+)\s*;?\s*", re.IGNORECASE)
+_OTHERS = (
+    "analyze attach call check checksum detach execute explain flush grant handler help kill load lock optimize "
+    "prepare purge rename repair replace reset revoke savepoint release set show shutdown start unlock vacuum pragma xa"
+)
+_COMMANDS = frozenset(_OTHERS.split())
+"""What MySQL knows, or another engine, and sqlglot only passes on; other first words are no statement at all."""
 _COMMA_FROM = re.compile(r",\s*FROM\b", re.IGNORECASE)
 
 # An agent's odd statement is its own affair: it gets the error as its result, the log of the run does not.
@@ -83,6 +90,15 @@ def _collate_sql(generator: SQLite.Generator, node: exp.Collate) -> str:
     return f"{generator.sql(node, 'this')} COLLATE {collation}"
 
 
+def _on_conflict_sql(generator: SQLite.Generator, node: exp.OnConflict) -> str:
+    """ON DUPLICATE KEY UPDATE c = VALUES(c) is ON CONFLICT DO UPDATE SET c = excluded.c."""
+    for item in node.expressions:
+        for call in list(item.find_all(exp.Anonymous)):
+            if call.name.lower() == "values" and len(call.expressions) == 1:
+                call.replace(exp.column(call.expressions[0].name, table="excluded"))
+    return f" ON CONFLICT DO UPDATE SET {generator.expressions(node, flat=True)}"
+
+
 def _shift(sign: str) -> Callable[[SQLite.Generator, exp.Expr], str]:
     def shift_sql(generator: SQLite.Generator, node: exp.Expr) -> str:
         unit = exp.Literal.string(node.args["unit"].name if node.args.get("unit") else "DAY")
@@ -105,6 +121,22 @@ class Sqlite(SQLite):
             exp.DateAdd: _shift("+"),
             exp.DateSub: _shift("-"),
             exp.Extract: lambda self, node: self.func("date_part", exp.Literal.string(node.name), node.expression),
+            exp.BitwiseAndAgg: lambda self, node: self.func("bit_and", node.this),
+            exp.BitwiseOrAgg: lambda self, node: self.func("bit_or", node.this),
+            exp.BitwiseXorAgg: lambda self, node: self.func("bit_xor", node.this),
+            exp.BitwiseXor: lambda self, node: self.func("bitwise_xor", node.this, node.expression),
+            exp.Left: lambda self, node: self.func("left_of", node.this, node.expression),
+            exp.Right: lambda self, node: self.func("right_of", node.this, node.expression),
+            exp.Hex: lambda self, node: self.func("hex", node.this),
+            exp.Mod: lambda self, node: self.func("mod", node.this, node.expression),
+            exp.OnConflict: _on_conflict_sql,
+            exp.Round: lambda self, node: self.func("mysql_round", node.this, node.args.get("decimals")),
+            exp.Stuff: lambda self, node: self.func(
+                "stuff", node.this, node.args["start"], node.args["length"], node.expression
+            ),
+            exp.TimestampDiff: lambda self, node: self.func(
+                "timestamp_diff", exp.Literal.string(node.text("unit")), node.expression, node.this
+            ),
             exp.IntDiv: lambda self, node: self.func("int_div", node.this, node.expression),
             exp.Stddev: lambda self, node: self.func("stddev_pop", node.this),
             exp.VariancePop: lambda self, node: self.func("var_pop", node.this),
@@ -126,6 +158,14 @@ def parse(sql: str) -> list[exp.Expr | None]:
 def parse_one(sql: str) -> exp.Expr:
     if len(sql) > MAX_SQL_CHARS:
         raise StatementError(f"1153 (08S01): Got a packet of {len(sql)} characters, at most {MAX_SQL_CHARS} are taken")
+    renamed = _RENAME.fullmatch(sql)
+    replacing = _REPLACE.match(sql)
+    if renamed:
+        sql = f"ALTER TABLE {renamed[1]} RENAME TO {renamed[2]}"
+    elif replacing:  # sqlglot does not read it
+        sql = f"INSERT INTO {sql[replacing.end() :]}"
+    elif _COMMA_FROM.search(sql) and _COMMA_FROM.search("".join(part if code else " " for part, code in lexemes(sql))):
+        raise syntax_error(_COMMA_FROM.split(sql, maxsplit=1)[1])
     try:
         trees = [tree for tree in parse(sql) if tree is not None]
     except ParseError as error:
@@ -137,4 +177,8 @@ def parse_one(sql: str) -> exp.Expr:
         raise StatementError("1065 (42000): Query was empty")
     if len(trees) > 1:
         raise syntax_error(trees[1].sql("mysql", unsupported_level=ErrorLevel.IGNORE))
+    if replacing and isinstance(trees[0], exp.Insert):
+        trees[0].set("alternative", "REPLACE")
+    if isinstance(trees[0], exp.Command) and trees[0].name.lower() not in _COMMANDS:
+        raise syntax_error(sql)
     return trees[0]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 from dbbench_adapter.backends.clock import check
-from dbbench_adapter.backends.functions.values import fold, number, text_of
+from dbbench_adapter.backends.functions.values import fold, number, text_of, whole
 
 GROUP_CONCAT_MAX_LEN = 1024
 """Bytes; MySQL's default."""
@@ -79,6 +80,46 @@ class _GroupConcat:
         return joined.encode()[:GROUP_CONCAT_MAX_LEN].decode("utf-8", "ignore")
 
 
+class _BitAnd:
+    """Over unsigned 64 bits; what has no value counts as all ones."""
+
+    start = 0xFFFFFFFFFFFFFFFF
+    join = staticmethod(operator.and_)
+
+    def __init__(self) -> None:
+        self.bits = self.start
+
+    def step(self, value: Any) -> None:
+        if value is not None:
+            self.bits = self.join(self.bits, whole(value) & 0xFFFFFFFFFFFFFFFF)
+
+    def finalize(self) -> int:
+        return self.bits if self.bits < 2**63 else -1
+
+
+class _BitOr(_BitAnd):
+    start = 0
+    join = staticmethod(operator.or_)
+
+
+class _BitXor(_BitAnd):
+    start = 0
+    join = staticmethod(operator.xor)
+
+
+class _AnyValue:
+    def __init__(self) -> None:
+        self.value: Any = None
+        self.found = False
+
+    def step(self, value: Any) -> None:
+        if not self.found:
+            self.value, self.found = value, True
+
+    def finalize(self) -> Any:
+        return self.value
+
+
 def _sort_key(value: Any) -> tuple[int, Any]:
     if value is None:
         return (0, 0)
@@ -90,5 +131,10 @@ AGGREGATES: dict[str, tuple[int, type]] = {
     "stddev_samp": (1, _StddevSamp),
     "var_pop": (1, _Variance),
     "var_samp": (1, _VarSamp),
+    "std": (1, _StddevPop),
+    "bit_and": (1, _BitAnd),
+    "bit_or": (1, _BitOr),
+    "bit_xor": (1, _BitXor),
+    "any_value": (1, _AnyValue),
     "mysql_group_concat": (-1, _GroupConcat),
 }

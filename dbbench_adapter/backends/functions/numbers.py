@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Any
 
 from dbbench_adapter.backends.functions.values import Function, number, whole
 
 MAX_DIGITS = 30
 """After the point, in MySQL's decimals and in FORMAT."""
+_DECIMALS = Context(prec=400)
 
 
 def half_up(value: float) -> int:
@@ -43,6 +45,27 @@ def _int_div(left: Any, right: Any) -> int | None:
 def _truncate(value: Any, digits: Any) -> float:
     factor = 10.0 ** max(min(whole(digits), MAX_DIGITS), -MAX_DIGITS)
     return math.trunc(number(value) * factor) / factor
+
+
+def _round(value: Any, digits: Any = 0) -> int | float:
+    """Exact to the half of the written decimal, as for MySQL's decimals."""
+    found, places = number(value), max(min(whole(digits), MAX_DIGITS), -MAX_DIGITS)
+    if not math.isfinite(found):
+        return found
+    rounded = Decimal(repr(found)).quantize(Decimal(1).scaleb(-places), ROUND_HALF_UP, _DECIMALS)
+    return int(rounded) if isinstance(found, int) else float(rounded)
+
+
+def _mod(left: Any, right: Any) -> int | float | None:
+    first, second = number(left), number(right)
+    if not second:
+        return None
+    both = isinstance(first, int) and isinstance(second, int)
+    return int(math.copysign(abs(first) % abs(second), first)) if both else math.fmod(first, second)
+
+
+def _bitwise_xor(left: Any, right: Any) -> int:
+    return whole(left) ^ whole(right)
 
 
 def _rand(seed: Any = None) -> float:
@@ -86,5 +109,7 @@ STRICT: dict[str, Function] = {
     "log": (-1, _math(_log)),
     "log2": (1, _math(math.log2)),
     "log10": (1, _math(math.log10)),
-    "mod": (2, _math(math.fmod)),
+    "mod": (2, _mod),
+    "mysql_round": (-1, _round),
+    "bitwise_xor": (2, _bitwise_xor),
 }

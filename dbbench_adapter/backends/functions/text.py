@@ -61,6 +61,25 @@ def _insert(text: Any, start: Any, length: Any, new: Any) -> str:
     return text[: begin - 1] + text_of(new) + text[end:]
 
 
+def _hex(value: Any) -> str:
+    if isinstance(value, int | float):
+        return f"{round(value) & 0xFFFFFFFFFFFFFFFF:X}"
+    return (value if isinstance(value, bytes) else text_of(value).encode()).hex().upper()
+
+
+def _quote(value: Any) -> str:
+    escapes = {"\\": "\\\\", "'": "\\'", "\0": "\\0", "\x1a": "\\Z"}
+    return "NULL" if value is None else "'" + "".join(escapes.get(char, char) for char in text_of(value)) + "'"
+
+
+def _substring(text: Any, start: Any, length: Any = None) -> str:
+    text, begin = text_of(text), whole(start)
+    begin = begin - 1 if begin > 0 else len(text) + begin
+    if begin < 0 or whole(start) == 0:
+        return ""
+    return text[begin:] if length is None else text[begin : begin + max(whole(length), 0)]
+
+
 def _field(value: Any, *items: Any) -> int:
     matches = (index for index, item in enumerate(items, 1) if item is not None and _equal(value, item))
     return 0 if value is None else next(matches, 0)
@@ -112,7 +131,10 @@ NULLS_MATTER: dict[str, Function] = {
     "field": (-1, _field),
     "elt": (-1, _elt),
     "distinct_key": (-1, _distinct_key),
-    "isnull": (1, lambda value: int(value is None)),
+    "quote": (1, _quote),
+    "found_rows": (0, lambda: 0),
+    "row_count": (0, lambda: -1),
+    "last_insert_id": (0, lambda: 0),
     "version": (0, lambda: "8.0.46"),
     "database": (0, lambda: "dbbench"),
     "schema": (0, lambda: "dbbench"),
@@ -122,13 +144,15 @@ STRICT: dict[str, Function] = {
     "as_text": (1, text_of),
     "concat": (-1, lambda *values: "".join(text_of(value) for value in values)),
     "substring_index": (3, _substring_index),
-    "left": (2, _left),
-    "right": (2, _right),
+    "left_of": (2, _left),
+    "right_of": (2, _right),
     "lpad": (3, lambda text, length, filler: _pad(text, length, filler, left=True)),
     "rpad": (3, lambda text, length, filler: _pad(text, length, filler, left=False)),
     "locate": (-1, _locate),
     "instr": (2, lambda text, needle: _locate(needle, text)),
-    "insert": (4, _insert),
+    "stuff": (4, _insert),
+    "mid": (3, _substring),
+    "hex": (1, _hex),
     "repeat": (2, _repeat),
     "replace": (3, _replace),
     "space": (1, lambda count: _repeat(" ", count)),

@@ -1,0 +1,124 @@
+"""What agents write gives the same rows, errors and tables on SQLite as on MariaDB, but for what is listed here."""
+
+import pytest
+
+from dbbench_adapter.backends import TableState
+from dbbench_adapter.tests.agent_sql import STATEMENTS
+from dbbench_adapter.types import Column, Table
+
+FRUIT = Table(
+    "Fruit",
+    (Column("Name"), Column("Color"), Column("Price", "INT"), Column("Stock", "INT")),
+    (("Plum", "red", 5, 10), ("Pear", "green", 4, None), ("Fig", "red", 3, 0), ("Apple", "green", 5, 7)),
+)
+SALES = Table(
+    "Sales",
+    (Column("Fruit"), Column("Day"), Column("Amount", "INT")),
+    (("Plum", "2024-01-31", 4), ("Fig", "2024-02-10", 2), ("Plum", "2024-02-29", 1)),
+)
+AS_MYSQL_8 = "SQLite's answer is MySQL 8's, MariaDB's is its own"
+LEFT_OUT = "left out on SQLite, answered with an error"
+KNOWN = {
+    "DESCRIBE Fruit": AS_MYSQL_8,  # int, not int(11)
+    "DESC Fruit": AS_MYSQL_8,
+    "SHOW COLUMNS FROM Fruit": AS_MYSQL_8,
+    "EXPLAIN Fruit": AS_MYSQL_8,
+    "SHOW CREATE TABLE Fruit": AS_MYSQL_8,
+    "SELECT table_name FROM information_schema.tables WHERE table_schema = 'dbbench'": "no order is asked for",
+    "SELECT STDDEV(Price), VARIANCE(Price), STD(Price), VAR_SAMP(Price), STDDEV_SAMP(Price) FROM Fruit": AS_MYSQL_8,
+    "SELECT ANY_VALUE(Name) IS NOT NULL FROM Fruit": AS_MYSQL_8,
+    "SELECT * FROM (SELECT 1)": AS_MYSQL_8,  # 1248, where MariaDB calls it a syntax error
+    "CREATE VIEW V AS SELECT Name FROM Fruit": LEFT_OUT,
+    "ALTER TABLE Fruit MODIFY Price TEXT": LEFT_OUT,
+    "SELECT @x": LEFT_OUT,
+    "EXPLAIN SELECT * FROM Fruit": LEFT_OUT,
+    "SELECT Name FROM Fruit GROUP BY Weight": "both refuse it, for one of its two mistakes each",
+}
+
+
+@pytest.mark.parametrize("sql", STATEMENTS)
+def test_both_engines_agree(sqlite, mariadb, sql):
+    answers = [answer(backend, sql) for backend in (sqlite, mariadb)]
+    if sql in KNOWN:
+        assert answers[0] != answers[1], f"no longer differs; take it off KNOWN ({KNOWN[sql]})"
+    else:
+        assert answers[0] == answers[1]
+
+
+def answer(backend, sql):
+    """Rows as an agent reads them, the error's number, and the tables afterwards."""
+    with backend.open([FRUIT, SALES], typed=True) as database:
+        result = database.run(sql)
+        rows = None if result.rows is None else [tuple(map(str, row)) for row in result.rows]
+        return rows, (result.error or "").split(" ")[0], database.snapshot()
+
+
+def test_there_are_enough_statements_and_no_stale_exceptions():
+    assert len(set(STATEMENTS)) == len(STATEMENTS) > 200
+    assert set(KNOWN) < set(STATEMENTS)
+
+
+# Beyond one statement, on both engines -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def database(backend):
+    with backend.open([FRUIT, SALES], typed=True) as database:
+        yield database
+
+
+def test_a_key_makes_insert_update_or_replace(database):
+    database.run("CREATE TABLE T (a INT PRIMARY KEY, b INT)")
+    for statement in (
+        "INSERT INTO T VALUES (1, 1), (2, 2)",
+        "INSERT INTO T VALUES (1, 9) ON DUPLICATE KEY UPDATE b = b + VALUES(b)",  # 1 + 9
+        "REPLACE INTO T VALUES (2, 7)",
+        "INSERT IGNORE INTO T VALUES (2, 8), (3, 3)",
+    ):
+        assert database.run(statement).error is None
+    assert database.snapshot()["T"] == TableState(("a", "b"), ((1, 10), (2, 7), (3, 3)))
+    assert database.run("INSERT INTO T VALUES (1, 1)").error.startswith("1062 (23000)")
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT Color, Price FROM Fruit GROUP BY Color",
+        "SELECT Color, Price + 1, COUNT(*) FROM Fruit GROUP BY Color",
+        "SELECT f.Color, s.Day, SUM(s.Amount) FROM Fruit f JOIN Sales s ON f.Name = s.Fruit GROUP BY f.Color",
+    ],
+)
+def test_a_column_beside_a_group_is_refused(database, sql):
+    assert database.run(sql).error.startswith("1055 (42000)")
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT Color, Color, COUNT(*) FROM Fruit GROUP BY Color",
+        "SELECT UPPER(Color), COUNT(*) FROM Fruit GROUP BY UPPER(Color)",
+        "SELECT Color AS c, MAX(Price) FROM Fruit GROUP BY c",
+        "SELECT Color, MAX(Price) FROM Fruit GROUP BY 1",
+        "SELECT f.Color, COUNT(*) FROM Fruit f GROUP BY Color",
+        "SELECT Color, (SELECT MAX(Amount) FROM Sales), 1 FROM Fruit GROUP BY Color",
+        "SELECT MAX(Price), 'x', NOW() IS NULL FROM Fruit",
+    ],
+)
+def test_what_the_group_decides_is_not_refused(database, sql):
+    assert database.run(sql).error is None
+
+
+def test_what_depends_on_the_group_is_not_refused(sqlite):  # MySQL 8; MariaDB refuses it
+    with sqlite.open([FRUIT, SALES], typed=True) as database:
+        assert database.run("SELECT Name, MAX(Price) FROM Fruit WHERE Name = 'Fig'").rows == (("Fig", 3),)
+        part = "SELECT CONCAT(UPPER(Color), '!') FROM Fruit GROUP BY UPPER(Color)"
+        assert database.run(part).error is None
+        joined = "SELECT f.Name, s.Fruit, COUNT(*) FROM Fruit f JOIN Sales s ON f.Name = s.Fruit GROUP BY f.Name"
+        assert database.run(joined).error is None
+
+
+def test_the_catalogue_follows_the_tables(database):
+    database.run("CREATE TABLE more (a INT)")
+    asked = "SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() ORDER BY TABLE_NAME"
+    assert {name for (name,) in database.run(asked).rows} == {"Fruit", "Sales", "more"}
+    assert set(database.snapshot()) == {"Fruit", "Sales", "more"}
