@@ -57,6 +57,7 @@ _FULL = "1114 (HY000): The table is full"
 _LOST = "2013 (HY000): Lost connection to MySQL server during query"
 _NO_EXECUTE = 1370
 _ROUTINE = re.compile(r"routine '[^']*\.([^'.]*)'")
+_OPENS = re.compile(r"\b(begin|start|autocommit)\b", re.IGNORECASE)
 _DECLARED_TYPE = re.compile(r"[A-Z]+( ?\( ?\d+( ?, ?\d+)? ?\))?( UNSIGNED)?", re.IGNORECASE)
 _ALIASED_DELETE = re.compile(r"^\s*DELETE\s+FROM\s+(`[^`]+`|\w+)\s+(?:AS\s+)?(`[^`]+`|\w+)\s+WHERE\s", re.IGNORECASE)
 
@@ -110,6 +111,8 @@ class MysqlDatabase:
         self._pool, self._slot = pool, slot
         self._typed, self._timeout_s = typed, statement_timeout_s
         self._closed = self._full = False
+        self._may_hold = False
+        """A transaction may be open."""
 
     def run(self, sql: str) -> Result:
         if len(sql.encode("utf-8", "replace")) > MAX_SQL_BYTES:
@@ -117,6 +120,7 @@ class MysqlDatabase:
         refused = _FULL if self._full else refusal(sql) or _explosion(sql)
         if refused:
             return Result(error=refused)
+        self._may_hold = self._may_hold or _OPENS.search(sql) is not None
         agent = self._pool.session(self._slot, typed=self._typed, statement_timeout_s=self._timeout_s)
         started = time.monotonic()
         with self._pool.keeper.watching(agent, self._timeout_s):
@@ -127,8 +131,10 @@ class MysqlDatabase:
 
     def new_session(self) -> None:
         if self._slot.settings is not None and self._slot.agent is not None:
-            with contextlib.suppress(pymysql.Error):
-                self._slot.agent.commit()
+            if self._may_hold:
+                with contextlib.suppress(pymysql.Error):
+                    self._slot.agent.commit()
+                self._may_hold = False
             with self._pool.failures_named():
                 self._pool.reset(self._slot)
 

@@ -5,7 +5,7 @@ Where keys or views would make MySQL accept a column beside a group, so do we no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from sqlglot import exp
 
@@ -15,14 +15,16 @@ from dbbench_adapter.backends.mysql_syntax import StatementError
 _OPAQUE = (exp.AggFunc, exp.Query, exp.Subquery, exp.Window, exp.GroupConcat)
 
 
-def refuse(tree: exp.Expr, columns: ColumnKinds) -> None:
+def refuse(selects: Iterable[exp.Select], columns: ColumnKinds) -> None:
     """Refuse a statement that parses and that MySQL 8 does not run.
 
+    Args:
+        selects: every SELECT in it.
     Raises:
         StatementError: in the words of MySQL 8.
     """
     known = {name for name, _ in columns}
-    for select in tree.find_all(exp.Select):
+    for select in selects:
         _refuse_bare_columns(select)
         _refuse_aliases_in_where(select, known)
         for source in (select.args.get("from_"), *(select.args.get("joins") or [])):

@@ -87,18 +87,19 @@ def _translated(sql: str, columns: ColumnKinds) -> Statement:
             tree, exp.Command | exp.Describe | exp.Pragma | exp.Attach | exp.Detach | exp.Kill | exp.Analyze
         )
         raise unsupported(sql.split(maxsplit=1)[0].upper()) if named else syntax_error(sql)
-    catalogue = _find_tables(tree)
-    if blows_up(tree):
+    if type(tree) is exp.Select and (group := tree.args.get("group")) and group.args.get("rollup"):
+        tree = rolled_up(tree)
+    nodes = list(tree.walk())  # once: walking costs more than anything else that is done here
+    catalogue = _find_tables(nodes)
+    tables = _named_tables(tree, nodes)
+    sorts = any(isinstance(node, _SORTING) for node in nodes)
+    if any(isinstance(node, exp.Subquery | exp.CTE) for node in nodes) and blows_up(tree):
         raise StatementError("1116 (HY000): Too many tables; MySQL can only use 61 tables in a join")
-    finder = KindFinder(tree, columns)
+    finder = KindFinder(nodes, columns)
     try:
-        refuse(tree, columns)
+        refuse((node for node in nodes if isinstance(node, exp.Select)), columns)
         kinds = finder.kinds_of(tree)
-        if type(tree) is exp.Select and (group := tree.args.get("group")) and group.args.get("rollup"):
-            tree = rolled_up(tree)
-        tree = rewritten(tree, finder)
-        sorts = tree.find(*_SORTING) is not None
-        tables = _named_tables(tree)
+        tree = rewritten(tree, nodes, finder)
         printed = tree.sql(Sqlite, identify=True, unsupported_level=ErrorLevel.IGNORE, copy=False)
     except (SqlglotError, RecursionError, ValueError) as error:
         raise unsupported(str(error)[:80]) from None
@@ -118,10 +119,11 @@ def _translated(sql: str, columns: ColumnKinds) -> Statement:
     )
 
 
-def _named_tables(tree: exp.Expr) -> tuple[str, ...]:
-    defined = {cte.alias.lower() for cte in tree.find_all(exp.CTE)}
+def _named_tables(tree: exp.Expr, nodes: list[exp.Expr]) -> tuple[str, ...]:
+    defined = {node.alias.lower() for node in nodes if isinstance(node, exp.CTE)}
     made = tree.this.find(exp.Table) if isinstance(tree, exp.Create) and tree.kind == "TABLE" else None
-    return tuple({t.name for t in tree.find_all(exp.Table) if t is not made and t.name.lower() not in defined})
+    tables = {node.name for node in nodes if isinstance(node, exp.Table) and node is not made}
+    return tuple(name for name in tables if name.lower() not in defined)
 
 
 _NAMED = (exp.Command, exp.Describe, exp.Pragma, exp.Attach, exp.Detach, exp.Kill, exp.Analyze)
@@ -165,7 +167,7 @@ def _meta_statement(tree: exp.Expr) -> Statement | None:
     return None
 
 
-def _find_tables(tree: exp.Expr) -> bool:
+def _find_tables(nodes: list[exp.Expr]) -> bool:
     """Take the database's own name off the tables and turn those of the catalogue into `CATALOGUE`'s.
 
     Returns:
@@ -174,7 +176,7 @@ def _find_tables(tree: exp.Expr) -> bool:
         StatementError: a table of another database.
     """
     found = False
-    for table in tree.find_all(exp.Table):
+    for table in (node for node in nodes if isinstance(node, exp.Table)):
         full = (table.db.lower(), table.name.lower())
         if full in CATALOGUE and not table.catalog:
             alias = table.alias or table.name
@@ -184,8 +186,8 @@ def _find_tables(tree: exp.Expr) -> bool:
         elif full[0] not in ("", "dbbench") or table.catalog or full[1].startswith(("sqlite_", "pragma_", *_OWN)):
             raise StatementError(f"1146 (42S02): Table '{table.db or 'dbbench'}.{table.name}' doesn't exist")
         table.set("db", None)
-    for column in tree.find_all(exp.Column) if not found else ():
-        if column.db.lower() == "dbbench":
+    for column in nodes if not found else ():
+        if isinstance(column, exp.Column) and column.db.lower() == "dbbench":
             column.set("db", None)
     return found
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Any, Literal
@@ -79,11 +80,11 @@ def plain(value: Any) -> str | int | float | None:
 
 
 class KindFinder:
-    """Finds kinds within one statement, following the aliases it defines."""
+    """Finds kinds within one statement, whose nodes it is given, following the aliases it defines."""
 
-    def __init__(self, tree: exp.Expr, columns: ColumnKinds) -> None:
+    def __init__(self, nodes: Iterable[exp.Expr], columns: ColumnKinds) -> None:
         self._columns = dict(columns)
-        self._aliases = {item.alias.lower(): item.this for item in tree.find_all(exp.Alias)}
+        self._aliases = {item.alias.lower(): item.this for item in nodes if isinstance(item, exp.Alias)}
         self._depth = 0
 
     def kind(self, node: exp.Expr | None) -> Kind | None:

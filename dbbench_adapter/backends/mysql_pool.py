@@ -223,6 +223,8 @@ class Pool:
 
     def reset(self, slot: Slot) -> None:
         """Put the agent's session back to how it was when it connected; a session that does not answer is ended."""
+        if slot.settings is None:  # nothing was said in it since it was
+            return
         slot.settings = None
         if slot.agent is None or not slot.agent.open:
             slot.agent = None

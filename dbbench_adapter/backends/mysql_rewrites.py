@@ -16,9 +16,14 @@ from dbbench_adapter.backends.mysql_syntax import COLLATION, StatementError, syn
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ)
 
 
-def rewritten(tree: exp.Expr, finder: KindFinder) -> exp.Expr:
-    assignments = {id(item) for update in tree.find_all(exp.Update) for item in update.expressions}
-    for node in list(tree.walk()):
+def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: KindFinder) -> exp.Expr:
+    """The tree as SQLite is to have it; its nodes are changed in place.
+
+    Raises:
+        StatementError: something that this translation leaves out.
+    """
+    assignments = {id(item) for item in tree.expressions} if isinstance(tree, exp.Update) else set()
+    for node in nodes:
         check()
         if isinstance(node, _COMPARISONS) and id(node) not in assignments:
             _align(node, ("this", "expression"), finder)
@@ -38,12 +43,13 @@ def rewritten(tree: exp.Expr, finder: KindFinder) -> exp.Expr:
             raise unsupported("user and system variables")
         elif isinstance(node, exp.Placeholder):
             raise syntax_error("?")
-    for node in list(tree.find_all(*_COMPARISONS)):
-        if isinstance(node.expression, exp.Any | exp.All):
+    for node in nodes:
+        if isinstance(node, _COMPARISONS) and isinstance(node.expression, exp.Any | exp.All):
             node.replace(_quantified(node))
-    for node in list(tree.find_all(exp.GroupConcat)):
-        node.replace(_group_concat(node))
-    _keep_written_decimals(tree)
+        elif isinstance(node, exp.GroupConcat):
+            node.replace(_group_concat(node))
+    if not isinstance(tree, exp.Query):
+        _keep_written_decimals(tree)
     order_groups(tree)
     if isinstance(tree, exp.Update):
         return _sqlite_update(tree, finder)
