@@ -27,10 +27,11 @@ def test_no_statement_is_said_twice():
 
 def test_the_rate_is_over_the_time_in_which_any_process_played():
     # 30 episodes from second 10 to second 13
-    shares = [Share(10.0, 12.0, [1.0] * 10, 50.0, 51.0), Share(11.0, 13.0, [2.0] * 20, 40.0, 58.0)]
+    shares = [Share(10.0, 12.0, 0.5, [1.0] * 10, 50.0, 51.0), Share(11.0, 13.0, 1.0, [2.0] * 20, 40.0, 58.0)]
     rows = {row.what: row for row in backend_rows("sqlite", 400.0, shares, left=0)}
     assert rows["sqlite episodes, 30"].value == pytest.approx(10.0)
     assert rows["sqlite episodes, 30"].met is False
+    assert rows["sqlite episode, CPU time in our processes"].value == pytest.approx(50.0)  # 1.5 s / 30
     assert rows["sqlite, growth from there to 30"].value == pytest.approx(8.0)  # 58 - 50
     assert rows["sqlite, times as many as AgentBench (0.25 s each, one at a time)"].value == pytest.approx(2.5)
 
