@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from sqlglot import exp
+from sqlglot.generators.mysql import MySQLGenerator
 
 from dbbench_adapter.backends.mysql_kinds import ColumnKinds
-from dbbench_adapter.backends.mysql_syntax import StatementError
+from dbbench_adapter.backends.mysql_syntax import StatementError, syntax_error
 
+_RESERVED = frozenset(MySQLGenerator.RESERVED_KEYWORDS) - {"default", "dual"}  # which sqlglot also takes for names
 _OPAQUE = (exp.AggFunc, exp.Query, exp.Subquery, exp.Window, exp.GroupConcat)
 
 
@@ -30,6 +32,17 @@ def refuse(selects: Iterable[exp.Select], columns: ColumnKinds) -> None:
         for source in (select.args.get("from_"), *(select.args.get("joins") or [])):
             if source is not None and isinstance(source.this, exp.Subquery) and not source.this.alias:
                 raise StatementError("1248 (42000): Every derived table must have its own alias")
+
+
+def refuse_reserved(names: Iterable[exp.Identifier]) -> None:
+    """Refuse a word that MySQL 8 reserves as a name without backquotes.
+
+    Raises:
+        StatementError: in the words of MySQL 8.
+    """
+    for name in names:
+        if not name.quoted and name.name.lower() in _RESERVED:
+            raise syntax_error(name.name)
 
 
 def _refuse_aliases_in_where(select: exp.Select, known: set[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Literal
 from sqlglot import exp
 from sqlglot.errors import ErrorLevel, SqlglotError
 
-from dbbench_adapter.backends.mysql_checks import refuse
+from dbbench_adapter.backends.mysql_checks import refuse, refuse_reserved
 from dbbench_adapter.backends.mysql_kinds import ColumnKinds, Kind, KindFinder
 from dbbench_adapter.backends.mysql_limits import blows_up
 from dbbench_adapter.backends.mysql_rewrites import rewritten
@@ -97,6 +97,7 @@ def _translated(sql: str, columns: ColumnKinds) -> Statement:
         raise StatementError("1116 (HY000): Too many tables; MySQL can only use 61 tables in a join")
     finder = KindFinder(nodes, columns)
     try:
+        refuse_reserved(node for node in nodes if isinstance(node, exp.Identifier))
         refuse((node for node in nodes if isinstance(node, exp.Select)), columns)
         kinds = finder.kinds_of(tree)
         tree = rewritten(tree, nodes, finder)

@@ -14,6 +14,7 @@ from sqlglot import exp
 from sqlglot.dialects.mysql import MySQL
 from sqlglot.dialects.sqlite import SQLite
 from sqlglot.errors import ErrorLevel, ParseError, SqlglotError
+from sqlglot.tokenizer_core import TokenType
 
 from dbbench_adapter.backends.clock import check
 from dbbench_adapter.backends.functions import FUNCTIONS
@@ -63,6 +64,11 @@ class _AgentMySQL(MySQL):
         def _retreat(self, index: int) -> None:
             check()
             super()._retreat(index)
+
+        def _parse_table_part(self, schema: bool = False) -> exp.Expr | None:
+            if self._curr.token_type == TokenType.STRING:  # in MySQL quotes make texts, backquotes make names
+                self.raise_error("a text where a table is named")
+            return super()._parse_table_part(schema=schema)
 
 
 def _cast_sql(generator: SQLite.Generator, node: exp.Cast) -> str:

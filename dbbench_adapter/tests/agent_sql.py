@@ -224,4 +224,13 @@ STATEMENTS = [
     "SELECT Name FROM Fruit GROUP BY Weight",
     "SELECT Name AS n FROM Fruit WHERE n = 'Plum'",
     "SELECT f.Name, Fruit FROM Fruit f, Sales a, Sales b",
+    # names between quotes, names that MySQL reserves
+    "SELECT Name FROM \"Fruit\"",
+    "SELECT Name FROM 'Fruit'",
+    "SELECT Name AS 'a name' FROM Fruit",
+    "UPDATE \"Fruit\" SET Price = 1",
+    "SELECT Name FROM Fruit AS rank",
+    "SELECT Name AS `rank` FROM Fruit",
+    "SELECT Name AS Release FROM Fruit",
+    "INSERT INTO Fruit VALUES ('Kiwi', DEFAULT, 1, 2)",
 ]

@@ -28,6 +28,7 @@ KNOWN = {
     "SELECT STDDEV(Price), VARIANCE(Price), STD(Price), VAR_SAMP(Price), STDDEV_SAMP(Price) FROM Fruit": AS_MYSQL_8,
     "SELECT ANY_VALUE(Name) IS NOT NULL FROM Fruit": AS_MYSQL_8,
     "SELECT * FROM (SELECT 1)": AS_MYSQL_8,  # 1248, where MariaDB calls it a syntax error
+    "SELECT Name FROM Fruit AS rank": AS_MYSQL_8,  # which reserves RANK
     "CREATE VIEW V AS SELECT Name FROM Fruit": LEFT_OUT,
     "ALTER TABLE Fruit MODIFY Price TEXT": LEFT_OUT,
     "SELECT @x": LEFT_OUT,

@@ -59,3 +59,11 @@ def test_mariadb_is_kept_from_sorting(sql, sent):
 )
 def test_what_orders_itself_or_does_not_group_is_sent_as_it_is(sql):
     assert for_mariadb(sql) == sql
+
+
+def test_punctuation_sorts_before_digits_and_digits_before_letters(backend):
+    texts = ["–", "b", "9", "$", "a", "10", ":", "É", "-"]
+    with backend.open([Table("t", (Column("a"),), tuple((text,) for text in texts))], typed=False) as database:
+        rows = database.run("SELECT a FROM t ORDER BY a").rows or ()
+    assert [text for (text,) in rows if text != "–"] == ["-", ":", "$", "10", "9", "a", "b", "É"]
+    assert [text for (text,) in rows].index("–") < [text for (text,) in rows].index("10")

@@ -7,7 +7,7 @@ import operator
 from typing import Any
 
 from dbbench_adapter.backends.clock import check
-from dbbench_adapter.backends.functions.values import fold, number, text_of, whole
+from dbbench_adapter.backends.functions.values import fold, number, sort_key, text_of, whole
 
 GROUP_CONCAT_MAX_LEN = 1024
 """Bytes; MySQL's default."""
@@ -123,7 +123,7 @@ class _AnyValue:
 def _sort_key(value: Any) -> tuple[int, Any]:
     if value is None:
         return (0, 0)
-    return (1, value) if isinstance(value, int | float) else (2, fold(text_of(value)))
+    return (1, value) if isinstance(value, int | float) else (2, sort_key(text_of(value)))
 
 
 AGGREGATES: dict[str, tuple[int, type]] = {

@@ -32,9 +32,27 @@ def _folded(text: str) -> str:
 _folded_often = lru_cache(maxsize=4096)(_folded)
 
 
+class _Weights(dict[int, str]):
+    """For `str.translate`: what is neither letter nor digit sorts before both, in the order of Unicode's table."""
+
+    def __missing__(self, code: int) -> str:
+        char = chr(code)
+        is_word = char.isalnum()
+        self[code] = char if is_word else "\x2f" + char
+        return self[code]
+
+
+_WEIGHTS = _Weights((ord(char), chr(rank)) for rank, char in enumerate(" _-,;:!?.'\"()[]{}@*/\\&#%`^+<=>|~$", 1))
+
+
+def sort_key(text: str) -> str:
+    """What orders text under utf8mb4_0900_ai_ci, near enough: equal where `fold` is."""
+    return fold(text).translate(_WEIGHTS)
+
+
 def compare(left: str, right: str) -> int:
     """The collation: negative, 0 or positive."""
-    first, second = fold(left), fold(right)
+    first, second = sort_key(left), sort_key(right)
     return (first > second) - (first < second)
 
 
