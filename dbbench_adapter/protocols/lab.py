@@ -11,19 +11,13 @@ from __future__ import annotations
 from typing import Literal
 
 from dbbench_adapter.protocols.base import Episode, Message, fenced_sql, final_answer, shown, user
+from dbbench_adapter.protocols.text import HOW_TO_ACT
 from dbbench_adapter.types import Task
 
 MAX_ROUNDS = 3
 
-RULES = """\
-You answer a question about a MySQL database, or change it as asked, by writing SQL. In every reply explain the problem
-and your thoughts first; then either operate or answer. To operate, write exactly:
-Action: Operation
-```sql
-SELECT * FROM table WHERE condition;
-```
-The block holds one SQL statement on one line and no comment. Only the first block of a reply is run, and you get
-MySQL's raw response: a list of rows such as [('a', 1), ('b', 2)] for a SELECT, [] for INSERT, UPDATE and DELETE.
+RULES = f"""\
+{HOW_TO_ACT}MySQL's raw response: a list of rows such as [('a', 1), ('b', 2)] for a SELECT, [] for INSERT, UPDATE and DELETE.
 Once you are sure, answer in exactly this form:
 Action: Answer
 Final Answer: [(ANSWER1, ANSWER2), ...]

@@ -21,7 +21,7 @@ OUT_OF_SYNC = "Commands out of sync; you can't run this command now"
 MAX_HISTORY_SEGMENTS = 3500
 _DATA_DEFINITION = ("ALTER", "CREATE", "DROP", "RENAME", "TRUNCATE")
 
-RULES = """\
+HOW_TO_ACT = """\
 You answer a question about a MySQL database, or change it as asked, by writing SQL. In every reply explain the problem
 and your thoughts first; then either operate or answer. To operate, write exactly:
 Action: Operation
@@ -29,7 +29,9 @@ Action: Operation
 SELECT * FROM table WHERE condition;
 ```
 The block holds one SQL statement on one line and no comment. Only the first block of a reply is run, and you get
-MySQL's raw response. Once you are sure, answer in exactly this form:
+"""
+RULES = f"""\
+{HOW_TO_ACT}MySQL's raw response. Once you are sure, answer in exactly this form:
 Action: Answer
 Final Answer: ["ANSWER1", "ANSWER2", ...]
 The answer has to be exactly right. If you were asked to change the database, then the tables are compared and the
