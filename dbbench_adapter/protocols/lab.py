@@ -17,7 +17,7 @@ from dbbench_adapter.types import Task
 MAX_ROUNDS = 3
 
 RULES = f"""\
-{HOW_TO_ACT}MySQL's raw response: a list of rows such as [('a', 1), ('b', 2)] for a SELECT, [] for INSERT, UPDATE and DELETE.
+{HOW_TO_ACT}MySQL's raw response: a list of rows such as [('a', 1), ('b', 2)] for a SELECT, [] for a change.
 Once you are sure, answer in exactly this form:
 Action: Answer
 Final Answer: [(ANSWER1, ANSWER2), ...]

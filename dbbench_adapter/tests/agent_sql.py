@@ -225,10 +225,10 @@ STATEMENTS = [
     "SELECT Name AS n FROM Fruit WHERE n = 'Plum'",
     "SELECT f.Name, Fruit FROM Fruit f, Sales a, Sales b",
     # names between quotes, names that MySQL reserves
-    "SELECT Name FROM \"Fruit\"",
+    'SELECT Name FROM "Fruit"',
     "SELECT Name FROM 'Fruit'",
     "SELECT Name AS 'a name' FROM Fruit",
-    "UPDATE \"Fruit\" SET Price = 1",
+    'UPDATE "Fruit" SET Price = 1',
     "SELECT Name FROM Fruit AS rank",
     "SELECT Name AS `rank` FROM Fruit",
     "SELECT Name AS Release FROM Fruit",
