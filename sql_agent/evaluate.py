@@ -28,6 +28,7 @@ from dbbench_adapter.backends import Backend, BackendUnavailable, open_backend
 from dbbench_adapter.judges import JUDGES
 from dbbench_adapter.load import load_tasks
 from dbbench_adapter.protocols import PROTOCOLS
+from dbbench_adapter.skills import SKILLS
 from dbbench_adapter.types import Task
 from sql_agent.agent import run_rollout
 from sql_agent.stats import wilson_interval
@@ -57,6 +58,8 @@ class Summary:
     """Counts and rates of finished rollouts; what could not be judged is in no rate, only counted by reason."""
 
     by_kind: dict[str, Rate]
+    by_skill: dict[str, Rate]
+    """A task counts for each of its skills, as in LifelongAgentBench; empty where tasks name none."""
     overall: Rate
     three_way_mean: float | None
     unjudged: dict[str, int]
@@ -155,9 +158,12 @@ def check_endpoint(base_url: str, model: str, api_key: str) -> None:
 def summarise(records: Sequence[RolloutRecord], tasks: Sequence[Task]) -> Summary:
     kinds = dict.fromkeys(task.kind for task in tasks)  # in file order
     of_kind = {kind: [record for record in records if record.kind == kind] for kind in kinds}
+    skills = {task.id: task.skills for task in tasks}
+    of_skill = {skill: [record for record in records if skill in skills.get(record.task_id, ())] for skill in SKILLS}
     calls = sum(record.tool_calls for record in records)
     return Summary(
         by_kind={kind: rate(played) for kind, played in of_kind.items() if played},
+        by_skill={skill: rate(played) for skill, played in of_skill.items() if played},
         overall=rate(records),
         three_way_mean=three_way_mean(records) if all(task.source == "agentbench" for task in tasks) else None,
         unjudged=dict(Counter(record.score.reason for record in records if record.score.value is None)),
@@ -191,14 +197,12 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def print_summary(summary: Summary, title: str, seconds: float, console: Console) -> None:
-    table = Table("question type", title=title)
-    for column in ("n", "judged", "correct", "success", "95 % interval"):
-        table.add_column(column, justify="right")
-    for kind, of_kind in summary.by_kind.items():
-        table.add_row(kind, *_cells(of_kind))
+    table = _table("question type", summary.by_kind, title)
     table.add_section()
     table.add_row("all", *_cells(summary.overall))
     console.print(table)
+    if summary.by_skill:
+        console.print(_table("skill", summary.by_skill))
     if summary.three_way_mean is not None:
         console.print(f"mean of SELECT, INSERT and UPDATE: {_percent(summary.three_way_mean)}")
     console.print(f"ends: {_counts(summary.stop_reasons)}; not judged: {_counts(summary.unjudged)}")
@@ -206,6 +210,15 @@ def print_summary(summary: Summary, title: str, seconds: float, console: Console
         f"turns per task: {_number(summary.turns_per_task)}; malformed calls: "
         f"{_percent(summary.malformed_calls_frac)}; seconds: {seconds:.1f}, {_number(summary.rollout_s)} per rollout"
     )
+
+
+def _table(head: str, rates: dict[str, Rate], title: str | None = None) -> Table:
+    table = Table(head, title=title)
+    for column in ("n", "judged", "correct", "success", "95 % interval"):
+        table.add_column(column, justify="right")
+    for name, rate_of in rates.items():
+        table.add_row(name, *_cells(rate_of))
+    return table
 
 
 def _cells(of_kind: Rate) -> list[str]:

@@ -96,6 +96,14 @@ def test_summary_by_hand():
     assert summary.three_way_mean is None  # no UPDATE was judged
 
 
+def test_a_task_counts_for_each_of_its_skills():
+    joined = Task.from_dict({**CHEAPEST.to_dict(), "id": "t-1", "skills": ["limit_only", "select"]})
+    plain = Task.from_dict({**CHEAPEST.to_dict(), "id": "t-2", "skills": ["select"]})
+    summary = summarise([record("other", 1.0, task_id="t-1"), record("other", 0.0, task_id="t-2")], [joined, plain])
+    assert summary.by_skill == {"select": Rate(2, 2, 1), "limit_only": Rate(1, 1, 1)}
+    assert summarise([record("other", 1.0)], [CHEAPEST]).by_skill == {}
+
+
 def test_the_three_way_mean_weighs_question_types_and_not_tasks():
     selects = [record("other", 1.0), record("counting", 0.0), record("DELETE", 0.0), record("ranking", 0.0)]
     # (1/4 + 1/1 + 0/1) / 3
