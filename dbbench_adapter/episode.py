@@ -13,7 +13,7 @@ because the replies came to their end first. `sql_run` holds what the model wrot
 from __future__ import annotations
 
 import argparse
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -31,7 +31,7 @@ class _Strict(BaseModel):
 
 class _AgentBenchTask(BaseModel):
     table: AgentBenchTable | list[AgentBenchTable]
-    type: str | list[str]
+    type: str | Annotated[list[str], Field(min_length=1)]
     question: str
     label: list[str] | str | None = None
     gold_sql: str | None = None
@@ -115,7 +115,7 @@ def answer(row: dict[str, Any], backend: Backend) -> dict[str, Any]:
                     break
                 observations += [message["content"] for message in episode.step(_checked(reply, case.variant))]
             return _outcome(episode, case.variant, observations)
-    except TableError:  # fc: the set-up fails and with it the sample
+    except TableError:  # under fc the set-up fails and with it the sample
         return {"status": "task error", "correct": False, "replies_used": 0, "sql_run": [], "observations": []}
     except BackendUnavailable as failure:
         raise ValueError(str(failure)) from failure

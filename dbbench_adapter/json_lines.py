@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-T = TypeVar("T", bound=BaseModel)
+logger = logging.getLogger(__name__)
 
 
 def answered(lines: Iterable[str], answer: Callable[[dict[str, Any]], dict[str, Any]]) -> Iterator[str]:
     """One line for each that is not blank, in order: `answer`'s fields after the row's `id`, or an `error` in words.
 
     Args:
-        answer: raises `ValueError` for a row that it cannot take; any other exception is a fault of ours.
+        answer: raises `ValueError` for a row that it cannot take; any other exception is a fault of ours, which is
+            logged and costs that row alone.
     """
     for line in lines:
         if not line.strip():
@@ -29,6 +31,9 @@ def answered(lines: Iterable[str], answer: Callable[[dict[str, Any]], dict[str, 
             fields = answer(row)
         except (ValueError, RecursionError) as error:
             fields = {"error": _in_words(error)}
+        except Exception as error:
+            logger.exception("row %.200s", line)
+            fields = {"error": f"internal error: {type(error).__name__}: {error}"}
         yield json.dumps({"id": row.get("id") if isinstance(row, dict) else None, **fields})
 
 

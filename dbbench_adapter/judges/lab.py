@@ -81,10 +81,9 @@ def _same_cell(element: str, expected: Cell) -> bool:
     if expected is None:
         return False
     try:
-        number = float(_number_text(element))
-    except ValueError:
+        return math.isclose(float(_number_text(element)), expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    except (ValueError, OverflowError):  # no number; one that the original breaks off at
         return False
-    return math.isclose(number, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
 
 
 def _unquoted(element: str, expected: str) -> str:

@@ -21,8 +21,8 @@ from dbbench_adapter.literals import parse_literal, parse_rows
 from dbbench_adapter.types import Cell, Gold, Row, Rows, Score
 
 RELATIVE_TOLERANCE = 1e-9
-ABSOLUTE_TOLERANCE = 1e-4
-"""MySQL gives averages four decimals: 33.3333 and 33.33333333 are the same answer."""
+DECIMALS = 4
+"""MySQL gives averages four decimals: where the gold has no more, what rounds to it is the same answer."""
 _NULLS = frozenset({"none", "null"})
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE | re.ASCII)
 _MAX_DIGITS = 300
@@ -125,32 +125,51 @@ def meant(label: Cell) -> Cell:
 
 
 def _matched(given: Rows, expected: Rows) -> bool:
-    """Whether the rows pair off one to one (augmenting paths, for closeness of numbers is not transitive)."""
-    texts = Counter(given) & Counter(row for row in expected if all(isinstance(cell, str) for cell in row))
-    given, expected = _without(given, texts), _without(expected, texts)
-    partner: dict[int, int] = {}  # index into expected -> index into given
-
-    def place(i: int, tried: set[int]) -> bool:
-        fitting = [j for j, row in enumerate(expected) if j not in tried and _same_row(given[i], row)]
-        for j in sorted(fitting, key=partner.__contains__):  # the free ones first
-            tried.add(j)
-            if j not in partner or place(partner[j], tried):
-                partner[j] = i
-                return True
-        return False
-
-    return all(place(i, set()) for i in range(len(given)))
+    """Whether the rows pair off one to one. Identical rows do first: that could only be wrong where numbers lie closer
+    together than the tolerance. The rest by augmenting paths, for closeness is not transitive."""
+    identical = Counter(map(_typed, given)) & Counter(map(_typed, expected))
+    given, expected = _without(given, identical), _without(expected, identical)
+    fitting = [[j for j, row in enumerate(expected) if _same_row(answer, row)] for answer in given]
+    of_expected: dict[int, int] = {}  # index into expected -> index into given
+    of_given: dict[int, int] = {}
+    return all(_placed(i, fitting, of_expected, of_given) for i in range(len(given)))
 
 
-def _without(rows: Rows, leave_out: Counter[Row]) -> Rows:
+def _typed(row: Row) -> tuple[tuple[type, Cell], ...]:
+    return tuple((type(cell), cell) for cell in row)  # True equals 1, and is no number
+
+
+def _without(rows: Rows, leave_out: Counter[tuple[tuple[type, Cell], ...]]) -> Rows:
     left = leave_out.copy()
     kept: list[Row] = []
     for row in rows:
-        if left[row] > 0:
-            left[row] -= 1
+        key = _typed(row)
+        if left[key] > 0:
+            left[key] -= 1
         else:
             kept.append(row)
     return tuple(kept)
+
+
+def _placed(start: int, fitting: list[list[int]], of_expected: dict[int, int], of_given: dict[int, int]) -> bool:
+    """Find a partner for one more row, by moving others along an augmenting path."""
+    reached: dict[int, int] = {}  # index into expected -> the given row that it was reached from
+    waiting = [start]
+    for i in waiting:
+        for j in fitting[i]:
+            if j in reached:
+                continue
+            reached[j] = i
+            if j in of_expected:
+                waiting.append(of_expected[j])
+                continue
+            place: int | None = j
+            while place is not None:  # each row on the path moves to the place that it was reached from
+                row = reached[place]
+                of_expected[place] = row
+                place, of_given[row] = of_given.get(row), place
+            return True
+    return False
 
 
 def _same_row(given: Row, expected: Row) -> bool:
@@ -167,7 +186,12 @@ def _same_cell(given: Cell, expected: Cell) -> bool:
         return False
     if isinstance(number, int) and isinstance(expected, int):
         return number == expected
-    return math.isclose(number, expected, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
+    is_average = isinstance(expected, float) and round(expected, DECIMALS) == expected
+    absolute = 0.5001 * 10**-DECIMALS if is_average else 0.0
+    try:
+        return math.isclose(number, expected, rel_tol=RELATIVE_TOLERANCE, abs_tol=absolute)
+    except OverflowError:  # an integer beyond all floats
+        return False
 
 
 def _number(cell: Cell) -> int | float | None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Self
 
 from dbbench_adapter.backends import Backend, Database, Result, Snapshot, TableError
-from dbbench_adapter.backends.base import STATEMENT_TIMEOUT_S, check_tables
+from dbbench_adapter.backends.base import STATEMENT_TIMEOUT_S
 from dbbench_adapter.judges import JUDGES, Answers, JudgeName, NoReferenceError
 from dbbench_adapter.types import Cell, Score, Table, Task
 
@@ -53,7 +53,7 @@ class Episode(ABC):
     NULL: ClassVar[str | None] = None
     """What a missing cell of a text column becomes in the database."""
     SWALLOWS_SETUP_ERRORS: ClassVar[bool] = False
-    """Go on without a table that cannot be made, and with an empty one where only its rows do not fit."""
+    """Go on with empty tables where their rows do not fit, and without any where they cannot be made at all."""
 
     def __init__(
         self, task: Task, backend: Backend, *, max_rounds: int, statement_timeout_s: float = STATEMENT_TIMEOUT_S
@@ -69,9 +69,7 @@ class Episode(ABC):
         """Replies, or calls of a reply, that the protocol cannot read."""
         self._backend, self._timeout_s = backend, statement_timeout_s
         self._tables = as_text(task, null=self.NULL)
-        if self.SWALLOWS_SETUP_ERRORS:
-            self._tables = tuple(table for table in map(_makeable, self._tables) if table is not None)
-        self._database = self._open()
+        self._database = self._set_up() if self.SWALLOWS_SETUP_ERRORS else self._open()
 
     @abstractmethod
     def step(self, reply: Any) -> list[Message]:
@@ -132,6 +130,16 @@ class Episode(ABC):
     def _open(self) -> Database:
         return self._backend.open(self._tables, typed=self.task.typed, statement_timeout_s=self._timeout_s)
 
+    def _set_up(self) -> Database:
+        """A database with the tables, or with them empty, or without any: the first that can be made."""
+        emptied = tuple(replace(table, rows=()) for table in self._tables)
+        for tables in (self._tables, emptied):
+            self._tables = tables
+            with suppress(TableError):
+                return self._open()
+        self._tables = ()
+        return self._open()
+
     def _refuse_if_done(self) -> None:
         if self.done:
             raise RuntimeError(f"task {self.task.id!r}: the episode has ended ({self.status}); no reply may follow")
@@ -167,16 +175,6 @@ def as_text(task: Task, *, null: str | None) -> tuple[Table, ...]:
         return replace(table, rows=rows)
 
     return tuple(converted(table) for table in task.tables)
-
-
-def _makeable(table: Table) -> Table | None:
-    for candidate in (table, replace(table, rows=())):
-        try:
-            check_tables([candidate])
-        except TableError:
-            continue
-        return candidate
-    return None
 
 
 def shown(result: Result, limit: int | None = MAX_RESULT_CHARS) -> str:

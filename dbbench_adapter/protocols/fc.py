@@ -107,7 +107,7 @@ class FcEpisode(Episode):
         if not calls:
             return user([ASK_FOR_A_CALL])
         answers: list[Message] = []
-        for call in calls:
+        for call in calls if isinstance(calls, list) else [calls]:
             if not isinstance(call, dict):
                 self.status = "task error"
                 break

@@ -49,6 +49,17 @@ def test_a_bad_line_is_answered_in_its_place_and_the_next_goes_on():
     ]
 
 
+def test_a_fault_of_ours_costs_its_own_line_only(caplog):
+    def fail(row):
+        raise KeyError(row["id"])
+
+    assert [json.loads(line) for line in answered(['{"id": 1}', '{"id": 2}'], fail)] == [
+        {"id": 1, "error": "internal error: KeyError: 1"},
+        {"id": 2, "error": "internal error: KeyError: 2"},
+    ]
+    assert caplog.messages[0] == 'row {"id": 1}'
+
+
 def test_a_line_nested_too_deeply_is_a_bad_line():
     [line] = answered(["[" * 100_000], judge.answer)
     assert json.loads(line)["id"] is None and "error" in json.loads(line)
@@ -230,6 +241,7 @@ def test_episodes_of_the_three_protocols():
         ({"task": {**TASK, "gold_sql": None}}, "field task.gold_sql: a task of type UPDATE needs it"),
         ({"task": {**TASK, "gold_sql": "UPDATE x SET a = 1"}}, "nobody can judge it: reference_failed"),
         ({"replies": [5]}, "field replies: expected a text, found int"),
+        ({"task": {**TASK, "type": []}}, "field task.type"),
         ({"max_round": 0}, "field max_round: Input should be greater than or equal to 1"),
     ],
 )

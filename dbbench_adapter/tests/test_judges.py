@@ -256,6 +256,34 @@ def test_without_a_commit_the_score_is_zero_and_without_a_gold_there_is_none(jud
     assert JUDGES[judge](replace(end, committed=True, task=replace(end.task, gold=Gold()))) == Score(None, "no_gold")
 
 
+@pytest.mark.parametrize(
+    ("given", "gold", "same"),
+    [
+        pytest.param(33.33333333, 33.3333, True, id="what_rounds_to_four_decimals"),
+        pytest.param(33.3334, 33.3333, False, id="a_digit_off"),
+        pytest.param(0.0001, 0, False, id="integers_are_exact"),
+        pytest.param(7.0001, 7, False, id="all_of_them"),
+        pytest.param(7.0, 7, True, id="however_they_are_written"),
+        pytest.param(0, 0.00005, False, id="small_numbers_are_not_nothing"),
+        pytest.param(10**400, 1.5, False, id="beyond_all_floats"),
+        pytest.param(1e300 + 1e285, 1e300, True, id="a_billionth_of_a_large_one"),
+    ],
+)
+def test_strict_numbers(given, gold, same):
+    assert same_rows(((given,),), ((gold,),), ordered=True) is same
+
+
+def test_strict_pairs_off_a_thousand_numbers_close_to_their_neighbours_in_time():
+    # 1.5, 2.5, ... ten-thousandths round to both neighbours; the last to come, 0.5, moves all others up by one
+    given = tuple(((k + 0.5) / 10_000,) for k in reversed(range(1100)))
+    expected = tuple((round(k / 10_000, 4),) for k in range(1, 1101))
+    assert same_rows(given, expected, ordered=False) is True
+
+
+def test_true_is_no_second_one():
+    assert same_rows(((1,), (True,)), ((1,), (1,)), ordered=False) is False
+
+
 def test_readings_never_fail_on_what_a_model_may_write():
     for said in ("(", "[", "[(", "[()]", "(1,)" * 1000, "\x00", "[" * 10_000):
         list(readings([said], 2))

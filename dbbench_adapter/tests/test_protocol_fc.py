@@ -207,6 +207,13 @@ def test_a_reply_without_a_call_is_asked_for_one_and_counts(sqlite):
             episode.step(calling(COMMIT))
 
 
+@pytest.mark.parametrize("calls", [5, "abc", ["abc"]])
+def test_calls_that_are_no_list_of_objects_end_the_episode_as_an_error(sqlite, calls):
+    with open_episode(TASK, sqlite) as episode:
+        assert episode.step({"tool_calls": calls}) == []
+        assert episode.status == "task error"
+
+
 @pytest.mark.parametrize("call", [{}, {"function": None}, {"id": "x", "function": {"arguments": "{}"}}])
 def test_a_call_without_its_parts_is_a_malformed_one(sqlite, call):
     with open_episode(TASK, sqlite) as episode:

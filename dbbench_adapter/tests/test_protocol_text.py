@@ -97,6 +97,7 @@ def test_every_statement_has_a_session_of_its_own(backend, protocol):
     [
         pytest.param(Table("T", (Column("a"), Column("a")), ()), "1146 (42S02)", id="a_repeated_column"),
         pytest.param(Table("T", (Column("a"),), (("1",), ("1", "2"))), "[]", id="a_row_too_long"),
+        pytest.param(Table("T" * 65, (Column("a"),), ()), "1146 (42S02)", id="a_name_too_long"),
     ],
 )
 def test_a_table_that_cannot_be_made_is_missing_or_empty(backend, protocol, table, text):
