@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dbbench_adapter.load import TaskFileError, load_tasks, write_tasks
+from dbbench_adapter.load import TaskFileError, load_tasks, refuse_repeated_ids, write_tasks
+from dbbench_adapter.outputs import OutputError, check_output
 from dbbench_adapter.protocols import PROTOCOLS, ProtocolName
 from dbbench_adapter.types import Task
 
@@ -57,9 +58,10 @@ def agl_rows(tasks: Sequence[Task]) -> list[dict[str, Any]]:
 
 
 FORMATS = {
-    "verl": write_verl_parquet,
-    "agl": lambda tasks, path: write_tasks(path, tasks),  # one `agl_rows` row per line
+    "verl": (".parquet", write_verl_parquet),
+    "agl": (".jsonl", lambda tasks, path: write_tasks(path, tasks)),  # one `agl_rows` row per line
 }
+"""The suffix that readers tell a file by, and what writes it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,12 +72,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--format", choices=sorted(FORMATS), required=True)
     parser.add_argument("--output", type=Path, required=True, help=".parquet for verl, .jsonl for agl")
     args = parser.parse_args(argv)
+    suffix, write = FORMATS[args.format]
     try:
+        if args.output.suffix != suffix:
+            raise OutputError(f"{args.output} has to end in {suffix} for --format {args.format}; name another --output")
+        check_output(args.output, "--output")
         tasks = [task for file in args.input for task in load_tasks(file)]
-    except TaskFileError as error:
+        refuse_repeated_ids(tasks)
+    except (TaskFileError, OutputError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    FORMATS[args.format](tasks, args.output)
+    write(tasks, args.output)
     print(f"{len(tasks)} rows for {args.format}: {args.output}")
     return 0
 

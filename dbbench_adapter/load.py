@@ -8,6 +8,7 @@ LifelongAgentBench `entry_dict.json` and its parquet form, and JSONL of `Task.to
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,20 @@ def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
     """Write tasks as JSONL of `Task.to_dict()`; `load_tasks` is the inverse."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(task.to_dict(), ensure_ascii=False) + "\n" for task in tasks), "utf-8")
+
+
+def refuse_repeated_ids(tasks: Iterable[Task]) -> None:
+    """For tasks of several files, each of which holds an id once.
+
+    Raises:
+        TaskFileError: an id occurs twice.
+    """
+    for id, count in Counter(task.id for task in tasks).most_common(1):
+        if count > 1:
+            raise TaskFileError(
+                f"id {id!r} is in {count} rows of the inputs, expected one row per id; give each file once, and rename "
+                "one of two of the same name"
+            )
 
 
 def task_file(path: Path) -> Path:

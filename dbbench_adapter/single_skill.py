@@ -8,6 +8,7 @@ judging whether a model has the skill.
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -104,11 +105,11 @@ class SingleSkillTaskGenerator:
             sources: for each skill its tasks, without end; `from_file` and `from_generator` make them.
             weights: chance of each skill relative to the others, each > 0; None draws all of `sources` alike.
         Raises:
-            ValueError: no source, a weight that is not positive, or a weight for a skill without source.
+            ValueError: no source, a weight that is not positive and finite, or a weight for a skill without source.
         """
         chances = dict.fromkeys(sources, 1.0) if weights is None else dict(weights)
-        if not chances or any(not chance > 0 for chance in chances.values()):
-            raise ValueError(f"skill weights are {chances}, expected one or more, each above 0")
+        if not chances or any(not 0 < chance < math.inf for chance in chances.values()):
+            raise ValueError(f"skill weights are {chances}, expected one or more, each above 0 and finite")
         if missing := [skill for skill in chances if skill not in sources]:
             raise ValueError(f"no tasks of skill {missing[0]!r}; there are tasks of {', '.join(sources)}")
         self._sources = sources

@@ -21,7 +21,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from dbbench_adapter.load import load_tasks, task_file, write_tasks
+from dbbench_adapter.load import load_tasks, refuse_repeated_ids, task_file, write_tasks
+from dbbench_adapter.outputs import check_output
 from dbbench_adapter.types import Task
 
 PARTS = ("train", "validation", "test")
@@ -48,13 +49,15 @@ def split_tasks(tasks: Sequence[Task], fractions: Sequence[float], seed: int) ->
     """One part per fraction, no table name in two of them; each part keeps the order given.
 
     Args:
-        fractions: shares of the table groups, positive, adding up to 1; every part gets at least one group.
+        fractions: shares of the table groups, each in (0, 1), adding up to 1; every part gets at least one group.
         seed: the same seed, tasks and fractions give the same parts.
     Raises:
         ValueError: fractions that are no shares, or fewer groups of tables than parts.
     """
-    if len(fractions) < 2 or min(fractions) <= 0 or abs(sum(fractions) - 1) > 1e-9:
-        raise ValueError(f"fractions are {list(fractions)}, expected two or more positive numbers that add up to 1")
+    if len(fractions) < 2 or not all(0 < share < 1 for share in fractions) or abs(sum(fractions) - 1) > 1e-9:
+        raise ValueError(
+            f"fractions are {list(fractions)}, expected two or more numbers between 0 and 1 that add up to 1"
+        )
     groups = table_groups(tasks)
     names = sorted(set(groups))
     if len(names) < len(fractions):
@@ -100,17 +103,16 @@ def write_splits(inputs: Sequence[Path], output_dir: Path, fractions: Sequence[f
     Raises:
         ValueError: see `split_tasks`; an id in two inputs; fractions for other than three parts.
         TaskFileError: an input cannot be read.
-        FileExistsError: a file to be written is already there; nothing is written then.
+        OutputError: a file to be written is already there or cannot be written; nothing is written then.
     """
     if len(fractions) != len(PARTS):
         raise ValueError(f"{len(fractions)} fractions, expected one each for {', '.join(PARTS)}")
-    taken = [name for name in (*(f"{part}.jsonl" for part in PARTS), MANIFEST) if (output_dir / name).exists()]
-    if taken:
-        raise FileExistsError(f"{output_dir} already holds {', '.join(taken)}; name another folder")
+    for name in (*(f"{part}.jsonl" for part in PARTS), MANIFEST):
+        check_output(output_dir / name, "--output_dir")
     files = [task_file(path) for path in inputs]
     loaded = [load_tasks(file) for file in files]
     tasks = [task for part in loaded for task in part]
-    _refuse_repeated_ids(tasks)
+    refuse_repeated_ids(tasks)
     parts = dict(zip(PARTS, split_tasks(tasks, fractions, seed), strict=True))
     for name, part in parts.items():
         write_tasks(output_dir / f"{name}.jsonl", part)
@@ -127,12 +129,6 @@ def write_splits(inputs: Sequence[Path], output_dir: Path, fractions: Sequence[f
     }
     (output_dir / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")
     return manifest
-
-
-def _refuse_repeated_ids(tasks: Sequence[Task]) -> None:
-    id, count = Counter(task.id for task in tasks).most_common(1)[0]
-    if count > 1:
-        raise ValueError(f"id {id!r} is in {count} rows of the inputs, expected one row per id; rename a file")
 
 
 def _summary(file: Path, tasks: Sequence[Task]) -> dict[str, Any]:
@@ -168,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         manifest = write_splits(args.input, args.output_dir, args.fractions, args.seed)
-    except (ValueError, FileExistsError) as error:
+    except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     for name, part in manifest["parts"].items():

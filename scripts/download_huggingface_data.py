@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dbbench_adapter.load import unpacked
+from dbbench_adapter.outputs import OutputError, check_output
 from dbbench_adapter.records import Fault, RawRecord
 from dbbench_adapter.validate import check_file, report_lines
 
@@ -101,12 +102,12 @@ def convert(source: str, output_dir: Path) -> list[str]:
     """Fetch, check and write; what was found, in lines for a terminal.
 
     Raises:
-        SourceError: see `fetch` and `entries`; a row is bad; there are not 500; something is there already.
+        SourceError: see `fetch` and `entries`; a row is bad; there are not 500.
+        OutputError: something is there already, or cannot be written.
     """
     target, copy = output_dir / "entry_dict.json", output_dir / f"{PART}.parquet"
     for file in (target, copy):
-        if file.exists():
-            raise SourceError(f"{file} is there already; remove it or name another --output_dir")
+        check_output(file, "--output_dir")
     dataset = fetch(source)
     found = entries(dataset.to_list())
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -133,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         lines = convert(args.source, args.output_dir)
-    except SourceError as error:
+    except (SourceError, OutputError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print("\n".join(lines))

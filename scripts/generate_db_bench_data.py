@@ -13,6 +13,7 @@ if __package__ in (None, ""):
 import argparse
 import itertools
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from dbbench_adapter.outputs import check_output
 from dbbench_adapter.skills import SKILLS
 from dbbench_adapter.synthesis import SKILL_COUNTS, THEMES, ExhaustedError, task_stream
 from dbbench_adapter.synthesis.entry_dict import entry_dict
@@ -30,7 +32,7 @@ def skill_weights(text: str) -> dict[str, float]:
     """`limit_only,delete:3` as {"limit_only": 1.0, "delete": 3.0}.
 
     Raises:
-        ValueError: a weight that is no number.
+        ValueError: a weight that is no number, or none above 0.
     """
     weights: dict[str, float] = {}
     for part in text.split(","):
@@ -38,7 +40,9 @@ def skill_weights(text: str) -> dict[str, float]:
         try:
             weights[skill] = float(weight) if colon else 1.0
         except ValueError:
-            raise ValueError(f"--skills {part.strip()!r}: expected skill or skill:number") from None
+            weights[skill] = math.nan
+        if not 0 < weights[skill] < math.inf:
+            raise ValueError(f"--skills {part.strip()!r}: expected skill or skill:number, the number above 0")
     return weights
 
 
@@ -66,14 +70,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--overwrite", action="store_true", help="replace the file if it is there")
     args = parser.parse_args(argv)
     path: Path = args.output_path
-    if path.exists() and not args.overwrite:
-        print(f"error: {path} is there already; give --overwrite or another --output_path", file=sys.stderr)
-        return 1
     if args.num_samples < 1:
         print(f"error: --num_samples is {args.num_samples}, expected 1 or more", file=sys.stderr)
         return 1
     start = time.monotonic()
     try:
+        check_output(path, "--output_path", overwrite=args.overwrite)
         stream = task_stream(
             seed=args.seed,
             split=args.split,

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dbbench_adapter.load import TaskFileError, load_tasks
+from dbbench_adapter.outputs import OutputError, check_output
 from dbbench_adapter.single_skill import by_skill, num_others, skills_of, write_single_skill
 from dbbench_adapter.types import Task
 
@@ -42,15 +43,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--overwrite", action="store_true", help="replace the file if it is there")
     args = parser.parse_args(argv)
     path, min_tasks = args.output_path, args.min_tasks_per_skill
-    if path.exists() and not args.overwrite:
-        print(f"error: {path} is there already; give --overwrite or another --output_path", file=sys.stderr)
-        return 1
     if min_tasks < 1:
         print(f"error: --min_tasks_per_skill is {min_tasks}, expected 1 or more", file=sys.stderr)
         return 1
     try:
+        check_output(path, "--output_path", overwrite=args.overwrite)
         tasks = load_tasks(args.input_data_path)
-    except TaskFileError as error:
+    except (TaskFileError, OutputError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     found = by_skill(tasks, min_tasks=min_tasks)

@@ -99,6 +99,26 @@ def test_the_command_writes_either_format(tmp_path, capsys):
 
 def test_the_command_names_the_row_that_is_no_task(tmp_path, capsys):
     (tmp_path / "bad.jsonl").write_text('{"description": "?", "type": ["other"]}\n')
-    assert main(["--input", str(tmp_path / "bad.jsonl"), "--format", "agl", "--output", str(tmp_path / "x")]) == 2
+    assert main(["--input", str(tmp_path / "bad.jsonl"), "--format", "agl", "--output", str(tmp_path / "x.jsonl")]) == 2
     assert "bad.jsonl, line 1, field label: Field required" in capsys.readouterr().err
-    assert not (tmp_path / "x").exists()
+    assert not (tmp_path / "x.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("times", "format", "output", "words"),
+    [
+        pytest.param(1, "verl", "a.json", "a.json has to end in .parquet for --format verl; name another", id="suffix"),
+        pytest.param(1, "agl", "a.parquet", "a.parquet has to end in .jsonl for --format agl", id="other_suffix"),
+        pytest.param(1, "verl", "mine.parquet", "mine.parquet is there already; name another --output", id="there"),
+        pytest.param(1, "verl", "/proc/x/y.parquet", "/proc/x/y.parquet cannot be written", id="no_such_folder"),
+        pytest.param(2, "agl", "a.jsonl", "id 't-0' is in 2 rows of the inputs, expected one", id="ids"),
+    ],
+)
+def test_the_command_refuses_outputs_and_inputs_that_cannot_be(tmp_path, capsys, times, format, output, words):
+    write_tasks(tmp_path / "tasks.jsonl", TASKS)
+    (tmp_path / "mine.parquet").write_text("mine")
+    source = ["--input", *[str(tmp_path / "tasks.jsonl")] * times]
+    assert main([*source, "--format", format, "--output", str(tmp_path / output)]) == 2
+    assert words in capsys.readouterr().err
+    assert (tmp_path / "mine.parquet").read_text() == "mine"
+    assert {file.name for file in tmp_path.iterdir()} == {"tasks.jsonl", "mine.parquet"}

@@ -1,4 +1,5 @@
 import itertools
+import math
 from collections import Counter
 
 import pytest
@@ -121,6 +122,7 @@ def test_difficulty_and_split_reach_the_generator():
     [
         pytest.param({"joins": 1.0}, "no tasks of skill 'joins'; there are tasks of select", id="unknown"),
         pytest.param({"select": -1.0}, "each above 0", id="negative"),
+        pytest.param({"select": math.inf}, "each above 0 and finite", id="infinite"),
         pytest.param({}, "one or more", id="none"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 
 import pytest
 
@@ -55,8 +56,10 @@ def test_a_large_fraction_leaves_a_group_for_every_other_part():
     [
         pytest.param([over(0, "A"), over(1, "a")], (0.5, 0.5), "over 1 group.* cannot be split", id="one_table"),
         pytest.param(CHAINED, (0.25, 0.25, 0.25, 0.25), "3 group.* into 4 parts", id="fewer_groups_than_parts"),
-        pytest.param(CHAINED, (0.8, 0.1), "two or more positive numbers that add up to 1", id="sum"),
-        pytest.param(CHAINED, (1.2, -0.2), "two or more positive numbers that add up to 1", id="negative"),
+        pytest.param(CHAINED, (0.8, 0.1), "two or more numbers between 0 and 1 that add up to 1", id="sum"),
+        pytest.param(CHAINED, (1.2, -0.2), "two or more numbers between 0 and 1 that add up to 1", id="negative"),
+        pytest.param(CHAINED, (math.nan, 0.5, 0.5), "two or more numbers between 0 and 1", id="nan"),
+        pytest.param(CHAINED, (math.inf, 0.5, 0.5), "two or more numbers between 0 and 1", id="inf"),
     ],
 )
 def test_a_split_that_is_none_is_refused(tasks, fractions, words):
@@ -113,9 +116,18 @@ def test_the_same_command_writes_the_same_bytes_and_another_seed_others(tmp_path
 def test_nothing_is_overwritten(tmp_path, inputs, capsys):
     (tmp_path / "test.jsonl").write_text("mine")
     assert main(["--input", *inputs, "--output_dir", str(tmp_path)]) == 2
-    assert "already holds test.jsonl; name another folder" in capsys.readouterr().err
+    assert "test.jsonl is there already; name another --output_dir" in capsys.readouterr().err
     assert (tmp_path / "test.jsonl").read_text() == "mine"
     assert not (tmp_path / "train.jsonl").exists()
+
+
+def test_a_bad_fraction_and_a_folder_that_cannot_be_are_said_and_nothing_is_written(tmp_path, inputs, capsys):
+    arguments = ["--input", *inputs, "--output_dir", str(tmp_path / "out"), "--fractions", "nan,0.5,0.5"]
+    assert main(arguments) == 2
+    assert "fractions are [nan, 0.5, 0.5], expected" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert main(["--input", *inputs, "--output_dir", "/proc/x"]) == 2
+    assert "/proc/x/train.jsonl cannot be written" in capsys.readouterr().err
 
 
 def test_one_id_in_two_inputs_is_refused(tmp_path, inputs, capsys):

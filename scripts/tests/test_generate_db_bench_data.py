@@ -45,6 +45,11 @@ def test_an_existing_file_is_kept_unless_told_otherwise(tmp_path, capsys):
     assert len(load_tasks(path)) == 1
 
 
+def test_an_output_that_cannot_be_written_is_said_before_the_work(capsys):
+    assert run("/proc/x/z.json", "--num_samples", "1000000000") == 1
+    assert "/proc/x/z.json cannot be written" in capsys.readouterr().err
+
+
 def test_skills_are_asked_for_with_or_without_weights(tmp_path):
     assert skill_weights("limit_only, delete:3") == {"limit_only": 1.0, "delete": 3.0}
     path = tmp_path / "entry_dict.json"
@@ -57,6 +62,8 @@ def test_skills_are_asked_for_with_or_without_weights(tmp_path):
     [
         pytest.param(["--skills", "joins"], "unknown skill 'joins', expected some of select", id="skill"),
         pytest.param(["--skills", "delete:many"], "expected skill or skill:number", id="weight"),
+        pytest.param(["--skills", "select:inf"], "--skills 'select:inf': expected skill or skill:number", id="inf"),
+        pytest.param(["--skills", "select:0"], "--skills 'select:0': expected skill or skill:number", id="zero"),
         pytest.param(["--num_samples", "0"], "expected 1 or more", id="none"),
     ],
 )

@@ -57,3 +57,5 @@ def test_errors_say_what_to_do(tmp_path, capsys):
     output.write_text("mine")
     assert run(tmp_path / "none.json", output) == 1
     assert "--overwrite" in capsys.readouterr().err and output.read_text() == "mine"
+    assert run(tmp_path / "none.json", "/proc/x/a.json") == 1
+    assert "/proc/x/a.json cannot be written" in capsys.readouterr().err
