@@ -314,6 +314,7 @@ def rllm(tmp_path):
 TRAIN = ("-m", "dbbench_adapter.rllm.train_dbbench_rllm")
 
 
+@pytest.mark.slow
 def test_the_trainer_gets_real_subclasses_and_both_sets_of_tasks(tmp_path, rllm):
     write_tasks(tmp_path / "train.jsonl", [SELECT])
     write_tasks(tmp_path / "val.jsonl", [UPDATE])

@@ -44,6 +44,7 @@ def test_the_table_and_its_notes(tmp_path, capsys, monkeypatch):
     assert lines[-2:] == ["not got with the gold, under the protocol's own judge:", "none"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "protocol", "own", "strict"),
     [

@@ -150,6 +150,7 @@ OF_KIND = {  # FACTS section 5
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.skipif(not STANDARD.exists(), reason=f"needs DB-Bench's own tasks at {STANDARD}")
 @pytest.mark.parametrize(("judge", "misses"), [
     # FACTS 7.1: the stored hash of index 225 is reproduced by no server, its reference statement included
