@@ -19,6 +19,10 @@ MAX_ROWS = 10_000
 MAX_RESULT_CHARS = 4_000_000
 """Of the texts of one result; the rows after the one that passes it are dropped."""
 STATEMENT_TIMEOUT_S = 5.0
+MAX_NAME_CHARS = 64
+"""Of a table or column in MySQL."""
+MAX_TEXT_BYTES = 65_535
+"""Of one value in MySQL's TEXT."""
 
 
 class BackendUnavailable(RuntimeError):
@@ -127,12 +131,28 @@ def check_tables(tables: Sequence[Table]) -> None:
             raise TableError(f"table {table.name!r}: expected named columns, got {[c.name for c in table.columns]}")
         if len(set(columns)) < len(columns):
             raise TableError(f"table {table.name!r}: a column name occurs twice in {[c.name for c in table.columns]}")
+        for name in (table.name, *(column.name for column in table.columns)):
+            if len(name) > MAX_NAME_CHARS or name.endswith(" ") or "\0" in name:
+                raise TableError(
+                    f"table {table.name!r}: MySQL takes no name {name!r}; expected at most {MAX_NAME_CHARS} "
+                    "characters, no blank at the end and no NUL"
+                )
         for index, row in enumerate(table.rows):
             if len(row) != len(columns):
                 raise TableError(
                     f"table {table.name!r}, row {index}: {len(row)} cells, expected {len(columns)}; "
                     "correct the task file"
                 )
+            for cell in row:
+                if isinstance(cell, str) and len(cell) > MAX_TEXT_BYTES // 4 and _num_bytes(cell) > MAX_TEXT_BYTES:
+                    raise TableError(
+                        f"table {table.name!r}, row {index}: a cell of {_num_bytes(cell)} bytes, a TEXT column holds "
+                        f"{MAX_TEXT_BYTES}; correct the task file"
+                    )
+
+
+def _num_bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
 
 
 def hash_rows(lines: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ import datetime
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from decimal import ROUND_HALF_UP, Context, Decimal
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from typing import Any, Literal
 
 from sqlglot import exp
@@ -42,6 +42,8 @@ _AVG_DIGITS = 4
 _MAX_ALIAS_DEPTH = 20
 _DECIMALS = Context(prec=400)
 """Room for every double with all of MySQL's digits."""
+_MAX_WRITTEN_DIGITS = 400
+"""Before or after the point; more is no number that a column holds."""
 
 
 def declared_kind(declared: str) -> Kind:
@@ -55,6 +57,29 @@ def declared_kind(declared: str) -> Kind:
         parts = rest.rstrip(") ").split(",")
         return Kind("decimal", int(parts[1]) if len(parts) > 1 else 0)
     return TEXT
+
+
+_INTEGER_BITS = {"TINYINT": 8, "BOOL": 8, "BOOLEAN": 8, "SMALLINT": 16, "MEDIUMINT": 24, "BIGINT": 64}
+
+
+def integer_range(declared: str) -> tuple[int, int] | None:
+    """The smallest and largest value of a column by its declared type; None for a column of anything but integers."""
+    if declared_kind(declared) != INT:
+        return None
+    name = declared.upper().partition("(")[0].split()[0]
+    if name == "YEAR":
+        return (0, 2155)
+    bits = _INTEGER_BITS.get(name, 32)
+    return (0, 2**bits - 1) if "UNSIGNED" in declared.upper() else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+def as_written(value: str | float) -> Decimal | None:
+    """A number, or the number that a whole text says, exactly; None for another text, nan and infinity."""
+    try:
+        found = Decimal(value.strip() if isinstance(value, str) else repr(value))
+    except (InvalidOperation, ValueError):
+        return None
+    return found if found.is_finite() and abs(found.adjusted()) < _MAX_WRITTEN_DIGITS else None
 
 
 def as_driver_shows(value: Any, kind: Kind | None) -> Any:

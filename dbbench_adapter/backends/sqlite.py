@@ -15,6 +15,7 @@ import re
 import sqlite3
 import weakref
 from collections.abc import Sequence
+from decimal import ROUND_HALF_EVEN, ROUND_HALF_UP
 from types import TracebackType
 from typing import Any
 
@@ -23,6 +24,7 @@ from dbbench_adapter.backends.base import (
     MAX_ROWS,
     STATEMENT_TIMEOUT_S,
     Result,
+    TableError,
     TableState,
     check_tables,
     hash_rows,
@@ -31,7 +33,15 @@ from dbbench_adapter.backends.base import (
 from dbbench_adapter.backends.clock import StatementTimeout, expired, time_limit
 from dbbench_adapter.backends.functions import text_of
 from dbbench_adapter.backends.mysql_dialect import Statement, translate
-from dbbench_adapter.backends.mysql_kinds import INT, TEXT, ColumnKinds, as_driver_shows, declared_kind
+from dbbench_adapter.backends.mysql_kinds import (
+    INT,
+    TEXT,
+    ColumnKinds,
+    as_driver_shows,
+    as_written,
+    declared_kind,
+    integer_range,
+)
 from dbbench_adapter.backends.mysql_syntax import COLLATION, StatementError
 from dbbench_adapter.backends.sqlite_catalogue import make_views, no_table, quoted, shown, table_names
 from dbbench_adapter.backends.sqlite_sandbox import (
@@ -87,8 +97,12 @@ class SqliteDatabase:
         self._columns = _column_kinds(tables, typed=typed)
         self._connection = connect()
         self._connection.set_authorizer(self._authorize)
-        for table in tables:
-            _make_table(self._connection, table, typed=typed)
+        try:
+            for table in tables:
+                _make_table(self._connection, table, typed=typed)
+        except TableError:
+            self.close()
+            raise
         self._connection.set_progress_handler(self._stopped, PROGRESS_OPCODES)
         self._trusted = False
 
@@ -209,17 +223,38 @@ def _column_kinds(tables: Sequence[Table], *, typed: bool) -> ColumnKinds:
 
 
 def _make_table(connection: sqlite3.Connection, table: Table, *, typed: bool) -> None:
+    """Raises: TableError."""
     columns = [(column.name, declared_kind(column.type) if typed else TEXT, column.type) for column in table.columns]
     declared = ", ".join(_column_sql(name, kind.name) for name, kind, _ in columns)
-    connection.execute(f"CREATE TABLE {quoted(table.name)} ({declared})")
     marks = ", ".join("?" for _ in columns)
-    rows = [[cell if cell is None or typed else str(cell) for cell in row] for row in table.rows]
-    connection.execute("BEGIN")
-    connection.executemany(f"INSERT INTO {quoted(table.name)} VALUES ({marks})", rows)
-    connection.execute("COMMIT")
+    ranges = [integer_range(column.type) if typed else None for column in table.columns]
     integers = [name for name, kind, _ in columns if kind == INT]
-    if integers:
-        _round_integers(connection, table.name, integers)
+    try:
+        rows = [[cell if cell is None or typed else str(cell) for cell in row] for row in table.rows]
+        if integers:
+            rows = [[_in_range(*cell) for cell in zip(row, ranges, strict=True)] for row in rows]
+        connection.execute(f"CREATE TABLE {quoted(table.name)} ({declared})")
+        connection.execute("BEGIN")
+        connection.executemany(f"INSERT INTO {quoted(table.name)} VALUES ({marks})", rows)
+        connection.execute("COMMIT")
+        if integers:
+            _round_integers(connection, table.name, integers)
+    except (sqlite3.Error, OverflowError, ValueError) as error:  # ValueError: text that UTF-8 does not hold, too
+        raise TableError(f"table {table.name!r}: {error}; correct the task file") from None
+
+
+def _in_range(cell: Cell, limits: tuple[int, int] | None) -> Cell:
+    """A cell as MySQL puts it into a column of whole numbers, if it is one: rounded, halves of floats to the even
+    number and of texts away from zero, and refused outside its range."""
+    if cell is None or limits is None:
+        return cell
+    written = as_written(cell)
+    if written is None:
+        raise ValueError(f"incorrect integer value {cell!r}")
+    rounded = int(written.to_integral_value(ROUND_HALF_UP if isinstance(cell, str) else ROUND_HALF_EVEN))
+    if not limits[0] <= rounded <= limits[1]:
+        raise ValueError(f"{cell!r} is out of the column's range {limits[0]} to {limits[1]}")
+    return rounded
 
 
 def _column_sql(name: str, kind: str) -> str:

@@ -53,11 +53,42 @@ def test_names_may_hold_what_they_like(backend):
         pytest.param(Table("T", (Column("a"), Column("A")), ()), "occurs twice", id="column_twice"),
         pytest.param(Table("T", (Column(""),), ()), "expected named columns", id="no_name"),
         pytest.param(Table("T", (Column("a"),), (("1", "2"),)), "row 0: 2 cells, expected 1", id="ragged"),
+        pytest.param(Table("T", (Column("a" * 65),), ()), "takes no name", id="long_name"),
+        pytest.param(Table("T", (Column("a "),), ()), "takes no name", id="blank_at_the_end"),
+        pytest.param(Table("T", (Column("a\0b"),), ()), "takes no name", id="NUL"),
+        pytest.param(Table("T", (Column("a"),), (("é" * 32_768,),)), "a cell of 65536 bytes", id="long_cell"),
     ],
 )
 def test_a_table_that_cannot_be_made_is_refused_by_name(backend, table, words):
     with pytest.raises(TableError, match=f"table 'T'.*{words}"):
         backend.open([table], typed=False)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        pytest.param(Table("sqlite_x", (Column("a"),), ()), id="a_name_that_sqlite_keeps"),
+        pytest.param(Table("T", tuple(Column(f"c{i}") for i in range(300)), ()), id="300_columns"),
+        pytest.param(Table("T", (Column("a"),), (("\ud800",),)), id="half_a_character"),
+    ],
+)
+def test_a_table_that_sqlite_cannot_make_is_refused_by_name(sqlite, table):
+    before = sqlite.live_databases()
+    with pytest.raises(TableError, match=f"table '{table.name}': .*; correct the task file"):
+        sqlite.open([table], typed=False)
+    assert sqlite.live_databases() == before
+
+
+@pytest.mark.parametrize("cell", ["abc", "", "12abc", 2**31, 2**70, 1e20, "-2147483649"])
+def test_a_cell_that_no_int_column_takes_is_refused(backend, cell):
+    with pytest.raises(TableError, match="table 'T'"):
+        backend.open([Table("T", (Column("a", "INT"),), ((cell,),))], typed=True)
+
+
+def test_cells_of_an_int_column_are_rounded(backend):
+    cells = (1.5, "3.7", -2.5, "-2.5", "-0.4", " 7 ", 2**31 - 1, None)  # halves: floats to even, texts away from 0
+    with backend.open([Table("T", (Column("a", "INT"),), tuple((cell,) for cell in cells))], typed=True) as database:
+        assert database.run("SELECT a FROM T").rows == tuple((n,) for n in (2, 4, -2, -3, 0, 7, 2**31 - 1, None))
 
 
 def test_episodes_over_the_same_table_do_not_meet(backend):
