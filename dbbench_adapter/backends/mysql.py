@@ -28,7 +28,6 @@ from dbbench_adapter.backends.base import (
     MAX_ROWS,
     STATEMENT_TIMEOUT_S,
     Result,
-    TableError,
     TableState,
     check_tables,
     hash_rows,
@@ -38,8 +37,9 @@ from dbbench_adapter.backends.clock import StatementTimeout, time_limit
 from dbbench_adapter.backends.mysql_kinds import plain
 from dbbench_adapter.backends.mysql_limits import blows_up
 from dbbench_adapter.backends.mysql_pool import Connection, Pool, Slot
-from dbbench_adapter.backends.mysql_screen import NEUTRAL_NAME, refusal, scrubbed, with_real_name
+from dbbench_adapter.backends.mysql_screen import NEUTRAL_NAME, refusal, scrubbed, shown, with_real_name
 from dbbench_adapter.backends.mysql_syntax import parse
+from dbbench_adapter.backends.mysql_tables import make_table, quoted
 from dbbench_adapter.backends.statements import words
 from dbbench_adapter.types import Table
 
@@ -57,8 +57,6 @@ _FULL = "1114 (HY000): The table is full"
 _LOST = "2013 (HY000): Lost connection to MySQL server during query"
 _NO_EXECUTE = 1370
 _ROUTINE = re.compile(r"routine '[^']*\.([^'.]*)'")
-_OPENS = re.compile(r"\b(begin|start|autocommit)\b", re.IGNORECASE)
-_DECLARED_TYPE = re.compile(r"[A-Z]+( ?\( ?\d+( ?, ?\d+)? ?\))?( UNSIGNED)?", re.IGNORECASE)
 _ALIASED_DELETE = re.compile(r"^\s*DELETE\s+FROM\s+(`[^`]+`|\w+)\s+(?:AS\s+)?(`[^`]+`|\w+)\s+WHERE\s", re.IGNORECASE)
 
 
@@ -90,7 +88,7 @@ class MysqlBackend:
         try:
             with self._pool.failures_named(), slot.admin.cursor() as cursor:
                 for table in tables:
-                    _make_table(cursor, slot.name, table, typed=typed)
+                    make_table(cursor, slot.name, table, typed=typed, max_bytes=self._pool.max_statement_bytes)
         except BaseException:
             database.close()
             raise
@@ -111,8 +109,6 @@ class MysqlDatabase:
         self._pool, self._slot = pool, slot
         self._typed, self._timeout_s = typed, statement_timeout_s
         self._closed = self._full = False
-        self._may_hold = False
-        """A transaction may be open."""
 
     def run(self, sql: str) -> Result:
         if len(sql.encode("utf-8", "replace")) > MAX_SQL_BYTES:
@@ -120,7 +116,6 @@ class MysqlDatabase:
         refused = _FULL if self._full else refusal(sql) or _explosion(sql)
         if refused:
             return Result(error=refused)
-        self._may_hold = self._may_hold or _OPENS.search(sql) is not None
         agent = self._pool.session(self._slot, typed=self._typed, statement_timeout_s=self._timeout_s)
         started = time.monotonic()
         with self._pool.keeper.watching(agent, self._timeout_s):
@@ -131,10 +126,8 @@ class MysqlDatabase:
 
     def new_session(self) -> None:
         if self._slot.settings is not None and self._slot.agent is not None:
-            if self._may_hold:
-                with contextlib.suppress(pymysql.Error):
-                    self._slot.agent.commit()
-                self._may_hold = False
+            with contextlib.suppress(pymysql.Error):  # always: many a statement and setting leaves a transaction open
+                self._slot.agent.commit()
             with self._pool.failures_named():
                 self._pool.reset(self._slot)
 
@@ -171,7 +164,7 @@ class MysqlDatabase:
         cursor = SSCursor(agent)
         try:
             cursor.execute(self._as_sent(sql))
-            return self._fetched(cursor, deadline)
+            return self._fetched(cursor, deadline, lists_clients="processlist" in sql.lower())
         except pymysql.Error as error:
             return Result(error=self._driver_text(error, sql)) if agent.open else self._after_loss()
         except UnicodeError:
@@ -195,20 +188,19 @@ class MysqlDatabase:
         # MariaDB before 11.6 knows no DELETE FROM t AS x WHERE, which MySQL does; DELETE x FROM t AS x is the same
         return group_order.for_mariadb(_ALIASED_DELETE.sub(r"DELETE \2 FROM \1 AS \2 WHERE ", sql, count=1))
 
-    def _fetched(self, cursor: SSCursor, deadline: float) -> Result:
+    def _fetched(self, cursor: SSCursor, deadline: float, *, lists_clients: bool) -> Result:
         if cursor.description is None:
             return Result()
         rows: list[tuple[Any, ...]] = []
         chars = 0
         while len(rows) < MAX_ROWS and chars <= MAX_RESULT_CHARS and (row := cursor.fetchone()):
-            rows.append(tuple(self._renamed(cell) for cell in row))
+            rows.append(tuple(shown(cell, name=self._slot.name, lists_clients=lists_clients) for cell in row))
             chars += sum(len(cell) for cell in row if isinstance(cell, str | bytes))
             if time.monotonic() > deadline:  # rows that come one by one would outlive every wait for the next
                 return Result(error=_LOST)
-        return Result(tuple(rows), tuple(column[0] for column in cursor.description))
-
-    def _renamed(self, cell: Any) -> Any:
-        return cell.replace(self._slot.name, NEUTRAL_NAME) if isinstance(cell, str) else cell
+        return Result(
+            tuple(rows), tuple(column[0].replace(self._slot.name, NEUTRAL_NAME) for column in cursor.description)
+        )
 
     def _after_loss(self) -> Result:
         """The agent's session is gone: ended by itself or overrun, its own doing as long as the server lives."""
@@ -227,15 +219,15 @@ class MysqlDatabase:
             return int(cursor.fetchall()[0][0])
 
     def _joined_rows(self, table: Table) -> Iterator[str]:
-        columns = ", ".join(_quoted(column.name) for column in table.columns)
+        columns = ", ".join(quoted(column.name) for column in table.columns)
         with self._slot.admin.cursor() as cursor:
             cursor.execute(
-                f"SELECT CONCAT_WS(',', {columns}) FROM {self._slot.name}.{_quoted(table.name)} LIMIT {MAX_STATE_ROWS}"
+                f"SELECT CONCAT_WS(',', {columns}) FROM {self._slot.name}.{quoted(table.name)} LIMIT {MAX_STATE_ROWS}"
             )
             return (text for (text,) in cursor.fetchall())
 
     def _state(self, cursor: Cursor, name: str) -> TableState:
-        cursor.execute(f"SELECT * FROM {self._slot.name}.{_quoted(name)} LIMIT {MAX_STATE_ROWS}")
+        cursor.execute(f"SELECT * FROM {self._slot.name}.{quoted(name)} LIMIT {MAX_STATE_ROWS}")
         columns = tuple(column[0] for column in cursor.description)
         return TableState(columns, tuple(tuple(plain(cell) for cell in row) for row in cursor.fetchall()))
 
@@ -244,7 +236,7 @@ class MysqlDatabase:
         number, text = error.args if len(error.args) == 2 else (1105, str(error))
         if number == _NO_EXECUTE and (match := _ROUTINE.search(str(text))):
             return f"1305 (42000): FUNCTION {NEUTRAL_NAME}.{match[1]} does not exist"  # as to AgentBench's user, root
-        text = scrubbed(str(text), name=self._slot.name, host=self._pool.host, sql=sql)
+        text = scrubbed(str(text), number=number, name=self._slot.name, private=self._pool.private, sql=sql)
         return f"{number} ({getattr(error, 'sqlstate', None) or 'HY000'}): {text}"
 
 
@@ -261,24 +253,3 @@ def _explosion(sql: str) -> str | None:
     except StatementTimeout:
         refused = True
     return "1116 (HY000): Too many tables; MariaDB can only use 61 tables in a join" if refused else None
-
-
-def _make_table(cursor: Cursor, database: str, table: Table, *, typed: bool) -> None:
-    columns = ", ".join(f"{_quoted(c.name)} {_column_type(c.type) if typed else 'TEXT'}" for c in table.columns)
-    try:
-        cursor.execute(f"CREATE TABLE {database}.{_quoted(table.name)} ({columns})")
-        if table.rows:
-            marks = ", ".join("%s" for _ in table.columns)
-            name = _quoted(table.name).replace("%", "%%")
-            rows = [[cell if cell is None or typed else str(cell) for cell in row] for row in table.rows]
-            cursor.executemany(f"INSERT INTO {database}.{name} VALUES ({marks})", rows)
-    except (pymysql.DataError, pymysql.ProgrammingError, pymysql.NotSupportedError) as error:
-        raise TableError(f"table {table.name!r} cannot be made: {error}; correct the task file") from error
-
-
-def _column_type(declared: str) -> str:
-    return declared if _DECLARED_TYPE.fullmatch(declared) else "TEXT"
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

@@ -146,6 +146,11 @@ class Pool:
             self.keeper.start()
             slot = self._new_slot()
             self.is_mariadb = "mariadb" in slot.admin.get_server_info().lower()
+            with slot.admin.cursor() as cursor:
+                cursor.execute("SELECT @@hostname, @@datadir, @@max_allowed_packet")
+                ((hostname, folder, max_packet_bytes),) = cursor.fetchall()
+            self.private = {self.host: "localhost", str(hostname): "localhost", str(folder).strip("/"): "..."}
+            self.max_statement_bytes = int(max_packet_bytes) - 1  # a packet's first byte says what it is
             self._remove_orphans(slot.admin)
         self._free.append(slot)
 

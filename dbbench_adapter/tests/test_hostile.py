@@ -4,6 +4,7 @@
 """
 
 import hashlib
+import socket
 import time
 from pathlib import Path
 
@@ -68,7 +69,7 @@ def server_state(backend, neighbour):
 
 def secrets(database):
     slot = getattr(database, "_slot", None)
-    known = ["/dev/shm", "127.0.0.1", "agentgrpo-mariadb"]
+    known = ["/dev/shm", "127.0.0.1", "agentgrpo-mariadb", socket.gethostname()]
     return known + ([slot.name, slot.password, slot.name.partition("_")[2]] if slot else [])
 
 

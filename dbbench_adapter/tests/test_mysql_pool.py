@@ -6,7 +6,8 @@ import sys
 import pymysql
 import pytest
 
-from dbbench_adapter.backends import open_backend
+from dbbench_adapter.backends import TableError, open_backend
+from dbbench_adapter.backends.base import hash_rows
 from dbbench_adapter.backends.mysql import MysqlBackend
 from dbbench_adapter.backends.mysql_screen import refusal, scrubbed, with_real_name
 from dbbench_adapter.types import Column, Table
@@ -78,6 +79,66 @@ def test_an_open_transaction_does_not_hold_up_the_next_episode(fresh):
         database.run("UPDATE Fruit SET Price = 1")
     with fresh.open([FRUIT], typed=True) as database:
         assert database.run("SELECT SUM(Price) FROM Fruit").rows == ((9,),)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param(["COMMIT AND CHAIN"], id="chain"),
+        pytest.param(["ROLLBACK AND CHAIN"], id="rollback_and_chain"),
+        pytest.param(["SET completion_type = 1", "COMMIT"], id="chain_by_default"),
+        pytest.param(["SET completion_type = 2", "BEGIN"], id="release_by_default"),
+        pytest.param(["SET autocommit = 0"], id="no_autocommit"),
+    ],
+)
+@pytest.mark.parametrize("judged", ["snapshot", "hash", "new_session"])
+def test_what_an_open_transaction_holds_is_judged(fresh, said, judged):
+    with fresh.open([FRUIT], typed=True) as database:
+        for sql in (*said, "UPDATE Fruit SET Price = 1"):
+            assert database.run(sql).error is None
+        if judged == "snapshot":
+            assert database.snapshot()["Fruit"].rows == (("Plum", 1), ("Pear", 1))
+        elif judged == "hash":
+            assert database.table_hash([FRUIT]) == hash_rows(["Plum,1", "Pear,1"])
+        else:
+            database.new_session()
+            assert database.run("SELECT SUM(Price) FROM Fruit").rows == ((2,),)
+
+
+# tables that cannot be made -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        pytest.param(Table("T", (Column("x" * 65),), ()), "64|too long", id="long_name"),
+        pytest.param(Table("T😀", (Column("a"),), ()), "1300: Invalid utf8mb4", id="table_emoji"),
+        pytest.param(Table("T", (Column("a😀"),), ()), "1300: Invalid utf8mb4", id="column_emoji"),
+        pytest.param(
+            Table("T", tuple(Column(f"c{i}") for i in range(30)), (("x",) * 30, ("x" * 50_000,) * 30)),
+            # 30 * 50,000, each in two quotes, with what is around them: INSERT INTO `agentgrpo_..`.`T` VALUES (...)
+            r"a statement of 1500\d\d\d bytes, the server takes 1048575; correct",
+            id="packet",
+        ),
+        pytest.param(Table("T", (Column("a"),), (("\ud800",),)), "surrogates not allowed", id="no_unicode"),
+        pytest.param(Table("T", (Column("a", "INT"),), (("x",),)), "1366: .* `dbbench`.`T`.`a`", id="no_number"),
+        pytest.param(Table("T", (Column("a", "INT"),), ((10**30,),)), "1264: Out of range", id="large_number"),
+        pytest.param(Table("T", (Column("a", "DATE"),), (("x",),)), "1292: Incorrect date", id="no_date"),
+        pytest.param(Table("T", (Column("a", "CHAR(1)"),), (("xx",),)), "1406: Data too long", id="too_long"),
+        pytest.param(Table("T", (Column("a", "JSON"),), (("{",),)), "4025: .*`dbbench`", id="no_json"),
+        pytest.param(Table("T", (Column("a", "SERIAL"),), ((1,), (1,))), "1062: Duplicate", id="serial"),
+        pytest.param(
+            Table("T", tuple(Column(f"c{i}", "CHAR(200)") for i in range(99)), ()), "1118: Row size", id="row"
+        ),
+        pytest.param(Table("T", tuple(Column(f"c{i}") for i in range(5000)), ()), "1117: Too many", id="columns"),
+    ],
+)
+def test_a_fault_of_the_task_file_is_no_dead_server(fresh, table, words):
+    with pytest.raises(TableError, match=words) as raised:
+        fresh.open([table], typed=True)
+    assert "agentgrpo_" not in str(raised.value)
+    with fresh.open([FRUIT], typed=True) as database:
+        assert len(database._pool._all) == 1  # the session lived on
 
 
 def test_a_slot_whose_user_was_changed_is_not_used_again(fresh):
@@ -154,6 +215,9 @@ def test_what_a_dead_owner_left_is_removed_by_the_next_start_and_a_living_one_s_
         "SET STATEMENT max_statement_time = 0 FOR SELECT 1",
         "SET @a = 1, PASSWORD = PASSWORD('x')",
         "CREATE TABLE t (a INT) DATA DIRECTORY = '/tmp'",
+        "SHOW GRANTS FOR CURRENT_USER",
+        "SHOW CREATE USER",
+        "SELECT * FROM t PROCEDURE/**/ANALYSE()",
     ],
 )
 def test_what_rights_do_not_stop_is_not_sent(sql):
@@ -167,8 +231,41 @@ def test_what_is_harmless_is_sent(sql):
 
 def test_messages_hold_no_account_host_or_path():
     text = "Access denied for user 'agentgrpo_1'@'%' to '/dev/shm/x/y.ibd' at 10.0.0.7, table 'agentgrpo_1.t'"
-    shown = scrubbed(text, name="agentgrpo_1", host="10.0.0.7", sql="SELECT 1")
+    shown = scrubbed(text, number=1044, name="agentgrpo_1", private={"10.0.0.7": "localhost"}, sql="SELECT 1")
     assert shown == "Access denied for user 'agent' to '...' at localhost, table 'dbbench.t'"
+
+
+@pytest.mark.parametrize(
+    ("number", "text", "sql", "expected"),
+    [
+        pytest.param(1105, "XPATH syntax error: '~own'", "SELECT EXTRACTVALUE(1, a) FROM t", "'...'", id="xpath"),
+        pytest.param(1105, "XPATH syntax error: '//['", "SELECT EXTRACTVALUE(1, '//[')", "'//['", id="its_own_path"),
+        pytest.param(1292, "Truncated: 'a'b'", "UPDATE t SET b = CONCAT(@@x)", "'...'", id="variable"),
+        pytest.param(1292, "Truncated: 'cut off", "UPDATE t SET b = /*!@@x*/", "'...'", id="cut_by_the_server"),
+        pytest.param(1292, "Truncated: 'n1'", "UPDATE t SET b = a WHERE a <> '@'", "'n1'", id="a_cell_is_no_secret"),
+        pytest.param(1054, "Unknown column 'c' in 'WHERE'", "SELECT @x", "'c' in 'WHERE'", id="names_stay"),
+        pytest.param(1062, "Duplicate entry 'box' for", "INSERT INTO t SELECT a FROM t", "'localhost' for", id="host"),
+    ],
+)
+def test_messages_quote_no_value_that_may_be_the_servers(number, text, sql, expected):
+    assert scrubbed(text, number=number, name="agentgrpo_1", private={"box": "localhost"}, sql=sql).endswith(
+        " " + expected
+    )
+
+
+@pytest.mark.parametrize(
+    ("sql", "rows"),
+    [
+        ("SELECT USER(), CURRENT_USER()", (("dbbench@localhost", "dbbench@localhost"),)),
+        ("SELECT CAST(USER() AS BINARY), '127.0.0.1:5'", ((b"dbbench@localhost", "127.0.0.1:5"),)),
+        ("SELECT CAST(DATABASE() AS BINARY)", ((b"dbbench",),)),
+        ("SELECT user, host FROM information_schema.processlist", (("dbbench", "localhost"),)),
+    ],
+)
+def test_results_hold_neither_the_real_name_nor_an_address(fresh, sql, rows):
+    with fresh.open([FRUIT], typed=True) as database:
+        assert database.run(sql).rows == rows
+        assert database.run("SHOW TABLES").columns == ("Tables_in_dbbench",)
 
 
 def test_the_neutral_name_is_turned_where_it_is_a_name():
