@@ -115,5 +115,6 @@ def shown(cell: Any, *, name: str, lists_clients: bool) -> Any:
 
 def _asks_server(sql: str) -> bool:
     """Whether a statement names the catalogue or a variable: the server's, or one that may hold what that told."""
-    named = any("@" in part for part, is_code in lexemes(sql) if is_code or part.startswith("/*"))
-    return named or "information_schema" in sql.lower()
+    if "information_schema" in sql.lower():
+        return True
+    return "@" in sql and any("@" in part for part, is_code in lexemes(sql) if is_code or part.startswith("/*"))
