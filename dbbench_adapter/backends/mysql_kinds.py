@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from typing import Any, Literal
@@ -21,10 +21,16 @@ _MAX_SCALE = 30
 class Kind:
     name: Literal["text", "int", "decimal", "double"]
     scale: int = 0
-    """Digits after the point, at most 30 as in MySQL; of decimals only."""
+    """Digits after the point that are shown, at most 30 as in MySQL; of doubles 0 stands for as many as there are."""
+    held: int | None = None
+    """Digits of a decimal that a TEXT column is given, if not `scale`: a division computes nine at a time."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scale", min(self.scale, _MAX_SCALE))
+
+    @property
+    def stored_scale(self) -> int:
+        return self.scale if self.held is None else self.held
 
     @property
     def is_number(self) -> bool:
@@ -40,6 +46,23 @@ ColumnKinds = frozenset[tuple[str, Kind]]
 _AVG_DIGITS = 4
 """MySQL's div_precision_increment: AVG and `/` of exact numbers have four more digits."""
 _MAX_ALIAS_DEPTH = 20
+_WORD_DIGITS = 9
+"""MySQL's decimals are computed in words of nine digits."""
+_PI = Kind("double", 6)
+_FUNCTIONS = {
+    DOUBLE: "sqrt pow power exp ln log log2 log10 sin cos tan asin acos atan atan2 radians degrees rand",
+    INT: (
+        "length char_length character_length octet_length bit_length locate instr ascii strcmp find_in_set field sign "
+        "datediff year month day hour minute second quarter week weekday dayofweek dayofyear dayofmonth"
+    ),
+    TEXT: (
+        "concat concat_ws substring_index lpad rpad mid hex repeat replace space reverse upper lower ucase lcase elt "
+        "md5 sha1 sha quote format stuff date_format dayname monthname"
+    ),
+}
+_RETURNED = {name: kind for kind, names in _FUNCTIONS.items() for name in names.split()}
+_TEXT_NODES = (exp.Substring, exp.Left, exp.Right, exp.Trim, exp.Upper, exp.Lower, exp.GroupConcat)
+_VARIANCES = (exp.Stddev, exp.StddevPop, exp.StddevSamp, exp.Variance, exp.VariancePop)
 _DECIMALS = Context(prec=400)
 """Room for every double with all of MySQL's digits."""
 _MAX_WRITTEN_DIGITS = 400
@@ -87,7 +110,7 @@ def as_driver_shows(value: Any, kind: Kind | None) -> Any:
     if kind is None or isinstance(value, bool) or not isinstance(value, int | float):
         return value
     if kind.name == "double":
-        return float(value)
+        return round(float(value), kind.scale) if kind.scale else float(value)
     if kind.name == "decimal" and math.isfinite(value):
         return Decimal(repr(value)).quantize(Decimal(1).scaleb(-kind.scale), ROUND_HALF_UP, _DECIMALS)
     return value
@@ -128,8 +151,10 @@ class KindFinder:
                 return TEXT if node.is_string else _number(node.name)
             case exp.Column():
                 return self._column(node.name.lower())
-            case exp.Paren() | exp.Alias() | exp.Neg() | exp.Max() | exp.Min() | exp.Abs():
+            case exp.Paren() | exp.Alias() | exp.Max() | exp.Min() | exp.Nullif():
                 return self.kind(node.this)
+            case exp.Neg() | exp.Abs():
+                return _as_number(self.kind(node.this))
             case exp.Subquery():
                 inner = node.unnest()
                 selects = inner.selects if isinstance(inner, exp.Query) else []
@@ -139,26 +164,37 @@ class KindFinder:
             case exp.Cast():
                 return _cast_kind(node)
             case exp.Sum():
-                return _exact_or_double(self.kind(node.this), 0)
+                inner = self.kind(node.this)
+                return None if inner is None else Kind("decimal", inner.scale) if inner.is_exact else DOUBLE
+            case _ if isinstance(node, _VARIANCES):
+                return DOUBLE
+            case _ if isinstance(node, _TEXT_NODES):
+                return TEXT
             case exp.Avg():
-                return _exact_or_double(self.kind(node.this), _AVG_DIGITS)
+                return _quotient(self.kind(node.this), INT)
             case exp.Round():
                 return self._round(node)
             case exp.Add() | exp.Sub() | exp.Mul() | exp.Div() | exp.Mod():
-                return self._arithmetic(node)
+                return self._arithmetic(node, node.left, node.right)
             case exp.Coalesce():
                 return self._common([node.this, *node.expressions])
             case exp.If():
                 return self._common([node.args["true"], node.args.get("false")])
-            case exp.Anonymous() if node.name.lower() == "truncate" and len(node.expressions) == 2:
-                return self._round(exp.Round(this=node.expressions[0], decimals=node.expressions[1]))
+            case exp.Anonymous():
+                return self._called(node.name.lower(), node.expressions)
+            case exp.TimestampDiff() | exp.Extract():
+                return INT
             case exp.Case():
                 branches = [branch.args["true"] for branch in node.args["ifs"]]
                 return self._common([*branches, node.args.get("default")])
         return None
 
     def kinds_of(self, query: exp.Expr) -> tuple[Kind | None, ...]:
-        """The kinds of a query's columns; () where a star or a union leaves them open."""
+        """The kinds of a query's columns; () where a star leaves them open."""
+        if isinstance(query, exp.SetOperation):
+            sides = self.kinds_of(query.left.unnest()), self.kinds_of(query.right.unnest())
+            same = len(sides[0]) == len(sides[1])
+            return tuple(_common_kind(pair) for pair in zip(*sides, strict=True)) if same else ()
         if type(query) is not exp.Select:
             return ()
         if not query.is_star:
@@ -171,34 +207,60 @@ class KindFinder:
     def _column(self, name: str) -> Kind | None:
         return self._columns[name] if name in self._columns else self.kind(self._aliases.get(name))
 
+    def _called(self, name: str, values: list[exp.Expr]) -> Kind | None:
+        match name, len(values):
+            case "truncate", 2:
+                return self._round(exp.Round(this=values[0], decimals=values[1]))
+            case "mod", 2:
+                return self._arithmetic(exp.Mod(), *values)
+            case "floor" | "ceil" | "ceiling", 1:
+                inner = self.kind(values[0])
+                return None if inner is None else INT if inner.is_exact else DOUBLE
+            case "abs", 1:
+                return _as_number(self.kind(values[0]))
+            case "greatest" | "least", _:
+                kinds = {self.kind(value) for value in values}
+                return DOUBLE if TEXT in kinds and len(kinds - {None}) > 1 else self._common(list(values))
+            case "pi", 0:
+                return _PI
+        return _RETURNED.get(name)
+
     def _round(self, node: exp.Round) -> Kind | None:
         inner, digits = self.kind(node.this), node.args.get("decimals")
-        if inner is None or inner.name != "decimal":
-            return DOUBLE if inner == TEXT else inner
-        if digits is None:
+        if inner is None or inner == INT:
+            return inner
+        if inner.name != "decimal":
+            return Kind("double", int(digits.name) if isinstance(digits, exp.Literal) and digits.is_int else 0)
+        if digits is None or isinstance(digits, exp.Neg):
             return Kind("decimal", 0)
         return Kind("decimal", min(int(digits.name), inner.scale)) if digits.is_int and int(digits.name) >= 0 else None
 
-    def _arithmetic(self, node: exp.Binary) -> Kind | None:
-        left, right = self.kind(node.left), self.kind(node.right)
-        if isinstance(node.right, exp.Interval) or left is None or right is None:
+    def _arithmetic(self, node: exp.Expr, first: exp.Expr, second: exp.Expr) -> Kind | None:
+        left, right = self.kind(first), self.kind(second)
+        if isinstance(second, exp.Interval) or left is None or right is None:
             return None
-        if not (left.is_exact and right.is_exact):
-            return DOUBLE
-        if isinstance(node, exp.Div):
-            return Kind("decimal", left.scale + _AVG_DIGITS)
+        if isinstance(node, exp.Add | exp.Sub) and any(kind.name == "double" and kind.scale for kind in (left, right)):
+            open_ended = any(kind in (DOUBLE, TEXT) for kind in (left, right))
+            return DOUBLE if open_ended else Kind("double", max(left.scale, right.scale))
+        if isinstance(node, exp.Div) or not (left.is_exact and right.is_exact):
+            return _quotient(left, right)
         if left == right == INT:
             return INT
-        return Kind("decimal", left.scale + right.scale if isinstance(node, exp.Mul) else max(left.scale, right.scale))
+        scale, held = (left.scale, right.scale), (left.stored_scale, right.stored_scale)
+        joined = sum if isinstance(node, exp.Mul) else max
+        return Kind("decimal", joined(scale), None if scale == held else min(joined(held), _MAX_SCALE))
 
     def _common(self, nodes: list[exp.Expr | None]) -> Kind | None:
-        kinds = [self.kind(node) for node in nodes if node is not None and not isinstance(node, exp.Null)]
-        if not kinds or any(kind is None for kind in kinds):
-            return None
-        known = [kind for kind in kinds if kind is not None]
-        if all(kind.is_exact for kind in known):
-            return max(known, key=lambda kind: (kind.name == "decimal", kind.scale))
-        return TEXT if TEXT in known else DOUBLE
+        return _common_kind([self.kind(node) for node in nodes if node is not None and not isinstance(node, exp.Null)])
+
+
+def _common_kind(kinds: Sequence[Kind | None]) -> Kind | None:
+    known = [kind for kind in kinds if kind is not None]
+    if not known or len(known) < len(kinds):
+        return None
+    if all(kind.is_exact for kind in known):
+        return max(known, key=lambda kind: (kind.name == "decimal", kind.scale))
+    return TEXT if TEXT in known else DOUBLE
 
 
 def _number(text: str) -> Kind:
@@ -207,10 +269,21 @@ def _number(text: str) -> Kind:
     return Kind("decimal", len(text.partition(".")[2])) if "." in text else INT
 
 
-def _exact_or_double(inner: Kind | None, more_digits: int) -> Kind | None:
-    if inner is None:
+def _as_number(inner: Kind | None) -> Kind | None:
+    return DOUBLE if inner == TEXT else inner
+
+
+def _quotient(left: Kind | None, right: Kind) -> Kind | None:
+    """The kind of `/`, and of AVG. Source: `do_div_mod` in MySQL's strings/decimal.cc."""
+    if left is None:
         return None
-    return Kind("decimal", inner.scale + more_digits) if inner.is_exact else DOUBLE
+    if not (left.is_exact and right.is_exact):
+        return DOUBLE
+    held = [kind.stored_scale for kind in (left, right)]
+    words = [-(-digits // _WORD_DIGITS) * _WORD_DIGITS for digits in held]
+    more = max(_AVG_DIGITS - (sum(words) - sum(held)), 0)
+    whole_words = -(-(sum(words) + more) // _WORD_DIGITS) * _WORD_DIGITS
+    return Kind("decimal", left.scale + _AVG_DIGITS, min(whole_words, _MAX_SCALE))
 
 
 def _cast_kind(node: exp.Cast) -> Kind | None:

@@ -11,6 +11,7 @@ from sqlglot import exp
 from dbbench_adapter.backends.clock import check
 from dbbench_adapter.backends.group_order import order_groups
 from dbbench_adapter.backends.mysql_kinds import KindFinder
+from dbbench_adapter.backends.mysql_stored import join_as_text, store
 from dbbench_adapter.backends.mysql_syntax import COLLATION, StatementError, syntax_error, unsupported
 
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ)
@@ -44,23 +45,23 @@ def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: KindFinder) -> exp.
         elif isinstance(node, exp.Placeholder):
             raise syntax_error("?")
     for node in nodes:
+        join_as_text(node, finder)
         if isinstance(node, _COMPARISONS) and isinstance(node.expression, exp.Any | exp.All):
             node.replace(_quantified(node))
         elif isinstance(node, exp.GroupConcat):
             node.replace(_group_concat(node))
-    if not isinstance(tree, exp.Query):
-        _keep_written_decimals(tree)
+    if isinstance(tree, exp.Insert):
+        _default_is_null(tree)
+    store(tree, finder)
     order_groups(tree)
     if isinstance(tree, exp.Update):
-        return _sqlite_update(tree, finder)
+        return _sqlite_update(tree)
     if isinstance(tree, exp.Delete):
         return _sqlite_delete(tree)
     if isinstance(tree, exp.TruncateTable):
         return exp.Delete(this=tree.expressions[0])
     if isinstance(tree, exp.Create):
         _drop_index_prefixes(tree)
-    if isinstance(tree, exp.Insert):
-        _default_is_null(tree)
     if isinstance(tree, exp.Alter):
         return _sqlite_alter(tree)
     return tree
@@ -162,25 +163,12 @@ def _group_concat(node: exp.GroupConcat) -> exp.Expr:
     )
 
 
-def _keep_written_decimals(tree: exp.Expr) -> None:
-    """A stored 1.10 stays 1.10 in a TEXT column; as text SQLite's column affinity still makes it a number elsewhere."""
-    stored = [cell for values in tree.find_all(exp.Values) for row in values.expressions for cell in row.expressions]
-    if isinstance(tree, exp.Update):
-        stored += [item.expression for item in tree.expressions]
-    for cell in stored:
-        if isinstance(cell, exp.Literal) and not cell.is_string and "." in cell.name and "e" not in cell.name.lower():
-            cell.replace(exp.Literal.string(cell.name))
-
-
-def _sqlite_update(tree: exp.Update, finder: KindFinder) -> exp.Expr:
+def _sqlite_update(tree: exp.Update) -> exp.Expr:
     target = tree.this
     for item in tree.expressions:
-        column, value = item.this, item.expression
+        column = item.this
         if not isinstance(item, exp.EQ) or not isinstance(column, exp.Column):
             raise syntax_error(item.sql("mysql"))
-        column_kind, value_kind = finder.kind(column), finder.kind(value)
-        if column_kind is not None and column_kind.name == "text" and value_kind is not None and value_kind.is_number:
-            item.set("expression", exp.Anonymous(this="as_text", expressions=[value]))
         if column.table and column.table.lower() != target.alias_or_name.lower():
             raise unsupported("UPDATE of a table that is not named first")
         column.set("table", None)

@@ -137,6 +137,9 @@ class Sqlite(SQLite):
             exp.Mod: lambda self, node: self.func("mod", node.this, node.expression),
             exp.OnConflict: _on_conflict_sql,
             exp.Round: lambda self, node: self.func("mysql_round", node.this, node.args.get("decimals")),
+            exp.Substring: lambda self, node: self.func(
+                "mid", node.this, node.args.get("start"), node.args.get("length")
+            ),
             exp.Stuff: lambda self, node: self.func(
                 "stuff", node.this, node.args["start"], node.args["length"], node.expression
             ),

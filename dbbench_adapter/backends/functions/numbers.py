@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from decimal import ROUND_HALF_UP, Context, Decimal
+from decimal import ROUND_DOWN, ROUND_HALF_UP, Context, Decimal
+from functools import cmp_to_key, partial
 from typing import Any
 
-from dbbench_adapter.backends.functions.values import Function, number, whole
+from dbbench_adapter.backends.functions.values import Function, compare, number, text_of, whole
 
 MAX_DIGITS = 30
 """After the point, in MySQL's decimals and in FORMAT."""
 _DECIMALS = Context(prec=400)
+_DOUBLE_DIGITS = Context(prec=15)
+"""What a double holds of any decimal."""
 
 
 def half_up(value: float) -> int:
@@ -43,8 +46,9 @@ def _int_div(left: Any, right: Any) -> int | None:
 
 
 def _truncate(value: Any, digits: Any) -> float:
-    factor = 10.0 ** max(min(whole(digits), MAX_DIGITS), -MAX_DIGITS)
-    return math.trunc(number(value) * factor) / factor
+    found, factor = number(value), 10.0 ** max(min(whole(digits), MAX_DIGITS), -MAX_DIGITS)
+    cut = math.trunc(found * factor) / factor
+    return int(cut) if isinstance(found, int) else cut
 
 
 def _round(value: Any, digits: Any = 0) -> int | float:
@@ -54,6 +58,32 @@ def _round(value: Any, digits: Any = 0) -> int | float:
         return found
     rounded = Decimal(repr(found)).quantize(Decimal(1).scaleb(-places), ROUND_HALF_UP, _DECIMALS)
     return int(rounded) if isinstance(found, int) else float(rounded)
+
+
+def _stored(value: Any, digits: Any = None) -> str:
+    """The text that a number becomes in a TEXT column: a decimal has its digits after the point, cut as MySQL's
+    division cuts them; a double and an integer have none to spare."""
+    if digits is None or not isinstance(value, float) or not math.isfinite(value):
+        return text_of(value)
+    exact = _DOUBLE_DIGITS.create_decimal_from_float(value)
+    return f"{exact.quantize(Decimal(1).scaleb(-digits), ROUND_DOWN, _DECIMALS):f}"
+
+
+def _decimal_text(value: Any, digits: Any) -> str:
+    """A number with so many digits after the point, as a function of texts sees a decimal."""
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return text_of(value)
+    exact = _DOUBLE_DIGITS.create_decimal(value if isinstance(value, int) else repr(value))
+    return f"{exact.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP, _DECIMALS):f}"
+
+
+def _extreme(wanted: int, *values: Any) -> Any:
+    """Of texts by the collation; of numbers, and of texts beside numbers, by number (1: GREATEST, -1: LEAST)."""
+    texts = [value for value in values if isinstance(value, str)]
+    if len(texts) == len(values):
+        return max(values, key=cmp_to_key(lambda left, right: wanted * compare(left, right)))
+    found = (max if wanted > 0 else min)(values, key=number)
+    return float(number(found)) if texts else found
 
 
 def _mod(left: Any, right: Any) -> int | float | None:
@@ -92,6 +122,10 @@ NULLS_MATTER: dict[str, Function] = {
 }
 
 STRICT: dict[str, Function] = {
+    "as_text": (-1, _stored),
+    "decimal_text": (2, _decimal_text),
+    "greatest": (-1, partial(_extreme, 1)),
+    "least": (-1, partial(_extreme, -1)),
     "format": (2, _format),
     "cast_signed": (1, _cast_signed),
     "cast_decimal": (2, _cast_decimal),

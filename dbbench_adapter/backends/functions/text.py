@@ -141,7 +141,6 @@ NULLS_MATTER: dict[str, Function] = {
 }
 
 STRICT: dict[str, Function] = {
-    "as_text": (1, text_of),
     "concat": (-1, lambda *values: "".join(text_of(value) for value in values)),
     "substring_index": (3, _substring_index),
     "left_of": (2, _left),
@@ -151,7 +150,7 @@ STRICT: dict[str, Function] = {
     "locate": (-1, _locate),
     "instr": (2, lambda text, needle: _locate(needle, text)),
     "stuff": (4, _insert),
-    "mid": (3, _substring),
+    "mid": (-1, _substring),
     "hex": (1, _hex),
     "repeat": (2, _repeat),
     "replace": (3, _replace),

@@ -76,7 +76,34 @@ def whole(value: Any) -> int:
 
 
 def text_of(value: Any) -> str:
-    """A value in a text context; a double without fraction has no point, as in MySQL."""
+    """A value in a text context; doubles as MySQL writes them."""
     if isinstance(value, float):
-        return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+        return _double_text(value)
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _double_text(value: float) -> str:
+    """The shortest digits that say this double: 7, not 7.0; plain from 1e-15 to 1e14, else 1e20, not 1e+20.
+
+    Source:
+        MySQL `my_gcvt`, strings/dtoa.cc.
+    """
+    if value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    mantissa, _, exponent = repr(value).partition("e")
+    if not exponent:
+        if not value.is_integer():
+            return mantissa
+        mantissa, exponent = _shifted(mantissa.removesuffix(".0"))
+    power = int(exponent)
+    sign, digits = "-" * (value < 0), mantissa.lstrip("-").replace(".", "")
+    if -15 <= power < 0:
+        return f"{sign}0.{'0' * (-power - 1)}{digits}"
+    return f"{mantissa.removesuffix('.0')}e{power}"
+
+
+def _shifted(integer: str) -> tuple[str, str]:
+    """Mantissa and exponent of a whole number's digits."""
+    sign, digits = ("-", integer[1:]) if integer.startswith("-") else ("", integer)
+    fraction = digits[1:].rstrip("0")
+    return f"{sign}{digits[0]}{'.' + fraction if fraction else ''}", str(len(digits) - 1)
