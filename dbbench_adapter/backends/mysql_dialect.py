@@ -23,6 +23,8 @@ from dbbench_adapter.backends.mysql_syntax import (
     StatementError,
     parse_one,
     syntax_error,
+    unparenthesise_operands,
+    unparenthesised,
     unsupported,
 )
 
@@ -87,9 +89,13 @@ def _translated(sql: str, columns: ColumnKinds) -> Statement:
             tree, exp.Command | exp.Describe | exp.Pragma | exp.Attach | exp.Detach | exp.Kill | exp.Analyze
         )
         raise unsupported(sql.split(maxsplit=1)[0].upper()) if named else syntax_error(sql)
+    tree = unparenthesised(tree)
     if type(tree) is exp.Select and (group := tree.args.get("group")) and group.args.get("rollup"):
         tree = rolled_up(tree)
     nodes = list(tree.walk())  # once: walking costs more than anything else that is done here
+    for node in nodes:
+        if isinstance(node, exp.SetOperation):
+            unparenthesise_operands(node)
     catalogue = _find_tables(nodes)
     tables = _named_tables(tree, nodes)
     sorts = any(isinstance(node, _SORTING) for node in nodes)

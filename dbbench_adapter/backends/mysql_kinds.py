@@ -151,7 +151,7 @@ class KindFinder:
                 return TEXT if node.is_string else _number(node.name)
             case exp.Column():
                 return self._column(node.name.lower())
-            case exp.Paren() | exp.Alias() | exp.Max() | exp.Min() | exp.Nullif():
+            case exp.Paren() | exp.Alias() | exp.Collate() | exp.Max() | exp.Min() | exp.Nullif():
                 return self.kind(node.this)
             case exp.Neg() | exp.Abs():
                 return _as_number(self.kind(node.this))

@@ -10,8 +10,9 @@ from sqlglot import exp
 
 from dbbench_adapter.backends.clock import check
 from dbbench_adapter.backends.group_order import order_groups
-from dbbench_adapter.backends.mysql_kinds import KindFinder
-from dbbench_adapter.backends.mysql_stored import join_as_text, store
+from dbbench_adapter.backends.mysql_collation import COLLATING, collate_computed
+from dbbench_adapter.backends.mysql_kinds import TEXT, KindFinder
+from dbbench_adapter.backends.mysql_stored import JOINING, join_as_text, store
 from dbbench_adapter.backends.mysql_syntax import COLLATION, StatementError, syntax_error, unsupported
 
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ)
@@ -28,6 +29,8 @@ def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: KindFinder) -> exp.
         check()
         if isinstance(node, _COMPARISONS) and id(node) not in assignments:
             _align(node, ("this", "expression"), finder)
+        elif isinstance(node, exp.Case) and node.this is not None:
+            _align_case(node, finder)
         elif isinstance(node, exp.Between):
             _align(node, ("this", "low", "high"), finder)
         elif isinstance(node, exp.In):
@@ -45,7 +48,10 @@ def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: KindFinder) -> exp.
         elif isinstance(node, exp.Placeholder):
             raise syntax_error("?")
     for node in nodes:
-        join_as_text(node, finder)
+        if isinstance(node, COLLATING):
+            collate_computed(node, finder)
+        if isinstance(node, JOINING):
+            join_as_text(node, finder)
         if isinstance(node, _COMPARISONS) and isinstance(node.expression, exp.Any | exp.All):
             node.replace(_quantified(node))
         elif isinstance(node, exp.GroupConcat):
@@ -132,7 +138,12 @@ def _align(node: exp.Expr, sides: tuple[str, ...], finder: KindFinder) -> None:
 
 def _align_in(node: exp.In, finder: KindFinder) -> None:
     items = node.expressions
-    if not items or isinstance(node.this, exp.Tuple):
+    if isinstance(node.this, exp.Tuple):
+        return
+    if not items:
+        left = finder.kind(node.this)
+        if not isinstance(node.this, exp.Column | exp.Collate | exp.Cast) and not (left is not None and left.is_number):
+            node.set("this", exp.Collate(this=exp.paren(node.this), expression=exp.Var(this=COLLATION)))
         return
     kinds = [finder.kind(item) for item in items]
     left = finder.kind(node.this)
@@ -140,6 +151,13 @@ def _align_in(node: exp.In, finder: KindFinder) -> None:
         node.set("this", exp.cast(node.this, "double"))
     elif not isinstance(node.this, exp.Column | exp.Collate | exp.Cast):
         node.set("this", exp.Collate(this=exp.paren(node.this), expression=exp.Var(this=COLLATION)))
+
+
+def _align_case(node: exp.Case, finder: KindFinder) -> None:
+    """CASE x WHEN 1: a text x counts as the number it begins with, if all are numbers that it is compared with."""
+    kinds = [finder.kind(branch.this) for branch in node.args["ifs"]]
+    if finder.kind(node.this) == TEXT and all(kind is not None and kind.is_number for kind in kinds):
+        node.set("this", exp.cast(node.this, "double"))
 
 
 def _group_concat(node: exp.GroupConcat) -> exp.Expr:

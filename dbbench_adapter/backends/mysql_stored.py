@@ -18,6 +18,8 @@ _PLAIN_NUMBER = re.compile(r"(?:0|[1-9]\d*)\.\d+|[1-9]\d{18,}")
 _JOINERS = frozenset(
     ["concat", "concat_ws", "lpad", "rpad", "length", "char_length", "replace", "substring_index", "reverse", "repeat"]
 )
+JOINING = (exp.Anonymous, exp.GroupConcat, exp.If, exp.Case, exp.Coalesce, exp.Cast)
+"""What `join_as_text` is for."""
 
 
 def store(tree: exp.Expr, finder: KindFinder) -> None:

@@ -191,3 +191,37 @@ def parse_one(sql: str) -> exp.Expr:
     if isinstance(trees[0], exp.Command) and trees[0].name.lower() not in _COMMANDS:
         raise syntax_error(sql)
     return trees[0]
+
+
+def unparenthesised(tree: exp.Expr) -> exp.Expr:
+    """A query without the parentheses around it, which SQLite does not read.
+
+    Where they keep an ORDER BY, a LIMIT or a union apart, what is inside becomes a derived table.
+    """
+    if isinstance(tree, exp.Subquery) and not tree.alias:
+        inner = unparenthesised(tree.this)
+        if not any(tree.args.get(part) for part in _CLAUSES):
+            return inner
+        query = _as_table(inner)
+        for part in _CLAUSES:
+            query.set(part, tree.args.get(part))
+        return query
+    return tree
+
+
+def unparenthesise_operands(union: exp.SetOperation) -> None:
+    """`unparenthesised` of both operands of a union, in place."""
+    for side in ("this", "expression"):
+        operand = union.args[side]
+        if isinstance(operand, exp.Subquery):
+            inner = unparenthesised(operand)
+            alone = isinstance(inner, exp.Select) and not any(inner.args.get(part) for part in _CLAUSES)
+            union.set(side, inner if alone else _as_table(inner))
+
+
+_CLAUSES = ("order", "limit", "offset")
+
+
+def _as_table(query: exp.Expr) -> exp.Select:
+    source = exp.Subquery(this=query, alias=exp.TableAlias(this=exp.to_identifier("part")))
+    return exp.select("*").from_(source, copy=False)

@@ -246,7 +246,7 @@ def _make_table(connection: sqlite3.Connection, table: Table, *, typed: bool) ->
 def _in_range(cell: Cell, limits: tuple[int, int] | None) -> Cell:
     """A cell as MySQL puts it into a column of whole numbers, if it is one: rounded, halves of floats to the even
     number and of texts away from zero, and refused outside its range."""
-    if cell is None or limits is None:
+    if cell is None or limits is None or (type(cell) is int and limits[0] <= cell <= limits[1]):
         return cell
     written = as_written(cell)
     if written is None:

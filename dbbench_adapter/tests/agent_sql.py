@@ -233,4 +233,22 @@ STATEMENTS = [
     "SELECT Name AS `rank` FROM Fruit",
     "SELECT Name AS Release FROM Fruit",
     "INSERT INTO Fruit VALUES ('Kiwi', DEFAULT, 1, 2)",
+    # parentheses
+    "(SELECT Name FROM Fruit WHERE Price = 3) UNION ALL (SELECT Name FROM Fruit WHERE Price = 4)",
+    "(SELECT Name FROM Fruit ORDER BY Name LIMIT 1)",
+    "(SELECT Name FROM Fruit ORDER BY Name LIMIT 1) UNION ALL (SELECT Name FROM Fruit ORDER BY Name DESC LIMIT 1)",
+    "((SELECT Name FROM Fruit ORDER BY Name DESC LIMIT 2)) ORDER BY Name LIMIT 1",
+    "SELECT 1 UNION ALL (SELECT 2 UNION SELECT 2) ORDER BY 1",
+    "SELECT COUNT(*) FROM ((SELECT Name FROM Fruit LIMIT 2) UNION ALL (SELECT Name FROM Fruit LIMIT 1)) x",
+    # computed texts keep the collation
+    "SELECT COUNT(*) FROM (SELECT UPPER(Name) FROM Fruit UNION SELECT LOWER(Name) FROM Fruit) x",
+    "SELECT COUNT(*) FROM Fruit GROUP BY IF(Price > 4, UPPER(Color), LOWER(Color)) ORDER BY 1",
+    "SELECT COUNT(DISTINCT IF(Price > 4, UPPER(Color), LOWER(Color))) FROM Fruit",
+    "SELECT Name FROM Fruit ORDER BY IF(Price = 5, LOWER(Name), UPPER(Name))",
+    "SELECT Name FROM Fruit ORDER BY IF(Price = 5, LOWER(Name), UPPER(Name)) DESC LIMIT 1",
+    "SELECT MIN(IF(Price = 5, LOWER(Name), UPPER(Name))) FROM Fruit",
+    "SELECT CASE UPPER(Color) WHEN 'red' THEN 1 ELSE 0 END FROM Fruit",
+    "SELECT CASE '7 or so' WHEN 7 THEN 1 ELSE 0 END",
+    "SELECT Name FROM Fruit WHERE LOWER(Name) IN (SELECT UPPER(Fruit) FROM Sales) ORDER BY Name",
+    "SELECT RANK() OVER (PARTITION BY IF(Price > 4, UPPER(Color), Color) ORDER BY Price) FROM Fruit ORDER BY 1",
 ]
