@@ -45,6 +45,26 @@ def refuse_reserved(names: Iterable[exp.Identifier]) -> None:
             raise syntax_error(name.name)
 
 
+_ROW_IDS = frozenset(["rowid", "oid", "_rowid_"])
+
+
+def refuse_row_ids(nodes: Iterable[exp.Expr], columns: ColumnKinds) -> None:
+    """Refuse SQLite's names for the number of a row, unless the database or the statement gives them to something.
+
+    Raises:
+        StatementError: in the words of MySQL 8.
+    """
+    found = [node for node in nodes if isinstance(node, exp.Identifier) and node.name.lower() in _ROW_IDS]
+    if not found:
+        return
+    given = {name for name, _ in columns} | {
+        node.name.lower() for node in found if not isinstance(node.parent, exp.Column | exp.Schema)
+    }
+    for name in found:
+        if isinstance(name.parent, exp.Column) and name.arg_key == "this" and name.name.lower() not in given:
+            raise StatementError(f"1054 (42S22): Unknown column '{name.name}' in 'field list'")
+
+
 def _refuse_aliases_in_where(select: exp.Select, known: set[str]) -> None:
     where = select.args.get("where")
     if where is None:

@@ -6,6 +6,7 @@ stored programs, EXPLAIN of a query.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -13,7 +14,7 @@ from typing import Literal
 from sqlglot import exp
 from sqlglot.errors import ErrorLevel, SqlglotError
 
-from dbbench_adapter.backends.mysql_checks import refuse, refuse_reserved
+from dbbench_adapter.backends.mysql_checks import refuse, refuse_reserved, refuse_row_ids
 from dbbench_adapter.backends.mysql_kinds import ColumnKinds, Kind, KindFinder
 from dbbench_adapter.backends.mysql_limits import blows_up
 from dbbench_adapter.backends.mysql_rewrites import rewritten
@@ -23,6 +24,7 @@ from dbbench_adapter.backends.mysql_syntax import (
     StatementError,
     parse_one,
     syntax_error,
+    too_deep,
     unparenthesise_operands,
     unparenthesised,
     unsupported,
@@ -43,6 +45,8 @@ class Statement:
         "commit",
         "rollback",
         "nothing",
+        "autocommit on",
+        "autocommit off",
         "databases",
         "tables",
         "full tables",
@@ -96,6 +100,8 @@ def _translated(sql: str, columns: ColumnKinds) -> Statement:
     for node in nodes:
         if isinstance(node, exp.SetOperation):
             unparenthesise_operands(node)
+    _drop_dual(nodes)
+    refuse_row_ids(nodes, columns)
     catalogue = _find_tables(nodes)
     tables = _named_tables(tree, nodes)
     sorts = any(isinstance(node, _SORTING) for node in nodes)
@@ -108,8 +114,10 @@ def _translated(sql: str, columns: ColumnKinds) -> Statement:
         kinds = finder.kinds_of(tree)
         tree = rewritten(tree, nodes, finder)
         printed = tree.sql(Sqlite, identify=True, unsupported_level=ErrorLevel.IGNORE, copy=False)
-    except (SqlglotError, RecursionError, ValueError) as error:
-        raise unsupported(str(error)[:80]) from None
+    except RecursionError:
+        raise too_deep() from None
+    except (SqlglotError, ValueError):
+        raise unsupported(sql.split(maxsplit=1)[0].upper()) from None
     except (AttributeError, TypeError, LookupError):
         # sqlglot parses some nonsense into trees of shapes that no rule foresees; MySQL calls it a syntax error
         raise syntax_error(sql) from None
@@ -124,6 +132,15 @@ def _translated(sql: str, columns: ColumnKinds) -> Statement:
         sorts=sorts,
         kinds=kinds,
     )
+
+
+def _drop_dual(nodes: list[exp.Expr]) -> None:
+    """FROM DUAL says that there is no table."""
+    for source in (node for node in nodes if isinstance(node, exp.From)):
+        table, query = source.this, source.parent
+        named = isinstance(table, exp.Table) and table.name.lower() == "dual" and not table.db
+        if named and isinstance(query, exp.Select) and not query.args.get("joins"):
+            query.set("from_", None)
 
 
 def _named_tables(tree: exp.Expr, nodes: list[exp.Expr]) -> tuple[str, ...]:
@@ -146,6 +163,9 @@ _SHOWN: dict[str, Literal["columns", "create", "index"]] = {
 }
 
 
+_AUTOCOMMIT = re.compile(r"\bautocommit`?\s*:?=\s*'?(\w+)", re.IGNORECASE)
+
+
 def _meta_statement(tree: exp.Expr) -> Statement | None:
     if isinstance(tree, exp.Transaction):
         return Statement("begin")
@@ -154,7 +174,10 @@ def _meta_statement(tree: exp.Expr) -> Statement | None:
     if isinstance(tree, exp.Rollback):
         return Statement("rollback")
     if isinstance(tree, exp.Set):
-        return Statement("nothing")
+        wanted = _AUTOCOMMIT.search(tree.sql("mysql", unsupported_level=ErrorLevel.IGNORE))
+        if wanted is None:
+            return Statement("nothing")
+        return Statement("autocommit off" if wanted[1].lower() in ("0", "off", "false") else "autocommit on")
     if isinstance(tree, exp.Use) and tree.this and tree.this.name == "dbbench":
         return Statement("nothing")
     if isinstance(tree, exp.Use):

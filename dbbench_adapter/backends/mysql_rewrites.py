@@ -66,6 +66,9 @@ def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: KindFinder) -> exp.
         return _sqlite_delete(tree)
     if isinstance(tree, exp.TruncateTable):
         return exp.Delete(this=tree.expressions[0])
+    if isinstance(tree, exp.Create | exp.Alter):
+        for column in tree.find_all(exp.ColumnDef):
+            _collate_column(column)
     if isinstance(tree, exp.Create):
         _drop_index_prefixes(tree)
     if isinstance(tree, exp.Alter):
@@ -103,6 +106,14 @@ def _drop_index_prefixes(tree: exp.Create) -> None:
             call.replace(exp.column(call.name))
     if tree.find(exp.ComputedColumnConstraint, exp.GeneratedAsRowColumnConstraint):
         raise unsupported("generated columns")
+
+
+def _collate_column(column: exp.ColumnDef) -> None:
+    kind = column.args.get("kind")
+    has_own = any(isinstance(item.kind, exp.CollateColumnConstraint) for item in column.constraints)
+    if kind is not None and kind.is_type(*exp.DataType.TEXT_TYPES) and not has_own:
+        collation = exp.CollateColumnConstraint(this=exp.Var(this=COLLATION))
+        column.append("constraints", exp.ColumnConstraint(kind=collation))
 
 
 def _default_is_null(tree: exp.Insert) -> None:

@@ -48,6 +48,10 @@ def syntax_error(near: str) -> StatementError:
     )
 
 
+def too_deep() -> StatementError:
+    return StatementError("1064 (42000): the statement is nested too deeply")
+
+
 def unsupported(what: str) -> StatementError:
     return StatementError(f"1235 (42000): This version of MySQL doesn't yet support '{what}'")
 
@@ -180,8 +184,10 @@ def parse_one(sql: str) -> exp.Expr:
     except ParseError as error:
         first = error.errors[0] if error.errors else {}
         raise syntax_error(f"{first.get('highlight') or ''}{first.get('end_context') or ''}") from None
-    except (SqlglotError, RecursionError, ValueError) as error:
-        raise syntax_error(str(error)[:80]) from None
+    except RecursionError:
+        raise too_deep() from None
+    except (SqlglotError, ValueError):
+        raise syntax_error(_unclosed(sql)) from None
     if not trees:
         raise StatementError("1065 (42000): Query was empty")
     if len(trees) > 1:
@@ -191,6 +197,13 @@ def parse_one(sql: str) -> exp.Expr:
     if isinstance(trees[0], exp.Command) and trees[0].name.lower() not in _COMMANDS:
         raise syntax_error(sql)
     return trees[0]
+
+
+def _unclosed(sql: str) -> str:
+    """From the quote or comment on that ends nowhere; the whole text where there is none."""
+    parts = list(lexemes(sql))
+    last, is_code = parts[-1] if parts else ("", True)
+    return sql if is_code or not last.strip() else last
 
 
 def unparenthesised(tree: exp.Expr) -> exp.Expr:

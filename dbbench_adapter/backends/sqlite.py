@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import sqlite3
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from decimal import ROUND_HALF_EVEN, ROUND_HALF_UP
 from types import TracebackType
 from typing import Any
@@ -37,6 +37,7 @@ from dbbench_adapter.backends.mysql_kinds import (
     INT,
     TEXT,
     ColumnKinds,
+    Kind,
     as_driver_shows,
     as_written,
     declared_kind,
@@ -92,9 +93,11 @@ class SqliteDatabase:
         self._trusted = True
         self._altering = False  # ALTER TABLE calls functions of SQLite's own
         self._guard = Guard()
+        self._autocommit = True
         self.closed = False
         self._names = {table.name for table in tables}
-        self._columns = _column_kinds(tables, typed=typed)
+        self._declared = _declared_kinds(tables, typed=typed)
+        self._columns = _by_name((column, kind) for (_, column), kind in self._declared.items())
         self._connection = connect()
         self._connection.set_authorizer(self._authorize)
         try:
@@ -107,19 +110,22 @@ class SqliteDatabase:
         self._trusted = False
 
     def run(self, sql: str) -> Result:
+        self._guard = Guard()
         with time_limit(self._timeout_s), self._watchdog.watching(self._connection, self._timeout_s):
             try:
                 return self._dispatch(translate(sql, self._columns))
             except StatementError as error:
                 return Result(error=str(error))
             except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError, ValueError, StatementTimeout) as error:
+                if self._guard.out_of_memory:
+                    return Result(error=_OUT_OF_MEMORY)
                 late = expired() or isinstance(error, StatementTimeout) or "interrupted" in str(error)
                 return Result(error=_INTERRUPTED if late else _driver_text(error, sql))
             except MemoryError:
-                return Result(error="1038 (HY001): Out of memory")
+                return Result(error=_OUT_OF_MEMORY)
 
     def new_session(self) -> None:
-        self._transaction("commit")
+        self._transaction("autocommit on")
         for (name,) in self._read("SELECT name FROM temp.sqlite_master WHERE type = 'table'"):
             self._read(f"DROP TABLE temp.{quoted(name)}")
 
@@ -145,7 +151,7 @@ class SqliteDatabase:
     def _dispatch(self, statement: Statement) -> Result:
         if (answer := shown(statement, self._read)) is not None:
             return answer
-        if statement.kind in ("begin", "commit", "rollback", "nothing"):
+        if statement.kind in ("begin", "commit", "rollback", "nothing", "autocommit on", "autocommit off"):
             self._transaction(statement.kind)
             return Result()
         if statement.catalogue:
@@ -155,11 +161,26 @@ class SqliteDatabase:
         if self._altering:
             self._drop_rounding(statement.target)
         self._guard = Guard(MAX_SORT_OPCODES if statement.sorts else None)
+        if not self._autocommit and statement.kind == "change" and not self._connection.in_transaction:
+            self._connection.execute("BEGIN")
         cursor = self._connection.execute(statement.sql)
         if statement.kind != "query":
             cursor.close()
+            if self._altering or statement.sql.startswith("CREATE"):
+                self._columns = self._kinds_now()
             return Result()
         return _fetched(cursor, statement)
+
+    def _kinds_now(self) -> ColumnKinds:
+        """The kinds after tables or columns have changed: as the task declares them, else as SQLite does."""
+        kinds = []
+        for table in table_names(self._read):
+            for column, declared in self._read("SELECT name, type FROM pragma_table_info(?)", table):
+                unknown = declared in ("", "NUM")  # of CREATE TABLE ... AS
+                kinds.append(
+                    (column, self._declared.get((table, column), None if unknown else declared_kind(declared)))
+                )
+        return _by_name(kinds)
 
     def _refuse_other_case(self, statement: Statement) -> None:
         """Names of tables heed case in MySQL on Linux, and in SQLite they do not."""
@@ -172,7 +193,9 @@ class SqliteDatabase:
                     raise no_table(name)
 
     def _transaction(self, kind: str) -> None:
-        if self._connection.in_transaction and kind != "nothing":
+        if kind.startswith("autocommit"):
+            self._autocommit = kind == "autocommit on"
+        if self._connection.in_transaction and kind not in ("nothing", "autocommit off"):
             self._connection.execute("ROLLBACK" if kind == "rollback" else "COMMIT")
         if kind == "begin":
             self._connection.execute("BEGIN")
@@ -214,12 +237,21 @@ class SqliteDatabase:
         return not self._trusted and (expired() or self._guard.exceeded())
 
 
-def _column_kinds(tables: Sequence[Table], *, typed: bool) -> ColumnKinds:
-    kinds: dict[str, set[Any]] = {}
-    for table in tables:
-        for column in table.columns:
-            kinds.setdefault(column.name.lower(), set()).add(declared_kind(column.type) if typed else TEXT)
-    return frozenset((name, found.pop()) for name, found in kinds.items() if len(found) == 1)
+def _declared_kinds(tables: Sequence[Table], *, typed: bool) -> dict[tuple[str, str], Kind | None]:
+    return {
+        (table.name, column.name): declared_kind(column.type) if typed else TEXT
+        for table in tables
+        for column in table.columns
+    }
+
+
+def _by_name(kinds: Iterable[tuple[str, Kind | None]]) -> ColumnKinds:
+    """The kinds of columns by lower-case name, without names on which tables disagree."""
+    found: dict[str, set[Kind | None]] = {}
+    for name, kind in kinds:
+        found.setdefault(name.lower(), set()).add(kind)
+    known = ((name, next(iter(kinds))) for name, kinds in found.items() if len(kinds) == 1)
+    return frozenset((name, kind) for name, kind in known if kind is not None)
 
 
 def _make_table(connection: sqlite3.Connection, table: Table, *, typed: bool) -> None:
@@ -297,12 +329,17 @@ def _fetched(cursor: sqlite3.Cursor, statement: Statement) -> Result:
 
 
 _INTERRUPTED = "3024 (HY000): Query execution was interrupted, maximum statement execution time exceeded"
+_OUT_OF_MEMORY = "1038 (HY001): Out of memory"
 _DROP = re.compile(r"\s*DROP\b", re.IGNORECASE)
 _DRIVER_TEXTS = (
     (r"no such table: (?:main\.)?(.*)", "1146 (42S02): Table 'dbbench.{0}' doesn't exist"),
     (r"no such column: (.*)", "1054 (42S22): Unknown column '{0}' in 'field list'"),
     (r"table (.*) has no column named (.*)", "1054 (42S22): Unknown column '{1}' in 'field list'"),
     (r"ambiguous column name: (.*)", "1052 (23000): Column '{0}' in field list is ambiguous"),
+    (
+        r"(?:no such function|not authorized to use function): (\W+)",
+        "1235 (42000): This version of MySQL doesn't yet support '{0}'",
+    ),
     (r"no such function: (.*)", "1305 (42000): FUNCTION dbbench.{0} does not exist"),
     (r"table `?(.*?)`? already exists", "1050 (42S01): Table '{0}' already exists"),
     (
@@ -326,7 +363,11 @@ _DRIVER_TEXTS = (
     ),
     (r"string or blob too big|database or disk is full|out of memory", "1114 (HY000): The table is full"),
     (r"user-defined (?:function|aggregate).*", "1690 (22003): value is out of range, or no such argument is taken"),
-    (r'near "(.*)": syntax error', "1064 (42000): You have an error in your SQL syntax near '{0}' at line 1"),
+    (
+        r'near "(.*)": syntax error',
+        "1064 (42000): You have an error in your SQL syntax; check the manual that corresponds to your MySQL server "
+        "version for the right syntax to use near '{0}' at line 1",
+    ),
     (r"not authorized|access to .* is prohibited", "1142 (42000): command denied to user"),
 )
 
@@ -335,6 +376,8 @@ def _driver_text(error: Exception, sql: str) -> str:
     """SQLite's complaint in the words of MySQL's driver, so that an agent reads the same on either backend."""
     if _DROP.match(sql) and (match := re.fullmatch(r"no such table: (?:main\.)?(.*)", str(error))):
         return f"1051 (42S02): Unknown table 'dbbench.{match[1]}'"
+    if isinstance(error, UnicodeError):
+        return "1300 (HY000): Invalid utf8mb4 character string"
     for pattern, text in _DRIVER_TEXTS:
         if match := re.fullmatch(pattern, str(error), re.DOTALL):
             return text.format(*match.groups())

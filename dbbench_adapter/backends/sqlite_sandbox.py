@@ -23,7 +23,7 @@ MAX_COLUMNS = 256
 MAX_SORT_OPCODES = 4_000_000
 """Steps of SQLite's machine in a statement that sorts: its sort looks at no clock, so what goes into it is bounded."""
 MAX_GROWTH_BYTES = 256 * 1024**2
-"""Of the process, while one statement runs."""
+"""Of the process, while one statement runs; what neighbours in other threads take meanwhile counts too."""
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: MAX_VALUE_BYTES,
     sqlite3.SQLITE_LIMIT_COLUMN: MAX_COLUMNS,
@@ -105,9 +105,13 @@ def allows(action: int, first: str | None, second: str | None, *, altering: bool
 
 
 class Guard:
-    """What one statement may take, looked at by the progress handler."""
+    """What one statement may take, looked at by the progress handler.
+
+    Memory is that of the whole process: a statement is also ended, with the error for memory, when neighbours grow.
+    """
 
     def __init__(self, max_opcodes: int | None = None) -> None:
+        self.out_of_memory = False
         self._opcodes_left = max_opcodes
         self._memory_bytes: int | None = None
 
@@ -119,7 +123,8 @@ class Guard:
         now = _memory_bytes()
         if self._memory_bytes is None:
             self._memory_bytes = now
-        return now - self._memory_bytes > MAX_GROWTH_BYTES
+        self.out_of_memory = now - self._memory_bytes > MAX_GROWTH_BYTES
+        return self.out_of_memory
 
 
 def _memory_bytes() -> int:

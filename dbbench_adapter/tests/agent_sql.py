@@ -251,4 +251,15 @@ STATEMENTS = [
     "SELECT CASE '7 or so' WHEN 7 THEN 1 ELSE 0 END",
     "SELECT Name FROM Fruit WHERE LOWER(Name) IN (SELECT UPPER(Fruit) FROM Sales) ORDER BY Name",
     "SELECT RANK() OVER (PARTITION BY IF(Price > 4, UPPER(Color), Color) ORDER BY Price) FROM Fruit ORDER BY 1",
+    # what SQLite has and MySQL has not, and the other way about
+    "SELECT rowid FROM Fruit",
+    "SELECT Fruit._rowid_ FROM Fruit",
+    "DELETE FROM Fruit WHERE oid = 1",
+    "SELECT Name AS oid FROM Fruit ORDER BY oid",
+    "SELECT 1 FROM DUAL",
+    "SELECT CASE 'A' WHEN 'a' THEN 1 END",
+    "SELECT HOUR('10:11:12'), MINUTE('10:11:12'), SECOND('10:11:12'), HOUR('2024-01-02 03:04:05')",
+    "SELECT PI(), PI() * 0 = 0",
+    "SELECT 'abc",
+    "SELECT /* abc",
 ]

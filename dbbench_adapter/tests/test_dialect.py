@@ -123,3 +123,41 @@ def test_the_catalogue_follows_the_tables(database):
     asked = "SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() ORDER BY TABLE_NAME"
     assert {name for (name,) in database.run(asked).rows} == {"Fruit", "Sales", "more"}
     assert set(database.snapshot()) == {"Fruit", "Sales", "more"}
+
+
+@pytest.mark.parametrize(
+    ("statements", "left"),
+    [
+        (["SET autocommit = 0", "DELETE FROM Sales", "ROLLBACK"], 3),
+        (
+            ["SET @@autocommit = OFF", "DELETE FROM Sales WHERE Amount = 4", "COMMIT", "DELETE FROM Sales", "ROLLBACK"],
+            2,
+        ),
+        (["SET SESSION autocommit = 0", "DELETE FROM Sales", "SET autocommit = 1", "ROLLBACK"], 0),
+    ],
+)
+def test_without_autocommit_a_change_waits_for_commit(database, statements, left):
+    for statement in statements:
+        assert database.run(statement).error is None
+    assert database.run("SELECT COUNT(*) FROM Sales").rows == ((left,),)
+
+
+def test_columns_of_a_new_table_are_known_by_their_own_type(database):
+    for statement in ("CREATE TABLE T (Price TEXT, oid INT)", "INSERT INTO T VALUES ('005', 1), ('Ab', 2)"):
+        assert database.run(statement).error is None  # Fruit.Price is an INT
+    assert database.run("SELECT oid FROM T WHERE Price = '5'").rows == ()
+    assert database.run("SELECT oid FROM T WHERE Price = 5").rows == ((1,),)
+    assert database.run("SELECT oid FROM T WHERE Price = 'AB'").rows == ((2,),)
+
+
+@pytest.mark.parametrize(
+    ("sql", "error"),
+    [
+        ("SELECT " + "(" * 3000 + "1" + ")" * 3000, "1064 (42000): the statement is nested too deeply"),
+        ("SELECT '\ud800'", "1300 (HY000): Invalid utf8mb4 character string"),
+        ("SELECT Name -> '$.x' FROM Fruit", "1235 (42000): This version of MySQL doesn't yet support '->'"),
+    ],
+)
+def test_errors_read_like_mysql_s(sqlite, sql, error):
+    with sqlite.open([FRUIT], typed=True) as database:
+        assert database.run(sql).error == error

@@ -7,6 +7,7 @@ import time
 import pytest
 import sqlglot
 
+from dbbench_adapter.backends import sqlite_sandbox
 from dbbench_adapter.backends.clock import StatementTimeout, check, remaining_s, time_limit
 from dbbench_adapter.backends.functions.patterns import like
 from dbbench_adapter.backends.mysql_limits import blows_up
@@ -49,6 +50,15 @@ def test_a_statement_that_ends_late_leaves_the_next_one_its_whole_time(sqlite):
 def test_the_guard_counts_steps():
     guard = Guard(max_opcodes=5_000)
     assert [guard.exceeded() for _ in range(3)] == [False, False, True]  # 2,000, 4,000, 6,000
+
+
+def test_a_statement_ended_for_memory_says_so(sqlite, monkeypatch):
+    grown = iter(range(0, 10**12, 2**28))  # of the process, by whomever: 256 MiB at each look
+    monkeypatch.setattr(sqlite_sandbox, "_memory_bytes", lambda: next(grown))
+    with sqlite.open([T], typed=True) as database:
+        assert database.run("SELECT COUNT(*) FROM t a, t b, t c").error == "1038 (HY001): Out of memory"
+        monkeypatch.undo()
+        assert database.run("SELECT COUNT(*) FROM t a, t b").rows == ((900,),)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from dbbench_adapter.backends.functions.numbers import half_up
 from dbbench_adapter.backends.functions.values import Function, number, text_of
 
 _DATE = re.compile(r"\s*(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})(?:[T ]+(\d{1,2}):(\d{2})(?::(\d{2})(?:\.\d*)?)?)?\s*$")
+_TIME = re.compile(r"\s*(\d{1,3}):([0-5]?\d)(?::([0-5]?\d)(?:\.\d*)?)?\s*$")
 _MONTHS = list(calendar.month_name)[1:]
 _DAYS = list(calendar.day_name)
 
@@ -24,6 +25,16 @@ def _moment(value: Any) -> datetime.datetime | None:
         return datetime.datetime(*(int(part or 0) for part in match.groups()))  # pyright: ignore[reportArgumentType]
     except ValueError:
         return None
+
+
+def _of_time(place: int, of_date: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """HOUR, MINUTE or SECOND of a moment, or of a time alone."""
+
+    def guarded(value: Any) -> Any:
+        match = _TIME.match(text_of(value))
+        return int(match[place] or 0) if match else of_date(value)
+
+    return guarded
 
 
 def _of_date(read: Callable[[datetime.datetime], Any]) -> Callable[[Any], Any]:
@@ -217,4 +228,7 @@ STRICT: dict[str, Function] = {
     "last_day": (1, _of_date(_last_day)),
     "timestamp_diff": (3, _timestamp_diff),
     **{name: (1, _of_date(read)) for name, read in _PARTS.items()},
+    **{
+        name: (1, _of_time(place, _of_date(_PARTS[name]))) for place, name in enumerate(("hour", "minute", "second"), 1)
+    },
 }
