@@ -19,6 +19,7 @@ from dbbench_adapter.backends.mysql_kinds import ColumnKinds, Kind, KindFinder
 from dbbench_adapter.backends.mysql_limits import blows_up
 from dbbench_adapter.backends.mysql_rewrites import rewritten
 from dbbench_adapter.backends.mysql_rollup import rolled_up
+from dbbench_adapter.backends.mysql_stored import assign_in_order
 from dbbench_adapter.backends.mysql_syntax import (
     Sqlite,
     StatementError,
@@ -96,6 +97,7 @@ def _translated(sql: str, columns: ColumnKinds) -> Statement:
     tree = unparenthesised(tree)
     if type(tree) is exp.Select and (group := tree.args.get("group")) and group.args.get("rollup"):
         tree = rolled_up(tree)
+    assign_in_order(tree, columns)
     nodes = list(tree.walk())  # once: walking costs more than anything else that is done here
     for node in nodes:
         if isinstance(node, exp.SetOperation):

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from sqlglot import exp
 
-from dbbench_adapter.backends.mysql_kinds import INT, TEXT, Kind, KindFinder
+from dbbench_adapter.backends.mysql_kinds import INT, TEXT, ColumnKinds, Kind, KindFinder
+from dbbench_adapter.backends.mysql_syntax import unsupported
 
 _PLAIN_NUMBER = re.compile(r"(?:0|[1-9]\d*)\.\d+|[1-9]\d{18,}")
 """What stands in a TEXT column as it is written: decimals, and integers that SQLite would make doubles of."""
@@ -20,6 +21,39 @@ _JOINERS = frozenset(
 )
 JOINING = (exp.Anonymous, exp.GroupConcat, exp.If, exp.Case, exp.Coalesce, exp.Cast)
 """What `join_as_text` is for."""
+
+
+_MAX_ASSIGNED_NODES = 500
+"""Of one assigned value once the values that it names are written out."""
+
+
+def assign_in_order(tree: exp.Expr, columns: ColumnKinds) -> None:
+    """`SET a = a + 1, b = a` gives b the new a in MySQL, the old one elsewhere: write the new one out, in place.
+
+    Raises:
+        StatementError: a chain of assignments grows too long.
+    """
+    if not isinstance(tree, exp.Update) or len(tree.expressions) < 2 or tree.this.args.get("joins"):
+        return
+    kinds, assigned = dict(columns), {}
+    own = ("", tree.this.alias_or_name.lower())
+    for item in tree.expressions:
+        if not isinstance(item, exp.EQ) or not isinstance(item.this, exp.Column):
+            return
+        for column in list(item.expression.find_all(exp.Column)) if assigned else ():
+            value = assigned.get(column.name.lower())
+            if value is not None and column.table.lower() in own and column.find_ancestor(exp.Query) is None:
+                column.replace(value.copy())
+        if sum(1 for _ in item.expression.walk()) > _MAX_ASSIGNED_NODES:
+            raise unsupported("so long a chain of assignments")
+        name = item.this.name.lower()
+        assigned[name] = _in_column(item.expression.copy(), kinds.get(name))
+
+
+def _in_column(value: exp.Expr, kind: Kind | None) -> exp.Expr:
+    if isinstance(value, exp.Literal | exp.Null) or kind not in (TEXT, INT):
+        return exp.paren(value)
+    return exp.cast(value, "char" if kind == TEXT else "bigint")
 
 
 def store(tree: exp.Expr, finder: KindFinder) -> None:

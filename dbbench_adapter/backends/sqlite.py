@@ -6,7 +6,12 @@ collation, progress handler and an interrupting watchdog all look at; limits on 
 pages, rows, columns, values and results (`sqlite_sandbox`, `mysql_limits`, `functions`), and on how far memory grows.
 It does not guard against: a fault in SQLite or in the `regex` package, which run in the process of the caller; many
 databases that fill up at once (`MAX_PAGES` each); memory that a statement takes within the first 2,000 operations;
-memory at all where there is no /proc. Strict dates are not refused as in MySQL.
+memory at all where there is no /proc.
+
+Not refused as in MySQL's strict mode, which typed tables have: dates that are none; texts that are no numbers where a
+change computes with them (1292); division by zero in a change (1365); numbers out of an INT column's range in a change
+(1264). Where MySQL leaves a choice, SQLite's is its own: which of `Plum` and `plum` stands for both in a union, or in a
+group beside one MIN or MAX.
 """
 
 from __future__ import annotations

@@ -51,6 +51,32 @@ def test_computed_values_are_stored_as_mysql_writes_them(backend, expression, st
         assert database.run("SELECT b FROM t").rows == ((stored,), (stored,))
 
 
+@pytest.mark.parametrize("typed", [False, True])
+@pytest.mark.parametrize(
+    ("assignments", "row"),
+    [
+        ("n = n + 1, b = n", ("7", "4", "4")),  # 3 + 1, and b is given the new n
+        ("a = 1.10 + 1, b = a", ("2.10", "2.10", "3")),
+        ("b = 'z', a = CONCAT(b, b), n = 4", ("zz", "z", "4")),
+        ("a = n, n = a", ("3", "x", "3")),
+        ("a = n, b = (SELECT MAX(u.a) FROM (SELECT a FROM t) u)", ("3", "7", "3")),
+    ],
+)
+def test_assignments_take_effect_from_left_to_right(backend, assignments, row, typed):
+    table = Table("t", (Column("a"), Column("b"), Column("n", "INT")), (("7", "x", 3),))
+    with backend.open([table], typed=typed) as database:
+        assert database.run(f"UPDATE t SET {assignments}").error is None
+        assert tuple(map(str, database.run("SELECT * FROM t").rows[0])) == row
+
+
+@pytest.mark.parametrize(("typed", "row"), [(False, ("4.5", "4.5")), (True, ("5", 5))])
+def test_what_is_assigned_on_is_what_the_column_took(backend, typed, row):
+    table = Table("t", (Column("b"), Column("n", "INT")), (("x", 3),))
+    with backend.open([table], typed=typed) as database:
+        assert database.run("UPDATE t SET n = n * 1.5, b = n").error is None  # 4.5, which an INT rounds to 5
+        assert database.run("SELECT * FROM t").rows == (row,)
+
+
 @pytest.mark.parametrize("number", range(NUM_CHANGES))
 def test_a_change_leaves_the_same_hash_on_both_engines(sqlite, mariadb, number):
     rng = random.Random(number)
