@@ -9,9 +9,8 @@ databases that fill up at once (`MAX_PAGES` each); memory that a statement takes
 memory at all where there is no /proc.
 
 Not refused as in MySQL's strict mode, which typed tables have: dates that are none; texts that are no numbers where a
-change computes with them (1292); division by zero in a change (1365); numbers out of an INT column's range in a change
-(1264). Where MySQL leaves a choice, SQLite's is its own: which of `Plum` and `plum` stands for both in a union, or in a
-group beside one MIN or MAX.
+change computes with them (1292); division by zero in a change (1365). Where MySQL leaves a choice, SQLite's is its own:
+which of `Plum` and `plum` stands for both in a union, or in a group beside one MIN or MAX.
 """
 
 from __future__ import annotations
@@ -262,9 +261,11 @@ def _by_name(kinds: Iterable[tuple[str, Kind | None]]) -> ColumnKinds:
 def _make_table(connection: sqlite3.Connection, table: Table, *, typed: bool) -> None:
     """Raises: TableError."""
     columns = [(column.name, declared_kind(column.type) if typed else TEXT, column.type) for column in table.columns]
-    declared = ", ".join(_column_sql(name, kind.name) for name, kind, _ in columns)
     marks = ", ".join("?" for _ in columns)
     ranges = [integer_range(column.type) if typed else None for column in table.columns]
+    declared = ", ".join(
+        _column_sql(name, kind.name, limits) for (name, kind, _), limits in zip(columns, ranges, strict=True)
+    )
     integers = [name for name, kind, _ in columns if kind == INT]
     try:
         rows = [[cell if cell is None or typed else str(cell) for cell in row] for row in table.rows]
@@ -294,10 +295,11 @@ def _in_range(cell: Cell, limits: tuple[int, int] | None) -> Cell:
     return rounded
 
 
-def _column_sql(name: str, kind: str) -> str:
+def _column_sql(name: str, kind: str, limits: tuple[int, int] | None) -> str:
     column = quoted(name)
-    if kind == "int":  # MySQL's strict mode refuses text in an INT column
-        return f"{column} INT CONSTRAINT {column} CHECK (typeof({column}) <> 'text')"
+    if limits is not None:  # MySQL's strict mode refuses text in an INT column, and what does not fit
+        fits = f"CONSTRAINT {quoted(_RANGE + name)} CHECK ({column} BETWEEN {limits[0]} - 0.5 AND {limits[1]} + 0.5)"
+        return f"{column} INT CONSTRAINT {column} CHECK (typeof({column}) <> 'text') {fits}"
     return f"{column} TEXT COLLATE {COLLATION}" if kind == "text" else f"{column} {kind.upper()}"
 
 
@@ -334,6 +336,7 @@ def _fetched(cursor: sqlite3.Cursor, statement: Statement) -> Result:
 
 
 _INTERRUPTED = "3024 (HY000): Query execution was interrupted, maximum statement execution time exceeded"
+_RANGE = "range of "
 _OUT_OF_MEMORY = "1038 (HY001): Out of memory"
 _DROP = re.compile(r"\s*DROP\b", re.IGNORECASE)
 _DRIVER_TEXTS = (
@@ -357,6 +360,7 @@ _DRIVER_TEXTS = (
         "1582 (42000): Incorrect parameter count in the call to native function '{0}'",
     ),
     (r"misuse of aggregate.*", "1111 (HY000): Invalid use of group function"),
+    (rf"CHECK constraint failed: {_RANGE}(.*)", "1264 (22003): Out of range value for column '{0}' at row 1"),
     (r"CHECK constraint failed: (.*)", "1366 (HY000): Incorrect integer value for column '{0}' at row 1"),
     (r"UNIQUE constraint failed: (.*)", "1062 (23000): Duplicate entry for key '{0}'"),
     (r"NOT NULL constraint failed: (.*)", "1048 (23000): Column '{0}' cannot be null"),

@@ -187,6 +187,9 @@ def test_describe_names_columns_and_types(database):
         ("SELECT nothing FROM `Fruit List`", "1054 (42S22)"),
         ("INSERT INTO `Fruit List` VALUES (1)", "1136 (21S01)"),
         ("CREATE TABLE `Fruit List` (a INT)", "1050 (42S01)"),
+        ("UPDATE `Fruit List` SET `Price` = 2147483648", "1264 (22003)"),  # 2^31
+        ("INSERT INTO `Fruit List` VALUES ('Fig', -2147483649)", "1264 (22003)"),
+        ("UPDATE `Fruit List` SET `Price` = `Price` * 1e12", "1264 (22003)"),
         ("SELECT 1; DELETE FROM `Fruit List`", "1064 (42000)"),  # one statement per call
     ],
 )
