@@ -6,6 +6,7 @@ A protocol says what the model reads first, how its replies are understood and w
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -35,6 +36,7 @@ Status = Literal[
 ]
 """An episode's outcome in the words of its original: AgentBench writes blanks, LifelongAgentBench underscores."""
 
+_OPENS_TRANSACTION = re.compile(r"begin|start|autocommit|chain|completion_type", re.IGNORECASE)
 MAX_RESULT_CHARS = 800
 TRUNCATED = "[TRUNCATED]"
 
@@ -65,6 +67,7 @@ class Episode(ABC):
         self.replies_used = 0
         self.sql_run: list[str] = []
         """What was sent to the database as the model wrote it, what failed there included."""
+        self._transaction_opened = False
         self.malformed_calls = 0
         """Replies, or calls of a reply, that the protocol cannot read."""
         self._backend, self._timeout_s = backend, statement_timeout_s
@@ -139,6 +142,13 @@ class Episode(ABC):
                 return self._open()
         self._tables = ()
         return self._open()
+
+    def _commit_work(self, sql: str) -> None:
+        """Commit as the originals' drivers do after each statement; only where some statement so far, as far as its
+        words tell, may have opened a transaction, for it costs a round trip."""
+        self._transaction_opened = self._transaction_opened or _OPENS_TRANSACTION.search(sql) is not None
+        if self._transaction_opened:
+            self._database.run("COMMIT")
 
     def _refuse_if_done(self) -> None:
         if self.done:

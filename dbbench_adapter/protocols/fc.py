@@ -139,7 +139,7 @@ class FcEpisode(Episode):
         if len(statements) > 1:
             self._database.new_session()  # results that nobody fetched cost the driver its connection
         else:
-            self._database.run("COMMIT")
+            self._commit_work(query)
         return results[1] if len(results) > 1 and results[1].error is not None else results[0]
 
     def _commit(self, answers: Any) -> str:

@@ -66,7 +66,7 @@ class LabEpisode(Episode):
         for statement in filter(None, map(str.strip, sql.split(";"))):
             result = self._database.run(statement)
             text = shown(result, limit=None)
-            self._database.run("COMMIT")
+            self._commit_work(statement)
             if result.error is not None:
                 break
         self._database.new_session()

@@ -47,11 +47,16 @@ _WEIGHTS = _Weights((ord(char), chr(rank)) for rank, char in enumerate(" _-,;:!?
 
 def sort_key(text: str) -> str:
     """What orders text under utf8mb4_0900_ai_ci, near enough: equal where `fold` is."""
-    return fold(text).translate(_WEIGHTS)
+    return _sort_key_often(text) if len(text) <= _CACHED_CHARS else fold(text).translate(_WEIGHTS)
+
+
+_sort_key_often = lru_cache(maxsize=4096)(lambda text: fold(text).translate(_WEIGHTS))
 
 
 def compare(left: str, right: str) -> int:
     """The collation: negative, 0 or positive."""
+    if left == right:
+        return 0
     first, second = sort_key(left), sort_key(right)
     return (first > second) - (first < second)
 
