@@ -87,9 +87,7 @@ def _same_cell(element: str, expected: Cell) -> bool:
 
 
 def _unquoted(element: str, expected: str) -> str:
-    """The element without a quote at either end, if it is one or two characters longer than what is expected."""
-    if not 0 < len(element) - len(expected) <= 2:
-        return element
+    """The element without one quote at either end, unless the expected text has it there too."""
     head = tail = False
     for quote in "'\"":
         if not head and element.startswith(quote) and not expected.startswith(quote):

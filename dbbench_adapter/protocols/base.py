@@ -26,7 +26,6 @@ Status = Literal[
     "running",
     "completed",
     "agent validation failed",
-    "agent context limit",
     "task limit reached",
     "task error",
     "unknown",

@@ -149,6 +149,7 @@ def test_text_and_lab_judge_an_answer_that_never_came_as_an_empty_one(judge):
         pytest.param("(1)", [], False, id="no_row_expected_and_one_found"),
         pytest.param("('Plum', 5", [["Plum", 5]], False, id="an_unclosed_parenthesis"),
         pytest.param("('Plum (big)', 5)", [["Plum (big)", 5]], False, id="a_parenthesis_in_a_text"),
+        pytest.param("(Decimal(Decimal(x))", [["Decimal(Decimal(x)"]], False, id="a_decimal_in_a_decimal"),
         pytest.param("('Plum, red', 5)", [["Plum, red", 5]], False, id="a_comma_in_a_text"),
         pytest.param("('Plum', , 5)", [["Plum", 5]], True, id="empty_elements_are_dropped"),
         pytest.param("(Decimal('33.3333'),)", [[33.3333]], True, id="a_decimal_is_unwrapped"),

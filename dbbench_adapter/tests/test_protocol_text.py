@@ -223,6 +223,7 @@ def test_lab_ends_after_three_replies(sqlite):
     [
         pytest.param("UPDATE Fruit SET Price = 9; SELECT 1", "[(1,)]", "[(9,), (9,)]", id="the_last_result_is_shown"),
         pytest.param("UPDATE Fruit SET Price = 9; SELECT 1 +; SELECT 1", "1064", "[(9,), (9,)]", id="up_to_an_error"),
+        pytest.param("BEGIN; UPDATE Fruit SET Price = 9; ROLLBACK", "[]", "[(9,), (9,)]", id="each_committed"),
         pytest.param("SELECT 'a;b'", "1064", "[(5,), (4,)]", id="cut_inside_a_text_too"),
         pytest.param(";", "", "[(5,), (4,)]", id="no_statement"),
     ],
