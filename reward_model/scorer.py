@@ -1,0 +1,127 @@
+"""The reward model as a function of conversations: template, tokens, one forward pass.
+
+Training, evaluation, merging and the service all read a conversation through `encode_conversation`, so a score means
+the same everywhere. Batches are padded on the right and the head reads the last token that is no padding, as TRL's
+trainer has it (trl 1.16 reward_trainer.py; transformers `GenericForSequenceClassification`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
+
+from reward_model.types import Encoded, Message, Score
+
+RECORD = "reward_model.json"
+"""Written beside adapter and merged model by training: max_length, base hash, versions."""
+DEFAULT_MAX_LENGTH = 1024
+
+
+class ModelError(ValueError):
+    """A folder cannot be used as a reward model; the message says what is missing and how to get it."""
+
+
+def encode_conversation(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], *, tools: str | None, max_length: int
+) -> Encoded:
+    """Render with the model's chat template, without a generation prompt, and keep the last `max_length` tokens.
+
+    The end is kept because the head reads there; vLLM's `truncate_prompt_tokens` cuts on the same side.
+    """
+    rendered: Any = tokenizer.apply_chat_template(
+        [_for_template(message) for message in messages],
+        tools=json.loads(tools) if tools else None,
+        tokenize=True,
+        return_dict=True,
+    )
+    ids = tuple(rendered["input_ids"])
+    return Encoded(ids[-max_length:], truncated=len(ids) > max_length)
+
+
+def _for_template(message: Message) -> dict[str, Any]:
+    """Arguments as an object, which templates print; vLLM's chat endpoints do the same. Others stay text."""
+    plain = message.to_dict()
+    for call in plain.get("tool_calls", ()):
+        try:
+            arguments = json.loads(call["function"]["arguments"])
+        except ValueError:
+            continue
+        if isinstance(arguments, dict):
+            call["function"]["arguments"] = arguments
+    return plain
+
+
+class Scorer:
+    """A sequence-classification model with one output, its tokenizer and its limit; for one thread at a time."""
+
+    def __init__(self, model: Any, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+        self.model, self.tokenizer, self.max_length = model.eval(), tokenizer, max_length
+
+    @classmethod
+    def load(cls, path: Path, *, device: str = "auto") -> Scorer:
+        """Load a merged model, or an adapter together with the base that it names.
+
+        Args:
+            device: `cpu`, `cuda` or `auto`: a GPU where there is one.
+        Raises:
+            ModelError: the folder holds no reward model.
+        """
+        if not path.is_dir():
+            raise ModelError(f"{path} is no folder; give the output of reward_modeling.py or of reward_model.merge")
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        if not tokenizer.chat_template:
+            raise ModelError(f"{path} has no chat template; reward_modeling.py writes one beside the model")
+        record = json.loads((path / RECORD).read_text()) if (path / RECORD).is_file() else {}
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        dtype = torch.float32 if device == "cpu" else "auto"  # bfloat16 saves no time on most CPUs
+        load = _load_adapter if (path / "adapter_config.json").is_file() else _load_merged
+        model = load(path, dtype)
+        model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+        limit = min(record.get("max_length") or DEFAULT_MAX_LENGTH, _positions(model.config))
+        return cls(model.to(device), tokenizer, limit)
+
+    def encode(self, messages: Sequence[Message], tools: str | None = None) -> Encoded:
+        return encode_conversation(self.tokenizer, messages, tools=tools, max_length=self.max_length)
+
+    @torch.inference_mode()
+    def score(self, batch: Sequence[Encoded]) -> list[Score]:
+        """One forward pass over the whole batch, scores in its order."""
+        longest = max(len(encoded.ids) for encoded in batch)
+        pad = self.tokenizer.pad_token_id
+        ids = torch.tensor([[*encoded.ids, *[pad] * (longest - len(encoded.ids))] for encoded in batch])
+        lengths = torch.tensor([len(encoded.ids) for encoded in batch])
+        mask = (torch.arange(longest) < lengths[:, None]).long()
+        device = self.model.device
+        logits = self.model(input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False).logits
+        return [Score(v, e.truncated) for v, e in zip(logits.squeeze(-1).float().tolist(), batch, strict=True)]
+
+
+def _load_merged(path: Path, dtype: Any) -> Any:
+    config = AutoConfig.from_pretrained(path)
+    architecture = (config.architectures or ["none"])[0]
+    if not architecture.endswith("ForSequenceClassification") or config.num_labels != 1:
+        raise ModelError(
+            f"{path} is a {architecture} with {config.num_labels} labels, a reward model is a "
+            "...ForSequenceClassification with one; train one with reward_model/reward_modeling.py"
+        )
+    return AutoModelForSequenceClassification.from_pretrained(path, dtype=dtype)
+
+
+def _load_adapter(path: Path, dtype: Any) -> Any:
+    from peft import PeftConfig, PeftModel
+
+    base = PeftConfig.from_pretrained(str(path)).base_model_name_or_path
+    if not base or not Path(base).is_dir():
+        raise ModelError(f"{path} is an adapter of {base}, which is not there; merge it where the base is")
+    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=dtype)
+    return PeftModel.from_pretrained(model, str(path))
+
+
+def _positions(config: Any) -> int:
+    return getattr(config.get_text_config(), "max_position_embeddings", None) or DEFAULT_MAX_LENGTH
