@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from reward_model.types import Preference
+
+_FIRST_LOOK_BYTES = 8_000_000
+"""`datasets.load_dataset("json")` takes the types from the first 10 MiB and fails on fields that come later."""
 
 
 class PreferenceFileError(ValueError):
@@ -47,11 +53,62 @@ def parse_row(line: str, path: Path, number: int) -> Preference:
         ) from None
 
 
+def check_output(path: Path, flag: str, *, overwrite: bool) -> None:
+    """Find out before the work whether a file can be written; its folder is made.
+
+    Args:
+        flag: what the user named the output with, e.g. `--output`.
+    Raises:
+        PreferenceFileError: it is there already and `overwrite` is not given, it is a folder, it cannot be written.
+    """
+    if path.is_dir():
+        raise PreferenceFileError(f"{path} is a folder, expected a file to write; name another {flag}")
+    if path.exists() and not overwrite:
+        raise PreferenceFileError(f"{path} is there already; give --overwrite or another {flag}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):  # tried out: rights do not tell, root may write anywhere
+            pass
+    except OSError as error:
+        raise PreferenceFileError(f"{path} cannot be written ({error.strerror}); name another {flag}") from None
+
+
 def write_preferences(rows: Iterable[Preference], path: Path) -> int:
-    """Write one row a line and return their number."""
+    """Write one row a line and return their number; the file appears, whole, once the last row is written.
+
+    Without rows no file is made. A row that has fields which no row of the first 8 MB has is put in front, so that
+    `datasets` knows of them from the start; the others keep their order.
+    """
     count = 0
-    with path.open("w", encoding="utf-8") as out:
+    body, whole = path.with_name(f"{path.name}.body.part"), path.with_name(f"{path.name}.part")
+    fields: set[Any] = set()
+    head: list[str] = []
+    with body.open("w", encoding="utf-8", newline="\n") as out:
         for row in rows:
-            out.write(json.dumps(row.to_dict(), ensure_ascii=False) + "\n")
+            plain = row.to_dict()
+            line = json.dumps(plain, ensure_ascii=False) + "\n"
+            new = _fields(plain) - fields
+            fields |= new
+            if new and out.tell() > _FIRST_LOOK_BYTES:
+                head.append(line)
+            else:
+                out.write(line)
             count += 1
+    if head:
+        with whole.open("wb") as out, body.open("rb") as rest:
+            out.writelines(line.encode() for line in head)
+            shutil.copyfileobj(rest, out)
+        body.unlink()
+        body = whole
+    if count:
+        body.replace(path)
+    else:
+        body.unlink()
     return count
+
+
+def _fields(plain: dict[str, Any]) -> set[Any]:
+    """Every field that a row shows, with what it is a field of."""
+    messages = {(side, *message) for side in ("prompt", "chosen", "rejected") for message in plain[side]}
+    values = {("metadata", key, type(value)) for key, value in plain.get("metadata", {}).items()}
+    return {*plain, *messages, *values}

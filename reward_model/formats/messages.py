@@ -1,0 +1,234 @@
+"""Messages as users' files hold them, read into ours: OpenAI's, ShareGPT's, with tool calls in every common spelling.
+
+A conversation comes out legal: the system speaks first if at all, every tool result answers a call. Ids of tool calls
+are numbered anew, so that equal conversations are equal. What is changed beyond spelling is counted by name in
+`changes`. Leaves out images and sound: such a message is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from reward_model.types import FunctionCall, Message, ToolCall
+
+_ROLES = {
+    "system": ["system", "developer"],
+    "user": ["user", "human"],
+    "assistant": ["assistant", "gpt", "bot", "model", "ai", "chatbot", "function_call"],
+    "tool": ["tool", "function", "observation", "ipython"],
+}
+ROLES: dict[str, Any] = {spelling: role for role, spellings in _ROLES.items() for spelling in spellings}
+_READ = {"role", "from", "content", "value", "tool_calls", "function_call", "tool_call_id"}
+_SHOWN_CHARS = 60
+
+
+class Problem(ValueError):
+    """A row cannot be used: the field at fault, dotted, and why."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field, self.reason = field, reason
+
+
+def shown(value: Any) -> str:
+    """A value in a message: short, and in one line."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+
+
+def read_text(value: Any, field: str, changes: Counter[str]) -> str:
+    """A text that UTF-8 can hold; half of a surrogate pair, as cut-off emoji leave it, becomes U+FFFD.
+
+    Raises:
+        Problem: it is no text.
+    """
+    if not isinstance(value, str):
+        raise Problem(field, f"expected a text, found {shown(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        changes["texts with half a surrogate pair, replaced by U+FFFD"] += 1
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return value
+
+
+def read_conversation(value: Any, field: str, changes: Counter[str]) -> list[Message]:
+    """A list of messages, or one message alone.
+
+    Raises:
+        Problem: the first message that cannot be read.
+    """
+    if isinstance(value, dict):
+        value = [value]
+    if not isinstance(value, list):
+        raise Problem(field, f"expected a list of messages, found {shown(value)}")
+    if not value:
+        raise Problem(field, "expected messages, found an empty list")
+    return [read_message(message, f"{field}.{number}", changes) for number, message in enumerate(value)]
+
+
+def read_message(raw: Any, field: str, changes: Counter[str]) -> Message:
+    """One message with `role` and `content`, or `from` and `value`.
+
+    Raises:
+        Problem: an unknown role, a content that is no text, a call that names no function.
+    """
+    if not isinstance(raw, dict):
+        raise Problem(field, f"expected a message object, found {shown(raw)}")
+    role_key = "role" if "role" in raw else "from"
+    content_key = "content" if "content" in raw else "value"
+    said = raw.get(role_key)
+    role = ROLES.get(said.strip().lower()) if isinstance(said, str) else None
+    if role is None:
+        raise Problem(f"{field}.{role_key}", f"unknown role {shown(said)}; known are {', '.join(ROLES)}")
+    if said != role and role_key == "role":
+        changes[f"role {said!r} read as {role!r}"] += 1
+    for name in raw.keys() - _READ:
+        if raw[name] not in (None, [], {}):
+            changes[f"message field {name!r} left out"] += 1
+    content, calls = raw.get(content_key), _calls(raw, field, changes)
+    if said == "function_call":
+        content, calls = "", _calls_in_text(content, f"{field}.{content_key}", changes)
+    text = _content(content, f"{field}.{content_key}", changes)
+    if role in ("user", "system") and not text.strip():
+        raise Problem(f"{field}.{content_key}", f"a {role} message without a text")
+    answered = raw.get("tool_call_id")
+    if answered is not None:
+        answered = read_text(answered, f"{field}.tool_call_id", changes)
+    try:
+        return Message(role=role, content=text, tool_calls=tuple(calls), tool_call_id=answered or None)
+    except ValidationError as error:
+        raise Problem(field, error.errors()[0]["msg"]) from None
+
+
+def _content(content: Any, field: str, changes: Counter[str]) -> str:
+    if content is None:
+        return ""
+    if not isinstance(content, list):
+        return read_text(content, field, changes)
+    texts = []
+    for number, part in enumerate(content):
+        text = part.get("text") if isinstance(part, dict) else part
+        if text is None and isinstance(part, dict):
+            raise Problem(f"{field}.{number}", f"expected a part with a text, found {shown(part.get('type', part))}")
+        texts.append(read_text(text, f"{field}.{number}", changes))
+    return "".join(texts)
+
+
+# Tool calls -----------------------------------------------------------------------------------------------------------
+
+
+def _calls(raw: dict[str, Any], field: str, changes: Counter[str]) -> list[ToolCall]:
+    """`tool_calls`, or the one `function_call` of OpenAI's first tool interface."""
+    calls = raw.get("tool_calls")
+    if calls is None:
+        calls = [raw["function_call"]] if raw.get("function_call") is not None else []
+    if not isinstance(calls, list):
+        raise Problem(f"{field}.tool_calls", f"expected a list of calls, found {shown(calls)}")
+    return [_call(call, f"{field}.tool_calls.{number}", changes) for number, call in enumerate(calls)]
+
+
+def _calls_in_text(content: Any, field: str, changes: Counter[str]) -> list[ToolCall]:
+    """ShareGPT's `function_call`: a call, or a list of them, as JSON in the text."""
+    try:
+        calls = json.loads(content) if isinstance(content, str) else content
+    except (ValueError, RecursionError):
+        raise Problem(field, f"expected a call as JSON, found {shown(content)}") from None
+    return [_call(call, field, changes) for call in (calls if isinstance(calls, list) else [calls])]
+
+
+def _call(raw: Any, field: str, changes: Counter[str]) -> ToolCall:
+    function = raw.get("function", raw) if isinstance(raw, dict) else raw
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or not name:
+        raise Problem(field, f"expected a call that names a function, found {shown(raw)}")
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        arguments = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
+    call_id = raw.get("id")
+    return ToolCall(
+        id=read_text(call_id, f"{field}.id", changes) if call_id is not None else "",
+        function=FunctionCall(
+            name=read_text(name, f"{field}.name", changes),
+            arguments=read_text(arguments, f"{field}.arguments", changes),
+        ),
+    )
+
+
+def read_tools(value: Any, field: str, changes: Counter[str]) -> str | None:
+    """Tools' schemas as a JSON list in a text, each with OpenAI's wrapping; None where there are none.
+
+    Raises:
+        Problem: neither a list of objects nor such a list as JSON.
+    """
+    try:
+        tools = json.loads(value) if isinstance(value, str) and value.strip() else value
+    except (ValueError, RecursionError):
+        raise Problem(field, f"expected a JSON list of tools, found {shown(value)}") from None
+    if not tools:
+        return None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise Problem(field, f"expected a list of tools, found {shown(value)}")
+    wrapped = [tool if "function" in tool else {"type": "function", "function": tool} for tool in tools]
+    return read_text(json.dumps(wrapped, ensure_ascii=False), field, changes)
+
+
+# Whole conversations --------------------------------------------------------------------------------------------------
+
+
+def call_id(number: int) -> str:
+    """Nine letters and digits, which the strictest templates (Mistral's) ask of an id."""
+    return f"call{number:05}"
+
+
+def legal(conversation: Sequence[Message], field: str) -> list[Message]:
+    """The conversation with its calls numbered from 1 and each tool result under its call's number.
+
+    A result without an id answers the oldest open call of the reply before it.
+
+    Raises:
+        Problem: a system message that is not the first, a result that answers no call.
+    """
+    numbered: list[Message] = []
+    open_calls: list[tuple[str, str]] = []
+    count = 0
+    for number, message in enumerate(conversation):
+        where = f"{field}.{number}"
+        if message.role == "system" and number > 0:
+            raise Problem(where, "a system message that is not the first")
+        if message.tool_calls:
+            fresh = [call_id(count + index) for index in range(1, len(message.tool_calls) + 1)]
+            open_calls = [(call.id, new) for call, new in zip(message.tool_calls, fresh, strict=True)]
+            calls = [call.model_copy(update={"id": new}) for call, new in zip(message.tool_calls, fresh, strict=True)]
+            message = message.model_copy(update={"tool_calls": tuple(calls)})
+            count += len(fresh)
+        elif message.role == "tool":
+            asked = message.tool_call_id
+            answered = next((pair for pair in open_calls if asked in (None, pair[0]) or not pair[0]), None)
+            if answered is None:
+                raise Problem(where, "a tool's result that answers no call")
+            open_calls.remove(answered)
+            message = message.model_copy(update={"tool_call_id": answered[1]})
+        numbered.append(message)
+    return numbered
+
+
+def without_tools(conversation: Sequence[Message], changes: Counter[str]) -> list[Message]:
+    """The texts alone: no calls, no results; replies that then follow each other become one, a blank line between."""
+    kept: list[Message] = []
+    for message in conversation:
+        changes["tool calls dropped"] += len(message.tool_calls)
+        changes["tool results dropped"] += message.role == "tool"
+        bare = message.model_copy(update={"tool_calls": ()})
+        if message.role == "tool" or (message.tool_calls and not message.content.strip()):
+            continue
+        if kept and bare.role == kept[-1].role == "assistant":
+            changes["replies joined, with only dropped tools between them"] += 1
+            bare = bare.model_copy(update={"content": f"{kept.pop().content}\n\n{bare.content}"})
+        kept.append(bare)
+    return kept

@@ -1,0 +1,117 @@
+"""What a set of preferences is like: lengths of the two sides, pairs that occur twice or the other way round.
+
+Holds a digest per distinct pair and prompt (about 250 bytes a row), never the texts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from reward_model.types import Message, Preference
+
+MAX_NAMED = 20
+"""Rows that a list in a report names before it only counts."""
+
+
+def num_chars(messages: Sequence[Message]) -> int:
+    """Characters of texts, names of tools and arguments: the length a reader sees, whatever the template."""
+    calls = (call.function for message in messages for call in message.tool_calls)
+    return sum(len(m.content) for m in messages) + sum(len(call.name) + len(call.arguments) for call in calls)
+
+
+def num_tool_calls(messages: Sequence[Message]) -> int:
+    return sum(len(message.tool_calls) for message in messages)
+
+
+FEATURES = {"characters": num_chars, "messages": len, "tool calls": num_tool_calls}
+"""What a side's size can be measured by. A rule "more of it wins" should be right for half of the pairs."""
+
+
+def digest(*conversations: Sequence[Message]) -> bytes:
+    """16 bytes that stand for conversations; equal for equal ones, in every process."""
+    text = json.dumps([[m.to_dict() for m in messages] for messages in conversations], ensure_ascii=False)
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+@dataclass
+class Balance:
+    """How one feature compares between the sides, over all pairs."""
+
+    more: int = 0
+    """Pairs whose chosen side has more."""
+    same: int = 0
+    less: int = 0
+    chosen_sum: int = 0
+    rejected_sum: int = 0
+
+    def add(self, chosen: int, rejected: int) -> None:
+        self.more += chosen > rejected
+        self.same += chosen == rejected
+        self.less += chosen < rejected
+        self.chosen_sum += chosen
+        self.rejected_sum += rejected
+
+    @property
+    def rule_accuracy(self) -> float | None:
+        """How often "more wins" is right, in [0, 1]; a tie counts half. None without pairs."""
+        pairs = self.more + self.same + self.less
+        return (self.more + self.same / 2) / pairs if pairs else None
+
+
+@dataclass
+class Summary:
+    """Statistics over preferences, added one at a time."""
+
+    pairs: int = 0
+    balances: dict[str, Balance] = field(default_factory=lambda: {name: Balance() for name in FEATURES})
+    prompts: dict[bytes, int] = field(default_factory=dict)
+    """Pairs by digest of the prompt."""
+    duplicates: list[tuple[int, int]] = field(default_factory=list)
+    """Rows that repeat an earlier row, and that row."""
+    contradictions: list[tuple[int, int]] = field(default_factory=list)
+    """Rows that prefer the other side of an earlier row's pair, and that row."""
+    _seen: dict[bytes, tuple[int, bytes]] = field(default_factory=dict)
+
+    def add(self, preference: Preference, row: int) -> None:
+        self.pairs += 1
+        for name, measure in FEATURES.items():
+            self.balances[name].add(measure(preference.chosen), measure(preference.rejected))
+        prompt, chosen, rejected = (digest(getattr(preference, n)) for n in ("prompt", "chosen", "rejected"))
+        self.prompts[prompt] = self.prompts.get(prompt, 0) + 1
+        pair = hashlib.blake2b(b"".join((prompt, *sorted((chosen, rejected)))), digest_size=16).digest()
+        first, preferred = self._seen.setdefault(pair, (row, chosen[:4]))
+        if first != row:
+            (self.duplicates if preferred == chosen[:4] else self.contradictions).append((row, first))
+
+    def lines(self) -> list[str]:
+        """The report for a terminal."""
+        if not self.pairs:
+            return ["no pairs"]
+        repeated = self.pairs - len(self.prompts)
+        lines = [
+            f"{self.pairs} pairs over {len(self.prompts)} prompts; {repeated} pairs share the prompt of an earlier one",
+            f"{'mean per side':14}{'chosen':>10}{'rejected':>10}  chosen has more / same / less  'more wins' is right",
+        ]
+        for name, balance in self.balances.items():
+            means = f"{balance.chosen_sum / self.pairs:10.1f}{balance.rejected_sum / self.pairs:10.1f}"
+            split = f"{balance.more} / {balance.same} / {balance.less}"
+            lines.append(f"{name:14}{means}  {split:>29}  {percent(balance.rule_accuracy):>20}")
+        return [
+            *lines,
+            f"the same as an earlier row: {named(self.duplicates)}",
+            f"the other way round than an earlier row: {named(self.contradictions)}",
+        ]
+
+
+def named(rows: Sequence[tuple[int, int]]) -> str:
+    """`2 (row 7 as row 3, row 9 as row 3)`"""
+    examples = [f"row {row} as row {first}" for row, first in rows[:MAX_NAMED]]
+    more = ["..."] if len(rows) > MAX_NAMED else []
+    return f"{len(rows)} ({', '.join(examples + more)})" if rows else "0"
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"

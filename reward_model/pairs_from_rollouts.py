@@ -1,0 +1,353 @@
+"""Make preferences out of the agent's own trajectories: `python -m reward_model.pairs_from_rollouts --rollouts DIR`.
+
+Reads what `python -m sql_agent.evaluate` writes and what training leaves in RUN_DIR/trajectories, and pairs right with
+wrong rollouts of the same task. Chosen and rejected sides are drawn from the same distribution of lengths and of
+numbers of tool calls, so that neither tells which is the better one. Prompts are split between two files by their hash:
+a prompt stays in its file whatever is added later. Verdicts stay outside the text. Leaves out rollouts that nobody
+judged, that were lost, or that belong to a run's validation; they are counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from reward_model.formats.messages import Problem, legal, read_conversation
+from reward_model.formats.summary import MAX_NAMED, Balance, Summary, digest, num_chars, num_tool_calls, percent
+from reward_model.preferences import PreferenceFileError, check_output, write_preferences
+from reward_model.types import Message, Preference
+
+PAIRS_PER_TASK = 8
+MAX_CANDIDATES = 512
+"""Pairs of a task that are looked at, drawn at random where there are more."""
+LENGTHS_PER_DOUBLING = 2
+"""Classes of length; two sides of one class differ by at most a factor of 2 ** (1 / 2), 41 %."""
+
+
+Shape = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A judged rollout, as far as a pair needs it."""
+
+    task_id: str
+    kind: str
+    prompt: tuple[Message, ...]
+    side: tuple[Message, ...]
+    """What the agent and its tools said, up to the agent's last message."""
+    right: bool
+    answered: bool
+    """Ended by giving an answer, not by a limit."""
+    source: str
+    """File and row."""
+
+    @cached_property
+    def task(self) -> tuple[str, bytes]:
+        """The same id over another prompt is another task."""
+        return self.task_id, digest(self.prompt)
+
+    @cached_property
+    def chars(self) -> int:
+        return num_chars(self.side)
+
+    @cached_property
+    def shape(self) -> Shape:
+        """What must not tell right from wrong: the length, roughly, and the number of tool calls."""
+        return round(LENGTHS_PER_DOUBLING * math.log2(self.chars + 1)), num_tool_calls(self.side)
+
+
+@dataclass(frozen=True, order=True)
+class Cell:
+    """The kind of a pair, as far as its sizes go."""
+
+    right: Shape
+    wrong: Shape
+    longer: int
+    """1: the right side is longer, -1: the wrong one is, 0: neither."""
+
+    @property
+    def opposite(self) -> Cell:
+        return Cell(self.wrong, self.right, -self.longer)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A right and a wrong rollout of one task."""
+
+    right: Rollout
+    wrong: Rollout
+
+    @property
+    def cell(self) -> Cell:
+        difference = self.right.chars - self.wrong.chars
+        return Cell(self.right.shape, self.wrong.shape, (difference > 0) - (difference < 0))
+
+    def preference(self) -> Preference:
+        right, wrong = self.right, self.wrong
+        metadata = {"task_id": right.task_id, "kind": right.kind, "sources": [right.source, wrong.source]}
+        return Preference(prompt=right.prompt, chosen=right.side, rejected=wrong.side, metadata=metadata)
+
+
+# Reading --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Read:
+    """What the files held."""
+
+    rollouts: list[Rollout] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Rollouts that can be in no pair, by reason."""
+    problems: list[str] = field(default_factory=list)
+    """Rows that could not be read, named."""
+    files: int = 0
+    rows: int = 0
+
+
+def read_rollouts(folder: Path) -> Read:
+    """Read every *.jsonl below a folder, in the order of their names.
+
+    Raises:
+        PreferenceFileError: there is no such folder, or no such file in it.
+    """
+    if not folder.is_dir():
+        raise PreferenceFileError(
+            f"{folder} is no folder; give the one with the *.jsonl of sql_agent.evaluate or of a run"
+        )
+    read = Read()
+    for path in sorted(folder.rglob("*.jsonl")):
+        read.files += 1
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    _read_row(line, f"{path.relative_to(folder)}:{number}", read)
+    if not read.files:
+        raise PreferenceFileError(f"{folder} holds no *.jsonl; python -m sql_agent.evaluate --output writes such files")
+    return read
+
+
+def _read_row(line: bytes, source: str, read: Read) -> None:
+    read.rows += 1
+    try:
+        record = json.loads(line)
+        reason = why_not(record)
+        if reason is None and (rollout := rollout_of(record, source)) is not None:
+            read.rollouts.append(rollout)
+        elif reason is None:
+            reason = "no reply of the agent"
+    except (ValueError, RecursionError) as error:
+        reason = "not readable as a rollout"
+        read.problems.append(f"{source}: {error}")
+    if reason is not None:
+        read.left_out[reason] += 1
+
+
+def why_not(record: Any) -> str | None:
+    """Why a record can be in no pair; None where it can.
+
+    Raises:
+        Problem: it is no record of a rollout.
+    """
+    if not isinstance(record, dict):
+        raise Problem("row", "expected an object")
+    if record.get("lost"):
+        return "lost"
+    if record.get("validate"):
+        return "of a run's validation"
+    score = record.get("score")
+    if not isinstance(score, dict) or "value" not in score:
+        raise Problem("score", "expected a verdict; is this a file of rollouts?")
+    if score["value"] is None:
+        return "not judged"
+    return None if score["value"] in (0.0, 1.0) else "neither right nor wrong"
+
+
+def rollout_of(record: dict[str, Any], source: str) -> Rollout | None:
+    """Read a judged record; nothing of it but the messages gets into prompt and side. None: the agent says nothing.
+
+    The prompt ends before the first reply that the model gave: DB-Bench's text prompts hold a reply of their own.
+
+    Raises:
+        Problem: its messages cannot be read.
+    """
+    messages = legal(read_conversation(record.get("messages"), "messages", Counter()), "messages")
+    turns = record.get("num_turns")
+    replies = [i for i, message in enumerate(messages) if message.role == "assistant"]
+    if not isinstance(turns, int) or not 0 <= turns <= len(replies):
+        raise Problem("num_turns", f"expected the number of replies, at most {len(replies)}, found {turns!r}")
+    said = [i for i in replies[len(replies) - turns :] if messages[i].content.strip() or messages[i].tool_calls]
+    if not said:
+        return None
+    start = replies[len(replies) - turns]
+    return Rollout(
+        task_id=str(record.get("task_id")),
+        kind=str(record.get("kind")),
+        prompt=tuple(messages[:start]),
+        side=tuple(messages[start : said[-1] + 1]),
+        right=record["score"]["value"] == 1.0,
+        answered=record.get("stop_reason") == "answered",
+        source=source,
+    )
+
+
+# Choosing -------------------------------------------------------------------------------------------------------------
+
+
+def candidates(read: Read, *, seed: int) -> list[list[Candidate]]:
+    """For each task that has both, the pairs of a right and a wrong rollout, in random order.
+
+    Equal conversations count once; one that was judged both ways is left out, as is a task with only one kind. What is
+    left out is counted in `read.left_out`.
+    """
+    tasks: dict[Any, dict[bytes, list[Rollout]]] = defaultdict(lambda: defaultdict(list))
+    for rollout in read.rollouts:
+        tasks[rollout.task][digest(rollout.side)].append(rollout)
+    draw = random.Random(seed)
+    found: list[list[Candidate]] = []
+    for conversations in tasks.values():
+        sides: dict[bool, list[Rollout]] = {True: [], False: []}
+        for same in conversations.values():
+            if len({rollout.right for rollout in same}) == 2:
+                read.left_out["judged right and wrong"] += len(same)
+                continue
+            read.left_out["the same conversation again"] += len(same) - 1
+            sides[same[0].right].append(same[0])
+        if sides[True] and sides[False]:
+            pairs = [Candidate(right, wrong) for right in sides[True] for wrong in sides[False]]
+            found.append(draw.sample(pairs, min(len(pairs), MAX_CANDIDATES)))
+        else:
+            name = "right" if sides[True] else "wrong"
+            read.left_out[f"of a task without other than {name} ones"] += len(sides[True] + sides[False])
+    return found
+
+
+def balanced(tasks: Sequence[Sequence[Candidate]], *, per_task: int) -> list[Candidate]:
+    """Choose pairs such that each goes with one of the opposite kind.
+
+    The opposite of "right side of shape a, wrong one of shape b, right one longer" is "right b, wrong a, wrong one
+    longer". As many of either are taken, so a rule on length and number of tool calls is right as often as it is wrong,
+    up to what differs inside one class of lengths. Equal shapes and lengths need no opposite.
+
+    Args:
+        tasks: the candidates of each task.
+        per_task: pairs that a task may give at most.
+    """
+    cells: dict[Cell, list[Candidate]] = defaultdict(list)
+    for rank in range(max(map(len, tasks), default=0)):  # every task's first pair before any task's second
+        for pairs in tasks:
+            if rank < len(pairs):
+                cells[pairs[rank].cell].append(pairs[rank])
+    taken: Counter[Any] = Counter()
+    chosen: list[Candidate] = []
+    couples = {min(cell, cell.opposite) for cell in cells}
+    # scarce kinds first, before other pairs use up what their tasks may give
+    for cell in sorted(couples, key=lambda cell: (min(len(cells[cell]), len(cells[cell.opposite])), cell)):
+        if cell == cell.opposite:
+            chosen += list(_within(cells[cell], taken, per_task))
+            continue
+        opposites = _within(cells[cell.opposite], taken, per_task)
+        for candidate in _within(cells[cell], taken, per_task):
+            opposite = next(opposites, None)
+            if opposite is None:
+                taken[candidate.right.task] -= 1
+                break
+            chosen += [candidate, opposite]
+    return chosen
+
+
+def _within(pairs: Iterable[Candidate], taken: Counter[Any], per_task: int) -> Iterator[Candidate]:
+    """The pairs whose task may still give one; each that is drawn counts."""
+    for pair in pairs:
+        if taken[pair.right.task] < per_task:
+            taken[pair.right.task] += 1
+            yield pair
+
+
+def is_held_out(prompt: Sequence[Message], fraction: float) -> bool:
+    """Whether a prompt belongs to the held-out file; depends on nothing but the prompt and the fraction."""
+    return int.from_bytes(digest(prompt)[:8], "big") < fraction * 2**64
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def report(name: Path, pairs: Sequence[Candidate]) -> list[str]:
+    """What one of the two files holds."""
+    summary, answers = Summary(), Balance()
+    for row, pair in enumerate(pairs, 1):
+        summary.add(pair.preference(), row)
+        answers.add(pair.right.answered, pair.wrong.answered)
+    tasks = len({pair.right.task for pair in pairs})
+    line = f"{'answered':14}{answers.chosen_sum / len(pairs):10.2f}{answers.rejected_sum / len(pairs):10.2f}"
+    split = f"{answers.more} / {answers.same} / {answers.less}"
+    return [
+        f"{name}: {len(pairs)} pairs of {tasks} tasks",
+        *(f"  {text}" for text in summary.lines()),
+        f"  {line}  {split:>29}  {percent(answers.rule_accuracy):>20}",
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m reward_model.pairs_from_rollouts",
+        description="Make preferences out of right and wrong rollouts of the same task, sizes balanced.",
+    )
+    parser.add_argument(
+        "--rollouts", type=Path, required=True, metavar="DIR", help="folder of *.jsonl, searched through"
+    )
+    parser.add_argument("--output", type=Path, required=True, help="X.jsonl; held-out pairs go to X.held_out.jsonl")
+    parser.add_argument("--held-out-fraction", type=float, default=0.2, help="of the prompts; default 0.2")
+    parser.add_argument("--seed", type=int, default=0, help="chooses among the pairs of a task; default 0")
+    parser.add_argument(
+        "--max-pairs-per-task", type=int, default=PAIRS_PER_TASK, metavar="N", help=f"default {PAIRS_PER_TASK}"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace the two files if they are there")
+    args = parser.parse_args(argv)
+    if not 0 <= args.held_out_fraction < 1:
+        parser.error("--held-out-fraction has to be at least 0 and below 1")
+    if args.max_pairs_per_task < 1:
+        parser.error("--max-pairs-per-task has to be 1 or more")
+    files = {False: args.output, True: args.output.with_name(f"{args.output.stem}.held_out{args.output.suffix}")}
+    try:
+        for path in files.values():
+            check_output(path, "--output", overwrite=args.overwrite)
+        read = read_rollouts(args.rollouts)
+    except PreferenceFileError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    found = candidates(read, seed=args.seed)
+    print(f"{read.rows} rollouts in {read.files} files; {len(found)} tasks with right and wrong ones")
+    for reason, count in sorted(read.left_out.items()):
+        if count:
+            print(f"  left out, {reason}: {count}")
+    for problem in read.problems[:MAX_NAMED]:
+        print(f"  {problem}")
+    written = 0
+    for held_out, path in files.items():
+        tasks = [pairs for pairs in found if is_held_out(pairs[0].right.prompt, args.held_out_fraction) is held_out]
+        pairs = balanced(tasks, per_task=args.max_pairs_per_task)
+        count = write_preferences((pair.preference() for pair in pairs), path)
+        possible = sum(map(len, tasks))
+        print("\n".join(report(path, pairs)) if count else f"{path}: not written, no pairs for it")
+        print(f"  left out for the balance and the limit per task: {possible - count} of {possible} possible pairs")
+        written += count
+    if not written:
+        print(
+            "error: no pairs; more rollouts per task (--temperature 1, several passes) give right and wrong ones",
+            file=sys.stderr,
+        )
+    return int(not written)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
