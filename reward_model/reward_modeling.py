@@ -1,0 +1,186 @@
+"""Train a reward model on preferences, with TRL's RewardTrainer:
+
+    accelerate launch reward_model/reward_modeling.py --dataset_name ./converted.jsonl --model_name_or_path MODEL \\
+        --output_dir OUT
+    accelerate launch reward_model/reward_modeling.py --config reward_model/configs/tiny_cpu.yaml
+
+  --dataset_name FILE          preferences, as convert_dpo_format.py writes them
+  --eval_dataset_name FILE     held-out preferences
+  --held_out_fraction 0.1      without such a file: share of the pairs held out, whole prompts at a time; 0 for none
+  --model_name_or_path FOLDER  the language model to start from
+  --output_dir OUT             adapter, tokenizer, reward_model.json, metrics.jsonl and checkpoints
+  --no_use_peft                train all weights; default is LoRA on all linear layers (--lora_r 16 --lora_alpha 32)
+  --learning_rate 1e-4         --num_train_epochs 3  --per_device_train_batch_size 8  --max_length 1024 (tokens)
+  --center_rewards_coefficient 0.01
+  --chat_template_path FILE    for a model without a chat template
+  --resume_from_checkpoint     a checkpoint; default auto: the newest in OUT, if there is one
+  --report_to wandb|swanlab    a second sink beside metrics.jsonl; without a key it writes to disk
+  --config FILE                any of these in YAML; flags win
+
+Every flag of TRL's RewardConfig (and so of transformers' TrainingArguments) and ModelConfig works.
+`accelerate launch --num_processes N` trains on N GPUs, `torchrun --nproc_per_node N` on N CPU processes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if __package__ in (None, ""):
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__)
+        return 0
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # base and data are local; TRL would report the run otherwise
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import yaml
+
+    from reward_model.base_model import BaseModelError
+    from reward_model.preferences import PreferenceFileError
+    from reward_model.training import TrainingError
+
+    try:
+        train(*parse(arguments))
+    except (BaseModelError, PreferenceFileError, TrainingError, yaml.YAMLError) as error:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def parse(arguments: list[str]) -> tuple[Any, Any, Any]:
+    """Data, training and model arguments, flags over file over defaults.
+
+    Raises:
+        TrainingError: the file is missing or holds an unknown setting.
+    """
+    from trl.scripts.utils import TrlParser
+
+    from reward_model.training import DataArguments, ModelArguments, TrainingArguments, TrainingError
+
+    parser = TrlParser((DataArguments, TrainingArguments, ModelArguments))  # type: ignore[arg-type]
+    try:
+        return parser.parse_args_and_config(arguments)  # type: ignore[return-value]
+    except OSError as error:
+        raise TrainingError(f"--config {error.filename} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise TrainingError(str(error)) from None
+
+
+def train(data: Any, args: Any, model: Any) -> None:
+    """Check everything, then train, save and say where.
+
+    Raises:
+        BaseModelError, PreferenceFileError, TrainingError: what is wrong, before the weights are read; only a loss that
+            is no number comes later.
+    """
+    import datasets
+    from transformers.trainer_callback import PrinterCallback
+    from transformers.utils.logging import disable_progress_bar
+    from trl.trainer.utils import get_peft_config, get_quantization_config
+
+    from reward_model.base_model import check_base, file_sha256, load_tokenizer, weights_sha256
+    from reward_model.preferences import read_preferences
+    from reward_model.training import (
+        PairTrainer,
+        RunLog,
+        TrainingError,
+        checkpoint_to_resume,
+        encode_pairs,
+        git_commit,
+        prompt_key,
+        settings,
+        split_by_prompt,
+        versions,
+        write_record,
+    )
+
+    datasets.disable_progress_bars()
+    disable_progress_bar()
+    say = print if args.process_index == 0 else lambda *parts: None
+    if not model.model_name_or_path:
+        raise TrainingError("--model_name_or_path is missing: the folder of the language model to start from")
+    base, output = Path(model.model_name_or_path), Path(args.output_dir)
+    tokenizer = load_tokenizer(base, Path(args.chat_template_path) if args.chat_template_path else None)
+    args.chat_template_path = None  # done: TRL would set it once more
+    check_base(base, tokenizer)
+
+    rows, dataset = read_preferences(Path(data.dataset_name)), Path(data.dataset_name)
+    if data.eval_dataset_name:
+        train_rows, held_out_rows = rows, read_preferences(Path(data.eval_dataset_name))
+        known = {prompt_key(row) for row in train_rows}
+        if shared := sum(prompt_key(row) in known for row in held_out_rows):
+            say(f"warning: {shared} of {len(held_out_rows)} held-out pairs have a prompt that is trained on")
+    else:
+        train_rows, held_out_rows = split_by_prompt(rows, data.held_out_fraction, seed=args.seed)
+    train_set = encode_pairs(train_rows, tokenizer, args.max_length, data.dataset_name)
+    held_out_name = data.eval_dataset_name or data.dataset_name
+    held_out = encode_pairs(held_out_rows, tokenizer, args.max_length, held_out_name) if held_out_rows else None
+    if held_out is None:
+        args.eval_strategy = "no"
+    batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    if len(train_set) < batch:
+        raise TrainingError(
+            f"{len(train_set)} pairs are fewer than one batch of {batch} (--per_device_train_batch_size x "
+            "--gradient_accumulation_steps x processes); lower one of them or bring more pairs"
+        )
+
+    counts = {
+        "train_pairs": len(train_set),
+        "train_too_long": len(train_rows) - len(train_set),
+        "held_out_pairs": len(held_out or ()),
+        "held_out_too_long": len(held_out_rows) - len(held_out or ()),
+    }
+    record = {
+        "base": {"path": str(base), "sha256": weights_sha256(base)},
+        "dataset": {"path": str(dataset), "sha256": file_sha256(dataset), "held_out": data.eval_dataset_name} | counts,
+        "max_length": args.max_length,
+        "pad_token": tokenizer.pad_token,
+        "processes": args.world_size,
+        "settings": settings(data, args, model),
+        "seed": args.seed,
+        "versions": versions(),
+        "git_commit": git_commit(),
+    }
+    checkpoint = checkpoint_to_resume(args, record)
+    say(
+        f"{counts['train_pairs']} pairs to train on, {counts['held_out_pairs']} held out; left out as longer than "
+        f"{args.max_length} tokens: {counts['train_too_long']} and {counts['held_out_too_long']}"
+    )
+    if checkpoint:
+        say(f"going on from {checkpoint}")
+
+    output.mkdir(parents=True, exist_ok=True)
+    args.model_init_kwargs = {"dtype": model.dtype, "attn_implementation": model.attn_implementation}
+    trainer = PairTrainer(
+        model=str(base),
+        args=args,
+        train_dataset=train_set,
+        eval_dataset=held_out,
+        processing_class=tokenizer,
+        quantization_config=get_quantization_config(model),
+        peft_config=get_peft_config(model),
+        callbacks=[RunLog(output, record)],
+    )
+    trainer.remove_callback(PrinterCallback)
+    sizes = [(weight.numel(), weight.requires_grad) for weight in cast(Any, trainer.model).parameters()]
+    trained, total = sum(size for size, is_trained in sizes if is_trained), sum(size for size, _ in sizes)
+    say(f"{trained:,} of {total:,} weights are trained, on {args.device}")
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    trainer.save_model(str(output))
+    if trainer.is_world_process_zero():
+        write_record(output, record, trainer.state.global_step)
+    say(f"reward model: {output}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

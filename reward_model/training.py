@@ -1,0 +1,382 @@
+"""From preferences to a trained reward model on TRL's `RewardTrainer`: arguments, data, the run's log and its record.
+
+TRL's names and defaults hold wherever this module says nothing else. Leaves out the loss and the loop, which are TRL's,
+and the checks of the base (`reward_model.base_model`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import logging
+import os
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase, TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
+from trl.trainer.model_config import ModelConfig
+from trl.trainer.reward_config import RewardConfig
+from trl.trainer.reward_trainer import RewardTrainer
+
+from reward_model.preferences import PreferenceFileError
+from reward_model.scorer import RECORD, encode_conversation
+from reward_model.types import Preference
+
+logger = logging.getLogger(__name__)
+
+METRICS = "metrics.jsonl"
+OUTPUT = "outputs/reward-model"
+
+
+class TrainingError(ValueError):
+    """A run cannot start or go on; the message says why and what to change."""
+
+
+@dataclass
+class DataArguments:
+    """What to train on and what to hold out."""
+
+    dataset_name: str = field(metadata={"help": "Preferences, as convert_dpo_format.py writes them."})
+    eval_dataset_name: str | None = field(
+        default=None, metadata={"help": "Held-out preferences; without it a part of the prompts is held out."}
+    )
+    held_out_fraction: float = field(
+        default=0.1, metadata={"help": "Share of the pairs that is held out, whole prompts at a time; 0 for none."}
+    )
+
+
+@dataclass
+class ModelArguments(ModelConfig):
+    """TRL's, with LoRA on all linear layers and a whole new head."""
+
+    use_peft: bool = field(default=True, metadata={"help": "LoRA; --no_use_peft trains all weights."})
+    lora_task_type: str = field(default="SEQ_CLS", metadata={"help": "Task type of the adapter."})
+    lora_target_modules: list[str] | None = field(
+        default_factory=lambda: ["all-linear"], metadata={"help": "Layers that get an adapter; the head is none."}
+    )
+    lora_modules_to_save: list[str] | None = field(
+        default_factory=lambda: ["score"], metadata={"help": "Layers trained whole: the head, which is new."}
+    )
+
+
+@dataclass
+class TrainingArguments(RewardConfig):
+    """TRL's, with centred scores, an evaluation per epoch, and precision and memory by device."""
+
+    output_dir: str | None = field(default=OUTPUT, metadata={"help": "Adapter, checkpoints, metrics.jsonl."})
+    center_rewards_coefficient: float | None = field(
+        default=0.01, metadata={"help": "Pulls the scores of a pair towards mean 0 (arXiv:2312.09244, eq. 2)."}
+    )
+    eval_strategy: str = field(default="epoch", metadata={"help": "When held-out pairs are scored."})
+    gradient_checkpointing: bool | None = field(
+        default=None, metadata={"help": "Recompute activations to save memory; default on a GPU only."}
+    )
+    bf16: bool | None = field(default=None, metadata={"help": "bfloat16 autocast; default where a GPU has it."})
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Hide losses that are NaN; never wanted."})
+    disable_tqdm: bool | None = field(default=True, metadata={"help": "No progress bars; a line per logging step."})
+    resume_from_checkpoint: str | None = field(
+        default="auto", metadata={"help": "A checkpoint to go on from; auto: the newest in output_dir, if any."}
+    )
+
+    def __post_init__(self) -> None:
+        on_gpu = torch.cuda.is_available() and not self.use_cpu and os.environ.get("ACCELERATE_USE_CPU") != "true"
+        if self.bf16 is None:
+            self.bf16 = on_gpu and not self.fp16 and torch.cuda.is_bf16_supported()
+        if self.gradient_checkpointing is None:
+            self.gradient_checkpointing = on_gpu
+        self.dataloader_pin_memory = self.dataloader_pin_memory and on_gpu
+        self.report_to = usable_sinks(self.report_to)
+        super().__post_init__()
+
+
+def usable_sinks(wanted: str | Sequence[str] | None) -> list[str]:
+    """The sinks that can work here; wandb and swanlab write to disk where there is no key."""
+    names = [wanted] if isinstance(wanted, str) else list(wanted or ())
+    usable = []
+    for name in names:
+        if name not in ("none", "all") and importlib.util.find_spec(name) is None:
+            logger.warning("%s is not installed; going on without it (`uv pip install %s` adds it)", name, name)
+            continue
+        usable.append(name)
+    if "wandb" in usable and not os.environ.get("WANDB_API_KEY"):
+        os.environ.setdefault("WANDB_MODE", "offline")
+    if "swanlab" in usable and not os.environ.get("SWANLAB_API_KEY"):
+        os.environ.setdefault("SWANLAB_MODE", "local")
+    return usable or ["none"]
+
+
+# Data -----------------------------------------------------------------------------------------------------------------
+
+
+def prompt_key(row: Preference) -> str:
+    """What makes two pairs belong to one prompt: its messages."""
+    return json.dumps([message.to_dict() for message in row.prompt], ensure_ascii=False, sort_keys=True)
+
+
+def split_by_prompt(
+    rows: Sequence[Preference], fraction: float, *, seed: int
+) -> tuple[list[Preference], list[Preference]]:
+    """Hold out whole prompts, drawn by hash, until `fraction` of the pairs is reached.
+
+    Returns:
+        Training and held-out pairs, both in the order of `rows`; no prompt is in both.
+    Raises:
+        TrainingError: the fraction is not in [0, 1), or takes all there is.
+    """
+    if not 0 <= fraction < 1:
+        raise TrainingError(f"--held_out_fraction is {fraction}, expected 0 or more and less than 1")
+    keys = [prompt_key(row) for row in rows]
+    sizes: dict[str, int] = {}
+    for key in keys:
+        sizes[key] = sizes.get(key, 0) + 1
+    chosen: set[str] = set()
+    for key in sorted(sizes, key=lambda key: hashlib.sha256(f"{seed}\0{key}".encode()).digest()):
+        if sum(sizes[key] for key in chosen) >= fraction * len(rows):
+            break
+        chosen.add(key)
+    train = [row for row, key in zip(rows, keys, strict=True) if key not in chosen]
+    if not train:
+        raise TrainingError(
+            f"all {len(rows)} pairs have one prompt, so none can be held out; "
+            "give --eval_dataset_name FILE or --held_out_fraction 0"
+        )
+    return train, [row for row, key in zip(rows, keys, strict=True) if key in chosen]
+
+
+def encode_pairs(
+    rows: Sequence[Preference], tokenizer: PreTrainedTokenizerBase, max_length: int | None, name: str
+) -> Dataset:
+    """The columns `chosen_ids` and `rejected_ids` that TRL trains on, without the pairs with a side that is too long.
+
+    TRL leaves out the same pairs; here they can be counted: the result is shorter by them.
+
+    Raises:
+        PreferenceFileError: the chat template refuses a row of `name`.
+        TrainingError: no row is short enough.
+    """
+    columns: dict[str, list[Any]] = {"chosen_ids": [], "rejected_ids": []}
+    limit, shortest = max_length or 1 << 62, 1 << 62
+    for number, row in enumerate(rows, 1):
+        try:
+            sides = [
+                encode_conversation(tokenizer, (*row.prompt, *side), tools=row.tools, max_length=1 << 62).ids
+                for side in (row.chosen, row.rejected)
+            ]
+        except Exception as error:  # a template is a program: it may raise anything
+            raise PreferenceFileError(
+                f"{name}, pair {number}: the model's chat template refuses it ({type(error).__name__}: {error}); "
+                "leave such rows out or give another --chat_template_path"
+            ) from None
+        shortest = min(shortest, max(map(len, sides)))
+        if max(map(len, sides)) <= limit:
+            for column, ids in zip(columns.values(), sides, strict=True):
+                column.append(torch.tensor(ids, dtype=torch.int32).numpy())
+    if not columns["chosen_ids"]:
+        raise TrainingError(
+            f"all {len(rows)} pairs of {name} are longer than --max_length {max_length}; the shortest has {shortest} "
+            "tokens"
+        )
+    return Dataset.from_dict(columns)
+
+
+# The run --------------------------------------------------------------------------------------------------------------
+
+
+class PairTrainer(RewardTrainer):
+    """TRL's trainer, stopped by the first loss that is no number instead of training on."""
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        loss = super().training_step(*args, **kwargs)
+        if not torch.isfinite(loss):
+            raise TrainingError(
+                f"the loss is {loss.item()} at step {self.state.global_step + 1}; lower --learning_rate (now "
+                f"{self.args.learning_rate:g}) or --max_grad_norm (now {self.args.max_grad_norm:g}), or train in "
+                "float32 with --bf16 False"
+            )
+        return loss
+
+
+RENAMED = {
+    "loss": "pair/loss",
+    "accuracy": "pair/accuracy",
+    "margin": "pair/margin",
+    "mean_reward": "score/mean",
+    "min_reward": "score/min",
+    "max_reward": "score/max",
+    "grad_norm": "optim/grad_norm",
+    "learning_rate": "optim/learning_rate",
+    "num_tokens": "data/tokens",
+    "epoch": "data/epoch",
+    "runtime": "time/validation_s",
+}
+"""The trainer's names and ours; its throughputs and totals are left out."""
+
+
+def rename(logs: Mapping[str, float]) -> dict[str, float]:
+    """The trainer's numbers under our names; `val/` means held out."""
+    named = {}
+    for key, value in logs.items():
+        prefix, key = ("val/", key.removeprefix("eval_")) if key.startswith("eval_") else ("", key)
+        if key in RENAMED:
+            named[RENAMED[key] if RENAMED[key].startswith("time/") else prefix + RENAMED[key]] = value
+    return named
+
+
+class RunLog(TrainerCallback):
+    """metrics.jsonl, a line on the screen for each of its rows, and the record beside each checkpoint."""
+
+    def __init__(self, output_dir: Path, record: dict[str, Any]) -> None:
+        self.output_dir, self.record = output_dir, record
+        self.last_time, self.last_step = time.monotonic(), 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.last_time, self.last_step = time.monotonic(), state.global_step
+        if state.is_world_process_zero:
+            path = self.output_dir / METRICS
+            lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
+            # steps after the checkpoint are taken again
+            path.write_text("".join(line for line in lines if json.loads(line)["train_step"] <= state.global_step))
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        metrics = rename(kwargs["logs"])
+        if not state.is_world_process_zero or not any(key.endswith("pair/loss") for key in metrics):
+            return
+        if "pair/loss" in metrics:
+            now, steps = time.monotonic(), state.global_step - self.last_step
+            metrics["time/step_s"] = (now - self.last_time) / max(steps, 1)
+            self.last_time, self.last_step = now, state.global_step
+        with (self.output_dir / METRICS).open("a") as out:
+            out.write(json.dumps({"train_step": state.global_step, "at": time.time(), **metrics}) + "\n")
+        print(step_line(state.global_step, state.max_steps, metrics), flush=True)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            write_record(self.output_dir / f"checkpoint-{state.global_step}", self.record, state.global_step)
+
+
+LINE = (
+    ("pair/loss", "loss {:.4f}"),
+    ("pair/accuracy", "accuracy {:.1%}"),
+    ("pair/margin", "margin {:+.3f}"),
+    ("optim/grad_norm", "grad {:.2f}"),
+    ("optim/learning_rate", "lr {:.1e}"),
+    ("time/step_s", "{:.2f} s/step"),
+    ("val/pair/loss", "held-out loss {:.4f}"),
+    ("val/pair/accuracy", "held-out accuracy {:.1%}"),
+    ("val/pair/margin", "held-out margin {:+.3f}"),
+)
+
+
+def step_line(step: int, steps: int, metrics: Mapping[str, float]) -> str:
+    """One readable line; a number that was not measured is left out."""
+    return f"step {step}/{steps}  " + "  ".join(form.format(metrics[name]) for name, form in LINE if name in metrics)
+
+
+# The record -----------------------------------------------------------------------------------------------------------
+
+SETTINGS = (
+    "use_peft",
+    "lora_r",
+    "lora_alpha",
+    "lora_dropout",
+    "lora_target_modules",
+    "lora_target_parameters",
+    "lora_modules_to_save",
+    "use_rslora",
+    "use_dora",
+    "load_in_8bit",
+    "load_in_4bit",
+    "dtype",
+    "learning_rate",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "weight_decay",
+    "max_grad_norm",
+    "optim",
+    "num_train_epochs",
+    "max_steps",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "seed",
+    "data_seed",
+    "bf16",
+    "fp16",
+    "center_rewards_coefficient",
+    "max_length",
+    "disable_dropout",
+    "held_out_fraction",
+)
+"""What the weights depend on beside data and base; a run goes on only where these are as they were."""
+
+
+def settings(*arguments: Any) -> dict[str, Any]:
+    """The settings above, as JSON has them."""
+    found = {name: getattr(source, name) for source in arguments for name in SETTINGS if hasattr(source, name)}
+    return json.loads(json.dumps(found, default=str))
+
+
+def versions() -> dict[str, str]:
+    return {name: version(name) for name in ("torch", "transformers", "trl", "peft", "accelerate")}
+
+
+def git_commit() -> str | None:
+    """The commit of this code; None where there is no repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def write_record(folder: Path, record: Mapping[str, Any], train_step: int) -> None:
+    (folder / RECORD).write_text(json.dumps({**record, "train_step": train_step}, indent=2) + "\n")
+
+
+def checkpoint_to_resume(args: TrainingArguments, record: Mapping[str, Any]) -> Path | None:
+    """The checkpoint to go on from, None to start; one without a record was cut off while it was saved.
+
+    Raises:
+        TrainingError: data, base or settings are not those of the checkpoint, or the folder holds another run.
+    """
+    output = Path(args.output_dir or OUTPUT)
+    if args.resume_from_checkpoint not in (None, "auto"):
+        checkpoint = Path(args.resume_from_checkpoint)
+        if not (checkpoint / RECORD).is_file():
+            raise TrainingError(f"--resume_from_checkpoint {checkpoint} is no checkpoint of this command: no {RECORD}")
+    else:
+        newest = get_last_checkpoint(str(output)) if output.is_dir() else None
+        if newest is None and (output / RECORD).is_file():
+            raise TrainingError(
+                f"{output} holds a finished reward model without checkpoints; name another --output_dir"
+            )
+        if newest is None:
+            return None
+        checkpoint = Path(newest)
+        if not (checkpoint / RECORD).is_file():
+            raise TrainingError(f"{checkpoint} was cut off while it was saved; remove it and start again")
+    before = json.loads((checkpoint / RECORD).read_text())
+    changed = [f"{key}: was {old}, is {new}" for key, old, new in _differences(before, record)]
+    if changed:
+        raise TrainingError(
+            f"{checkpoint} is of another run ({'; '.join(changed)}); name another --output_dir to start anew, "
+            "or give what it was trained with"
+        )
+    return checkpoint
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    flat = [
+        {"base": record["base"]["sha256"], "dataset": record["dataset"]["sha256"], "processes": record["processes"]}
+        | record["settings"]
+        for record in (before, now)
+    ]
+    return [(key, flat[0].get(key), new) for key, new in flat[1].items() if flat[0].get(key) != new]
