@@ -28,11 +28,11 @@ _SHOWN_CHARS = 60
 
 
 class Problem(ValueError):
-    """A row cannot be used: the field at fault, dotted, and why."""
+    """A row cannot be used: the field at fault, dotted, why, and the form it was read as, where it had one."""
 
-    def __init__(self, field: str, reason: str) -> None:
+    def __init__(self, field: str, reason: str, form: str | None = None) -> None:
         super().__init__(f"{field}: {reason}")
-        self.field, self.reason = field, reason
+        self.field, self.reason, self.form = field, reason, form
 
 
 def shown(value: Any) -> str:

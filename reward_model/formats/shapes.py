@@ -73,7 +73,9 @@ class Converter:
         try:
             preference = _preference(row, FORMS[name], changes, metadata, self.drop_tools)
         except RecursionError:
-            raise Problem("row", "nested too deep") from None
+            raise Problem("row", "nested too deep", name) from None
+        except Problem as problem:
+            raise Problem(problem.field, problem.reason, name) from None
         self.changes += changes
         self.forms[name] += 1
         return preference
@@ -109,6 +111,9 @@ def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str,
     if drop_tools:
         changes["tools' schemas dropped"] += tools is not None
         tools, touched = None, any(m.tool_calls or m.role == "tool" for side in whole.values() for m in side)
+        for name, side in whole.items():
+            if side[-1].tool_calls and not side[-1].content.strip():
+                raise Problem(name, "ends with tool calls alone; without them nothing is left to score")
         if touched:
             prompt, whole = None, {name: without_tools(side, changes) for name, side in whole.items()}
     whole = {name: legal(side, name) for name, side in whole.items()}
@@ -132,8 +137,6 @@ def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str,
 
 
 def _check_end(side: Conversation, name: str) -> None:
-    if not side:
-        raise Problem(name, "holds nothing but tool calls, which were dropped")
     last = side[-1]
     if last.role != "assistant":
         raise Problem(name, f"ends with a {last.role} message; what is scored has to end with the assistant")
@@ -325,39 +328,39 @@ def _is_transcript(value: Any) -> bool:
 
 
 def _has(*names: str) -> Callable[[Row], bool]:
-    return lambda row: all(name in row for name in names)
+    return lambda row: row.keys() >= SIDES and all(row.get(name) is not None for name in names)
 
 
 _HISTORY = frozenset({"instruction", "input", "history"})
-_AGENT = frozenset({"messages", "chosen_messages", "rejected_messages", "chosen_response", "rejected_response"})
+_WAYS = frozenset({"chosen_messages", "rejected_messages", "chosen_response", "rejected_response"})
 FORMS: dict[str, Form] = {
     "sharegpt": Form(
         "conversations, chosen, rejected",
-        _has("conversations", *SIDES),
+        _has("conversations"),
         _sharegpt,
         SIDES | {"conversations"},
         "system",
     ),
     "agent": Form(
         "messages and rejected_messages or chosen_messages",
-        lambda row: "messages" in row and bool(row.keys() & (_AGENT - {"messages"})),
+        lambda row: row.get("messages") is not None and any(row.get(name) is not None for name in _WAYS),
         _agent,
-        _AGENT,
+        _WAYS | {"messages"},
         "system",
     ),
     "instruction": Form(
         "instruction, chosen, rejected",
-        _has("instruction", *SIDES),
+        _has("instruction"),
         _instruction,
         SIDES | _HISTORY,
         "system",
     ),
     "hh": Form(
         "chosen and rejected as transcripts, \\n\\nHuman: ... \\n\\nAssistant: ...",
-        lambda row: _has(*SIDES)(row) and (_is_transcript(row.get("prompt")) or _is_transcript(row["chosen"])),
+        lambda row: _has()(row) and (_is_transcript(row.get("prompt")) or _is_transcript(row["chosen"])),
         _hh,
         SIDES | {"prompt"},
     ),
-    "explicit": Form("prompt, chosen, rejected", _has("prompt", *SIDES), _explicit, SIDES | {"prompt"}, "system"),
-    "implicit": Form("chosen and rejected as conversations", _has(*SIDES), _implicit, SIDES, "system"),
+    "explicit": Form("prompt, chosen, rejected", _has("prompt"), _explicit, SIDES | {"prompt"}, "system"),
+    "implicit": Form("chosen and rejected as conversations", _has(), _implicit, SIDES, "system"),
 }

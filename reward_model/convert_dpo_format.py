@@ -1,0 +1,161 @@
+"""Convert preference data of any common form: `python reward_model/convert_dpo_format.py --input=raw.jsonl --output=X`.
+
+Writes TRL's conversational form, one `Preference` a line. What cannot be converted goes to a side file with its reason,
+what is changed or left out on the way is counted by name. JSON Lines and parquet are streamed. The output appears once
+it is whole. `reward_model.formats.shapes` says which forms there are, doc/reward_model.md shows them.
+"""
+
+import os
+import sys
+
+if __package__ in (None, ""):
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
+
+import argparse
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from tqdm import tqdm
+
+from reward_model.formats.files import Numbered, raw_rows
+from reward_model.formats.messages import Problem
+from reward_model.formats.shapes import FORMS, Converter
+from reward_model.formats.summary import Summary
+from reward_model.preferences import PreferenceFileError, check_output, write_preferences
+from reward_model.types import Preference
+
+MAX_REJECTS_SHOWN = 5
+
+
+@dataclass
+class Conversion:
+    """One file on its way; `preferences` does the work and the rest counts it."""
+
+    file: str
+    """The input's name, for rejects and metadata."""
+    converter: Converter
+    rejects: IO[str]
+    summary: Summary = field(default_factory=Summary)
+    rows: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    """Rows by the field at fault, numbers in it as `*`."""
+    first_rejects: list[str] = field(default_factory=list)
+
+    def preferences(self, rows: Iterable[Numbered]) -> Iterator[Preference]:
+        """Every row that is a pair; the others go to `rejects`."""
+        for number, value in rows:
+            self.rows += 1
+            try:
+                if isinstance(value, Problem):
+                    raise value
+                preference = self.converter(value, self._metadata(value, number))
+            except Problem as problem:
+                self._reject(number, problem)
+                continue
+            self.summary.add(preference, number)
+            yield preference
+
+    def _metadata(self, row: Any, number: int) -> dict[str, Any]:
+        """Two texts whatever the row holds, so that readers find one type; a converted row keeps its own."""
+        given = row.get("metadata") if isinstance(row, dict) else None
+        if isinstance(given, dict) and given.keys() == {"source", "original"} and all(map(_is_text, given.values())):
+            return given
+        try:
+            original = "" if given is None else json.dumps(given, default=str)
+        except RecursionError:
+            raise Problem("metadata", "nested too deep") from None
+        return {"source": f"{self.file}:{number}", "original": original}
+
+    def _reject(self, number: int, problem: Problem) -> None:
+        reject = {"file": self.file, "row": number, "field": problem.field, "reason": problem.reason}
+        self.rejects.write(json.dumps(reject | {"format": problem.form}) + "\n")
+        self.rejected[re.sub(r"\d+", "*", problem.field)] += 1
+        if len(self.first_rejects) < MAX_REJECTS_SHOWN:
+            self.first_rejects.append(f"row {number}, {problem}")
+
+    def lines(self) -> list[str]:
+        """The report for a terminal."""
+        forms = ", ".join(f"{name} {count}" for name, count in self.converter.forms.most_common())
+        counts = f"{self.summary.pairs} converted ({forms or 'none'}), {self.rejected.total()} rejected"
+        return [
+            f"{self.rows} rows read, {counts}",
+            *self.summary.lines(),
+            *(f"changed: {name}: {count}" for name, count in sorted(self.converter.changes.items()) if count),
+            *(f"rejected for {name}: {count}" for name, count in self.rejected.most_common(20)),
+            *(f"  {text}" for text in self.first_rejects),
+        ]
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def convert(
+    source: Path, output: Path, rejects: Path, *, form: str | None = None, drop_tools: bool = False
+) -> Conversion:
+    """Convert one file and say what came of it; neither file is there unless it holds a row.
+
+    Args:
+        form: one of `FORMS` for all rows; None finds out for each row.
+    Raises:
+        PreferenceFileError: the input cannot be read at all.
+    """
+    converter = Converter(form, drop_tools)
+    name = source.name.encode(errors="replace").decode()
+    unfinished = rejects.with_name(f"{rejects.name}.part")
+    with unfinished.open("w", encoding="utf-8") as side_file:
+        conversion = Conversion(name, converter, side_file)
+        rows = tqdm(
+            raw_rows(source, converter.changes), unit=" rows", disable=None
+        )  # None: no bar where nobody watches
+        write_preferences(conversion.preferences(rows), output)
+    rejects.unlink(missing_ok=True)
+    if conversion.rejected:
+        unfinished.replace(rejects)
+    else:
+        unfinished.unlink()
+    return conversion
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description="Convert preference data (.jsonl, .json, .parquet) to TRL's conversational form.",
+        epilog="forms: " + "; ".join(f"{name}: {form.needs}" for name, form in FORMS.items()),
+    )
+    parser.add_argument("--input", type=Path, required=True, help="the file to read; its kind is told from its content")
+    parser.add_argument("--output", type=Path, required=True, help="the .jsonl to write")
+    parser.add_argument("--format", choices=list(FORMS), help="the form of every row; default: found out for each row")
+    parser.add_argument("--drop-tools", action="store_true", help="leave tool calls, their results and schemas out")
+    parser.add_argument("--rejects", type=Path, help="for rows that are no pair; default: OUTPUT with .rejects.jsonl")
+    parser.add_argument("--overwrite", action="store_true", help="replace the output and the rejects if they are there")
+    args = parser.parse_args(argv)
+    rejects = args.rejects or args.output.with_name(f"{args.output.stem}.rejects.jsonl")
+    try:
+        if rejects == args.output:
+            raise PreferenceFileError(f"--rejects and --output are both {rejects}; name another --rejects")
+        check_output(args.output, "--output", overwrite=args.overwrite)
+        check_output(rejects, "--rejects", overwrite=args.overwrite)
+        conversion = convert(args.input, args.output, rejects, form=args.format, drop_tools=args.drop_tools)
+    except (PreferenceFileError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print("\n".join(conversion.lines()))
+    if conversion.rejected:
+        print(f"rejects: {rejects}")
+    if not conversion.summary.pairs:
+        why = f"all {conversion.rows} rows were rejected, see {rejects}" if conversion.rows else "it holds no row"
+        print(
+            f"error: nothing of {args.input} could be converted: {why}; {args.output} was not written", file=sys.stderr
+        )
+        return 1
+    print(f"written: {args.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
