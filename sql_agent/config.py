@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from sql_agent.rewards import REWARDS
-from sql_agent.types import AgentConfig
+from sql_agent.types import AgentConfig, RewardModelConfig
 
 
 class Settings(BaseModel):
@@ -172,6 +172,7 @@ class TrainConfig(Settings):
     data: DataConfig = DataConfig()
     agent: AgentConfig = AgentConfig()
     rollout: RolloutConfig = RolloutConfig()
+    reward_model: RewardModelConfig = RewardModelConfig()
     optim: OptimConfig = OptimConfig()
     loss: LossConfig = LossConfig()
     lora: LoraConfig = LoraConfig()
@@ -184,6 +185,18 @@ class TrainConfig(Settings):
             raise ValueError(
                 f"agent.rollout_timeout_s ({self.agent.rollout_timeout_s}) is longer than rollout.step_timeout_s "
                 f"({self.rollout.step_timeout_s}); a rollout has to end before its step does"
+            )
+        scorer = self.reward_model
+        if scorer.url and self.agent.rollout_timeout_s + scorer.timeout_s > self.rollout.step_timeout_s:
+            raise ValueError(
+                f"agent.rollout_timeout_s ({self.agent.rollout_timeout_s}) and reward_model.timeout_s "
+                f"({scorer.timeout_s}) together are longer than rollout.step_timeout_s "
+                f"({self.rollout.step_timeout_s}); a rollout has to be played and scored before its step ends"
+            )
+        if scorer.url and scorer.give_up_s > self.rollout.step_timeout_s:
+            raise ValueError(
+                f"reward_model.give_up_s ({scorer.give_up_s}) is longer than rollout.step_timeout_s "
+                f"({self.rollout.step_timeout_s}); a step would end before it says that the reward model is gone"
             )
         return self
 

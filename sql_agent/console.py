@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 
 from sql_agent.config import TrainConfig
+from sql_agent.score_alarm import WINDOW
 
 
 class Console:
@@ -15,6 +16,7 @@ class Console:
 
     def __init__(self, cfg: TrainConfig) -> None:
         self.cfg, self.started = cfg, psutil.Process().create_time()
+        self._alarmed = False
 
     def show(self, event: dict[str, Any]) -> None:
         seconds = time.time() - self.started  # since the command was typed, imports included
@@ -24,15 +26,24 @@ class Console:
             case "step":
                 line = step_line(event["step"], self.cfg.trainer.steps, event["metrics"])
                 print(f"[{seconds:6.1f} s] {line}", flush=True)
+                alarmed = bool(event["metrics"].get("reward_model/alarm", self._alarmed))
+                if alarmed and not self._alarmed:
+                    print(f"[{seconds:6.1f} s] {ALARM}", flush=True)
+                self._alarmed = alarmed
             case "finished":
                 print(f"[{seconds:6.1f} s] done", flush=True)
             case "failed":
                 print(f"[{seconds:6.1f} s] failed: {event['error']}", flush=True)
 
 
+ALARM = (
+    f"ALARM: over the last {WINDOW} steps the reward model's score rose while correctness fell; the policy learns to "
+    "please the scorer. Read the trajectories; lower reward_model.weight or train the scorer on them"
+)
 LINE = [
     ("reward/mean", "reward {:.3f}"),
     ("rollout/success", "success {:.1%}"),
+    ("reward_model/score_mean", "score {:.2f}"),
     ("group/zero_std_frac", "no spread {:.0%}"),
     ("policy/kl_k1", "KL {:.1e}"),
     ("policy/entropy", "entropy {:.3f}"),

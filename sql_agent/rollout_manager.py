@@ -25,8 +25,10 @@ from verl import DataProto
 from sql_agent import run_context
 from sql_agent.agl_light import agl
 from sql_agent.batch import to_tensors
-from sql_agent.rollout_metrics import batch_metrics
+from sql_agent.rollout_metrics import batch_metrics, score_metrics
+from sql_agent.scoring import start_command
 from sql_agent.stitch import RolloutOutcome, Trajectory, read_outcome, read_turns, stitch
+from sql_agent.types import RewardModelConfig
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -34,6 +36,10 @@ T = TypeVar("T")
 
 class TooManyLostError(RuntimeError):
     """A step lost more of its rollouts than `rollout.max_lost_fraction` allows."""
+
+
+class ScorerDownError(RuntimeError):
+    """The reward model has given no score for `reward_model.give_up_s` seconds."""
 
 
 @dataclass
@@ -65,6 +71,7 @@ class LightningRolloutManager:
         threading.Thread(target=self.loop.run_forever, daemon=True, name="rollouts").start()
         addresses = llm_client._load_balancer.addresses  # a `sql_agent.server_list.ServerList`
         self.backends = [f"http://{address}" for address in addresses]
+        self._scoring_s = self.cfg.reward_model.timeout_s if self.cfg.reward_model.url else 0.0
         self.proxy_url = run.publish({"model": self.model_path, "backends": self.backends})
 
     @classmethod
@@ -90,10 +97,14 @@ class LightningRolloutManager:
         batch = self._to_batch(results)
         ready = time.time()
         last_end = max((r.outcome.metrics["ended_at"] for r in results if r.outcome), default=ready)
-        metrics = batch_metrics(results) | {
-            "time/rollout_s": ready - started,
-            "time/batch_ready_s": ready - last_end,
-        }
+        metrics = (
+            batch_metrics(results)
+            | score_metrics(results)
+            | {
+                "time/rollout_s": ready - started,
+                "time/batch_ready_s": ready - last_end,
+            }
+        )
         prefix = "val/" if validate else ""
         self.run.step_metrics.update({prefix + name: value for name, value in metrics.items()})
         batch.meta_info = {"timing": {"rollouts": ready - started}, "reward_extra_keys": []}
@@ -112,12 +123,14 @@ class LightningRolloutManager:
             for rollout in await self.store.wait_for_rollouts(rollout_ids=list(pending), timeout=0):
                 result = pending.pop(rollout.rollout_id)
                 readers.append(asyncio.create_task(self._read(rollout, result)))
+            check_scorer(results, self.cfg.reward_model)
             if pending:
                 await asyncio.sleep(self.cfg.rollout.poll_s)
         for rollout_id, result in pending.items():  # late ones are nobody's: their ids are never asked for again
             result.lost = "step_deadline"
             await self.store.update_rollout(rollout_id, status="cancelled")
         await asyncio.gather(*readers)
+        check_scorer(results, self.cfg.reward_model)
         return results
 
     def _resource(self) -> Any:
@@ -136,8 +149,8 @@ class LightningRolloutManager:
     ) -> list[str]:
         cfg = self.cfg.rollout
         retry = agl.RolloutConfig(
-            # The runner ends a rollout by itself at rollout_timeout_s; this one is for a runner that died.
-            timeout_seconds=self.cfg.agent.rollout_timeout_s + 30.0,
+            # The runner ends a rollout, and the wait for its score, by itself; this is for a runner that died.
+            timeout_seconds=self.cfg.agent.rollout_timeout_s + self._scoring_s + 30.0,
             max_attempts=cfg.max_attempts,
             retry_condition=["failed", "timeout", "unresponsive"],
         )
@@ -215,6 +228,21 @@ def check_lost(results: Sequence[Result], max_fraction: float) -> None:
         )
 
 
+def check_scorer(results: Sequence[Result], cfg: RewardModelConfig) -> None:
+    """Stop a step whose reward model is gone.
+
+    Raises:
+        ScorerDownError: a runner has had no score for `give_up_s`.
+    """
+    down_s = max((r.outcome.metrics.get("scorer_down_s", 0.0) for r in results if r.outcome), default=0.0)
+    if cfg.url is not None and down_s >= cfg.give_up_s:
+        raise ScorerDownError(
+            f"the reward model at {cfg.url} has given no score for {down_s:.0f} s "
+            f"(reward_model.give_up_s={cfg.give_up_s:g}); start one with `{start_command(cfg.url)}`, "
+            "then this run again: it goes on from its newest checkpoint"
+        )
+
+
 _ADVICE = {
     "step_deadline": "Raise rollout.step_timeout_s, or start more runners (rollout.n_runners); are any up?",
     "rollout_failed": "The runner's log in the run directory has the exception.",
@@ -222,5 +250,7 @@ _ADVICE = {
     "no_token_ids": "The model server has to answer return_token_ids (vLLM 0.10 or newer).",
     "db_unavailable": "Is the database server up? `python -m scripts.doctor` checks it.",
     "model_unavailable": "The model server or the LLM proxy did not answer; their logs are in the run directory.",
+    "scorer_unavailable": "The reward model (reward_model.url) did not answer; the runners' logs say how.",
+    "scorer_refused": "The reward model takes no such conversations; the runners' logs name the field.",
     "other": "The logs are in the run directory.",
 }

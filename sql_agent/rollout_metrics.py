@@ -28,8 +28,9 @@ def batch_metrics(results: Sequence[Result]) -> dict[str, float]:
         assert result.outcome is not None
         for name, value in result.outcome.metrics.items():
             parts[name].append(value)
+    if parts["success"]:  # a task without a judge has none
+        metrics["rollout/success"] = float(np.mean(parts["success"]))
     metrics |= {
-        "rollout/success": float(np.mean(parts["success"])),
         "rollout/malformed_calls": float(np.mean(parts["malformed_calls"])),
         "rollout/seconds": float(np.mean(parts["seconds"])),
     }
@@ -41,6 +42,51 @@ def batch_metrics(results: Sequence[Result]) -> dict[str, float]:
     for reason, count in Counter(r.outcome.stop_reason for r in judged if r.outcome).items():
         metrics[f"rollout/stop/{reason}"] = count / len(judged)
     return {k: float(v) for k, v in (metrics | _shape_metrics(judged) | _group_metrics(results)).items()}
+
+
+SCORER_LOST = frozenset({"scorer_unavailable", "scorer_refused", "score_not_finite"})
+
+
+def score_metrics(results: Sequence[Result]) -> dict[str, float]:
+    """Numbers of the reward model over all rollouts that it was asked about, wrong ones too; {} without one.
+
+    A correlation is Pearson's, and left out where one side does not vary.
+    """
+    asked = [
+        (r.outcome, opinion)
+        for r in results
+        if r.outcome and (opinion := r.outcome.record.get("reward_model")) and opinion["reason"] != "no_answer"
+    ]
+    if not asked:
+        return {}
+    scored = [(outcome, opinion) for outcome, opinion in asked if opinion["score"] is not None]
+    metrics = {
+        "reward_model/lost_frac": sum(r.lost in SCORER_LOST for r in results) / len(results),
+        "reward_model/unscored_frac": 1 - len(scored) / len(asked),
+        "reward_model/down_s": max(outcome.metrics["scorer_down_s"] for outcome, _ in asked),
+    }
+    if not scored:
+        return metrics
+    scores = [opinion["score"] for _, opinion in scored]
+    metrics |= {
+        "reward_model/score_mean": float(np.mean(scores)),
+        "reward_model/score_std": float(np.std(scores)),
+        "reward_model/truncated_frac": float(np.mean([opinion["truncated"] for _, opinion in scored])),
+    }
+    lengths = [outcome.record["completion_tokens"] for outcome, _ in scored]
+    judged = [(opinion["score"], o.metrics["success"]) for o, opinion in scored if "success" in o.metrics]
+    correlations = {"length": _correlation(scores, lengths), "correctness": _correlation(*_columns(judged))}
+    return metrics | {f"reward_model/{name}_corr": r for name, r in correlations.items() if r is not None}
+
+
+def _columns(pairs: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [a for a, _ in pairs], [b for _, b in pairs]
+
+
+def _correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
+    if len(a) < 2 or min(a) == max(a) or min(b) == max(b):
+        return None
+    return float(np.corrcoef(a, b)[0, 1])
 
 
 def _shape_metrics(judged: Sequence[Result]) -> dict[str, float]:
@@ -67,9 +113,23 @@ def _group_metrics(results: Sequence[Result]) -> dict[str, float]:
         return {}
     flat = [rewards for rewards in grouped if len(rewards) > 1 and max(rewards) == min(rewards)]
     return {
+        **_score_only(results),
         "group/count": float(len(grouped)),
         "group/zero_std_frac": len(flat) / len(grouped),
         "group/all_right_frac": sum(rewards[0] > 0 for rewards in flat) / len(grouped),
         "group/all_wrong_frac": sum(rewards[0] <= 0 for rewards in flat) / len(grouped),
         "group/lone_frac": sum(len(rewards) < 2 for rewards in grouped) / len(grouped),
     }
+
+
+def _score_only(results: Sequence[Result]) -> dict[str, float]:
+    """Share of groups that differ by nothing but the reward model's score; {} without a reward model."""
+    groups: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    for result in results:
+        groups[result.group]  # one that lost all its rollouts counts as well
+        if result.reward is not None and result.outcome and "reward_base" in result.outcome.metrics:
+            groups[result.group].append((result.reward, result.outcome.metrics["reward_base"]))
+    if not any(groups.values()):
+        return {}
+    alone = [len({reward for reward, _ in g}) > 1 and len({base for _, base in g}) == 1 for g in groups.values()]
+    return {"group/score_only_frac": sum(alone) / len(alone)}

@@ -28,7 +28,8 @@ from sql_agent.agent import MAX_RETRIES, run_rollout
 from sql_agent.agl_light import agl
 from sql_agent.config import TrainConfig
 from sql_agent.processes import end_with_parent
-from sql_agent.rewards import REWARDS, reward
+from sql_agent.rewards import NO_JUDGE, REWARDS, Opinion, reward
+from sql_agent.scoring import RolloutScorer
 from sql_agent.stitch import OUTCOME, TURN_SPAN, RolloutOutcome, turn_attributes
 from sql_agent.types import RolloutRecord
 
@@ -54,6 +55,7 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         super().__init__()
         self.cfg = cfg
         self._backend: Backend | None = None
+        self._scorer: RolloutScorer | None = None
 
     @property
     def backend(self) -> Backend:
@@ -62,7 +64,17 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             self._backend = open_backend(self.cfg.rollout.backend).__enter__()
         return self._backend
 
-    def close(self) -> None:
+    @property
+    def scorer(self) -> RolloutScorer | None:
+        """The reward model's client, once per runner process; None in a run without a reward model."""
+        if self._scorer is None and self.cfg.reward_model.url is not None:
+            self._scorer = RolloutScorer(self.cfg.reward_model)
+        return self._scorer
+
+    async def aclose(self) -> None:
+        if self._scorer is not None:
+            await self._scorer.aclose()
+            self._scorer = None
         if self._backend is not None:
             self._backend.__exit__(None, None, None)
             self._backend = None
@@ -92,10 +104,11 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         )
         await asyncio.gather(*writing)
         last_attempt = rollout.attempt.sequence_id >= self.cfg.rollout.max_attempts
-        if record.score.value is None and not last_attempt:
+        if record.score.value is None and record.score.reason != NO_JUDGE and not last_attempt:
             raise RolloutLostError(f"{record.score.reason}: {record.error}")
+        opinion = await self.scorer.opinion(record) if self.scorer else None
         last = agent.max_replies * (MAX_RETRIES + 1) + 1  # after every call, those that were tried again included
-        return [self._span(self._reward_fields(record), rollout, last)]
+        return [self._span(self._reward_fields(record, opinion), rollout, last)]
 
     @staticmethod
     def _span(fields: Any, rollout: Any, sequence_id: int) -> Any:
@@ -103,9 +116,9 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
         return agl.Span.from_core_fields(fields, **ids, sequence_id=sequence_id)
 
-    def _reward_fields(self, record: RolloutRecord) -> Any:
+    def _reward_fields(self, record: RolloutRecord, opinion: Opinion | None) -> Any:
         try:
-            score = reward(record, REWARDS[self.cfg.rollout.reward])
+            score = reward(record, REWARDS[self.cfg.rollout.reward], opinion, self.cfg.reward_model)
         except Exception:  # the reward is the user's own code: its failure loses this rollout, not the run
             logger.exception("the reward of task %s raised", record.task_id)
             score = Score(None, "reward_error")
@@ -115,13 +128,14 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             stop_reason=record.stop_reason,
             num_turns=record.num_turns,
             metrics={
-                "success": float(record.score.value or 0.0),
+                **({} if record.score.value is None else {"success": record.score.value}),
                 "malformed_calls": float(record.malformed_calls),
                 "seconds": record.seconds,
                 "ended_at": time.time(),
                 **{f"reward_{name}": value for name, value in score.parts.items()},
+                **({"scorer_down_s": self.scorer.down_s} if self.scorer else {}),
             },
-            record=record.to_dict(),
+            record=record.to_dict() | ({"reward_model": dataclasses.asdict(opinion)} if opinion else {}),
         )
         attributes = {OUTCOME: json.dumps(dataclasses.asdict(outcome))}
         if score.value is None:
@@ -199,7 +213,7 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
                 await stop_heartbeat()
             agent = self.get_agent()
             if isinstance(agent, SqlLitAgent):
-                agent.close()
+                await agent.aclose()
 
     async def _until_alone(self) -> None:
         """Return when the store has not answered for STORE_GONE_S or the trainer has said, or shown, that it ended."""

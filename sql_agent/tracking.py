@@ -12,9 +12,11 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from sql_agent.run_context import RunContext
+from sql_agent.score_alarm import ScoreAlarm
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +61,14 @@ def rename(metrics: dict[str, Any]) -> dict[str, float]:
     return {RENAMED.get(k, k): float(v) for k, v in metrics.items() if isinstance(v, int | float) or hasattr(v, "item")}
 
 
+def earlier_steps(path: Path) -> list[dict[str, float]]:
+    """What a run has logged so far, in order; of a step that was taken again after a resume, the later metrics."""
+    if not path.is_file():
+        return []
+    rows = {row["train_step"]: row for row in map(json.loads, path.read_text().splitlines())}
+    return [rows[step] for step in sorted(rows)]
+
+
 def make_tracking(context: RunContext, emit: Callable[[dict[str, Any]], None]) -> type:
     """A stand-in for `verl.utils.tracking.Tracking` that belongs to this run.
 
@@ -69,11 +79,13 @@ def make_tracking(context: RunContext, emit: Callable[[dict[str, Any]], None]) -
     from verl.utils.tracking import Tracking
 
     path = context.run_dir / "metrics.jsonl"
+    alarm = ScoreAlarm(earlier_steps(path))
 
     class RunTracking(Tracking):  # type: ignore[misc]
         def log(self, data: dict[str, Any], step: int, backend: Any = None) -> None:
             metrics = rename(data) | context.step_metrics
             context.step_metrics.clear()
+            metrics |= alarm.look(metrics)
             with path.open("a") as out:
                 out.write(json.dumps({"train_step": step, "at": time.time(), **metrics}) + "\n")
             super().log(metrics, step, backend)

@@ -29,6 +29,7 @@ from pydantic import ValidationError
 
 from sql_agent.config import TrainConfig, dump_config, load_config
 from sql_agent.run_context import TrainingFailedError
+from sql_agent.types import RewardModelConfig
 from sql_agent.verl_config import Files, compose, to_verl, worker_environment
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,6 +55,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", choices=["auto", "cpu", "gpu"])
     parser.add_argument("--llm-proxy", action="store_true", help="trace turns in the LLM proxy, not in the runner")
     parser.add_argument("--external-store-address", metavar="URL", help="a running `agl store`")
+    parser.add_argument("--reward-model-url", metavar="URL", help="a scoring service; its score joins the reward")
     parser.add_argument("--n-runners", type=int, help="runner processes")
     parser.add_argument("--lora", action="store_true", help="train a LoRA adapter instead of all weights")
     parser.add_argument("--lora-rank", type=int, help="rank of the adapter (with --lora; default 16)")
@@ -99,6 +101,7 @@ def resolve(args: argparse.Namespace) -> TrainConfig:
         "data.val_file": args.val_file,
         "engine.device": args.device,
         "store.address": args.external_store_address,
+        "reward_model.url": args.reward_model_url,
         "rollout.n_runners": args.n_runners,
         "run_dir": args.run_dir,
         "trainer.resume": args.resume,
@@ -169,6 +172,17 @@ def check_store(cfg: TrainConfig) -> None:
             f"the store at {cfg.store.address} belongs to run {stats.get('run_id')}, which is still going; "
             "start another store on another port"
         )
+
+
+def check_reward_model(cfg: RewardModelConfig) -> None:
+    """Raises: ValueError, with the command that starts a scoring service."""
+    if cfg.url is None:
+        return
+    import asyncio
+
+    from sql_agent.scoring import check_scorer
+
+    asyncio.run(check_scorer(cfg))
 
 
 def check_port(port: int) -> None:
@@ -296,12 +310,18 @@ def check_resume(cfg: TrainConfig) -> None:
         f"rollout.{name}": (getattr(old.rollout, name), getattr(cfg.rollout, name))
         for name in ("group_size", "reward", "judge")
     }
+    pairs["reward_model"] = (_shaping(old.reward_model), _shaping(cfg.reward_model))
     changed = [name for name, (before, now) in pairs.items() if before != now]
     if changed:
         raise UsageError(
             f"{cfg.run_dir} was trained with other settings ({', '.join(changed)}; see {saved}); "
             "give another --run-dir, or --resume never to start anew there"
         )
+
+
+def _shaping(cfg: RewardModelConfig) -> Any:
+    """What the reward model does to the reward; where it runs may change."""
+    return None if cfg.url is None else (cfg.weight, cfg.center, cfg.scale)
 
 
 def make_algorithm(cfg: TrainConfig, run_id: str, ray_dir: Path, *, cpu: bool) -> Any:
@@ -375,6 +395,7 @@ def main(argv: list[str] | None = None) -> int:
             )
             return 0
         check_store(cfg)
+        check_reward_model(cfg.reward_model)
         if cfg.model == TINY_POLICY and not TINY_POLICY.exists():
             from scripts.make_tiny_policy import make_tiny_policy
 

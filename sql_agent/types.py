@@ -61,6 +61,35 @@ class AgentConfig(BaseModel):
         return self
 
 
+class RewardModelConfig(BaseModel):
+    """The reward model in the reward; off without a URL."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    url: str | None = Field(default=None, pattern=r"^https?://[^/]+")
+    """Scoring service (`reward_model/inference_api.py`); its token, where it wants one, is read from the environment,
+    REWARD_API_TOKEN. None: no reward model."""
+    weight: float = Field(default=0.2, ge=0, le=0.2)
+    """Most that the score adds to the reward of a correct rollout, or takes from it; 0 only logs it."""
+    center: float = 0.0
+    """Score that counts as neither good nor bad; `python -m reward_model.evaluate` prints it."""
+    scale: float = Field(default=1.0, gt=0)
+    """Distance from the centre at which tanh has 76 % of its bound; `python -m reward_model.evaluate` prints it."""
+    timeout_s: float = Field(default=30.0, gt=0)
+    """How long a rollout waits for its score, retries included."""
+    give_up_s: float = Field(default=120.0, gt=0)
+    """A service that has given no score for so long stops the step."""
+
+    @model_validator(mode="after")
+    def _deadlines_nest(self) -> RewardModelConfig:
+        if self.timeout_s > self.give_up_s:
+            raise ValueError(
+                f"timeout_s ({self.timeout_s:g}) is longer than give_up_s ({self.give_up_s:g}); "
+                "a score has to be late before the service counts as gone"
+            )
+        return self
+
+
 @dataclass(frozen=True)
 class RolloutRecord:
     """One run of the agent on one task, first prompt to stop. Holds nothing of the gold but the verdict."""

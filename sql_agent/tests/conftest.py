@@ -1,13 +1,19 @@
-"""What several test modules start for real: agent-lightning's store."""
+"""What several test modules start: agent-lightning's store for real, a scoring service that is scripted."""
 
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import requests
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from sql_agent import oracle
 
 
 def free_port() -> int:
@@ -46,3 +52,32 @@ def store_url() -> Iterator[str]:
     yield f"http://127.0.0.1:{port}"
     process.terminate()
     process.wait(20)
+
+
+def scoring_service(score, seen=None) -> Starlette:
+    """A scoring service that answers with `score(messages)`; an int status from 400 on answers that instead.
+
+    Args:
+        seen: takes the messages of every request.
+    """
+
+    async def classify(request):
+        messages = (await request.json())["messages"]
+        if seen is not None:
+            seen.append(messages)
+        value = score(messages)
+        if isinstance(value, int) and value >= 400:
+            return JSONResponse({"detail": "messages: not like this"}, status_code=value)
+        return JSONResponse({"data": [{"probs": [value], "truncated": False}]})
+
+    async def ready(_request):
+        return JSONResponse({})
+
+    return Starlette(routes=[Route("/classify", classify, methods=["POST"]), Route("/readyz", ready)])
+
+
+@contextmanager
+def serve_scores(score, seen=None) -> Iterator[str]:
+    """Serve `scoring_service` on loopback; yields its URL."""
+    with oracle.serve(scoring_service(score, seen)) as base_url:
+        yield base_url.removesuffix("/v1")

@@ -33,6 +33,13 @@ def test_what_is_saved_reads_back_equal(tmp_path):
         (["rollout.reward=best"], "agentbench"),
         (["optim.mini_batch_size=3"], "has to divide data.train_batch_size"),
         (["agent.rollout_timeout_s=900"], "a rollout has to end before its step does"),
+        (["reward_model.weight=0.3"], "less than or equal to 0.2"),
+        (["reward_model.center=.nan"], "finite number"),
+        (["reward_model.scale=0"], "greater than 0"),
+        (["reward_model.url=localhost:8008"], "reward_model.url"),
+        (["reward_model.timeout_s=200"], "a score has to be late before"),
+        (["reward_model.url=http://h:1", "rollout.step_timeout_s=310"], "a rollout has to be played and scored"),
+        (["reward_model.url=http://h:1", "reward_model.give_up_s=601"], "a step would end before it says"),
         (["agent.max_tokens=900"], "longer than data.max_response_tokens"),
     ],
 )

@@ -14,6 +14,7 @@ from sql_agent.agl_light import agl
 from sql_agent.config import load_config
 from sql_agent.run_context import RunContext
 from sql_agent.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
+from sql_agent.tests.conftest import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -109,6 +110,15 @@ def test_lost_rollouts_are_masked_and_counted_by_reason(play):
 def test_a_step_that_loses_too_much_stops_with_the_reason(play):
     with pytest.raises(RuntimeError, match=r"2 of 2 rollouts were lost.*'model_unavailable' \(2 times\)"):
         play([UNKNOWN])
+
+
+def test_a_step_whose_reward_model_is_gone_stops_and_says_so(play):
+    """No share of lost rollouts would stop this one."""
+    port = free_port()
+    settings = [f"reward_model.url=http://127.0.0.1:{port}", "reward_model.timeout_s=1", "reward_model.give_up_s=1"]
+    words = rf"http://127.0.0.1:{port} has given no score for \d s.*inference_api.py --model_path MERGED --port {port}"
+    with pytest.raises(RuntimeError, match=words):
+        play(KNOWN, *settings, "rollout.max_lost_fraction=1")
 
 
 def test_without_a_runner_the_step_ends_at_its_deadline(play):

@@ -12,7 +12,7 @@ from sql_agent.agl_light import agl
 from sql_agent.config import load_config
 from sql_agent.runner import TRAINER_WORKER, ConcurrentRunner, PassiveTracer, SqlLitAgent
 from sql_agent.stitch import read_outcome, read_turns, stitch
-from sql_agent.tests.conftest import free_port, start_store
+from sql_agent.tests.conftest import free_port, serve_scores, start_store
 
 pytestmark = pytest.mark.slow
 
@@ -95,6 +95,39 @@ async def test_a_reward_that_raises_loses_its_rollout_and_nothing_else(store_url
     outcome = read_outcome(spans)
     assert outcome is not None
     assert (outcome.reward, outcome.reason) == (None, "reward_error")
+
+
+WRONG = [oracle.calls(oracle.call("commit_final_answer", {"answers": ["no such thing"]}))]
+
+
+def scored_by(url):
+    return load_config(None, ["agent.turn_timeout_s=5", f"reward_model.url={url}", "reward_model.timeout_s=0.5"])
+
+
+async def test_the_score_joins_the_reward_of_a_right_rollout_and_only_the_log_of_a_wrong_one(store_url):
+    task = next(task for task in TASKS if not task.changes_state)
+    for script, reward in ((oracle.replay(TASKS), 1.2), (oracle.recite(WRONG), 0.0)):
+        with oracle.serve(oracle.app(script)) as base_url, serve_scores(lambda _: 100.0) as url:
+            async with running(store_url, scored_by(url)) as (_, store):
+                ((_, spans),) = await play(store, base_url, [task])
+        outcome = read_outcome(spans)
+        assert outcome is not None
+        assert outcome.reward == pytest.approx(reward)  # tanh(100) = 1: 1 + 0.2, or the preset's 0
+        assert outcome.record["reward_model"] == {"score": 100.0, "reason": "scored", "truncated": False}
+
+
+async def test_a_scorer_that_is_gone_costs_right_rollouts_their_reward_and_none_is_played_again(store_url):
+    task = next(task for task in TASKS if not task.changes_state)
+    for script, expected in ((oracle.replay(TASKS), (None, "scorer_unavailable")), (oracle.recite(WRONG), (0.0, None))):
+        with oracle.serve(oracle.app(script)) as base_url:
+            async with running(store_url, scored_by(f"http://127.0.0.1:{free_port()}")) as (_, store):
+                ((rollout, spans),) = await play(store, base_url, [task])
+                attempts = await store.query_attempts(rollout.rollout_id)
+        outcome = read_outcome(spans)
+        assert outcome is not None
+        assert (outcome.reward, outcome.reason if outcome.reward is None else None) == expected
+        assert [attempt.status for attempt in attempts] == ["succeeded"]
+        assert outcome.metrics["scorer_down_s"] > 0
 
 
 async def test_it_ends_with_the_trainer_and_with_the_store(monkeypatch):

@@ -79,6 +79,12 @@ async def test_a_store_in_which_another_run_is_going_is_left_alone(capsys, tmp_p
         await store.close()
 
 
+def test_a_reward_model_that_is_not_there_is_named_with_the_command_that_starts_it(capsys, tmp_path):
+    url = f"http://127.0.0.1:{free_port()}"
+    error = error_of(capsys, "--run-dir", str(tmp_path), "--reward-model-url", url)
+    assert f"no reward model is ready at {url}; start one with `python reward_model/inference_api.py" in error
+
+
 def test_a_busy_port_for_the_store_is_named(capsys, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -99,6 +105,8 @@ def test_a_run_goes_on_as_what_it_was(capsys, tmp_path):
     (tmp_path / "config.yaml").write_text(dump_config(load_config(None, ["data.generate=64", "optim.learning_rate=1"])))
     error = error_of(capsys, "--run-dir", str(tmp_path), "--train-file", "other.jsonl", "--model", "nowhere")
     assert "was trained with other settings (data, model;" in error
+    url = ["--reward-model-url", "http://127.0.0.1:1"]
+    assert "(reward_model;" in error_of(capsys, "--run-dir", str(tmp_path), "--set", "data.generate=64", *url)
     # a learning rate may change, and a new start may change everything
     assert "model folder nowhere" in error_of(
         capsys, "--run-dir", str(tmp_path), "--resume", "never", "--model", "nowhere"

@@ -1,0 +1,58 @@
+"""Notices when the reward model's score rises while correctness falls: the policy pleases the scorer, not the judge.
+
+Looks at the last `WINDOW` train steps that have both numbers. A trend counts when the slope of a straight line through
+them is at least `TREND` of its standard errors away from 0, which ten steps of noise alone pass about one time in 25 on
+each side. Tasks without a judge have no correctness and so no alarm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+WINDOW = 10
+"""Train steps."""
+TREND = 2.0
+SCORE, CORRECT = "reward_model/score_mean", "rollout/success"
+
+
+class ScoreAlarm:
+    """Remembers the last steps; after a resume those of the earlier start as well.
+
+    Args:
+        earlier: metrics of the steps before, in order.
+    """
+
+    def __init__(self, earlier: Iterable[Mapping[str, float]] = ()) -> None:
+        self._steps: deque[tuple[float, float]] = deque(maxlen=WINDOW)
+        for metrics in earlier:
+            self.look(metrics)
+
+    def look(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Take one step's metrics; `reward_model/alarm` is 1 or 0 once the window is full, absent before."""
+        if SCORE in metrics and CORRECT in metrics:
+            self._steps.append((metrics[SCORE], metrics[CORRECT]))
+            if len(self._steps) == WINDOW:
+                scores, correct = zip(*self._steps, strict=True)
+                return {"reward_model/alarm": float(trend(scores) >= TREND and trend(correct) <= -TREND)}
+        return {}
+
+
+def trend(values: Sequence[float]) -> float:
+    """Slope of the least-squares line through equally spaced values, in its standard errors.
+
+    Args:
+        values: at least three.
+    Returns:
+        Its t value; 0 for a flat line, infinite for points that lie on a rising or falling one.
+    """
+    x = np.arange(len(values)) - (len(values) - 1) / 2
+    y = np.asarray(values) - np.mean(values)
+    slope = float(x @ y / (x @ x))
+    error = math.sqrt(max(0.0, float(y @ y) - slope**2 * float(x @ x)) / (len(values) - 2) / float(x @ x))
+    if abs(slope) < 1e-12:
+        return 0.0
+    return slope / error if error > 1e-12 else math.copysign(math.inf, slope)

@@ -1,0 +1,105 @@
+"""Asks the reward model for its opinion of a finished rollout: the edge between `rewards` and `reward_model.client`.
+
+What is scored is the conversation up to the policy's last message, in the form that
+`reward_model.pairs_from_rollouts` trains on. Leaves out what a score is worth (`rewards`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from reward_model.client import TOKEN_VARIABLE, RewardClient, ScorerRefusedError, ScorerUnavailableError
+from reward_model.formats.messages import Problem, legal, read_conversation
+from reward_model.types import Message
+from sql_agent.rewards import NO_JUDGE, Opinion, answered
+from sql_agent.types import RewardModelConfig, RolloutRecord
+
+logger = logging.getLogger(__name__)
+
+MAX_ATTEMPTS = 1_000
+"""Of one score: it is `reward_model.timeout_s` that ends the waiting."""
+
+
+class RolloutScorer:
+    """Scores rollouts of one event loop, many at once."""
+
+    def __init__(self, cfg: RewardModelConfig) -> None:
+        assert cfg.url is not None
+        token = os.environ.get(TOKEN_VARIABLE)
+        self._client = RewardClient(cfg.url, token=token, timeout_s=cfg.timeout_s, max_attempts=MAX_ATTEMPTS)
+
+    async def opinion(self, record: RolloutRecord) -> Opinion | None:
+        """What the reward model says of a rollout; None for one that nobody could judge, which is lost anyway.
+
+        Wrong rollouts are scored as well, for the log: whether score and correctness go together shows only with both.
+        """
+        if record.score.reason == NO_JUDGE:
+            if not answered(record):
+                return Opinion(None, "no_answer")
+        elif record.score.value is None:
+            return None
+        try:
+            score = await self._client.score(conversation(record.messages))
+        except ScorerUnavailableError as error:
+            logger.warning("task %s has no score: %s", record.task_id, error)
+            return Opinion(None, "scorer_unavailable")
+        except (ScorerRefusedError, Problem) as error:
+            logger.warning("the reward model refused task %s: %s", record.task_id, error)
+            return Opinion(None, "scorer_refused")
+        return Opinion(score.value, truncated=score.truncated)
+
+    @property
+    def down_s(self) -> float:
+        """Seconds since the first failure with no score since; 0 while the service answers."""
+        return self._client.down_s
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+
+def conversation(messages: Sequence[dict[str, Any]]) -> list[Message]:
+    """A rollout's messages up to the policy's last word, read as `reward_model.pairs_from_rollouts` reads them.
+
+    Raises:
+        Problem: a message has no form that the reward model knows, say a call without a name.
+    """
+    said = legal(read_conversation(list(messages), "messages", Counter()), "messages")
+    spoken = (k for k, m in enumerate(said) if m.role == "assistant" and (m.content.strip() or m.tool_calls))
+    return said[: max(spoken, default=-1) + 1]
+
+
+def start_command(url: str) -> str:
+    """The line that starts a scoring service where `url` points."""
+    port = urlsplit(url).port or 8008
+    return f"python reward_model/inference_api.py --model_path MERGED --port {port}"
+
+
+async def check_scorer(cfg: RewardModelConfig) -> None:
+    """Find out before a run whether rollouts will be scored.
+
+    Raises:
+        ValueError: nobody answers, or the service will not score; what to do is in it.
+    """
+    assert cfg.url is not None
+    token = os.environ.get(TOKEN_VARIABLE)
+    async with RewardClient(cfg.url, token=token, timeout_s=min(cfg.timeout_s, 10.0), max_attempts=2) as client:
+        if not await client.ready():
+            raise ValueError(
+                f"no reward model is ready at {cfg.url}; start one with `{start_command(cfg.url)}`, "
+                "wait until its /readyz says yes, or leave out --reward-model-url"
+            )
+        try:
+            await client.score(
+                [Message(role="user", content="Are you there?"), Message(role="assistant", content="Yes.")]
+            )
+        except ScorerRefusedError as error:
+            raise ValueError(
+                f"the reward model scores nothing: {error}; its token is read from {TOKEN_VARIABLE}"
+            ) from None
+        except ScorerUnavailableError as error:
+            raise ValueError(f"the reward model is ready and gives no score: {error}") from None

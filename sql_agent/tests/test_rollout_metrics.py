@@ -1,0 +1,79 @@
+"""`sql_agent.rollout_metrics`: what is logged of the reward model."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from sql_agent.rollout_metrics import batch_metrics, score_metrics
+from sql_agent.stitch import RolloutOutcome, Trajectory
+
+ROW = Trajectory((1,), (2,), (1,), (0.0,), num_turns=1)
+
+
+def row(group, reward, outcome, lost=None):
+    """A `rollout_manager.Result`, whose module imports verl, ten seconds of it."""
+    return SimpleNamespace(group=group, reward=reward, outcome=outcome, lost=lost, trajectory=None if lost else ROW)
+
+
+def result(group, reward, *, score, success=None, base=None, tokens=10, reason="scored", truncated=False, down_s=0.0):
+    metrics = {"malformed_calls": 0.0, "seconds": 1.0, "ended_at": 0.0, "scorer_down_s": down_s}
+    metrics |= {} if success is None else {"success": success}
+    metrics |= {} if base is None else {"reward_base": base}
+    record = {"completion_tokens": tokens, "reward_model": {"score": score, "reason": reason, "truncated": truncated}}
+    outcome = RolloutOutcome(reward, reason, "answered", 1, metrics, record)
+    lost = reason if reward is None else None
+    return row(group, reward, outcome, lost)
+
+
+def test_score_and_correctness_are_correlated_over_right_and_wrong_rollouts():
+    results = [
+        result("a", 1.1, score=3.0, success=1.0, base=1.0, tokens=10),
+        result("a", 1.0, score=1.0, success=1.0, base=1.0, tokens=20),
+        result("b", 0.0, score=0.0, success=0.0, base=0.0, tokens=30, truncated=True),
+        result("b", 0.0, score=0.0, success=0.0, base=0.0, tokens=40),
+        result("b", None, score=None, success=1.0, reason="scorer_unavailable", down_s=7.0),
+    ]
+    # scores 3 1 0 0: mean 1, deviations 2 0 -1 -1, std sqrt(6/4) = 1.2247; success: deviations 1/2 1/2 -1/2 -1/2
+    # r = (1 + 0 + .5 + .5) / sqrt(6 x 1) = 0.8165; lengths -15 -5 5 15: (-30 - 5 - 15) / sqrt(6 x 500) = -0.9129
+    assert score_metrics(results) == pytest.approx({
+        "reward_model/score_mean": 1.0,
+        "reward_model/score_std": 1.2247,
+        "reward_model/correctness_corr": 0.8165,
+        "reward_model/length_corr": -0.9129,
+        "reward_model/truncated_frac": 0.25,
+        "reward_model/lost_frac": 0.2,
+        "reward_model/unscored_frac": 0.2,
+        "reward_model/down_s": 7.0,
+    }, abs=1e-4)  # fmt: skip
+
+
+def test_a_correlation_that_is_not_defined_is_left_out():
+    results = [result("a", 1.0, score=2.0, success=1.0, base=1.0) for _ in range(2)]
+    assert {"reward_model/correctness_corr", "reward_model/length_corr"}.isdisjoint(score_metrics(results))
+
+
+def test_groups_that_differ_by_the_score_alone_are_counted():
+    results = [
+        *(result("all_right", 1.0 + s, score=s, success=1.0, base=1.0) for s in (0.1, 0.2)),
+        *(result("all_wrong", 0.0, score=s, success=0.0, base=0.0) for s in (0.1, 0.2)),
+        result("mixed", 1.1, score=0.1, success=1.0, base=1.0),
+        result("mixed", 0.0, score=0.1, success=0.0, base=0.0),
+        *(result("lost", None, score=None, reason="scorer_refused") for _ in range(2)),
+    ]
+    assert batch_metrics(results)["group/score_only_frac"] == 0.25
+
+
+def test_a_task_without_a_judge_has_no_success():
+    results = [result("a", s, score=s, base=0.0) for s in (0.1, 0.2)]
+    metrics = batch_metrics(results)
+    assert "rollout/success" not in metrics
+    assert (metrics["reward/mean"], metrics["group/score_only_frac"]) == (pytest.approx(0.15), 1.0)
+
+
+def test_a_run_without_a_reward_model_logs_nothing_of_one():
+    outcome = RolloutOutcome(
+        1.0, "match", "answered", 1, {"success": 1.0, "malformed_calls": 0.0, "seconds": 1.0, "ended_at": 0.0}
+    )
+    results = [row("a", 1.0, outcome), row("a", 1.0, outcome)]
+    assert score_metrics(results) == {}
+    assert [name for name in batch_metrics(results) if "score" in name] == []

@@ -1,0 +1,102 @@
+"""`sql_agent.scoring`: which rollouts are scored, in what form, and what becomes of a service that does not answer."""
+
+import pytest
+
+from dbbench_adapter.types import Score
+from reward_model.types import FunctionCall, Message, ToolCall
+from sql_agent.oracle import call, calls
+from sql_agent.rewards import NO_JUDGE, Opinion
+from sql_agent.scoring import RolloutScorer, check_scorer, conversation
+from sql_agent.tests.conftest import free_port, serve_scores
+from sql_agent.types import RewardModelConfig, RolloutRecord
+
+ASK = [{"role": "system", "content": "Rules."}, {"role": "user", "content": "How many?"}]
+LOOK = {**calls(call("execute_sql", {"query": "SELECT 4"}, "x")), "reasoning_content": "hm"}
+FOUND = {"role": "tool", "tool_call_id": "x", "content": "[(4,)]"}
+COMMIT = calls(call("commit_final_answer", {"answers": ["4"]}, "y"))
+DONE = {"role": "tool", "tool_call_id": "y", "content": "Committed."}
+
+
+RIGHT = Score(1.0, "match")
+
+
+def record(*said, score=RIGHT, stop_reason="answered"):
+    return RolloutRecord(
+        task_id="t-0", kind="other", stop_reason=stop_reason, score=score, num_turns=2, malformed_calls=0,
+        messages=[*ASK, *said], prompt_tokens=10, completion_tokens=5, seconds=0.1,
+    )  # fmt: skip
+
+
+async def opinion(rollout, url, **settings):
+    scorer = RolloutScorer(RewardModelConfig(url=url, **settings))
+    try:
+        return await scorer.opinion(rollout)
+    finally:
+        await scorer.aclose()
+
+
+def test_what_is_scored_ends_with_the_policys_last_message():
+    said = conversation([*ASK, LOOK, FOUND, COMMIT, DONE])
+    assert said == [
+        Message(role="system", content="Rules."),
+        Message(role="user", content="How many?"),
+        Message(role="assistant", tool_calls=(made("call00001", "execute_sql", '{"query": "SELECT 4"}'),)),
+        Message(role="tool", content="[(4,)]", tool_call_id="call00001"),
+        Message(role="assistant", tool_calls=(made("call00002", "commit_final_answer", '{"answers": ["4"]}'),)),
+    ]
+    assert conversation([*ASK, {"role": "assistant", "content": "Four."}, {"role": "assistant", "content": " "}])[
+        -1
+    ] == Message(role="assistant", content="Four.")
+
+
+def made(call_id, name, arguments):
+    return ToolCall(id=call_id, function=FunctionCall(name=name, arguments=arguments))
+
+
+def test_it_is_the_form_that_pairs_of_rollouts_are_trained_in():
+    from reward_model.pairs_from_rollouts import rollout_of
+
+    rollout = record(LOOK, FOUND, COMMIT, DONE)
+    trained = rollout_of(rollout.to_dict(), "file:1")
+    assert conversation(rollout.messages) == [*trained.prompt, *trained.side]
+
+
+@pytest.mark.parametrize(("score", "stop_reason", "asked", "expected"), [
+    pytest.param(RIGHT, "answered", 1, Opinion(0.5), id="right"),
+    pytest.param(Score(0.0, "wrong_answer"), "max_turns", 1, Opinion(0.5), id="wrong_for_the_log"),
+    pytest.param(Score(None, NO_JUDGE), "answered", 1, Opinion(0.5), id="without_a_judge"),
+    pytest.param(Score(None, NO_JUDGE), "max_turns", 0, Opinion(None, "no_answer"), id="without_an_answer"),
+    pytest.param(Score(None, "db_unavailable"), "db_unavailable", 0, None, id="lost"),
+])  # fmt: skip
+async def test_which_rollouts_are_scored(score, stop_reason, asked, expected):
+    seen = []
+    with serve_scores(lambda _: 0.5, seen) as url:
+        said = {"role": "assistant", "content": "It is 4."}
+        assert await opinion(record(said, score=score, stop_reason=stop_reason), url) == expected
+    assert len(seen) == asked
+
+
+async def test_a_service_that_is_gone_gives_no_score_within_the_deadline():
+    scorer = RolloutScorer(RewardModelConfig(url=f"http://127.0.0.1:{free_port()}", timeout_s=0.3, give_up_s=1.0))
+    assert await scorer.opinion(record(COMMIT)) == Opinion(None, "scorer_unavailable")
+    assert 0.1 < scorer.down_s < 5.0
+    await scorer.aclose()
+
+
+async def test_a_conversation_that_is_refused_gives_no_score():
+    with serve_scores(lambda _: 422) as url:
+        assert await opinion(record(COMMIT), url) == Opinion(None, "scorer_refused")
+        # one with no form that the reward model knows is not even sent
+        assert await opinion(record(calls(call("", {})), COMMIT), url) == Opinion(None, "scorer_refused")
+
+
+async def test_a_run_is_refused_while_nobody_scores():
+    port = free_port()
+    with pytest.raises(
+        ValueError, match=rf"no reward model is ready.*inference_api.py --model_path MERGED --port {port}"
+    ):
+        await check_scorer(RewardModelConfig(url=f"http://127.0.0.1:{port}", timeout_s=1.0))
+    with serve_scores(lambda _: 401) as url, pytest.raises(ValueError, match="its token is read from REWARD_API_TOKEN"):
+        await check_scorer(RewardModelConfig(url=url))
+    with serve_scores(lambda _: 0.5) as url:
+        await check_scorer(RewardModelConfig(url=url))
