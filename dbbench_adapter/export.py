@@ -45,11 +45,15 @@ def verl_rows(tasks: Sequence[Task], protocol: ProtocolName = "fc") -> list[dict
 
 def write_verl_parquet(tasks: Sequence[Task], path: Path, protocol: ProtocolName = "fc") -> None:
     """Write `verl_rows` where verl's `data.train_files` or `data.val_files` will point."""
+    write_rows(verl_rows(tasks, protocol), path)
+
+
+def write_rows(rows: Sequence[dict[str, Any]], path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(verl_rows(tasks, protocol)), path)
+    pq.write_table(pa.Table.from_pylist(list(rows)), path)
 
 
 def agl_rows(tasks: Sequence[Task]) -> list[dict[str, Any]]:

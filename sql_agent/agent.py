@@ -1,9 +1,9 @@
-"""The SQL agent: openai-agents' Runner plays one DB-Bench task against any OpenAI-compatible endpoint.
+"""The SQL agent: openai-agents' Runner plays one task of an environment against any OpenAI-compatible endpoint.
 
-The rules are those of DB-Bench's protocols, kept by `dbbench_adapter.protocols`: with `fc` the Runner calls its tools,
-every reply counts one turn, a bad call or a reply without a call is answered and the rollout goes on, and
-`commit_final_answer` ends it at once; `text` and `lab` are plain chat. What this module leaves out: rewards, retries of
-whole rollouts, and everything that knows about training.
+The rules are the environment's, kept by its episodes. Where it offers tools the Runner calls them, every reply counts
+one turn, and a bad call or a reply without a call is the episode's to answer; DB-Bench's `fc` goes on after both and
+ends with `commit_final_answer`. Without tools (DB-Bench's `text` and `lab`) it is plain chat. What this module leaves
+out: rewards, retries of whole rollouts, and everything that knows about training.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import functools
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import openai.resources  # noqa: F401  the client would import it, for half a second, inside its first call
 from agents import (
@@ -35,11 +35,10 @@ from agents.tool_context import ToolContext
 from openai import APIError, AsyncOpenAI, BadRequestError, DefaultAsyncHttpxClient, omit
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
 
-from dbbench_adapter.backends import Backend, BackendUnavailable, TableError
-from dbbench_adapter.judges import JudgeName
-from dbbench_adapter.protocols import PROTOCOLS, Episode, Status, open_episode
-from dbbench_adapter.protocols.fc import ASK_FOR_A_CALL, RULES, TOOLS, FcEpisode
-from dbbench_adapter.types import Score, Task
+from dbbench_adapter.backends import BackendUnavailable, TableError
+from dbbench_adapter.protocols import Status
+from dbbench_adapter.types import Score
+from sql_agent.environments.base import CallingEpisode, Environment, EnvironmentTask, Episode, WritingEpisode
 from sql_agent.types import AgentConfig, RolloutRecord, StopReason
 
 __all__ = ["AgentConfig", "RolloutRecord", "run_rollout"]
@@ -54,12 +53,11 @@ Json = dict[str, Any]
 
 
 async def run_rollout(
-    task: Task,
+    task: EnvironmentTask,
     *,
+    environment: Environment,
     base_url: str,
     model: str,
-    backend: Backend,
-    judge: JudgeName,
     config: AgentConfig,
     api_key: str = "-",
     extra_body: Json | None = None,
@@ -69,32 +67,31 @@ async def run_rollout(
 
     Args:
         task: what to solve; its gold goes to the judge and nowhere else.
+        environment: what it belongs to, and where it gets its episode.
         base_url: an OpenAI-compatible endpoint up to and including `/v1`.
         model: the name that endpoint serves.
-        backend: where the episode gets its database.
-        judge: `strict` for training; `fc`, `text` or `lab` for the verdicts of that protocol's original.
         extra_body: further fields of each request, for example `{"return_token_ids": True}` for vLLM.
         on_reply: sees each reply as the endpoint gave it.
     Returns:
         The record. Ends of the policy's doing are judged. `Score(None, reason)` is left for the others: a model or a
         database that cannot be reached (`model_unavailable`, `db_unavailable`), a table that cannot be made
-        (`table_error`), an end before the first reply (`no_reply`).
+        (`table_error`), an end before the first reply (`no_reply`), an environment without a judge (`no_judge`).
     """
     started = time.perf_counter()
-    rollout = _Rollout(task, config, on_reply)
+    rollout = _Rollout(task, environment, config, on_reply)
     error: str | None = None
     stop: StopReason
     try:
         try:
             async with asyncio.timeout(config.rollout_timeout_s):
-                await rollout.blocking(functools.partial(rollout.open, backend))
+                await rollout.blocking(rollout.open)
                 policy = _PolicyModel(model, _client(base_url, api_key), rollout, config, extra_body)
-                stop = await (_play if config.protocol == "fc" else _converse)(rollout, policy)
+                stop = await (_play if environment.tools else _converse)(rollout, policy)
         except TimeoutError:
             stop = "timeout"
         except (APIError, ModelBehaviorError) as failure:
             stop, error = _name_failure(failure, rollout), f"{type(failure).__name__}: {failure}"
-        score = await rollout.blocking(lambda: _judge(rollout, stop, judge))
+        score = await rollout.blocking(lambda: _judge(rollout, stop))
     except BackendUnavailable as failure:
         stop, score, error = "db_unavailable", Score(None, "db_unavailable"), str(failure)
     except TableError as failure:
@@ -123,10 +120,16 @@ class _CutReply(AgentsException):
 class _Rollout:
     """The state of one rollout: its episode, its conversation, its counts. The Runner carries it as its context."""
 
-    def __init__(self, task: Task, config: AgentConfig, on_reply: Callable[[ChatCompletion], None] | None) -> None:
+    def __init__(
+        self,
+        task: EnvironmentTask,
+        environment: Environment,
+        config: AgentConfig,
+        on_reply: Callable[[ChatCompletion], None] | None,
+    ) -> None:
         self._task, self._config = task, config
-        self.protocol = PROTOCOLS[config.protocol]
-        self.messages = self.protocol.messages(task)
+        self.environment = environment
+        self.messages = environment.messages(task)
         self.episode: Episode | None = None
         self.num_turns = self.prompt_tokens = self.completion_tokens = 0
         self._on_reply = on_reply
@@ -134,10 +137,8 @@ class _Rollout:
         self._results: dict[str, str] = {}
         self._running: asyncio.Future[Any] | None = None
 
-    def open(self, backend: Backend) -> None:
-        config = self._config
-        limits = {"max_rounds": config.max_turns, "statement_timeout_s": config.statement_timeout_s}
-        self.episode = open_episode(self._task, backend, config.protocol, **limits)
+    def open(self) -> None:
+        self.episode = self.environment.open(self._task, self._config)
 
     @property
     def done(self) -> bool:
@@ -156,7 +157,7 @@ class _Rollout:
             self.prompt_tokens += completion.usage.prompt_tokens
             self.completion_tokens += completion.usage.completion_tokens
         reply = completion.choices[0].message
-        if not self.protocol.tools:
+        if not self.environment.tools:
             reply.tool_calls = None  # nobody offered any
         self._calls = [call for call in reply.tool_calls or [] if call.type == "function"]
         for position, call in enumerate(self._calls):
@@ -177,12 +178,13 @@ class _Rollout:
 
     async def take_step(self) -> None:
         """Hand the last reply to the episode as a text, and note down what it answers."""
-        assert self.episode is not None
-        self.messages += await self.blocking(functools.partial(self.episode.step, self.messages[-1]["content"] or ""))
+        episode = cast(WritingEpisode, self.episode)
+        self.messages += await self.blocking(functools.partial(episode.step, self.messages[-1]["content"] or ""))
 
     async def _handle(self, call: Any) -> None:
-        assert isinstance(self.episode, FcEpisode)
-        run = functools.partial(self.episode.call_tool, call.function.name, call.function.arguments)
+        run = functools.partial(
+            cast(CallingEpisode, self.episode).call_tool, call.function.name, call.function.arguments
+        )
         self._results[call.id] = await self.blocking(run)
         self.messages.append({"role": "tool", "tool_call_id": call.id, "content": self._results[call.id]})
 
@@ -220,8 +222,8 @@ class _PolicyModel(OpenAIChatCompletionsModel):
     async def _fetch_response(self, *_args: Any, **_kwargs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         completion = await self._client.chat.completions.create(
             model=str(self.model),
-            messages=self._rollout.protocol.history(self._rollout.messages),  # pyright: ignore[reportArgumentType]
-            tools=self._rollout.protocol.tools or omit,  # pyright: ignore[reportArgumentType]
+            messages=self._rollout.environment.history(self._rollout.messages),  # pyright: ignore[reportArgumentType]
+            tools=self._rollout.environment.tools or omit,  # pyright: ignore[reportArgumentType]
             temperature=self._config.temperature,
             top_p=self._config.top_p,
             max_tokens=self._config.max_tokens,
@@ -236,12 +238,12 @@ class _PolicyModel(OpenAIChatCompletionsModel):
 
 
 async def _play(rollout: _Rollout, model: _PolicyModel) -> StopReason:
-    """Let the Runner go on until the answer is committed; a reply without a call, which it takes for the end, is
-    answered and the Runner started again with the turns that are left."""
-    assert rollout.episode is not None
-    agent = AGENT.clone(model=model)
+    """Let the Runner go on until the episode has ended; a reply without a call, which it takes for the end, is the
+    episode's to take, and where that goes on the Runner is started again with the turns that are left."""
+    episode = cast(CallingEpisode, rollout.episode)
+    agent = _agent(rollout.environment).clone(model=model)
     task = str(rollout.messages[-1]["content"])
-    while (turns_left := rollout.episode.max_rounds - rollout.num_turns) > 0:
+    while (turns_left := episode.max_rounds - rollout.num_turns) > 0:
         try:
             await Runner.run(agent, task, context=rollout, max_turns=turns_left, run_config=RUN_CONFIG)
         except MaxTurnsExceeded:
@@ -250,9 +252,10 @@ async def _play(rollout: _Rollout, model: _PolicyModel) -> StopReason:
             return "max_tokens"
         except UserError as failure:  # the Runner's wrapping of what a tool raised
             raise failure.__cause__ or failure from None
+        if not rollout.done:
+            rollout.messages += episode.without_call(str(rollout.messages[-1]["content"] or ""))
         if rollout.done:
-            return _ENDS[rollout.episode.status]
-        rollout.messages.append({"role": "user", "content": ASK_FOR_A_CALL})
+            return _ENDS[episode.status]
     return "max_turns"
 
 
@@ -291,12 +294,12 @@ def _name_failure(failure: Exception, rollout: _Rollout) -> StopReason:
     return "malformed" if rollout.malformed_calls else "model_unavailable"
 
 
-def _judge(rollout: _Rollout, stop: StopReason, judge: JudgeName) -> Score:
+def _judge(rollout: _Rollout, stop: StopReason) -> Score:
     if stop == "model_unavailable":
         return Score(None, stop)
     if rollout.num_turns == 0 or rollout.episode is None:  # the time or the context was gone before the policy's turn
         return Score(None, "no_reply")
-    return rollout.episode.judge(judge)
+    return rollout.environment.judge(rollout.episode)
 
 
 def _assistant_message(reply: ChatCompletionMessage) -> Json:
@@ -324,23 +327,25 @@ async def _call_tool(context: ToolContext[_Rollout], _arguments: str) -> str:
     return await context.context.result_of(context.tool_call_id)
 
 
-AGENT: Agent[_Rollout] = Agent(
-    name="sql",
-    instructions=RULES,
-    tools=[
-        FunctionTool(
-            name=tool["function"]["name"],
-            description=tool["function"]["description"],
-            params_json_schema=tool["function"]["parameters"],
-            on_invoke_tool=_call_tool,
-            strict_json_schema=False,  # the schema goes out as the protocol has it
-        )
-        for tool in TOOLS
-    ],
-    tool_use_behavior=lambda context, _results: ToolsToFinalOutputResult(
-        is_final_output=context.context.done, final_output=""
-    ),
-)
+@functools.lru_cache(maxsize=4)
+def _agent(environment: Environment) -> Agent[_Rollout]:
+    return Agent(
+        name="sql",
+        tools=[
+            FunctionTool(
+                name=tool["function"]["name"],
+                description=tool["function"]["description"],
+                params_json_schema=tool["function"]["parameters"],
+                on_invoke_tool=_call_tool,
+                strict_json_schema=False,  # the schema goes out as the environment has it
+            )
+            for tool in environment.tools
+        ],
+        tool_use_behavior=lambda context, _results: ToolsToFinalOutputResult(
+            is_final_output=context.context.done, final_output=""
+        ),
+    )
+
 
 RUN_CONFIG = RunConfig(
     model_provider=OpenAIProvider(api_key="-"),  # never asked: the agent brings its model

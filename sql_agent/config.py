@@ -13,12 +13,24 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from sql_agent.environments import ENVIRONMENTS
 from sql_agent.rewards import REWARDS
 from sql_agent.types import AgentConfig, RewardModelConfig
 
 
 class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")  # a misspelt key stops the run at once
+
+
+class EnvConfig(Settings):
+    type: str = "dbbench"
+    """What the policy is trained on, an entry of `sql_agent.environments`."""
+
+    @model_validator(mode="after")
+    def _known_type(self) -> EnvConfig:
+        if self.type not in ENVIRONMENTS:
+            raise ValueError(f"unknown environment {self.type!r}; known: {', '.join(sorted(ENVIRONMENTS))}")
+        return self
 
 
 class DataConfig(Settings):
@@ -169,6 +181,7 @@ class TrainConfig(Settings):
     llm_proxy: bool = False
     """Trace turns in the LLM proxy rather than in the runner."""
     store: StoreConfig = StoreConfig()
+    env: EnvConfig = EnvConfig()
     data: DataConfig = DataConfig()
     agent: AgentConfig = AgentConfig()
     rollout: RolloutConfig = RolloutConfig()

@@ -1,45 +1,16 @@
-"""Tasks of a run: where they come from and which ones fit; `dbbench_adapter.export` writes the files verl reads."""
+"""Which tasks of a run fit, by the length of their first prompt; where they come from is their environment's affair."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from dbbench_adapter.generator import generate_tasks
-from dbbench_adapter.load import load_tasks
-from dbbench_adapter.protocols import PROTOCOLS, ProtocolName
-from dbbench_adapter.splits import split_by_table
-from dbbench_adapter.types import Task
-from sql_agent.config import DataConfig
+from sql_agent.environments.base import Environment, Split
 from sql_agent.model_check import chat_template, render, special_tokens
 
 
-@dataclass(frozen=True)
-class Split:
-    train: list[Task]
-    val: list[Task]
-    too_long: int = 0
-    """Tasks left out because their first prompt is longer than data.max_prompt_tokens."""
-
-
-def load_split(cfg: DataConfig, seed: int) -> Split:
-    """Read or generate the tasks; no table is in both halves.
-
-    Raises:
-        dbbench_adapter.load.TaskFileError: a file is missing or a row does not parse.
-    """
-    if cfg.train_file is None:
-        train = generate_tasks(cfg.generate, seed=seed, split="train")
-        val = load_tasks(cfg.val_file) if cfg.val_file else generate_tasks(cfg.val_limit, seed=seed, split="held_out")
-    elif cfg.val_file is None:
-        train, val = split_by_table(load_tasks(cfg.train_file), cfg.held_out_fraction, seed)
-    else:
-        train, val = load_tasks(cfg.train_file), load_tasks(cfg.val_file)
-    return Split(train, val[: cfg.val_limit])
-
-
-def fitting(split: Split, prompt_tokens: Callable[[Task], int], limit: int) -> Split:
+def fitting(split: Split, prompt_tokens: Callable[[Any], int], limit: int) -> Split:
     """Leave out tasks whose first prompt is longer than `limit` tokens, and count them.
 
     Raises:
@@ -58,15 +29,15 @@ def fitting(split: Split, prompt_tokens: Callable[[Task], int], limit: int) -> S
 class PromptTokenizer:
     """Counts the tokens of a task's first prompt; reads the model's folder without torch, which is 10 s of imports."""
 
-    def __init__(self, model: Path, protocol: ProtocolName) -> None:
+    def __init__(self, model: Path, environment: Environment) -> None:
         from tokenizers import Tokenizer
 
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self._template, self._special = chat_template(model) or "", special_tokens(model)
-        self._protocol = PROTOCOLS[protocol]
+        self._environment = environment
 
-    def prompt_tokens(self, task: Task) -> int:
-        prompt = render(self._protocol.messages(task), self._protocol.tools, self._template, self._special)
+    def prompt_tokens(self, task: Any) -> int:
+        prompt = render(self._environment.messages(task), self._environment.tools, self._template, self._special)
         return len(self._tokenizer.encode(prompt, add_special_tokens=False).ids)
 
     @property

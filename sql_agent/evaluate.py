@@ -31,6 +31,7 @@ from dbbench_adapter.protocols import PROTOCOLS
 from dbbench_adapter.skills import SKILLS
 from dbbench_adapter.types import Task
 from sql_agent.agent import run_rollout
+from sql_agent.environments.dbbench import DbBench
 from sql_agent.stats import wilson_interval
 from sql_agent.types import AgentConfig, RolloutRecord
 
@@ -84,8 +85,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             run_rollout,
             base_url=args.base_url,
             model=args.model,
-            backend=backend,
-            judge=args.judge,
+            environment=DbBench(args.judge, args.protocol, backend),
             config=AgentConfig(protocol=args.protocol, temperature=args.temperature),
             api_key=api_key,
         )

@@ -22,11 +22,12 @@ from typing import Any
 
 import aiohttp
 
-from dbbench_adapter.backends import Backend, open_backend
-from dbbench_adapter.types import Score, Task
+from dbbench_adapter.types import Score
 from sql_agent.agent import MAX_RETRIES, run_rollout
 from sql_agent.agl_light import agl
 from sql_agent.config import TrainConfig
+from sql_agent.environments import make_environment
+from sql_agent.environments.base import Environment
 from sql_agent.processes import end_with_parent
 from sql_agent.rewards import NO_JUDGE, REWARDS, Opinion, reward
 from sql_agent.scoring import RolloutScorer
@@ -46,23 +47,23 @@ class RolloutLostError(RuntimeError):
 
 
 class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
-    """Plays one DB-Bench task against the endpoint the resources name and reports reward and reason.
+    """Plays one task of the environment against the endpoint the resources name and reports reward and reason.
 
-    The input is `Task.to_dict()`; the rollout's metadata names the served model and, for validation, the temperature.
+    The input is the task's `to_dict()`; the metadata names the served model and, for validation, the temperature.
     """
 
     def __init__(self, cfg: TrainConfig) -> None:
         super().__init__()
         self.cfg = cfg
-        self._backend: Backend | None = None
+        self._environment: Environment | None = None
         self._scorer: RolloutScorer | None = None
 
     @property
-    def backend(self) -> Backend:
-        """Opened at the first rollout, once per runner process."""
-        if self._backend is None:
-            self._backend = open_backend(self.cfg.rollout.backend).__enter__()
-        return self._backend
+    def environment(self) -> Environment:
+        """Entered at the first rollout, once per runner process."""
+        if self._environment is None:
+            self._environment = make_environment(self.cfg).__enter__()
+        return self._environment
 
     @property
     def scorer(self) -> RolloutScorer | None:
@@ -75,9 +76,9 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         if self._scorer is not None:
             await self._scorer.aclose()
             self._scorer = None
-        if self._backend is not None:
-            self._backend.__exit__(None, None, None)
-            self._backend = None
+        if self._environment is not None:
+            self._environment.__exit__(None, None, None)
+            self._environment = None
 
     async def rollout_async(self, task: dict[str, Any], resources: Any, rollout: Any) -> list[Any]:
         metadata = rollout.metadata or {}
@@ -92,11 +93,10 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             writing.append(asyncio.create_task(self.runner.get_store().add_span(span)))
 
         record = await run_rollout(
-            Task.from_dict(task),
+            self.environment.task(task),
+            environment=self.environment,
             base_url=metadata.get("base_url") or llm.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id),
             model=metadata.get("model", llm.model),
-            backend=self.backend,
-            judge=self.cfg.rollout.judge,
             config=agent,
             # Without the LLM proxy this process traces the turns; the proxy asks for ids and writes spans itself.
             extra_body=None if self.cfg.llm_proxy else {"return_token_ids": True, "logprobs": True},
@@ -107,7 +107,9 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         if record.score.value is None and record.score.reason != NO_JUDGE and not last_attempt:
             raise RolloutLostError(f"{record.score.reason}: {record.error}")
         opinion = await self.scorer.opinion(record) if self.scorer else None
-        last = agent.max_replies * (MAX_RETRIES + 1) + 1  # after every call, those that were tried again included
+        last = (
+            self.environment.max_replies(agent) * (MAX_RETRIES + 1) + 1
+        )  # after every call, those that were tried again included
         return [self._span(self._reward_fields(record, opinion), rollout, last)]
 
     @staticmethod

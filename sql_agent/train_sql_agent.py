@@ -28,6 +28,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from sql_agent.config import TrainConfig, dump_config, load_config
+from sql_agent.environments import ENVIRONMENTS, make_environment
 from sql_agent.run_context import TrainingFailedError
 from sql_agent.types import RewardModelConfig
 from sql_agent.verl_config import Files, compose, to_verl, worker_environment
@@ -50,6 +51,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "--set", action="append", default=[], metavar="A.B=C", dest="overrides", help="one setting; repeat for more"
     )
     parser.add_argument("--model", type=Path, help="Hugging Face folder of the policy; default: a small one, made here")
+    parser.add_argument("--env", choices=sorted(ENVIRONMENTS), help="what to train on; default dbbench")
     parser.add_argument("--train-file", type=Path, help="tasks to train on; default: generated")
     parser.add_argument("--val-file", type=Path, help="held-out tasks; default: split off or generated")
     parser.add_argument("--device", choices=["auto", "cpu", "gpu"])
@@ -97,6 +99,7 @@ def resolve(args: argparse.Namespace) -> TrainConfig:
         flags += overrides if getattr(args, name) else []
     plain = {
         "model": args.model,
+        "env.type": args.env,
         "data.train_file": args.train_file,
         "data.val_file": args.val_file,
         "engine.device": args.device,
@@ -213,13 +216,14 @@ def prepare(cfg: TrainConfig, *, cpu: bool) -> dict[str, Any]:
     """Everything that can fail early: model, tasks, parquet, verl's config. Returns the driver's order."""
     from omegaconf import OmegaConf
 
-    from dbbench_adapter.export import write_verl_parquet
-    from sql_agent.data import PromptTokenizer, fitting, load_split
+    from dbbench_adapter.export import write_rows
+    from sql_agent.data import PromptTokenizer, fitting
     from sql_agent.tracking import usable_loggers
 
     assert cfg.model is not None
-    tokenizer = PromptTokenizer(cfg.model, cfg.agent.protocol)
-    split = fitting(load_split(cfg.data, cfg.seed), tokenizer.prompt_tokens, cfg.data.max_prompt_tokens)
+    environment = make_environment(cfg)
+    tokenizer = PromptTokenizer(cfg.model, environment)
+    split = fitting(environment.load_split(cfg.data, cfg.seed), tokenizer.prompt_tokens, cfg.data.max_prompt_tokens)
     if len(split.train) < cfg.data.train_batch_size:
         raise UsageError(
             f"{len(split.train)} training tasks are fewer than data.train_batch_size={cfg.data.train_batch_size}; "
@@ -227,8 +231,8 @@ def prepare(cfg: TrainConfig, *, cpu: bool) -> dict[str, Any]:
         )
     data = cfg.run_dir / "data"
     files = Files(cfg.model.resolve(), (data / "train.parquet").resolve(), (data / "val.parquet").resolve())
-    write_verl_parquet(split.train, files.train, cfg.agent.protocol)
-    write_verl_parquet(split.val, files.val, cfg.agent.protocol)
+    write_rows(environment.verl_rows(split.train), files.train)
+    write_rows(environment.verl_rows(split.val), files.val)
     overrides = to_verl(cfg, files, cpu=cpu)
     overrides["trainer"]["logger"] = usable_loggers(cfg.trainer.loggers)
     (cfg.run_dir / "config.yaml").write_text(dump_config(cfg))
@@ -290,7 +294,7 @@ def set_aside(run_dir: Path) -> None:
             path.rename(aside / path.name)
 
 
-RESUMED = ("data", "agent", "lora", "seed")
+RESUMED = ("env", "data", "agent", "lora", "seed")
 """Settings that a run cannot change when it goes on; beside the model, the group size and what a reward means."""
 
 

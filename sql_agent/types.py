@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dbbench_adapter.protocols import PROTOCOLS, ProtocolName
+from dbbench_adapter.protocols import ProtocolName
 from dbbench_adapter.types import Score
 
 StopReason = Literal[
@@ -43,12 +43,6 @@ class AgentConfig(BaseModel):
     """Wall clock of one call of the model, in seconds; tried again twice before the model counts as unavailable."""
     rollout_timeout_s: float = Field(default=300.0, gt=0)
     """Wall clock of the whole rollout, in seconds."""
-
-    @property
-    def max_replies(self) -> int:
-        """Replies that a rollout may take."""
-        protocol = PROTOCOLS[self.protocol]
-        return protocol.max_replies(self.max_turns or protocol.max_rounds)
 
     @model_validator(mode="after")
     def _deadlines_nest(self) -> AgentConfig:

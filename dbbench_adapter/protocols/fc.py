@@ -103,9 +103,13 @@ class FcEpisode(Episode):
         argument = next(iter(values.values()), _NOTHING) if isinstance(values, dict) else _NOTHING
         return self._execute(argument) if name == "execute_sql" else self._commit(argument)
 
+    def without_call(self, _reply: str = "") -> list[Message]:
+        """What a reply that calls nothing is answered."""
+        return user([ASK_FOR_A_CALL])
+
     def _handle(self, calls: Any) -> list[Message]:
         if not calls:
-            return user([ASK_FOR_A_CALL])
+            return self.without_call()
         answers: list[Message] = []
         for call in calls if isinstance(calls, list) else [calls]:
             if not isinstance(call, dict):

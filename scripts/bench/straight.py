@@ -18,17 +18,18 @@ from dbbench_adapter.backends import Backend, open_backend
 from dbbench_adapter.load import load_tasks
 from dbbench_adapter.types import Task
 from sql_agent.agent import run_rollout
+from sql_agent.environments.dbbench import DbBench
 from sql_agent.processes import Events, end_with_parent
 from sql_agent.types import AgentConfig
 
 
 async def play(url: str, model: str, tasks: Sequence[Task], backend: Backend, at_once: int) -> list[Any]:
-    room = asyncio.Semaphore(at_once)
+    room, environment = asyncio.Semaphore(at_once), DbBench("strict", backend=backend)
 
     async def one(task: Task) -> tuple[float, int]:
         async with room:
             record = await run_rollout(
-                task, base_url=url, model=model, backend=backend, judge="strict", config=AgentConfig(temperature=0.0)
+                task, base_url=url, model=model, environment=environment, config=AgentConfig(temperature=0.0)
             )
         if record.score.value is None:
             raise RuntimeError(f"task {task.id} was not judged: {record.score.reason}, {record.error}")

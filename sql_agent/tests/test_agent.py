@@ -9,6 +9,7 @@ from dbbench_adapter.backends import BackendUnavailable, Result, open_backend
 from dbbench_adapter.protocols import PROTOCOLS
 from dbbench_adapter.types import Column, Gold, Score, Table, Task
 from sql_agent.agent import AgentConfig, run_rollout
+from sql_agent.environments.dbbench import DbBench
 from sql_agent.oracle import app, call, calls, recite, serve
 
 FRUIT = Table("Fruit", (Column("Name"), Column("Price")), (("Plum", "5"), ("Pear", "4")))
@@ -49,8 +50,8 @@ def play(backend):
     async def play(*replies, task=CHEAPEST, config=GREEDY, backend=backend, **endpoint):
         play.requests = []
         with serve(app(recite(replies), on_request=play.requests.append, **endpoint)) as url:
-            where = {"base_url": url, "model": "oracle", "backend": backend}
-            return await run_rollout(task, **where, judge="fc", config=config, on_reply=play.replies.append)
+            where = {"base_url": url, "model": "oracle", "environment": DbBench("fc", config.protocol, backend)}
+            return await run_rollout(task, **where, config=config, on_reply=play.replies.append)
 
     play.replies = []
     return play
@@ -128,7 +129,8 @@ async def test_no_endpoint_at_all(backend, monkeypatch):
     monkeypatch.setattr("sql_agent.agent.MAX_RETRIES", 0)
     with serve(app(recite([calls(commit())]))) as url:
         pass  # gone again, its port free
-    record = await run_rollout(CHEAPEST, base_url=url, model="oracle", backend=backend, judge="fc", config=GREEDY)
+    environment = DbBench("fc", backend=backend)
+    record = await run_rollout(CHEAPEST, base_url=url, model="oracle", environment=environment, config=GREEDY)
     assert (record.stop_reason, record.score, record.num_turns) == (
         "model_unavailable", Score(None, "model_unavailable"), 0,
     )  # fmt: skip
@@ -263,8 +265,8 @@ async def test_rollouts_share_connections_whatever_their_url(backend):
     with serve(proxy) as url:
         for rollout in range(3):
             own_url = url.replace("/v1", f"/rollout/{rollout}/v1")
-            where = {"base_url": own_url, "model": "oracle", "backend": backend}
-            record = await run_rollout(CHEAPEST, **where, judge="fc", config=GREEDY)
+            where = {"base_url": own_url, "model": "oracle", "environment": DbBench("fc", backend=backend)}
+            record = await run_rollout(CHEAPEST, **where, config=GREEDY)
             assert record.score.value == 1.0
     assert len(client_ports) == 1
 
@@ -291,7 +293,7 @@ async def test_extra_fields_reach_the_endpoint_and_replies_are_seen_as_it_gave_t
     script = recite([calls(sql(LOOK, "same")), calls(call("commit_final_answer", {"answers": ["Pear"]}, "same"))])
     with serve(app(script, on_request=requests.append)) as url:
         await run_rollout(
-            CHEAPEST, base_url=url, model="oracle", backend=backend, judge="fc", config=GREEDY,
+            CHEAPEST, base_url=url, model="oracle", environment=DbBench("fc", backend=backend), config=GREEDY,
             extra_body={"return_token_ids": True},
             on_reply=lambda reply: replies.append(reply.choices[0].message.tool_calls[0].id),
         )  # fmt: skip

@@ -1,0 +1,139 @@
+"""What an environment offers: to the agent prompts, tools and episodes, to a training run its tasks.
+
+Leaves out the reward (`sql_agent.rewards`) and who calls the model (`sql_agent.agent`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+
+from dbbench_adapter.protocols import Message, Status
+from dbbench_adapter.types import Score
+from sql_agent.types import AgentConfig
+
+if TYPE_CHECKING:
+    from sql_agent.config import DataConfig
+
+
+class EnvironmentTask(Protocol):
+    """One question; whatever else it holds is its environment's business."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def kind(self) -> str: ...
+
+
+class Episode(Protocol):
+    """The environment's side of a rollout. Every method may block; one thread at a time."""
+
+    max_rounds: int
+    """Replies that the policy may give."""
+    malformed_calls: int
+    status: Status
+
+    @property
+    def done(self) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+class CallingEpisode(Episode, Protocol):
+    """Of an environment that offers tools."""
+
+    def call_tool(self, name: str, arguments: Any) -> str:
+        """Answer one call; what a policy may get wrong is answered in words and counted."""
+        ...
+
+    def without_call(self, reply: str) -> list[Message]:
+        """Take a reply that calls nothing; what it answers comes next unless the episode has ended. Does not block."""
+        ...
+
+
+class WritingEpisode(Episode, Protocol):
+    """Of an environment whose policy writes its actions as text."""
+
+    def step(self, reply: str) -> list[Message]:
+        """Take a reply; what it answers comes next unless the episode has ended."""
+        ...
+
+
+@dataclass(frozen=True)
+class Split:
+    train: list[Any]
+    val: list[Any]
+    too_long: int = 0
+    """Tasks left out because their first prompt is longer than data.max_prompt_tokens."""
+
+
+class Environment(ABC):
+    """One per process. It is entered where episodes are opened; everything else works without."""
+
+    judged: ClassVar[bool] = True
+    """Whether anybody can tell right from wrong; without, `judge` gives None under `rewards.NO_JUDGE`."""
+    tools: list[dict[str, Any]]
+    """In chat-completions form; none where the policy writes its actions as text."""
+
+    # for the agent
+
+    @abstractmethod
+    def messages(self, task: Any) -> list[Message]:
+        """The first prompt."""
+
+    def history(self, messages: Sequence[Message]) -> list[Message]:
+        """What the policy reads of the conversation so far."""
+        return list(messages)
+
+    @abstractmethod
+    def open(self, task: Any, limits: AgentConfig) -> Any:
+        """A fresh `CallingEpisode`, or a `WritingEpisode` where there are no tools. May block.
+
+        Raises:
+            TableError, BackendUnavailable: it cannot be opened; the latter also while it goes on.
+        """
+
+    @abstractmethod
+    def judge(self, episode: Any) -> Score:
+        """The verdict on an episode as it stands. May block."""
+
+    @abstractmethod
+    def max_replies(self, limits: AgentConfig) -> int:
+        """Replies that a rollout may take."""
+
+    # for a training run
+
+    def prepare(self, say: Callable[[str], None]) -> None:  # noqa: B027  some need nothing
+        """Make what the machine can make itself, and find out whether episodes can be opened; before anything else.
+
+        Raises:
+            ValueError: with what is missing and how to get it.
+        """
+
+    @abstractmethod
+    def load_split(self, data: DataConfig, seed: int) -> Split:
+        """Tasks to train on and held-out ones.
+
+        Raises:
+            ValueError: a file is missing, or names a row that does not parse.
+        """
+
+    @abstractmethod
+    def task(self, fields: dict[str, Any]) -> Any:
+        """The inverse of a task's `to_dict`."""
+
+    @abstractmethod
+    def verl_rows(self, tasks: Sequence[Any]) -> list[dict[str, Any]]:
+        """Rows of verl's parquet; `extra_info.task` is the task as JSON."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(  # noqa: B027  most have nothing to close
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        pass

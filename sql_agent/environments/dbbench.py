@@ -1,0 +1,81 @@
+"""DB-Bench's tasks: `dbbench_adapter` as an environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from dbbench_adapter.backends import Backend, open_backend
+from dbbench_adapter.export import verl_rows
+from dbbench_adapter.generator import generate_tasks
+from dbbench_adapter.judges import JudgeName
+from dbbench_adapter.load import load_tasks
+from dbbench_adapter.protocols import PROTOCOLS, Episode, Message, ProtocolName, open_episode
+from dbbench_adapter.splits import split_by_table
+from dbbench_adapter.types import Score, Task
+from sql_agent.config import DataConfig, TrainConfig
+from sql_agent.environments.base import Environment, Split
+from sql_agent.types import AgentConfig
+
+
+class DbBench(Environment):
+    """
+    Args:
+        backend: where episodes get their databases: an open one, or a spec for `open_backend`, opened on entry.
+    """
+
+    def __init__(self, judge: JudgeName, protocol: ProtocolName = "fc", backend: Backend | str = "sqlite") -> None:
+        self._judge: JudgeName = judge
+        self._name: ProtocolName = protocol
+        self._protocol, self._backend = PROTOCOLS[protocol], backend
+        self.tools = self._protocol.tools
+        self._opened = ExitStack()
+
+    def messages(self, task: Task) -> list[Message]:
+        return self._protocol.messages(task)
+
+    def history(self, messages: Sequence[Message]) -> list[Message]:
+        return self._protocol.history(messages)
+
+    def open(self, task: Task, limits: AgentConfig) -> Episode:
+        if isinstance(self._backend, str):
+            raise RuntimeError("a DbBench that was given no open backend has to be entered before it opens episodes")
+        timeout_s = limits.statement_timeout_s
+        return open_episode(task, self._backend, self._name, max_rounds=limits.max_turns, statement_timeout_s=timeout_s)
+
+    def judge(self, episode: Episode) -> Score:
+        return episode.judge(self._judge)
+
+    def max_replies(self, limits: AgentConfig) -> int:
+        return self._protocol.max_replies(limits.max_turns or self._protocol.max_rounds)
+
+    def load_split(self, data: DataConfig, seed: int) -> Split:
+        """No table is in both halves."""
+        if data.train_file is None:
+            train, file = generate_tasks(data.generate, seed=seed, split="train"), data.val_file
+            val = load_tasks(file) if file else generate_tasks(data.val_limit, seed=seed, split="held_out")
+        elif data.val_file is None:
+            train, val = split_by_table(load_tasks(data.train_file), data.held_out_fraction, seed)
+        else:
+            train, val = load_tasks(data.train_file), load_tasks(data.val_file)
+        return Split(train, val[: data.val_limit])
+
+    def task(self, fields: dict[str, Any]) -> Task:
+        return Task.from_dict(fields)
+
+    def verl_rows(self, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+        return verl_rows(tasks, self._name)
+
+    def __enter__(self) -> Self:
+        if isinstance(self._backend, str):
+            self._backend = self._opened.enter_context(open_backend(self._backend))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._opened.close()
+
+
+def from_config(cfg: TrainConfig) -> DbBench:
+    return DbBench(cfg.rollout.judge, cfg.agent.protocol, cfg.rollout.backend)
