@@ -106,6 +106,7 @@ def convert(
         PreferenceFileError: the input cannot be read at all.
     """
     converter = Converter(form, drop_tools)
+    rows = raw_rows(source, converter.changes)
     name = source.name.encode(errors="replace").decode()
     unfinished = rejects.with_name(f"{rejects.name}.part")
     with unfinished.open("w", encoding="utf-8") as side_file:
@@ -134,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rejects", type=Path, help="for rows that are no pair; default: OUTPUT with .rejects.jsonl")
     parser.add_argument("--overwrite", action="store_true", help="replace the output and the rejects if they are there")
     args = parser.parse_args(argv)
-    rejects = args.rejects or args.output.with_name(f"{args.output.stem}.rejects.jsonl")
+    rejects = args.rejects or args.output.parent / f"{args.output.stem}.rejects.jsonl"
     try:
         if rejects == args.output:
             raise PreferenceFileError(f"--rejects and --output are both {rejects}; name another --rejects")

@@ -317,7 +317,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--held-out-fraction has to be at least 0 and below 1")
     if args.max_pairs_per_task < 1:
         parser.error("--max-pairs-per-task has to be 1 or more")
-    files = {False: args.output, True: args.output.with_name(f"{args.output.stem}.held_out{args.output.suffix}")}
+    files = {False: args.output, True: args.output.parent / f"{args.output.stem}.held_out{args.output.suffix}"}
     try:
         for path in files.values():
             check_output(path, "--output", overwrite=args.overwrite)

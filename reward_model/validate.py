@@ -72,7 +72,8 @@ def _faults(line: bytes, number: int, summary: Summary) -> Iterator[str]:
         for problem in error.errors():
             yield f"{'.'.join(map(str, problem['loc'])) or 'row'}: {problem['msg']}"
         return
-    problems = [fault for side in ("chosen", "rejected") for fault in _side_faults(preference, side)]
+    # a fault of the prompt shows on both sides and counts once
+    problems = list(dict.fromkeys(f for side in ("chosen", "rejected") for f in _side_faults(preference, side)))
     if preference.chosen == preference.rejected:
         problems.append("rejected: says the same as chosen")
     if not any(message.role == "user" for message in preference.prompt):
@@ -87,7 +88,7 @@ def _side_faults(preference: Preference, name: str) -> Iterator[str]:
     if not side[-1].content.strip() and not side[-1].tool_calls:
         yield f"{name}: ends with an empty reply"
     try:
-        legal([*preference.prompt, *side], f"prompt+{name}")
+        legal([*preference.prompt, *side], name, num_prompt=len(preference.prompt))
     except Problem as problem:
         yield str(problem)
 

@@ -66,13 +66,13 @@ def _is_one_value(path: Path) -> bool:
         return True
     one = _loaded(first)
     if one is None:
-        return first.lstrip().startswith(b"{") and not isinstance(_loaded(second), dict)
+        return first.lstrip().startswith(b"{") and first.rstrip().endswith((b"{", b"[", b",", b":"))
     return not second and isinstance(one, dict) and not _has_form(one) and _list_in(one) is not None
 
 
 def _loaded(line: bytes) -> Any:
     try:
-        return json.loads(line)
+        return json.loads(line.strip().removesuffix(b","))
     except (ValueError, RecursionError):
         return None
 

@@ -186,11 +186,14 @@ def call_id(number: int) -> str:
     return f"call{number:05}"
 
 
-def legal(conversation: Sequence[Message], field: str) -> list[Message]:
+def legal(conversation: Sequence[Message], field: str, *, num_prompt: int = 0) -> list[Message]:
     """The conversation with its calls numbered from 1 and each tool result under its call's number.
 
     A result without an id answers the oldest open call of the reply before it.
 
+    Args:
+        field: what the conversation is called in problems.
+        num_prompt: so many messages at its head are the prompt's, and called so.
     Raises:
         Problem: a system message that is not the first, a result that answers no call.
     """
@@ -198,7 +201,7 @@ def legal(conversation: Sequence[Message], field: str) -> list[Message]:
     open_calls: list[tuple[str, str]] = []
     count = 0
     for number, message in enumerate(conversation):
-        where = f"{field}.{number}"
+        where = f"prompt.{number}" if number < num_prompt else f"{field}.{number - num_prompt}"
         if message.role == "system" and number > 0:
             raise Problem(where, "a system message that is not the first")
         if message.tool_calls:
@@ -222,8 +225,8 @@ def without_tools(conversation: Sequence[Message], changes: Counter[str]) -> lis
     """The texts alone: no calls, no results; replies that then follow each other become one, a blank line between."""
     kept: list[Message] = []
     for message in conversation:
-        changes["tool calls dropped"] += len(message.tool_calls)
-        changes["tool results dropped"] += message.role == "tool"
+        changes["tool calls dropped, on both sides"] += len(message.tool_calls)
+        changes["tool results dropped, on both sides"] += message.role == "tool"
         bare = message.model_copy(update={"tool_calls": ()})
         if message.role == "tool" or (message.tool_calls and not message.content.strip()):
             continue

@@ -116,7 +116,7 @@ def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str,
                 raise Problem(name, "ends with tool calls alone; without them nothing is left to score")
         if touched:
             prompt, whole = None, {name: without_tools(side, changes) for name, side in whole.items()}
-    whole = {name: legal(side, name) for name, side in whole.items()}
+    whole = {name: legal(side, name, num_prompt=prompt or 0) for name, side in whole.items()}
     for name, side in whole.items():
         _check_end(side, name)
     if whole["chosen"] == whole["rejected"]:
@@ -137,6 +137,8 @@ def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str,
 
 
 def _check_end(side: Conversation, name: str) -> None:
+    if not side:
+        raise Problem(name, "holds no reply")
     last = side[-1]
     if last.role != "assistant":
         raise Problem(name, f"ends with a {last.role} message; what is scored has to end with the assistant")
@@ -167,6 +169,8 @@ def _add_system(draft: Draft, text: str) -> None:
                 raise Problem(f"{name}.0", "a system message other than the row's own")
             assert messages is not None
             del messages[0]
+            if not messages and name != "prompt":
+                raise Problem(name, "holds no reply")
     draft.prompt = [system, *(draft.prompt or [])] if draft.prompt is not None else None
     if draft.prompt is None:
         draft.chosen.insert(0, system)
@@ -191,7 +195,7 @@ def _whole(prompt: Conversation, side: Conversation, name: str, changes: Counter
     if system and own_system and system != own_system:
         raise Problem(f"{name}.0", "a system message other than the prompt's")
     question_alone = len(asked) == 1 and any(_same(message, asked[0]) for message in said)
-    if question_alone or (len(said) > len(asked) and all(map(_same, said, asked))):
+    if question_alone or (asked and len(said) > len(asked) and all(map(_same, said, asked))):
         changes["sides that repeated the prompt"] += 1
     elif prompt[-1].role == "user":
         raise Problem("prompt", f"{name} is a conversation of its own, which does not hold it")
@@ -216,8 +220,10 @@ SIDES = frozenset({"chosen", "rejected"})
 
 def _side(value: Any, name: str, changes: Counter[str]) -> Conversation:
     """A side: a reply as text, or messages."""
-    if not isinstance(value, str):
+    if isinstance(value, list | dict):
         return read_conversation(value, name, changes)
+    if not isinstance(value, str):
+        raise Problem(name, f"expected a text or messages, found {shown(value)}")
     return [Message(role="assistant", content=_filled(value, name, changes))]
 
 

@@ -1,0 +1,340 @@
+import json
+
+import pytest
+
+from reward_model.formats.messages import Problem
+from reward_model.formats.shapes import FORMS, Converter, form_of
+from reward_model.types import Preference
+
+
+def said(role, content):
+    return {"role": role, "content": content}
+
+
+def user(text):
+    return said("user", text)
+
+
+def reply(text):
+    return said("assistant", text)
+
+
+def call(call_id):
+    function = {"name": "sql", "arguments": '{"query": "SELECT 1"}'}
+    return said("assistant", "") | {"tool_calls": [{"id": call_id, "type": "function", "function": function}]}
+
+
+def result(call_id):
+    return said("tool", "[(1,)]") | {"tool_call_id": call_id}
+
+
+def pair(prompt, chosen, rejected, **more):
+    return Preference.model_validate({"prompt": prompt, "chosen": chosen, "rejected": rejected, **more})
+
+
+SIMPLE = pair([user("2+2?")], [reply("4")], [reply("5")])
+SECOND = pair([user("hi"), reply("yo"), user("2+2?")], [reply("4")], [reply("5")])
+WITH_SYSTEM = pair([said("system", "be brief"), user("2+2?")], [reply("4")], [reply("5")])
+TOOLS = '[{"type": "function", "function": {"name": "sql"}}]'
+OUR_CALL, OUR_RESULT = call("call00001"), result("call00001")
+AGENT = pair([user("one?")], [OUR_CALL, OUR_RESULT, reply("1")], [reply("2")])
+
+SHAPES = {
+    "explicit_texts": ("explicit", {"prompt": "2+2?", "chosen": "4", "rejected": "5"}, SIMPLE),
+    "explicit_messages": (
+        "explicit",
+        {"prompt": [user("2+2?")], "chosen": [reply("4")], "rejected": [reply("5")]},
+        SIMPLE,
+    ),
+    "explicit_one_message_a_side": (
+        "explicit",
+        {"prompt": "2+2?", "chosen": reply("4"), "rejected": reply("5")},
+        SIMPLE,
+    ),
+    "ultrafeedback_repeats_the_prompt": (
+        "explicit",
+        {"prompt": "2+2?", "chosen": [user("2+2?"), reply("4")], "rejected": [user("2+2?"), reply("5")]},
+        SIMPLE,
+    ),
+    "prompt_repeated_after_a_system_message": (
+        "explicit",
+        {
+            "prompt": "2+2?",
+            "chosen": [said("system", "be brief"), user("2+2?"), reply("4")],
+            "rejected": [said("system", "be brief"), user("2+2?"), reply("5")],
+        },
+        WITH_SYSTEM,
+    ),
+    "prompt_is_the_last_question_of_the_sides": (
+        "explicit",
+        {
+            "prompt": "2+2?",
+            "chosen": [user("hi"), reply("yo"), user("2+2?"), reply("4")],
+            "rejected": [user("hi"), reply("yo"), user("2+2?"), reply("5")],
+        },
+        SECOND,
+    ),
+    "question_in_the_sides": (
+        "explicit",
+        {
+            "prompt": [said("system", "be brief")],
+            "chosen": [user("2+2?"), reply("4")],
+            "rejected": [user("2+2?"), reply("5")],
+        },
+        WITH_SYSTEM,
+    ),
+    "prompt_repeated_in_texts": (
+        "explicit",
+        {"prompt": "What may be 2 and 2?", "chosen": "What may be 2 and 2? 4", "rejected": "What may be 2 and 2?\n5"},
+        pair([user("What may be 2 and 2?")], [reply("4")], [reply("5")]),
+    ),
+    "short_prompt_repeated_by_chance": (
+        "explicit",
+        {"prompt": "Yes?", "chosen": "Yes? Why not!", "rejected": "Yes? No!"},
+        pair([user("Yes?")], [reply("Yes? Why not!")], [reply("Yes? No!")]),
+    ),
+    "system_field_and_the_same_system_message": (
+        "explicit",
+        {"system": "be brief", "prompt": [said("system", "be brief"), user("2+2?")], "chosen": "4", "rejected": "5"},
+        WITH_SYSTEM,
+    ),
+    "implicit": (
+        "implicit",
+        {
+            "chosen": [user("hi"), reply("yo"), user("2+2?"), reply("4")],
+            "rejected": [user("hi"), reply("yo"), user("2+2?"), reply("5")],
+        },
+        SECOND,
+    ),
+    "implicit_one_side_goes_on": (
+        "implicit",
+        {"chosen": [user("2+2?"), reply("4")], "rejected": [user("2+2?"), reply("4"), user("sure?"), reply("5")]},
+        pair([user("2+2?")], [reply("4")], [reply("4"), user("sure?"), reply("5")]),
+    ),
+    "implicit_parts_at_a_user_message": (
+        "implicit",
+        {
+            "chosen": [user("hi"), reply("yo"), user("2+2?"), reply("4")],
+            "rejected": [user("hi"), reply("yo"), user("2+3?"), reply("5")],
+        },
+        pair([user("hi")], [reply("yo"), user("2+2?"), reply("4")], [reply("yo"), user("2+3?"), reply("5")]),
+    ),
+    "implicit_with_ids_of_their_own": (
+        "implicit",
+        {
+            "chosen": [user("one?"), call("x"), result("x"), reply("1")],
+            "rejected": [user("one?"), call("y"), result("y"), reply("2")],
+            "tools": [{"name": "sql"}],
+        },
+        pair([user("one?"), OUR_CALL, OUR_RESULT], [reply("1")], [reply("2")], tools=TOOLS),
+    ),
+    "agent_log_is_the_better_one": (
+        "agent",
+        {
+            "messages": [user("one?"), call("x"), result("x"), reply("1")],
+            "rejected_messages": [user("one?"), reply("2")],
+        },
+        AGENT,
+    ),
+    "agent_log_is_the_worse_one": (
+        "agent",
+        {"messages": [user("one?"), reply("2")], "chosen_messages": [call("x"), result("x"), reply("1")]},
+        AGENT,
+    ),
+    "agent_log_is_the_prompt": (
+        "agent",
+        {
+            "messages": [user("one?")],
+            "chosen_messages": [call("x"), result("x"), reply("1")],
+            "rejected_messages": [reply("2")],
+        },
+        AGENT,
+    ),
+    "agent_log_and_a_reply_as_text": (
+        "agent",
+        {"messages": [user("2+2?"), reply("4")], "rejected_response": "5"},
+        SIMPLE,
+    ),
+    "instruction": (
+        "instruction",
+        {"instruction": "Add", "input": "2 2", "chosen": "4", "rejected": "5"},
+        pair([user("Add\n2 2")], [reply("4")], [reply("5")]),
+    ),
+    "instruction_with_history_and_system": (
+        "instruction",
+        {
+            "instruction": "2+2?",
+            "input": "",
+            "system": "be brief",
+            "history": [["hi", "yo"]],
+            "chosen": "4",
+            "rejected": "5",
+        },
+        pair([said("system", "be brief"), user("hi"), reply("yo"), user("2+2?")], [reply("4")], [reply("5")]),
+    ),
+    "sharegpt": (
+        "sharegpt",
+        {
+            "conversations": [{"from": "human", "value": "2+2?"}],
+            "chosen": {"from": "gpt", "value": "4"},
+            "rejected": {"from": "gpt", "value": "5"},
+            "system": "",
+        },
+        SIMPLE,
+    ),
+    "sharegpt_with_tools": (
+        "sharegpt",
+        {
+            "conversations": [
+                {"from": "human", "value": "one?"},
+                {"from": "function_call", "value": '{"name": "sql", "arguments": {"query": "SELECT 1"}}'},
+                {"from": "observation", "value": "[(1,)]"},
+            ],
+            "chosen": {"from": "gpt", "value": "1"},
+            "rejected": {"from": "gpt", "value": "2"},
+            "tools": '[{"name": "sql"}]',
+        },
+        pair([user("one?"), OUR_CALL, OUR_RESULT], [reply("1")], [reply("2")], tools=TOOLS),
+    ),
+    "hh": (
+        "hh",
+        {
+            "chosen": "\n\nHuman: hi\n\nAssistant: yo\n\nHuman: 2+2?\n\nAssistant: 4",
+            "rejected": "\n\nHuman: hi\n\nAssistant: yo\n\nHuman: 2+2?\n\nAssistant: 5",
+        },
+        SECOND,
+    ),
+    "hh_with_the_prompt_apart": (
+        "hh",
+        {"prompt": "\n\nHuman: 2+2?\n\nAssistant:", "chosen": " 4", "rejected": " 5"},
+        SIMPLE,
+    ),
+}
+
+
+@pytest.mark.parametrize(("form", "row", "expected"), SHAPES.values(), ids=SHAPES)
+def test_a_row_of_each_form_is_found_out_and_becomes_a_preference(form, row, expected):
+    assert form_of(row) == form
+    assert Converter()(row, {}) == expected
+    assert Converter(form)(row, {}) == expected
+
+
+@pytest.mark.parametrize(("form", "row", "expected"), SHAPES.values(), ids=SHAPES)
+def test_what_was_converted_converts_to_itself(form, row, expected):
+    assert Converter()(json.loads(json.dumps(expected.to_dict())), {}) == expected
+
+
+def test_without_tools_the_answers_are_left():
+    row = {
+        "messages": [user("one?"), call("x"), result("x"), reply("1")],
+        "rejected_messages": [user("one?"), reply("2")],
+        "tools": TOOLS,
+    }
+    converter = Converter(drop_tools=True)
+    assert converter(row, {}) == pair([user("one?")], [reply("1")], [reply("2")])
+    assert +converter.changes == {
+        "tool calls dropped, on both sides": 1,
+        "tool results dropped, on both sides": 1,
+        "tools' schemas dropped": 1,
+    }
+
+
+def test_without_tools_a_side_that_ends_with_a_call_is_no_pair():
+    row = {"messages": [user("one?"), call("x")], "rejected_messages": [user("one?"), reply("2")]}
+    with pytest.raises(Problem, match="chosen: ends with tool calls alone"):
+        Converter(drop_tools=True)(row, {})
+
+
+def test_without_tools_a_side_of_results_alone_is_no_pair():
+    with pytest.raises(Problem, match="chosen: holds no reply"):
+        Converter(drop_tools=True)({"chosen": [result("x")], "rejected": [user("q"), reply("a")]}, {})
+
+
+def test_unknown_fields_are_counted_and_a_rejected_row_changes_no_count():
+    converter = Converter()
+    converter({"prompt": "q", "chosen": "a", "rejected": "b", "score_chosen": 1.0, "margin": None}, {})
+    with pytest.raises(Problem):
+        converter({"prompt": "q", "chosen": "a", "rejected": "a", "score_chosen": 1.0}, {})
+    assert +converter.changes == {"field 'score_chosen' left out": 1}
+    assert converter.forms == {"explicit": 1}
+
+
+@pytest.mark.parametrize(
+    ("row", "field", "words"),
+    [
+        pytest.param([1], "row", "expected an object, found [1]", id="no_object"),
+        pytest.param({"a": 1}, "row", "fits no known form: found 'a', known are sharegpt", id="no_form"),
+        pytest.param({"prompt": "q", "chosen": "a"}, "row", "fits no known form", id="no_rejected"),
+        pytest.param({"prompt": "q", "chosen": "a", "rejected": "a"}, "rejected", "the same as chosen", id="equal"),
+        pytest.param({"prompt": "q", "chosen": None, "rejected": "a"}, "chosen", "found None", id="null_side"),
+        pytest.param({"prompt": "q", "chosen": 4, "rejected": "a"}, "chosen", "found 4", id="number_side"),
+        pytest.param({"prompt": "q", "chosen": " \n", "rejected": "a"}, "chosen", "is empty", id="blank_side"),
+        pytest.param({"prompt": "q", "chosen": [], "rejected": "a"}, "chosen", "an empty list", id="empty_side"),
+        pytest.param({"prompt": "", "chosen": "b", "rejected": "a"}, "prompt", "is empty", id="empty_prompt"),
+        pytest.param(
+            {"prompt": "q", "chosen": [reply("")], "rejected": "a"}, "chosen", "an empty reply", id="no_reply"
+        ),
+        pytest.param(
+            {"prompt": "q", "chosen": [reply("a"), user("b")], "rejected": "a"},
+            "chosen",
+            "with a user message",
+            id="user_last",
+        ),
+        pytest.param(
+            {"prompt": "p", "chosen": [user("q"), reply("a")], "rejected": "a"},
+            "prompt",
+            "does not hold it",
+            id="other_prompt",
+        ),
+        pytest.param(
+            {"chosen": [user("p"), reply("a")], "rejected": [user("q"), reply("a")]},
+            "prompt",
+            "same user",
+            id="no_common",
+        ),
+        pytest.param(
+            {"system": "a", "prompt": [said("system", "b"), user("q")], "chosen": "a", "rejected": "b"},
+            "prompt.0",
+            "other than the row's own",
+            id="two_systems",
+        ),
+        pytest.param(
+            {"system": "a", "prompt": "q", "chosen": [said("system", "a")], "rejected": "b"},
+            "chosen",
+            "holds no reply",
+            id="system_alone",
+        ),
+        pytest.param(
+            {"instruction": "q", "history": ["x"], "chosen": "a", "rejected": "b"},
+            "history",
+            "[question, answer]",
+            id="history",
+        ),
+        pytest.param(
+            {"chosen": "\n\nHuman: q", "rejected": "\n\nHuman: q\n\nAssistant: b"},
+            "chosen",
+            "with a user",
+            id="hh_open",
+        ),
+        pytest.param(
+            {"chosen": "\n\nHuman: q\n\nAssistant: a", "rejected": "nothing"},
+            "rejected",
+            "begins with 'Human:'",
+            id="hh_half",
+        ),
+    ],
+)
+def test_a_row_that_is_no_pair_is_named_with_its_field(row, field, words):
+    with pytest.raises(Problem) as problem:
+        Converter()(row, {})
+    assert problem.value.field == field
+    assert words in problem.value.reason
+
+
+def test_a_form_that_was_asked_for_is_the_only_one_tried():
+    with pytest.raises(Problem, match="instruction: expected a text, found None"):
+        Converter("instruction")({"prompt": "q", "chosen": "a", "rejected": "b"}, {})
+
+
+def test_every_form_has_a_row_here():
+    assert {form for form, _, _ in SHAPES.values()} == set(FORMS)

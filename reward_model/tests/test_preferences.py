@@ -1,0 +1,123 @@
+import json
+import os
+
+import pytest
+
+from reward_model.preferences import PreferenceFileError, check_output, read_preferences, write_preferences
+from reward_model.types import FunctionCall, Message, Preference, ToolCall
+
+USER = Message(role="user", content="1?")
+CALL = Message(
+    role="assistant", tool_calls=(ToolCall(id="call00001", function=FunctionCall(name="f", arguments="{}")),)
+)
+RESULT = Message(role="tool", content="[(1,)]", tool_call_id="call00001")
+YES, NO = Message(role="assistant", content="yes"), Message(role="assistant", content="no")
+PLAIN = Preference(prompt=(USER,), chosen=(YES,), rejected=(NO,), metadata={"source": "a", "original": ""})
+AGENT = Preference(
+    prompt=(USER, CALL, RESULT), chosen=(CALL, RESULT, YES), rejected=(NO,), tools='[{"type": "function"}]'
+)
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    path = tmp_path / "p.jsonl"
+    assert write_preferences([PLAIN, AGENT], path) == 2
+    assert read_preferences(path) == [PLAIN, AGENT]
+    assert [file.name for file in tmp_path.iterdir()] == ["p.jsonl"]
+
+
+def test_without_rows_no_file_is_made(tmp_path):
+    assert write_preferences([], tmp_path / "p.jsonl") == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_broken_off_file_does_not_look_finished(tmp_path):
+    def rows():
+        yield PLAIN
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_preferences(rows(), tmp_path / "p.jsonl")
+    assert [file.name for file in tmp_path.iterdir()] == ["p.jsonl.body.part"]
+
+
+def test_rows_with_fields_that_come_late_are_put_in_front(tmp_path, monkeypatch):
+    monkeypatch.setattr("reward_model.preferences._FIRST_LOOK_BYTES", 600)
+    path = tmp_path / "p.jsonl"
+    write_preferences([PLAIN] * 10 + [AGENT, PLAIN, AGENT], path)
+    assert read_preferences(path) == [AGENT] + [PLAIN] * 11 + [AGENT]
+    write_preferences([PLAIN, AGENT] + [PLAIN] * 10 + [AGENT], path)
+    assert read_preferences(path) == [PLAIN, AGENT] + [PLAIN] * 10 + [AGENT]
+    assert [file.name for file in tmp_path.iterdir()] == ["p.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        pytest.param("{", "row 2, row: Invalid JSON", id="no_json"),
+        pytest.param('{"prompt": "q", "chosen": "a", "rejected": "b"}', "row 2, prompt: Input should be", id="texts"),
+        pytest.param(
+            json.dumps(PLAIN.to_dict() | {"rejected": [{"role": "user", "content": "x"}]}),
+            "rejected ends with a user message",
+            id="user_last",
+        ),
+    ],
+)
+def test_a_row_that_is_no_preference_is_named_with_its_field(tmp_path, line, words):
+    path = tmp_path / "p.jsonl"
+    write_preferences([PLAIN], path)
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(PreferenceFileError, match=words):
+        read_preferences(path)
+
+
+def test_a_missing_or_empty_file_says_where_such_files_come_from(tmp_path):
+    with pytest.raises(PreferenceFileError, match="convert_dpo_format"):
+        read_preferences(tmp_path / "p.jsonl")
+    (tmp_path / "p.jsonl").touch()
+    with pytest.raises(PreferenceFileError, match="holds no row"):
+        read_preferences(tmp_path / "p.jsonl")
+
+
+def test_an_output_is_refused_before_the_work(tmp_path):
+    (tmp_path / "there").touch()
+    with pytest.raises(PreferenceFileError, match="is there already; give --overwrite or another --output"):
+        check_output(tmp_path / "there", "--output", overwrite=False)
+    check_output(tmp_path / "there", "--output", overwrite=True)
+    with pytest.raises(PreferenceFileError, match="is a folder"):
+        check_output(tmp_path, "--output", overwrite=True)
+    with pytest.raises(PreferenceFileError, match="cannot be written"):
+        check_output(tmp_path / "there" / "p.jsonl", "--output", overwrite=True)
+    check_output(tmp_path / "new" / "p.jsonl", "--output", overwrite=False)
+    assert (tmp_path / "new").is_dir()
+
+
+@pytest.mark.slow  # imports TRL's trainer: 15 s
+def test_datasets_reads_a_file_and_trl_and_we_tokenise_it_alike(tmp_path, monkeypatch):
+    """The wide first row and 11 MB of plain ones: `datasets` takes the types from the first 10 MiB."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    from datasets import load_dataset
+    from trl.trainer.reward_config import RewardConfig
+    from trl.trainer.reward_trainer import RewardTrainer
+
+    from reward_model.scorer import encode_conversation
+    from sql_agent.tiny_policy.tokenizer import build_tokenizer
+
+    wide = Preference(prompt=(Message(role="user", content="x" * 100_000),), chosen=(YES,), rejected=(NO,))
+    path = tmp_path / "p.jsonl"
+    assert write_preferences([wide.model_copy(update={"metadata": PLAIN.metadata})] * 110 + [PLAIN, AGENT], path) == 112
+    assert os.path.getsize(path) > 11_000_000
+    rows = load_dataset("json", data_files=str(path), split="train", cache_dir=str(tmp_path))
+    assert len(rows) == 112
+    short = rows.filter(lambda row: len(row["prompt"][0]["content"]) < 10)
+    tokenizer = build_tokenizer(["yes no 1? tool_call name arguments f"])
+    args = RewardConfig(output_dir=str(tmp_path / "run"), max_length=None, report_to=[], use_cpu=True)
+    prepared = RewardTrainer._prepare_dataset(None, short, tokenizer, args, "train")  # pyright: ignore
+    ours = [
+        [
+            list(encode_conversation(tokenizer, [*p.prompt, *side], tools=p.tools, max_length=10_000).ids)
+            for side in sides
+        ]
+        for p in (AGENT, PLAIN)
+        for sides in [(p.chosen, p.rejected)]
+    ]
+    assert [[row["chosen_ids"], row["rejected_ids"]] for row in prepared] == ours
