@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ipaddress
 import json
 import math
 import os
@@ -23,9 +22,9 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from reward_model.preferences import PreferenceFileError, read_preferences
+from reward_model.service.access import TOKEN_VARIABLE, is_loopback
 from reward_model.types import Message, Preference, Score
 
-TOKEN_VARIABLE = "REWARD_API_TOKEN"
 OPEN_AFTER = 5
 """Consecutive failures after which one call at a time finds out whether the service is back."""
 PROBE_EVERY_S = 1.0
@@ -68,7 +67,7 @@ class RewardClient:
         self.base_url = base_url.rstrip("/")
         self.timeout_s, self.max_attempts = timeout_s, max_attempts
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._proxies = not _is_loopback(parts.hostname)
+        self._proxies = not is_loopback(parts.hostname)
         self._session: aiohttp.ClientSession | None = None
         self._failed_first: float | None = None
         self._failures = 0
@@ -172,7 +171,7 @@ class RewardClient:
 
     async def _post(self, body: dict[str, Any]) -> tuple[int, str, float | None]:
         try:
-            async with self._open().post(self.base_url + "/classify", json=body) as answer:
+            async with self._open().post(self.base_url + "/classify", json=body, allow_redirects=False) as answer:
                 return answer.status, await answer.text(), _seconds(answer.headers.get("Retry-After"))
         except (aiohttp.ClientError, OSError) as error:
             raise _AgainError(f"{type(error).__name__}: {error}", None) from None
@@ -217,13 +216,6 @@ def _seconds(retry_after: str | None) -> float | None:
         return max(0.0, float(retry_after or "x"))
     except ValueError:
         return None
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,176 @@
+"""The scoring service: `python reward_model/inference_api.py --model_path ./merged_model`, then `POST /score`.
+
+Listens on this machine only unless a token is given. It answers at once and is ready when the model is loaded and its
+warm-up scores matched. SIGTERM ends it with 0 once what was accepted is answered. `reward_model/service` is its inside;
+doc/reward_test.md shows requests and answers.
+"""
+
+import os
+import sys
+
+if __package__ in (None, ""):
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from reward_model.service.access import TOKEN_VARIABLE, read_token
+from reward_model.service.batching import Batcher
+
+if TYPE_CHECKING:
+    from reward_model.scorer import Scorer
+    from reward_model.service.app import Service
+    from reward_model.service.forward import Rounds
+
+log = logging.getLogger("reward_model.inference_api")
+
+DRAIN_S = 30.0
+MAX_CONNECTIONS = 2048
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = make_parser()
+    args = parser.parse_args(arguments)
+    try:
+        token = read_token(args.host, args.token_file)
+        check_model(args.model_path)
+    except ValueError as error:
+        parser.error(str(error))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    return serve(args, token)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python reward_model/inference_api.py", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--model_path", type=Path, required=True, help="a merged model, or an adapter beside its base")
+    parser.add_argument("--host", default="127.0.0.1", help=f"default %(default)s; any other needs {TOKEN_VARIABLE}")
+    parser.add_argument("--port", type=int, default=8008, help="default %(default)s; 0: a free one, named in the log")
+    parser.add_argument("--token_file", type=Path, help=f"what clients send as bearer token; or set {TOKEN_VARIABLE}")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default auto: a GPU if any")
+    parser.add_argument("--threads", type=int, help="CPU threads of the model, default: one a core")
+    parser.add_argument("--max_queue", type=int, default=512, help="conversations waiting at most, default %(default)s")
+    parser.add_argument("--timeout_s", type=float, default=30.0, help="deadline of a request, default %(default)s")
+    return parser
+
+
+def check_model(path: Path) -> None:
+    """What can be said of a model folder before torch is imported.
+
+    Raises:
+        ValueError: no folder, or neither a model nor an adapter in it.
+    """
+    if not any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
+        raise ValueError(
+            f"--model_path {path}: no config.json or adapter_config.json there; expected what "
+            "reward_model/reward_modeling.py or python -m reward_model.merge wrote"
+        )
+
+
+def serve(args: argparse.Namespace, token: str | None) -> int:
+    """Listen, load, answer until asked to end; the exit code."""
+    import uvicorn
+
+    from reward_model.service.app import Service, make_app
+    from reward_model.service.edge import Edge, PromptProtocol
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:  # uvicorn's would stop listening at once and exit by the signal
+            yield
+
+    service = Service(args.model_path.resolve(), commit=git_commit(), deadline_s=args.timeout_s)
+    config = uvicorn.Config(
+        Edge(make_app(service), token=token),
+        host=args.host,
+        port=args.port,
+        http=PromptProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_graceful_shutdown=5,
+    )
+    server = Server(config)
+
+    async def run() -> int:
+        loop = asyncio.get_running_loop()
+        ending = asyncio.Event()
+        for sign in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(sign, ending.set)
+        serving = asyncio.create_task(server.serve())
+        loading = load_beside(service, args, ending)
+        waiting = asyncio.create_task(ending.wait())
+        await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
+        service.status = "draining"
+        if service.batcher:
+            log.info("ending: answering what was accepted, for %g s at most", DRAIN_S)
+            if not await service.batcher.drain(DRAIN_S):
+                log.warning("not everything was answered within %g s", DRAIN_S)
+            service.batcher.close()
+        server.should_exit = True
+        await serving
+        return 1 if loading.done() and not loading.result() else 0
+
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        code = runner.run(run())
+    if service.scorer is None:  # a thread still loads; it may not be cut off inside torch's finalisers
+        logging.shutdown()
+        os._exit(code)
+    return code
+
+
+def load_beside(service: "Service", args: argparse.Namespace, ending: asyncio.Event) -> asyncio.Future[bool]:
+    """Load the model in a thread; whether it can be used, and `ending` set where it cannot."""
+    loop = asyncio.get_running_loop()
+    loaded: asyncio.Future[bool] = loop.create_future()
+
+    def work() -> None:
+        try:
+            import torch
+
+            from reward_model.service.warm_up import load_warm
+
+            if args.threads:
+                torch.set_num_threads(args.threads)
+            loop.call_soon_threadsafe(begin, *load_warm(service.model_path, device=args.device))
+        except Exception as error:
+            log.error("the model cannot be used: %s: %s", type(error).__name__, error)
+            loop.call_soon_threadsafe(give_up)
+
+    def begin(scorer: "Scorer", rounds: "Rounds") -> None:
+        service.ready(scorer, Batcher(rounds, max_queue=args.max_queue))
+        loaded.set_result(True)
+        log.info("ready: %s, %d tokens a conversation at most", service.model_path.name, scorer.max_length)
+
+    def give_up() -> None:
+        loaded.set_result(False)
+        ending.set()
+
+    threading.Thread(target=work, name="load", daemon=True).start()
+    return loaded
+
+
+def git_commit() -> str:
+    """The commit that this code is at, "unknown" outside a checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""Who may ask the service: this machine without more, others with a token."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+
+TOKEN_VARIABLE = "REWARD_API_TOKEN"
+"""Read by the service and by the client's command."""
+
+
+def read_token(host: str, token_file: Path | None) -> str | None:
+    """The token that clients have to send, None where none is asked for.
+
+    Raises:
+        ValueError: another host than loopback without a token, a file without one, or one that no header takes.
+    """
+    token = os.environ.get(TOKEN_VARIABLE, "").strip()
+    if token_file:
+        token = token_file.read_text(encoding="utf-8").strip() if token_file.is_file() else ""
+        if not token:
+            raise ValueError(f"--token_file {token_file}: no such file, or nothing in it; expected one line")
+    if not token.isascii() or not token.isprintable():
+        raise ValueError("the token holds characters that a header does not take; expected printable ASCII")
+    if not token and not is_loopback(host):
+        raise ValueError(
+            f"--host {host} can be reached from other machines, which needs a token: set {TOKEN_VARIABLE} or give "
+            "--token_file; 127.0.0.1 needs none"
+        )
+    return token or None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`; a name other than localhost counts as reachable."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

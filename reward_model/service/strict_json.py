@@ -1,0 +1,93 @@
+"""JSON as the standard has it: what Python's reader lets pass (NaN, Infinity, keys said twice) is refused by name."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+MAX_DEPTH = 64
+
+
+class StrictJsonError(ValueError):
+    """The message says what is wrong, `field` where; "" where it is the whole."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+def read_json(text: bytes | str) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        StrictJsonError: no UTF-8, no JSON, nested too deeply, a key said twice, or a number that is not finite.
+    """
+    try:
+        text = text.decode("utf-8") if isinstance(text, bytes) else text
+        value = json.loads(
+            text,
+            parse_constant=lambda _: _NotFinite,
+            parse_float=_finite,
+            object_pairs_hook=_no_key_twice,
+        )
+    except UnicodeDecodeError as error:
+        raise StrictJsonError("", f"byte {error.start} is no UTF-8") from None
+    except RecursionError:
+        raise StrictJsonError("", f"nested deeper than {MAX_DEPTH}") from None
+    except json.JSONDecodeError as error:
+        raise StrictJsonError("", f"no JSON at character {error.pos}: {error.msg}") from None
+    except StrictJsonError:
+        raise
+    except ValueError:  # of int()
+        raise StrictJsonError("", "a number of more digits than are read") from None
+    _check(value, surrogates="\\ud" in text or "\\uD" in text)
+    return value
+
+
+class _NotFinite:
+    """Stands for NaN or Infinity until it is known in which field."""
+
+
+def _finite(digits: str) -> Any:
+    value = float(digits)
+    return value if math.isfinite(value) else _NotFinite
+
+
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for number, key in enumerate(keys) if key in keys[:number])
+        raise StrictJsonError(twice[:64], "this key is there twice")
+    return found
+
+
+def _check(value: Any, *, surrogates: bool) -> None:
+    waiting: list[tuple[tuple[str | int, ...], Any]] = [((), value)]
+    while waiting:
+        path, value = waiting.pop()
+        if value is _NotFinite:
+            raise StrictJsonError(_field(path), "NaN and Infinity are no JSON; expected a finite value")
+        if len(path) > MAX_DEPTH:
+            raise StrictJsonError(_field(path[:8]), f"nested deeper than {MAX_DEPTH}")
+        if surrogates and isinstance(value, str) and not _is_text(value):
+            raise StrictJsonError(_field(path), "half a surrogate pair is no text; expected both halves")
+        inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        waiting += [
+            ((*path, name), below)
+            for name, below in inner
+            if surrogates or below is _NotFinite or isinstance(below, dict | list)
+        ]
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _field(path: tuple[str | int, ...]) -> str:
+    return ".".join(str(part)[:64] for part in path)

@@ -1,0 +1,100 @@
+"""From a request's form to token ids. Runs in the tokenising thread."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from jinja2 import TemplateError
+
+from reward_model.scorer import Scorer, encode_conversation
+from reward_model.service.schemas import (
+    ChatItem,
+    ChatPair,
+    TextItem,
+    TextPair,
+    UnreadableError,
+    VllmChat,
+    VllmInput,
+    VllmOptions,
+    VllmPairs,
+)
+from reward_model.types import Encoded, Message
+
+
+def item(scorer: Scorer, said: TextItem | ChatItem) -> Encoded:
+    if isinstance(said, TextItem):
+        return _chat(scorer, _exchange(said.prompt, said.response), None)
+    return _chat(scorer, said.messages, said.tools)
+
+
+def pair(scorer: Scorer, said: TextPair | ChatPair) -> list[Encoded]:
+    """Chosen, rejected."""
+    if isinstance(said, TextPair):
+        return [_chat(scorer, _exchange(said.prompt, side), None) for side in (said.chosen, said.rejected)]
+    return [_chat(scorer, (*said.prompt, *side), said.tools) for side in (said.chosen, said.rejected)]
+
+
+def vllm_chat(scorer: Scorer, said: VllmChat) -> list[Encoded]:
+    tools = said.chat_template_kwargs.tools
+    if said.truncate_prompt_tokens is None:
+        return [_chat(scorer, said.messages, tools)]
+    whole = _refused(lambda: encode_conversation(scorer.tokenizer, said.messages, tools=tools, max_length=sys.maxsize))
+    return [cut(whole.ids, scorer, said)]
+
+
+def vllm_input(scorer: Scorer, said: VllmInput) -> list[Encoded]:
+    given = said.input if isinstance(said.input, list) else [said.input]
+    if given and isinstance(given[0], int):
+        given = [given]
+    return [cut(_ids(scorer, each, said.add_special_tokens), scorer, said) for each in given]
+
+
+def vllm_pairs(scorer: Scorer, said: VllmPairs) -> list[Encoded]:
+    """As vLLM's cross-encoder route without `--chat-template`: one call of the tokenizer on the two texts."""
+    if getattr(scorer.model.config, "use_sep_token", True):
+        ids = [scorer.tokenizer(text=first, text_pair=second)["input_ids"] for first, second in said.pairs()]
+    else:
+        ids = [scorer.tokenizer(first + second)["input_ids"] for first, second in said.pairs()]
+    return [cut(tuple(each), scorer, said) for each in ids]
+
+
+def cut(ids: tuple[int, ...], scorer: Scorer, options: VllmOptions) -> Encoded:
+    """Apply `truncate_prompt_tokens`, or the model's limit from the left.
+
+    Raises:
+        UnreadableError: it is 0 or above the model's limit.
+    """
+    keep, side = options.truncate_prompt_tokens, options.truncation_side or scorer.tokenizer.truncation_side
+    if keep is None:
+        keep, side = scorer.max_length, "left"
+    elif keep == -1:
+        keep = scorer.max_length
+    if not 0 < keep <= scorer.max_length:
+        raise UnreadableError("truncate_prompt_tokens", f"expected 1 to {scorer.max_length}, or -1 for that")
+    return Encoded(ids[-keep:] if side == "left" else ids[:keep], truncated=len(ids) > keep)
+
+
+def _ids(scorer: Scorer, given: object, special: bool) -> tuple[int, ...]:
+    if isinstance(given, str):
+        return tuple(scorer.tokenizer(given, add_special_tokens=special)["input_ids"])
+    ids = tuple(given)  # type: ignore[arg-type]
+    known = scorer.model.config.get_text_config().vocab_size
+    if max(ids) >= known:
+        raise UnreadableError("input", f"a token id above {known - 1}, the model's last")
+    return ids
+
+
+def _exchange(prompt: str, response: str) -> tuple[Message, ...]:
+    return (Message(role="user", content=prompt), Message(role="assistant", content=response))
+
+
+def _chat(scorer: Scorer, messages: tuple[Message, ...], tools: str | None) -> Encoded:
+    return _refused(lambda: scorer.encode(messages, tools))
+
+
+def _refused(encode: Callable[[], Encoded]) -> Encoded:
+    try:
+        return encode()
+    except (TemplateError, TypeError) as error:
+        raise UnreadableError("messages", f"the model's chat template refuses them: {error}") from None

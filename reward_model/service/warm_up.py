@@ -1,0 +1,88 @@
+"""Loads a model and finds out whether its scores can be relied on, before the service says that it is ready."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, Field
+
+from reward_model.scorer import RECORD, ModelError, Scorer
+from reward_model.service.forward import CPU, GPU, Rounds
+from reward_model.types import Encoded, Message
+
+log = logging.getLogger(__name__)
+
+TOLERANCE = {torch.float32: 1e-4}
+"""How far a score may move with its company, relative above 1; measured on a CPU: about 1e-6."""
+COARSE = 0.05
+"""The same in half precision."""
+
+
+class Probe(BaseModel):
+    """A conversation whose score merging recorded."""
+
+    messages: tuple[Message, ...] = Field(strict=False)
+    score: float
+    tolerance: float = Field(gt=0)
+
+
+def load_warm(path: Path, *, device: str) -> tuple[Scorer, Rounds]:
+    """The model, ready to score.
+
+    Raises:
+        ModelError: no reward model, one whose scores depend on their batch, or not the one whose probe was recorded.
+    """
+    scorer = Scorer.load(path, device=device)
+    pace = CPU if scorer.model.device.type == "cpu" else GPU
+    trial = [scorer.encode(_exchange(number)) for number in range(6)]
+    alone = [scorer.score([each])[0].value for each in trial]
+    bound = TOLERANCE.get(scorer.model.dtype, COARSE)
+    if not _agree(alone, _scores(Rounds(scorer, replace(pace, min_saved=None)), trial), bound):
+        raise ModelError(f"{path}: scores of a batch differ from those of its conversations alone by more than {bound}")
+    if pace.min_saved is not None and not _shares(scorer, replace(pace, min_saved=1), trial, alone, bound):
+        log.warning("this architecture computes beginnings together differently; each conversation is computed whole")
+        pace = replace(pace, min_saved=None)
+    _check_probe(path, scorer)
+    return scorer, Rounds(scorer, pace)
+
+
+def _shares(scorer: Scorer, pace: Any, trial: Sequence[Encoded], alone: Sequence[float], bound: float) -> bool:
+    try:
+        return _agree(alone, _scores(Rounds(scorer, pace), trial), bound)
+    except Exception as error:  # what a cache that cannot be repeated raises differs from class to class
+        log.warning("sharing of beginnings failed with %s", type(error).__name__)
+        return False
+
+
+def _check_probe(path: Path, scorer: Scorer) -> None:
+    record = path / RECORD
+    said = json.loads(record.read_text()).get("probe") if record.is_file() else None
+    if said is None:
+        return
+    probe = Probe.model_validate(said)
+    score = scorer.score([scorer.encode(probe.messages)])[0].value
+    if abs(score - probe.score) > probe.tolerance:
+        raise ModelError(
+            f"{path}: the conversation that {RECORD} holds scores {score:.6f}, {probe.score:.6f} was recorded; "
+            "weights, tokenizer or template were changed since; merge again with python -m reward_model.merge"
+        )
+
+
+def _scores(rounds: Rounds, trial: Sequence[Encoded]) -> list[float]:
+    found = dict(pair for part in rounds.score(trial) for pair in part)
+    return [found[number].value for number in range(len(trial))]
+
+
+def _agree(some: Sequence[float], others: Sequence[float], bound: float) -> bool:
+    return all(abs(a - b) <= bound * max(1.0, abs(a)) for a, b in zip(some, others, strict=True))
+
+
+def _exchange(number: int) -> list[Message]:
+    question = "How many rows has the table?" if number % 2 else "Which city has the most inhabitants, and how many?"
+    return [Message(role="user", content=question), Message(role="assistant", content="There are 12. " * (number + 1))]

@@ -1,0 +1,35 @@
+"""JSON that Python lets pass and the standard does not is refused, and the field is named."""
+
+import pytest
+
+from reward_model.service.strict_json import StrictJsonError, read_json
+
+
+def test_what_is_json_is_read():
+    assert read_json(b'{"a": [1, 2.5, null, "\xc3\xa9", {"b": true}]}') == {"a": [1, 2.5, None, "é", {"b": True}]}
+
+
+def test_both_halves_of_a_surrogate_pair_are_a_character():
+    assert read_json('["\\ud83d\\ude00"]') == ["😀"]
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "message"),
+    [
+        pytest.param('{"a": NaN}', "a", "NaN", id="nan"),
+        pytest.param('{"a": [0, -Infinity]}', "a.1", "Infinity", id="infinity"),
+        pytest.param('{"a": 1e999}', "a", "Infinity", id="a_float_that_overflows"),
+        pytest.param('{"a": 1, "a": 2}', "a", "twice", id="key_twice"),
+        pytest.param('{"a": {"b": "\\ud800"}}', "a.b", "surrogate", id="half_a_surrogate_pair"),
+        pytest.param('{"a": ' + "[" * 100 + "]" * 100 + "}", "a.0.0.0.0.0.0.0", "nested", id="deep"),
+        pytest.param("[" * 100_000, "", "nested", id="so_deep_that_the_parser_gives_up"),
+        pytest.param("1" * 5000, "", "digits", id="a_number_of_5000_digits"),
+        pytest.param(b'{"a": "\xff"}', "", "byte 7 is no UTF-8", id="no_utf8"),
+        pytest.param("", "", "no JSON at character 0", id="empty"),
+        pytest.param('{"a": 1} x', "", "no JSON at character 9", id="more_behind"),
+    ],
+)
+def test_what_is_no_json_is_refused_by_field(text, field, message):
+    with pytest.raises(StrictJsonError, match=message) as caught:
+        read_json(text)
+    assert caught.value.field == field
