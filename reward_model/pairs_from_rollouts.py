@@ -139,7 +139,7 @@ def read_rollouts(folder: Path) -> Read:
 def _read_row(line: bytes, source: str, read: Read) -> None:
     read.rows += 1
     try:
-        record = json.loads(line)
+        record = json.loads(line.strip())
         reason = why_not(record)
         if reason is None and (rollout := rollout_of(record, source)) is not None:
             read.rollouts.append(rollout)

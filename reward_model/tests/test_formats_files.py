@@ -47,6 +47,7 @@ def test_rows_come_out_of_every_kind_of_json(path, content, numbers):
 def test_one_row_whose_sides_are_lists_is_a_row_and_no_list_of_rows(path):
     row = {"chosen": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "rejected": "x"}
     assert rows_of(path, json.dumps(row).encode()) == ([(1, row)], {})
+    assert rows_of(path, json.dumps(row).encode() + b",") == ([(1, row)], {"comma after a row overlooked": 1})
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,11 @@ SHAPES = {
         {"messages": [user("2+2?"), reply("4")], "rejected_response": "5"},
         SIMPLE,
     ),
+    "agent_log_of_several_questions": (
+        "agent",
+        {"messages": [user("hi"), reply("yo"), user("2+2?"), reply("4")], "rejected_messages": [reply("5")]},
+        SECOND,
+    ),
     "instruction": (
         "instruction",
         {"instruction": "Add", "input": "2 2", "chosen": "4", "rejected": "5"},
@@ -285,6 +290,28 @@ def test_unknown_fields_are_counted_and_a_rejected_row_changes_no_count():
             "prompt",
             "does not hold it",
             id="other_prompt",
+        ),
+        pytest.param(
+            {"prompt": [user("p"), reply("q"), user("r")], "chosen": [user("p"), reply("q")], "rejected": "a"},
+            "prompt",
+            "does not hold it",
+            id="side_is_half_of_the_prompt",
+        ),
+        pytest.param(
+            {
+                "prompt": [said("system", "a"), user("q")],
+                "chosen": [said("system", "b"), user("q"), reply("a")],
+                "rejected": "c",
+            },
+            "chosen.0",
+            "other than the prompt's",
+            id="system_other_than_the_prompts",
+        ),
+        pytest.param(
+            {"chosen": [said("system", "s"), reply("a")], "rejected": [said("system", "s"), reply("b")]},
+            "prompt",
+            "same user",
+            id="nobody_asks",
         ),
         pytest.param(
             {"chosen": [user("p"), reply("a")], "rejected": [user("q"), reply("a")]},
