@@ -281,20 +281,34 @@ def is_held_out(prompt: Sequence[Message], fraction: float) -> bool:
 # The command ----------------------------------------------------------------------------------------------------------
 
 
-def report(name: Path, pairs: Sequence[Candidate]) -> list[str]:
-    """What one of the two files holds."""
-    summary, answers = Summary(), Balance()
-    for row, pair in enumerate(pairs, 1):
-        summary.add(pair.preference(), row)
-        answers.add(pair.right.answered, pair.wrong.answered)
-    tasks = len({pair.right.task for pair in pairs})
-    line = f"{'answered':14}{answers.chosen_sum / len(pairs):10.2f}{answers.rejected_sum / len(pairs):10.2f}"
-    split = f"{answers.more} / {answers.same} / {answers.less}"
-    return [
-        f"{name}: {len(pairs)} pairs of {tasks} tasks",
-        *(f"  {text}" for text in summary.lines()),
-        f"  {line}  {split:>29}  {percent(answers.rule_accuracy):>20}",
-    ]
+def report(path: Path, possible: Sequence[Candidate], pairs: Sequence[Candidate]) -> Iterator[str]:
+    """What one of the two files holds, and what it would hold without a choice."""
+    if pairs:
+        summary = Summary()
+        for row, pair in enumerate(pairs, 1):
+            summary.add(pair.preference(), row)
+        yield f"{path}: {len(pairs)} pairs of {len({pair.right.task for pair in pairs})} tasks"
+        yield from (f"  {line}" for line in summary.lines())
+    else:
+        yield f"{path}: not written, no pairs for it"
+    unused = f"{len(possible) - len(pairs)} of {len(possible)} possible pairs"
+    yield f"  {unused} left out for the balance and the limit per task"
+    yield f"  'more wins' is right for: {rules(possible)} of the possible pairs"
+    yield f"  'more wins' is right for: {rules(pairs)} of those written"
+
+
+def rules(pairs: Sequence[Candidate]) -> str:
+    """How often the side that has more of something is the right one."""
+    features = {
+        "characters": lambda rollout: rollout.chars,
+        "tool calls": lambda rollout: rollout.shape[1],
+        "an answer": lambda rollout: rollout.answered,
+    }
+    balances = {name: Balance() for name in features}
+    for pair in pairs:
+        for name, of in features.items():
+            balances[name].add(of(pair.right), of(pair.wrong))
+    return ", ".join(f"{name} {percent(balance.rule_accuracy)}" for name, balance in balances.items())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -337,9 +351,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         tasks = [pairs for pairs in found if is_held_out(pairs[0].right.prompt, args.held_out_fraction) is held_out]
         pairs = balanced(tasks, per_task=args.max_pairs_per_task)
         count = write_preferences((pair.preference() for pair in pairs), path)
-        possible = sum(map(len, tasks))
-        print("\n".join(report(path, pairs)) if count else f"{path}: not written, no pairs for it")
-        print(f"  left out for the balance and the limit per task: {possible - count} of {possible} possible pairs")
+        print("\n".join(report(path, [pair for of_task in tasks for pair in of_task], pairs)))
         written += count
     if not written:
         print(

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reward_model.convert_dpo_format import convert, main
+from reward_model.formats.shapes import FORMS
 from reward_model.preferences import read_preferences
 from reward_model.validate import check_file
 
@@ -173,6 +174,14 @@ def test_parquet_and_jsonl_of_the_same_rows_give_the_same_file(tmp_path):
     assert (tmp_path / "a.jsonl").read_text() == (tmp_path / "b.jsonl").read_text()
 
 
+def test_the_example_in_the_documentation_is_what_is_written(run):
+    text = (ROOT / "doc" / "reward_model.md").read_text()
+    example = json.loads(text.split("```json\n")[1].split("```")[0])
+    assert run(lines(example))[1] == [example]
+    table = {line.split("`")[1] for line in text.splitlines() if line.startswith("| `") and "`--format`" not in line}
+    assert set(FORMS) <= table
+
+
 # Any JSON ------------------------------------------------------------------------------------------------------------
 
 FIELDS = ["prompt", "chosen", "rejected", "messages", "rejected_messages", "conversations", "instruction", "input"]
@@ -197,7 +206,7 @@ ROWS = VALUES | st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(ROWS, min_size=1, max_size=6), st.booleans())
 def test_every_row_is_written_or_rejected_and_what_is_written_is_valid_and_stable(tmp_path_factory, rows, drop_tools):
     folder = tmp_path_factory.mktemp("any")
@@ -212,7 +221,7 @@ def test_every_row_is_written_or_rejected_and_what_is_written_is_valid_and_stabl
     assert read_preferences(second) == read_preferences(first)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
 def test_any_bytes_are_read_or_refused_in_words(tmp_path_factory, content):
     folder = tmp_path_factory.mktemp("bytes")

@@ -161,7 +161,9 @@ def test_a_right_side_that_is_longer_is_written_with_a_wrong_one_that_is(told):
     _, pairs, said = told(*records)
     assert Counter(num_chars(p.chosen) > num_chars(p.rejected) for p in pairs) == {True: 2, False: 2}
     assert "2 / 0 / 2 50.0 %" in said
-    assert "left out for the balance and the limit per task: 3 of 7 possible pairs" in said
+    assert "3 of 7 possible pairs left out for the balance and the limit per task" in said
+    assert "characters 28.6 %, tool calls 50.0 %, an answer 50.0 % of the possible pairs" in said  # 2 / 7
+    assert "characters 50.0 %, tool calls 50.0 %, an answer 50.0 % of those written" in said
 
 
 def test_sides_of_one_length_need_no_opposite(told):
@@ -172,7 +174,7 @@ def test_a_wrong_side_without_an_answer_is_seen_in_the_report(told):
     cut = record("a", 0.0, "SELECT 2", stop="max_tokens")
     _, _, said = told(record("a", 1.0), cut, record("b", 1.0), record("b", 0.0, "SELECT 2"))
     # the right side has an answer and the wrong one none in one of two pairs -> (1 + 1 / 2) / 2
-    assert "answered 1.00 0.50 1 / 1 / 0 75.0 %" in said
+    assert "an answer 75.0 % of those written" in said
 
 
 def rollout(task, right, chars, calls=0):
