@@ -24,7 +24,9 @@ class Settings(BaseModel):
 
 class EnvConfig(Settings):
     type: str = "dbbench"
-    """What the policy is trained on, an entry of `sql_agent.environments`."""
+    """What the policy is trained on, an entry of `sql_agent.environments`: dbbench or medical."""
+    database: Path | None = None
+    """SQLite file of `medical`. None: invented entries, made on this machine in data/medical."""
 
     @model_validator(mode="after")
     def _known_type(self) -> EnvConfig:

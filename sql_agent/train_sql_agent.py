@@ -177,15 +177,24 @@ def check_store(cfg: TrainConfig) -> None:
         )
 
 
-def check_reward_model(cfg: RewardModelConfig) -> None:
-    """Raises: ValueError, with the command that starts a scoring service."""
-    if cfg.url is None:
-        return
-    import asyncio
+def check_reward_model(cfg: TrainConfig) -> None:
+    """A reward model has to be there if it is wanted, and be wanted where nobody else can judge.
 
-    from sql_agent.scoring import check_scorer
+    Raises:
+        ValueError: with the command that starts a scoring service.
+    """
+    if cfg.reward_model.url is not None:
+        import asyncio
 
-    asyncio.run(check_scorer(cfg))
+        from sql_agent.scoring import check_scorer
+
+        asyncio.run(check_scorer(cfg.reward_model))
+    elif not make_environment(cfg).judged:
+        raise UsageError(
+            f"nobody can tell right from wrong in environment {cfg.env.type}: the reward is a reward model's score. "
+            "Start one with `python reward_model/inference_api.py --model_path MERGED --port 8008` and give its "
+            "address, --reward-model-url http://127.0.0.1:8008"
+        )
 
 
 def check_port(port: int) -> None:
@@ -399,7 +408,8 @@ def main(argv: list[str] | None = None) -> int:
             )
             return 0
         check_store(cfg)
-        check_reward_model(cfg.reward_model)
+        check_reward_model(cfg)
+        make_environment(cfg).prepare(print)
         if cfg.model == TINY_POLICY and not TINY_POLICY.exists():
             from scripts.make_tiny_policy import make_tiny_policy
 

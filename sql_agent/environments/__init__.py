@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 ENVIRONMENTS = {
     "dbbench": "sql_agent.environments.dbbench:from_config",
+    "medical": "sql_agent.environments.medical:from_config",
 }
 """Keyed by the config's `env.type`: the function that makes the environment of a run from its settings."""
 

@@ -9,7 +9,7 @@ import pytest
 
 from sql_agent.agl_light import agl
 from sql_agent.config import dump_config, load_config
-from sql_agent.tests.conftest import free_port
+from sql_agent.tests.conftest import free_port, serve_scores
 from sql_agent.train_sql_agent import UsageError, claim, main, parse_args, resolve, set_aside
 
 
@@ -83,6 +83,18 @@ def test_a_reward_model_that_is_not_there_is_named_with_the_command_that_starts_
     url = f"http://127.0.0.1:{free_port()}"
     error = error_of(capsys, "--run-dir", str(tmp_path), "--reward-model-url", url)
     assert f"no reward model is ready at {url}; start one with `python reward_model/inference_api.py" in error
+
+
+def test_an_environment_without_a_judge_needs_a_reward_model(capsys, tmp_path):
+    error = error_of(capsys, "--run-dir", str(tmp_path), "--env", "medical")
+    assert "nobody can tell right from wrong in environment medical: the reward is a reward model's score" in error
+    assert "--reward-model-url http://" in error
+
+
+def test_a_medical_database_that_is_not_there_is_named_with_the_command_that_makes_one(capsys, tmp_path):
+    with serve_scores(lambda _: 0.0) as url:
+        flags = ["--env", "medical", "--reward-model-url", url, "--set", f"env.database={tmp_path}/none.db"]
+        assert "make_medical_db.py --output" in error_of(capsys, "--run-dir", str(tmp_path), *flags)
 
 
 def test_a_busy_port_for_the_store_is_named(capsys, tmp_path):

@@ -1,0 +1,114 @@
+"""Medical question answering as an environment without a judge: the reward model's score is the reward."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+from dbbench_adapter.backends.sqlite_sandbox import Watchdog
+from dbbench_adapter.export import AGENT_NAME
+from dbbench_adapter.protocols import Message
+from dbbench_adapter.types import Score
+from sql_agent.config import DataConfig, TrainConfig
+from sql_agent.environments.base import Environment, Split
+from sql_agent.medical.database import ReadOnlyDatabase, check_questions, missing, read_schema
+from sql_agent.medical.episode import MAX_ROUNDS, TOOL, MedicalEpisode, messages
+from sql_agent.medical.invent import make_database
+from sql_agent.medical.questions import Half, in_half, make_questions
+from sql_agent.medical.types import Question, Schema, read_questions
+from sql_agent.rewards import NO_JUDGE
+from sql_agent.types import AgentConfig
+
+INVENTED = Path(__file__).resolve().parents[2] / "data" / "medical" / "medical.db"
+
+
+class Medical(Environment):
+    """
+    Args:
+        database: SQLite file; None: the one of invented entries, which `prepare` makes.
+    """
+
+    judged: ClassVar[bool] = False
+
+    def __init__(self, database: Path | None) -> None:
+        self._database, self._may_make = database or INVENTED, database is None
+        self._watchdog = Watchdog()
+        self.tools = [TOOL]
+
+    @cached_property
+    def schema(self) -> Schema:
+        return read_schema(self._database)
+
+    def messages(self, task: Question) -> list[Message]:
+        return messages(task, self.schema)
+
+    def open(self, task: Question, limits: AgentConfig) -> MedicalEpisode:
+        timeout_s = limits.statement_timeout_s
+        database = ReadOnlyDatabase(self._database, self.schema, self._watchdog, statement_timeout_s=timeout_s)
+        return MedicalEpisode(database, self.max_replies(limits))
+
+    def judge(self, episode: MedicalEpisode) -> Score:
+        return Score(None, NO_JUDGE)
+
+    def max_replies(self, limits: AgentConfig) -> int:
+        return limits.max_turns or MAX_ROUNDS
+
+    def prepare(self, say: Callable[[str], None]) -> None:
+        if self._may_make and not self._database.exists():
+            say(f"no env.database given: making one of invented entries, {self._database}")
+            make_database(self._database)
+        if lacking := missing(self.schema):
+            say(f"{self._database} lacks {', '.join(lacking)}; nothing is asked about them")
+
+    def load_split(self, data: DataConfig, seed: int) -> Split:
+        """No entry is in both halves, unless the user's two files have it so."""
+        fraction = data.held_out_fraction
+        if data.train_file is None:
+            train = self._made(data.generate, "train", fraction, seed)
+            val = (
+                read_questions(data.val_file)
+                if data.val_file
+                else self._made(data.val_limit, "held_out", fraction, seed)
+            )
+        elif data.val_file is None:
+            questions = read_questions(data.train_file)
+            train = [q for q in questions if in_half(q.entry, "train", fraction)]
+            val = [q for q in questions if in_half(q.entry, "held_out", fraction)]
+        else:
+            train, val = read_questions(data.train_file), read_questions(data.val_file)
+        check_questions([*train, *val], self._database, self.schema)
+        return Split(train, val[: data.val_limit])
+
+    def _made(self, count: int, half: Half, fraction: float, seed: int) -> list[Question]:
+        return make_questions(self._database, self.schema, count, half=half, held_out_fraction=fraction, seed=seed)
+
+    def task(self, fields: dict[str, Any]) -> Question:
+        return Question.from_dict(fields)
+
+    def verl_rows(self, tasks: Sequence[Question]) -> list[dict[str, Any]]:
+        return [
+            {
+                "data_source": "medical",
+                "prompt": self.messages(task),
+                "ability": task.kind,
+                "reward_model": {"style": "rule", "ground_truth": ""},
+                "extra_info": {"index": index, "task": json.dumps(task.to_dict())},
+                "agent_name": AGENT_NAME,
+            }
+            for index, task in enumerate(tasks)
+        ]
+
+    def __enter__(self) -> Self:
+        self._watchdog.ensure_alive()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._watchdog.stop()
+
+
+def from_config(cfg: TrainConfig) -> Medical:
+    return Medical(cfg.env.database)

@@ -1,0 +1,214 @@
+"""A medical database for reading only: what it has to hold, and a sandbox for the statements of an agent.
+
+The file is opened read-only (`mode=ro`, `query_only`) and an authorizer allows SELECT over `drugs_info` and `disease`
+alone: no other table of the file, no schema, no ATTACH, PRAGMA or virtual table, and functions that work in time
+proportional to what they read. One statement a call; time, steps, sorts, memory, values, columns, rows and the length
+of a statement are limited, with the parts that DB-Bench's sandbox is made of (`dbbench_adapter.backends`).
+It does not guard against a fault in SQLite, which runs in the process of the caller.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from dbbench_adapter.backends import BackendUnavailable, Result
+from dbbench_adapter.backends.clock import StatementTimeout, expired, time_limit
+from dbbench_adapter.backends.functions import FUNCTIONS
+from dbbench_adapter.backends.sqlite_sandbox import MAX_SORT_OPCODES, PROGRESS_OPCODES, Guard, Watchdog
+from sql_agent.medical.types import TABLES, MedicalDataError, Question, Schema
+
+MAX_ROWS = 200
+MAX_FETCHED_CHARS = 100_000
+"""Of the texts of one result; the rows after the one that passes it are dropped."""
+MAX_RESULT_CHARS = 2_000
+"""Of a result as the policy reads it; a label's field fits, a whole table does not."""
+TRUNCATED = "[TRUNCATED]"
+_LIMITS = {
+    sqlite3.SQLITE_LIMIT_LENGTH: 1_000_000,
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 20_000,
+    sqlite3.SQLITE_LIMIT_COLUMN: 100,
+    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 100,
+    sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 20,
+    sqlite3.SQLITE_LIMIT_FUNCTION_ARG: 20,
+    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
+}
+_OURS = ("like", "instr", "replace", "lower", "upper", "concat")
+"""In place of SQLite's: none of them looks for a long text in a long text the slow way, and each looks at the clock."""
+_BUILT_IN = "abs avg coalesce count group_concat ifnull iif length max min nullif round substr substring sum total"
+_CALLABLE = frozenset([*_OURS, *_BUILT_IN.split()])
+_CATALOGUES = frozenset(("sqlite_master", "sqlite_schema", "sqlite_temp_master", "sqlite_temp_schema"))
+_SORTS = re.compile(r"\b(order|group|distinct|union|intersect|except|over)\b", re.IGNORECASE)
+_GONE = frozenset(
+    (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_BUSY)
+)
+
+
+def read_schema(path: Path) -> Schema:
+    """The tables and columns of a database that can be used: at least one of `TABLES`, with `id`, a name and rows.
+
+    Raises:
+        MedicalDataError: says what is missing.
+    """
+    if not path.is_file():
+        raise MedicalDataError(
+            f"no database at {path}; name one with --set env.database=FILE, or make one of invented entries: "
+            f"python scripts/make_medical_db.py --output {path}"
+        )
+    try:
+        with closing(connect(path)) as connection:
+            present = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            schema = {table: _columns(connection, table) for table in TABLES if table in present}
+            rows = sum(len(connection.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchall()) for table in schema)
+    except sqlite3.Error as error:
+        raise MedicalDataError(f"{path} cannot be read as a SQLite database ({error})") from None
+    if not schema:
+        found = ", ".join(sorted(present)) or "none at all"
+        raise MedicalDataError(
+            f"{path} has neither of the tables {' and '.join(TABLES)}; its tables (not views): {found}"
+        )
+    for table, columns in schema.items():
+        missing = [name for name in ("id", TABLES[table].name_column) if name not in columns]
+        if missing:
+            raise MedicalDataError(f"{path}: table {table} has no column {' and no column '.join(missing)}")
+    if not rows:
+        raise MedicalDataError(f"{path}: {' and '.join(schema)} hold no row")
+    return schema
+
+
+def missing(schema: Schema) -> list[str]:
+    """Tables, and columns of the tables that are there, which doc/medical.md names and a database lacks."""
+    tables = [table for table in TABLES if table not in schema]
+    columns = [f"{table}.{name}" for table in schema for name in TABLES[table].columns if name not in schema[table]]
+    return tables + columns
+
+
+def check_questions(questions: Sequence[Question], path: Path, schema: Schema) -> None:
+    """Refuse questions that rest on what is not in the database.
+
+    Raises:
+        MedicalDataError: names the first of them and how many there are.
+    """
+    with closing(connect(path)) as connection:
+        unfounded = [q for q in questions if q.table is not None and not _holds(connection, schema, q)]
+    if unfounded:
+        first = unfounded[0]
+        raise MedicalDataError(
+            f"{len(unfounded)} of {len(questions)} questions rest on what {path} does not hold; the first is "
+            f"{first.id!r}: {first.table}, id {first.row_id}, {first.column}. Are they another database's questions?"
+        )
+
+
+def _holds(connection: sqlite3.Connection, schema: Schema, question: Question) -> bool:
+    if question.column not in schema.get(question.table or "", ()):
+        return False
+    sql = f'SELECT "{question.column}" FROM {question.table} WHERE id = ?'
+    row = connection.execute(sql, (question.row_id,)).fetchone()
+    return row is not None and row[0] not in (None, "")
+
+
+def _columns(connection: sqlite3.Connection, table: str) -> tuple[str, ...]:
+    return tuple(row[0] for row in connection.execute("SELECT name FROM pragma_table_info(?)", (table,)))
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """The file, for reading only; for our own statements, see `ReadOnlyDatabase` for an agent's."""
+    uri = f"{path.resolve().as_uri()}?mode=ro"
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=1.0)
+    connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+    connection.execute("PRAGMA query_only = ON")
+    connection.execute("PRAGMA temp_store = MEMORY")
+    return connection
+
+
+class ReadOnlyDatabase:
+    """The database of one episode; for one thread at a time.
+
+    Raises:
+        BackendUnavailable: the file cannot be opened; so does `run` when it can no longer be read.
+    """
+
+    def __init__(self, path: Path, schema: Schema, watchdog: Watchdog, *, statement_timeout_s: float) -> None:
+        self._path, self._tables, self._watchdog = path, frozenset(schema), watchdog
+        self._timeout_s, self._guard = statement_timeout_s, Guard()
+        try:
+            self._connection = connect(path)
+            names = {row[0] for row in self._connection.execute("SELECT name FROM sqlite_master")}
+        except sqlite3.Error as error:
+            raise BackendUnavailable(f"{path} cannot be opened: {error}") from None
+        self._others = {name.lower() for name in names - self._tables} | _CATALOGUES
+        for limit, value in _LIMITS.items():
+            self._connection.setlimit(limit, value)
+        for name in _OURS:
+            self._connection.create_function(name, *FUNCTIONS[name])
+        self._connection.set_authorizer(self._authorize)
+        self._connection.set_progress_handler(lambda: expired() or self._guard.exceeded(), PROGRESS_OPCODES)
+
+    def run(self, sql: str) -> Result:
+        """Run one statement as the agent; what is wrong with it is in `Result.error`."""
+        self._guard = Guard(MAX_SORT_OPCODES if _SORTS.search(sql) else None)
+        with time_limit(self._timeout_s), self._watchdog.watching(self._connection, self._timeout_s):
+            try:
+                return _fetched(self._connection.execute(sql))
+            except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, StatementTimeout, MemoryError) as error:
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF in _GONE:
+                    raise BackendUnavailable(f"{self._path} can no longer be read: {error}") from None
+                return Result(error=self._in_words(error))
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _authorize(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
+        """The last argument tells nothing: a CTE may call itself like a table."""
+        allowed = (
+            action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_RECURSIVE)
+            or (
+                action == sqlite3.SQLITE_READ
+                and (first in self._tables or self._counts_what_is_no_table(first, second))
+            )
+            or (action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in _CALLABLE)
+        )
+        return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
+
+    def _counts_what_is_no_table(self, name: str | None, column: str | None) -> bool:
+        """A read of no column counts rows; SQLite asks with the name in the statement, which may be a subquery's."""
+        return not column and (name or "").lower() not in self._others
+
+    def _in_words(self, error: BaseException) -> str:
+        text = str(error)
+        if self._guard.out_of_memory or isinstance(error, MemoryError):
+            return "the statement takes too much memory"
+        if expired() or isinstance(error, StatementTimeout) or "interrupted" in text:
+            return "the statement takes too long; ask for less"
+        if "not authorized" in text or "prohibited" in text:
+            return f"not allowed: only SELECT over {' and '.join(sorted(self._tables))}, with common functions ({text})"
+        return text or type(error).__name__
+
+
+def _fetched(cursor: sqlite3.Cursor) -> Result:
+    rows: list[tuple[Any, ...]] = []
+    chars = 0
+    for row in cursor:
+        rows.append(row)
+        chars += sum(len(cell) for cell in row if isinstance(cell, str | bytes))
+        if len(rows) >= MAX_ROWS or chars > MAX_FETCHED_CHARS:
+            break
+    columns = tuple(column[0] for column in cursor.description or ())
+    cursor.close()
+    return Result(tuple(rows), columns)
+
+
+def shown(result: Result) -> str:
+    """What the policy reads of a result: columns and rows as JSON, cut at `MAX_RESULT_CHARS`, or the error."""
+    if result.error is not None:
+        text = f"Error: {result.error}"
+    else:
+        rows = [[cell.hex() if isinstance(cell, bytes) else cell for cell in row] for row in result.rows or ()]
+        text = json.dumps({"columns": result.columns, "rows": rows}, ensure_ascii=False)
+    text = text.encode("utf-8", "replace").decode()  # half a surrogate pair would break the next request
+    return text if len(text) <= MAX_RESULT_CHARS else text[:MAX_RESULT_CHARS] + TRUNCATED

@@ -1,0 +1,75 @@
+"""Makes a medical database of invented entries; the same seed gives the same rows."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from sql_agent.medical.types import TABLES, Language
+from sql_agent.medical.words import FIELDS, NAMES, NOTICE, WORDS
+
+LANGUAGES: tuple[Language, Language] = ("en", "zh")
+_SLOT = re.compile(r"\{(\w+)(?:-(\d+))?\}")
+
+
+def make_database(path: Path, *, n_drugs: int = 200, n_diseases: int = 120, seed: int = 0) -> None:
+    """Write the database; it appears whole, and replaces what is there.
+
+    Args:
+        n_drugs, n_diseases: rows of `drugs_info` and `disease`; English and Chinese take turns.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.part")
+    unfinished.unlink(missing_ok=True)
+    with closing(sqlite3.connect(unfinished)) as connection:
+        connection.execute("CREATE TABLE notice (text TEXT NOT NULL)")
+        connection.executemany("INSERT INTO notice VALUES (?)", [(text,) for text in NOTICE])
+        for table, count in (("drugs_info", n_drugs), ("disease", n_diseases)):
+            columns = (TABLES[table].name_column, *TABLES[table].columns)
+            declared = ", ".join(f"{column} TEXT" for column in columns)
+            connection.execute(f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, {declared})")
+            marks = ", ".join("?" for _ in ("id", *columns))
+            rows = entries(table, count, random.Random(f"{seed}/{table}"))
+            connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
+        connection.commit()
+    os.replace(unfinished, path)
+
+
+def entries(table: str, count: int, draw: random.Random) -> Iterator[tuple[int | str, ...]]:
+    """Rows of a table: id, name, then its columns; no name occurs twice."""
+    used: set[str] = set()
+    for number in range(1, count + 1):
+        language = LANGUAGES[number % 2]
+        name = _fresh(language, table, used, draw)
+        yield number, name, *(filled(FIELDS[language][c], language, draw) for c in TABLES[table].columns)
+
+
+def _fresh(language: Language, table: str, used: set[str], draw: random.Random) -> str:
+    for attempt in range(1_000_000):
+        name = filled(draw.choice(NAMES[language][table]), language, draw)
+        if attempt >= 20:  # the plain ones become scarce
+            name += f" {draw.randrange(2, 10 ** (1 + attempt // 20))}"
+        if name not in used:
+            used.add(name)
+            return name
+    raise AssertionError("unreachable: numbers grow until one is free")
+
+
+def filled(template: str, language: Language, draw: random.Random) -> str:
+    """A template with its slots filled; a word that occurs twice is not the same twice where there are others."""
+    used: set[str] = set()
+
+    def fill(slot: re.Match[str]) -> str:
+        if slot[2] is not None:
+            return str(draw.randint(int(slot[1]), int(slot[2])))
+        word = draw.choice([word for word in WORDS[language][slot[1]] if word not in used])
+        used.add(word)
+        return word
+
+    text = _SLOT.sub(fill, template)
+    return text[0].upper() + text[1:]

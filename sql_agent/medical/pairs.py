@@ -1,0 +1,149 @@
+"""Preference pairs for a medical scorer: an answer out of the right field against one that is not.
+
+Both sides have one call of the tool, its real result and an answer, in the form in which rollouts are scored
+(`sql_agent.scoring.conversation`). What is wrong with the worse one: it looks at another entry (`wrong_row`), at
+another field of the same entry (`wrong_field`), or looks rightly and then declines (`refusal`). Within each of these
+kinds the better side is the longer one in half of the pairs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dbbench_adapter.backends.sqlite_sandbox import Watchdog
+from reward_model.formats.summary import num_chars
+from reward_model.types import Message, Preference
+from sql_agent.medical.database import ReadOnlyDatabase, connect, shown
+from sql_agent.medical.episode import TOOL_NAME, messages
+from sql_agent.medical.questions import Entry, askable, entries, label
+from sql_agent.medical.types import TABLES, Question, Schema
+from sql_agent.medical.words import ANSWER, REFUSALS
+from sql_agent.oracle import call, calls
+from sql_agent.scoring import conversation
+
+Kind = Literal["wrong_row", "wrong_field", "refusal"]
+KINDS: tuple[Kind, ...] = ("wrong_row", "wrong_field", "refusal")
+CANDIDATES = 12
+"""Other entries that are tried for one pair."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    kind: Kind
+    preference: Preference
+
+    @property
+    def longer(self) -> int:
+        """Characters that the better side is longer."""
+        return num_chars(self.preference.chosen) - num_chars(self.preference.rejected)
+
+
+def make_pairs(path: Path, schema: Schema, questions: Sequence[Question], *, seed: int = 0) -> list[Pair]:
+    """At most one pair of each kind for each question; questions that name no field are passed over."""
+    draw = random.Random(f"{seed}/pairs")
+    with closing(_Sides(path, schema)) as sides:
+        balance: Counter[Kind] = Counter()
+        pairs: list[Pair] = []
+        for question in questions:
+            for kind in KINDS if question.column else ():
+                longer = -1 if balance[kind] > 0 else 1
+                made = [pair for pair in sides.pairs(question, kind, draw) if pair.longer]
+                if made:  # the nearest in length, on the side that is wanted where there is one
+                    pairs.append(min(made, key=lambda pair: (pair.longer * longer < 0, abs(pair.longer))))
+                    balance[kind] += 1 if pairs[-1].longer > 0 else -1
+    return _even(pairs, draw)
+
+
+def _even(pairs: Sequence[Pair], draw: random.Random) -> list[Pair]:
+    """Leave out what a kind has too many of on one side."""
+    left: list[Pair] = []
+    for kind in KINDS:
+        longer = [pair for pair in pairs if pair.kind == kind and pair.longer > 0]
+        shorter = [pair for pair in pairs if pair.kind == kind and pair.longer < 0]
+        count = min(len(longer), len(shorter))
+        left += draw.sample(longer, count) + draw.sample(shorter, count)
+    draw.shuffle(left)
+    return left
+
+
+class _Sides:
+    """Makes what an agent says about a question, with the database's own results."""
+
+    def __init__(self, path: Path, schema: Schema) -> None:
+        self._schema, self._watchdog = schema, Watchdog()
+        self._watchdog.ensure_alive()
+        self._as_agent = ReadOnlyDatabase(path, schema, self._watchdog, statement_timeout_s=5.0)
+        self._connection = connect(path)
+        self._entries = {(entry.table, entry.id): entry for entry in entries(self._connection, schema)}
+        self._peers: defaultdict[tuple[str, str], list[Entry]] = defaultdict(list)
+        for entry in self._entries.values():
+            self._peers[entry.table, entry.language].append(entry)
+
+    def close(self) -> None:
+        self._watchdog.stop()
+        self._as_agent.close()
+        self._connection.close()
+
+    def pairs(self, question: Question, kind: Kind, draw: random.Random) -> Iterator[Pair]:
+        """Candidates of one kind; none for a question whose entry or field is not there."""
+        entry = self._entries.get((question.table, question.row_id))  # pyright: ignore[reportArgumentType]
+        column = question.column or ""
+        if entry is None or column not in self._schema[entry.table] or (right := self._value(entry, column)) is None:
+            return
+        prompt = messages(question, self._schema)
+        said = {"label": label(column, entry.language), "name": entry.name}
+        answer = ANSWER[entry.language]
+
+        def side(looked_at: Entry, field: str, text: str) -> tuple[Message, ...]:
+            name = f"{TABLES[entry.table].name_column} = {_quoted(looked_at.name)}"
+            sql = f"SELECT {field} FROM {entry.table} WHERE {name}"
+            result = {"role": "tool", "tool_call_id": "call_0", "content": shown(self._as_agent.run(sql))}
+            turns = [calls(call(TOOL_NAME, {"sql": sql})), result, {"role": "assistant", "content": text}]
+            return tuple(conversation([*prompt, *turns]))
+
+        def worse() -> Iterator[tuple[Message, ...]]:
+            if kind == "refusal":
+                for text in REFUSALS[entry.language]:
+                    yield side(entry, column, text.format(**said))
+                return
+            for other, field in self._elsewhere(entry, column, kind, draw):
+                value = self._value(other, field)
+                if value is not None and value != right:
+                    yield side(other, field, answer.format(**said, value=value))
+
+        chosen = side(entry, column, answer.format(**said, value=right))
+        metadata = {"task_id": question.id, "kind": kind, "language": entry.language}
+        for rejected in worse():
+            yield Pair(
+                kind,
+                Preference(
+                    prompt=chosen[: len(prompt)],
+                    chosen=chosen[len(prompt) :],
+                    rejected=rejected[len(prompt) :],
+                    metadata=metadata,
+                ),
+            )
+
+    def _elsewhere(self, entry: Entry, column: str, kind: Kind, draw: random.Random) -> Iterator[tuple[Entry, str]]:
+        """Where a wrong answer may come from."""
+        if kind == "wrong_field":
+            yield from ((entry, other) for other in askable(entry.table, self._schema) if other != column)
+        else:
+            peers = self._peers[entry.table, entry.language]
+            drawn = draw.sample(peers, min(CANDIDATES, len(peers)))
+            yield from ((other, column) for other in drawn if other != entry)
+
+    def _value(self, entry: Entry, column: str) -> str | None:
+        sql = f'SELECT "{column}" FROM {entry.table} WHERE id = ?'
+        (value,) = self._connection.execute(sql, (entry.id,)).fetchone()
+        return None if value is None or not str(value).strip() else str(value)
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
