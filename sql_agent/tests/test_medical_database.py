@@ -15,6 +15,7 @@ from sql_agent.medical.database import (
     TRUNCATED,
     ReadOnlyDatabase,
     check_questions,
+    connect,
     missing,
     read_schema,
     shown,
@@ -123,6 +124,14 @@ def test_long_texts_are_looked_through_in_time(database, expression):
     database.run(f"{LONG} {', '.join([expression] * 90)} FROM r")
     assert time.monotonic() - started < 2.0
     assert database.run("SELECT count(*) FROM disease").rows == ((20,),)
+
+
+def test_the_file_itself_is_open_for_reading_only(path):
+    with closing(connect(path)) as connection:
+        for unlock in ("SELECT 1", "PRAGMA query_only = OFF"):
+            connection.execute(unlock)
+            with pytest.raises(sqlite3.OperationalError, match="readonly"):
+                connection.execute("DELETE FROM disease")
 
 
 def contents(path):

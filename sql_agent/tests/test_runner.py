@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import time
 
 import pytest
@@ -10,6 +11,8 @@ from dbbench_adapter.generator import generate_tasks
 from sql_agent import oracle, runner
 from sql_agent.agl_light import agl
 from sql_agent.config import load_config
+from sql_agent.medical.invent import make_database
+from sql_agent.medical.types import Question
 from sql_agent.runner import TRAINER_WORKER, ConcurrentRunner, PassiveTracer, SqlLitAgent
 from sql_agent.stitch import read_outcome, read_turns, stitch
 from sql_agent.tests.conftest import free_port, serve_scores, start_store
@@ -128,6 +131,22 @@ async def test_a_scorer_that_is_gone_costs_right_rollouts_their_reward_and_none_
         assert (outcome.reward, outcome.reason if outcome.reward is None else None) == expected
         assert [attempt.status for attempt in attempts] == ["succeeded"]
         assert outcome.metrics["scorer_down_s"] > 0
+
+
+async def test_without_a_judge_the_score_is_the_reward_and_nothing_is_played_again(store_url, tmp_path):
+    make_database(tmp_path / "m.db", n_drugs=2, n_diseases=2)
+    question = Question("q-0", "What is it?", answer="5ecret")
+    answer = oracle.recite([{"role": "assistant", "content": "Thunder."}])
+    with oracle.serve(oracle.app(answer)) as base_url, serve_scores(lambda _: 1.0) as url:
+        settings = ["env.type=medical", f"env.database={tmp_path}/m.db", f"reward_model.url={url}"]
+        async with running(store_url, load_config(None, settings)) as (_, store):
+            ((rollout, spans),) = await play(store, base_url, [question])
+            attempts = await store.query_attempts(rollout.rollout_id)
+    outcome = read_outcome(spans)
+    assert outcome is not None
+    assert (outcome.reward, outcome.reason) == (pytest.approx(math.tanh(1.0)), "scored")
+    assert [attempt.status for attempt in attempts] == ["succeeded"]
+    assert all("5ecret" not in span.model_dump_json() for span in spans)
 
 
 async def test_it_ends_with_the_trainer_and_with_the_store(monkeypatch):
