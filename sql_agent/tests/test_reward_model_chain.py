@@ -1,0 +1,111 @@
+"""Rollouts to rewards: pairs, convert, train, merge, serve, score, reward, each by the command that a user types."""
+
+import json
+import math
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import requests
+
+from dbbench_adapter.types import Score
+from reward_model.scorer import Scorer
+from sql_agent.rewards import REWARDS, reward
+from sql_agent.scoring import RolloutScorer, conversation
+from sql_agent.tests.conftest import free_port, wait_for
+from sql_agent.types import RewardModelConfig, RolloutRecord
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+
+
+@pytest.fixture(scope="module")
+def tiny_policy() -> Path:
+    from scripts.make_tiny_policy import make_tiny_policy
+
+    make_tiny_policy(ROOT / "models" / "tiny-sql")
+    return ROOT / "models" / "tiny-sql"
+
+
+def run(*command: object) -> str:
+    done = subprocess.run([str(part) for part in command], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def raw_rows(count: int) -> list[dict[str, str]]:
+    """Instruction-style rows: the right number after `rows:` is better than a wrong one."""
+    rng = random.Random(0)
+    numbers = [(rng.randint(10, 99), rng.randint(10, 99)) for _ in range(count)]
+    return [
+        {"instruction": f"Which number comes after {n}?", "input": "", "chosen": f"rows: {n + 1}", "rejected": f"{m}"}
+        for n, m in numbers
+    ]
+
+
+def rollout(answer: str, value: float) -> RolloutRecord:
+    messages = [{"role": "user", "content": "Which number comes after 41?"}, {"role": "assistant", "content": answer}]
+    return RolloutRecord(
+        task_id="t",
+        kind="other",
+        stop_reason="answered",
+        score=Score(value, "match" if value else "wrong_answer"),
+        num_turns=1,
+        malformed_calls=0,
+        messages=messages,
+        prompt_tokens=10,
+        completion_tokens=5,
+        seconds=0.1,
+    )
+
+
+async def test_raw_preferences_become_a_served_scorer_that_shapes_rewards(tiny_policy, tmp_path):
+    raw, converted = tmp_path / "raw.jsonl", tmp_path / "converted.jsonl"
+    adapter, merged = tmp_path / "adapter", tmp_path / "merged"
+    raw.write_text("".join(json.dumps(row) + "\n" for row in raw_rows(64)))
+
+    run(sys.executable, "reward_model/convert_dpo_format.py", f"--input={raw}", f"--output={converted}")
+    run(sys.executable, "-m", "reward_model.validate", converted)
+    train = [BIN / "accelerate", "launch", "--cpu", "--num_processes", "1", "reward_model/reward_modeling.py"]
+    flags = ["--dataset_name", converted, "--model_name_or_path", tiny_policy, "--output_dir", adapter]
+    said = run(*train, *flags, "--max_steps", "20", "--learning_rate", "1e-2", "--lora_dropout", "0")
+    assert f"reward model: {adapter}" in said
+    run(sys.executable, "-m", "reward_model.merge", "--adapter", adapter, "--output", merged)
+
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    serve = [sys.executable, "reward_model/inference_api.py", "--model_path", str(merged), "--port", str(port)]
+    service = subprocess.Popen(serve, cwd=ROOT)
+    try:
+        wait_for(f"{url}/readyz", service)
+        local = Scorer.load(merged, device="cpu")
+        right, wrong = rollout("rows: 42", 1.0), rollout("17", 0.0)
+        expected = local.score([local.encode(conversation(right.messages))])[0].value
+
+        ask = {"prompt": "Which number comes after 41?", "response": "rows: 42"}
+        assert requests.post(f"{url}/score", json=ask, timeout=30).json() == {
+            "score": pytest.approx(expected, abs=1e-5)
+        }
+        sides = {"prompt": ask["prompt"], "chosen": "rows: 42", "rejected": "17"}
+        pair = requests.post(f"{url}/score-pair", json=sides, timeout=30).json()
+        assert pair["preference"] == "chosen"  # what it was trained to prefer
+
+        shaping = RewardModelConfig(url=url, weight=0.2, timeout_s=2.0)
+        scorer = RolloutScorer(shaping)
+        opinions = [await scorer.opinion(right), await scorer.opinion(wrong)]
+        preset = REWARDS["agentbench"]
+        assert reward(right, preset, opinions[0], shaping).value == pytest.approx(
+            1 + 0.2 * math.tanh(expected), abs=1e-5
+        )
+        assert reward(wrong, preset, opinions[1], shaping).value == 0.0
+    finally:
+        service.send_signal(signal.SIGTERM)
+        ended = service.wait(60)
+    assert ended == 0
+    gone = reward(right, preset, await scorer.opinion(right), shaping)
+    assert gone == Score(None, "scorer_unavailable")
+    await scorer.aclose()
