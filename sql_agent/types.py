@@ -31,7 +31,7 @@ class AgentConfig(BaseModel):
     protocol: ProtocolName = "fc"
     """How the agent acts: DB-Bench's tools (`fc`), or patterns in plain text (`text`, `lab`)."""
     max_turns: int | None = Field(default=None, ge=1)
-    """Rounds per rollout; null: the protocol's own (fc and text 15, lab 3, which its rules tell the model)."""
+    """Rounds per rollout; null: the protocol's own (fc and text 15, lab 3, which its rules say), medical 8."""
     max_tokens: int = Field(default=512, ge=1)
     """Sampled tokens per reply; a reply cut there ends the rollout under `max_tokens`."""
     temperature: float = Field(default=1.0, ge=0)
