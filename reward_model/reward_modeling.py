@@ -151,7 +151,7 @@ def train(data: Any, args: Any, model: Any) -> None:
         "versions": versions(),
         "git_commit": git_commit(),
     }
-    checkpoint = checkpoint_to_resume(args, record)
+    checkpoint = checkpoint_to_resume(args, record, say)
     say(
         f"{counts['train_pairs']} pairs to train on, {counts['held_out_pairs']} held out; left out as longer than "
         f"{args.max_length} tokens: {counts['train_too_long']} and {counts['held_out_too_long']}"

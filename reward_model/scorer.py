@@ -8,7 +8,7 @@ trainer has it (trl 1.16 reward_trainer.py; transformers `GenericForSequenceClas
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,10 @@ class Scorer:
         """
         if not path.is_dir():
             raise ModelError(f"{path} is no folder; give the output of reward_modeling.py or of reward_model.merge")
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(path)
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path} has no tokenizer that can be read ({error}); give the whole folder") from None
         if not tokenizer.chat_template:
             raise ModelError(f"{path} has no chat template; reward_modeling.py writes one beside the model")
         record = json.loads((path / RECORD).read_text()) if (path / RECORD).is_file() else {}
@@ -83,8 +86,7 @@ class Scorer:
         load = _load_adapter if (path / "adapter_config.json").is_file() else _load_merged
         model = load(path, dtype)
         model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-        limit = min(record.get("max_length") or DEFAULT_MAX_LENGTH, _positions(model.config))
-        return cls(model.to(device), tokenizer, limit)
+        return cls(model.to(device), tokenizer, length_limit(record, model.config))
 
     def encode(self, messages: Sequence[Message], tools: str | None = None) -> Encoded:
         return encode_conversation(self.tokenizer, messages, tools=tools, max_length=self.max_length)
@@ -123,5 +125,7 @@ def _load_adapter(path: Path, dtype: Any) -> Any:
     return PeftModel.from_pretrained(model, str(path))
 
 
-def _positions(config: Any) -> int:
-    return getattr(config.get_text_config(), "max_position_embeddings", None) or DEFAULT_MAX_LENGTH
+def length_limit(record: Mapping[str, Any], config: Any) -> int:
+    """The limit in tokens that training recorded, as far as the model has positions for it."""
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None) or DEFAULT_MAX_LENGTH
+    return min(record.get("max_length") or DEFAULT_MAX_LENGTH, positions)

@@ -13,7 +13,7 @@ import logging
 import os
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, TrainerCallback
-from transformers.trainer_utils import get_last_checkpoint
 from trl.trainer.model_config import ModelConfig
 from trl.trainer.reward_config import RewardConfig
 from trl.trainer.reward_trainer import RewardTrainer
@@ -243,8 +242,9 @@ class RunLog(TrainerCallback):
         if state.is_world_process_zero:
             path = self.output_dir / METRICS
             lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
+            whole = [line for line in lines if line.endswith("\n")]  # a killed run may leave half a line
             # steps after the checkpoint are taken again
-            path.write_text("".join(line for line in lines if json.loads(line)["train_step"] <= state.global_step))
+            path.write_text("".join(line for line in whole if json.loads(line)["train_step"] <= state.global_step))
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         metrics = rename(kwargs["logs"])
@@ -338,12 +338,19 @@ def git_commit() -> str | None:
 
 
 def write_record(folder: Path, record: Mapping[str, Any], train_step: int) -> None:
-    (folder / RECORD).write_text(json.dumps({**record, "train_step": train_step}, indent=2) + "\n")
+    """Appears whole or not at all, after everything else of a checkpoint: its being there says that it is complete."""
+    part = folder / f"{RECORD}.part"
+    part.write_text(json.dumps({**record, "train_step": train_step}, indent=2) + "\n")
+    part.replace(folder / RECORD)
 
 
-def checkpoint_to_resume(args: TrainingArguments, record: Mapping[str, Any]) -> Path | None:
-    """The checkpoint to go on from, None to start; one without a record was cut off while it was saved.
+def checkpoint_to_resume(
+    args: TrainingArguments, record: Mapping[str, Any], say: Callable[[str], None] = print
+) -> Path | None:
+    """The checkpoint to go on from, None to start; those that were cut off while they were saved are passed over.
 
+    Args:
+        say: is told of each that is passed over; the run writes over it once it gets there.
     Raises:
         TrainingError: data, base or settings are not those of the checkpoint, or the folder holds another run.
     """
@@ -353,16 +360,19 @@ def checkpoint_to_resume(args: TrainingArguments, record: Mapping[str, Any]) -> 
         if not (checkpoint / RECORD).is_file():
             raise TrainingError(f"--resume_from_checkpoint {checkpoint} is no checkpoint of this command: no {RECORD}")
     else:
-        newest = get_last_checkpoint(str(output)) if output.is_dir() else None
-        if newest is None and (output / RECORD).is_file():
-            raise TrainingError(
-                f"{output} holds a finished reward model without checkpoints; name another --output_dir"
-            )
-        if newest is None:
+        found = sorted(output.glob("checkpoint-*"), key=_step, reverse=True)
+        complete = [folder for folder in found if (folder / RECORD).is_file()]
+        for folder in found[: found.index(complete[0])] if complete else found:
+            say(f"{folder} was cut off while it was saved and is passed over")
+        if not complete:
+            if (output / RECORD).is_file():
+                raise TrainingError(
+                    f"{output} holds a finished reward model without checkpoints; name another --output_dir"
+                )
+            if found:
+                say(f"no checkpoint in {output} is complete: starting anew")
             return None
-        checkpoint = Path(newest)
-        if not (checkpoint / RECORD).is_file():
-            raise TrainingError(f"{checkpoint} was cut off while it was saved; remove it and start again")
+        checkpoint = complete[0]
     before = json.loads((checkpoint / RECORD).read_text())
     changed = [f"{key}: was {old}, is {new}" for key, old, new in _differences(before, record)]
     if changed:
@@ -371,6 +381,11 @@ def checkpoint_to_resume(args: TrainingArguments, record: Mapping[str, Any]) -> 
             "or give what it was trained with"
         )
     return checkpoint
+
+
+def _step(checkpoint: Path) -> int:
+    number = checkpoint.name.removeprefix("checkpoint-")
+    return int(number) if number.isdecimal() else -1
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:

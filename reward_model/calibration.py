@@ -1,0 +1,62 @@
+"""Does the model's probability that one answer is better come true as often as it says? Pure functions of margins.
+
+A pair's probability is sigmoid(margin), the model of Bradley and Terry that the loss fits. Which side is `chosen` is
+known to the evaluation only, so it is read from the model's side: it prefers one answer with confidence max(p, 1 - p),
+and is right where that is the chosen one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+BINS = 10
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Pairs of like confidence."""
+
+    low: float
+    high: float
+    pairs: int
+    confidence: float
+    """Mean of max(p, 1 - p)."""
+    accuracy: float
+    """Share that was right; ties count half."""
+
+
+def calibration_bins(margins: Sequence[float], *, bins: int = BINS) -> list[Bin]:
+    """Group pairs by confidence, bins of equal width over [0.5, 1]; the empty ones are left out.
+
+    Args:
+        margins: chosen score minus rejected score, shape (N,).
+    """
+    margins_N = np.asarray(margins, dtype=float)
+    confidence_N = 1 / (1 + np.exp(-np.abs(margins_N)))
+    right_N = (np.sign(margins_N) + 1) / 2
+    edges = np.linspace(0.5, 1.0, bins + 1)
+    index_N = np.minimum(((confidence_N - 0.5) * 2 * bins).astype(int), bins - 1)
+    return [
+        Bin(
+            float(edges[i]),
+            float(edges[i + 1]),
+            int((index_N == i).sum()),
+            float(confidence_N[index_N == i].mean()),
+            float(right_N[index_N == i].mean()),
+        )
+        for i in range(bins)
+        if (index_N == i).any()
+    ]
+
+
+def expected_calibration_error(margins: Sequence[float], *, bins: int = BINS) -> float:
+    """Mean distance between confidence and accuracy over the bins, weighted by their pairs; 0 is calibrated.
+
+    Source:
+        Guo et al. (2017), "On Calibration of Modern Neural Networks", arXiv:1706.04599, eq. 3.
+    """
+    found = calibration_bins(margins, bins=bins)
+    return sum(b.pairs * abs(b.accuracy - b.confidence) for b in found) / sum(b.pairs for b in found)

@@ -1,0 +1,275 @@
+"""Measure a reward model on held-out pairs: `python -m reward_model.evaluate --model OUT --data pairs.held_out.jsonl`.
+
+Prints pair accuracy beside single-feature rules, calibration, the influence of length, and how often bad answers beat
+the chosen one; `--output DIR` adds evaluation.json and evaluation.png. Leaves out whether the preferences are right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from reward_model.types import Message, Preference
+
+BATCH_SIZE = 16
+LENGTH_BINS = 5
+
+
+def evaluate(scorer: Any, rows: Sequence[Preference]) -> dict[str, Any]:
+    """All measurements, as plain JSON values.
+
+    Args:
+        scorer: a `reward_model.scorer.Scorer`.
+        rows: held-out pairs; several of one prompt are not independent, which `prompt_interval` accounts for.
+    """
+    import numpy as np
+
+    from reward_model.calibration import calibration_bins, expected_calibration_error
+    from reward_model.training import prompt_key
+
+    chosen = score_sides(scorer, [(row, row.chosen) for row in rows])
+    rejected = score_sides(scorer, [(row, row.rejected) for row in rows])
+    margins = [a["score"] - b["score"] for a, b in zip(chosen, rejected, strict=True)]
+    prompts = [prompt_key(row) for row in rows]
+    wins = [(margin > 0) + 0.5 * (margin == 0) for margin in margins]
+    lengths = [[side["tokens"] for side in sides] for sides in (chosen, rejected)]
+    scores = np.array([side["score"] for side in (*chosen, *rejected)])
+    rules = baselines(rows, lengths)
+    return {
+        "pairs": len(rows),
+        "prompts": len(set(prompts)),
+        "truncated": sum(side["truncated"] for side in (*chosen, *rejected)),
+        "accuracy": share(wins, prompts),
+        "baselines": rules,
+        "best_baseline": max(rules, key=lambda name: rules[name]["value"]),
+        "margin": {"mean": float(np.mean(margins)), "std": float(np.std(margins))},
+        "ece": expected_calibration_error(margins),
+        "calibration": [vars(found) for found in calibration_bins(margins)],
+        "length": by_length(wins, [a - b for a, b in zip(*lengths, strict=True)]),
+        "adversarial": adversarial(scorer, rows, [side["score"] for side in chosen], prompts),
+        "center": float(scores.mean()),
+        "scale": float(scores.std()),
+    }
+
+
+def score_sides(scorer: Any, sides: Sequence[tuple[Preference, Sequence[Message]]]) -> list[dict[str, Any]]:
+    """Score each side after its row's prompt; like lengths share a batch."""
+    encoded = [scorer.encode([*row.prompt, *side], row.tools) for row, side in sides]
+    order = sorted(range(len(encoded)), key=lambda i: len(encoded[i].ids))
+    results: list[dict[str, Any]] = [{} for _ in encoded]
+    for start in range(0, len(order), BATCH_SIZE):
+        batch = order[start : start + BATCH_SIZE]
+        for i, score in zip(batch, scorer.score([encoded[i] for i in batch]), strict=True):
+            results[i] = {"score": score.value, "tokens": len(encoded[i].ids), "truncated": score.truncated}
+    return results
+
+
+def share(wins: Sequence[float], prompts: Sequence[str]) -> dict[str, Any]:
+    """A mean of wins (1, 0, ties 0.5) with Wilson's interval over pairs and the bootstrap's over prompts."""
+    from reward_model.stats import cluster_interval, wilson_interval
+
+    return {
+        "value": sum(wins) / len(wins),
+        "ties": sum(win == 0.5 for win in wins),
+        "interval": wilson_interval(sum(wins), len(wins)),
+        "prompt_interval": cluster_interval(wins, prompts),
+    }
+
+
+def baselines(rows: Sequence[Preference], lengths: Sequence[Sequence[int]]) -> dict[str, dict[str, Any]]:
+    """Accuracy of each single-feature rule, in both directions, by name.
+
+    Args:
+        lengths: tokens of the chosen and of the rejected sides, prompt included.
+    """
+    from reward_model.baselines import FEATURES, preference_for_more
+    from reward_model.training import prompt_key
+
+    prompts = [prompt_key(row) for row in rows]
+    values = {
+        name: ([f(row.chosen) for row in rows], [f(row.rejected) for row in rows]) for name, f in FEATURES.items()
+    }
+    values["tokens"] = (list(lengths[0]), list(lengths[1]))
+    rules = {}
+    for name, (chosen, rejected) in values.items():
+        wins = preference_for_more(chosen, rejected)
+        rules[f"more {name}" if name != "has an answer" else name] = share(wins, prompts)
+        rules[f"fewer {name}" if name != "has an answer" else "has no answer"] = share([1 - w for w in wins], prompts)
+    return rules
+
+
+def by_length(wins: Sequence[float], differences: Sequence[int]) -> list[dict[str, Any]]:
+    """Accuracy over bins of like many pairs, by tokens of the chosen side minus tokens of the rejected one."""
+    import numpy as np
+
+    from reward_model.stats import wilson_interval
+
+    edges = np.unique(np.quantile(differences, np.linspace(0, 1, LENGTH_BINS + 1)))
+    index = np.clip(np.searchsorted(edges, differences, side="right") - 1, 0, max(len(edges) - 2, 0))
+    bins = []
+    for i in sorted(set(index.tolist())):
+        inside = [(win, d) for win, d, at in zip(wins, differences, index, strict=True) if at == i]
+        total = sum(win for win, _ in inside)
+        bins.append(
+            {
+                "low": min(d for _, d in inside),
+                "high": max(d for _, d in inside),
+                "pairs": len(inside),
+                "value": total / len(inside),
+                "interval": wilson_interval(total, len(inside)),
+            }
+        )
+    return bins
+
+
+def adversarial(
+    scorer: Any, rows: Sequence[Preference], chosen: Sequence[float], prompts: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """How often each kind of bad answer beats the chosen one, and what it scores on average.
+
+    Only pairs that such an answer can be made for count: where all have one prompt, no other task's answer exists.
+    """
+    from reward_model.adversarial import adversarial_sides, neighbours
+
+    sides = [adversarial_sides(row, other) for row, other in zip(rows, neighbours(rows), strict=True)]
+    found = {}
+    for name in dict.fromkeys(name for bad in sides for name in bad):
+        having = [i for i, bad in enumerate(sides) if name in bad]
+        scored = [side["score"] for side in score_sides(scorer, [(rows[i], sides[i][name]) for i in having])]
+        wins = [(bad > chosen[i]) + 0.5 * (bad == chosen[i]) for i, bad in zip(having, scored, strict=True)]
+        about = {"pairs": len(having), "score": sum(scored) / len(scored)}
+        found[name] = share(wins, [prompts[i] for i in having]) | about
+    return found
+
+
+# What a person sees ---------------------------------------------------------------------------------------------------
+
+
+def percent(part: dict[str, Any]) -> tuple[str, str, str]:
+    (low, high), (low_p, high_p) = part["interval"], part["prompt_interval"]
+    return f"{part['value']:.1%}", f"{low:.1%} to {high:.1%}", f"{low_p:.1%} to {high_p:.1%}"
+
+
+def show(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table(title=f"{result['pairs']} held-out pairs of {result['prompts']} prompts", title_justify="left")
+    for heading in ("prefers", "accuracy", "95 %, pairs", "95 %, prompts", "ties"):
+        table.add_column(heading, justify="left" if heading == "prefers" else "right")
+    table.add_row("reward model", *percent(result["accuracy"]), str(result["accuracy"]["ties"]), style="bold")
+    for name, part in sorted(result["baselines"].items(), key=lambda item: -item[1]["value"]):
+        if part["value"] >= 0.5:
+            table.add_row(name, *percent(part), str(part["ties"]))
+    console.print(table)
+
+    table = Table(title="Bad answers that beat the chosen one", title_justify="left")
+    for heading in ("answer", "beats it", "95 %, pairs", "95 %, prompts", "pairs", "mean score"):
+        table.add_column(heading, justify="left" if heading == "answer" else "right")
+    for name, part in result["adversarial"].items():
+        table.add_row(name, *percent(part), str(part["pairs"]), f"{part['score']:+.2f}")
+    console.print(table)
+
+    table = Table(title="Accuracy by tokens of chosen minus rejected", title_justify="left")
+    for heading in ("tokens", "pairs", "accuracy", "95 %, pairs"):
+        table.add_column(heading, justify="right")
+    for part in result["length"]:
+        low, high = part["interval"]
+        table.add_row(
+            f"{part['low']:+d} to {part['high']:+d}",
+            str(part["pairs"]),
+            f"{part['value']:.1%}",
+            f"{low:.1%} to {high:.1%}",
+        )
+    console.print(table)
+    print(f"margin {result['margin']['mean']:+.3f} +- {result['margin']['std']:.3f}   ECE {result['ece']:.3f}")
+    print(f"as a reward: center {result['center']:.4f}   scale {result['scale']:.4f}")
+    if result["truncated"]:
+        print(f"{result['truncated']} of {2 * result['pairs']} sides were cut to the model's limit")
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Three panels: the model beside the rules, calibration, accuracy over length difference."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4), width_ratios=[1.25, 1, 1], layout="constrained")
+    rules = sorted(result["baselines"].items(), key=lambda item: item[1]["value"])
+    bars = [(name, part) for name, part in rules if part["value"] >= 0.5] + [("reward model", result["accuracy"])]
+    for y, (name, part) in enumerate(bars):
+        left.barh(y, part["value"], color="tab:blue" if name == "reward model" else "0.75")
+        low, high = part["interval"]
+        left.plot([low, high], [y, y], color="black", linewidth=1.5)
+    left.set_yticks(range(len(bars)), [name for name, _ in bars])
+    left.axvline(0.5, color="0.4", linestyle=":", linewidth=1)
+    left.set(xlim=(0, 1), xlabel="pair accuracy, 95 % interval", title=f"{result['pairs']} held-out pairs")
+
+    middle.plot([0.5, 1], [0.5, 1], color="0.4", linestyle=":", linewidth=1)
+    found = result["calibration"]
+    size = [20 + 300 * part["pairs"] / result["pairs"] for part in found]
+    middle.plot([part["confidence"] for part in found], [part["accuracy"] for part in found], color="tab:blue")
+    middle.scatter([part["confidence"] for part in found], [part["accuracy"] for part in found], s=size)
+    middle.set(xlim=(0.48, 1.02), ylim=(0, 1.05), xlabel="confidence", ylabel="accuracy")
+    middle.set_title(f"calibration, ECE {result['ece']:.3f}")
+
+    for x, part in enumerate(result["length"]):
+        low, high = part["interval"]
+        right.plot([x, x], [low, high], color="black", linewidth=1.5)
+        right.plot(x, part["value"], "o", color="tab:blue")
+    right.axhline(0.5, color="0.4", linestyle=":", linewidth=1)
+    right.set_xticks(
+        range(len(result["length"])), [f"{part['low']:+d}\nto {part['high']:+d}" for part in result["length"]]
+    )
+    right.set(ylim=(0, 1.05), xlabel="tokens, chosen minus rejected", ylabel="accuracy", title="length")
+    for axes in (left, middle, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m reward_model.evaluate", description="Measure a reward model on held-out pairs."
+    )
+    parser.add_argument(
+        "--model", type=Path, required=True, help="output of reward_modeling.py or of reward_model.merge"
+    )
+    parser.add_argument("--data", type=Path, required=True, help="held-out preferences, JSONL")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="write evaluation.json and evaluation.png there")
+    args = parser.parse_args(argv)
+    from transformers.utils.logging import disable_progress_bar
+
+    from reward_model.base_model import file_sha256
+    from reward_model.preferences import PreferenceFileError, check_output, read_preferences
+    from reward_model.scorer import ModelError, Scorer
+    from reward_model.training import git_commit, versions
+
+    disable_progress_bar()
+    try:
+        rows = read_preferences(args.data)
+        if args.output:
+            for name in ("evaluation.json", "evaluation.png"):
+                check_output(args.output / name, "--output", overwrite=True)
+        result = evaluate(Scorer.load(args.model), rows)
+    except (ModelError, PreferenceFileError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    show(result)
+    if args.output:
+        about = {"model": str(args.model), "data": str(args.data), "data_sha256": file_sha256(args.data)}
+        about |= {"git_commit": git_commit(), "versions": versions()}
+        (args.output / "evaluation.json").write_text(json.dumps(about | result, indent=2) + "\n")
+        draw(result, args.output / "evaluation.png")
+        print(f"written: {args.output / 'evaluation.json'}, {args.output / 'evaluation.png'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""Merge a trained adapter into its base: `python -m reward_model.merge --adapter OUT --output MERGED`.
+
+The result is a plain Hugging Face folder, float32: `Scorer.load`, the scoring service and vLLM take it. Scores before
+and after are compared on real rows, after reading back what was written; where they differ by more than the bound there
+is no result. Merging in the base's own bfloat16 would round away much of an adapter (doc/reward_model.md has numbers).
+Leaves out quantised bases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from reward_model.types import Message
+
+BOUND = 1e-4
+ROWS = 32
+PROBE = (
+    Message(role="user", content="Which number comes after 41?"),
+    Message(role="assistant", content="The number after 41 is 42."),
+)
+"""Invented, so that the record quotes nobody's data."""
+PROBE_TOLERANCE = 1e-3
+"""Of the probe's score, relative above 1, for float32 on any machine: ten times what a score may move with its batch,
+since kernels of another processor add up in another order. Another tokenizer, template or head moves it by far more."""
+
+
+class MergeError(ValueError):
+    """An adapter cannot be merged; the message says why and what to do."""
+
+
+def merge(
+    adapter: Path, output: Path, *, base: Path | None = None, data: Path | None = None, bound: float = BOUND
+) -> dict[str, Any]:
+    """Write the merged model and return what its record says of the merge.
+
+    Args:
+        base: the base's folder, where it is not the one that the record names.
+        data: preferences to compare scores on; the training data unless given. The first `ROWS` are used.
+        bound: of the difference of a score before and after.
+    Raises:
+        MergeError: the adapter, its base or the data are not what they should be, or scores differ by more; `output` is
+            not there then.
+    """
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    from reward_model.base_model import weights_sha256
+    from reward_model.evaluate import score_sides
+    from reward_model.preferences import check_output, read_preferences
+    from reward_model.scorer import RECORD, Scorer, length_limit
+
+    record = read_record(adapter)
+    if output.exists():
+        raise MergeError(f"{output} is there already; name another --output")
+    check_output(output, "--output", overwrite=False)
+    base = base or Path(record["base"]["path"])
+    if not base.is_dir():
+        raise MergeError(f"the base {base} that the record names is not there; give its folder with --base")
+    if (found := weights_sha256(base)) != record["base"]["sha256"]:
+        raise MergeError(
+            f"{base} is not the base that {adapter} was trained on: sha256 {found}, expected "
+            f"{record['base']['sha256']}; give the right folder with --base"
+        )
+    data = data or Path(record["dataset"]["path"])
+    if not data.is_file():
+        raise MergeError(f"{data} is not there; give preferences to compare scores on with --data FILE")
+    rows = read_preferences(data)[:ROWS]
+    sides = [(row, side) for row in rows for side in (row.chosen, row.rejected)]
+
+    tokenizer = AutoTokenizer.from_pretrained(adapter)
+    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=torch.float32)
+    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    model = PeftModel.from_pretrained(model, str(adapter))
+    before = score_sides(Scorer(model, tokenizer, length_limit(record, model.config)), sides)
+    lora = model.peft_config["default"]
+    merged: Any = model.merge_and_unload(safe_merge=True)  # type: ignore[operator]
+
+    with tempfile.TemporaryDirectory(dir=output.absolute().parent, prefix=f".{output.name}-") as scratch:
+        folder = Path(scratch) / output.name
+        merged.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+        read_back = Scorer.load(folder, device="cpu")
+        after = score_sides(read_back, sides)
+        difference = max(abs(a["score"] - b["score"]) for a, b in zip(before, after, strict=True))
+        if not difference <= bound:
+            raise MergeError(
+                f"scores before and after differ by up to {difference:.2e} on {len(sides)} sides, more than --bound "
+                f"{bound:.0e}; nothing is left at {output}"
+            )
+        about = {
+            "rank": getattr(lora, "r", None),
+            "alpha": getattr(lora, "lora_alpha", None),
+            "adapter_sha256": weights_sha256(adapter),
+            "sha256": weights_sha256(folder),
+            "dtype": "float32",
+            "compared": len(sides),
+            "max_difference": difference,
+            "bound": bound,
+        }
+        score = read_back.score([read_back.encode(PROBE)])[0].value
+        probe = {
+            "messages": [message.to_dict() for message in PROBE],
+            "score": score,
+            "tolerance": PROBE_TOLERANCE * max(1.0, abs(score)),
+        }
+        (folder / RECORD).write_text(json.dumps({**record, "merge": about, "probe": probe}, indent=2) + "\n")
+        os.replace(folder, output)
+    return about
+
+
+def read_record(adapter: Path) -> dict[str, Any]:
+    """What training wrote beside the adapter.
+
+    Raises:
+        MergeError: this is no adapter, or none of ours.
+    """
+    from reward_model.scorer import RECORD
+
+    if not adapter.is_dir():
+        raise MergeError(f"{adapter} is no folder; give the output of reward_modeling.py")
+    if not (adapter / "adapter_config.json").is_file():
+        if (adapter / "config.json").is_file():
+            raise MergeError(f"{adapter} is a whole model, trained without LoRA; it is served as it is")
+        raise MergeError(f"{adapter} holds no adapter_config.json; give the output of reward_modeling.py")
+    if not (adapter / RECORD).is_file():
+        raise MergeError(f"{adapter} has no {RECORD}, so its base cannot be checked; train it with reward_modeling.py")
+    return json.loads((adapter / RECORD).read_text())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m reward_model.merge", description="Merge an adapter into its base.")
+    parser.add_argument("--adapter", type=Path, required=True, help="output of reward_modeling.py")
+    parser.add_argument("--output", type=Path, required=True, help="folder to write; must not be there yet")
+    parser.add_argument("--base", type=Path, help="the base's folder; default: the one in the adapter's record")
+    parser.add_argument(
+        "--data", type=Path, help="preferences to compare scores on; default: those of training, the first 32"
+    )
+    parser.add_argument(
+        "--bound", type=float, default=BOUND, help=f"largest difference of a score before and after; default {BOUND}"
+    )
+    args = parser.parse_args(argv)
+    from transformers.utils.logging import disable_progress_bar
+
+    from reward_model.base_model import BaseModelError
+    from reward_model.preferences import PreferenceFileError
+
+    disable_progress_bar()
+    try:
+        about = merge(args.adapter, args.output, base=args.base, data=args.data, bound=args.bound)
+    except (MergeError, BaseModelError, PreferenceFileError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(
+        f"rank {about['rank']}, alpha {about['alpha']}, merged in float32; largest difference of {about['compared']} "
+        f"scores {about['max_difference']:.2e} (bound {about['bound']:.0e})"
+    )
+    print(f"merged reward model: {args.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""Shares of pairs and how sure they are: pure functions of counts and numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+Z_95 = 1.959964
+"""The 97.5 % quantile of the standard normal distribution."""
+RESAMPLES = 2000
+
+
+def wilson_interval(successes: float, n: int) -> tuple[float, float]:
+    """The 95 % confidence interval of a share; it stays inside [0, 1] and is sensible at 0 and n.
+
+    Args:
+        successes: how many of `n` independent trials succeeded; a tie counts half.
+    Raises:
+        ValueError: there is no share without a trial, or the counts contradict each other.
+    Source:
+        E. B. Wilson (1927), "Probable inference, the law of succession, and statistical inference", JASA 22(158).
+    """
+    if n < 1 or not 0 <= successes <= n:
+        raise ValueError(f"expected 0 <= successes <= n and n >= 1, got {successes} of {n}")
+    rate, z2 = successes / n, Z_95**2
+    centre = (rate + z2 / (2 * n)) / (1 + z2 / n)
+    half_width = Z_95 / (1 + z2 / n) * math.sqrt(rate * (1 - rate) / n + z2 / (4 * n * n))
+    return max(0.0, centre - half_width), min(1.0, centre + half_width)
+
+
+def cluster_interval(values: Sequence[float], clusters: Sequence[Hashable], *, seed: int = 0) -> tuple[float, float]:
+    """The 95 % interval of a mean whose values come in clusters, e.g. several pairs of one prompt.
+
+    Clusters are drawn with replacement, all values of a cluster together (percentile bootstrap). One cluster tells
+    nothing of others: its interval is its mean, so give several.
+
+    Args:
+        values: shape (N,), N >= 1.
+        clusters: which cluster each belongs to, shape (N,).
+    Source:
+        A. C. Davison and D. V. Hinkley (1997), "Bootstrap Methods and their Application", sec. 3.8.
+    """
+    number: dict[Hashable, int] = {}
+    index = np.array([number.setdefault(cluster, len(number)) for cluster in clusters])
+    sums, sizes = np.bincount(index, weights=values), np.bincount(index)
+    rng = np.random.default_rng(seed)
+    drawn = rng.multinomial(len(number), np.full(len(number), 1 / len(number)), size=RESAMPLES)
+    low, high = np.quantile((drawn @ sums) / (drawn @ sizes), [0.025, 0.975])
+    return float(low), float(high)
