@@ -46,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    # Threads that wait in a loop for each other stand still when something else has their core: 20 times slower beside
+    # a busy process (measured). Read when torch is imported, so set before.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return serve(args, token)
 
 
@@ -58,7 +61,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, default=8008, help="default %(default)s; 0: a free one, named in the log")
     parser.add_argument("--token_file", type=Path, help=f"what clients send as bearer token; or set {TOKEN_VARIABLE}")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default auto: a GPU if any")
-    parser.add_argument("--threads", type=int, help="CPU threads of the model, default: one a core")
+    parser.add_argument(
+        "--threads", type=int, default=os.cpu_count(), help="of the model, default one a core: %(default)s"
+    )
     parser.add_argument("--max_queue", type=int, default=512, help="conversations waiting at most, default %(default)s")
     parser.add_argument("--timeout_s", type=float, default=30.0, help="deadline of a request, default %(default)s")
     return parser
@@ -139,13 +144,9 @@ def load_beside(service: "Service", args: argparse.Namespace, ending: asyncio.Ev
 
     def work() -> None:
         try:
-            import torch
-
             from reward_model.service.warm_up import load_warm
 
-            if args.threads:
-                torch.set_num_threads(args.threads)
-            loop.call_soon_threadsafe(begin, *load_warm(service.model_path, device=args.device))
+            loop.call_soon_threadsafe(begin, *load_warm(service.model_path, device=args.device, threads=args.threads))
         except Exception as error:
             log.error("the model cannot be used: %s: %s", type(error).__name__, error)
             loop.call_soon_threadsafe(give_up)

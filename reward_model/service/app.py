@@ -142,7 +142,7 @@ def _add_scoring(app: FastAPI, service: Service) -> None:
         if isinstance(body, VllmPairs):
             pairs = body
             encoded, scores = await service.answer(len(body.pairs()), lambda s: _texts().vllm_pairs(s, pairs))
-            return _vllm(service, "embd", encoded, [{"object": "score", "score": v} for v in _activated(scores, body)])
+            return _vllm(service, "score", encoded, [{"object": "score", "score": v} for v in _activated(scores, body)])
         items = body if isinstance(body, list) else [body]
         _, scores = await service.answer(len(items), lambda s: [_texts().item(s, each) for each in items])
         answers = [_marked({"score": score.value}, score) for score in scores]
@@ -255,6 +255,7 @@ def _vllm(service: Service, prefix: str, encoded: Sequence[Encoded], data: Seque
                 "total_tokens": tokens,
                 "completion_tokens": 0,
                 "prompt_tokens_details": None,
+                "completion_tokens_details": None,
             },
         }
     )

@@ -254,6 +254,7 @@ class Usage(BaseModel):
     total_tokens: int
     completion_tokens: int = 0
     prompt_tokens_details: None = None
+    completion_tokens_details: None = None
 
 
 class VllmAnswer(BaseModel):
@@ -281,7 +282,7 @@ def faults_of(errors: list[Any]) -> list[dict[str, str]]:
     return [
         {
             "field": ".".join(str(part)[:64] for part in error["loc"] if not str(part).startswith("#")) or "body",
-            "message": error["msg"][:300],
+            "message": error["msg"].removeprefix("Value error, ")[:300],
         }
         for error in errors[:10]
     ]

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import BaseModel, Field
@@ -32,7 +31,7 @@ class Probe(BaseModel):
     tolerance: float = Field(gt=0)
 
 
-def load_warm(path: Path, *, device: str) -> tuple[Scorer, Rounds]:
+def load_warm(path: Path, *, device: str, threads: int) -> tuple[Scorer, Rounds]:
     """The model, ready to score.
 
     Raises:
@@ -43,18 +42,20 @@ def load_warm(path: Path, *, device: str) -> tuple[Scorer, Rounds]:
     trial = [scorer.encode(_exchange(number)) for number in range(6)]
     alone = [scorer.score([each])[0].value for each in trial]
     bound = TOLERANCE.get(scorer.model.dtype, COARSE)
-    if not _agree(alone, _scores(Rounds(scorer, replace(pace, min_saved=None)), trial), bound):
+    if not _agree(alone, _scores(Rounds(scorer, replace(pace, min_saved=None), threads=threads), trial), bound):
         raise ModelError(f"{path}: scores of a batch differ from those of its conversations alone by more than {bound}")
-    if pace.min_saved is not None and not _shares(scorer, replace(pace, min_saved=1), trial, alone, bound):
+    if pace.min_saved is not None and not _shares(
+        Rounds(scorer, replace(pace, min_saved=1), threads=threads), trial, alone, bound
+    ):
         log.warning("this architecture computes beginnings together differently; each conversation is computed whole")
         pace = replace(pace, min_saved=None)
     _check_probe(path, scorer)
-    return scorer, Rounds(scorer, pace)
+    return scorer, Rounds(scorer, pace, threads=threads)
 
 
-def _shares(scorer: Scorer, pace: Any, trial: Sequence[Encoded], alone: Sequence[float], bound: float) -> bool:
+def _shares(rounds: Rounds, trial: Sequence[Encoded], alone: Sequence[float], bound: float) -> bool:
     try:
-        return _agree(alone, _scores(Rounds(scorer, pace), trial), bound)
+        return _agree(alone, _scores(rounds, trial), bound)
     except Exception as error:  # what a cache that cannot be repeated raises differs from class to class
         log.warning("sharing of beginnings failed with %s", type(error).__name__)
         return False

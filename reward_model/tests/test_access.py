@@ -1,0 +1,74 @@
+"""Other machines need a token, and the command says so before it loads anything."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from reward_model.service.access import TOKEN_VARIABLE, is_loopback, read_token
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "reward_model/inference_api.py"]
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.9.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("localhost.example.org", False),
+        ("", False),
+    ],
+)
+def test_what_counts_as_this_machine(host, expected):
+    assert is_loopback(host) is expected
+
+
+def test_the_file_goes_before_the_variable(tmp_path, monkeypatch):
+    monkeypatch.setenv(TOKEN_VARIABLE, "from-variable")
+    (tmp_path / "token").write_text("from-file\n")
+    assert read_token("0.0.0.0", tmp_path / "token") == "from-file"
+    assert read_token("0.0.0.0", None) == "from-variable"
+
+
+def test_this_machine_needs_none(monkeypatch):
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    assert read_token("127.0.0.1", None) is None
+
+
+def test_an_empty_token_is_no_token(tmp_path, monkeypatch):
+    monkeypatch.setenv(TOKEN_VARIABLE, " ")
+    with pytest.raises(ValueError, match=r"0\.0\.0\.0 can be reached from other machines"):
+        read_token("0.0.0.0", None)
+    (tmp_path / "token").write_text("\n")
+    with pytest.raises(ValueError, match="nothing in it"):
+        read_token("127.0.0.1", tmp_path / "token")
+
+
+def test_a_token_that_no_header_takes_is_refused(monkeypatch):
+    monkeypatch.setenv(TOKEN_VARIABLE, "two\nlines")
+    with pytest.raises(ValueError, match="printable ASCII"):
+        read_token("127.0.0.1", None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model_path", ".", "--host", "0.0.0.0"], "needs a token"),
+        (["--model_path", "nowhere"], "no config.json or adapter_config.json there"),
+        (["--model_path", ".", "--token_file", "nowhere"], "no such file"),
+    ],
+)
+def test_the_command_refuses_before_it_imports_torch(arguments, said, monkeypatch):
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    began = time.monotonic()
+    done = subprocess.run([*COMMAND, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and said in done.stderr
+    assert time.monotonic() - began < 5

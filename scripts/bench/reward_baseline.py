@@ -1,0 +1,44 @@
+"""The obvious scoring service, kept for comparison: `async def`, one forward pass a request, on the event loop.
+
+`python -m scripts.bench.reward_baseline MODEL PORT`. What it does wrong is the point: while one request is scored
+nothing else is answered, and nothing is computed together.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import uvicorn
+from fastapi import FastAPI
+from pydantic import BaseModel
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+app = FastAPI()
+model: Any = None
+tokenizer: Any = None
+
+
+class ScoreRequest(BaseModel):
+    messages: list[dict[str, Any]]
+
+
+@app.post("/score")
+async def score(request: ScoreRequest) -> dict[str, float]:
+    inputs = tokenizer.apply_chat_template(
+        request.messages, return_tensors="pt", return_dict=True, truncation=True, max_length=1024
+    )
+    with torch.no_grad():
+        return {"score": model(**inputs).logits[0, 0].item()}
+
+
+@app.get("/livez")
+async def livez() -> dict[str, str]:
+    return {"status": "alive"}
+
+
+if __name__ == "__main__":
+    tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+    model = AutoModelForSequenceClassification.from_pretrained(sys.argv[1], dtype=torch.float32).eval()
+    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[2]), access_log=False)
