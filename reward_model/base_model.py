@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerBase
+
+from reward_model.scorer import read_tokenizer
 
 FETCH = "`hf download NAME --local-dir FOLDER` fetches one"
 UNUSED_TOKEN = re.compile(r"pad|reserved|unused|extra|placeholder", re.IGNORECASE)
@@ -47,7 +49,7 @@ def load_tokenizer(path: Path, chat_template_path: Path | None = None) -> PreTra
 
 def _tokenizer(path: Path) -> PreTrainedTokenizerBase:
     try:
-        return AutoTokenizer.from_pretrained(path)
+        return read_tokenizer(path)
     except (OSError, ValueError) as error:
         raise BaseModelError(f"{path} has no tokenizer that can be read ({error}); {FETCH} whole") from None
 

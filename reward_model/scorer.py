@@ -56,6 +56,18 @@ def _for_template(message: Message) -> dict[str, Any]:
     return plain
 
 
+def read_tokenizer(path: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder.
+
+    Raises:
+        OSError, ValueError: there is none; from a bare config.json transformers makes one up that knows no text.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    if set(tokenizer("a").input_ids) <= set(tokenizer.all_special_ids):
+        raise ValueError("no file of it holds a vocabulary")
+    return tokenizer
+
+
 class Scorer:
     """A sequence-classification model with one output, its tokenizer and its limit; for one thread at a time."""
 
@@ -74,7 +86,7 @@ class Scorer:
         if not path.is_dir():
             raise ModelError(f"{path} is no folder; give the output of reward_modeling.py or of reward_model.merge")
         try:
-            tokenizer = AutoTokenizer.from_pretrained(path)
+            tokenizer = read_tokenizer(path)
         except (OSError, ValueError) as error:
             raise ModelError(f"{path} has no tokenizer that can be read ({error}); give the whole folder") from None
         if not tokenizer.chat_template:

@@ -1,0 +1,183 @@
+import json
+import re
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from reward_model.base_model import (
+    BaseModelError,
+    check_base,
+    choose_pad_token,
+    load_tokenizer,
+    weight_files,
+    weights_sha256,
+)
+
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>\n{% endfor %}"
+ENDS_WITH_EOS = "{% for m in messages %}{{ m.role }} {{ m.content }}</s>{% endfor %}"
+
+
+def a_tokenizer(template: str = CHATML, extra: tuple[str, ...] = (), **special: str) -> PreTrainedTokenizerFast:
+    """One token a byte; special tokens of its own as named."""
+    words = {chr(i): i for i in range(256)} | {c: 256 + i for i, c in enumerate(pre_tokenizers.ByteLevel.alphabet())}
+    tokenizer = Tokenizer(models.BPE(vocab=words, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in ("<|im_start|>", "<|im_end|>", *extra)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **special)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "expected"),
+    [
+        pytest.param(a_tokenizer(eos_token="<|im_end|>", pad_token="<pad>", unk_token="<unk>"), "<pad>", id="its_own"),
+        pytest.param(a_tokenizer(eos_token="<|im_end|>", unk_token="<unk>"), "<unk>", id="none_but_unknown"),
+        pytest.param(
+            a_tokenizer(eos_token="<|im_end|>", extra=("<|reserved_7|>",)), "<|reserved_7|>", id="none_but_reserved"
+        ),
+        pytest.param(a_tokenizer(eos_token="<|im_end|>"), "<|im_end|>", id="the_end_where_a_line_break_follows_it"),
+        pytest.param(
+            a_tokenizer(ENDS_WITH_EOS, eos_token="</s>", pad_token="</s>", unk_token="<unk>"),
+            "<unk>",
+            id="not_its_own_where_conversations_end_with_it",
+        ),
+        pytest.param(
+            a_tokenizer(ENDS_WITH_EOS, eos_token="</s>", extra=("<|finetune_right_pad_id|>",)),
+            "<|finetune_right_pad_id|>",
+            id="not_the_end_where_conversations_end_with_it",
+        ),
+    ],
+)
+def test_the_padding_token_is_one_that_no_conversation_ends_with(tokenizer, expected):
+    assert choose_pad_token(tokenizer) == expected
+
+
+def test_without_such_a_token_the_model_is_refused():
+    words = "conversations end with '</s>', which may not be it; add a token to the tokenizer"
+    with pytest.raises(BaseModelError, match=words):
+        choose_pad_token(a_tokenizer(ENDS_WITH_EOS, eos_token="</s>"))
+
+
+def test_a_base_of_our_own_is_taken(base):
+    tokenizer = load_tokenizer(base)
+    check_base(base, tokenizer)
+    assert tokenizer.pad_token == "<|endoftext|>"
+
+
+@pytest.fixture
+def copy(base, tmp_path):
+    return shutil.copytree(base, tmp_path / "base")
+
+
+def configure(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+def check(folder):
+    check_base(folder, load_tokenizer(folder))
+
+
+def remove_tokenizer(folder):
+    for file in folder.glob("*token*"):
+        file.unlink()
+
+
+def remove_template(folder):
+    (folder / "chat_template.jinja").unlink()
+
+
+def make_adapter_of_it(folder):
+    (folder / "config.json").unlink()
+    (folder / "adapter_config.json").write_text("{}")
+
+
+def three_labels(folder):
+    labels = {str(i): f"LABEL_{i}" for i in range(3)}
+    configure(folder, architectures=["Qwen3ForSequenceClassification"], id2label=labels)
+
+
+def encoder_decoder(folder):
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]})
+    )
+
+
+def token_classifier(folder):
+    configure(folder, architectures=["Qwen3ForTokenClassification"])
+
+
+def encoder(folder):
+    plain = {"model_type": "bert", "architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    (folder / "config.json").write_text(json.dumps(plain))
+
+
+def more_tokens_than_embeddings(folder):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens([f"<new{i}>" for i in range(3)])
+    tokenizer.save_pretrained(folder)
+
+
+def config_of_a_larger_vocabulary(folder):
+    configure(folder, vocab_size=1000)
+
+
+def remove_weights(folder):
+    (folder / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (shutil.rmtree, "does not exist; give a Hugging Face folder"),
+        (remove_tokenizer, "has no tokenizer that can be read"),
+        (
+            remove_template,
+            "has no chat template, so a conversation cannot be rendered; give one with --chat_template_path",
+        ),
+        (make_adapter_of_it, "is an adapter, expected a whole model; merge it into its base first"),
+        (three_labels, "is a classifier with 3 labels (Qwen3ForSequenceClassification); a reward model has one output"),
+        (encoder_decoder, "is an encoder-decoder (T5ForConditionalGeneration); a reward model needs a decoder"),
+        (token_classifier, "has the head of another task (Qwen3ForTokenClassification); expected a ...ForCausalLM"),
+        (encoder, "the classifier of bert has no `score` head"),
+        (more_tokens_than_embeddings, "take the tokenizer that belongs to the model, or resize the embeddings"),
+        (config_of_a_larger_vocabulary, "they are not of one model"),
+        (remove_weights, "has no weights (*.safetensors)"),
+    ],
+)
+def test_what_cannot_become_a_reward_model_is_refused_with_the_reason(copy, spoil, words):
+    spoil(copy)
+    with pytest.raises(BaseModelError, match=re.escape(words)):
+        check(copy)
+
+
+def test_a_classifier_with_one_label_is_a_base(copy):
+    configure(copy, architectures=["Qwen3ForSequenceClassification"], id2label={"0": "LABEL_0"})
+    check(copy)
+
+
+def test_a_template_can_be_given_as_a_file_or_as_another_models_folder(copy, base, tmp_path):
+    remove_template(copy)
+    (tmp_path / "own.jinja").write_text(CHATML)
+    assert load_tokenizer(copy, tmp_path / "own.jinja").chat_template == CHATML
+    assert load_tokenizer(copy, base).chat_template == AutoTokenizer.from_pretrained(base).chat_template
+    with pytest.raises(BaseModelError, match="has no chat template either"):
+        load_tokenizer(base, copy)
+    with pytest.raises(BaseModelError, match=r"nowhere.jinja is neither a Jinja file nor a model folder"):
+        load_tokenizer(base, tmp_path / "nowhere.jinja")
+
+
+def test_the_hash_is_of_the_weights_and_sees_swapped_shards(tmp_path):
+    one, two = {"a": torch.zeros(2)}, {"a": torch.ones(2)}
+    for folder, order in (("straight", (one, two)), ("swapped", (two, one))):
+        (tmp_path / folder).mkdir()
+        for name, tensors in zip(("1.safetensors", "2.safetensors"), order, strict=True):
+            save_file(tensors, tmp_path / folder / name)
+    straight = weights_sha256(tmp_path / "straight")
+    assert straight != weights_sha256(tmp_path / "swapped")
+    (tmp_path / "straight" / "README.md").write_text("x")
+    assert weights_sha256(tmp_path / "straight") == straight
+    assert [load_file(file)["a"].tolist() for file in weight_files(tmp_path / "straight")] == [[0, 0], [1, 1]]
