@@ -96,7 +96,7 @@ class RewardClient:
             async with asyncio.timeout(self.timeout_s):
                 return await self._until_answered(body, deadline)
         except TimeoutError:
-            self._failed(f"no answer within {self.timeout_s:g} s", counts=False)
+            self._failed(f"no answer within {self.timeout_s:g} s", counts=True)
             raise self._unavailable(f"no score within {self.timeout_s:g} s") from None
 
     async def ready(self) -> bool:

@@ -52,11 +52,18 @@ def vllm_input(scorer: Scorer, said: VllmInput) -> list[Encoded]:
 
 def vllm_pairs(scorer: Scorer, said: VllmPairs) -> list[Encoded]:
     """As vLLM's cross-encoder route without `--chat-template`: one call of the tokenizer on the two texts."""
-    if getattr(scorer.model.config, "use_sep_token", True):
-        ids = [scorer.tokenizer(text=first, text_pair=second)["input_ids"] for first, second in said.pairs()]
-    else:
-        ids = [scorer.tokenizer(first + second)["input_ids"] for first, second in said.pairs()]
-    return [cut(tuple(each), scorer, said) for each in ids]
+    if not getattr(scorer.model.config, "use_sep_token", True):
+        return [cut(_ids(scorer, first + second, True), scorer, said) for first, second in said.pairs()]
+    return [_pair(scorer, first, second, said) for first, second in said.pairs()]
+
+
+def _pair(scorer: Scorer, first: str, second: str, options: VllmOptions) -> Encoded:
+    encoded = cut(tuple(scorer.tokenizer(text=first, text_pair=second)["input_ids"]), scorer, options)
+    if not encoded.truncated or options.truncate_prompt_tokens is None or options.truncation_side is not None:
+        return encoded
+    # Asked to cut but not where, vLLM leaves it to the tokenizer, which shortens the longer text.
+    cut_by_tokenizer = scorer.tokenizer(text=first, text_pair=second, truncation=True, max_length=len(encoded.ids))
+    return Encoded(tuple(cut_by_tokenizer["input_ids"]), truncated=True)
 
 
 def cut(ids: tuple[int, ...], scorer: Scorer, options: VllmOptions) -> Encoded:
