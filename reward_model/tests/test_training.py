@@ -1,0 +1,224 @@
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+from datasets import Dataset
+from transformers import AutoTokenizer
+from trl.trainer.reward_trainer import RewardTrainer
+
+from reward_model.preferences import PreferenceFileError
+from reward_model.scorer import RECORD
+from reward_model.tests.conftest import assistant, counting_pairs, user
+from reward_model.training import (
+    METRICS,
+    RunLog,
+    TrainingError,
+    checkpoint_to_resume,
+    encode_pairs,
+    prompt_key,
+    rename,
+    split_by_prompt,
+    step_line,
+    usable_sinks,
+)
+from reward_model.types import FunctionCall, Message, Preference, ToolCall
+
+# Splitting ------------------------------------------------------------------------------------------------------------
+
+
+def several_per_prompt(prompts: int, pairs: int) -> list[Preference]:
+    return [
+        Preference(prompt=(user(f"question {n}"),), chosen=(assistant(f"right {k}"),), rejected=(assistant("wrong"),))
+        for k in range(pairs)
+        for n in range(prompts)
+    ]
+
+
+def test_no_prompt_is_both_trained_on_and_held_out():
+    rows = several_per_prompt(prompts=20, pairs=5)
+    train, held_out = split_by_prompt(rows, 0.1, seed=0)
+    assert {prompt_key(row) for row in train} & {prompt_key(row) for row in held_out} == set()
+    assert (len(train), len(held_out)) == (90, 10)  # two prompts of five pairs are a tenth of 100
+    assert sorted(map(repr, train + held_out)) == sorted(map(repr, rows))
+
+
+def test_the_split_is_the_same_each_time_whatever_the_order_and_another_for_another_seed():
+    rows = several_per_prompt(prompts=20, pairs=2)
+    held_out = split_by_prompt(rows, 0.2, seed=0)[1]
+    assert split_by_prompt(rows, 0.2, seed=0)[1] == held_out
+    assert sorted(map(repr, split_by_prompt(rows[::-1], 0.2, seed=0)[1])) == sorted(map(repr, held_out))
+    assert split_by_prompt(rows, 0.2, seed=1)[1] != held_out
+
+
+def test_a_fraction_of_none_holds_nothing_out_and_the_least_one_prompt():
+    rows = several_per_prompt(prompts=4, pairs=1)
+    assert split_by_prompt(rows, 0.0, seed=0) == (rows, [])
+    assert len(split_by_prompt(rows, 0.01, seed=0)[1]) == 1
+
+
+@pytest.mark.parametrize("fraction", [1.0, -0.1, math.nan])
+def test_a_fraction_that_leaves_nothing_to_train_on_is_refused(fraction):
+    with pytest.raises(TrainingError, match=f"--held_out_fraction is {fraction}, expected 0 or more and less than 1"):
+        split_by_prompt(several_per_prompt(2, 2), fraction, seed=0)
+
+
+def test_one_prompt_cannot_be_split():
+    with pytest.raises(
+        TrainingError, match="all 3 pairs have one prompt, so none can be held out; give --eval_dataset"
+    ):
+        split_by_prompt(several_per_prompt(1, 3), 0.1, seed=0)
+
+
+# Encoding -------------------------------------------------------------------------------------------------------------
+
+CALL = Message(
+    role="assistant",
+    tool_calls=(ToolCall(id="1", function=FunctionCall(name="execute_sql", arguments='{"query": "SELECT 1"}')),),
+)
+AGENT = Preference(
+    prompt=(Message(role="system", content="s"), user("How many?")),
+    chosen=(CALL, Message(role="tool", content="[(1,)]", tool_call_id="1"), assistant("1")),
+    rejected=(assistant("2"),),
+    tools='[{"type": "function", "function": {"name": "execute_sql", "parameters": {"type": "object"}}}]',
+)
+LONG = Preference(prompt=(user("which " * 60),), chosen=(assistant("1"),), rejected=(assistant("2"),))
+
+
+@pytest.mark.parametrize("max_length", [64, None])
+def test_pairs_are_encoded_as_trl_encodes_them(base, max_length):
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    rows = [*counting_pairs(5), AGENT, LONG]
+    theirs = RewardTrainer._prepare_dataset(
+        None,
+        Dataset.from_list([row.to_dict() for row in rows]),
+        tokenizer,
+        SimpleNamespace(dataset_num_proc=None, max_length=max_length),
+        "train",
+    )
+    ours = encode_pairs(rows, tokenizer, max_length, "pairs.jsonl")
+    assert len(ours) == (6 if max_length else 7)
+    assert ours["chosen_ids"][:] == theirs["chosen_ids"][:]
+    assert ours["rejected_ids"][:] == theirs["rejected_ids"][:]
+
+
+def test_where_all_pairs_are_too_long_the_shortest_is_named(base):
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    longest = len(encode_pairs(counting_pairs(1), tokenizer, None, "p")["chosen_ids"][0])
+    words = f"all 1 pairs of p are longer than --max_length {longest - 1}; the shortest has {longest} tokens"
+    with pytest.raises(TrainingError, match=words):
+        encode_pairs(counting_pairs(1), tokenizer, longest - 1, "p")
+
+
+def test_a_row_that_the_template_refuses_is_named(base):
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') if messages|length > 2 }}{{ messages }}"
+    words = (
+        r"p, pair 2: the model's chat template refuses it \(TemplateError: roles must alternate\); leave such rows out"
+    )
+    with pytest.raises(PreferenceFileError, match=words):
+        encode_pairs([counting_pairs(1)[0], AGENT], tokenizer, None, "p")
+
+
+# The log --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_trainers_numbers_get_our_names_and_what_is_left_out_is_named_there():
+    logs = {"loss": 0.7, "eval_loss": 0.6, "eval_accuracy": 1.0, "eval_runtime": 2.0, "train_samples_per_second": 9.0}
+    assert rename(logs) == {
+        "pair/loss": 0.7,
+        "val/pair/loss": 0.6,
+        "val/pair/accuracy": 1.0,
+        "time/validation_s": 2.0,
+    }
+
+
+def test_a_line_shows_what_was_measured():
+    metrics = {"pair/loss": 0.69314, "pair/accuracy": 0.5, "pair/margin": -0.01, "time/step_s": 0.256}
+    assert step_line(3, 60, metrics) == "step 3/60  loss 0.6931  accuracy 50.0%  margin -0.010  0.26 s/step"
+
+
+def test_metrics_after_the_checkpoint_and_half_a_line_are_taken_again(tmp_path):
+    lines = [json.dumps({"train_step": step}) + "\n" for step in (1, 2, 3)]
+    (tmp_path / METRICS).write_text("".join(lines) + '{"train_st')
+    state = SimpleNamespace(global_step=2, is_world_process_zero=True)
+    RunLog(tmp_path, {}).on_train_begin(None, state, None)
+    assert (tmp_path / METRICS).read_text() == "".join(lines[:2])
+
+
+def test_a_sink_that_is_not_installed_is_left_out_aloud(caplog):
+    assert usable_sinks(["no_such_sink"]) == ["none"]
+    assert "no_such_sink is not installed; going on without it" in caplog.text
+    assert usable_sinks("none") == ["none"]
+
+
+# Going on -------------------------------------------------------------------------------------------------------------
+
+RUN = {"base": {"sha256": "b"}, "dataset": {"sha256": "d"}, "processes": 1, "settings": {"seed": 0, "lora_r": 16}}
+
+
+def arguments(output, resume="auto"):
+    return SimpleNamespace(output_dir=str(output), resume_from_checkpoint=resume)
+
+
+def checkpoints(output, **steps):
+    """`checkpoint_2="whole"` or `"torn"`."""
+    for name, state in steps.items():
+        folder = output / name.replace("_", "-")
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").touch()
+        if state == "whole":
+            (folder / RECORD).write_text(json.dumps(RUN))
+
+
+@pytest.mark.parametrize(
+    ("steps", "newest", "said"),
+    [
+        pytest.param({}, None, [], id="nothing_yet"),
+        pytest.param({"checkpoint_2": "whole", "checkpoint_10": "whole"}, "checkpoint-10", [], id="by_number_not_name"),
+        pytest.param(
+            {"checkpoint_2": "torn", "checkpoint_4": "whole", "checkpoint_6": "torn", "checkpoint_8": "torn"},
+            "checkpoint-4",
+            [
+                "{}/checkpoint-8 was cut off while it was saved and is passed over",
+                "{}/checkpoint-6 was cut off while it was saved and is passed over",
+            ],
+            id="the_newest_whole_one",
+        ),
+        pytest.param(
+            {"checkpoint_2": "torn"},
+            None,
+            [
+                "{}/checkpoint-2 was cut off while it was saved and is passed over",
+                "no checkpoint in {} is complete: starting anew",
+            ],
+            id="none_is_whole",
+        ),
+    ],
+)
+def test_the_newest_whole_checkpoint_is_gone_on_from(tmp_path, steps, newest, said):
+    checkpoints(tmp_path, **steps)
+    heard = []
+    assert checkpoint_to_resume(arguments(tmp_path), RUN, heard.append) == (newest and tmp_path / newest)
+    assert heard == [line.format(tmp_path) for line in said]
+
+
+def test_a_checkpoint_of_another_run_is_refused_with_what_changed(tmp_path):
+    checkpoints(tmp_path, checkpoint_2="whole")
+    now = RUN | {"dataset": {"sha256": "e"}, "settings": {"seed": 0, "lora_r": 8}}
+    words = r"is of another run \(dataset: was d, is e; lora_r: was 16, is 8\); name another --output_dir"
+    with pytest.raises(TrainingError, match=words):
+        checkpoint_to_resume(arguments(tmp_path), now)
+
+
+def test_a_finished_model_is_not_written_over(tmp_path):
+    (tmp_path / RECORD).write_text("{}")
+    with pytest.raises(TrainingError, match="holds a finished reward model without checkpoints; name another"):
+        checkpoint_to_resume(arguments(tmp_path), RUN)
+
+
+def test_a_named_checkpoint_has_to_be_one(tmp_path):
+    checkpoints(tmp_path, checkpoint_2="torn", checkpoint_1="whole")
+    with pytest.raises(TrainingError, match=r"checkpoint-2 is no checkpoint of this command: no reward_model.json"):
+        checkpoint_to_resume(arguments(tmp_path, tmp_path / "checkpoint-2"), RUN)
+    assert checkpoint_to_resume(arguments(tmp_path, tmp_path / "checkpoint-1"), RUN) == tmp_path / "checkpoint-1"
