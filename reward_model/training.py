@@ -191,10 +191,12 @@ def encode_pairs(
 
 
 class PairTrainer(RewardTrainer):
-    """TRL's trainer, stopped by the first loss that is no number instead of training on."""
+    """TRL's trainer, stopped by the first loss that is no number, and counting tokens on from a checkpoint."""
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self._total_train_tokens = self.state.num_input_tokens_seen  # TRL starts at 0 each time; the state is saved
         loss = super().training_step(*args, **kwargs)
+        self.state.num_input_tokens_seen = self._total_train_tokens
         if not torch.isfinite(loss):
             raise TrainingError(
                 f"the loss is {loss.item()} at step {self.state.global_step + 1}; lower --learning_rate (now "

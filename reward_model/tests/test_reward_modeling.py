@@ -1,0 +1,212 @@
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from reward_model.reward_modeling import main
+from reward_model.scorer import RECORD, Scorer
+from reward_model.tests.conftest import assistant, user
+from reward_model.training import METRICS
+
+ROOT = Path(__file__).parents[2]
+SHORT = ("--max_steps", "2", "--per_device_train_batch_size", "4", "--logging_steps", "1", "--save_strategy", "no")
+
+
+def command(base: Path, pairs: Path, output: Path, *flags: str) -> list[str]:
+    return [
+        *("--dataset_name", str(pairs), "--model_name_or_path", str(base), "--output_dir", str(output), "--use_cpu"),
+        *flags,
+    ]
+
+
+# Refusals -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--held_out_fraction", "1"], "--held_out_fraction is 1.0, expected 0 or more and less than 1"),
+        (["--max_length", "5"], "pairs.jsonl are longer than --max_length 5; the shortest has "),
+        (
+            ["--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "3"],
+            "21 pairs are fewer than one batch of 24 (--per_device_train_batch_size x --gradient_accumulation_steps x",
+        ),
+        (["--dataset_name", "gone.jsonl"], "gone.jsonl does not exist; reward_model/convert_dpo_format.py makes such"),
+        (["--eval_dataset_name", "gone.jsonl"], "gone.jsonl does not exist"),
+        (["--model_name_or_path", "gone"], "model folder gone does not exist; give a Hugging Face folder"),
+        (["--chat_template_path", "gone.jinja"], "--chat_template_path gone.jinja is neither a Jinja file nor"),
+        (["--resume_from_checkpoint", "gone"], "--resume_from_checkpoint gone is no checkpoint of this command"),
+        (["--config", "gone.yaml"], "--config gone.yaml cannot be read: No such file or directory"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_the_weights_are_read(base, pairs, tmp_path, capsys, flags, words):
+    assert main(command(base, pairs, tmp_path / "out", *flags)) == 1
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        pytest.param("", "pairs.jsonl holds no row", id="empty"),
+        pytest.param(
+            '{"prompt": [{"role": "user", "content": NaN}], "chosen": [], "rejected": []}',
+            "pairs.jsonl, row 1, prompt.0.content: Input should be a valid string",
+            id="nan",
+        ),
+        pytest.param('{"prompt": "a", "chosen": "b", "rejected": "c"}', "row 1, prompt: ", id="not_converted"),
+    ],
+)
+def test_a_file_that_holds_no_preferences_is_refused(base, tmp_path, capsys, text, words):
+    (tmp_path / "pairs.jsonl").write_text(text)
+    assert main(command(base, tmp_path / "pairs.jsonl", tmp_path / "out")) == 1
+    assert words in capsys.readouterr().err
+
+
+def test_a_model_has_to_be_named(pairs, capsys):
+    assert main(["--dataset_name", str(pairs)]) == 1
+    assert "--model_name_or_path is missing: the folder of the language model" in capsys.readouterr().err
+
+
+def test_a_misspelt_setting_in_the_file_is_refused(base, pairs, tmp_path, capsys):
+    (tmp_path / "run.yaml").write_text("learning_rat: 1.0e-3\n")
+    assert main(command(base, pairs, tmp_path / "out", "--config", str(tmp_path / "run.yaml"))) == 1
+    assert "learning_rat" in capsys.readouterr().err
+
+
+def test_a_loss_that_is_no_number_stops_the_run(base, pairs, tmp_path, capsys):
+    broken = shutil.copytree(base, tmp_path / "broken")
+    weights = load_file(broken / "model.safetensors")
+    weights["model.norm.weight"].fill_(float("nan"))
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    assert main(command(broken, pairs, tmp_path / "out", *SHORT)) == 1
+    assert "the loss is nan at step 1; lower --learning_rate (now 0.0001)" in capsys.readouterr().err
+
+
+# Runs -----------------------------------------------------------------------------------------------------------------
+
+
+def metrics(output: Path) -> list[dict]:
+    return [json.loads(line) for line in (output / METRICS).read_text().splitlines()]
+
+
+def test_lora_trains_an_adapter_and_the_head_and_says_what_it_did(base, pairs, tmp_path, capsys):
+    assert main(command(base, pairs, tmp_path / "out", *SHORT)) == 0
+    said = capsys.readouterr().out
+    assert "21 pairs to train on, 3 held out; left out as longer than 1024 tokens: 0 and 0" in said
+    assert re.search(r"^step 1/2  loss \d\.\d{4}  accuracy", said, re.MULTILINE)
+    assert said.endswith(f"reward model: {tmp_path / 'out'}\n")
+
+    assert [(row["train_step"], "pair/loss" in row, "val/pair/loss" in row) for row in metrics(tmp_path / "out")] == [
+        (1, True, False),
+        (2, True, False),
+        (2, False, True),
+    ]
+    adapter = load_file(tmp_path / "out" / "adapter_model.safetensors")
+    assert {key.split(".")[-2] for key in adapter} == {"lora_A", "lora_B", "score"}
+    assert all(torch.isfinite(weight).all() for weight in adapter.values())
+    record = json.loads((tmp_path / "out" / RECORD).read_text())
+    assert record["train_step"] == 2
+    assert (record["dataset"]["train_pairs"], record["dataset"]["held_out_pairs"]) == (21, 3)
+    assert (record["settings"]["use_peft"], record["settings"]["lora_r"], record["processes"]) == (True, 16, 1)
+    scorer = Scorer.load(tmp_path / "out", device="cpu")
+    assert scorer.max_length == 256
+    assert isinstance(scorer.score([scorer.encode([user("1"), assistant("2")])])[0].value, float)
+
+
+def test_without_lora_all_weights_are_trained_and_the_model_is_whole(base, pairs, tmp_path, capsys):
+    assert main(command(base, pairs, tmp_path / "out", *SHORT, "--no_use_peft", "--learning_rate", "1e-3")) == 0
+    trained, total = re.search(r"([\d,]+) of ([\d,]+) weights are trained", capsys.readouterr().out).groups()
+    assert trained == total
+    before, after = load_file(base / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+    assert [key for key in before if torch.equal(before[key], after[key])] == []
+    Scorer.load(tmp_path / "out", device="cpu")
+
+
+def test_help_shows_how_to_start(capsys):
+    assert main(["--help"]) == 0
+    assert "accelerate launch reward_model/reward_modeling.py --dataset_name" in capsys.readouterr().out
+
+
+# Whole processes ------------------------------------------------------------------------------------------------------
+
+RUN = ("--max_steps", "6", "--save_steps", "2", "--per_device_train_batch_size", "4", "--logging_steps", "1")
+KILLED_WHILE_IT_SAVES = """
+import os, signal, sys
+from transformers import Trainer
+from reward_model.reward_modeling import main
+
+save = Trainer._save_optimizer_and_scheduler
+
+def save_and_die(self, folder):
+    save(self, folder)
+    if self.state.global_step == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Trainer._save_optimizer_and_scheduler = save_and_die
+main(sys.argv[1:])
+"""
+
+
+def run(*argv: object) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [str(part) for part in argv]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250)
+
+
+def comparable(output: Path) -> list[dict]:
+    return [{key: row[key] for key in row if key != "at" and not key.startswith("time/")} for row in metrics(output)]
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_while_it_saved_ends_as_the_unbroken_one_by_the_same_command(base, pairs, tmp_path):
+    unbroken, killed = tmp_path / "unbroken", tmp_path / "killed"
+    script = (sys.executable, "reward_model/reward_modeling.py")
+    assert run(*script, *command(base, pairs, unbroken, *RUN)).returncode == 0
+
+    again = command(base, pairs, killed, *RUN)
+    assert run(sys.executable, "-c", KILLED_WHILE_IT_SAVES, *again).returncode == -9
+    assert (killed / "checkpoint-4" / "optimizer.pt").is_file()
+    assert not (killed / "checkpoint-4" / RECORD).exists()
+
+    resumed = run(*script, *again)
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"{killed / 'checkpoint-4'} was cut off while it was saved and is passed over" in resumed.stdout
+    assert f"going on from {killed / 'checkpoint-2'}" in resumed.stdout
+    assert sorted(path.parent.name for path in killed.glob(f"checkpoint-*/{RECORD}")) == [
+        "checkpoint-2",
+        "checkpoint-4",
+        "checkpoint-6",
+    ]
+    assert comparable(killed) == comparable(unbroken)
+    for folder in ("checkpoint-4", "."):
+        ours, theirs = (load_file(each / folder / "adapter_model.safetensors") for each in (killed, unbroken))
+        assert ours.keys() == theirs.keys()
+        assert [key for key in ours if not torch.equal(ours[key], theirs[key])] == []
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_batch_and_write_one_line_a_step(base, pairs, tmp_path):
+    flags = (
+        "--max_steps",
+        "2",
+        "--per_device_train_batch_size",
+        "2",
+        "--logging_steps",
+        "1",
+        "--held_out_fraction",
+        "0",
+    )
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2)
+    done = run(*torchrun, "reward_model/reward_modeling.py", *command(base, pairs, tmp_path / "out", *flags))
+    assert done.returncode == 0, done.stderr
+    assert [row["train_step"] for row in metrics(tmp_path / "out")] == [1, 2]
+    assert done.stdout.count("reward model: ") == 1
+    assert json.loads((tmp_path / "out" / RECORD).read_text())["processes"] == 2
