@@ -169,10 +169,11 @@ def show(result: dict[str, Any]) -> None:
     console.print(table)
 
     table = Table(title="Bad answers that beat the chosen one", title_justify="left")
-    for heading in ("answer", "beats it", "95 %, pairs", "95 %, prompts", "pairs", "mean score"):
+    for heading in ("answer", "beats it", "95 %, pairs", "95 %, prompts", "mean score"):
         table.add_column(heading, justify="left" if heading == "answer" else "right")
     for name, part in result["adversarial"].items():
-        table.add_row(name, *percent(part), str(part["pairs"]), f"{part['score']:+.2f}")
+        of = "" if part["pairs"] == result["pairs"] else f" ({part['pairs']} pairs)"
+        table.add_row(name + of, *percent(part), f"{part['score']:+.2f}")
     console.print(table)
 
     table = Table(title="Accuracy by tokens of chosen minus rejected", title_justify="left")
