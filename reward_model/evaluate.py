@@ -170,7 +170,7 @@ def show(result: dict[str, Any]) -> None:
 
     table = Table(title="Bad answers that beat the chosen one", title_justify="left")
     for heading in ("answer", "beats it", "95 %, pairs", "95 %, prompts", "mean score"):
-        table.add_column(heading, justify="left" if heading == "answer" else "right")
+        table.add_column(heading, justify="left" if heading == "answer" else "right", no_wrap=heading == "answer")
     for name, part in result["adversarial"].items():
         of = "" if part["pairs"] == result["pairs"] else f" ({part['pairs']} pairs)"
         table.add_row(name + of, *percent(part), f"{part['score']:+.2f}")
