@@ -151,7 +151,7 @@ def adversarial(
 
 def percent(part: dict[str, Any]) -> tuple[str, str, str]:
     (low, high), (low_p, high_p) = part["interval"], part["prompt_interval"]
-    return f"{part['value']:.1%}", f"{low:.1%} to {high:.1%}", f"{low_p:.1%} to {high_p:.1%}"
+    return f"{part['value']:.1%}", f"{100 * low:.1f} to {high:.1%}", f"{100 * low_p:.1f} to {high_p:.1%}"
 
 
 def show(result: dict[str, Any]) -> None:
@@ -169,7 +169,7 @@ def show(result: dict[str, Any]) -> None:
     console.print(table)
 
     table = Table(title="Bad answers that beat the chosen one", title_justify="left")
-    for heading in ("answer", "beats it", "95 %, pairs", "95 %, prompts", "mean score"):
+    for heading in ("answer", "beats it", "95 %, pairs", "95 %, prompts", "score"):
         table.add_column(heading, justify="left" if heading == "answer" else "right", no_wrap=heading == "answer")
     for name, part in result["adversarial"].items():
         of = "" if part["pairs"] == result["pairs"] else f" ({part['pairs']} pairs)"
@@ -185,7 +185,7 @@ def show(result: dict[str, Any]) -> None:
             f"{part['low']:+d} to {part['high']:+d}",
             str(part["pairs"]),
             f"{part['value']:.1%}",
-            f"{low:.1%} to {high:.1%}",
+            f"{100 * low:.1f} to {high:.1%}",
         )
     console.print(table)
     print(f"margin {result['margin']['mean']:+.3f} +- {result['margin']['std']:.3f}   ECE {result['ece']:.3f}")

@@ -2,7 +2,7 @@
 
 The result is a plain Hugging Face folder, float32: `Scorer.load`, the scoring service and vLLM take it. Scores before
 and after are compared on real rows, after reading back what was written; where they differ by more than the bound there
-is no result. Merging in the base's own bfloat16 would round away much of an adapter (doc/reward_model.md has numbers).
+is no result. Merging in a base's own bfloat16 moves scores ten thousand times as far (doc/reward_model.md has numbers).
 Leaves out quantised bases.
 """
 
