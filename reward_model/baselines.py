@@ -5,6 +5,7 @@ A reward model has to beat the best of them. Leaves out features that need to kn
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 
@@ -18,12 +19,24 @@ def num_tool_calls(side: Sequence[Message]) -> int:
 
 
 def has_answer(side: Sequence[Message]) -> int:
-    """1 where the last message says something or calls something well-formed, 0 where it is empty or garbled.
+    """1 where the last message says something: a text, or a call with an argument that is not empty (`{"answers": []}`
+    is no answer).
 
-    An answer may be a text or the argument of a call. Text with the mark of a call in it is a call that did not parse.
+    Text with the mark of a call in it, and a call whose arguments are no JSON, are calls that did not parse.
     """
     last = side[-1]
-    return int(bool(last.tool_calls) or (bool(last.content.strip()) and "<tool_call>" not in last.content))
+    if last.tool_calls:
+        return int(any(_says_something(call.function.arguments) for call in last.tool_calls))
+    return int(bool(last.content.strip()) and "<tool_call>" not in last.content)
+
+
+def _says_something(arguments: str) -> bool:
+    try:
+        said = json.loads(arguments)
+    except ValueError:
+        return False
+    values = said.values() if isinstance(said, dict) else [said]
+    return any(value not in (None, "", [], {}) for value in values)
 
 
 def num_faults(side: Sequence[Message]) -> int:

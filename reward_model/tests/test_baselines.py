@@ -4,7 +4,14 @@ from reward_model.baselines import FEATURES, preference_for_more
 from reward_model.tests.conftest import assistant
 from reward_model.types import FunctionCall, Message, ToolCall
 
-CALL = Message(role="assistant", tool_calls=(ToolCall(id="1", function=FunctionCall(name="f", arguments="{}")),))
+
+def call(arguments: str) -> Message:
+    return Message(
+        role="assistant", tool_calls=(ToolCall(id="1", function=FunctionCall(name="f", arguments=arguments)),)
+    )
+
+
+CALL = call('{"answers": ["12"]}')
 
 
 def result(text: str) -> Message:
@@ -17,6 +24,8 @@ def result(text: str) -> Message:
         pytest.param([assistant("12")], [1, 0, 1, 0], id="an_answer"),
         pytest.param([assistant(" \n")], [1, 0, 0, 0], id="white_space_is_none"),
         pytest.param([CALL], [1, 1, 1, 0], id="a_call_may_be_the_answer"),
+        pytest.param([call('{"answers": []}')], [1, 1, 0, 0], id="a_call_that_says_nothing_is_none"),
+        pytest.param([call('{"answers": [')], [1, 1, 0, 0], id="nor_is_one_without_json"),
         pytest.param([assistant("<tool_call>\n{oops")], [1, 0, 0, 0], id="a_call_that_did_not_parse_is_none"),
         pytest.param([CALL, result("[(1,)]"), assistant("1")], [3, 1, 1, 0], id="work_and_answer"),
         pytest.param(
