@@ -119,19 +119,21 @@ def serve(args: argparse.Namespace, token: str | None) -> int:
         loading = load_beside(service, args, ending)
         waiting = asyncio.create_task(ending.wait())
         await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
+        failed = loading.done() and not loading.result()
         service.status = "draining"
         if service.batcher:
             log.info("ending: answering what was accepted, for %g s at most", DRAIN_S)
             if not await service.batcher.drain(DRAIN_S):
-                log.warning("not everything was answered within %g s", DRAIN_S)
+                log.error("not everything was answered within %g s", DRAIN_S)
+                failed = True
             service.batcher.close()
         server.should_exit = True
         await serving
-        return 1 if loading.done() and not loading.result() else 0
+        return int(failed)
 
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         code = runner.run(run())
-    if service.scorer is None:  # a thread still loads; it may not be cut off inside torch's finalisers
+    if service.scorer is None or code:  # a thread still loads or scores: it is not waited for
         logging.shutdown()
         os._exit(code)
     return code

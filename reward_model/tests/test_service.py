@@ -293,6 +293,7 @@ def test_metrics_count_what_was_done(http):
         'reward_requests_total{route="/score",status="200"}': 1,
         'reward_requests_total{route="/score",status="422"}': 1,
         'reward_rejected_total{reason="invalid"}': 1,
+        'reward_rejected_total{reason="client_gone"}': 0,
         "reward_scored_total": 3,
         "reward_truncated_total": 1,
         'reward_request_seconds_count{route="/score"}': 2,
