@@ -178,6 +178,8 @@ def test_the_hash_is_of_the_weights_and_sees_swapped_shards(tmp_path):
             save_file(tensors, tmp_path / folder / name)
     straight = weights_sha256(tmp_path / "straight")
     assert straight != weights_sha256(tmp_path / "swapped")
+    (tmp_path / "swapped" / "2.safetensors").rename(tmp_path / "swapped" / "0.safetensors")
+    assert straight != weights_sha256(tmp_path / "swapped")  # the same bytes in the same order under other names
     (tmp_path / "straight" / "README.md").write_text("x")
     assert weights_sha256(tmp_path / "straight") == straight
     assert [load_file(file)["a"].tolist() for file in weight_files(tmp_path / "straight")] == [[0, 0], [1, 1]]

@@ -57,14 +57,14 @@ def test_what_is_too_long_loses_its_beginning_and_says_so(scorer):
 
 
 def test_arguments_reach_the_template_as_an_object_and_what_is_no_object_as_text(scorer):
-    template = "{% for call in messages[0].tool_calls %}{{ call.function.arguments is mapping }} {% endfor %}"
+    template = "{% for call in messages[0].tool_calls %}{{ call.function.arguments is string }} {% endfor %}"
     calls = tuple(ToolCall(function=FunctionCall(name="f", arguments=text)) for text in ('{"a": 1}', "[1]", "oops"))
     kept, scorer.tokenizer.chat_template = scorer.tokenizer.chat_template, template
     try:
         encoded = scorer.encode([Message(role="assistant", tool_calls=calls)])
     finally:
         scorer.tokenizer.chat_template = kept
-    assert scorer.tokenizer.decode(encoded.ids) == "True False False "
+    assert scorer.tokenizer.decode(encoded.ids) == "False True True "
 
 
 def test_the_limit_is_that_of_training_as_far_as_the_model_has_positions(adapter, tmp_path):
