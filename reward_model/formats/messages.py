@@ -24,6 +24,9 @@ _ROLES = {
 }
 ROLES: dict[str, Any] = {spelling: role for role, spellings in _ROLES.items() for spelling in spellings}
 _READ = {"role", "from", "content", "value", "tool_calls", "function_call", "tool_call_id"}
+_ARGUMENTS = ("arguments", "parameters", "args", "input")
+"""Names of a call's arguments: OpenAI's, Llama's, LangChain's, Anthropic's."""
+_CALL_READ = {"id", "type", "name", "function", *_ARGUMENTS}
 _SHOWN_CHARS = 60
 
 
@@ -76,16 +79,19 @@ def read_message(raw: Any, field: str, changes: Counter[str]) -> Message:
     """One message with `role` and `content`, or `from` and `value`.
 
     Raises:
-        Problem: an unknown role, a content that is no text, a call that names no function.
+        Problem: an unknown role, a content that is no text, a call that names no function, two fields for one thing.
     """
     if not isinstance(raw, dict):
         raise Problem(field, f"expected a message object, found {shown(raw)}")
-    role_key = "role" if "role" in raw else "from"
-    content_key = "content" if "content" in raw else "value"
+    role_key, content_key = _filled_key(raw, "role", "from"), _filled_key(raw, "content", "value")
     said = raw.get(role_key)
     role = ROLES.get(said.strip().lower()) if isinstance(said, str) else None
     if role is None:
         raise Problem(f"{field}.{role_key}", f"unknown role {shown(said)}; known are {', '.join(ROLES)}")
+    if role_key == "role" and raw.get("from") and ROLES.get(str(raw["from"]).strip().lower()) != role:
+        raise Problem(f"{field}.from", f"{shown(raw['from'])} beside role {shown(said)}")
+    if content_key == "content" and raw.get("value") and raw["value"] != raw["content"] and raw["content"]:
+        raise Problem(f"{field}.value", "beside content, and another one")
     if said != role and role_key == "role":
         changes[f"role {said!r} read as {role!r}"] += 1
     for name in raw.keys() - _READ:
@@ -93,6 +99,8 @@ def read_message(raw: Any, field: str, changes: Counter[str]) -> Message:
             changes[f"message field {name!r} left out"] += 1
     content, calls = raw.get(content_key), _calls(raw, field, changes)
     if said == "function_call":
+        if calls:
+            raise Problem(f"{field}.{content_key}", "a call beside tool_calls")
         content, calls = "", _calls_in_text(content, f"{field}.{content_key}", changes)
     text = _content(content, f"{field}.{content_key}", changes)
     if role in ("user", "system") and not text.strip():
@@ -104,6 +112,11 @@ def read_message(raw: Any, field: str, changes: Counter[str]) -> Message:
         return Message(role=role, content=text, tool_calls=tuple(calls), tool_call_id=answered or None)
     except ValidationError as error:
         raise Problem(field, error.errors()[0]["msg"]) from None
+
+
+def _filled_key(raw: dict[str, Any], key: str, other: str) -> str:
+    """The name that holds something: of two schemas merged into one, the other's field is there and empty."""
+    return next((name for name in (key, other) if raw.get(name)), key if key in raw else other)
 
 
 def _content(content: Any, field: str, changes: Counter[str]) -> str:
@@ -125,9 +138,11 @@ def _content(content: Any, field: str, changes: Counter[str]) -> str:
 
 def _calls(raw: dict[str, Any], field: str, changes: Counter[str]) -> list[ToolCall]:
     """`tool_calls`, or the one `function_call` of OpenAI's first tool interface."""
-    calls = raw.get("tool_calls")
-    if calls is None:
-        calls = [raw["function_call"]] if raw.get("function_call") is not None else []
+    calls = raw.get("tool_calls") or []
+    if raw.get("function_call"):
+        if calls:
+            raise Problem(f"{field}.function_call", "beside tool_calls; which of them is meant cannot be told")
+        calls = [raw["function_call"]]
     if not isinstance(calls, list):
         raise Problem(f"{field}.tool_calls", f"expected a list of calls, found {shown(calls)}")
     return [_call(call, f"{field}.tool_calls.{number}", changes) for number, call in enumerate(calls)]
@@ -147,7 +162,7 @@ def _call(raw: Any, field: str, changes: Counter[str]) -> ToolCall:
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or not name:
         raise Problem(field, f"expected a call that names a function, found {shown(raw)}")
-    arguments = function.get("arguments")
+    arguments = _arguments(raw, function, field, changes)
     if not isinstance(arguments, str):
         arguments = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
     call_id = raw.get("id")
@@ -158,6 +173,22 @@ def _call(raw: Any, field: str, changes: Counter[str]) -> ToolCall:
             arguments=read_text(arguments, f"{field}.arguments", changes),
         ),
     )
+
+
+def _arguments(raw: dict[str, Any], function: dict[str, Any], field: str, changes: Counter[str]) -> Any:
+    here = [key for key in _ARGUMENTS if key in function]
+    filled = [key for key in here if function[key]]
+    if len(filled) > 1:
+        raise Problem(field, f"{' and '.join(filled)}; which of them the arguments are cannot be told")
+    known = _CALL_READ if function is raw else _CALL_READ - set(_ARGUMENTS)
+    left_out = [key for key in raw if key not in known and raw[key]]
+    left_out += [key for key in function if function is not raw and key not in _CALL_READ and function[key]]
+    if left_out and not here:
+        names = ", ".join(map(shown, left_out))
+        raise Problem(field, f"expected the arguments as one of {', '.join(_ARGUMENTS)}, found only {names}")
+    for key in left_out:
+        changes[f"field {key!r} of a call left out"] += 1
+    return function[(filled or here)[0]] if here else None
 
 
 def read_tools(value: Any, field: str, changes: Counter[str]) -> str | None:

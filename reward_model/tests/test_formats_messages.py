@@ -45,10 +45,27 @@ def test_tool_calls_are_read_with_arguments_as_text(call):
     assert message == called("a", arguments='{"q": "é"}')
 
 
+@pytest.mark.parametrize("key", ["parameters", "args", "input"])
+def test_arguments_are_read_under_every_common_name_and_what_else_a_call_has_is_counted(key):
+    changes = Counter()
+    call = {"type": "tool_call", "name": "sql", key: {"q": 1}, "id": "a", "note": "x", "index": None}
+    message = read_message({"role": "assistant", "content": "", "tool_calls": [call]}, "m", changes)
+    assert message == called("a", arguments='{"q": 1}')
+    assert changes == {"field 'note' of a call left out": 1}
+
+
 def test_the_first_tool_interface_of_openai_is_read():
     asks = read({"role": "assistant", "content": None, "function_call": {"name": "sql", "arguments": "{}"}})
     answers = read({"role": "function", "name": "sql", "content": "rows"})
     assert legal([USER, asks, answers], "m")[1:] == [called("call00001"), result("call00001")]
+
+
+def test_fields_that_a_merged_schema_added_hide_nothing():
+    call = {"name": "sql", "arguments": "{}"}
+    assert read({"role": "assistant", "content": "", "tool_calls": [], "function_call": call}) == called("")
+    assert read({"from": "gpt", "content": None, "value": "x"}) == Message(role="assistant", content="x")
+    assert read({"role": None, "from": "gpt", "content": "x", "value": ""}) == Message(role="assistant", content="x")
+    assert read({"role": "assistant", "from": "gpt", "content": "x"}) == Message(role="assistant", content="x")
 
 
 def test_sharegpt_writes_calls_into_the_text():
@@ -93,6 +110,33 @@ def test_what_is_left_out_or_renamed_is_counted_by_name():
         pytest.param(
             {"role": "assistant", "tool_calls": [{"id": "a"}]}, "m.tool_calls.0: expected a call", id="no_name"
         ),
+        pytest.param(
+            {"role": "assistant", "tool_calls": [{"name": "f", "kwargs": {"a": 1}}]},
+            "m.tool_calls.0: expected the arguments as one of arguments, parameters, args, input, found only 'kwargs'",
+            id="arguments_under_an_unknown_name",
+        ),
+        pytest.param(
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f"}, "arguments": {"a": 1}}]},
+            "found only 'arguments'",
+            id="arguments_beside_the_function",
+        ),
+        pytest.param(
+            {"role": "assistant", "tool_calls": [{"name": "f", "args": {"a": 1}, "input": {"a": 2}}]},
+            "m.tool_calls.0: args and input",
+            id="arguments_twice",
+        ),
+        pytest.param(
+            {"role": "assistant", "tool_calls": [{"name": "f"}], "function_call": {"name": "g"}},
+            "m.function_call: beside tool_calls",
+            id="calls_in_both_ways",
+        ),
+        pytest.param(
+            {"from": "function_call", "value": '{"name": "f"}', "tool_calls": [{"name": "g"}]},
+            "m.value: a call beside tool_calls",
+            id="calls_in_text_and_field",
+        ),
+        pytest.param({"role": "user", "content": "x", "value": "y"}, "m.value: beside content", id="content_and_value"),
+        pytest.param({"role": "user", "from": "gpt", "content": "x"}, "m.from: 'gpt' beside role", id="role_and_from"),
         pytest.param({"from": "function_call", "value": "f(x)"}, "m.value: expected a call as JSON", id="call_no_json"),
         pytest.param(
             {"role": "user", "content": "x", "tool_calls": [{"name": "f"}]},
