@@ -29,14 +29,14 @@ def read_preferences(path: Path) -> list[Preference]:
     """
     if not path.is_file():
         raise PreferenceFileError(f"{path} does not exist; reward_model/convert_dpo_format.py makes such files")
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         rows = [parse_row(line, path, number) for number, line in enumerate(lines, 1) if line.strip()]
     if not rows:
         raise PreferenceFileError(f"{path} holds no row")
     return rows
 
 
-def parse_row(line: str, path: Path, number: int) -> Preference:
+def parse_row(line: str | bytes, path: Path, number: int) -> Preference:
     """Read one line.
 
     Raises:
@@ -76,7 +76,7 @@ def check_output(path: Path, flag: str, *, overwrite: bool) -> None:
 def write_preferences(rows: Iterable[Preference], path: Path) -> int:
     """Write one row a line and return their number; the file appears, whole, once the last row is written.
 
-    Without rows no file is made. A row that has fields which no row of the first 8 MB has is put in front, so that
+    Without rows no file is made, and an earlier one is removed. A row that has fields which no row of the first 8 MB has is put in front, so that
     `datasets` knows of them from the start; the others keep their order.
     """
     count = 0
@@ -104,6 +104,7 @@ def write_preferences(rows: Iterable[Preference], path: Path) -> int:
         body.replace(path)
     else:
         body.unlink()
+        path.unlink(missing_ok=True)
     return count
 
 

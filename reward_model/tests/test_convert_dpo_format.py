@@ -116,6 +116,12 @@ def test_nothing_to_write_is_an_error_that_says_why(run):
     assert (status, written) == (1, None) and "it holds no row" in said
 
 
+def test_with_nothing_to_write_the_output_of_an_earlier_run_does_not_stay(run):
+    assert run(lines(GOOD))[0] == 0
+    status, written, _, said = run(lines({"a": 1}), "--overwrite")
+    assert (status, written) == (1, None) and "was not written" in said
+
+
 def test_existing_outputs_are_kept_unless_told_otherwise(run, tmp_path):
     (tmp_path / "out.rejects.jsonl").write_text('"mine"\n')
     status, written, rejects, said = run(lines(GOOD))

@@ -229,6 +229,14 @@ def test_no_prompt_is_in_both_files_and_each_stays_where_it_is(tmp_path):
     assert 3 <= len(prompts["all.held_out"]) <= 21
 
 
+def test_a_held_out_file_of_an_earlier_run_does_not_stay_beside_new_pairs(tmp_path):
+    records = [record(f"t{n}", value, f"SELECT {value:.0f}") for n in range(20) for value in (1.0, 0.0)]
+    folder = write(tmp_path / "rollouts", *records)
+    assert run(folder, tmp_path / "p.jsonl", "--held-out-fraction", "0.5") == 0
+    assert run(folder, tmp_path / "p.jsonl", "--held-out-fraction", "0", "--overwrite") == 0
+    assert [path.name for path in tmp_path.glob("*.jsonl")] == ["p.jsonl"]
+
+
 def test_half_of_the_prompts_are_in_a_half():
     prompts = [(Message(role="user", content=str(n)),) for n in range(1000)]
     assert 450 < sum(is_held_out(prompt, 0.5) for prompt in prompts) < 550  # standard deviation 15.8

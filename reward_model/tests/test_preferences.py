@@ -30,6 +30,20 @@ def test_without_rows_no_file_is_made(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_without_rows_an_earlier_file_does_not_stay(tmp_path):
+    write_preferences([PLAIN], tmp_path / "p.jsonl")
+    assert write_preferences([], tmp_path / "p.jsonl") == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bytes_that_are_no_utf_8_are_named_with_their_row(tmp_path):
+    write_preferences([PLAIN], tmp_path / "p.jsonl")
+    with (tmp_path / "p.jsonl").open("ab") as out:
+        out.write(b'{"prompt": "\xff"}\n')
+    with pytest.raises(PreferenceFileError, match=r"row 2, row: .*invalid unicode.*converts other forms"):
+        read_preferences(tmp_path / "p.jsonl")
+
+
 def test_a_broken_off_file_does_not_look_finished(tmp_path):
     def rows():
         yield PLAIN
