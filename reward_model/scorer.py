@@ -31,7 +31,7 @@ def encode_conversation(
 ) -> Encoded:
     """Render with the model's chat template, without a generation prompt, and keep the last `max_length` tokens.
 
-    The end is kept because the head reads there; vLLM's `truncate_prompt_tokens` cuts on the same side.
+    The end is kept because the head reads there; vLLM's `truncation_side: left` cuts as much.
     """
     rendered: Any = tokenizer.apply_chat_template(
         [_for_template(message) for message in messages],

@@ -49,7 +49,7 @@ def load_warm(path: Path, *, device: str, threads: int) -> tuple[Scorer, Rounds]
     ):
         log.warning("this architecture computes beginnings together differently; each conversation is computed whole")
         pace = replace(pace, min_saved=None)
-    _check_probe(path, scorer)
+    _check_probe(path, scorer, bound)
     return scorer, Rounds(scorer, pace, threads=threads)
 
 
@@ -61,14 +61,15 @@ def _shares(rounds: Rounds, trial: Sequence[Encoded], alone: Sequence[float], bo
         return False
 
 
-def _check_probe(path: Path, scorer: Scorer) -> None:
+def _check_probe(path: Path, scorer: Scorer, bound: float) -> None:
     record = path / RECORD
     said = json.loads(record.read_text()).get("probe") if record.is_file() else None
     if said is None:
         return
     probe = Probe.model_validate(said)
     score = scorer.score([scorer.encode(probe.messages)])[0].value
-    if abs(score - probe.score) > probe.tolerance:
+    # a merged folder is float32; one that was saved again in half precision rounds as far as its batches may
+    if abs(score - probe.score) > max(probe.tolerance, bound * max(1.0, abs(probe.score))):
         raise ModelError(
             f"{path}: the conversation that {RECORD} holds scores {score:.6f}, {probe.score:.6f} was recorded; "
             "weights, tokenizer or template were changed since; merge again with python -m reward_model.merge"
