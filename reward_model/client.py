@@ -70,14 +70,19 @@ class RewardClient:
         self._proxies = not is_loopback(parts.hostname)
         self._session: aiohttp.ClientSession | None = None
         self._failed_first: float | None = None
+        self._asking = 0
+        self._asked_last = -math.inf
         self._failures = 0
         self._probe_at = 0.0
         self._last_reason = ""
 
     @property
     def down_s(self) -> float:
-        """Seconds since the first failure with no success in between; 0.0 while the service answers."""
-        return 0.0 if self._failed_first is None else time.monotonic() - self._failed_first
+        """Seconds since the first failure with no answer in between; 0.0 while the service answers, refusals included.
+
+        A pause longer than `timeout_s` in which nobody asked does not count: nobody knows how the service was.
+        """
+        return 0.0 if self._failed_first is None else time.monotonic() - self._failed_first - self._pause_s()
 
     async def score(self, messages: Sequence[Message], tools: str | None = None) -> Score:
         """The raw score of a conversation that ends with the assistant.
@@ -92,12 +97,18 @@ class RewardClient:
         if tools:
             body["chat_template_kwargs"] = {"tools": json.loads(tools)}
         deadline = time.monotonic() + self.timeout_s
+        if self._failed_first is not None:
+            self._failed_first += self._pause_s()
+        self._asking += 1
         try:
             async with asyncio.timeout(self.timeout_s):
                 return await self._until_answered(body, deadline)
         except TimeoutError:
             self._failed(f"no answer within {self.timeout_s:g} s", counts=True)
             raise self._unavailable(f"no score within {self.timeout_s:g} s") from None
+        finally:
+            self._asking -= 1
+            self._asked_last = time.monotonic()
 
     async def ready(self) -> bool:
         """Whether the service says that it can score now."""
@@ -136,7 +147,12 @@ class RewardClient:
         for attempt in range(self.max_attempts):
             await self._circuit()
             try:
-                return self._answered(await self._ask(body))
+                score = await self._ask(body)
+                self._answers()
+                return score
+            except ScorerRefusedError:
+                self._answers()
+                raise
             except _AgainError as again:
                 self._failed(str(again), counts=again.after_s is None)
                 pause = min(FIRST_PAUSE_S * 2**attempt, LONGEST_PAUSE_S) * random.uniform(0.5, 1.5)
@@ -176,9 +192,13 @@ class RewardClient:
         except (aiohttp.ClientError, OSError) as error:
             raise _AgainError(f"{type(error).__name__}: {error}", None) from None
 
-    def _answered(self, score: Score) -> Score:
+    def _answers(self) -> None:
         self._failed_first, self._failures = None, 0
-        return score
+
+    def _pause_s(self) -> float:
+        """How long nobody has asked, where that is longer than one score may take."""
+        pause = 0.0 if self._asking else time.monotonic() - self._asked_last
+        return pause if pause > self.timeout_s else 0.0
 
     def _failed(self, reason: str, *, counts: bool) -> None:
         """`counts`: towards the circuit; a service that names a `Retry-After` is alive, only busy."""

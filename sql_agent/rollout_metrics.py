@@ -63,7 +63,7 @@ def score_metrics(results: Sequence[Result]) -> dict[str, float]:
     metrics = {
         "reward_model/lost_frac": sum(r.lost in SCORER_LOST for r in results) / len(results),
         "reward_model/unscored_frac": 1 - len(scored) / len(asked),
-        "reward_model/down_s": max(outcome.metrics["scorer_down_s"] for outcome, _ in asked),
+        "reward_model/down_s": max(outcome.metrics.get("scorer_down_s", 0.0) for outcome, _ in asked),
     }
     if not scored:
         return metrics

@@ -135,7 +135,7 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
                 "seconds": record.seconds,
                 "ended_at": time.time(),
                 **{f"reward_{name}": value for name, value in score.parts.items()},
-                **({"scorer_down_s": self.scorer.down_s} if self.scorer else {}),
+                **self._scorer_down(opinion),
             },
             record=record.to_dict() | ({"reward_model": dataclasses.asdict(opinion)} if opinion else {}),
         )
@@ -143,6 +143,12 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         if score.value is None:
             return agl.emit_annotation(attributes, propagate=False)
         return agl.emit_reward(float(score.value), attributes=attributes, propagate=False)
+
+    def _scorer_down(self, opinion: Opinion | None) -> dict[str, float]:
+        """Of a rollout that asked for a score and got no answer; the others know nothing new of the service."""
+        if self.scorer is None or opinion is None or opinion.reason != "scorer_unavailable":
+            return {}
+        return {"scorer_down_s": self.scorer.down_s}
 
 
 def turn_fields(response: dict[str, Any]) -> Any:

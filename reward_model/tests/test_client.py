@@ -184,7 +184,7 @@ async def test_a_service_silent_for_a_whole_deadline_fails_calls_at_once(monkeyp
     async with RewardClient(GONE, timeout_s=0.5, max_attempts=10) as client:
         first = await asyncio.gather(*[client.score(ASKED) for _ in range(10)], return_exceptions=True)
         assert {type(error) for error in first} == {ScorerUnavailableError}
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(0.3)
         with pytest.raises(ScorerUnavailableError):  # the probe
             await client.score(ASKED)
         began = time.monotonic()
@@ -192,6 +192,36 @@ async def test_a_service_silent_for_a_whole_deadline_fails_calls_at_once(monkeyp
             await client.score(ASKED)
         assert time.monotonic() - began < 0.1
         assert client.down_s > 0.6
+
+
+async def test_a_pause_in_which_nobody_asks_is_not_taken_for_time_without_a_score(serve):
+    service = await serve(refused(500))
+    async with RewardClient(service.url, timeout_s=0.3, max_attempts=1) as client:
+        for _ in range(2):
+            with pytest.raises(ScorerUnavailableError):
+                await client.score(ASKED)
+            await asyncio.sleep(0.6)
+        assert client.down_s < 0.3
+
+
+async def test_a_service_that_stays_silent_is_down_for_as_long_as_it_was_asked(serve):
+    service = await serve(refused(500))
+    async with RewardClient(service.url, timeout_s=0.3, max_attempts=1) as client:
+        for _ in range(5):
+            with pytest.raises(ScorerUnavailableError):
+                await client.score(ASKED)
+            await asyncio.sleep(0.15)
+        assert client.down_s > 0.6
+
+
+async def test_a_service_that_refuses_is_not_down(serve):
+    service = await serve(refused(500), refused(422))
+    async with RewardClient(service.url, max_attempts=1) as client:
+        with pytest.raises(ScorerUnavailableError):
+            await client.score(ASKED)
+        with pytest.raises(ScorerRefusedError):
+            await client.score(ASKED)
+        assert client.down_s == 0.0
 
 
 async def test_a_busy_service_does_not_open_the_circuit(serve):

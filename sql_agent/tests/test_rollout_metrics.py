@@ -15,8 +15,9 @@ def row(group, reward, outcome, lost=None):
     return SimpleNamespace(group=group, reward=reward, outcome=outcome, lost=lost, trajectory=None if lost else ROW)
 
 
-def result(group, reward, *, score, success=None, base=None, tokens=10, reason="scored", truncated=False, down_s=0.0):
-    metrics = {"malformed_calls": 0.0, "seconds": 1.0, "ended_at": 0.0, "scorer_down_s": down_s}
+def result(group, reward, *, score, success=None, base=None, tokens=10, reason="scored", truncated=False, down_s=None):
+    metrics = {"malformed_calls": 0.0, "seconds": 1.0, "ended_at": 0.0}
+    metrics |= {} if down_s is None else {"scorer_down_s": down_s}
     metrics |= {} if success is None else {"success": success}
     metrics |= {} if base is None else {"reward_base": base}
     record = {"completion_tokens": tokens, "reward_model": {"score": score, "reason": reason, "truncated": truncated}}

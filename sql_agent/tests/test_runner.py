@@ -2,20 +2,25 @@
 
 import asyncio
 import contextlib
+import json
 import math
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from dbbench_adapter.generator import generate_tasks
+from dbbench_adapter.types import Score
 from sql_agent import oracle, runner
 from sql_agent.agl_light import agl
 from sql_agent.config import load_config
 from sql_agent.medical.invent import make_database
 from sql_agent.medical.types import Question
+from sql_agent.rewards import Opinion
 from sql_agent.runner import TRAINER_WORKER, ConcurrentRunner, PassiveTracer, SqlLitAgent
-from sql_agent.stitch import read_outcome, read_turns, stitch
+from sql_agent.stitch import OUTCOME, read_outcome, read_turns, stitch
 from sql_agent.tests.conftest import free_port, serve_scores, start_store
+from sql_agent.types import RolloutRecord
 
 pytestmark = pytest.mark.slow
 
@@ -131,6 +136,17 @@ async def test_a_scorer_that_is_gone_costs_right_rollouts_their_reward_and_none_
         assert (outcome.reward, outcome.reason if outcome.reward is None else None) == expected
         assert [attempt.status for attempt in attempts] == ["succeeded"]
         assert outcome.metrics["scorer_down_s"] > 0
+
+
+def test_only_a_rollout_that_asked_in_vain_says_for_how_long_the_scorer_is_down():
+    agent = SqlLitAgent(scored_by("http://127.0.0.1:1"))
+    agent._scorer = SimpleNamespace(down_s=130.0)
+    record = RolloutRecord("t", "k", "max_turns", Score(0.0, "no_answer"), 1, 0, [], 1, 1, 1.0)
+    opinions = [None, Opinion(None, "no_answer"), Opinion(None, "scorer_refused"), Opinion(1.0)]
+    outcomes = [json.loads(agent._reward_fields(record, o).attributes[OUTCOME]) for o in opinions]
+    assert ["scorer_down_s" in outcome["metrics"] for outcome in outcomes] == [False] * 4
+    gone = json.loads(agent._reward_fields(record, Opinion(None, "scorer_unavailable")).attributes[OUTCOME])
+    assert gone["metrics"]["scorer_down_s"] == 130.0
 
 
 async def test_without_a_judge_the_score_is_the_reward_and_nothing_is_played_again(store_url, tmp_path):
