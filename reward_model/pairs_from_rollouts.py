@@ -1,10 +1,10 @@
 """Make preferences out of the agent's own trajectories: `python -m reward_model.pairs_from_rollouts --rollouts DIR`.
 
 Reads what `python -m sql_agent.evaluate` writes and what training leaves in RUN_DIR/trajectories, and pairs right with
-wrong rollouts of the same task. Chosen and rejected sides are drawn from the same distribution of lengths and of
-numbers of tool calls, so that neither tells which is the better one. Prompts are split between two files by their hash:
-a prompt stays in its file whatever is added later. Verdicts stay outside the text. Leaves out rollouts that nobody
-judged, that were lost, or that belong to a run's validation; they are counted.
+wrong rollouts of the same task. Chosen and rejected sides are drawn from the same distribution of lengths, of numbers
+of tool calls and of having an answer, so that none tells which is the better one. Prompts are split between two files
+by their hash: a prompt stays in its file whatever is added later. Verdicts stay outside the text. Leaves out rollouts
+that nobody judged, that were lost, or that belong to a run's validation; they are counted.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from reward_model.baselines import has_answer
 from reward_model.formats.messages import Problem, legal, read_conversation
 from reward_model.formats.summary import MAX_NAMED, Balance, Summary, digest, num_chars, num_tool_calls, percent
 from reward_model.preferences import PreferenceFileError, check_output, write_preferences
@@ -32,8 +33,7 @@ MAX_CANDIDATES = 512
 LENGTHS_PER_DOUBLING = 2
 """Classes of length; two sides of one class differ by at most a factor of 2 ** (1 / 2), 41 %."""
 
-
-Shape = tuple[int, int]
+Shape = tuple[int, int, bool]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Rollout:
     """What the agent and its tools said, up to the agent's last message."""
     right: bool
     answered: bool
-    """Ended by giving an answer, not by a limit."""
+    """Ended by giving an answer, not by a limit, and the answer is not empty."""
     source: str
     """File and row."""
 
@@ -62,8 +62,9 @@ class Rollout:
 
     @cached_property
     def shape(self) -> Shape:
-        """What must not tell right from wrong: the length, roughly, and the number of tool calls."""
-        return round(LENGTHS_PER_DOUBLING * math.log2(self.chars + 1)), num_tool_calls(self.side)
+        """What must not tell right from wrong: the length, roughly, the number of tool calls, having an answer."""
+        length_class = round(LENGTHS_PER_DOUBLING * math.log2(self.chars + 1))
+        return length_class, num_tool_calls(self.side), self.answered
 
 
 @dataclass(frozen=True, order=True)
@@ -189,13 +190,14 @@ def rollout_of(record: dict[str, Any], source: str) -> Rollout | None:
     if not said:
         return None
     start = replies[len(replies) - turns]
+    side = messages[start : said[-1] + 1]
     return Rollout(
         task_id=str(record.get("task_id")),
         kind=str(record.get("kind")),
         prompt=tuple(messages[:start]),
-        side=tuple(messages[start : said[-1] + 1]),
+        side=tuple(side),
         right=record["score"]["value"] == 1.0,
-        answered=record.get("stop_reason") == "answered",
+        answered=record.get("stop_reason") == "answered" and bool(has_answer(side)),
         source=source,
     )
 
@@ -235,8 +237,8 @@ def balanced(tasks: Sequence[Sequence[Candidate]], *, per_task: int) -> list[Can
     """Choose pairs such that each goes with one of the opposite kind.
 
     The opposite of "right side of shape a, wrong one of shape b, right one longer" is "right b, wrong a, wrong one
-    longer". As many of either are taken, so a rule on length and number of tool calls is right as often as it is wrong,
-    up to what differs inside one class of lengths. Equal shapes and lengths need no opposite.
+    longer". As many of either are taken, so a rule on length, number of tool calls and having an answer is right as
+    often as it is wrong, up to what differs inside one class of lengths. Equal shapes and lengths need no opposite.
 
     Args:
         tasks: the candidates of each task.

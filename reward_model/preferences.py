@@ -76,8 +76,8 @@ def check_output(path: Path, flag: str, *, overwrite: bool) -> None:
 def write_preferences(rows: Iterable[Preference], path: Path) -> int:
     """Write one row a line and return their number; the file appears, whole, once the last row is written.
 
-    Without rows no file is made, and an earlier one is removed. A row that has fields which no row of the first 8 MB has is put in front, so that
-    `datasets` knows of them from the start; the others keep their order.
+    Without rows no file is made, and an earlier one is removed. A row that has fields which no row of the first 8 MB
+    has is put in front, so that `datasets` knows of them from the start; the others keep their order.
     """
     count = 0
     body, whole = path.with_name(f"{path.name}.body.part"), path.with_name(f"{path.name}.part")

@@ -170,19 +170,29 @@ def test_sides_of_one_length_need_no_opposite(told):
     assert len(told(*(record(t, v, f"SELECT {v:.0f}") for t in "abc" for v in (1.0, 0.0)))[1]) == 3
 
 
-def test_a_wrong_side_without_an_answer_is_seen_in_the_report(told):
-    cut = record("a", 0.0, "SELECT 2", stop="max_tokens")
-    _, _, said = told(record("a", 1.0), cut, record("b", 1.0), record("b", 0.0, "SELECT 2"))
+def empty_commit(task, value):
+    told = record(task, value)
+    told["messages"][4]["tool_calls"][0]["function"]["arguments"] = '{"answers": []}'
+    return told
+
+
+@pytest.mark.parametrize(
+    "without", [lambda task: record(task, 0.0, "SELECT 2", stop="max_tokens"), lambda task: empty_commit(task, 0.0)]
+)
+def test_a_wrong_side_without_an_answer_is_in_no_pair_unless_a_right_one_is(told, without):
+    _, pairs, said = told(record("a", 1.0), without("a"), record("b", 1.0), record("b", 0.0, "SELECT 2"))
     # the right side has an answer and the wrong one none in one of two pairs -> (1 + 1 / 2) / 2
-    assert "an answer 75.0 % of those written" in said
+    assert "an answer 75.0 % of the possible pairs" in said and "an answer 50.0 % of those written" in said
+    assert [pair.metadata["task_id"] for pair in pairs] == ["b"]
 
 
-def rollout(task, right, chars, calls=0):
+def rollout(task, right, chars, calls=0, answered=True):
     side = [Message(role="assistant", content="x" * chars)]
-    return Rollout(task, "k", (Message(role="user", content=task),), tuple(side * (calls + 1)), right, True, "")
+    return Rollout(task, "k", (Message(role="user", content=task),), tuple(side * (calls + 1)), right, answered, "")
 
 
-TASKS = st.lists(st.lists(st.tuples(st.booleans(), st.integers(1, 400), st.integers(0, 2)), max_size=8), max_size=12)
+ROLLOUT = st.tuples(st.booleans(), st.integers(1, 400), st.integers(0, 2), st.booleans())
+TASKS = st.lists(st.lists(ROLLOUT, max_size=8), max_size=12)
 
 
 @settings(deadline=None)
