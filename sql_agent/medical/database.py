@@ -63,7 +63,9 @@ def read_schema(path: Path) -> Schema:
     try:
         with closing(connect(path)) as connection:
             present = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            schema = {table: _columns(connection, table) for table in TABLES if table in present}
+            folded = {name.lower() for name in present}
+            schema = {table: _columns(connection, table) for table in TABLES if table in folded}
+            wrong = [said for table in schema if "id" in schema[table] for said in _wrong_ids(connection, table)]
             rows = sum(len(connection.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchall()) for table in schema)
     except sqlite3.Error as error:
         raise MedicalDataError(f"{path} cannot be read as a SQLite database ({error})") from None
@@ -78,6 +80,8 @@ def read_schema(path: Path) -> Schema:
             raise MedicalDataError(f"{path}: table {table} has no column {' and no column '.join(missing)}")
     if not rows:
         raise MedicalDataError(f"{path}: {' and '.join(schema)} hold no row")
+    if wrong:
+        raise MedicalDataError(f"{path}: {'; '.join(wrong)}; give every row its own number or text as `id`")
     return schema
 
 
@@ -113,7 +117,19 @@ def _holds(connection: sqlite3.Connection, schema: Schema, question: Question) -
 
 
 def _columns(connection: sqlite3.Connection, table: str) -> tuple[str, ...]:
-    return tuple(row[0] for row in connection.execute("SELECT name FROM pragma_table_info(?)", (table,)))
+    """Those that doc/medical.md names as it spells them; SQLite minds no case."""
+    ours = {"id", TABLES[table].name_column, *TABLES[table].columns}
+    names = [row[0] for row in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))]
+    return tuple(name.lower() if name.lower() in ours else name for name in names)
+
+
+def _wrong_ids(connection: sqlite3.Connection, table: str) -> list[str]:
+    """What keeps `id` from naming one row, as a text: 7 and '7' are the same to a question."""
+    sql = f"SELECT count(*), count(DISTINCT CAST(id AS TEXT)) FROM {table} WHERE typeof(id) IN ('integer', 'text')"
+    good, distinct = connection.execute(sql).fetchone()
+    (total,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
+    problems = {"that is no whole number or text": total - good, "that another row has": good - distinct}
+    return [f"table {table} has rows with an id {what} ({n} of {total})" for what, n in problems.items() if n]
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -141,7 +157,7 @@ class ReadOnlyDatabase:
             names = {row[0] for row in self._connection.execute("SELECT name FROM sqlite_master")}
         except sqlite3.Error as error:
             raise BackendUnavailable(f"{path} cannot be opened: {error}") from None
-        self._others = {name.lower() for name in names - self._tables} | _CATALOGUES
+        self._others = {name.lower() for name in names} - self._tables | _CATALOGUES
         for limit, value in _LIMITS.items():
             self._connection.setlimit(limit, value)
         for name in _OURS:
@@ -169,7 +185,7 @@ class ReadOnlyDatabase:
             action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_RECURSIVE)
             or (
                 action == sqlite3.SQLITE_READ
-                and (first in self._tables or self._counts_what_is_no_table(first, second))
+                and ((first or "").lower() in self._tables or self._counts_what_is_no_table(first, second))
             )
             or (action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in _CALLABLE)
         )

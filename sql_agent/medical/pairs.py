@@ -21,7 +21,7 @@ from reward_model.formats.summary import num_chars
 from reward_model.types import Message, Preference
 from sql_agent.medical.database import ReadOnlyDatabase, connect, shown
 from sql_agent.medical.episode import TOOL_NAME, messages
-from sql_agent.medical.questions import Entry, askable, entries, label
+from sql_agent.medical.questions import Entry, askable, entries, label, text_of
 from sql_agent.medical.types import TABLES, Question, Schema
 from sql_agent.medical.words import ANSWER, REFUSALS
 from sql_agent.oracle import call, calls
@@ -94,7 +94,10 @@ class _Sides:
         """Candidates of one kind; none for a question whose entry or field is not there."""
         entry = self._entries.get((question.table, question.row_id))  # pyright: ignore[reportArgumentType]
         column = question.column or ""
-        if entry is None or column not in self._schema[entry.table] or (right := self._value(entry, column)) is None:
+        if entry is None or column not in self._schema[entry.table]:
+            return
+        right = text_of(self._connection, entry, column)
+        if right is None:
             return
         prompt = messages(question, self._schema)
         said = {"label": label(column, entry.language), "name": entry.name}
@@ -113,7 +116,7 @@ class _Sides:
                     yield side(entry, column, text.format(**said))
                 return
             for other, field in self._elsewhere(entry, column, kind, draw):
-                value = self._value(other, field)
+                value = text_of(self._connection, other, field)
                 if value is not None and value != right:
                     yield side(other, field, answer.format(**said, value=value))
 
@@ -138,11 +141,6 @@ class _Sides:
             peers = self._peers[entry.table, entry.language]
             drawn = draw.sample(peers, min(CANDIDATES, len(peers)))
             yield from ((other, column) for other in drawn if other != entry)
-
-    def _value(self, entry: Entry, column: str) -> str | None:
-        sql = f'SELECT "{column}" FROM {entry.table} WHERE id = ?'
-        (value,) = self._connection.execute(sql, (entry.id,)).fetchone()
-        return None if value is None or not str(value).strip() else str(value)
 
 
 def _quoted(text: str) -> str:

@@ -58,7 +58,8 @@ def entries(connection: sqlite3.Connection, schema: Schema) -> list[Entry]:
     found = []
     for table in schema:
         name = TABLES[table].name_column
-        sql = f"SELECT min(id), {name} FROM {table} WHERE {name} <> '' GROUP BY {name} HAVING count(*) = 1 ORDER BY 1"
+        text = f"{name} <> '' AND typeof({name}) <> 'blob'"
+        sql = f"SELECT min(id), {name} FROM {table} WHERE {text} GROUP BY {name} HAVING count(*) = 1 ORDER BY 1"
         found += [Entry(table, row_id, str(text)) for row_id, text in connection.execute(sql)]
     return found
 
@@ -87,10 +88,15 @@ def _fields(
         for entry in wanted:
             if k < len(orders[entry]):
                 column = orders[entry][k]
-                sql = f'SELECT "{column}" FROM {entry.table} WHERE id = ?'
-                (value,) = connection.execute(sql, (entry.id,)).fetchone()
-                if value is not None and str(value).strip():
-                    yield entry, column, str(value)
+                if (value := text_of(connection, entry, column)) is not None:
+                    yield entry, column, value
+
+
+def text_of(connection: sqlite3.Connection, entry: Entry, column: str) -> str | None:
+    """What a field says; None where it says nothing or holds bytes."""
+    sql = f'SELECT "{column}" FROM {entry.table} WHERE id = ?'
+    (value,) = connection.execute(sql, (entry.id,)).fetchone()
+    return None if value is None or isinstance(value, bytes) or not str(value).strip() else str(value)
 
 
 def _question(entry: Entry, column: str, value: str, draw: random.Random) -> Question:

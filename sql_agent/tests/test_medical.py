@@ -1,6 +1,7 @@
 """Medical question answering: its questions, its pairs, and rollouts of it against a scripted endpoint over HTTP."""
 
 import json
+import sqlite3
 from collections import Counter
 from contextlib import closing
 
@@ -71,8 +72,6 @@ def test_no_entry_is_in_both_halves_and_the_seed_decides_the_questions(path, sch
 
 
 def test_entries_that_share_a_name_are_asked_about_by_nobody(tmp_path):
-    import sqlite3
-
     file = tmp_path / "own.db"
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("CREATE TABLE drugs_info (id INTEGER, med_name TEXT, dosage TEXT)")
@@ -87,6 +86,23 @@ def test_entries_that_share_a_name_are_asked_about_by_nobody(tmp_path):
         connection.commit()
     questions = [q for half in ("train", "held_out") for q in make_questions(file, read_schema(file), 9, half=half)]
     assert [(q.row_id, q.answer) for q in questions] == [(3, "3 a day")]
+
+
+def test_bytes_are_no_text_to_ask_about(tmp_path):
+    file = tmp_path / "own.db"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("CREATE TABLE drugs_info (id TEXT, med_name TEXT, dosage TEXT, storage TEXT)")
+        rows = [("u-1", "Lone", b"\xff", "cold"), ("u-2", b"\x00", "2 a day", "warm"), ("u-3", "Pal", b"\xff", "dry")]
+        connection.executemany("INSERT INTO drugs_info VALUES (?, ?, ?, ?)", rows)
+        connection.commit()
+    schema = read_schema(file)
+    questions = make_questions(file, schema, 9, half="train", held_out_fraction=0.0)
+    assert sorted((q.row_id, q.column, q.answer) for q in questions) == [
+        ("u-1", "storage", "cold"),
+        ("u-3", "storage", "dry"),
+    ]
+    said = [message.content for pair in make_pairs(file, schema, questions) for message in pair.preference.rejected]
+    assert not any("xff" in text for text in said)
 
 
 def test_what_is_written_reads_back_equal(path, schema, tmp_path):

@@ -200,6 +200,28 @@ def test_what_a_database_lacks_is_named(tmp_path, statements, words):
         read_schema(made(tmp_path / "own.db", *statements))
 
 
+@pytest.mark.parametrize(("ids", "words"), [
+    pytest.param("(1, 'a'), (NULL, 'b')", r"no whole number or text \(1 of 2\\)", id="null"),
+    pytest.param("(1, 'a'), (2.5, 'b'), (x'01', 'c')", r"no whole number or text \(2 of 3\\)", id="fraction_and_bytes"),
+    pytest.param("(7, 'a'), ('7', 'b'), (8, 'c')", r"an id that another row has \(1 of 3\\)", id="doubled"),
+])  # fmt: skip
+def test_ids_that_name_no_one_row_are_refused(tmp_path, ids, words):
+    table = "CREATE TABLE disease (id, disease_name TEXT)"
+    with pytest.raises(MedicalDataError, match=rf"table disease.*{words}.*give every row its own number or text"):
+        read_schema(made(tmp_path / "own.db", table, f"INSERT INTO disease VALUES {ids}"))
+
+
+def test_names_are_matched_without_case_as_sqlite_does(tmp_path, watchdog):
+    table = "CREATE TABLE Disease (ID INTEGER, Disease_Name TEXT, CAUSE TEXT, Our_Notes TEXT)"
+    file = made(tmp_path / "own.db", table, "INSERT INTO Disease VALUES (1, 'x', 'why', 'z')")
+    schema = read_schema(file)
+    assert schema == {"disease": ("id", "disease_name", "cause", "Our_Notes")}
+    with closing(ReadOnlyDatabase(file, schema, watchdog, statement_timeout_s=1.0)) as database:
+        for name in ("disease", "Disease"):
+            assert database.run(f"SELECT cause FROM {name} WHERE id = 1").rows == (("why",),)
+            assert database.run(f"SELECT count(*) FROM {name}").rows == ((1,),)
+
+
 def test_what_is_no_database_is_named(tmp_path):
     with pytest.raises(MedicalDataError, match=r"no database at .*make_medical_db.py --output"):
         read_schema(tmp_path / "none.db")
