@@ -10,6 +10,7 @@ It does not guard against a fault in SQLite, which runs in the process of the ca
 from __future__ import annotations
 
 import json
+import math
 import re
 import sqlite3
 from collections.abc import Sequence
@@ -43,6 +44,7 @@ _OURS = ("like", "instr", "replace", "lower", "upper", "concat")
 _BUILT_IN = "abs avg coalesce count group_concat ifnull iif length max min nullif round substr substring sum total"
 _CALLABLE = frozenset([*_OURS, *_BUILT_IN.split()])
 _CATALOGUES = frozenset(("sqlite_master", "sqlite_schema", "sqlite_temp_master", "sqlite_temp_schema"))
+_EXPLAIN = re.compile(r"(?>[\s;\ufeff]+|--[^\n]*|/\*.*?(?:\*/|\Z))*+explain\b", re.IGNORECASE | re.DOTALL)
 _SORTS = re.compile(r"\b(order|group|distinct|union|intersect|except|over)\b", re.IGNORECASE)
 _GONE = frozenset(
     (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_BUSY)
@@ -167,6 +169,8 @@ class ReadOnlyDatabase:
 
     def run(self, sql: str) -> Result:
         """Run one statement as the agent; what is wrong with it is in `Result.error`."""
+        if _EXPLAIN.match(sql):
+            return Result(error=self._refusal())
         self._guard = Guard(MAX_SORT_OPCODES if _SORTS.search(sql) else None)
         with time_limit(self._timeout_s), self._watchdog.watching(self._connection, self._timeout_s):
             try:
@@ -202,8 +206,12 @@ class ReadOnlyDatabase:
         if expired() or isinstance(error, StatementTimeout) or "interrupted" in text:
             return "the statement takes too long; ask for less"
         if "not authorized" in text or "prohibited" in text:
-            return f"not allowed: only SELECT over {' and '.join(sorted(self._tables))}, with common functions ({text})"
+            return self._refusal()
         return text or type(error).__name__
+
+    def _refusal(self) -> str:
+        """In our words: SQLite's name columns of the other tables."""
+        return f"not allowed: only SELECT over {' and '.join(sorted(self._tables))}, with common functions"
 
 
 def _fetched(cursor: sqlite3.Cursor) -> Result:
@@ -219,12 +227,18 @@ def _fetched(cursor: sqlite3.Cursor) -> Result:
     return Result(tuple(rows), columns)
 
 
+def _plain(cell: Any) -> Any:
+    if isinstance(cell, float) and not math.isfinite(cell):
+        return None  # JSON has no infinity
+    return cell.hex() if isinstance(cell, bytes) else cell
+
+
 def shown(result: Result) -> str:
     """What the policy reads of a result: columns and rows as JSON, cut at `MAX_RESULT_CHARS`, or the error."""
     if result.error is not None:
         text = f"Error: {result.error}"
     else:
-        rows = [[cell.hex() if isinstance(cell, bytes) else cell for cell in row] for row in result.rows or ()]
+        rows = [[_plain(cell) for cell in row] for row in result.rows or ()]
         text = json.dumps({"columns": result.columns, "rows": rows}, ensure_ascii=False)
     text = text.encode("utf-8", "replace").decode()  # half a surrogate pair would break the next request
     return text if len(text) <= MAX_RESULT_CHARS else text[:MAX_RESULT_CHARS] + TRUNCATED

@@ -1,6 +1,7 @@
 """`sql_agent.medical.database`: what a database has to hold, and what an agent cannot do to it."""
 
 import hashlib
+import math
 import sqlite3
 import time
 from contextlib import closing
@@ -79,6 +80,8 @@ HOSTILE = {
     "vacuum_into": "VACUUM INTO '{folder}/copy.db'",
     "transaction": "BEGIN EXCLUSIVE",
     "several_statements": "SELECT 1; DELETE FROM disease",
+    "explain": "EXPLAIN SELECT id FROM disease",
+    "explain_after_comments": " ;-- EXPLAIN\n/* a */ /* b */ eXplain QUERY PLAN SELECT id FROM disease",
     "another_table": "SELECT * FROM patients",
     "another_table_counted": "SELECT count(*) FROM main.PATIENTS",
     "another_table_under_a_name_of_ours": "WITH disease AS (SELECT name FROM patients) SELECT * FROM disease",
@@ -109,6 +112,18 @@ def test_hostile_statements_are_answered_in_time_and_change_nothing(path, databa
     assert contents(path) == before
     assert "5ecret" not in shown(result)
     assert database.run("SELECT count(*) FROM disease").rows == ((20,),)  # and the next one has its whole time
+
+
+@pytest.mark.parametrize("sql", ["SELECT * FROM patients", "EXPLAIN SELECT 1", "SELECT load_extension('x')"])
+def test_a_refusal_says_what_is_allowed_and_nothing_of_the_rest(database, sql):
+    allowed = "Error: not allowed: only SELECT over disease and drugs_info, with common functions"
+    assert shown(database.run(sql)) == allowed
+
+
+def test_a_long_comment_is_looked_through_in_time(database):
+    started = time.monotonic()
+    assert database.run("/* */" * 3_000 + "SELECT 1").rows == ((1,),)
+    assert time.monotonic() - started < 0.5
 
 
 LONG = "WITH RECURSIVE r(n, k) AS (SELECT 'a', 1 UNION ALL SELECT n || n, k + 1 FROM r WHERE k < 18) SELECT"
@@ -147,8 +162,8 @@ def test_a_result_is_bounded_in_rows_and_in_characters(database):
 
 
 def test_what_a_policy_reads_of_a_result():
-    found = Result((("茶", None, 1.5, b"\x01"), ("half \ud800", None, 2, b"")), ("a", "b", "c", "d"))
-    expected = '{"columns": ["a", "b", "c", "d"], "rows": [["茶", null, 1.5, "01"], ["half ?", null, 2, ""]]}'
+    found = Result((("茶", None, 1.5, b"\x01"), ("half \ud800", None, -math.inf, b"")), ("a", "b", "c", "d"))
+    expected = '{"columns": ["a", "b", "c", "d"], "rows": [["茶", null, 1.5, "01"], ["half ?", null, null, ""]]}'
     assert shown(found) == expected
     assert shown(Result(error="no such column: x")) == "Error: no such column: x"
 
@@ -201,9 +216,9 @@ def test_what_a_database_lacks_is_named(tmp_path, statements, words):
 
 
 @pytest.mark.parametrize(("ids", "words"), [
-    pytest.param("(1, 'a'), (NULL, 'b')", r"no whole number or text \(1 of 2\\)", id="null"),
-    pytest.param("(1, 'a'), (2.5, 'b'), (x'01', 'c')", r"no whole number or text \(2 of 3\\)", id="fraction_and_bytes"),
-    pytest.param("(7, 'a'), ('7', 'b'), (8, 'c')", r"an id that another row has \(1 of 3\\)", id="doubled"),
+    pytest.param("(1, 'a'), (NULL, 'b')", r"no whole number or text \(1 of 2\)", id="null"),
+    pytest.param("(1, 'a'), (2.5, 'b'), (x'01', 'c')", r"no whole number or text \(2 of 3\)", id="fraction_and_bytes"),
+    pytest.param("(7, 'a'), ('7', 'b'), (8, 'c')", r"an id that another row has \(1 of 3\)", id="doubled"),
 ])  # fmt: skip
 def test_ids_that_name_no_one_row_are_refused(tmp_path, ids, words):
     table = "CREATE TABLE disease (id, disease_name TEXT)"
