@@ -8,7 +8,6 @@ each side. Tasks without a judge have no correctness and so no alarm.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -20,23 +19,27 @@ SCORE, CORRECT = "reward_model/score_mean", "rollout/success"
 
 
 class ScoreAlarm:
-    """Remembers the last steps; after a resume those of the earlier start as well.
+    """Remembers the steps so far; after a resume those of the earlier start as well.
 
     Args:
-        earlier: metrics of the steps before, in order.
+        earlier: metrics of the steps before, in order, each with its `train_step`.
     """
 
     def __init__(self, earlier: Iterable[Mapping[str, float]] = ()) -> None:
-        self._steps: deque[tuple[float, float]] = deque(maxlen=WINDOW)
+        self._steps: dict[int, tuple[float, float]] = {}
         for metrics in earlier:
-            self.look(metrics)
+            self.look(int(metrics["train_step"]), metrics)
 
-    def look(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Take one step's metrics; `reward_model/alarm` is 1 or 0 once the window is full, absent before."""
+    def look(self, train_step: int, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Take one step's metrics; `reward_model/alarm` is 1 or 0 once the window is full, absent before.
+
+        What was remembered of this step and those after it is forgotten: they are played again.
+        """
+        self._steps = {step: both for step, both in self._steps.items() if step < train_step}
         if SCORE in metrics and CORRECT in metrics:
-            self._steps.append((metrics[SCORE], metrics[CORRECT]))
-            if len(self._steps) == WINDOW:
-                scores, correct = zip(*self._steps, strict=True)
+            self._steps[train_step] = metrics[SCORE], metrics[CORRECT]
+            if len(self._steps) >= WINDOW:
+                scores, correct = zip(*list(self._steps.values())[-WINDOW:], strict=True)
                 return {"reward_model/alarm": float(trend(scores) >= TREND and trend(correct) <= -TREND)}
         return {}
 

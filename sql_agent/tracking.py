@@ -65,8 +65,18 @@ def earlier_steps(path: Path) -> list[dict[str, float]]:
     """What a run has logged so far, in order; of a step that was taken again after a resume, the later metrics."""
     if not path.is_file():
         return []
-    rows = {row["train_step"]: row for row in map(json.loads, path.read_text().splitlines())}
+    *lines, _torn = path.read_text().split("\n")
+    rows = {row["train_step"]: row for row in map(json.loads, lines)}
     return [rows[step] for step in sorted(rows)]
+
+
+def drop_torn_line(path: Path) -> None:
+    """Take away a last line that was cut short, as a kill leaves it; the next step would be written behind it."""
+    written = path.read_bytes() if path.is_file() else b""
+    whole = written.rfind(b"\n") + 1
+    if whole < len(written):
+        logger.warning("%s: the last line was cut short and is dropped (%d bytes)", path, len(written) - whole)
+        os.truncate(path, whole)
 
 
 def make_tracking(context: RunContext, emit: Callable[[dict[str, Any]], None]) -> type:
@@ -79,13 +89,14 @@ def make_tracking(context: RunContext, emit: Callable[[dict[str, Any]], None]) -
     from verl.utils.tracking import Tracking
 
     path = context.run_dir / "metrics.jsonl"
+    drop_torn_line(path)
     alarm = ScoreAlarm(earlier_steps(path))
 
     class RunTracking(Tracking):  # type: ignore[misc]
         def log(self, data: dict[str, Any], step: int, backend: Any = None) -> None:
             metrics = rename(data) | context.step_metrics
             context.step_metrics.clear()
-            metrics |= alarm.look(metrics)
+            metrics |= alarm.look(step, metrics)
             with path.open("a") as out:
                 out.write(json.dumps({"train_step": step, "at": time.time(), **metrics}) + "\n")
             super().log(metrics, step, backend)

@@ -20,7 +20,14 @@ def test_trend(values, expected):
 
 
 def steps(scores, correct):
-    return [{"reward_model/score_mean": s, "rollout/success": c} for s, c in zip(scores, correct, strict=True)]
+    return [
+        {"train_step": step, "reward_model/score_mean": s, "rollout/success": c}
+        for step, (s, c) in enumerate(zip(scores, correct, strict=True), 1)
+    ]
+
+
+def looked(watch, steps):
+    return [watch.look(step["train_step"], step) for step in steps]
 
 
 UP, DOWN, FLAT = np.linspace(0, 1, WINDOW), np.linspace(0.9, 0.4, WINDOW), np.full(WINDOW, 0.5)
@@ -35,24 +42,30 @@ UP, DOWN, FLAT = np.linspace(0, 1, WINDOW), np.linspace(0.9, 0.4, WINDOW), np.fu
 ])  # fmt: skip
 def test_the_alarm_looks_at_both_trends_once_its_window_is_full(scores, correct, alarm):
     watch = ScoreAlarm()
-    said = [watch.look(step) for step in steps(scores, correct)]
-    assert said == [{}] * (WINDOW - 1) + [{"reward_model/alarm": alarm}]
+    assert looked(watch, steps(scores, correct)) == [{}] * (WINDOW - 1) + [{"reward_model/alarm": alarm}]
 
 
 def test_it_goes_on_from_the_steps_of_an_earlier_start():
     *earlier, last = steps(UP, DOWN)
-    assert ScoreAlarm(earlier).look(last) == {"reward_model/alarm": 1.0}
+    assert ScoreAlarm(earlier).look(WINDOW, last) == {"reward_model/alarm": 1.0}
 
 
 def test_steps_without_a_judge_or_a_reward_model_do_not_count():
     watch = ScoreAlarm(steps(UP, DOWN))
-    assert watch.look({"reward/mean": 1.0}) == {}
-    assert watch.look({"reward_model/score_mean": 2.0}) == {}
+    assert watch.look(WINDOW + 1, {"reward/mean": 1.0}) == {}
+    assert watch.look(WINDOW + 2, {"reward_model/score_mean": 2.0}) == {}
+
+
+def test_steps_that_are_played_again_take_the_place_of_those_of_the_earlier_life():
+    first_life = steps([*UP, *DOWN], [*DOWN, *UP])  # the alarm's ten steps, then ten that undo them
+    *before, last = steps(UP, DOWN)
+    assert ScoreAlarm(first_life).look(WINDOW, last) == {"reward_model/alarm": 1.0}  # steps 1 to 9 and the new 10
+    assert ScoreAlarm(first_life).look(5, before[4]) == {}  # only four come before it
 
 
 def test_noise_alone_seldom_alarms():
     draw = np.random.default_rng(0)
     watch = ScoreAlarm()
     noise = steps(draw.normal(size=5_000), draw.normal(size=5_000))
-    alarms = sum(watch.look(step).get("reward_model/alarm", 0.0) for step in noise)
+    alarms = sum(said.get("reward_model/alarm", 0.0) for said in looked(watch, noise))
     assert alarms / len(noise) < 0.01  # 0.04 x 0.04 = 0.0016, and neighbouring windows share steps
