@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from tqdm import tqdm
 
-from reward_model.formats.files import Numbered, raw_rows
+from reward_model.formats.files import NotReadOn, Numbered, raw_rows
 from reward_model.formats.messages import Problem
 from reward_model.formats.shapes import FORMS, Converter
 from reward_model.formats.summary import Summary
@@ -42,6 +42,7 @@ class Conversion:
     rejects: IO[str]
     summary: Summary = field(default_factory=Summary)
     rows: int = 0
+    read_to_its_end: bool = True
     rejected: Counter[str] = field(default_factory=Counter)
     """Rows by the field at fault, numbers in it as `*`."""
     first_rejects: list[str] = field(default_factory=list)
@@ -55,6 +56,7 @@ class Conversion:
                     raise value
                 preference = self.converter(value, self._metadata(value, number))
             except Problem as problem:
+                self.read_to_its_end &= not isinstance(problem, NotReadOn)
                 self._reject(number, problem)
                 continue
             self.summary.add(preference, number)
@@ -111,10 +113,8 @@ def convert(
     unfinished = rejects.with_name(f"{rejects.name}.part")
     with unfinished.open("w", encoding="utf-8") as side_file:
         conversion = Conversion(name, converter, side_file)
-        rows = tqdm(
-            raw_rows(source, converter.changes), unit=" rows", disable=None
-        )  # None: no bar where nobody watches
-        write_preferences(conversion.preferences(rows), output)
+        bar = tqdm(rows, unit=" rows", disable=None)  # None: no bar where nobody watches
+        write_preferences(conversion.preferences(bar), output)
     rejects.unlink(missing_ok=True)
     if conversion.rejected:
         unfinished.replace(rejects)
@@ -137,7 +137,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     rejects = args.rejects or args.output.parent / f"{args.output.stem}.rejects.jsonl"
     try:
-        if rejects == args.output:
+        for flag, path in (("--output", args.output), ("--rejects", rejects)):
+            if path.resolve() == args.input.resolve():
+                raise PreferenceFileError(f"{flag} {path} is the --input; name another {flag}")
+        if rejects.resolve() == args.output.resolve():
             raise PreferenceFileError(f"--rejects and --output are both {rejects}; name another --rejects")
         check_output(args.output, "--output", overwrite=args.overwrite)
         check_output(rejects, "--rejects", overwrite=args.overwrite)
@@ -155,7 +158,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 1
     print(f"written: {args.output}")
-    return 0
+    if not conversion.read_to_its_end:
+        print(f"error: {args.input} was not read to its end, see {rejects}", file=sys.stderr)
+    return int(not conversion.read_to_its_end)
 
 
 if __name__ == "__main__":

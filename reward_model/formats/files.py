@@ -21,6 +21,14 @@ from reward_model.preferences import PreferenceFileError
 Numbered = tuple[int, Any]
 """The number of a row, from 1 (its line in JSON Lines), and what it holds: a JSON value or a `Problem`."""
 
+
+class NotReadOn(Problem):
+    """A row of a file of one value whose end cannot be found: from there on nothing was read."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.field, f"{problem.reason}; from there on nothing was read")
+
+
 _UNREADABLE = {
     b"\x1f\x8b": "compressed with gzip; unpack it with gunzip",
     b"\x28\xb5\x2f\xfd": "compressed with zstd; unpack it with unzstd",
@@ -113,6 +121,13 @@ class _Decoder:
         except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets too deep
             raise error if isinstance(error, Problem) else Problem("row", f"no JSON: {error}") from None
 
+    def end_of(self, text: str, start: int) -> int | None:
+        """Where a value ends that is JSON but cannot be read; None where it is no JSON."""
+        try:
+            return json.JSONDecoder(parse_int=str).raw_decode(text, start)[1]
+        except (ValueError, RecursionError):
+            return None
+
     def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         held = dict(pairs)
         if len(held) < len(pairs):
@@ -146,7 +161,7 @@ def _line_rows(path: Path, changes: Counter[str]) -> Iterator[Numbered]:
 
 
 def _json_rows(path: Path, changes: Counter[str]) -> Iterator[Numbered]:
-    """The items of a list, or of the list in an object; what follows a torn one is lost and said so."""
+    """The items of a list, or of the list in an object, or objects one after the other."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -154,36 +169,47 @@ def _json_rows(path: Path, changes: Counter[str]) -> Iterator[Numbered]:
     decoder = _Decoder(changes)
     at = _skip(text, 0, _BLANK)
     if text[at] == "{":
-        yield from _object_rows(path, decoder, text, at)
+        yield from _object_rows(path, decoder, text, at, changes)
         return
-    number, at = 0, _skip(text, at + 1, _BLANK)
-    while at < len(text) and text[at] != "]":
-        number += 1
-        try:
-            value, at = decoder.value_at(text, at)
-        except Problem as problem:
-            yield number, Problem(problem.field, f"{problem.reason}; what follows it in the list was not read")
-            return
+    start = _skip(text, at + 1, _BLANK)
+    number, at = 0, start
+    for number, (value, at) in enumerate(_values(decoder, text, start, changes, closing="]"), 1):
         yield number, value
-        after = _skip(text, at, _BLANK)
-        at = _skip(text, after, _BLANK + ",")
-        if text[at : at + 1] == "]" and "," in text[after:at]:
-            changes["comma after a row overlooked"] += 1
+        if isinstance(value, NotReadOn):
+            return
     if at >= len(text):
         changes["end of the list missing: the file may be torn"] += 1
-    elif text[at + 1 :].strip(_BLANK):
-        yield number + 1, Problem("row", f"text after the end of the list: {shown(text[at + 1 :].strip(_BLANK))}")
+    elif rest := text[at + 1 :].strip(_BLANK):
+        yield number + 1, NotReadOn(Problem("row", f"text after the end of the list: {shown(rest)}"))
 
 
-def _object_rows(path: Path, decoder: _Decoder, text: str, at: int) -> Iterator[Numbered]:
-    try:
-        value, end = decoder.value_at(text, at)
-    except Problem as problem:
-        raise PreferenceFileError(f"{path} is neither JSON nor JSON Lines: {problem}") from None
-    name = None if _has_form(value) else _list_in(value)
-    yield from enumerate(value[name] if name is not None else [value], 1)
-    if rest := text[end:].strip(_BLANK):
-        yield 2, Problem("row", f"text after the end of the object: {shown(rest)}")
+def _object_rows(path: Path, decoder: _Decoder, text: str, at: int, changes: Counter[str]) -> Iterator[Numbered]:
+    values = _values(decoder, text, at, changes)
+    first, at = next(values)
+    if isinstance(first, NotReadOn):
+        raise PreferenceFileError(f"{path} is neither JSON nor JSON Lines: {first}")
+    alone = at >= len(text) and isinstance(first, dict)
+    name = _list_in(first) if alone and not _has_form(first) else None
+    yield from enumerate(first[name] if name is not None else [first], 1)
+    yield from enumerate((value for value, _ in values), 2)
+
+
+def _values(
+    decoder: _Decoder, text: str, at: int, changes: Counter[str], *, closing: str = ""
+) -> Iterator[tuple[Any, int]]:
+    """Values with blanks or commas between them up to a closing bracket or the end, each with where the next begins."""
+    while at < len(text) and text[at] != closing:
+        try:
+            value, after = decoder.value_at(text, at)
+        except Problem as problem:
+            value, after = problem, decoder.end_of(text, at)
+            if after is None:
+                yield NotReadOn(problem), len(text)
+                return
+        at = _skip(text, after, _BLANK + ",")
+        if "," in text[after:at] and (not closing or text[at : at + 1] == closing):
+            changes["comma after a row overlooked"] += 1
+        yield value, at
 
 
 def _skip(text: str, at: int, blanks: str) -> int:
@@ -204,10 +230,10 @@ def _parquet_rows(path: Path, changes: Counter[str]) -> Iterator[Numbered]:
     number = 0
     try:
         for batch in pq.ParquetFile(path).iter_batches(_BATCH_ROWS):
-            for row in batch.to_pylist():
+            for row in batch.to_pylist(maps_as_pydicts="strict"):
                 number += 1
                 yield number, {name: _plain(value, changes) for name, value in row.items()}
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, KeyError) as error:  # KeyError: a map that has a key twice
         raise PreferenceFileError(f"{path}: the parquet file cannot be read after row {number} ({error})") from None
 
 

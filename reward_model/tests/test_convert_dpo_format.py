@@ -122,6 +122,30 @@ def test_with_nothing_to_write_the_output_of_an_earlier_run_does_not_stay(run):
     assert (status, written) == (1, None) and "was not written" in said
 
 
+def test_a_file_that_cannot_be_read_to_its_end_is_written_as_far_as_it_goes_and_is_an_error(run):
+    status, written, rejects, said = run(f"[{json.dumps(GOOD)}, {{]")
+    assert (status, len(written), len(rejects)) == (1, 1, 1)
+    assert "raw.jsonl was not read to its end, see" in said
+    assert run(f'[{json.dumps(GOOD)}, {{"a": 1, "a": 2}}]', "--overwrite")[0] == 0
+
+
+def test_a_byte_order_mark_is_counted_once(run):
+    assert "byte-order mark at the head of the file left out: 1" in run("\ufeff" + lines(GOOD))[3]
+
+
+def test_the_input_is_no_output(tmp_path, capsys):
+    raw = tmp_path / "raw.jsonl"
+    raw.write_text(lines(GOOD))
+    (tmp_path / "link.jsonl").symlink_to(raw)
+    for flags in (
+        ["--output", str(tmp_path / "link.jsonl")],
+        ["--output", str(tmp_path / "o.jsonl"), "--rejects", str(raw)],
+    ):
+        assert main(["--input", str(raw), *flags, "--overwrite"]) == 1
+        assert f"{flags[-2]} {flags[-1]} is the --input" in capsys.readouterr().err
+    assert raw.read_text() == lines(GOOD)
+
+
 def test_existing_outputs_are_kept_unless_told_otherwise(run, tmp_path):
     (tmp_path / "out.rejects.jsonl").write_text('"mine"\n')
     status, written, rejects, said = run(lines(GOOD))

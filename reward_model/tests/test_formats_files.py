@@ -92,19 +92,53 @@ def test_a_bad_first_line_does_not_make_the_file_one_value(path):
     assert [number for number, _ in rows] == [1, 2, 3] and rows[2] == (3, ROW)
 
 
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        pytest.param(b'{"a": 1, "a": {"b": NaN}}', "a: an object has this field twice", id="name_twice"),
+        pytest.param(b'{"a": ' + b"9" * 5000 + b"}", "row: no JSON", id="number_of_5000_digits"),
+    ],
+)
+def test_a_bad_row_of_a_list_costs_that_row_alone(path, bad, words):
+    rows, _ = rows_of(path, b"[" + LINE + b"," + bad + b"," + LINE + b"]")
+    assert [rows[0], rows[2]] == [(1, ROW), (3, ROW)] and len(rows) == 3
+    assert rows[1][0] == 2 and rows[1][1].startswith(words) and "nothing was read" not in rows[1][1]
+
+
+def test_printed_objects_one_after_the_other_are_rows(path):
+    printed = json.dumps(ROW, indent=2).encode()
+    twice = b'{\n  "a": 1,\n  "a": 2\n}'
+    rows, changes = rows_of(path, b"\n".join([printed, twice, printed + b",", printed]))
+    assert rows == [(1, ROW), (2, "a: an object has this field twice"), (3, ROW), (4, ROW)]
+    assert changes == {"comma after a row overlooked": 1}
+    rows, _ = rows_of(path, printed + b'\n{"prompt":\n' + printed)
+    assert rows[0] == (1, ROW) and len(rows) == 2
+    assert rows[1][0] == 2 and "from there on nothing was read" in rows[1][1]
+
+
 def test_a_torn_list_gives_the_rows_before_and_says_that_it_is_torn(path):
     rows, _ = rows_of(path, b"[" + LINE + b", " + LINE[:-5])
     assert rows[0] == (1, ROW) and len(rows) == 2
-    assert rows[1][0] == 2 and "what follows it in the list was not read" in rows[1][1]
+    assert rows[1][0] == 2 and "from there on nothing was read" in rows[1][1]
 
 
 def test_text_after_the_end_is_a_problem(path):
     rows, _ = rows_of(path, b"[" + LINE + b"] oops")
-    assert rows == [(1, ROW), (2, "row: text after the end of the list: 'oops'")]
+    assert rows == [(1, ROW), (2, "row: text after the end of the list: 'oops'; from there on nothing was read")]
 
 
 def test_an_empty_file_has_no_rows(path):
     assert rows_of(path, b"\n \n") == ([], {})
+
+
+def test_a_parquet_map_is_an_object(path):
+    table = pa.table({"arguments": pa.array([[("q", "1")]], pa.map_(pa.string(), pa.string()))})
+    pq.write_table(table, path)
+    assert list(raw_rows(path, Counter())) == [(1, {"arguments": {"q": "1"}})]
+    table = pa.table({"arguments": pa.array([[("q", "1"), ("q", "2")]], pa.map_(pa.string(), pa.string()))})
+    pq.write_table(table, path)
+    with pytest.raises(PreferenceFileError, match="cannot be read after row 0"):
+        list(raw_rows(path, Counter()))
 
 
 def test_parquet_rows_have_only_the_fields_that_are_theirs(path):
