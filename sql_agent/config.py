@@ -19,7 +19,11 @@ from sql_agent.types import AgentConfig, RewardModelConfig
 
 
 class Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")  # a misspelt key stops the run at once
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",  # a misspelt key stops the run at once
+        hide_input_in_errors=True,  # an address may hold a password
+    )
 
 
 class EnvConfig(Settings):
@@ -32,6 +36,8 @@ class EnvConfig(Settings):
     def _known_type(self) -> EnvConfig:
         if self.type not in ENVIRONMENTS:
             raise ValueError(f"unknown environment {self.type!r}; known: {', '.join(sorted(ENVIRONMENTS))}")
+        if self.database is not None and self.type != "medical":
+            raise ValueError(f"env.database belongs to env.type=medical; this run's environment is {self.type}")
         return self
 
 

@@ -178,7 +178,7 @@ def check_store(cfg: TrainConfig) -> None:
 
 
 def check_reward_model(cfg: TrainConfig) -> None:
-    """A reward model has to be there if it is wanted, and be wanted where nobody else can judge.
+    """A reward model has to be there if it is wanted.
 
     Raises:
         ValueError: with the command that starts a scoring service.
@@ -189,7 +189,15 @@ def check_reward_model(cfg: TrainConfig) -> None:
         from sql_agent.scoring import check_scorer
 
         asyncio.run(check_scorer(cfg.reward_model))
-    elif not make_environment(cfg).judged:
+
+
+def check_judged(cfg: TrainConfig) -> None:
+    """A reward model has to be wanted where nobody else can judge.
+
+    Raises:
+        UsageError: with the command that starts a scoring service.
+    """
+    if cfg.reward_model.url is None and not make_environment(cfg).judged:
         raise UsageError(
             f"nobody can tell right from wrong in environment {cfg.env.type}: the reward is a reward model's score. "
             "Start one with `python reward_model/inference_api.py --model_path MERGED --port 8008` and give its "
@@ -393,6 +401,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         cfg = resolve(args)
         cfg = cfg.model_copy(update={"model": cfg.model or TINY_POLICY, "run_dir": cfg.run_dir.resolve()})
+        check_judged(cfg)
         cpu = use_cpu(cfg)
         if args.dry_run:
             files = Files(cfg.model or TINY_POLICY, Path("train.parquet"), Path("val.parquet"))

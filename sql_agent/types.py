@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from dbbench_adapter.protocols import ProtocolName
 from dbbench_adapter.types import Score
@@ -58,9 +59,9 @@ class AgentConfig(BaseModel):
 class RewardModelConfig(BaseModel):
     """The reward model in the reward; off without a URL."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
 
-    url: str | None = Field(default=None, pattern=r"^https?://[^/]+")
+    url: str | None = None
     """Scoring service (`reward_model/inference_api.py`); its token, where it wants one, is read from the environment,
     REWARD_API_TOKEN. None: no reward model."""
     weight: float = Field(default=0.2, ge=0, le=0.2)
@@ -73,6 +74,22 @@ class RewardModelConfig(BaseModel):
     """How long a rollout waits for its score, retries included."""
     give_up_s: float = Field(default=120.0, gt=0)
     """A service that has given no score for so long stops the step."""
+
+    @field_validator("url")
+    @classmethod
+    def _is_an_address(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        try:
+            parts = urlsplit(url)
+            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # of the port, or of an IPv6 address
+            usable = False
+        if "@" in url:
+            raise ValueError("the address holds a user or a password; a token is read from REWARD_API_TOKEN")
+        if not usable:
+            raise ValueError(f"{url!r} is no address, expected http://HOST:PORT with a port from 1 to 65535")
+        return url
 
     @model_validator(mode="after")
     def _deadlines_nest(self) -> RewardModelConfig:

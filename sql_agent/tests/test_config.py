@@ -37,7 +37,13 @@ def test_what_is_saved_reads_back_equal(tmp_path):
         (["reward_model.weight=0.3"], "less than or equal to 0.2"),
         (["reward_model.center=.nan"], "finite number"),
         (["reward_model.scale=0"], "greater than 0"),
-        (["reward_model.url=localhost:8008"], "reward_model.url"),
+        (["env.database=own.db"], "env.database belongs to env.type=medical; this run's environment is dbbench"),
+        (["reward_model.url=localhost:8008"], r"reward_model.url\n.*expected http://HOST:PORT"),
+        (["reward_model.url=http://:8008"], "expected http://HOST:PORT"),
+        (["reward_model.url=http://[::1"], "expected http://HOST:PORT"),
+        (["reward_model.url=http://127.0.0.1:99999"], "expected http://HOST:PORT.*a port from 1 to 65535"),
+        (["reward_model.url=http://127.0.0.1:0"], "a port from 1 to 65535"),
+        (["reward_model.url=https://me:5ecret@h:1"], "holds a user or a password; .* REWARD_API_TOKEN"),
         (["reward_model.timeout_s=200"], "a score has to be late before"),
         (["reward_model.url=http://h:1", "rollout.step_timeout_s=310"], "a rollout has to be played and scored"),
         (["reward_model.url=http://h:1", "reward_model.give_up_s=601"], "a step would end before it says"),
@@ -47,6 +53,12 @@ def test_what_is_saved_reads_back_equal(tmp_path):
 def test_a_setting_that_does_not_fit_is_named(overrides, words):
     with pytest.raises(ValidationError, match=words):
         load_config(None, overrides)
+
+
+def test_a_password_in_an_address_is_not_repeated():
+    with pytest.raises(ValidationError) as refused:
+        load_config(None, ["reward_model.url=https://me:5ecret@h:1"])
+    assert "5ecret" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

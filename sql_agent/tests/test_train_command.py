@@ -29,6 +29,7 @@ def error_of(capsys, *arguments):
     [
         pytest.param(["--set", "trainer.stepz=3"], "config: trainer.stepz: Extra inputs", id="misspelt_setting"),
         pytest.param(["--set", "trainer.steps"], "write it as --set rollout.group_size=8", id="no_equals_sign"),
+        pytest.param(["--reward-model-url", "http://h:99999"], "config: reward_model.url: ", id="no_port"),
         pytest.param(["--set", "data.generate={"], "--set data.generate is not YAML", id="not_yaml"),
         pytest.param(["--set", "agent.temperature=0"], "all rollouts of a group would be equal", id="no_sampling"),
         pytest.param(["--config", "nowhere.yaml"], "nowhere.yaml does not exist", id="missing_config"),
@@ -86,7 +87,7 @@ def test_a_reward_model_that_is_not_there_is_named_with_the_command_that_starts_
 
 
 def test_an_environment_without_a_judge_needs_a_reward_model(capsys, tmp_path):
-    error = error_of(capsys, "--run-dir", str(tmp_path), "--env", "medical")
+    error = error_of(capsys, "--run-dir", str(tmp_path), "--env", "medical", "--dry-run")
     assert "nobody can tell right from wrong in environment medical: the reward is a reward model's score" in error
     assert "--reward-model-url http://" in error
 
