@@ -173,7 +173,7 @@ def _json_rows(path: Path, changes: Counter[str]) -> Iterator[Numbered]:
         return
     start = _skip(text, at + 1, _BLANK)
     number, at = 0, start
-    for number, (value, at) in enumerate(_values(decoder, text, start, changes, closing="]"), 1):
+    for number, (value, at) in enumerate(_values(decoder, text, start, changes, closing="]"), 1):  # noqa: B007 (used below)
         yield number, value
         if isinstance(value, NotReadOn):
             return
