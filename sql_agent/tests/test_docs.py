@@ -1,6 +1,10 @@
 """The pages name what the code has."""
 
+import ast
+import inspect
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -11,18 +15,42 @@ from sql_agent.train_sql_agent import parse_args
 DOC = Path(__file__).parents[2] / "doc"
 
 
-def settings(model: type[BaseModel], prefix: str = "") -> list[str]:
-    names = []
+def rows(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Lines of the page's table of settings, from the fields, their defaults and the docstrings below them."""
+    said = docstrings(model)
+    lines: list[str] = []
     for name, field in model.model_fields.items():
         kind = field.annotation
-        nested = isinstance(kind, type) and issubclass(kind, BaseModel)
-        names += settings(kind, f"{prefix}{name}.") if nested else [prefix + name]  # type: ignore[arg-type]
-    return names
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            lines += rows(kind, f"{prefix}{name}.")
+            continue
+        meaning, _, key = (" " + " ".join(said.get(name, "").split())).partition(" verl: ")
+        cells = [f"`{prefix}{name}`", shown(field.default), meaning.strip(), f"`{key}`" if key else ""]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
 
 
-def test_every_setting_is_in_the_training_page():
-    page = (DOC / "training.md").read_text()
-    assert [name for name in settings(TrainConfig) if f"| `{name}` |" not in page] == []
+def docstrings(model: type[BaseModel]) -> dict[str, str]:
+    (body,) = (node.body for node in ast.parse(inspect.getsource(model)).body if isinstance(node, ast.ClassDef))
+    return {
+        field.target.id: text.value.value
+        for field, text in pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }  # fmt: skip
+
+
+def shown(default: Any) -> str:
+    if default is None:
+        return ""
+    if default == ():
+        return "none"
+    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
+
+
+def test_every_setting_is_in_the_training_page_with_its_default_and_its_meaning():
+    page = (DOC / "training.md").read_text().splitlines()
+    assert [row for row in rows(TrainConfig) if row not in page] == []
 
 
 def test_every_flag_is_in_the_training_page():
