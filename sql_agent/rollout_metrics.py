@@ -112,12 +112,16 @@ def _group_metrics(results: Sequence[Result]) -> dict[str, float]:
     if not grouped:
         return {}
     flat = [rewards for rewards in grouped if len(rewards) > 1 and max(rewards) == min(rewards)]
-    return {
-        **_score_only(results),
-        "group/count": float(len(grouped)),
-        "group/zero_std_frac": len(flat) / len(grouped),
+    right_or_wrong = {
         "group/all_right_frac": sum(rewards[0] > 0 for rewards in flat) / len(grouped),
         "group/all_wrong_frac": sum(rewards[0] <= 0 for rewards in flat) / len(grouped),
+    }
+    judged = any(result.outcome and "success" in result.outcome.metrics for result in results)
+    return {
+        **_score_only(results),
+        **(right_or_wrong if judged else {}),  # a score above 0 is not right
+        "group/count": float(len(grouped)),
+        "group/zero_std_frac": len(flat) / len(grouped),
         "group/lone_frac": sum(len(rewards) < 2 for rewards in grouped) / len(grouped),
     }
 

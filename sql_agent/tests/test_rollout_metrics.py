@@ -71,6 +71,14 @@ def test_a_task_without_a_judge_has_no_success():
     assert (metrics["reward/mean"], metrics["group/score_only_frac"]) == (pytest.approx(0.15), 1.0)
 
 
+def test_equal_groups_are_right_or_wrong_only_where_somebody_judges():
+    judged = [result("a", 1.0, score=0.1, success=1.0, base=1.0), result("a", 1.0, score=0.1, success=1.0, base=1.0)]
+    assert batch_metrics(judged)["group/all_right_frac"] == 1.0
+    unjudged = batch_metrics([result("a", 0.5, score=0.1, base=0.0) for _ in range(2)])
+    assert unjudged["group/zero_std_frac"] == 1.0
+    assert [name for name in unjudged if name.startswith("group/all_")] == []
+
+
 def test_a_run_without_a_reward_model_logs_nothing_of_one():
     outcome = RolloutOutcome(
         1.0, "match", "answered", 1, {"success": 1.0, "malformed_calls": 0.0, "seconds": 1.0, "ended_at": 0.0}
