@@ -8,6 +8,7 @@ are numbered anew, so that equal conversations are equal. What is changed beyond
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -75,6 +76,25 @@ def read_conversation(value: Any, field: str, changes: Counter[str]) -> list[Mes
     return [read_message(message, f"{field}.{number}", changes) for number, message in enumerate(value)]
 
 
+def in_text(text: str, field: str) -> list[Any] | None:
+    """The messages that a table's export wrote into a text as JSON; None where it is a text.
+
+    Raises:
+        Problem: they were written as Python prints them, which is no format to read.
+    """
+    if text.lstrip().startswith("[{'") and re.search(r"'(role|from)': ", text):
+        raise Problem(field, "messages as Python prints them; export the table with messages as JSON or as lists")
+    try:
+        value = json.loads(text) if text.lstrip().startswith("[") else None
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, list) and value and all(map(_has_role, value)) else None
+
+
+def _has_role(message: Any) -> bool:
+    return isinstance(message, dict) and str(message.get("role") or message.get("from")).strip().lower() in ROLES
+
+
 def read_message(raw: Any, field: str, changes: Counter[str]) -> Message:
     """One message with `role` and `content`, or `from` and `value`.
 
@@ -127,7 +147,7 @@ def _content(content: Any, field: str, changes: Counter[str]) -> str:
     texts = []
     for number, part in enumerate(content):
         text = part.get("text") if isinstance(part, dict) else part
-        if text is None and isinstance(part, dict):
+        if isinstance(part, dict) and (text is None or not str(part.get("type") or "text").endswith("text")):
             raise Problem(f"{field}.{number}", f"expected a part with a text, found {shown(part.get('type', part))}")
         texts.append(read_text(text, f"{field}.{number}", changes))
     return "".join(texts)

@@ -15,7 +15,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from reward_model.formats.messages import Problem, legal, read_conversation, read_text, read_tools, shown, without_tools
+from reward_model.formats.messages import (
+    Problem,
+    in_text,
+    legal,
+    read_conversation,
+    read_text,
+    read_tools,
+    shown,
+    without_tools,
+)
 from reward_model.types import Message, Preference
 
 Row = dict[str, Any]
@@ -69,6 +78,8 @@ class Converter:
             Problem: the row is no pair; `changes` and `forms` stay as they were.
         """
         name = self.form or form_of(row)
+        if self.form is None:
+            _check_one_prompt(row, name)
         changes: Counter[str] = Counter()
         try:
             preference = _preference(row, FORMS[name], changes, metadata, self.drop_tools)
@@ -97,10 +108,24 @@ def form_of(row: Any) -> str:
     raise Problem("row", f"fits no known form: found {found}, known are {known}")
 
 
+def _check_one_prompt(row: Row, form: str) -> None:
+    """Refuse a row with two different prompts. Beside a side of its own, `messages` is what UltraFeedback adds."""
+    no_prompt = {"messages"} if form != "agent" else set()
+    no_prompt |= {"input"} if form == "instruction" else set()
+    names = ("input", "instruction", "conversations", "messages", "prompt")
+    filled = [name for name in names if row.get(name) and name not in no_prompt]
+    other = next((name for name in filled if row[name] != row[filled[0]]), None)
+    if other is not None:
+        raise Problem(filled[0], f"beside {other}, and another one; --format says which of them is the prompt", form)
+
+
 def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str, Any], drop_tools: bool) -> Preference:
     if not isinstance(row, dict):
         raise Problem("row", f"expected an object, found {shown(row)}")
-    draft = form.read(row, changes)
+    for name in _MEDIA:
+        if row.get(name):
+            raise Problem(name, "pictures and sound are not read")
+    draft = form.read(_unpacked(row, form.fields, changes), changes)
     tools = read_tools(row.get("tools"), "tools", changes)
     for name in row.keys() - form.fields - {"tools", "metadata", form.system}:
         if row[name] is not None:
@@ -112,8 +137,8 @@ def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str,
         changes["tools' schemas dropped"] += tools is not None
         tools, touched = None, any(m.tool_calls or m.role == "tool" for side in whole.values() for m in side)
         for name, side in whole.items():
-            if side[-1].tool_calls and not side[-1].content.strip():
-                raise Problem(name, "ends with tool calls alone; without them nothing is left to score")
+            if side[-1].tool_calls:
+                raise Problem(name, "ends with a tool call; without it nothing is left of what was answered")
         if touched:
             prompt, whole = None, {name: without_tools(side, changes) for name, side in whole.items()}
     whole = {name: legal(side, name, num_prompt=prompt or 0) for name, side in whole.items()}
@@ -134,6 +159,17 @@ def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str,
         )
     except ValidationError as error:
         raise Problem("row", error.errors()[0]["msg"]) from None
+
+
+def _unpacked(row: Row, fields: frozenset[str], changes: Counter[str]) -> Row:
+    """The row with conversations that are JSON in a text, as exports of tables have them, as lists."""
+    read = dict(row)
+    for name in fields & _CONVERSATIONS:
+        held = row.get(name)
+        if isinstance(held, str) and (messages := in_text(held, name)) is not None:
+            changes["conversations that were JSON in a text"] += 1
+            read[name] = messages
+    return read
 
 
 def _check_end(side: Conversation, name: str) -> None:
@@ -238,7 +274,7 @@ def _sides(row: Row, changes: Counter[str]) -> tuple[Conversation, Conversation]
     return _side(row.get("chosen"), "chosen", changes), _side(row.get("rejected"), "rejected", changes)
 
 
-_REPEATED_PROMPT_CHARS = 20
+_REPEATED_CHARS = 20
 """A shorter prompt at the head of both answers may be chance ("Yes")."""
 
 
@@ -249,16 +285,25 @@ def _explicit(row: Row, changes: Counter[str]) -> Draft:
         prompt = read_conversation(given, "prompt", changes)
         return Draft(*_sides(row, changes), prompt)
     text = _filled(given, "prompt", changes)
-    sides = {name: row.get(name) for name in ("chosen", "rejected")}
-    if len(text.strip()) >= _REPEATED_PROMPT_CHARS and all(_repeats(side, text) for side in sides.values()):
-        changes["sides that repeated the prompt"] += 2
-        sides = {name: side[len(text) :].lstrip() for name, side in sides.items() if isinstance(side, str)}
-    chosen, rejected = _sides(sides, changes)
+    sides = {name: row.get(name) for name in SIDES}
+    cut = {name: _without(side, text) for name, side in sides.items()} if len(text.strip()) >= _REPEATED_CHARS else {}
+    repeated = sum(side is not None for side in cut.values())
+    changes["sides that repeated the prompt"] += repeated if repeated == 2 else 0
+    changes["prompts that one side alone repeats, left in it"] += repeated == 1
+    chosen, rejected = _sides(cut if repeated == 2 else sides, changes)
     return Draft(chosen, rejected, [Message(role="user", content=text)])
 
 
-def _repeats(side: Any, prompt: str) -> bool:
-    return isinstance(side, str) and side.startswith(prompt) and bool(side[len(prompt) :].strip())
+def _without(side: Any, prompt: str) -> str | None:
+    """What follows the prompt and at most one blank or line break; None where the side does not repeat the prompt."""
+    if not isinstance(side, str) or not side.startswith(prompt):
+        return None
+    rest = side[len(prompt) :]
+    if not prompt[-1].isspace():
+        if not rest[:1].isspace():
+            return None
+        rest = re.sub(r"^(\r?\n|\s)", "", rest)
+    return rest if rest.strip() else None
 
 
 def _implicit(row: Row, changes: Counter[str]) -> Draft:
@@ -268,23 +313,43 @@ def _implicit(row: Row, changes: Counter[str]) -> Draft:
 
 def _agent(row: Row, changes: Counter[str]) -> Draft:
     """`messages` and another way: the log is the better one beside `rejected_messages`, the worse one beside
-    `chosen_messages`, the prompt beside both. The other way is whole, or begins after the log's last user message.
+    `chosen_messages`. A way is a whole conversation or replies to the log's last user message. Beside both the log is
+    the prompt, without an answer of its own.
     """
     log = read_conversation(row.get("messages"), "messages", changes)
-    ways = {}
+    ways: dict[str, Conversation] = {}
+    replies = []
     for side in ("chosen", "rejected"):
         name = next((n for n in (f"{side}_messages", f"{side}_response") if row.get(n) is not None), None)
-        if name is not None:
-            ways[side] = _side(row[name], name, changes)
+        if name is None:
+            continue
+        ways[side] = _side(row[name], name, changes)
+        if ways[side][0].role in ("assistant", "tool"):
+            replies.append(side)
+            if any(message.role == "user" for message in ways[side]):
+                raise Problem(name, "begins with a reply and holds user messages: from where in the log is not said")
     if not ways:
         raise Problem("rejected_messages", "missing, and no chosen_messages either")
-    if len(ways) == 2:
-        return Draft(ways["chosen"], ways["rejected"], log)
-    ((side, way),) = ways.items()
-    if way[0].role in ("assistant", "tool"):
-        last_user = max((i for i, message in enumerate(log) if message.role == "user"), default=-1)
-        way = [*log[: last_user + 1], *way]
-    return Draft(log, way) if side == "rejected" else Draft(way, log)
+    asked = log[: max((i + 1 for i, message in enumerate(log) if message.role == "user"), default=0)]
+    if len(ways) == 2 and (log[-1].role != "assistant" or any(way[0].role == "tool" for way in ways.values())):
+        asked = log
+    if len(replies) == 2:
+        return Draft(ways["chosen"], ways["rejected"], asked)
+    whole = {side: [*asked, *way] if side in replies else _with_system(log, way) for side, way in ways.items()}
+    for side, way in whole.items():
+        first = {side: next(filter(_asks, way), None) for side, way in (("log", log), (side, way))}
+        if len(ways) == 2 and first["log"] not in (None, first[side]):
+            raise Problem(f"{side}_messages", "does not begin with the log's first question")
+    return Draft(**({"chosen": log, "rejected": log} | whole))
+
+
+def _asks(message: Message) -> bool:
+    return message.role == "user"
+
+
+def _with_system(log: Conversation, way: Conversation) -> Conversation:
+    """A whole conversation under the log's system message, unless it has its own."""
+    return [*(log[:1] if log[0].role == "system" != way[0].role else []), *way]
 
 
 def _instruction(row: Row, changes: Counter[str]) -> Draft:
@@ -339,6 +404,8 @@ def _has(*names: str) -> Callable[[Row], bool]:
 
 _HISTORY = frozenset({"instruction", "input", "history"})
 _WAYS = frozenset({"chosen_messages", "rejected_messages", "chosen_response", "rejected_response"})
+_CONVERSATIONS = SIDES | _WAYS | {"prompt", "messages", "conversations"}
+_MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 FORMS: dict[str, Form] = {
     "sharegpt": Form(
         "conversations, chosen, rejected",

@@ -106,6 +106,11 @@ def test_what_is_left_out_or_renamed_is_counted_by_name():
         pytest.param({"role": "user", "content": None}, "m.content: a user message without a text", id="null"),
         pytest.param({"role": "system", "content": " "}, "m.content: a system message without a text", id="blank"),
         pytest.param({"role": "user", "content": [{"type": "image_url"}]}, "found 'image_url'", id="image"),
+        pytest.param(
+            {"role": "user", "content": [{"type": "image", "text": ""}, {"type": "text", "text": "x"}]},
+            "m.content.0: expected a part with a text, found 'image'",
+            id="image_with_an_empty_text",
+        ),
         pytest.param({"role": "assistant", "tool_calls": "f"}, "m.tool_calls: expected a list", id="calls_no_list"),
         pytest.param(
             {"role": "assistant", "tool_calls": [{"id": "a"}]}, "m.tool_calls.0: expected a call", id="no_name"

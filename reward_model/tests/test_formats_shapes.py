@@ -88,6 +88,42 @@ SHAPES = {
         {"prompt": "What may be 2 and 2?", "chosen": "What may be 2 and 2? 4", "rejected": "What may be 2 and 2?\n5"},
         pair([user("What may be 2 and 2?")], [reply("4")], [reply("5")]),
     ),
+    "prompt_repeated_keeps_what_is_indented": (
+        "explicit",
+        {
+            "prompt": "def fibonacci(number):\n",
+            "chosen": "def fibonacci(number):\n    return 1",
+            "rejected": "def fibonacci(number):\n\n    return 2",
+        },
+        pair([user("def fibonacci(number):\n")], [reply("    return 1")], [reply("\n    return 2")]),
+    ),
+    "prompt_that_ends_inside_a_word_of_the_answers": (
+        "explicit",
+        {
+            "prompt": "List the primes below 10",
+            "chosen": "List the primes below 100: no",
+            "rejected": "List the primes below 1000: no",
+        },
+        pair(
+            [user("List the primes below 10")],
+            [reply("List the primes below 100: no")],
+            [reply("List the primes below 1000: no")],
+        ),
+    ),
+    "conversations_as_json_in_texts": (
+        "explicit",
+        {
+            "prompt": json.dumps([user("hi"), reply("yo"), user("2+2?")]),
+            "chosen": json.dumps([{"from": "gpt", "value": "4"}]),
+            "rejected": json.dumps([user("hi"), reply("yo"), user("2+2?"), reply("5")]),
+        },
+        SECOND,
+    ),
+    "answers_that_are_json_but_no_conversation": (
+        "explicit",
+        {"prompt": "2+2?", "chosen": '[{"from": "Rome", "to": "Pisa"}]', "rejected": "[1]"},
+        pair([user("2+2?")], [reply('[{"from": "Rome", "to": "Pisa"}]')], [reply("[1]")]),
+    ),
     "short_prompt_repeated_by_chance": (
         "explicit",
         {"prompt": "Yes?", "chosen": "Yes? Why not!", "rejected": "Yes? No!"},
@@ -149,6 +185,42 @@ SHAPES = {
             "rejected_messages": [reply("2")],
         },
         AGENT,
+    ),
+    "agent_log_ends_with_an_answer_beside_both": (
+        "agent",
+        {
+            "messages": [user("one?"), call("x"), result("x"), reply("old")],
+            "chosen_messages": [call("x"), result("x"), reply("1")],
+            "rejected_messages": [reply("2")],
+        },
+        AGENT,
+    ),
+    "agent_log_ends_with_a_result_beside_both": (
+        "agent",
+        {
+            "messages": [user("one?"), call("x"), result("x")],
+            "chosen_messages": [reply("1")],
+            "rejected_messages": [reply("2")],
+        },
+        pair([user("one?"), OUR_CALL, OUR_RESULT], [reply("1")], [reply("2")]),
+    ),
+    "agent_log_ends_with_a_call_beside_both": (
+        "agent",
+        {
+            "messages": [user("one?"), call("x")],
+            "chosen_messages": [result("x"), reply("1")],
+            "rejected_messages": [result("x"), reply("2")],
+        },
+        pair([user("one?"), OUR_CALL], [OUR_RESULT, reply("1")], [OUR_RESULT, reply("2")]),
+    ),
+    "agent_whole_conversations_beside_a_log_with_an_answer": (
+        "agent",
+        {
+            "messages": [said("system", "be brief"), user("2+2?"), reply("old")],
+            "chosen_messages": [user("2+2?"), reply("4")],
+            "rejected_messages": [said("system", "be brief"), user("2+2?"), reply("5")],
+        },
+        WITH_SYSTEM,
     ),
     "agent_log_and_a_reply_as_text": (
         "agent",
@@ -244,15 +316,51 @@ def test_without_tools_the_answers_are_left():
     }
 
 
-def test_without_tools_a_side_that_ends_with_a_call_is_no_pair():
-    row = {"messages": [user("one?"), call("x")], "rejected_messages": [user("one?"), reply("2")]}
-    with pytest.raises(Problem, match="chosen: ends with tool calls alone"):
+@pytest.mark.parametrize("text", ["", "I will look."])
+def test_without_tools_a_side_that_ends_with_a_call_is_no_pair(text):
+    row = {"messages": [user("one?"), call("x") | {"content": text}], "rejected_messages": [user("one?"), reply("2")]}
+    with pytest.raises(Problem, match="chosen: ends with a tool call"):
         Converter(drop_tools=True)(row, {})
 
 
 def test_without_tools_a_side_of_results_alone_is_no_pair():
     with pytest.raises(Problem, match="chosen: holds no reply"):
         Converter(drop_tools=True)({"chosen": [result("x")], "rejected": [user("q"), reply("a")]}, {})
+
+
+@pytest.mark.parametrize(
+    ("row", "change"),
+    [
+        pytest.param(
+            {"prompt": "2+2?", "chosen": json.dumps([reply("4")]), "rejected": json.dumps([reply("5")])},
+            {"conversations that were JSON in a text": 2},
+            id="json",
+        ),
+        pytest.param(
+            {"prompt": "What may be 2 and 2?", "chosen": "What may be 2 and 2? 4", "rejected": "5"},
+            {"prompts that one side alone repeats, left in it": 1},
+            id="one_side_repeats",
+        ),
+    ],
+)
+def test_what_a_text_is_taken_for_is_counted(row, change):
+    converter = Converter()
+    converter(row, {})
+    assert +converter.changes == change
+
+
+def test_which_of_two_prompts_is_meant_is_for_the_user_to_say():
+    row = {"prompt": "2+2?", "instruction": "Be brief.", "chosen": "4", "rejected": "5"}
+    with pytest.raises(Problem, match="instruction: beside prompt, and another one; --format says which"):
+        Converter()(row, {})
+    assert Converter("explicit")(row, {}) == SIMPLE
+    assert Converter()(row | {"instruction": "2+2?"}, {}) == SIMPLE
+    row = {"prompt": "Add.", "input": "2 2", "chosen": "4", "rejected": "5"}
+    with pytest.raises(Problem, match="input: beside prompt, and another one"):
+        Converter()(row, {})
+    # UltraFeedback's `messages` are its `chosen`
+    row = {"prompt": "2+2?", "messages": [user("2+2?"), reply("4")], "chosen": "4", "rejected": "5"}
+    assert Converter()(row, {}) == SIMPLE
 
 
 def test_unknown_fields_are_counted_and_a_rejected_row_changes_no_count():
@@ -318,6 +426,34 @@ def test_unknown_fields_are_counted_and_a_rejected_row_changes_no_count():
             "prompt",
             "same user",
             id="no_common",
+        ),
+        pytest.param(
+            {
+                "messages": [user("p"), reply("a"), user("q"), reply("b")],
+                "rejected_messages": [reply("c"), user("q"), reply("d")],
+            },
+            "rejected_messages",
+            "begins with a reply and holds user messages",
+            id="way_from_an_earlier_turn",
+        ),
+        pytest.param(
+            {
+                "messages": [user("p"), reply("a"), user("q")],
+                "chosen_messages": [user("q"), reply("b")],
+                "rejected_messages": [user("q"), reply("c")],
+            },
+            "chosen_messages",
+            "does not begin with the log's first question",
+            id="ways_of_another_question",
+        ),
+        pytest.param(
+            {"prompt": "q", "chosen": "[{'role': 'assistant', 'content': 'a'}]", "rejected": "b"},
+            "chosen",
+            "as Python prints them",
+            id="messages_as_python_prints_them",
+        ),
+        pytest.param(
+            {"prompt": "q", "images": ["a.png"], "chosen": "a", "rejected": "b"}, "images", "not read", id="images"
         ),
         pytest.param(
             {"system": "a", "prompt": [said("system", "b"), user("q")], "chosen": "a", "rejected": "b"},
