@@ -103,6 +103,9 @@ def form_of(row: Any) -> str:
     for name, form in FORMS.items():
         if form.fits(row):
             return name
+    if "preferred_output" in row:
+        fields = "input.messages to prompt, preferred_output to chosen, non_preferred_output to rejected"
+        raise Problem("row", f"fits no known form: it has OpenAI's form; rename {fields}, input.tools to tools")
     known = "; ".join(f"{name} ({form.needs})" for name, form in FORMS.items())
     found = ", ".join(map(shown, list(row)[:12])) or "no field"
     raise Problem("row", f"fits no known form: found {found}, known are {known}")
@@ -144,7 +147,7 @@ def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str,
     whole = {name: legal(side, name, num_prompt=prompt or 0) for name, side in whole.items()}
     for name, side in whole.items():
         _check_end(side, name)
-    if whole["chosen"] == whole["rejected"]:
+    if _without_last_blanks(whole["chosen"]) == _without_last_blanks(whole["rejected"]):
         raise Problem("rejected", "says the same as chosen")
     cut = _common_prompt(whole["chosen"], whole["rejected"]) if prompt is None else prompt
     if not any(message.role == "user" for message in whole["chosen"][:cut]):
@@ -170,6 +173,10 @@ def _unpacked(row: Row, fields: frozenset[str], changes: Counter[str]) -> Row:
             changes["conversations that were JSON in a text"] += 1
             read[name] = messages
     return read
+
+
+def _without_last_blanks(side: Conversation) -> Conversation:
+    return [message.model_copy(update={"content": message.content.rstrip()}) for message in side]
 
 
 def _check_end(side: Conversation, name: str) -> None:

@@ -379,6 +379,17 @@ def test_unknown_fields_are_counted_and_a_rejected_row_changes_no_count():
         pytest.param({"a": 1}, "row", "fits no known form: found 'a', known are sharegpt", id="no_form"),
         pytest.param({"prompt": "q", "chosen": "a"}, "row", "fits no known form", id="no_rejected"),
         pytest.param({"prompt": "q", "chosen": "a", "rejected": "a"}, "rejected", "the same as chosen", id="equal"),
+        pytest.param({"prompt": "q", "chosen": "a", "rejected": "a \n"}, "rejected", "the same as chosen", id="blanks"),
+        pytest.param(
+            {
+                "input": {"messages": [user("q")]},
+                "preferred_output": [reply("a")],
+                "non_preferred_output": [reply("b")],
+            },
+            "row",
+            "OpenAI's form; rename input.messages to prompt, preferred_output to chosen",
+            id="openai",
+        ),
         pytest.param({"prompt": "q", "chosen": None, "rejected": "a"}, "chosen", "found None", id="null_side"),
         pytest.param({"prompt": "q", "chosen": 4, "rejected": "a"}, "chosen", "found 4", id="number_side"),
         pytest.param({"prompt": "q", "chosen": " \n", "rejected": "a"}, "chosen", "is empty", id="blank_side"),
