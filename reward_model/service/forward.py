@@ -1,18 +1,19 @@
 """How a round of conversations goes through the model: shared beginnings once, the rest in batches of like length.
 
-On a CPU a forward pass costs what its tokens cost, so a batch alone gains little. Gained is by computing fewer tokens,
-and by computing parts of a round side by side with one thread each rather than one after the other with all threads
-(13.7 against 22.4 ms a conversation on two cores). On a GPU launches cost more than tokens at these sizes: it has one
-lane, and nothing is shared.
+Beginnings are kept for rounds to come, since answers to one task seldom all arrive in one. On a CPU a forward pass
+costs what its tokens cost, so a batch alone gains little. Gained is by computing fewer tokens, and by computing parts
+of a round side by side with one thread each rather than one after the other with all threads (13.7 against 22.4 ms a
+conversation on two cores). On a GPU launches cost more than tokens at these sizes: one lane, and nothing is shared.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, KeysView, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
@@ -42,7 +43,38 @@ CPU = Pace(batch_tokens=4096, max_waste=16, min_saved=64, lanes=4)
 GPU = Pace(batch_tokens=32768, max_waste=8192, min_saved=None, lanes=1)
 
 
+KEPT_TOKENS = 8192
+"""Of the beginnings kept between rounds, together: 6 KiB each for the benchmark's model, 24 for one of 0.5 B."""
+
+Ids = tuple[int, ...]
 Scored = list[tuple[int, float]]
+
+
+class Beginnings:
+    """Keys and values of beginnings that earlier rounds computed, least recently used first."""
+
+    def __init__(self, max_tokens: int = KEPT_TOKENS) -> None:
+        self._max_tokens = max_tokens
+        self._kept: OrderedDict[Ids, Any] = OrderedDict()
+
+    def __iter__(self) -> Iterator[Ids]:
+        return iter(self._kept)
+
+    def __contains__(self, ids: Ids) -> bool:
+        return ids in self._kept
+
+    def cropped(self, ids: Ids, end: int) -> Any:
+        """Keys and values of the first `end` tokens of a kept beginning."""
+        cache = copy.deepcopy(self._kept[ids])
+        cache.crop(end)
+        return cache
+
+    def update(self, used: Sequence[Ids], computed: Sequence[tuple[Ids, Any]]) -> None:
+        for ids in used:
+            self._kept.move_to_end(ids)
+        self._kept.update(computed)
+        while sum(map(len, self._kept)) > self._max_tokens:
+            self._kept.popitem(last=False)
 
 
 class Rounds:
@@ -58,30 +90,32 @@ class Rounds:
         self._threads = threads
         self._lanes = max(1, min(pace.lanes, threads))
         self._pool = ThreadPoolExecutor(self._lanes, thread_name_prefix="lane")
+        self.kept = Beginnings()
 
     def score(self, round_: Sequence[Encoded]) -> Iterator[list[tuple[int, Score]]]:
         """Scores with their indices in `round_`, as soon as each forward pass ends. Equal conversations cost one."""
-        same: dict[tuple[int, ...], list[int]] = {}
+        same: dict[Ids, list[int]] = {}
         for index, encoded in enumerate(round_):
             same.setdefault(encoded.ids, []).append(index)
-        rows = sorted(same)
-        root = self._plan(rows)
+        rows = sorted(same.keys() | set(self.kept))
+        root = self._plan(rows, same.keys())
         done: SimpleQueue[Scored | Exception] = SimpleQueue()
-        _Run(self, rows, done, 1 if len(rows) > 1 else self._lanes).start(root)
-        left = len(rows)
+        run = _Run(self, rows, same.keys(), done, 1 if len(same) > 1 else self._lanes)
+        run.start(root)
+        left = len(same)
         while left:
             part = done.get()
             if isinstance(part, Exception):
                 raise part
             left -= len(part)
             yield [(index, Score(value, round_[index].truncated)) for row, value in part for index in same[rows[row]]]
+        self.kept.update(run.used, run.computed)
 
-    def _plan(self, rows: list[tuple[int, ...]]) -> Node:
+    def _plan(self, rows: list[Ids], asked: KeysView[Ids]) -> Node:
         if self.pace.min_saved is None:
             return Node(0, 0, rows=list(range(len(rows))))
-        root = plan_shared(rows, [_scored_at(row, self._pad) for row in rows], self.pace.min_saved)
-        metrics.SHARED.inc(sum(map(len, rows)) - _planned(root, rows))
-        return root
+        limits = [_scored_at(row, self._pad) if row in asked else len(row) for row in rows]
+        return plan_shared(rows, limits, self.pace.min_saved)
 
     @torch.inference_mode()
     def extended(self, cache: Any, ids: Sequence[int], end: int) -> Any:
@@ -127,23 +161,40 @@ class _Run:
     """One round under way: each node and each batch is a task of a lane."""
 
     rounds: Rounds
-    rows: list[tuple[int, ...]]
+    rows: list[Ids]
+    """What is asked for, and what is kept of earlier rounds."""
+    asked: KeysView[Ids]
     done: SimpleQueue[Scored | Exception]
     lanes: int
     """Lanes that one task takes the threads of: 1, or all for a conversation that is alone."""
+    used: list[Ids] = field(default_factory=list)
+    computed: list[tuple[Ids, Any]] = field(default_factory=list)
 
     def start(self, node: Node, cache: Any = None) -> None:
-        self._submit(lambda: self._node(node, cache))
+        if any(self.rows[row] in self.asked for row in _below(node)):
+            self._submit(lambda: self._node(node, cache))
 
     def _node(self, node: Node, cache: Any) -> None:
         if node.end > node.start:
-            cache = self.rounds.extended(cache, _first(node, self.rows)[node.start : node.end], node.end)
+            cache = self._beginning(node, cache)
         for child in node.children:
             self.start(child, cache)
-        lengths = [len(self.rows[row]) - node.end for row in node.rows]
+        asked = [row for row in node.rows if self.rows[row] in self.asked]
+        metrics.SHARED.inc(node.end * len(asked))
+        lengths = [len(self.rows[row]) - node.end for row in asked]
         for batch in plan_padded(lengths, self.rounds.pace.batch_tokens, self.rounds.pace.max_waste):
-            taken = [node.rows[place] for place in batch]
+            taken = [asked[place] for place in batch]
             self._submit(lambda taken=taken: self._batch(taken, cache, node.end))
+
+    def _beginning(self, node: Node, cache: Any) -> Any:
+        below = [self.rows[row] for row in _below(node)]
+        for ids in below:
+            if ids in self.rounds.kept and ids not in self.asked:
+                self.used.append(ids)
+                return self.rounds.kept.cropped(ids, node.end)
+        cache = self.rounds.extended(cache, below[0][node.start : node.end], node.end)
+        self.computed.append((below[0][: node.end], cache))
+        return cache
 
     def _batch(self, taken: list[int], cache: Any, start: int) -> None:
         values = self.rounds.values([self.rows[row][start:] for row in taken], cache, start)
@@ -167,12 +218,5 @@ def _scored_at(row: Sequence[int], pad: int | None) -> int:
     return last
 
 
-def _first(node: Node, rows: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    while not node.rows:
-        node = node.children[0]
-    return rows[node.rows[0]]
-
-
-def _planned(node: Node, rows: Sequence[tuple[int, ...]]) -> int:
-    own = node.end - node.start + sum(len(rows[row]) - node.end for row in node.rows)
-    return own + sum(_planned(child, rows) for child in node.children)
+def _below(node: Node) -> list[int]:
+    return node.rows + [row for child in node.children for row in _below(child)]

@@ -31,4 +31,6 @@ ROUND_SECONDS = Histogram(
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
 )
 COMPUTED = Counter("reward_computed_tokens_total", "Tokens through the model, padding included", registry=REGISTRY)
-SHARED = Counter("reward_shared_tokens_total", "Tokens not computed: another conversation had them", registry=REGISTRY)
+SHARED = Counter(
+    "reward_shared_tokens_total", "Tokens of conversations that a shared beginning held", registry=REGISTRY
+)
