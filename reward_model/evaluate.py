@@ -69,14 +69,15 @@ def score_sides(scorer: Any, sides: Sequence[tuple[Preference, Sequence[Message]
 
 
 def share(wins: Sequence[float], prompts: Sequence[str]) -> dict[str, Any]:
-    """A mean of wins (1, 0, ties 0.5) with Wilson's interval over pairs and the bootstrap's over prompts."""
+    """A mean of wins (1, 0, ties 0.5) with Wilson's interval over pairs and the bootstrap's over prompts (None for a
+    single prompt, which tells nothing of others)."""
     from reward_model.stats import cluster_interval, wilson_interval
 
     return {
         "value": sum(wins) / len(wins),
         "ties": sum(win == 0.5 for win in wins),
         "interval": wilson_interval(sum(wins), len(wins)),
-        "prompt_interval": cluster_interval(wins, prompts),
+        "prompt_interval": cluster_interval(wins, prompts) if len(set(prompts)) > 1 else None,
     }
 
 
@@ -150,8 +151,9 @@ def adversarial(
 
 
 def percent(part: dict[str, Any]) -> tuple[str, str, str]:
-    (low, high), (low_p, high_p) = part["interval"], part["prompt_interval"]
-    return f"{part['value']:.1%}", f"{100 * low:.1f} to {high:.1%}", f"{100 * low_p:.1f} to {high_p:.1%}"
+    intervals = (part["interval"], part["prompt_interval"])
+    pairs, prompts = ("-" if found is None else f"{100 * found[0]:.1f} to {found[1]:.1%}" for found in intervals)
+    return f"{part['value']:.1%}", pairs, prompts
 
 
 def show(result: dict[str, Any]) -> None:
@@ -189,7 +191,10 @@ def show(result: dict[str, Any]) -> None:
         )
     console.print(table)
     print(f"margin {result['margin']['mean']:+.3f} +- {result['margin']['std']:.3f}   ECE {result['ece']:.3f}")
-    print(f"as a reward: center {result['center']:.4f}   scale {result['scale']:.4f}")
+    if result["scale"] > 0:
+        print(
+            f"as a reward: center {result['center']:.4f}   scale {result['scale']:.4f}, of {2 * result['pairs']} scores"
+        )
     if result["truncated"]:
         print(f"{result['truncated']} of {2 * result['pairs']} sides were cut to the model's limit")
 

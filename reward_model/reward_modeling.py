@@ -100,6 +100,7 @@ def train(data: Any, args: Any, model: Any) -> None:
         prompt_key,
         settings,
         split_by_prompt,
+        tokenizer_sha256,
         versions,
         write_record,
     )
@@ -143,6 +144,7 @@ def train(data: Any, args: Any, model: Any) -> None:
     record = {
         "base": {"path": str(base), "sha256": weights_sha256(base)},
         "dataset": {"path": str(dataset), "sha256": file_sha256(dataset), "held_out": data.eval_dataset_name} | counts,
+        "tokenizer_sha256": tokenizer_sha256(tokenizer),
         "max_length": args.max_length,
         "pad_token": tokenizer.pad_token,
         "processes": args.world_size,

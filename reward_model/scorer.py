@@ -49,7 +49,8 @@ def _for_template(message: Message) -> dict[str, Any]:
     for call in plain.get("tool_calls", ()):
         try:
             arguments = json.loads(call["function"]["arguments"])
-        except ValueError:
+            json.dumps(arguments, ensure_ascii=False).encode()  # fails on half a surrogate pair, which is no text
+        except (ValueError, RecursionError):
             continue
         if isinstance(arguments, dict):
             call["function"]["arguments"] = arguments
@@ -130,9 +131,14 @@ def _load_merged(path: Path, dtype: Any) -> Any:
 def _load_adapter(path: Path, dtype: Any) -> Any:
     from peft import PeftConfig, PeftModel
 
+    from reward_model.base_model import weights_sha256
+
     base = PeftConfig.from_pretrained(str(path)).base_model_name_or_path
     if not base or not Path(base).is_dir():
         raise ModelError(f"{path} is an adapter of {base}, which is not there; merge it where the base is")
+    trained_on = json.loads((path / RECORD).read_text())["base"]["sha256"] if (path / RECORD).is_file() else None
+    if trained_on and weights_sha256(Path(base)) != trained_on:
+        raise ModelError(f"{base} is not the base that {path} was trained on (sha256 in {RECORD}); put that one there")
     model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=dtype)
     return PeftModel.from_pretrained(model, str(path))
 

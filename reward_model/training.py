@@ -304,6 +304,11 @@ SETTINGS = (
     "weight_decay",
     "max_grad_norm",
     "optim",
+    "optim_args",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "lr_scheduler_kwargs",
     "num_train_epochs",
     "max_steps",
     "per_device_train_batch_size",
@@ -317,13 +322,19 @@ SETTINGS = (
     "disable_dropout",
     "held_out_fraction",
 )
-"""What the weights depend on beside data and base; a run goes on only where these are as they were."""
+"""What the weights depend on beside data, base and tokenizer; a run goes on only where these are as they were."""
 
 
 def settings(*arguments: Any) -> dict[str, Any]:
     """The settings above, as JSON has them."""
     found = {name: getattr(source, name) for source in arguments for name in SETTINGS if hasattr(source, name)}
     return json.loads(json.dumps(found, default=str))
+
+
+def tokenizer_sha256(tokenizer: Any) -> str:
+    """Of what turns a conversation into tokens: vocabulary, rules and chat template."""
+    read = f"{tokenizer.backend_tokenizer.to_str()}\0{tokenizer.chat_template}\0{tokenizer.pad_token}"
+    return hashlib.sha256(read.encode()).hexdigest()
 
 
 def versions() -> dict[str, str]:
@@ -392,7 +403,12 @@ def _step(checkpoint: Path) -> int:
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     flat = [
-        {"base": record["base"]["sha256"], "dataset": record["dataset"]["sha256"], "processes": record["processes"]}
+        {
+            "base": record["base"]["sha256"],
+            "tokenizer or chat template": record["tokenizer_sha256"],
+            "dataset": record["dataset"]["sha256"],
+            "processes": record["processes"],
+        }
         | record["settings"]
         for record in (before, now)
     ]

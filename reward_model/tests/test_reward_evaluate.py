@@ -3,7 +3,7 @@ import json
 import pytest
 
 from reward_model.adversarial import FLUENT
-from reward_model.evaluate import baselines, by_length, evaluate, main, score_sides
+from reward_model.evaluate import baselines, by_length, evaluate, main, percent, score_sides, share
 from reward_model.scorer import Scorer
 from reward_model.stats import wilson_interval
 from reward_model.tests.conftest import assistant, counting_pairs, user
@@ -48,6 +48,11 @@ def test_accuracy_counts_a_tie_half_and_draws_prompts_whole(result):
         "prompt_interval": (0.5, 0.75),
     }
     assert (result["pairs"], result["prompts"], result["truncated"]) == (4, 2, 1)
+
+
+def test_a_single_prompt_has_no_interval_over_prompts():
+    assert share([1.0, 0.5], ["a", "a"])["prompt_interval"] is None
+    assert percent(share([1.0], ["a"])) == ("100.0%", "20.7 to 100.0%", "-")  # Wilson, 1 of 1: 1 / (1 + 1.96^2)
 
 
 def test_margin_and_what_a_reward_needs(result):

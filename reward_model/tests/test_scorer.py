@@ -1,9 +1,11 @@
 import json
 import re
 import shutil
+from math import isfinite
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
 from reward_model.scorer import RECORD, ModelError, Scorer, encode_conversation
@@ -65,6 +67,25 @@ def test_arguments_reach_the_template_as_an_object_and_what_is_no_object_as_text
     finally:
         scorer.tokenizer.chat_template = kept
     assert scorer.tokenizer.decode(encoded.ids) == "False True True "
+
+
+@pytest.mark.parametrize(
+    "arguments", ["[" * 200_000, '{"a": "\\ud800"}'], ids=["nested_deeply", "half_a_surrogate_pair"]
+)
+def test_arguments_that_cannot_be_read_stay_text(scorer, arguments):
+    call = ToolCall(id="1", function=FunctionCall(name="f", arguments=arguments))
+    asked = [Message(role="user", content="q"), Message(role="assistant", tool_calls=(call,))]
+    assert isfinite(scorer.score([scorer.encode(asked)])[0].value)
+
+
+def test_an_adapter_is_not_put_on_another_base(adapter, base, tmp_path):
+    folder, other = shutil.copytree(adapter, tmp_path / "adapter"), shutil.copytree(base, tmp_path / "base")
+    weights = load_file(other / "model.safetensors")
+    save_file({name: weight + 0.1 for name, weight in weights.items()}, other / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": str(other)}))
+    with pytest.raises(ModelError, match=r"is not the base that .* was trained on"):
+        Scorer.load(folder, device="cpu")
 
 
 def test_the_limit_is_that_of_training_as_far_as_the_model_has_positions(adapter, tmp_path):

@@ -155,7 +155,13 @@ def test_a_sink_that_is_not_installed_is_left_out_aloud(caplog):
 
 # Going on -------------------------------------------------------------------------------------------------------------
 
-RUN = {"base": {"sha256": "b"}, "dataset": {"sha256": "d"}, "processes": 1, "settings": {"seed": 0, "lora_r": 16}}
+RUN = {
+    "base": {"sha256": "b"},
+    "tokenizer_sha256": "t",
+    "dataset": {"sha256": "d"},
+    "processes": 1,
+    "settings": {"seed": 0, "lora_r": 16},
+}
 
 
 def arguments(output, resume="auto"):
@@ -206,8 +212,11 @@ def test_the_newest_whole_checkpoint_is_gone_on_from(tmp_path, steps, newest, sa
 
 def test_a_checkpoint_of_another_run_is_refused_with_what_changed(tmp_path):
     checkpoints(tmp_path, checkpoint_2="whole")
-    now = RUN | {"dataset": {"sha256": "e"}, "settings": {"seed": 0, "lora_r": 8}}
-    words = r"is of another run \(dataset: was d, is e; lora_r: was 16, is 8\); name another --output_dir"
+    now = RUN | {"tokenizer_sha256": "u", "dataset": {"sha256": "e"}, "settings": {"seed": 0, "lora_r": 8}}
+    words = (
+        r"is of another run \(tokenizer or chat template: was t, is u; dataset: was d, is e; lora_r: was 16, is 8\); "
+        "name another --output_dir"
+    )
     with pytest.raises(TrainingError, match=words):
         checkpoint_to_resume(arguments(tmp_path), now)
 
