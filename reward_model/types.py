@@ -30,7 +30,7 @@ class Message(Record):
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
-    tool_calls: tuple[ToolCall, ...] = Field(default=(), strict=False)
+    tool_calls: tuple[ToolCall, ...] = Field(default=(), strict=False, fail_fast=True)
     """Of an assistant; JSON's lists are taken."""
     tool_call_id: str | None = None
     """Of a tool's message: the call that it answers."""

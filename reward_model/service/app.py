@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = "1"
+LARGE_BODY = 1 << 16
+"""From so many bytes on a body is read in a thread; the probes are answered meanwhile."""
 
 
 class Service:
@@ -96,7 +98,8 @@ def _later(reason: str, message: str) -> HTTPException:
 class _StrictRequest(Request):
     async def json(self) -> Any:
         try:
-            return read_json(await self.body())
+            body = await self.body()
+            return read_json(body) if len(body) < LARGE_BODY else await asyncio.to_thread(read_json, body)
         except StrictJsonError as error:
             raise HTTPException(422, [{"field": error.field or "body", "message": str(error)}]) from None
 
@@ -268,7 +271,7 @@ def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) 
 async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     metrics.REJECTED.labels("invalid").inc()
-    faults = faults_of([{**each, "loc": each["loc"][1:]} for each in error.errors()])
+    faults = faults_of([{**each, "loc": each["loc"][1:]} for each in error.errors()[:10]])
     return _json({"detail": faults}, 422)
 
 

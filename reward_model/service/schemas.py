@@ -1,6 +1,6 @@
 """What the service is asked and answers. A request's form is told by its keys, so an error names one field of one form.
 
-Tags of unions begin with `#`; `fault_of` leaves them out of the field's name.
+Tags of unions begin with `#`; `faults_of` leaves them out of the field's name.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from pydantic import (
     model_validator,
 )
 
-from reward_model.service.strict_json import read_json
+from reward_model.service.strict_json import read_json, shown
 from reward_model.types import Message, Preference
 
 MAX_ITEMS = 128
 """Conversations of one request."""
 MAX_MESSAGES = 512
+MAX_IDS = 1 << 17
+"""Token ids of one conversation, before it is cut."""
 
 
 class UnreadableError(ValueError):
@@ -59,8 +61,6 @@ def _schemas(tools: Any) -> Any:
 
 
 def _assistant_said_something(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    if not 0 < len(messages) <= MAX_MESSAGES:
-        raise ValueError(f"{len(messages)} messages; expected 1 to {MAX_MESSAGES}")
     last = messages[-1]
     if last.role != "assistant":
         raise ValueError(f"the last message is a {last.role}'s; what is scored is what the assistant says last")
@@ -71,8 +71,10 @@ def _assistant_said_something(messages: tuple[Message, ...]) -> tuple[Message, .
 
 Text = Annotated[str, AfterValidator(_not_blank)]
 Tools = Annotated[str | None, BeforeValidator(_schemas)]
-Messages = Annotated[tuple[Message, ...], Field(strict=False), AfterValidator(_assistant_said_something)]
-Many = Field(min_length=1, max_length=MAX_ITEMS)
+# Lists end at their first error: each one is expanded before ten are told, and a body has room for 100,000.
+Turns = Annotated[tuple[Message, ...], Field(strict=False, min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+Messages = Annotated[Turns, AfterValidator(_assistant_said_something)]
+Many = Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)
 
 
 class TextItem(Form):
@@ -94,6 +96,9 @@ class TextPair(Form):
 class ChatPair(Preference):
     """A row of TRL's conversational preference form; `metadata` is ignored."""
 
+    prompt: Turns
+    chosen: Turns
+    rejected: Turns
     tools: Tools = None
 
     @model_validator(mode="after")
@@ -148,7 +153,7 @@ class VllmPairs(VllmOptions):
         return self
 
 
-TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=MAX_IDS, fail_fast=True)]
 
 
 class VllmInput(VllmOptions):
@@ -225,7 +230,7 @@ ScoreBody = Annotated[
 PairBody = Annotated[
     Annotated[TextPair, Tag("#text")]
     | Annotated[ChatPair, Tag("#chat")]
-    | Annotated[list[Pair], Field(min_length=1, max_length=MAX_ITEMS // 2), Tag("#list")],
+    | Annotated[list[Pair], Field(min_length=1, max_length=MAX_ITEMS // 2, fail_fast=True), Tag("#list")],
     Discriminator(_pair_form),
 ]
 ClassifyBody = Annotated[
@@ -281,7 +286,7 @@ def faults_of(errors: list[Any]) -> list[dict[str, str]]:
     """Pydantic's errors as field and message, without the input they echo; ten at most."""
     return [
         {
-            "field": ".".join(str(part)[:64] for part in error["loc"] if not str(part).startswith("#")) or "body",
+            "field": shown([part for part in error["loc"] if not str(part).startswith("#")]) or "body",
             "message": error["msg"].removeprefix("Value error, ")[:300],
         }
         for error in errors[:10]

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Sequence
 from typing import Any
 
 MAX_DEPTH = 64
+MAX_KEYS = 1000
+"""Of one object: each unknown one is an error that takes time to make."""
+_NAME = re.compile(r"[A-Za-z0-9_.]{1,64}")
 
 
 class StrictJsonError(ValueError):
@@ -21,7 +26,7 @@ def read_json(text: bytes | str) -> Any:
     """The value of a JSON text.
 
     Raises:
-        StrictJsonError: no UTF-8, no JSON, nested too deeply, a key said twice, or a number that is not finite.
+        StrictJsonError: no UTF-8, no JSON, nested too deeply, too many keys or one of them twice, a number not finite.
     """
     try:
         text = text.decode("utf-8") if isinstance(text, bytes) else text
@@ -55,11 +60,13 @@ def _finite(digits: str) -> Any:
 
 
 def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for number, key in enumerate(keys) if key in keys[:number])
-        raise StrictJsonError(twice[:64], "this key is there twice")
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise StrictJsonError(shown([key]), "this key is there twice")
+        found[key] = value
+    if len(found) > MAX_KEYS:
+        raise StrictJsonError("", f"an object of {len(found)} keys; expected {MAX_KEYS} at most")
     return found
 
 
@@ -68,11 +75,11 @@ def _check(value: Any, *, surrogates: bool) -> None:
     while waiting:
         path, value = waiting.pop()
         if value is _NotFinite:
-            raise StrictJsonError(_field(path), "NaN and Infinity are no JSON; expected a finite value")
+            raise StrictJsonError(shown(path), "NaN and Infinity are no JSON; expected a finite value")
         if len(path) > MAX_DEPTH:
-            raise StrictJsonError(_field(path[:8]), f"nested deeper than {MAX_DEPTH}")
+            raise StrictJsonError(shown(path[:8]), f"nested deeper than {MAX_DEPTH}")
         if surrogates and isinstance(value, str) and not _is_text(value):
-            raise StrictJsonError(_field(path), "half a surrogate pair is no text; expected both halves")
+            raise StrictJsonError(shown(path), "half a surrogate pair is no text; expected both halves")
         inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
         waiting += [
             ((*path, name), below)
@@ -89,5 +96,6 @@ def _is_text(value: str) -> bool:
     return True
 
 
-def _field(path: tuple[str | int, ...]) -> str:
-    return ".".join(str(part)[:64] for part in path)
+def shown(path: Sequence[str | int]) -> str:
+    """A field's name as an error says it; `?` for what is no plain name, which may hold what nobody is to read."""
+    return ".".join(str(part) if _NAME.fullmatch(str(part)) else "?" for part in path)

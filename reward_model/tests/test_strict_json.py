@@ -1,5 +1,8 @@
 """JSON that Python lets pass and the standard does not is refused, and the field is named."""
 
+import json
+import time
+
 import pytest
 
 from reward_model.service.strict_json import StrictJsonError, read_json
@@ -24,6 +27,7 @@ def test_both_halves_of_a_surrogate_pair_are_a_character():
         pytest.param('{"a": ' + "[" * 100 + "]" * 100 + "}", "a.0.0.0.0.0.0.0", "nested", id="deep"),
         pytest.param("[" * 100_000, "", "nested", id="so_deep_that_the_parser_gives_up"),
         pytest.param("1" * 5000, "", "digits", id="a_number_of_5000_digits"),
+        pytest.param('{"a b": NaN}', "?", "NaN", id="a_name_that_may_be_a_text"),
         pytest.param(b'{"a": "\xff"}', "", "byte 7 is no UTF-8", id="no_utf8"),
         pytest.param("", "", "no JSON at character 0", id="empty"),
         pytest.param('{"a": 1} x', "", "no JSON at character 9", id="more_behind"),
@@ -33,3 +37,18 @@ def test_what_is_no_json_is_refused_by_field(text, field, message):
     with pytest.raises(StrictJsonError, match=message) as caught:
         read_json(text)
     assert caught.value.field == field
+
+
+def test_a_key_said_twice_among_100_000_is_found_in_one_pass():
+    keys = [f'"{number}": 0' for number in range(100_000)]
+    began = time.monotonic()
+    with pytest.raises(StrictJsonError, match="twice") as caught:
+        read_json("{" + ",".join([*keys, '"99999": 1']) + "}")
+    assert caught.value.field == "99999"
+    assert time.monotonic() - began < 2
+
+
+def test_an_object_has_a_thousand_keys_at_most():
+    assert len(read_json(json.dumps(dict.fromkeys(map(str, range(1000)), 0)))) == 1000
+    with pytest.raises(StrictJsonError, match="an object of 1001 keys"):
+        read_json(json.dumps(dict.fromkeys(map(str, range(1001)), 0)))

@@ -98,6 +98,8 @@ MALFORMED = (
     b'{"messages": [{"role": "god", "content": "a"}]}',
     b'{"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}',
     json.dumps([{"prompt": "a", "response": "b"}] * 200).encode(),
+    json.dumps({"messages": [{}] * 25_000}).encode(),
+    json.dumps({"text_1": "a", "text_2": [1] * 33_000}).encode(),
 )
 
 

@@ -50,11 +50,11 @@ async def test_clients_count_every_answer_and_send_each_malformed_body_once(tmp_
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     (tmp_path / "bodies").write_text("fine\n")
     port = server.sockets[0].getsockname()[1]
-    job = {"port": port, "bodies": str(tmp_path / "bodies"), "clients": 2, "malformed": 24, "probe": ["/livez"]}
+    job = {"port": port, "bodies": str(tmp_path / "bodies"), "clients": 2, "malformed": 28, "probe": ["/livez"]}
     found = await reward_load.run({**job, "seconds": 0.4})
     server.close()
-    assert found["refused"]["statuses"] == {"422": 24}
-    # 24 bodies of 12 kinds; probes have empty bodies too
+    assert found["refused"]["statuses"] == {"422": 28}
+    # 28 bodies of 14 kinds; probes have empty bodies too
     assert {body: seen.count(body) for body in reward_load.MALFORMED if body} == dict.fromkeys(
         filter(None, reward_load.MALFORMED), 2
     )
