@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-
-from jinja2 import TemplateError
+from typing import TypeVar
 
 from reward_model.scorer import Scorer, encode_conversation
 from reward_model.service.schemas import (
@@ -21,25 +20,30 @@ from reward_model.service.schemas import (
 )
 from reward_model.types import Encoded, Message
 
+T = TypeVar("T")
+
 
 def item(scorer: Scorer, said: TextItem | ChatItem) -> Encoded:
     if isinstance(said, TextItem):
-        return _chat(scorer, _exchange(said.prompt, said.response), None)
-    return _chat(scorer, said.messages, said.tools)
+        return _chat(scorer, "prompt", _exchange(said.prompt, said.response), None)
+    return _chat(scorer, "messages", said.messages, said.tools)
 
 
 def pair(scorer: Scorer, said: TextPair | ChatPair) -> list[Encoded]:
     """Chosen, rejected."""
     if isinstance(said, TextPair):
-        return [_chat(scorer, _exchange(said.prompt, side), None) for side in (said.chosen, said.rejected)]
-    return [_chat(scorer, (*said.prompt, *side), said.tools) for side in (said.chosen, said.rejected)]
+        return [_chat(scorer, "prompt", _exchange(said.prompt, side), None) for side in (said.chosen, said.rejected)]
+    return [_chat(scorer, "prompt", (*said.prompt, *side), said.tools) for side in (said.chosen, said.rejected)]
 
 
 def vllm_chat(scorer: Scorer, said: VllmChat) -> list[Encoded]:
     tools = said.chat_template_kwargs.tools
     if said.truncate_prompt_tokens is None:
-        return [_chat(scorer, said.messages, tools)]
-    whole = _refused(lambda: encode_conversation(scorer.tokenizer, said.messages, tools=tools, max_length=sys.maxsize))
+        return [_chat(scorer, "messages", said.messages, tools)]
+    whole = _refused(
+        "messages",
+        lambda: encode_conversation(scorer.tokenizer, said.messages, tools=tools, max_length=sys.maxsize),
+    )
     return [cut(whole.ids, scorer, said)]
 
 
@@ -58,7 +62,8 @@ def vllm_pairs(scorer: Scorer, said: VllmPairs) -> list[Encoded]:
 
 
 def _pair(scorer: Scorer, first: str, second: str, options: VllmOptions) -> Encoded:
-    encoded = cut(tuple(scorer.tokenizer(text=first, text_pair=second)["input_ids"]), scorer, options)
+    ids = _refused("text_2", lambda: tuple(scorer.tokenizer(text=first, text_pair=second)["input_ids"]))
+    encoded = cut(ids, scorer, options)
     if not encoded.truncated or options.truncate_prompt_tokens is None or options.truncation_side is not None:
         return encoded
     # Asked to cut but not where, vLLM leaves it to the tokenizer, which shortens the longer text.
@@ -84,7 +89,7 @@ def cut(ids: tuple[int, ...], scorer: Scorer, options: VllmOptions) -> Encoded:
 
 def _ids(scorer: Scorer, given: object, special: bool) -> tuple[int, ...]:
     if isinstance(given, str):
-        return tuple(scorer.tokenizer(given, add_special_tokens=special)["input_ids"])
+        return _refused("input", lambda: tuple(scorer.tokenizer(given, add_special_tokens=special)["input_ids"]))
     ids = tuple(given)  # type: ignore[arg-type]
     known = scorer.model.config.get_text_config().vocab_size
     if max(ids) >= known:
@@ -96,12 +101,20 @@ def _exchange(prompt: str, response: str) -> tuple[Message, ...]:
     return (Message(role="user", content=prompt), Message(role="assistant", content=response))
 
 
-def _chat(scorer: Scorer, messages: tuple[Message, ...], tools: str | None) -> Encoded:
-    return _refused(lambda: scorer.encode(messages, tools))
+def _chat(scorer: Scorer, field: str, messages: tuple[Message, ...], tools: str | None) -> Encoded:
+    return _refused(field, lambda: scorer.encode(messages, tools))
 
 
-def _refused(encode: Callable[[], Encoded]) -> Encoded:
+def _refused(field: str, encode: Callable[[], T]) -> T:
+    """What `encode` returns. Templates raise anything, with parts of the texts in the message: its type is said only.
+
+    Raises:
+        UnreadableError: it failed.
+    """
     try:
         return encode()
-    except (TemplateError, TypeError) as error:
-        raise UnreadableError("messages", f"the model's chat template refuses them: {error}") from None
+    except UnreadableError:
+        raise
+    except Exception as error:
+        kind = type(error).__name__
+        raise UnreadableError(field, f"the model's tokenizer or chat template cannot take this ({kind})") from None

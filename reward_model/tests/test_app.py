@@ -1,6 +1,8 @@
 """What a request is told while the model loads, and when its time is over."""
 
 import asyncio
+import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,6 +39,40 @@ async def test_while_the_model_loads_scores_are_a_503_with_retry_after():
         assert (health["status"], health["commit"], health["max_length"]) == ("loading", "abc", None)
 
 
+LARGE = [
+    ("/score", {"messages": [{}] * 100_000}, "messages.0.role"),
+    ("/score", {"messages": [{"role": "assistant", "tool_calls": [{}] * 100_000}]}, "messages.0.tool_calls.0.function"),
+    ("/score", [{}] * 100_000, "0.prompt"),
+    ("/score", {"text_1": "a", "text_2": [5] * 100_000}, "text_2.0"),
+    ("/score-pair", {"prompt": [{}] * 100_000}, "prompt.0.role"),
+    ("/classify", {"input": [1, *["a"] * 100_000]}, "input.1"),
+    ("/classify", {"input": [[1, *["a"] * 100_000]]}, "input.0.1"),
+    ("/classify", {"input": [1] * 200_000}, "input"),
+    ("/score", dict.fromkeys(map(str, range(50_000)), 0), "body"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "field"), LARGE)
+async def test_a_large_body_of_nothing_but_errors_is_refused_at_its_first(path, body, field):
+    """Each error of 100,000 would be made and written out before ten are told: seconds without any other answer."""
+    transport = httpx.ASGITransport(make_app(service()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+        sent, began = json.dumps(body).encode(), time.monotonic()
+        answer = await http.post(path, content=sent, headers={"Content-Type": "application/json"})
+        took = time.monotonic() - began
+    assert (answer.status_code, answer.json()["detail"][0]["field"]) == (422, field)
+    assert len(answer.json()["detail"]) <= 4
+    assert took < 2  # 0.4 beside other work
+
+
+async def test_a_refusal_names_no_field_that_may_be_a_text():
+    transport = httpx.ASGITransport(make_app(service()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+        answer = await http.post("/score", json={"prompt": "a", "response": "b", "my password is 1234": 1, "more": 1})
+    assert [fault["field"] for fault in answer.json()["detail"]] == ["?", "more"]
+    assert "1234" not in answer.text
+
+
 async def test_past_its_deadline_a_request_is_a_503_and_gives_its_place_back():
     waiting, batcher = service(), Batcher(Stuck(), max_queue=1)
     waiting.ready(SimpleNamespace(), batcher)
@@ -48,3 +84,27 @@ async def test_past_its_deadline_a_request_is_a_503_and_gives_its_place_back():
     assert batcher._places == 0
     Stuck.ended = True
     batcher.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/score", {"messages": [{"role": "assistant", "content": "a"}]}, "messages"),
+        ("/score", {"prompt": "a", "response": "b"}, "prompt"),
+        ("/score-pair", {"prompt": "a", "chosen": "b", "rejected": "c"}, "prompt"),
+        ("/classify", {"input": "a"}, "input"),
+        ("/score", {"text_1": "a", "text_2": "b"}, "text_2"),
+    ],
+)
+async def test_whatever_a_template_or_tokenizer_raises_is_a_422_without_its_text(path, body, field):
+    def fails(*given, **more):
+        raise RecursionError("kanarienvogel")
+
+    scorer = SimpleNamespace(encode=fails, tokenizer=fails, model=SimpleNamespace(config=None), max_length=5)
+    ready, batcher = service(deadline_s=5), Batcher(Stuck(), max_queue=128)
+    ready.ready(scorer, batcher)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(make_app(ready)), base_url="http://x") as http:
+        answer = await http.post(path, json=body)
+    batcher.close()
+    assert (answer.status_code, answer.json()["detail"][0]["field"]) == (422, field)
+    assert "(RecursionError)" in answer.text and "kanarienvogel" not in answer.text

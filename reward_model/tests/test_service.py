@@ -250,6 +250,15 @@ def test_what_is_no_json_is_a_422_too(http, body, field):
     assert (answer.status_code, answer.json()["detail"][0]["field"]) == (422, field)
 
 
+@pytest.mark.parametrize("arguments", ["[" * 100_000, '{"a":' * 50_000, '{"a": ' + "9" * 5000 + "}", "", "no json"])
+def test_arguments_that_cannot_be_read_are_never_a_500(http, arguments):
+    call = {"id": "1", "type": "function", "function": {"name": "run", "arguments": arguments}}
+    for more in ({}, {"truncate_prompt_tokens": -1}):
+        body = {"messages": [user(PROMPT), assistant("", tool_calls=[call])], **more}
+        answer = http.post("/classify", json=body)
+        assert answer.status_code in (200, 422), answer.text
+
+
 def test_random_bodies_are_never_a_500(http):
     rng = random.Random(1)
     whole = json.dumps({"messages": [user(PROMPT), assistant(GOOD)], "tools": TOOLS}).encode()
@@ -312,6 +321,7 @@ def test_no_text_is_logged(http, server):
         ("/score", {"prompt": text, "response": text}),
         ("/score", {"prompt": text, "response": 5}),
         ("/score", {"prompt": text, CANARY: text}),
+        ("/score", {"prompt": text, f"{CANARY} said": text}),
         ("/score", {"messages": [user(text), {"role": CANARY, "content": text}]}),
         ("/score", [{"prompt": text * 900, "response": text}]),
         ("/score-pair", {"prompt": text, "chosen": text, "rejected": text}),
@@ -333,6 +343,7 @@ def test_no_text_is_logged(http, server):
 
 def test_a_refusal_does_not_say_back_what_was_sent(http):
     assert CANARY not in http.post("/score", json={"prompt": PROMPT, "response": [CANARY]}).text
+    assert CANARY not in http.post("/score", json={"prompt": PROMPT, "response": GOOD, f"{CANARY} said": 1}).text
 
 
 def test_a_health_check_is_quick_while_long_texts_are_tokenised_and_scored(http):
