@@ -200,22 +200,24 @@ def show(result: dict[str, Any]) -> None:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Three panels: the model beside the rules, calibration, accuracy over length difference."""
+    """Four panels: the model beside the rules, bad answers, calibration, accuracy over length difference."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4), width_ratios=[1.25, 1, 1], layout="constrained")
+    figure, ((left, bad), (middle, right)) = plt.subplots(2, 2, figsize=(11, 7), layout="constrained")
     rules = sorted(result["baselines"].items(), key=lambda item: item[1]["value"])
     bars = [(name, part) for name, part in rules if part["value"] >= 0.5] + [("reward model", result["accuracy"])]
-    for y, (name, part) in enumerate(bars):
-        left.barh(y, part["value"], color="tab:blue" if name == "reward model" else "0.75")
-        low, high = part["interval"]
-        left.plot([low, high], [y, y], color="black", linewidth=1.5)
-    left.set_yticks(range(len(bars)), [name for name, _ in bars])
-    left.axvline(0.5, color="0.4", linestyle=":", linewidth=1)
+    for axes, parts in ((left, bars), (bad, list(result["adversarial"].items())[::-1])):
+        for y, (name, part) in enumerate(parts):
+            axes.barh(y, part["value"], color="tab:blue" if name == "reward model" else "0.75")
+            low, high = part["interval"]
+            axes.plot([low, high], [y, y], color="black", linewidth=1.5)
+        axes.set_yticks(range(len(parts)), [name for name, _ in parts])
+        axes.axvline(0.5, color="0.4", linestyle=":", linewidth=1)
     left.set(xlim=(0, 1), xlabel="pair accuracy, 95 % interval", title=f"{result['pairs']} held-out pairs")
+    bad.set(xlim=(0, 1), xlabel="beats the chosen answer, 95 % interval", title="bad answers")
 
     middle.plot([0.5, 1], [0.5, 1], color="0.4", linestyle=":", linewidth=1)
     found = result["calibration"]
@@ -234,7 +236,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
         range(len(result["length"])), [f"{part['low']:+d}\nto {part['high']:+d}" for part in result["length"]]
     )
     right.set(ylim=(0, 1.05), xlabel="tokens, chosen minus rejected", ylabel="accuracy", title="length")
-    for axes in (left, middle, right):
+    for axes in (left, bad, middle, right):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)
     plt.close(figure)
