@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from reward_model.preferences import PreferenceFileError, read_preferences
-from reward_model.service.access import TOKEN_VARIABLE, is_loopback
+from reward_model.service.access import TOKEN_VARIABLE, is_loopback, positive
 from reward_model.types import Message, Preference, Score
 
 OPEN_AFTER = 5
@@ -59,15 +59,21 @@ class RewardClient:
         Raises:
             ValueError: `base_url` is no http(s) URL, or a number is out of range.
         """
-        parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if "@" in base_url:  # not said back: it may be a password
+            raise ValueError("base_url holds a user name; expected http://host:port, and the token apart from it")
+        try:
+            parts = urlsplit(base_url)
+            host, _ = parts.hostname, parts.port
+        except ValueError as error:
+            raise ValueError(f"base_url {base_url!r}: {error}; expected http://host:port") from None
+        if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
             raise ValueError(f"base_url {base_url!r}: expected http://host:port")
         if not 0 < timeout_s < math.inf or max_attempts < 1:
             raise ValueError(f"timeout_s {timeout_s} and max_attempts {max_attempts} have to be above 0")
         self.base_url = base_url.rstrip("/")
         self.timeout_s, self.max_attempts = timeout_s, max_attempts
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._proxies = not is_loopback(parts.hostname)
+        self._proxies = not is_loopback(host)
         self._session: aiohttp.ClientSession | None = None
         self._failed_first: float | None = None
         self._asking = 0
@@ -226,7 +232,7 @@ def _read(said: str) -> Score:
         (item,) = json.loads(said)["data"]
         (value,) = item["probs"]
         return Score(float(value), truncated=bool(item.get("truncated", False)))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _AgainError(f"an answer that is no single score ({error}): {said[:200]}", None) from None
 
 
@@ -259,11 +265,15 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--chosen", help="with --rejected: the answer that should score higher")
     parser.add_argument("--rejected", help="the other answer")
     parser.add_argument("--file", type=Path, help="a converted file of preferences; ends with the share it gets right")
-    parser.add_argument("--timeout_s", type=float, default=30.0, help="deadline of one score, default %(default)s")
+    parser.add_argument("--timeout_s", type=positive, default=30.0, help="deadline of one score, default %(default)s")
     args = parser.parse_args(arguments)
     given = {name for name in ("prompt", "response", "chosen", "rejected", "file") if getattr(args, name) is not None}
     if given not in ({"prompt", "response"}, {"prompt", "chosen", "rejected"}, {"file"}):
         parser.error("give --prompt and --response, or --prompt, --chosen and --rejected, or --file")
+    try:
+        RewardClient(args.url)
+    except ValueError as error:
+        parser.error(f"--url: {error}")
     return args
 
 

@@ -18,12 +18,13 @@ import logging
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reward_model.service.access import TOKEN_VARIABLE, read_token
+from reward_model.service.access import TOKEN_VARIABLE, positive, read_token
 from reward_model.service.batching import Batcher
+from reward_model.service.schemas import MAX_ITEMS
 
 if TYPE_CHECKING:
     from reward_model.scorer import Scorer
@@ -58,15 +59,37 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--model_path", type=Path, required=True, help="a merged model, or an adapter beside its base")
     parser.add_argument("--host", default="127.0.0.1", help=f"default %(default)s; any other needs {TOKEN_VARIABLE}")
-    parser.add_argument("--port", type=int, default=8008, help="default %(default)s; 0: a free one, named in the log")
+    parser.add_argument(
+        "--port", type=port_number, default=8008, help="default %(default)s; 0: a free one, named in the log"
+    )
     parser.add_argument("--token_file", type=Path, help=f"what clients send as bearer token; or set {TOKEN_VARIABLE}")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default auto: a GPU if any")
     parser.add_argument(
-        "--threads", type=int, default=os.cpu_count(), help="of the model, default one a core: %(default)s"
+        "--threads", type=_at_least(1), default=os.cpu_count(), help="of the model, default one a core: %(default)s"
     )
-    parser.add_argument("--max_queue", type=int, default=512, help="conversations waiting at most, default %(default)s")
-    parser.add_argument("--timeout_s", type=float, default=30.0, help="deadline of a request, default %(default)s")
+    parser.add_argument(
+        "--max_queue",
+        type=_at_least(MAX_ITEMS),
+        default=512,
+        help=f"conversations waiting at most, default %(default)s, no fewer than a request may hold: {MAX_ITEMS}",
+    )
+    parser.add_argument("--timeout_s", type=positive, default=30.0, help="deadline of a request, default %(default)s")
     return parser
+
+
+def port_number(text: str) -> int:
+    if not 0 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text}: expected 0 to 65535")
+    return int(text)
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def whole_number(text: str) -> int:
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text}: expected {least} or more")
+        return int(text)
+
+    return whole_number
 
 
 def check_model(path: Path) -> None:
@@ -108,6 +131,11 @@ def serve(args: argparse.Namespace, token: str | None) -> int:
         limit_concurrency=MAX_CONNECTIONS,
         timeout_graceful_shutdown=5,
     )
+    try:
+        listening = config.bind_socket()
+    except SystemExit:  # after a line in the log that names the reason, not the address
+        log.error("cannot listen on %s:%d; end what listens there, or give another --port", args.host, args.port)
+        return 1
     server = Server(config)
 
     async def run() -> int:
@@ -115,7 +143,7 @@ def serve(args: argparse.Namespace, token: str | None) -> int:
         ending = asyncio.Event()
         for sign in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sign, ending.set)
-        serving = asyncio.create_task(server.serve())
+        serving = asyncio.create_task(server.serve([listening]))
         loading = load_beside(service, args, ending)
         waiting = asyncio.create_task(ending.wait())
         await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
@@ -154,6 +182,8 @@ def load_beside(service: "Service", args: argparse.Namespace, ending: asyncio.Ev
             loop.call_soon_threadsafe(give_up)
 
     def begin(scorer: "Scorer", rounds: "Rounds") -> None:
+        if ending.is_set():
+            return
         service.ready(scorer, Batcher(rounds, max_queue=args.max_queue))
         loaded.set_result(True)
         log.info("ready: %s, %d tokens a conversation at most", service.model_path.name, scorer.max_length)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import ipaddress
+import math
 import os
 from pathlib import Path
 
@@ -29,6 +31,13 @@ def read_token(host: str, token_file: Path | None) -> str | None:
             "--token_file; 127.0.0.1 needs none"
         )
     return token or None
+
+
+def positive(text: str) -> float:
+    """A number of seconds as a flag gives it."""
+    if not 0 < float(text) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: expected a number above 0")
+    return float(text)
 
 
 def is_loopback(host: str) -> bool:

@@ -1,5 +1,6 @@
 """Other machines need a token, and the command says so before it loads anything."""
 
+import socket
 import subprocess
 import sys
 import time
@@ -64,6 +65,10 @@ def test_a_token_that_no_header_takes_is_refused(monkeypatch):
         (["--model_path", ".", "--host", "0.0.0.0"], "needs a token"),
         (["--model_path", "nowhere"], "no config.json or adapter_config.json there"),
         (["--model_path", ".", "--token_file", "nowhere"], "no such file"),
+        (["--model_path", ".", "--port", "65536"], "65536: expected 0 to 65535"),
+        (["--model_path", ".", "--threads", "0"], "0: expected 1 or more"),
+        (["--model_path", ".", "--max_queue", "127"], "127: expected 128 or more"),
+        (["--model_path", ".", "--timeout_s", "inf"], "inf: expected a number above 0"),
     ],
 )
 def test_the_command_refuses_before_it_imports_torch(arguments, said, monkeypatch):
@@ -72,3 +77,13 @@ def test_the_command_refuses_before_it_imports_torch(arguments, said, monkeypatc
     done = subprocess.run([*COMMAND, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and said in done.stderr
     assert time.monotonic() - began < 5
+
+
+def test_a_port_in_use_is_told_before_the_model_is_read(tmp_path):
+    (tmp_path / "config.json").write_text("no model")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        flags = ["--model_path", str(tmp_path), "--port", str(taken.getsockname()[1])]
+        done = subprocess.run([*COMMAND, *flags], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{flags[-1]}" in done.stderr
+    assert "Traceback" not in done.stderr and "model cannot be used" not in done.stderr

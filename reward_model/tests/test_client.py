@@ -108,7 +108,8 @@ async def test_a_service_that_recovers_is_asked_again(serve, status):
 
 
 @pytest.mark.parametrize(
-    "garbage", ["", "{}", '{"data": []}', '{"data": [{"probs": [NaN]}]}', '{"data": [{"probs": [1, 2]}]}', "[1]"]
+    "garbage",
+    ["", "{}", '{"data": []}', '{"data": [{"probs": [NaN]}]}', '{"data": [{"probs": [1, 2]}]}', "[1]", "[" * 10**5],
 )
 async def test_an_answer_that_is_no_score_is_never_taken_for_one(serve, garbage):
     service = await serve(refused(200, garbage), scored(3.0))
@@ -247,7 +248,9 @@ async def test_a_proxy_of_the_environment_is_not_asked_about_this_machine(serve,
         assert await client.score(ASKED) == Score(3.0)
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8008", "ftp://x", "http://", ""])
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8008", "ftp://x", "http://", "", "http://x:99999", "http://x:a", "http://[", "http://x?a"]
+)
 def test_what_is_no_url_is_refused(url):
     with pytest.raises(ValueError, match="expected http://host:port"):
         RewardClient(url)
@@ -258,3 +261,21 @@ def test_the_command_says_what_it_needs(arguments, capsys):
     with pytest.raises(SystemExit):
         parse_args(arguments)
     assert "--prompt, --chosen and --rejected" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--url", "127.0.0.1:8008"], "expected http://host:port"),
+        (["--url", "http://x:99999"], "expected http://host:port"),
+        (["--url", "http://me:kanarienvogel@x"], "holds a user name"),
+        (["--timeout_s", "0"], "expected a number above 0"),
+        (["--timeout_s", "nan"], "expected a number above 0"),
+        (["--timeout_s", "x"], "invalid positive value"),
+    ],
+)
+def test_the_command_refuses_flags_in_words(flags, words, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse_args(["--prompt", "a", "--response", "b", *flags])
+    said = capsys.readouterr().err
+    assert caught.value.code == 2 and words in said and "kanarienvogel" not in said

@@ -392,25 +392,25 @@ def shape(value):
 
 
 def test_told_to_end_it_answers_what_it_accepted_and_exits_with_0(model, tmp_path):
-    with running(model, tmp_path / "log", "--max_queue", "64") as server:
-        items = [{"prompt": f"{number} " + "word " * 800, "response": GOOD} for number in range(64)]
+    with running(model, tmp_path / "log", "--max_queue", "128") as server:
+        items = [{"prompt": f"{number} " + "word " * 800, "response": GOOD} for number in range(128)]
         with httpx.Client(base_url=server.url, trust_env=False, timeout=60) as http:
             found: list[httpx.Response] = []
             asking = threading.Thread(target=lambda: found.append(http.post("/score", json=items)))
             asking.start()
-            while "reward_queue_conversations 64" not in httpx.get(f"{server.url}/metrics", trust_env=False).text:
+            while "reward_queue_conversations 128" not in httpx.get(f"{server.url}/metrics", trust_env=False).text:
                 time.sleep(0.01)
             full = httpx.post(f"{server.url}/score", json=items[0], trust_env=False)
             server.process.send_signal(signal.SIGTERM)
             late = None
-            while late is None or late.json()["detail"][0]["message"].startswith("64 of 64"):
+            while late is None or late.json()["detail"][0]["message"].startswith("128 of 128"):
                 late = httpx.post(f"{server.url}/score", json=items[0], trust_env=False)
             refused_ready = httpx.get(f"{server.url}/readyz", trust_env=False).status_code
             asking.join(60)
         assert (full.status_code, full.headers["retry-after"]) == (503, "1")
-        assert "64 of 64 places are taken" in full.text
+        assert "128 of 128 places are taken" in full.text
         assert (late.status_code, refused_ready) == (503, 503) and "ending" in late.text
-        assert (found[0].status_code, len(found[0].json())) == (200, 64)
+        assert (found[0].status_code, len(found[0].json())) == (200, 128)
         assert server.process.wait(20) == 0
 
 
