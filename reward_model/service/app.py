@@ -128,7 +128,9 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 
 
 def make_app(service: Service) -> FastAPI:
-    app = FastAPI(title="Reward model", version=service.commit[:12], docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Reward model", version=service.commit[:12], docs_url=None, redoc_url=None, redirect_slashes=False
+    )
     app.router.route_class = _StrictRoute
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _refused)
@@ -177,11 +179,13 @@ def _add_scoring(app: FastAPI, service: Service) -> None:
 
 
 def _add_operations(app: FastAPI, service: Service) -> None:
+    @app.head("/livez", include_in_schema=False)
     @app.get("/livez")
     async def livez() -> dict[str, str]:
         """The process answers."""
         return {"status": "alive"}
 
+    @app.head("/readyz", include_in_schema=False)
     @app.get("/readyz", responses={503: {"description": "loading, or draining"}})
     @app.get("/health", include_in_schema=False)
     async def readyz() -> Response:

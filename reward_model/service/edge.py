@@ -46,7 +46,7 @@ class Edge:
 
     def __init__(self, app: ASGIApp, *, token: str | None) -> None:
         self._app = app
-        self._expected = f"Bearer {token}".encode() if token else None
+        self._expected = token.encode() if token else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -65,6 +65,10 @@ class Edge:
         except RefusedError as error:
             metrics.REJECTED.labels(error.reason).inc()
             await _refuse(noting, error.status, error.field, str(error))
+        except asyncio.CancelledError:  # by uvicorn, which ends and would log it as an error of the application
+            if status == 499:
+                metrics.REJECTED.labels("draining").inc()
+                await _refuse(noting, 503, "", "the service is ending; ask the one that follows it")
         except Exception as error:
             log.error("%s failed with %s at %s", route, type(error).__name__, _where(error))
             if status == 499:
@@ -89,7 +93,8 @@ class Edge:
     def _check_token(self, path: str, headers: dict[bytes, bytes]) -> None:
         if self._expected is None or path in OPEN_PATHS:
             return
-        if not hmac.compare_digest(headers.get(b"authorization", b""), self._expected):
+        scheme, _, sent = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer" or not hmac.compare_digest(sent, self._expected):
             raise RefusedError(401, "token", "authorization", "expected `Authorization: Bearer TOKEN`")
 
 
@@ -146,7 +151,9 @@ async def _refuse(send: Send, status: int, field: str, message: str) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    if status in (408, 413):
+    if status == 503:
+        headers.append((b"retry-after", b"1"))
+    if status in (408, 413, 503):
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

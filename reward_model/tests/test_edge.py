@@ -1,5 +1,6 @@
 """What passes before the application, over real sockets: token, size, time, media type."""
 
+import asyncio
 import json
 import socket
 import threading
@@ -22,8 +23,6 @@ async def echo(scope, receive, send):
     if b"fail" in body:
         raise KeyError(body.decode())
     if b"slow" in body:
-        import asyncio
-
         ENTERED.set()
         try:
             await asyncio.sleep(30)
@@ -97,6 +96,12 @@ def test_without_the_token_nothing_is_answered(port, sent):
     answer = httpx.get(f"http://127.0.0.1:{port}/metrics", headers=headers, trust_env=False)
     assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
     assert answer.json()["detail"][0]["field"] == "authorization"
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+def test_the_schemes_name_may_be_in_any_case(port, scheme):
+    headers = {"Authorization": f"{scheme} {TOKEN}"}
+    assert httpx.get(f"http://127.0.0.1:{port}/metrics", headers=headers, trust_env=False).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/health"])
@@ -174,3 +179,23 @@ def test_refusals_are_counted_by_reason(http):
     http.post("/score", content=b"{}", headers={"Content-Type": "text/plain"})
     assert count() == before + 1
     assert json.loads(http.post("/score", content=b"{}").text) == 2
+
+
+async def test_a_request_that_the_end_of_the_service_cuts_off_is_a_503():
+    """uvicorn cancels what is left at its end, such as a slow body."""
+    entered, said = asyncio.Event(), []
+
+    async def nothing():
+        entered.set()
+        await asyncio.Event().wait()
+
+    async def send(message):
+        said.append(message)
+
+    scope = {"type": "http", "path": "/score", "method": "POST", "headers": []}
+    task = asyncio.create_task(Edge(echo, token=None)(scope, nothing, send))
+    await entered.wait()
+    task.cancel()
+    await task
+    assert said[0]["status"] == 503 and (b"retry-after", b"1") in said[0]["headers"]
+    assert "ending" in json.loads(said[1]["body"])["detail"][0]["message"]

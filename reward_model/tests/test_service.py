@@ -275,6 +275,8 @@ def test_random_bodies_are_never_a_500(http):
 def test_other_paths_and_methods_are_4xx(http):
     assert http.get("/score").status_code == 405
     assert http.post("/nothing", json={}).status_code == 404
+    assert http.post("/score/", json={}).status_code == 404
+    assert [http.head(path).status_code for path in ("/livez", "/readyz")] == [200, 200]
 
 
 def test_health_names_model_commit_and_limit(http, model):
