@@ -105,8 +105,14 @@ def check_model(path: Path) -> None:
         )
 
 
+SWITCH_S = 0.0005
+"""How long a thread may keep Python's lock from the others. With Python's own 5 ms, reading large bodies starves the
+lanes, which take the lock again after each operation of the model."""
+
+
 def serve(args: argparse.Namespace, token: str | None) -> int:
     """Listen, load, answer until asked to end; the exit code."""
+    sys.setswitchinterval(SWITCH_S)
     import uvicorn
 
     from reward_model.service.app import Service, make_app

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -11,6 +12,8 @@ from typing import Any
 MAX_DEPTH = 64
 MAX_KEYS = 1000
 """Of one object: each unknown one is an error that takes time to make."""
+MAX_OBJECTS = 10_000
+"""Of one body: reading them costs others their turn. A full list of long conversations with tools has fewer."""
 _NAME = re.compile(r"[A-Za-z0-9_.]{1,64}")
 
 
@@ -26,15 +29,22 @@ def read_json(text: bytes | str) -> Any:
     """The value of a JSON text.
 
     Raises:
-        StrictJsonError: no UTF-8, no JSON, nested too deeply, too many keys or one of them twice, a number not finite.
+        StrictJsonError: no UTF-8, no JSON, nested too deeply, too many objects or keys, a key twice, no finite number.
     """
+    objects = itertools.count(1)
+
+    def checked(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if next(objects) > MAX_OBJECTS:
+            raise StrictJsonError("", f"more than {MAX_OBJECTS} objects; send fewer conversations at a time")
+        return _no_key_twice(pairs)
+
     try:
         text = text.decode("utf-8") if isinstance(text, bytes) else text
         value = json.loads(
             text,
             parse_constant=lambda _: _NotFinite,
             parse_float=_finite,
-            object_pairs_hook=_no_key_twice,
+            object_pairs_hook=checked,
         )
     except UnicodeDecodeError as error:
         raise StrictJsonError("", f"byte {error.start} is no UTF-8") from None

@@ -52,3 +52,9 @@ def test_an_object_has_a_thousand_keys_at_most():
     assert len(read_json(json.dumps(dict.fromkeys(map(str, range(1000)), 0)))) == 1000
     with pytest.raises(StrictJsonError, match="an object of 1001 keys"):
         read_json(json.dumps(dict.fromkeys(map(str, range(1001)), 0)))
+
+
+def test_more_objects_than_any_list_of_conversations_has_are_refused():
+    assert len(read_json(b"[" + b"{}," * 9_999 + b"{}]")) == 10_000
+    with pytest.raises(StrictJsonError, match="more than 10000 objects"):
+        read_json(b"[" + b"{}," * 10_000 + b"{}]")
