@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sql_agent.stats import wilson_interval
+from reward_model.stats import wilson_interval
 
 SERVE = "vllm serve {model} --enable-auto-tool-choice --tool-call-parser hermes --host 127.0.0.1"
 SERVE_CPU = "VLLM_CPU_KVCACHE_SPACE=1 {serve} --dtype float32 --enforce-eager"

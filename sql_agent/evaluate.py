@@ -30,9 +30,9 @@ from dbbench_adapter.load import load_tasks
 from dbbench_adapter.protocols import PROTOCOLS
 from dbbench_adapter.skills import SKILLS
 from dbbench_adapter.types import Task
+from reward_model.stats import wilson_interval
 from sql_agent.agent import run_rollout
 from sql_agent.environments.dbbench import DbBench
-from sql_agent.stats import wilson_interval
 from sql_agent.types import AgentConfig, RolloutRecord
 
 
