@@ -40,11 +40,12 @@ async def test_while_the_model_loads_scores_are_a_503_with_retry_after():
 
 
 LARGE = [
-    ("/score", {"messages": [{}] * 100_000}, "messages.0.role"),
-    ("/score", {"messages": [{"role": "assistant", "tool_calls": [{}] * 100_000}]}, "messages.0.tool_calls.0.function"),
-    ("/score", [{}] * 100_000, "0.prompt"),
+    ("/score", {"messages": [{}] * 100_000}, "body"),
+    ("/score", {"messages": [{}] * 9_000}, "messages.0.role"),
+    ("/score", {"messages": [{"role": "assistant", "tool_calls": [{}] * 9_000}]}, "messages.0.tool_calls.0.function"),
+    ("/score", [{}] * 9_000, "0.prompt"),
     ("/score", {"text_1": "a", "text_2": [5] * 100_000}, "text_2.0"),
-    ("/score-pair", {"prompt": [{}] * 100_000}, "prompt.0.role"),
+    ("/score-pair", {"prompt": [{}] * 9_000}, "prompt.0.role"),
     ("/classify", {"input": [1, *["a"] * 100_000]}, "input.1"),
     ("/classify", {"input": [[1, *["a"] * 100_000]]}, "input.0.1"),
     ("/classify", {"input": [1] * 200_000}, "input"),
