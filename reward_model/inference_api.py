@@ -14,6 +14,7 @@ if __package__ in (None, ""):
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import subprocess
@@ -190,6 +191,8 @@ def load_beside(service: "Service", args: argparse.Namespace, ending: asyncio.Ev
     def begin(scorer: "Scorer", rounds: "Rounds") -> None:
         if ending.is_set():
             return
+        gc.collect()
+        gc.freeze()  # torch and the model: walking their objects again and again holds up everybody for 0.2 s
         service.ready(scorer, Batcher(rounds, max_queue=args.max_queue))
         loaded.set_result(True)
         log.info("ready: %s, %d tokens a conversation at most", service.model_path.name, scorer.max_length)
