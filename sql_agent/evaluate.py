@@ -30,28 +30,10 @@ from dbbench_adapter.load import load_tasks
 from dbbench_adapter.protocols import PROTOCOLS
 from dbbench_adapter.skills import SKILLS
 from dbbench_adapter.types import Task
-from reward_model.stats import wilson_interval
 from sql_agent.agent import run_rollout
 from sql_agent.environments.dbbench import DbBench
+from sql_agent.success import Rate
 from sql_agent.types import AgentConfig, RolloutRecord
-
-
-@dataclass(frozen=True)
-class Rate:
-    """Success among the rollouts that could be judged."""
-
-    n: int
-    judged: int
-    correct: int
-
-    @property
-    def success(self) -> float | None:
-        return self.correct / self.judged if self.judged else None
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """Wilson's 95 % interval."""
-        return wilson_interval(self.correct, self.judged) if self.judged else None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,83 @@
+"""Train a model on DB-Bench tasks in this process, greedy-then-GRPO: one task, one update.
+
+    python -m scripts.run_dbbench_greedy_grpo --model_path models/tiny-sql --save_dir outputs/greedy --learning_rate 1e-3
+
+For each task: one greedy episode, which counts for the accuracy, then `group_size` sampled ones, then at once a GRPO
+update of a LoRA adapter. Rewards: correct +1, wrong -1, out of rounds -0.8, illegal -0.2. Writes adapter/ (with the
+tokenizer), metrics.jsonl, trajectories.jsonl and checkpoints/ into --save_dir. doc/local_rl.md explains it.
+"""
+
+import os
+import sys
+
+if __package__ in (None, ""):
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
+
+import argparse
+from collections.abc import Sequence
+
+from sql_agent.local.config import GreedyGrpoConfig
+from sql_agent.local.flags import add_flags, read_flags
+
+FREE_ON_RESUME = ("save_dir", "save_every", "eval_tasks")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.run_dbbench_greedy_grpo",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_flags(parser, GreedyGrpoConfig, hidden=("name", "scale", "aggregation", "max_tokens"))
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the run in --save_dir from its last checkpoint"
+    )
+    args = parser.parse_args(argv)
+    cfg = read_flags(parser, GreedyGrpoConfig, args)
+    try:
+        run(cfg, resumed=args.resume)
+    except KeyboardInterrupt:
+        raise SystemExit(
+            f"\ninterrupted; the same command with --resume goes on from the last checkpoint in {cfg.save_dir}"
+        ) from None
+
+
+def run(cfg: GreedyGrpoConfig, *, resumed: bool) -> None:
+    from dbbench_adapter.backends import BackendUnavailable
+    from dbbench_adapter.generator import generate_tasks
+    from dbbench_adapter.load import load_tasks
+    from sql_agent.environments.dbbench import DbBench
+    from sql_agent.local.start import StartError, start_policy
+
+    try:
+        tasks = load_tasks(cfg.data)[: cfg.num_tasks] if cfg.data else generate_tasks(cfg.num_tasks, seed=cfg.seed)
+        policy = start_policy(cfg.model, cfg.adapter, seed=cfg.seed, reference_path=cfg.reference_model_path)
+        with DbBench(cfg.judge, cfg.protocol, cfg.backend) as environment:
+            _train(cfg, policy, environment, tasks, resumed=resumed)
+    except (StartError, BackendUnavailable, OSError, ValueError, RuntimeError) as error:
+        raise SystemExit(str(error)) from error
+
+
+def _train(cfg, policy, environment, tasks, *, resumed):
+    from dbbench_adapter.generator import generate_tasks
+    from sql_agent.local.greedy_grpo import Progress, evaluate, train
+    from sql_agent.local.learner import Learner
+    from sql_agent.local.rollouts import Player
+    from sql_agent.local.run_folder import RunFolder
+
+    player, learner = Player(policy, environment, cfg.limits), Learner(policy, cfg.optim, cfg.loss)
+    folder = RunFolder(cfg.save_dir, cfg, resumed=resumed, free=FREE_ON_RESUME)
+    state = folder.resume(policy, learner) if resumed else None
+    progress = Progress(**(state or {}))
+    held_out = generate_tasks(cfg.eval_tasks, seed=1, split="held_out") if cfg.eval_tasks else []
+    if held_out and state is None:
+        print(f"held-out, before: {evaluate(player, held_out)}", flush=True)
+    train(policy, learner, player, tasks, cfg, folder, progress, lambda line: print(line, flush=True))
+    adapter = folder.finish(policy)
+    if held_out:
+        print(f"held-out, after: {evaluate(player, held_out)}")
+    print(f"adapter: {adapter}")
+
+
+if __name__ == "__main__":
+    main()

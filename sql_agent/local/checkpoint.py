@@ -1,0 +1,135 @@
+"""Checkpoints of a local run: written whole or not at all, never loaded torn, and enough to go on as if unbroken.
+
+A checkpoint is a folder `step_000123` with the adapter, the learner's state, the random generators, what the loop
+knows (`state.json`, its place among the tasks included), how long the run's line files were, and a manifest of sizes
+and hashes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import random
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sql_agent.local.learner import Learner
+from sql_agent.local.policy import LocalPolicy
+
+log = logging.getLogger(__name__)
+
+MANIFEST = "manifest.json"
+KEPT = 2
+"""The newest, and the one before it in case the disk spoils the newest."""
+
+
+def save_checkpoint(
+    folder: Path, step: int, policy: LocalPolicy, learner: Learner, state: dict[str, Any], lines: Sequence[Path] = ()
+) -> Path:
+    """Write `folder/step_…` and drop all but the newest `KEPT`.
+
+    Args:
+        state: of the loop, as JSON.
+        lines: files that the run appends to; `resume` cuts them back to their length of now.
+    """
+    target = folder / f"step_{step:06d}"
+    unfinished = folder / f"{target.name}.part"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    policy.save(unfinished)
+    torch.save({"learner": learner.state(), "random": _random_state()}, unfinished / "training.pt")
+    lengths = {path.name: path.stat().st_size if path.exists() else 0 for path in lines}
+    (unfinished / "state.json").write_text(json.dumps({"state": state, "lengths": lengths}))
+    files = sorted(path for path in unfinished.rglob("*") if path.is_file())
+    manifest = {str(path.relative_to(unfinished)): [path.stat().st_size, _sha256(path)] for path in files}
+    (unfinished / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    for path in unfinished.rglob("*"):
+        _sync(path)
+    shutil.rmtree(target, ignore_errors=True)
+    os.replace(unfinished, target)
+    _sync(folder)
+    for old in sorted(folder.glob("step_??????"))[:-KEPT]:
+        shutil.rmtree(old)
+    return target
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest whole one; torn ones are named in the log and passed over. None where there is none."""
+    for candidate in sorted(folder.glob("step_??????"), reverse=True):
+        if fault := fault_of(candidate):
+            log.warning("checkpoint %s is not whole (%s); an earlier one is taken", candidate, fault)
+        else:
+            return candidate
+    return None
+
+
+def fault_of(checkpoint: Path) -> str | None:
+    """What is wrong with its files, None if they are as they were written."""
+    try:
+        manifest = json.loads((checkpoint / MANIFEST).read_text())
+        for name, (size, digest) in manifest.items():
+            path = checkpoint / name
+            if path.stat().st_size != size:
+                return f"{name} has {path.stat().st_size} bytes, expected {size}"
+            if _sha256(path) != digest:
+                return f"{name} has other contents than were written"
+    except (OSError, ValueError, AttributeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def resume(checkpoint: Path, policy: LocalPolicy, learner: Learner, lines: Sequence[Path] = ()) -> dict[str, Any]:
+    """Put adapter, learner, random generators and line files back; returns the loop's `state`.
+
+    Raises:
+        ValueError: the adapter is of another shape than this run's.
+    """
+    policy.load_adapter(checkpoint)
+    training = torch.load(checkpoint / "training.pt", weights_only=False, map_location="cpu")
+    learner.load_state(training["learner"])
+    _set_random_state(training["random"])
+    kept = json.loads((checkpoint / "state.json").read_text())
+    for path in lines:
+        length = kept["lengths"].get(path.name, 0)
+        if path.exists() and path.stat().st_size > length:
+            os.truncate(path, length)
+    return kept["state"]
+
+
+def _random_state() -> dict[str, Any]:
+    state: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,118 @@
+"""Settings of local training. Importing this module is instant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from dbbench_adapter.judges import JudgeName
+from dbbench_adapter.protocols import ProtocolName
+from sql_agent.types import AgentConfig
+
+LossName = Literal["grpo", "reinforce"]
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class AdapterConfig(Settings):
+    r: int = Field(default=16, ge=1, le=1024)
+    """Rank of the LoRA adapter's matrices."""
+    alpha: int = Field(default=32, ge=1)
+    """The adapter's output is scaled by alpha / r."""
+    dropout: float = Field(default=0.05, ge=0, lt=1)
+    """On the adapter's input, while the update runs; sampling has none."""
+    target_modules: str | tuple[str, ...] = "all-linear"
+    """Linear layers that get an adapter, by the end of their name; all-linear: all but the output layer."""
+
+
+class OptimConfig(Settings):
+    """AdamW."""
+
+    learning_rate: float = Field(default=2e-5, gt=0, le=1)
+    weight_decay: float = Field(default=0.01, ge=0, le=1)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Norm that a larger gradient is scaled down to."""
+    grad_accum: int = Field(default=1, ge=1)
+    """Batches (groups, under GRPO) whose gradients are averaged into one step."""
+    micro_batch_tokens: int = Field(default=4096, ge=1)
+    """Tokens, padding included, of one forward and backward pass; at least one trajectory. Changes memory, not the
+    result."""
+
+
+class ModelConfig(Settings):
+    model_path: str
+    """A Hugging Face model, a folder or a name, or the folder of an adapter that was trained here."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: a GPU where there is one."""
+    load_in_4bit: bool = False
+    """Hold the base in 4 bits (NF4); needs bitsandbytes and a GPU."""
+    gradient_checkpointing: bool = False
+    """Compute activations twice instead of keeping them: a third slower, a fraction of the memory."""
+
+
+class LossConfig(Settings):
+    name: LossName = "grpo"
+    clip_param: float = Field(default=0.2, gt=0, lt=1)
+    """PPO's epsilon."""
+    beta: float = Field(default=0.04, ge=0)
+    """Weight of KL(policy, reference), k3 estimator; 0 runs no reference."""
+    scale: bool = True
+    """Divide advantages by the group's std; False only centres (arXiv:2503.20783)."""
+    aggregation: Literal["seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm"] = "seq-mean-token-mean"
+    """How tokens add up: as in GRPO's paper, each sequence alike; each token alike; or without length normalisation,
+    divided by `max_tokens` (arXiv:2503.20783)."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """For `seq-mean-token-sum-norm`."""
+
+    @model_validator(mode="after")
+    def _has_its_constant(self) -> Self:
+        if (self.aggregation == "seq-mean-token-sum-norm") != (self.max_tokens is not None):
+            raise ValueError("max_tokens belongs to aggregation seq-mean-token-sum-norm: give both or neither")
+        return self
+
+
+class GreedyGrpoConfig(Settings):
+    """`scripts/run_dbbench_greedy_grpo.py`: its flags, their defaults."""
+
+    model: ModelConfig
+    reference_model_path: str | None = None
+    """Model that the KL is measured against; none: the policy as it was loaded, its adapter switched off."""
+    data: Path | None = None
+    """Task file, in any form that DB-Bench tasks come in; none: `num_tasks` are generated."""
+    num_tasks: int = Field(default=200, ge=1)
+    """Tasks to train on: generated, or the first ones of `data`."""
+    eval_tasks: int = Field(default=0, ge=0)
+    """Held-out generated tasks that are played greedily before and after; 0: none."""
+    backend: str = "sqlite"
+    """Database of the episodes: sqlite, mariadb (a private server) or mysql://user:password@host:port."""
+    judge: JudgeName = "strict"
+    protocol: ProtocolName = "fc"
+    """How the agent acts: by tool calls (fc), or in plain text as AgentBench (text) and LifelongAgentBench (lab)."""
+    max_rounds: int = Field(default=3, ge=1, le=100)
+    """Replies per episode."""
+    group_size: int = Field(default=4, ge=2, le=1024)
+    """Sampled episodes per task."""
+    max_new_tokens: int = Field(default=512, ge=1)
+    """Of one reply."""
+    temperature: float = Field(default=0.8, gt=0, le=10)
+    """Of the sampled episodes."""
+    top_p: float = Field(default=0.95, gt=0, le=1)
+    """Of the sampled episodes; log-probs are those before the cut."""
+    adapter: AdapterConfig = AdapterConfig()
+    optim: OptimConfig = OptimConfig()
+    loss: LossConfig = LossConfig()
+    num_epochs: int = Field(default=1, ge=1)
+    """Passes over the tasks."""
+    save_dir: Path = Path("outputs/dbbench_greedy_grpo")
+    """Folder of the run."""
+    save_every: int = Field(default=20, ge=1)
+    """Tasks between checkpoints; a run that is killed loses at most so many."""
+    seed: int = Field(default=0, ge=0)
+
+    @property
+    def limits(self) -> AgentConfig:
+        return AgentConfig(protocol=self.protocol, max_turns=self.max_rounds, max_tokens=self.max_new_tokens)

@@ -1,0 +1,131 @@
+"""Conversations in token ids: the first prompt, what comes after a reply, and the calls inside a reply.
+
+A reply stays the ids that were sampled. What follows it (tool results, the next generation prompt) is cut out of the
+template's text and appended, so a rollout of many turns is one sequence and nothing sampled is ever tokenised anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+from trl.chat_template_utils import add_response_schema, parse_response, qwen3_schema
+
+from dbbench_adapter.protocols import Message
+
+PROBE_CALL = {"type": "function", "function": {"name": "probe", "arguments": {"query": "SELECT 'a b'"}}}
+
+
+class ChatTemplateError(ValueError):
+    """The model's chat template cannot be trained on; the message says why and what to do."""
+
+
+class Conversation:
+    """A tokenizer's chat template, read and written.
+
+    Args:
+        tools: offered in each prompt, in chat-completions form; none for protocols of plain text.
+    Raises:
+        ChatTemplateError: no template, one that changes earlier messages when later ones come, or one that writes tool
+            calls in a form that cannot be read back.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[dict[str, Any]] = ()) -> None:
+        self._tokenizer, self._tools = tokenizer, list(tools) or None
+        self._eos, self.eos_id = str(tokenizer.eos_token), tokenizer.convert_tokens_to_ids(str(tokenizer.eos_token))
+        if not tokenizer.chat_template:
+            raise ChatTemplateError(
+                f"{tokenizer.name_or_path} has no chat template; take an instruct model, or write chat_template.jinja "
+                "into its folder"
+            )
+        try:
+            add_response_schema(tokenizer)
+        except ValueError:  # a template that TRL does not know: take Hermes' form of calls, the most common one
+            tokenizer.response_schema = qwen3_schema
+        self._check()
+
+    def first_prompt(self, messages: Sequence[Message]) -> list[int]:
+        text = self._render(messages, add_generation_prompt=True)
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def after_reply(self, first: Sequence[Message], reply: Message, answers: Sequence[Message]) -> list[int]:
+        """Ids between a reply's end token and the next reply.
+
+        Args:
+            first: the messages of the first prompt.
+            reply: as `read_reply` gave it; only the names and arguments of its calls matter.
+            answers: what the episode answered.
+        """
+        said = {"role": "assistant", "content": "-" if not reply.get("tool_calls") else ""}
+        if reply.get("tool_calls"):
+            said["tool_calls"] = [_with_object(call) for call in reply["tool_calls"]]
+        return self._tokenizer.encode(self._eos + self._between([*first, said], answers), add_special_tokens=False)[1:]
+
+    def read_reply(self, ids: Sequence[int]) -> Message:
+        """The assistant message of a reply. Calls that do not parse stay text, as they do behind vLLM's Hermes parser.
+
+        Returns:
+            `content` as it was sampled without the end token where there are no calls; `tool_calls` with arguments as
+            JSON text where there are and tools were offered.
+        """
+        ids = [*ids]
+        text = self._tokenizer.decode(ids[:-1] if ids and ids[-1] == self.eos_id else ids)
+        calls = parse_response(self._tokenizer, ids).get("tool_calls") if self._tools and ids else None
+        if not calls:
+            return {"role": "assistant", "content": text}
+        return {
+            "role": "assistant",
+            "content": text,
+            "tool_calls": [
+                {"id": f"call_{place}", "type": "function", "function": _as_text(call["function"])}
+                for place, call in enumerate(calls)
+            ],
+        }
+
+    def _between(self, before: Sequence[Message], answers: Sequence[Message]) -> str:
+        """Text after the last end token of `before` once `answers` follow, up to where the next reply begins."""
+        earlier = self._render(before)
+        whole = self._render([*before, *answers], add_generation_prompt=True)
+        end = earlier.rfind(self._eos) + len(self._eos)
+        if end < len(self._eos) or whole[:end] != earlier[:end]:
+            raise ChatTemplateError(
+                f"the chat template of {self._tokenizer.name_or_path} does not preserve prefixes: earlier messages "
+                f"render otherwise once later ones follow, or a turn does not end with {self._eos}; a rollout cannot "
+                "be trained as one sequence. Take a template that renders each message by itself"
+            )
+        return whole[end:]
+
+    def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
+        return self._tokenizer.apply_chat_template(
+            list(messages), tools=self._tools, tokenize=False, add_generation_prompt=add_generation_prompt
+        )  # pyright: ignore[reportReturnType]
+
+    def _check(self) -> None:
+        first: list[Message] = [{"role": "system", "content": "probe"}, {"role": "user", "content": "probe"}]
+        self._between([*first, {"role": "assistant", "content": "-"}], [{"role": "user", "content": "probe"}])
+        if self._tools is None:
+            return
+        called: Message = {"role": "assistant", "content": "", "tool_calls": [PROBE_CALL]}
+        self._between([*first, called], [{"role": "tool", "content": "probe"}])
+        written = self._render([*first, called]).removeprefix(self._render(first, add_generation_prompt=True))
+        ids = self._tokenizer.encode(written[: written.rfind(self._eos) + len(self._eos)], add_special_tokens=False)
+        read = [call["function"] for call in self.read_reply(ids).get("tool_calls", ())]
+        if read != [_as_text(PROBE_CALL["function"])]:
+            raise ChatTemplateError(
+                f"the chat template of {self._tokenizer.name_or_path} writes tool calls in a form that is not read "
+                "here (known: Hermes' and those of TRL); use --protocol text, which needs no tool calls"
+            )
+
+
+def _as_text(function: dict[str, Any]) -> dict[str, Any]:
+    arguments = function.get("arguments", {})
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {"name": function["name"], "arguments": text}
+
+
+def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+    """Templates want arguments as an object."""
+    function = call["function"]
+    return {**call, "function": {"name": function["name"], "arguments": json.loads(function["arguments"])}}

@@ -1,0 +1,155 @@
+"""Greedy, then sample, then update: the policy changes after every task, so the next task meets the updated one.
+
+For each task one greedy episode, which counts for the accuracy, and `group_size` sampled ones, all in one batch since
+one policy plays them all; then a GRPO update. Groups without spread teach nothing: they are skipped and counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sql_agent.local.config import GreedyGrpoConfig
+from sql_agent.local.learner import Learner
+from sql_agent.local.losses import group_advantages, has_spread
+from sql_agent.local.policy import LocalPolicy
+from sql_agent.local.rollouts import Player
+from sql_agent.local.run_folder import RunFolder
+from sql_agent.local.types import GREEDY, LocalRollout, Sampling
+from sql_agent.rewards import REWARDS, reward
+from sql_agent.success import Rate
+
+REWARD = REWARDS["rllm"]
+"""Correct +1, wrong -1, out of rounds -0.8, illegal -0.2."""
+
+
+@dataclass
+class Progress:
+    """Where the loop is, and what it has counted; JSON values."""
+
+    place: int = 0
+    """Tasks done, over all epochs."""
+    correct: int = 0
+    judged: int = 0
+    skipped: dict[str, int] | None = None
+    """Groups without an update, by reason."""
+
+    @property
+    def accuracy(self) -> Rate:
+        """Of the greedy episodes so far."""
+        return Rate(self.place, self.judged, self.correct)
+
+
+def train(
+    policy: LocalPolicy,
+    learner: Learner,
+    player: Player,
+    tasks: Sequence[Any],
+    cfg: GreedyGrpoConfig,
+    folder: RunFolder,
+    progress: Progress,
+    say: Callable[[str], None],
+) -> None:
+    """Go through the tasks from `progress.place` on; `progress` is kept up to date.
+
+    Raises:
+        DivergedError: see `Learner.learn`.
+    """
+    sampled = Sampling(cfg.temperature, cfg.top_p)
+    skipped = Counter(progress.skipped or {})
+    total = len(tasks) * cfg.num_epochs
+    while progress.place < total:
+        task = tasks[progress.place % len(tasks)]
+        started = time.perf_counter()
+        greedy, *group = player.play([task] * (1 + cfg.group_size), [GREEDY] + [sampled] * cfg.group_size)
+        played_s = time.perf_counter() - started
+        rewards = [reward(rollout.record, REWARD).value for rollout in group]
+        metrics = _update(learner, group, rewards, cfg) if has_spread(rewards) else {}
+        if not metrics:
+            skipped[_why_without_spread(group, rewards)] += 1
+        progress.place += 1
+        if greedy.record.score.value is not None:
+            progress.judged += 1
+            progress.correct += greedy.record.score.value == 1.0
+        progress.skipped = dict(skipped)
+        folder.log(_line(progress, task, greedy, group, rewards, metrics, learner, played_s, started))
+        for kind, rollout, value in [("greedy", greedy, None), *(("sampled", r, v) for r, v in zip(group, rewards))]:
+            folder.keep({"place": progress.place, "mode": kind, "reward": value, **rollout.record.to_dict()})
+        say(_shown(progress, total, rewards, metrics, skipped))
+        if progress.place % cfg.save_every == 0 and progress.place < total:
+            folder.save(progress.place, policy, learner, vars(progress))
+    learner.flush()
+    folder.save(progress.place, policy, learner, vars(progress))
+
+
+def evaluate(player: Player, tasks: Sequence[Any]) -> Rate:
+    """Greedy success on these tasks."""
+    values = [rollout.record.score.value for rollout in player.play(tasks, [GREEDY] * len(tasks))]
+    judged = [value for value in values if value is not None]
+    return Rate(len(values), len(judged), sum(value == 1.0 for value in judged))
+
+
+def _update(
+    learner: Learner, group: Sequence[LocalRollout], rewards: Sequence[float | None], cfg: GreedyGrpoConfig
+) -> dict[str, float]:
+    advantages = group_advantages(rewards, scale=cfg.loss.scale)
+    pairs = [
+        (rollout.trajectory, advantage)
+        for rollout, advantage in zip(group, advantages, strict=True)
+        if advantage is not None and rollout.trajectory is not None
+    ]
+    update = learner.learn([t for t, _ in pairs], [a for _, a in pairs], temperature=cfg.temperature)
+    return update.metrics
+
+
+def _why_without_spread(group: Sequence[LocalRollout], rewards: Sequence[float | None]) -> str:
+    judged = [value for value in rewards if value is not None]
+    if len(judged) < 2:
+        return "unjudged"
+    if all(rollout.record.score.value in (1.0, None) for rollout in group):
+        return "all_correct"
+    return "all_wrong"
+
+
+def _line(
+    progress: Progress,
+    task: Any,
+    greedy: LocalRollout,
+    group: Sequence[LocalRollout],
+    rewards: Sequence[float | None],
+    metrics: dict[str, float],
+    learner: Learner,
+    played_s: float,
+    started: float,
+) -> dict[str, Any]:
+    judged = [value for value in rewards if value is not None]
+    return {
+        "task": progress.place,
+        "task_id": task.id,
+        "kind": task.kind,
+        "greedy/correct": greedy.record.score.value,
+        "greedy/accuracy": progress.accuracy.success,
+        "reward/mean": sum(judged) / len(judged) if judged else None,
+        "reward/unjudged": len(rewards) - len(judged),
+        "group/skipped": progress.skipped,
+        "rollout/stop": dict(Counter(rollout.record.stop_reason for rollout in (greedy, *group))),
+        "train/steps": learner.steps,
+        "train/bad_steps": learner.bad_steps,
+        "time/play_s": played_s,
+        "time/update_s": time.perf_counter() - started - played_s,
+        **metrics,
+    }
+
+
+def _shown(
+    progress: Progress, total: int, rewards: Sequence[float | None], metrics: dict[str, float], skipped: Counter[str]
+) -> str:
+    values = " ".join("?" if value is None else f"{value:+.1f}" for value in rewards)
+    what = f"loss {metrics['policy/loss']:+.4f}" if metrics else "no spread, no update"
+    return (
+        f"task {progress.place}/{total}  greedy accuracy {progress.accuracy}  rewards {values}  {what}  "
+        f"skipped groups {skipped.total()}"
+    )

@@ -1,0 +1,183 @@
+"""The update: trajectories and their advantages to one step of the adapter, and what keeps a bad step out of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sql_agent.local.config import LossConfig, OptimConfig
+from sql_agent.local.losses import GrpoStats, grpo_loss, reinforce_loss, token_weights
+from sql_agent.local.policy import LocalPolicy, Rows
+from sql_agent.stitch import Trajectory
+
+MAX_BAD_STEPS = 3
+
+
+class DivergedError(RuntimeError):
+    """Loss or gradient was no finite number several times in a row; the weights are those of the last good step."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one batch of trajectories came to."""
+
+    stepped: bool
+    """Whether the optimiser moved; not while gradients are still being accumulated, nor after a bad one."""
+    metrics: dict[str, float]
+
+
+class Learner:
+    """Trains a policy's adapter with AdamW.
+
+    Args:
+        loss: which loss, and its settings.
+    """
+
+    def __init__(self, policy: LocalPolicy, optim: OptimConfig, loss: LossConfig) -> None:
+        self._policy, self._optim, self._loss = policy, optim, loss
+        self.optimiser = torch.optim.AdamW(policy.parameters(), lr=optim.learning_rate, weight_decay=optim.weight_decay)
+        self.steps = self.bad_steps = 0
+        """Of the optimiser; skipped for a loss or a gradient that is no finite number, in all."""
+        self._bad_in_a_row = self._accumulated = 0
+
+    def learn(self, trajectories: Sequence[Trajectory], advantages: Sequence[float], *, temperature: float) -> Update:
+        """Add the gradient of one batch; every `grad_accum`-th batch moves the adapter.
+
+        Args:
+            trajectories: all judged, and sampled by this policy since its last step for the ratio to start at 1.
+            advantages: one per trajectory.
+            temperature: that they were sampled with.
+        Raises:
+            DivergedError: for the third time in a row loss or gradient is no finite number.
+        """
+        metrics = self._backward(trajectories, advantages, temperature)
+        if not math.isfinite(metrics["policy/loss"]):
+            return self._skip(metrics)
+        self._accumulated += 1
+        if self._accumulated < self._optim.grad_accum:
+            return Update(False, metrics)
+        return self._step(metrics)
+
+    def flush(self) -> Update | None:
+        """Step with what has been accumulated, as at the end of the data; None if there is nothing."""
+        return self._step({}) if self._accumulated else None
+
+    def _backward(
+        self, trajectories: Sequence[Trajectory], advantages: Sequence[float], temperature: float
+    ) -> dict[str, float]:
+        # micro-batches of trajectories of like length; weights are made over all of them, so that they add up to the
+        # loss of the whole batch
+        order = sorted(
+            range(len(trajectories)), key=lambda i: len(trajectories[i].prompt_ids + trajectories[i].response_ids)
+        )
+        total, done = 0.0, GrpoStats()
+        masks = Rows.of(trajectories, pad_id=self._policy.pad_id).mask
+        weights = token_weights(masks, self._loss.aggregation, max_tokens=self._loss.max_tokens)
+        self._policy.model.train()  # dropout, and gradient checkpointing works in this mode alone
+        try:
+            for part in _micro_batches(order, trajectories, self._optim.micro_batch_tokens):
+                rows = Rows.of([trajectories[i] for i in part], pad_id=self._policy.pad_id, device=self._policy.device)
+                own_weights = weights[part, : rows.ids.shape[1]].to(self._policy.device)
+                loss, stats = self._loss_of(rows, torch.tensor([advantages[i] for i in part]), own_weights, temperature)
+                (loss / self._optim.grad_accum).backward()
+                total, done = total + loss.item(), done + stats
+        finally:
+            self._policy.model.eval()
+        return {
+            "policy/loss": total,
+            "train/sampled_tokens": int(masks.sum()),
+            "train/tokens": sum(map(num_tokens, trajectories)),
+            **_shown(done),
+        }
+
+    def _loss_of(
+        self, rows: Rows, advantages: torch.Tensor, weights: torch.Tensor, temperature: float
+    ) -> tuple[torch.Tensor, GrpoStats]:
+        advantages = advantages.to(weights.device)
+        log_probs = self._policy.log_probs(rows, temperature=temperature)
+        if self._loss.name == "reinforce":
+            return reinforce_loss(log_probs, advantages, weights), GrpoStats()
+        reference = self._policy.reference_log_probs(rows, temperature=temperature) if self._loss.beta else None
+        return grpo_loss(
+            log_probs,
+            rows.old_log_probs,
+            advantages,
+            rows.mask,
+            weights,
+            clip=self._loss.clip_param,
+            beta=self._loss.beta,
+            ref_log_probs=reference,
+        )
+
+    def _step(self, metrics: dict[str, float]) -> Update:
+        parameters = self._policy.parameters()
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._optim.max_grad_norm))
+        metrics = metrics | {"policy/grad_norm": norm}
+        if not math.isfinite(norm):
+            return self._skip(metrics)
+        self.optimiser.step()
+        self._clear()
+        self.steps += 1
+        self._bad_in_a_row = 0
+        return Update(True, metrics)
+
+    def _skip(self, metrics: dict[str, float]) -> Update:
+        self._clear()
+        self.bad_steps += 1
+        self._bad_in_a_row += 1
+        if self._bad_in_a_row >= MAX_BAD_STEPS:
+            raise DivergedError(
+                f"loss or gradient was no finite number {MAX_BAD_STEPS} times in a row; the adapter is that of the "
+                f"last good step. Lower --learning_rate (now {self._optim.learning_rate:g}) or --max_grad_norm (now "
+                f"{self._optim.max_grad_norm:g}); on a GPU a model in float16 overflows, take bfloat16"
+            )
+        return Update(False, metrics)
+
+    def _clear(self) -> None:
+        self.optimiser.zero_grad(set_to_none=True)
+        self._accumulated = 0
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs beside the adapter; gradients under way are part of it."""
+        return {
+            "optimiser": self.optimiser.state_dict(),
+            "gradients": [None if p.grad is None else p.grad.clone() for p in self._policy.parameters()],
+            "counts": (self.steps, self.bad_steps, self._bad_in_a_row, self._accumulated),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.optimiser.load_state_dict(state["optimiser"])
+        for parameter, gradient in zip(self._policy.parameters(), state["gradients"], strict=True):
+            parameter.grad = None if gradient is None else gradient.to(parameter.device)
+        self.steps, self.bad_steps, self._bad_in_a_row, self._accumulated = state["counts"]
+
+
+def num_tokens(trajectory: Trajectory) -> int:
+    return len(trajectory.prompt_ids) + len(trajectory.response_ids)
+
+
+def _shown(stats: GrpoStats) -> dict[str, float]:
+    if not stats.tokens:
+        return {}
+    shown = {
+        "policy/clip_frac": stats.clip_frac,
+        "policy/ratio_mean": stats.ratio_mean,
+        "policy/ratio_max": stats.ratio_max,
+    }
+    return shown if stats.kl_k3 is None else shown | {"policy/kl_k3": stats.kl_k3}
+
+
+def _micro_batches(order: Sequence[int], trajectories: Sequence[Trajectory], max_tokens: int) -> list[list[int]]:
+    """Cut `order`, which is by length, so that padded to its longest no part has more tokens; one row at least."""
+    parts: list[list[int]] = []
+    for i in order:
+        length = num_tokens(trajectories[i])
+        if parts and (len(parts[-1]) + 1) * length <= max_tokens:
+            parts[-1].append(i)
+        else:
+            parts.append([i])
+    return parts

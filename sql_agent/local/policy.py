@@ -1,0 +1,309 @@
+"""The policy in this process: a Hugging Face causal LM with a LoRA adapter that samples, scores and is trained.
+
+Sampling is `generate`, batched with left padding and KV cache; log-probs for training are one forward pass over whole
+trajectories, padded right. Leaves out tensor parallelism and anything that needs a server; `sql_agent.train_sql_agent`
+has those.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedTokenizerBase,
+)
+
+from sql_agent.local.config import AdapterConfig
+from sql_agent.local.types import Sample, Sampling
+from sql_agent.stitch import Trajectory
+
+ADAPTER_FILE = "adapter_config.json"
+REFERENCE = "reference"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Trajectories as tensors, padded right; every field has shape (B, T), T over prompt and response."""
+
+    ids: Tensor
+    attention: Tensor
+    """1 on tokens, 0 on padding."""
+    mask: Tensor
+    """True on the tokens that the policy sampled."""
+    old_log_probs: Tensor
+    """As recorded while sampling; 0 where `mask` is False."""
+
+    @classmethod
+    def of(cls, trajectories: Sequence[Trajectory], *, pad_id: int, device: torch.device | str = "cpu") -> Self:
+        length = max(len(t.prompt_ids) + len(t.response_ids) for t in trajectories)
+        shape = (len(trajectories), length)
+        rows = cls(
+            torch.full(shape, pad_id),
+            torch.zeros(shape, dtype=torch.long),
+            torch.zeros(shape, dtype=torch.bool),
+            torch.zeros(shape),
+        )
+        for row, t in enumerate(trajectories):
+            start, end = len(t.prompt_ids), len(t.prompt_ids) + len(t.response_ids)
+            rows.ids[row, :end] = torch.tensor(t.prompt_ids + t.response_ids)
+            rows.attention[row, :end] = 1
+            rows.mask[row, start:end] = torch.tensor(t.response_mask, dtype=torch.bool)
+            rows.old_log_probs[row, start:end] = torch.tensor(t.log_probs)
+        return cls(*(getattr(rows, name).to(device) for name in ("ids", "attention", "mask", "old_log_probs")))
+
+
+class LocalPolicy:
+    """A model, its tokenizer, its adapter, and the reference policy.
+
+    Args:
+        model: with the trained adapter active.
+        reference: a separate frozen model; None: the model as it was loaded (see `reference_log_probs`).
+    """
+
+    def __init__(self, model: PeftModel, tokenizer: PreTrainedTokenizerBase, reference: Any = None) -> None:
+        self.model, self.tokenizer, self._reference = model, tokenizer, reference
+        base = model.get_base_model()
+        self.max_positions = int(getattr(base.config.get_text_config(), "max_position_embeddings", 0) or 1 << 20)
+        stops = base.generation_config.eos_token_id if base.generation_config is not None else None
+        stops = stops if isinstance(stops, list) else [stops]
+        self._stop_ids = sorted({int(i) for i in (*stops, tokenizer.eos_token_id) if i is not None})
+        self.pad_id = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self._stop_ids[0])
+        # a folder's own sampling settings (Qwen's repetition penalty, say) would change what the log-probs are of
+        base.generation_config = GenerationConfig(eos_token_id=self._stop_ids, pad_token_id=self.pad_id)
+        model.eval()
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """What is trained."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    @torch.no_grad()
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sequence[Sampling], *, max_new_tokens: int, **more: Any
+    ) -> list[Sample]:
+        """One reply to each prompt, all in one batch.
+
+        Args:
+            prompts: token ids; each shorter than the model's positions by 1 or more.
+            sampling: one per prompt.
+            max_new_tokens: of each reply; less where a prompt leaves less room.
+            more: for `transformers`' generate, e.g. a streamer.
+        """
+        longest = max(map(len, prompts))
+        ids = torch.full((len(prompts), longest), self.pad_id)
+        attention = torch.zeros_like(ids)
+        for row, prompt in enumerate(prompts):
+            ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+            attention[row, longest - len(prompt) :] = 1
+        recorder = _SampleAndRecord(sampling, self.device)
+        whole: Tensor = self.model.generate(
+            input_ids=ids.to(self.device),
+            attention_mask=attention.to(self.device),
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            max_new_tokens=min(max_new_tokens, self.max_positions - longest),
+            logits_processor=LogitsProcessorList([recorder]),
+            **more,
+        )  # pyright: ignore[reportCallIssue]
+        replies, log_probs = whole[:, longest:].tolist(), recorder.finish(whole[:, -1]).tolist()
+        return [self._sample(reply, logs) for reply, logs in zip(replies, log_probs, strict=True)]
+
+    def _sample(self, reply: list[int], log_probs: list[float]) -> Sample:
+        end = next((place for place, token in enumerate(reply) if token in self._stop_ids), None)
+        kept = len(reply) if end is None else end + 1
+        return Sample(tuple(reply[:kept]), tuple(log_probs[:kept]), "length" if end is None else "stop")
+
+    def log_probs(self, rows: Rows, *, temperature: float = 1.0) -> Tensor:
+        """Log-probs of the sampled tokens, with gradient, shape (B, T); 0 where the mask is False.
+
+        Args:
+            temperature: that they were sampled with.
+        """
+        return _log_probs(self.model, rows, temperature)
+
+    @torch.no_grad()
+    def reference_log_probs(self, rows: Rows, *, temperature: float = 1.0) -> Tensor:
+        """The same under the reference policy: the separate model where there is one, else the model as it was loaded,
+        which is the base with its adapter switched off, or with the adapter it came with."""
+        if self._reference is not None:
+            return _log_probs(self._reference, rows, temperature)
+        with self._as_loaded():
+            return _log_probs(self.model, rows, temperature)
+
+    @contextmanager
+    def _as_loaded(self) -> Iterator[None]:
+        training = self.model.training
+        self.model.eval()
+        try:
+            if REFERENCE in self.model.peft_config:
+                self.model.set_adapter(REFERENCE)
+                try:
+                    yield
+                finally:
+                    self.model.set_adapter("default")
+            else:
+                with self.model.disable_adapter():
+                    yield
+        finally:
+            self.model.train(training)
+
+    def save(self, folder: Path) -> None:
+        """Adapter and tokenizer; `load_policy` and PEFT read the folder."""
+        self.model.save_pretrained(folder, selected_adapters=["default"])
+        self.tokenizer.save_pretrained(folder)
+
+    def load_adapter(self, folder: Path) -> None:
+        """Take over the weights of an adapter of the same shape, as a resumed run does.
+
+        Raises:
+            ValueError: its tensors are not those of the present adapter.
+        """
+        from peft import get_peft_model_state_dict, set_peft_model_state_dict
+        from safetensors.torch import load_file
+
+        weights = load_file(folder / "adapter_model.safetensors")
+        own = get_peft_model_state_dict(self.model)
+        if {name: t.shape for name, t in own.items()} != {name: t.shape for name, t in weights.items()}:
+            raise ValueError(
+                f"the adapter in {folder} has other tensors than this run's; resume with the same settings"
+            )
+        set_peft_model_state_dict(self.model, weights)
+
+
+def _log_probs(model: Any, rows: Rows, temperature: float) -> Tensor:
+    # logits are made only where some row has a sampled token: with 150,000 tokens of vocabulary they are what fills
+    # the memory
+    columns = rows.mask.any(dim=0).nonzero().squeeze(-1)
+    logits = model(
+        input_ids=rows.ids, attention_mask=rows.attention, logits_to_keep=columns - 1, use_cache=False
+    ).logits.float() / (temperature or 1.0)
+    chosen = logits.gather(-1, rows.ids[:, columns].unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
+    whole = torch.zeros(rows.ids.shape, dtype=chosen.dtype, device=chosen.device)
+    whole[:, columns] = chosen
+    return torch.where(rows.mask, whole, 0.0)
+
+
+class _SampleAndRecord(LogitsProcessor):
+    """Applies each row's own temperature and top-p, and notes the log-prob of what was then chosen."""
+
+    def __init__(self, sampling: Sequence[Sampling], device: torch.device) -> None:
+        self._greedy = torch.tensor([s.temperature == 0 for s in sampling], device=device)
+        self._temperature = torch.tensor([[s.temperature or 1.0] for s in sampling], device=device)
+        self._top_p = torch.tensor([[s.top_p] for s in sampling], device=device)
+        self._nucleus = any(s.top_p < 1 and s.temperature > 0 for s in sampling)
+        self._last: Tensor | None = None
+        self._recorded: list[Tensor] = []
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        if self._last is not None:
+            self._note(input_ids[:, -1])
+        self._last = torch.log_softmax(scores.float() / self._temperature, dim=-1)
+        allowed = self._last
+        if self._nucleus:
+            allowed = _keep_nucleus(allowed, self._top_p)
+        if bool(self._greedy.any()):
+            best = torch.full_like(allowed, -torch.inf).scatter(-1, scores.argmax(-1, keepdim=True), 0.0)
+            allowed = torch.where(self._greedy.unsqueeze(-1), best, allowed)
+        return allowed
+
+    def finish(self, last_ids: Tensor) -> Tensor:
+        """Log-probs of the whole batch, shape (B, new tokens); what stands behind a row's end means nothing."""
+        self._note(last_ids)
+        return torch.stack(self._recorded, dim=-1)
+
+    def _note(self, chosen: Tensor) -> None:
+        assert self._last is not None
+        self._recorded.append(self._last.gather(-1, chosen.unsqueeze(-1)).squeeze(-1))
+
+
+def _keep_nucleus(log_probs: Tensor, top_p: Tensor) -> Tensor:
+    """-inf on all but the fewest likeliest tokens whose probabilities add up to top_p (arXiv:1904.09751)."""
+    ordered, order = log_probs.sort(dim=-1, descending=True)
+    before = ordered.exp().cumsum(-1) - ordered.exp()
+    dropped = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= top_p)
+    return log_probs.masked_fill(dropped, -torch.inf)
+
+
+def load_policy(
+    path: str | Path,
+    *,
+    adapter: AdapterConfig,
+    device: str,
+    reference_path: str | Path | None = None,
+    load_in_4bit: bool = False,
+    gradient_checkpointing: bool = False,
+) -> LocalPolicy:
+    """A policy ready to sample and to be trained.
+
+    Args:
+        path: a Hugging Face model, or the folder of an adapter: then that adapter is trained on, and a frozen copy of
+            it is the reference; its own rank counts.
+        device: cpu or cuda.
+        reference_path: a separate frozen reference model.
+    Raises:
+        ValueError: 4-bit without bitsandbytes or without a GPU.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+    trained = Path(path) if (Path(path) / ADAPTER_FILE).is_file() else None
+    base = load_model(_base_of(trained) if trained else path, device=device, load_in_4bit=load_in_4bit)
+    if load_in_4bit:
+        base = prepare_model_for_kbit_training(base, use_gradient_checkpointing=False)
+    if trained:
+        model = PeftModel.from_pretrained(base, trained, is_trainable=True)
+        model.load_adapter(trained, adapter_name=REFERENCE)
+        model.set_adapter("default")
+    else:
+        modules = adapter.target_modules
+        model = get_peft_model(
+            base,
+            LoraConfig(
+                task_type="CAUSAL_LM",
+                r=adapter.r,
+                lora_alpha=adapter.alpha,
+                lora_dropout=adapter.dropout,
+                target_modules=modules if isinstance(modules, str) else list(modules),
+            ),
+        )
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    frozen = load_model(reference_path, device=device).eval().requires_grad_(False) if reference_path else None
+    return LocalPolicy(model, tokenizer, frozen)  # pyright: ignore[reportArgumentType]
+
+
+def load_model(path: str | Path, *, device: str, load_in_4bit: bool = False) -> Any:
+    """A causal LM in evaluation mode: float32 on a CPU, bfloat16 or 4-bit (NF4) on a GPU. An adapter's folder gives its
+    base with the adapter merged in."""
+    folder = Path(path)
+    if (folder / ADAPTER_FILE).is_file():
+        base = load_model(_base_of(folder), device=device)
+        return PeftModel.from_pretrained(base, folder).merge_and_unload()  # pyright: ignore[reportCallIssue]
+    where = str(folder.resolve()) if folder.is_dir() else str(path)  # an adapter names its base: by a path that lasts
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    if not load_in_4bit:
+        return AutoModelForCausalLM.from_pretrained(where, dtype=dtype).to(device)
+    quantised = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype, bnb_4bit_use_double_quant=True
+    )
+    return AutoModelForCausalLM.from_pretrained(where, dtype=dtype, quantization_config=quantised, device_map=device)
+
+
+def _base_of(adapter: Path) -> str:
+    return json.loads((adapter / ADAPTER_FILE).read_text("utf-8"))["base_model_name_or_path"]

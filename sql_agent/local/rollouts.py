@@ -1,0 +1,194 @@
+"""Episodes played side by side in this process: replies are sampled in one batch, databases answer in threads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from dbbench_adapter.backends import BackendUnavailable, TableError
+from dbbench_adapter.protocols import Message
+from dbbench_adapter.types import Score
+from sql_agent.local.conversation import Conversation
+from sql_agent.local.policy import LocalPolicy
+from sql_agent.local.types import LocalRollout, Playable, Sample, Sampling
+from sql_agent.stitch import Trajectory
+from sql_agent.types import AgentConfig, RolloutRecord, StopReason
+
+T = TypeVar("T")
+
+
+class Player:
+    """Plays tasks of one environment with one policy.
+
+    Args:
+        environment: entered, where it is a context manager.
+        limits: rounds, tokens per reply and the statement timeout; its sampling settings are for the main job's agent
+            and are not read.
+        batch_size: episodes that are played, and replies that are sampled, side by side.
+    Raises:
+        ChatTemplateError: the model's template cannot be used.
+    """
+
+    def __init__(
+        self, policy: LocalPolicy, environment: Playable, limits: AgentConfig, *, batch_size: int = 32
+    ) -> None:
+        self._policy, self._environment, self._limits, self._batch_size = policy, environment, limits, batch_size
+        self._conversation = Conversation(policy.tokenizer, environment.tools)
+
+    def play(self, tasks: Sequence[Any], sampling: Sequence[Sampling]) -> list[LocalRollout]:
+        """Play each task once, from its first prompt to a named end, and judge what is left behind.
+
+        Args:
+            sampling: how the replies to each task are sampled, one per task.
+        Returns:
+            One rollout per task, in order. What could not be judged has a score of None under its reason.
+        """
+        played: list[LocalRollout] = []
+        for first in range(0, len(tasks), self._batch_size):
+            batch = tasks[first : first + self._batch_size]
+            with ThreadPoolExecutor(max_workers=min(len(batch), 16)) as threads:
+                rollouts = [_Rollout(task, self._environment, self._conversation, self._limits) for task in batch]
+                try:
+                    _play_batch(
+                        self._policy, rollouts, sampling[first : first + self._batch_size], self._limits, threads
+                    )
+                    played += threads.map(_Rollout.finish, rollouts)
+                finally:
+                    list(threads.map(_Rollout.close, rollouts))
+        return played
+
+
+def _play_batch(
+    policy: LocalPolicy,
+    rollouts: Sequence[_Rollout],
+    sampling: Sequence[Sampling],
+    limits: AgentConfig,
+    threads: ThreadPoolExecutor,
+) -> None:
+    list(threads.map(_Rollout.start, rollouts))
+    while going := [(r, s) for r, s in zip(rollouts, sampling, strict=True) if r.may_go_on(policy.max_positions)]:
+        samples = policy.generate(
+            [rollout.ids for rollout, _ in going], [how for _, how in going], max_new_tokens=limits.max_tokens
+        )
+        list(threads.map(lambda pair: pair[0][0].take(pair[1]), zip(going, samples, strict=True)))
+
+
+class _Rollout:
+    """One episode and its conversation, as messages and as ids."""
+
+    def __init__(self, task: Any, environment: Playable, conversation: Conversation, limits: AgentConfig) -> None:
+        self._task, self._environment, self._conversation, self._limits = task, environment, conversation, limits
+        self._first = environment.messages(task)
+        self.messages: list[Message] = list(self._first)
+        self._prompt = conversation.first_prompt(self._first)
+        self.ids = list(self._prompt)
+        self._mask: list[int] = []
+        self._log_probs: list[float] = []
+        self._replies = self._prompt_tokens = 0
+        self._max_replies = environment.max_replies(limits)
+        self._episode: Any = None
+        self._stop: StopReason | None = None
+        self._error: str | None = None
+        self._started = time.perf_counter()
+
+    def start(self) -> None:
+        self._episode = self._guarded(lambda: self._environment.open(self._task, self._limits))
+
+    def may_go_on(self, max_positions: int) -> bool:
+        if self._stop is None and len(self.ids) >= max_positions:
+            self._stop = "max_tokens"
+        return self._stop is None
+
+    def take(self, sample: Sample) -> None:
+        """Note a reply down, hand it to the episode, and append what that answers."""
+        self._replies += 1
+        self._prompt_tokens += len(self.ids)
+        self._append(sample.ids, sample.log_probs)
+        reply = self._conversation.read_reply(sample.ids)
+        self.messages.append(reply)
+        if sample.finish_reason == "length":
+            self._stop = "max_tokens"
+            return
+        answers = self._guarded(lambda: self._step(reply))
+        if answers is None:
+            return
+        self.messages += answers
+        if self._episode.done:
+            self._stop = _ENDS.get(self._episode.status, "malformed")
+        elif self._replies >= self._max_replies:
+            self._stop = "max_turns"
+        elif self._environment.history(self.messages) != self.messages:
+            self._stop = "max_tokens"  # the protocol would cut the conversation, and it would be two sequences
+        else:
+            if self.ids[-1] != self._conversation.eos_id:
+                self._append([self._conversation.eos_id])
+            self._append(self._conversation.after_reply(self._first, reply, answers))
+
+    def finish(self) -> LocalRollout:
+        score = self._guarded(self._judge) or Score(None, self._stop or "db_unavailable")
+        response = tuple(self.ids[len(self._prompt) :])
+        trajectory = Trajectory(tuple(self._prompt), response, tuple(self._mask), tuple(self._log_probs), self._replies)
+        record = RolloutRecord(
+            task_id=self._task.id,
+            kind=self._task.kind,
+            stop_reason=self._stop or "db_unavailable",
+            score=score,
+            num_turns=self._replies,
+            malformed_calls=self._episode.malformed_calls if self._episode is not None else 0,
+            messages=self.messages,
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=sum(self._mask),
+            seconds=time.perf_counter() - self._started,
+            error=self._error,
+        )
+        return LocalRollout(record, trajectory if self._replies else None)
+
+    def close(self) -> None:
+        if self._episode is not None:
+            self._episode.close()
+
+    def _append(self, ids: Sequence[int], log_probs: Sequence[float] | None = None) -> None:
+        self.ids += ids
+        self._mask += [int(log_probs is not None)] * len(ids)
+        self._log_probs += log_probs if log_probs is not None else [0.0] * len(ids)
+
+    def _step(self, reply: Message) -> list[Message]:
+        if not self._environment.tools:
+            return self._episode.step(reply["content"])
+        calls = reply.get("tool_calls")
+        if not calls:
+            return self._episode.without_call(reply["content"])
+        answers: list[Message] = []
+        for call in calls:
+            content = self._episode.call_tool(call["function"]["name"], call["function"]["arguments"])
+            answers.append({"role": "tool", "tool_call_id": call["id"], "content": content})
+            if self._episode.done:
+                break
+        return answers
+
+    def _judge(self) -> Score:
+        if self._replies == 0:
+            return Score(None, self._stop if self._stop not in (None, "max_tokens") else "no_reply")
+        if self._stop in ("db_unavailable", "table_error"):
+            return Score(None, self._stop)
+        return self._environment.judge(self._episode)
+
+    def _guarded(self, work: Callable[[], T]) -> T | None:
+        """What the database may do to anyone ends this rollout under its name, without a score."""
+        try:
+            return work()
+        except BackendUnavailable as failure:
+            self._stop, self._error = "db_unavailable", str(failure)
+        except TableError as failure:
+            self._stop, self._error = "table_error", str(failure)
+        return None
+
+
+_ENDS: dict[str, StopReason] = {
+    "completed": "answered",
+    "task limit reached": "max_turns",
+    "task_limit_reached": "max_turns",
+}
+"""Every other end is one that the policy's words made: `malformed`."""

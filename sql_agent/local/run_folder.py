@@ -1,0 +1,87 @@
+"""The folder of a local run: its settings, its two line files, its checkpoints, and the adapter it ends with."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from sql_agent.local.checkpoint import newest_checkpoint, resume, save_checkpoint
+from sql_agent.local.learner import Learner
+from sql_agent.local.policy import LocalPolicy
+
+SETTINGS = "config.json"
+
+
+class RunFolderError(ValueError):
+    """The folder cannot be used as asked; the message says what to do."""
+
+
+class RunFolder:
+    """
+    Args:
+        path: of the run; must not hold a run unless that is resumed.
+        config: saved on the first start; a resumed run must have the same.
+        free: settings that may change when a run is resumed, e.g. how often it saves.
+    Raises:
+        RunFolderError: it holds something, or nothing that could be resumed, or a run with other settings.
+    """
+
+    def __init__(self, path: Path, config: BaseModel, *, resumed: bool, free: Iterable[str] = ()) -> None:
+        self.path, self.metrics, self.trajectories = path, path / "metrics.jsonl", path / "trajectories.jsonl"
+        self.checkpoints = path / "checkpoints"
+        settings = path / SETTINGS
+        own = config.model_dump(mode="json")
+        if resumed:
+            if not settings.is_file():
+                raise RunFolderError(f"{path} holds no run ({SETTINGS} is missing); start it without --resume")
+            earlier = json.loads(settings.read_text())
+            if other := [name for name in own if name not in free and own[name] != earlier.get(name)]:
+                name = other[0]
+                raise RunFolderError(
+                    f"the run in {path} was started with {name} = {earlier.get(name)}, now it is {own[name]}; resume "
+                    "with the same settings, or start anew in another folder"
+                )
+        elif path.exists() and any(path.iterdir()):
+            raise RunFolderError(f"{path} is not empty; go on with its run by --resume, or name another folder")
+        path.mkdir(parents=True, exist_ok=True)
+        settings.write_text(json.dumps(own, indent=2) + "\n")
+
+    def log(self, metrics: Mapping[str, Any]) -> None:
+        _append(self.metrics, {**metrics, "at": time.time()})
+
+    def keep(self, trajectory: Mapping[str, Any]) -> None:
+        _append(self.trajectories, trajectory)
+
+    def save(self, step: int, policy: LocalPolicy, learner: Learner, state: dict[str, Any]) -> None:
+        save_checkpoint(self.checkpoints, step, policy, learner, state, (self.metrics, self.trajectories))
+
+    def resume(self, policy: LocalPolicy, learner: Learner) -> dict[str, Any] | None:
+        """What the loop knew at the newest whole checkpoint, everything else put back; None without one, then the
+        run begins anew."""
+        checkpoint = newest_checkpoint(self.checkpoints)
+        if checkpoint is None:
+            self.metrics.unlink(missing_ok=True)
+            self.trajectories.unlink(missing_ok=True)
+            return None
+        return resume(checkpoint, policy, learner, (self.metrics, self.trajectories))
+
+    def finish(self, policy: LocalPolicy, name: str = "adapter") -> Path:
+        """Write adapter and tokenizer, whole or not at all."""
+        target, unfinished = self.path / name, self.path / f"{name}.part"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        policy.save(unfinished)
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(unfinished, target)
+        return target
+
+
+def _append(path: Path, line: Mapping[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line, ensure_ascii=False) + "\n")
