@@ -1,0 +1,74 @@
+"""Word problems of GSM8K's form for machines without a network: the stories of `stories`, with names and numbers drawn.
+
+Each has a solution of two to four calculations, all of whose results are whole numbers above 0. Leaves out how hard
+GSM8K's own questions are to read: what is learnt here is the form, the tool and short chains of steps.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from itertools import islice
+
+from sql_agent.gsm8k.calculator import calculate
+from sql_agent.gsm8k.stories import PEOPLE, PRONOUNS, STORIES, TIMES, Story
+from sql_agent.gsm8k.types import Problem, Split, in_split
+
+HELD_OUT_FRACTION = 0.2
+MAX_DRAWS = 10_000
+"""In a row that give no new problem; then there are no more."""
+
+_CALCULATION = re.compile(r"\[(\w): (\$?)([^\]]+)\]")
+
+
+def generate_problems(count: int, *, split: Split = "train", seed: int = 0) -> list[Problem]:
+    """Problems of which no two tell the same story with the same numbers.
+
+    A story with its numbers belongs to one split, whatever the seed and the names.
+    Raises:
+        ValueError: there are not that many.
+    """
+    problems = list(islice(_problems(split, seed), count))
+    if len(problems) < count:
+        raise ValueError(f"the generator has no more than {len(problems)} {split} problems, {count} were asked for")
+    return problems
+
+
+def _problems(split: Split, seed: int) -> Iterator[Problem]:
+    draw, seen, in_vain = random.Random(f"{seed}/{split}"), set(), 0
+    while in_vain < MAX_DRAWS:
+        story = draw.choice(STORIES)
+        numbers = {letter: draw.choice(values) for letter, values in story.numbers.items()}
+        key = f"{story.name}/{'/'.join(map(str, numbers.values()))}"
+        problem = None
+        if key not in seen and in_split(key, split, HELD_OUT_FRACTION):
+            problem = _told(story, numbers, f"generated-{split}-{seed}-{len(seen)}", draw)
+        if problem is None:
+            in_vain += 1
+            continue
+        seen.add(key)
+        in_vain = 0
+        yield problem
+
+
+def _told(story: Story, numbers: dict[str, int], problem_id: str, draw: random.Random) -> Problem | None:
+    """The story with these numbers, or None where a result is not a whole number above 0."""
+    (name, she), (other, _) = draw.sample(PEOPLE, 2)
+    words = {"name": name, "other": other, "she": she, "She": she.capitalize(), "her": PRONOUNS[she]}
+    words |= {"thing": draw.choice(story.things)}
+    words |= {f"{letter}_times": TIMES.get(number, "") for letter, number in numbers.items()}
+    values = {letter: str(number) for letter, number in numbers.items()}
+
+    def calculation(found: re.Match[str]) -> str:
+        letter, dollar, expression = found.groups()
+        expression = re.sub(r"[a-z]", lambda variable: values[variable[0]], expression)
+        values[letter] = calculate(expression)
+        return f"{expression} = {dollar}<<{expression}={values[letter]}>>{values[letter]}"
+
+    sentences = [_CALCULATION.sub(calculation, step) for step in story.steps]
+    if not all(value.isdigit() and value != "0" for value in values.values()):
+        return None
+    answer = list(values.values())[-1]
+    solution = "\n".join([*sentences, "#### {answer}"]).format(**words, **values, answer=answer)
+    return Problem(problem_id, story.question.format(**words, **values), answer, solution)

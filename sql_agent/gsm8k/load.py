@@ -1,0 +1,99 @@
+"""Where word problems come from: the hub, a local file of GSM8K's form, or the generator."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from dbbench_adapter.load import raw_records
+from dbbench_adapter.records import Fault, RawRecord
+from sql_agent.gsm8k.generator import HELD_OUT_FRACTION, generate_problems
+from sql_agent.gsm8k.types import Problem, Split, final_number, in_split
+
+HUB_NAME = "openai/gsm8k"
+GENERATED = 1_000
+"""Problems that the generator makes where no limit is given."""
+_OTHERS = "give a .jsonl or .parquet file of rows with question and answer, or `generated` for made-up problems"
+
+
+def load_problems(source: str, *, split: Split = "train", limit: int | None = None, seed: int = 0) -> list[Problem]:
+    """Problems in the seed's order.
+
+    Args:
+        source: `gsm8k`: from the hub, or from its cache; `generated`; or a JSONL or parquet file whose rows have a
+            `question` and an `answer` that ends with `#### n`.
+        split: of the hub, its own; of a file, `test` is the share `HELD_OUT_FRACTION` of its questions, chosen by their
+            text alone; of the generator, no story with its numbers is in both.
+        limit: at most so many, drawn by the seed; None: all, of the generator `GENERATED`.
+    Raises:
+        ValueError: the source cannot be reached or read, a row does not parse, nothing of a file is in the split, or
+            the generator does not have that many.
+    """
+    if source == "generated":
+        return generate_problems(GENERATED if limit is None else limit, split=split, seed=seed)
+    problems = _from_hub(split) if source == "gsm8k" else _from_file(Path(source), split)
+    random.Random(seed).shuffle(problems)
+    return problems[:limit]
+
+
+def _from_hub(split: Split) -> list[Problem]:
+    import datasets  # seconds of imports
+
+    try:
+        rows = datasets.load_dataset(HUB_NAME, "main", split=split)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"gsm8k: {HUB_NAME} is neither in the cache nor can the hub be reached ({error}); {_OTHERS}"
+        ) from None
+    records = (RawRecord(f"gsm8k-{split}-{index}", f"row {index}", row) for index, row in enumerate(rows))
+    return list(_read(records, f"gsm8k, {split}"))
+
+
+def _from_file(path: Path, split: Split) -> list[Problem]:
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file, and no other source of problems; `gsm8k` is the hub's; {_OTHERS}")
+    everything = list(_read(raw_records(path), str(path)))
+    problems = [problem for problem in everything if in_split(problem.question, split, HELD_OUT_FRACTION)]
+    if not problems:
+        raise ValueError(
+            f"{path}: none of its {len(everything)} problems falls in the {split} share ({HELD_OUT_FRACTION:.0%} of "
+            "the questions are test, by their text); give more rows"
+        )
+    return problems
+
+
+@dataclass(frozen=True)
+class _Row:
+    question: str
+    answer: str
+
+
+_ROW = TypeAdapter(_Row)
+
+
+def _read(records: Iterator[RawRecord | Fault], source: str) -> Iterator[Problem]:
+    for record in records:
+        if isinstance(record, Fault):
+            raise ValueError(f"{source}, {record}")
+        try:
+            yield _problem(record)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(map(str, first["loc"])) or "row"
+            raise ValueError(f"{source}, {record.where}, field {field}: {first['msg']}") from None
+        except ValueError as error:
+            raise ValueError(f"{source}, {record.where}, {error}") from None
+
+
+def _problem(record: RawRecord) -> Problem:
+    row = _ROW.validate_python(record.value)
+    number = final_number(row.answer)
+    if not row.question.strip():
+        raise ValueError("field question: expected a text, found an empty one")
+    if number is None:
+        raise ValueError(f"field answer: expected a last line such as #### 72, found {row.answer[-40:]!r}")
+    return Problem(record.id, row.question.strip(), f"{number:f}", row.answer.strip())
