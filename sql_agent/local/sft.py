@@ -1,0 +1,323 @@
+"""A supervised fine-tuning run: everything is checked and put into tokens, then trained and saved.
+
+Leaves out the loop (`sql_agent.local.sft_trainer`) and validation: `sql_agent.tiny_policy.measure` and
+`sql_agent.evaluate` play held-out tasks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import disable_progress_bars as disable_dataset_bars
+from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
+
+from dbbench_adapter.backends import open_backend
+from dbbench_adapter.generator import generate_tasks
+from dbbench_adapter.load import load_tasks
+from dbbench_adapter.outputs import check_output
+from dbbench_adapter.protocols import ProtocolName
+from reward_model.base_model import load_tokenizer, weights_sha256
+from reward_model.training import TrainingError, git_commit, tokenizer_sha256, versions
+from sql_agent.gsm8k.load import load_problems
+from sql_agent.local.sft_data import (
+    Demonstrations,
+    Encoded,
+    dbbench_demonstrations,
+    digest,
+    encode_all,
+    gsm8k_demonstrations,
+    read_messages,
+)
+from sql_agent.local.sft_trainer import (
+    ADAPTER_FILE,
+    CHECKPOINTS,
+    RECORD,
+    Lora,
+    Schedule,
+    load_trainable,
+    make_trainer,
+    save_whole,
+)
+from sql_agent.model_check import check_config, check_weights, read_json
+
+GENERATED = 512
+"""Demonstrations made where there is no file and no --max_samples."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class SftSettings:
+    """The flags of `scripts/train_sft.py`, which says what they mean and checks their ranges."""
+
+    model_path: Path
+    dataset: str
+    output_dir: Path
+    num_epochs: int
+    batch_size: int
+    gradient_accumulation_steps: int
+    learning_rate: float
+    max_length: int
+    seed: int
+    save_steps: int
+    device: str
+    max_samples: int | None = None
+    tasks: Path | None = None
+    protocol: ProtocolName | None = None
+    lora_r: int | None = None
+    lora_alpha: int | None = None
+    lora_dropout: float | None = None
+    chat_template_path: Path | None = None
+    resume: bool = False
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(
+            self.num_epochs, self.batch_size, self.gradient_accumulation_steps, self.learning_rate, self.seed
+        )
+
+    @property
+    def source(self) -> str:
+        """`dbbench`, `gsm8k` or `file`."""
+        name = self.dataset.partition(":")[0]
+        return name if self.dataset == "dbbench" or name == "gsm8k" else "file"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that can start."""
+
+    cfg: SftSettings
+    base: Path
+    """The model's folder, or the one that the adapter in `cfg.model_path` belongs to."""
+    lora: Lora | None
+    """The adapter to make; None where all weights are trained, or one is trained on."""
+    tokenizer: PreTrainedTokenizerBase
+    encoded: list[Encoded]
+    device: str
+    record: dict[str, Any]
+    checkpoint: Path | None
+    """To go on from."""
+
+    @property
+    def trains_all_weights(self) -> bool:
+        return self.lora is None and self.base == self.cfg.model_path
+
+
+def prepare(cfg: SftSettings, say: Say = print) -> Run:
+    """Check everything and make the tokens; reads no weights but for their hash, and writes nothing.
+
+    Raises:
+        ValueError: what is wrong and what to do.
+    """
+    disable_dataset_bars()
+    disable_progress_bar()
+    checkpoint = checkpoint_to_resume(cfg, say)
+    device = checked_device(cfg.device)
+    base = base_folder(cfg.model_path)
+    lora = new_adapter(cfg, is_adapter=base != cfg.model_path)
+    tokenizer = load_tokenizer(cfg.model_path, cfg.chat_template_path)
+    check_model(base, cfg.max_length)
+    found = demonstrations(cfg)
+    encoded = encode_all(tokenizer, found.kept, max_length=cfg.max_length) if found.kept else []
+    describe_data(cfg, found, encoded, say)
+    stop_at_end_of_turn(tokenizer, encoded[0].ids[-1], say)
+    record = {
+        "model": {"path": str(cfg.model_path), "sha256": weights_sha256(cfg.model_path)},
+        "tokenizer_sha256": tokenizer_sha256(tokenizer),
+        "data": {"source": cfg.dataset, "sha256": digest(encoded), "conversations": len(encoded)},
+        "left_out": {**found.left_out, "too_long": len(found.kept) - len(encoded)},
+        "settings": {**asdict(cfg.schedule), "lora": asdict(lora) if lora else None},
+        "versions": versions(),
+        "git_commit": git_commit(),
+    }
+    if checkpoint:
+        refuse_another_run(checkpoint, record)
+        say(f"going on from {checkpoint}")
+    return Run(cfg, base, lora, tokenizer, encoded, device, record, checkpoint)
+
+
+def train(run: Run, say: Say = print) -> None:
+    """Train, save, and say what was made and what comes next.
+
+    Raises:
+        TrainingError: a loss that is no number.
+    """
+    cfg = run.cfg
+    cfg.output_dir.mkdir(parents=True, exist_ok=True)
+    model = load_trainable(cfg.model_path, run.base, all_weights=run.trains_all_weights, device=run.device)
+    trainer = make_trainer(
+        model,
+        run.tokenizer,
+        run.encoded,
+        cfg.schedule,
+        cfg.output_dir,
+        lora=run.lora,
+        save_steps=cfg.save_steps,
+        record=run.record,
+    )
+    weights = list(trainer.model.parameters())  # pyright: ignore[reportOptionalMemberAccess]
+    trained = sum(weight.numel() for weight in weights if weight.requires_grad)
+    say(f"{trained:,} of {sum(map(torch.numel, weights)):,} weights are trained, on {run.device}")
+    trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
+    save_whole(trainer, run.tokenizer, cfg.output_dir, run.record)
+    say(f"trained {trainer.state.global_step} steps on {len(run.encoded)} conversations of {cfg.dataset}")
+    say(f"{'model' if run.trains_all_weights else 'adapter'} and tokenizer: {cfg.output_dir}")
+    for command in NEXT[cfg.source]:
+        say(f"next: {command.format(cfg.output_dir)}")
+
+
+NEXT = {
+    "dbbench": [
+        "python scripts/test_interactive.py --model_path {}",
+        "python -m scripts.run_dbbench_greedy_grpo --model_path {}",
+    ],
+    "gsm8k": [
+        "python scripts/test_interactive.py --model_path {}",
+        "python scripts/train_gsm8k_agent.py --model_path {}",
+    ],
+    "file": ["python scripts/test_interactive.py --model_path {}"],
+}
+
+
+# What is checked ------------------------------------------------------------------------------------------------------
+
+
+def checked_device(wanted: str) -> str:
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise TrainingError("--device cuda, and PyTorch finds no GPU; give --device cpu, or auto")
+    return "cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def base_folder(model_path: Path) -> Path:
+    """The model itself, or the one that an adapter belongs to."""
+    if not (model_path / ADAPTER_FILE).is_file():
+        return model_path
+    base = Path(read_json(model_path / ADAPTER_FILE).get("base_model_name_or_path") or "")
+    if not (base / "config.json").is_file():
+        raise TrainingError(
+            f"{model_path} is an adapter of {base}, which is no model folder here; put that one there, or change "
+            f"base_model_name_or_path in {model_path / ADAPTER_FILE}"
+        )
+    return base
+
+
+def new_adapter(cfg: SftSettings, *, is_adapter: bool) -> Lora | None:
+    flags = {"r": cfg.lora_r, "alpha": cfg.lora_alpha, "dropout": cfg.lora_dropout}
+    given = {name: value for name, value in flags.items() if value is not None}
+    if is_adapter and given:
+        raise TrainingError(
+            f"--lora_{next(iter(given))} is given, and {cfg.model_path} is an adapter, which is trained on as it is; "
+            "leave the flag out, or give a whole model"
+        )
+    if is_adapter or cfg.lora_r == 0:
+        return None
+    return Lora(**given)
+
+
+def check_model(base: Path, max_length: int) -> None:
+    for problem in (*check_config(base), *check_weights(base)):
+        raise TrainingError(str(problem))
+    positions = getattr(AutoConfig.from_pretrained(base).get_text_config(), "max_position_embeddings", None)
+    if positions and max_length > positions:
+        raise TrainingError(f"--max_length is {max_length}, expected at most {positions}, the positions of {base}")
+
+
+def stop_at_end_of_turn(tokenizer: PreTrainedTokenizerBase, end: int, say: Say) -> None:
+    """Sampling stops at the tokenizer's eos_token, which for base models often is not what ends a reply."""
+    if end != tokenizer.eos_token_id:
+        token = str(tokenizer.convert_ids_to_tokens(end))
+        say(f"replies end with {token}, which becomes the tokenizer's eos_token (it was {tokenizer.eos_token})")
+        tokenizer.eos_token = token
+
+
+def checkpoint_to_resume(cfg: SftSettings, say: Say) -> Path | None:
+    """The newest whole checkpoint, where --resume asks for it and there is one.
+
+    Raises:
+        ValueError: the folder holds something that would be written over, or cannot be written.
+    """
+    output = cfg.output_dir
+    if output.exists() and not output.is_dir():
+        raise TrainingError(f"--output_dir {output} is a file, expected a folder")
+    if (output / RECORD).is_file():
+        raise TrainingError(f"{output} holds a finished model ({RECORD}); name another --output_dir")
+    check_output(output / RECORD, "--output_dir")
+    if not cfg.resume:
+        if output.is_dir() and any(output.iterdir()):
+            raise TrainingError(f"{output} is not empty; give --resume to go on, or name another --output_dir")
+        return None
+    for folder in sorted((output / CHECKPOINTS).glob("checkpoint-*"), key=_step, reverse=True):
+        if (folder / RECORD).is_file():
+            return folder
+        say(f"{folder} was cut off while it was saved and is passed over")
+    say(f"no whole checkpoint in {output}: starting anew")
+    return None
+
+
+def _step(checkpoint: Path) -> int:
+    number = checkpoint.name.removeprefix("checkpoint-")
+    return int(number) if number.isdecimal() else -1
+
+
+def refuse_another_run(checkpoint: Path, record: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        TrainingError: model, data or settings are not those of the checkpoint.
+    """
+    then, now = (_what_counts(one) for one in (read_json(checkpoint / RECORD), json.loads(json.dumps(record))))
+    changed = [f"{key}: was {then.get(key)}, is {now[key]}" for key in now if then.get(key) != now[key]]
+    if changed:
+        raise TrainingError(
+            f"{checkpoint} is of another run ({'; '.join(changed)}); name another --output_dir to start anew, or give "
+            "what it was trained with"
+        )
+
+
+def _what_counts(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "model": record["model"]["sha256"],
+        "tokenizer or chat template": record["tokenizer_sha256"],
+        "data": record["data"]["sha256"],
+        **record["settings"],
+    }
+
+
+# Data -----------------------------------------------------------------------------------------------------------------
+
+
+def demonstrations(cfg: SftSettings) -> Demonstrations:
+    for name in ("tasks", "protocol"):
+        if getattr(cfg, name) is not None and cfg.source != "dbbench":
+            raise TrainingError(f"--{name} belongs to --dataset dbbench; this one is {cfg.dataset}")
+    if cfg.source == "file":
+        return read_messages(Path(cfg.dataset), cfg.max_samples)
+    if cfg.source == "gsm8k":
+        where = cfg.dataset.removeprefix("gsm8k:")
+        limit = cfg.max_samples or (GENERATED if where == "generated" else None)
+        return gsm8k_demonstrations(load_problems(where, limit=limit, seed=cfg.seed))
+    tasks = load_tasks(cfg.tasks) if cfg.tasks else generate_tasks(cfg.max_samples or GENERATED, seed=cfg.seed)
+    with open_backend("sqlite") as backend:
+        return dbbench_demonstrations(tasks[: cfg.max_samples], backend, cfg.protocol or "fc")
+
+
+def describe_data(cfg: SftSettings, found: Demonstrations, encoded: list[Encoded], say: Say) -> None:
+    """
+    Raises:
+        TrainingError: there is nothing to train on.
+    """
+    left_out = found.left_out + Counter({f"longer than --max_length {cfg.max_length}": len(found.kept) - len(encoded)})
+    reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.most_common()) or "none"
+    for note, count in found.notes.most_common():
+        say(f"{note}, {count} times" if count > 1 else note)
+    if not encoded:
+        raise TrainingError(f"{cfg.dataset} gave nothing to train on; left out: {reasons}")
+    tokens, said = sum(len(one.ids) for one in encoded), sum(sum(one.mask) for one in encoded)
+    say(f"{len(encoded)} conversations of {cfg.dataset}, {tokens:,} tokens, {said:,} of them learnt")
+    say(f"left out: {reasons}")

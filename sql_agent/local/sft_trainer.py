@@ -1,0 +1,201 @@
+"""Supervised fine-tuning on TRL's `SFTTrainer`: the loop's settings, its log, its checkpoints and its result.
+
+TRL's defaults hold wherever this module says nothing else. Leaves out the loss and the loop, which are TRL's, and
+several processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig, PeftModel
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers.trainer_callback import PrinterCallback
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import SFTTrainer
+
+from reward_model.training import METRICS, RunLog, TrainingError
+from sql_agent.local.sft_data import Encoded
+
+RECORD = "sft.json"
+"""Of a run, in its output and in each checkpoint: written last, so its being there says that the rest is whole."""
+CHECKPOINTS = "checkpoints"
+KEPT_CHECKPOINTS = 2
+ADAPTER_FILE = "adapter_config.json"
+
+
+@dataclass(frozen=True)
+class Lora:
+    """A new adapter on all linear layers."""
+
+    r: int = 16
+    alpha: int = 32
+    dropout: float = 0.05
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What the optimiser does; a run is gone on with only where all of it is as it was."""
+
+    num_epochs: int
+    batch_size: int
+    gradient_accumulation_steps: int
+    learning_rate: float
+    seed: int
+
+
+class Trainer(SFTTrainer):
+    """TRL's trainer, stopped by the first loss that is no number, and counting tokens on from a checkpoint."""
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self._total_train_tokens = self.state.num_input_tokens_seen  # TRL starts at 0 each time; the state is saved
+        loss = super().training_step(*args, **kwargs)
+        self.state.num_input_tokens_seen = self._total_train_tokens
+        if not torch.isfinite(loss):
+            raise TrainingError(
+                f"the loss is {loss.item()} at step {self.state.global_step + 1}; lower --learning_rate (now "
+                f"{self.args.learning_rate:g}) in a new --output_dir; where it is so from step 1 on, the weights of "
+                "--model_path hold NaN"
+            )
+        return loss
+
+
+def make_trainer(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    encoded: Sequence[Encoded],
+    schedule: Schedule,
+    output: Path,
+    *,
+    lora: Lora | None = None,
+    save_steps: int = 100,
+    record: dict[str, Any] | None = None,
+) -> Trainer:
+    """TRL's trainer over conversations that are in tokens already, one a row, padded right.
+
+    Args:
+        lora: the adapter to make; None trains what of `model` is not frozen.
+        record: goes beside each checkpoint.
+    """
+    on_gpu = model.device.type == "cuda"
+    args = SFTConfig(
+        output_dir=str(output / CHECKPOINTS),
+        num_train_epochs=schedule.num_epochs,
+        per_device_train_batch_size=schedule.batch_size,
+        gradient_accumulation_steps=schedule.gradient_accumulation_steps,
+        learning_rate=schedule.learning_rate,
+        seed=schedule.seed,
+        save_strategy="steps",
+        save_steps=save_steps,
+        save_total_limit=KEPT_CHECKPOINTS,
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        max_length=None,  # what is too long was left out; TRL would cut it
+        use_cpu=not on_gpu,
+        bf16=on_gpu and torch.cuda.is_bf16_supported(),
+        gradient_checkpointing=on_gpu,
+        dataloader_pin_memory=on_gpu,
+        disable_tqdm=True,
+        report_to=["none"],
+    )
+    peft_config = lora and LoraConfig(
+        task_type="CAUSAL_LM", r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules="all-linear"
+    )
+    trainer = Trainer(
+        model=model,
+        args=args,
+        train_dataset=as_dataset(encoded),
+        processing_class=tokenizer,
+        peft_config=peft_config,
+        callbacks=[SftLog(output, record or {})],
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def as_dataset(encoded: Sequence[Encoded]) -> Dataset:
+    """The columns that TRL takes as they are: `input_ids`, and `labels` with -100 where nothing is learnt."""
+    return Dataset.from_dict({"input_ids": [one.ids for one in encoded], "labels": [one.labels for one in encoded]})
+
+
+def load_trainable(model_path: Path, base: Path, *, all_weights: bool, device: str) -> Any:
+    """The model on its device, with the adapter of `model_path` ready to be trained on where it is one.
+
+    Frozen weights are bfloat16 on a GPU. Trained ones are float32, since they would lose small updates.
+    """
+    dtype = torch.float32 if all_weights or device == "cpu" else torch.bfloat16
+    where = str(base.resolve())  # an adapter names its base: by a path that lasts
+    model: Any = AutoModelForCausalLM.from_pretrained(where, dtype=dtype)
+    if model_path != base:
+        model = PeftModel.from_pretrained(model, str(model_path), is_trainable=True)
+        model.peft_config["default"].base_model_name_or_path = where
+    return model.to(device)
+
+
+# The log --------------------------------------------------------------------------------------------------------------
+
+RENAMED = {
+    "loss": "sft/loss",
+    "mean_token_accuracy": "sft/token_accuracy",
+    "entropy": "sft/entropy",
+    "grad_norm": "optim/grad_norm",
+    "learning_rate": "optim/learning_rate",
+    "num_tokens": "data/tokens",
+    "epoch": "data/epoch",
+}
+"""The trainer's names and ours."""
+
+
+class SftLog(RunLog):
+    """metrics.jsonl, a line on the screen for each step, and the record beside each checkpoint."""
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if "loss" not in kwargs["logs"]:
+            return  # the trainer's summary at the end
+        metrics = {RENAMED[key]: value for key, value in kwargs["logs"].items() if key in RENAMED}
+        now = time.monotonic()
+        metrics["time/step_s"] = (now - self.last_time) / max(state.global_step - self.last_step, 1)
+        self.last_time, self.last_step = now, state.global_step
+        with (self.output_dir / METRICS).open("a") as out:
+            out.write(json.dumps({"train_step": state.global_step, "at": time.time(), **metrics}) + "\n")
+        print(step_line(state.global_step, state.max_steps, metrics), flush=True)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        write_record(Path(args.output_dir) / f"checkpoint-{state.global_step}", self.record, state.global_step)
+
+
+def step_line(step: int, steps: int, metrics: Mapping[str, float]) -> str:
+    parts = [f"step {step}/{steps}", f"loss {metrics['sft/loss']:.4f}"]
+    parts += [f"accuracy {metrics['sft/token_accuracy']:.1%}", f"grad {metrics['optim/grad_norm']:.2f}"]
+    parts += [f"lr {metrics['optim/learning_rate']:.1e}", f"{metrics['time/step_s']:.2f} s/step"]
+    return "  ".join(parts)
+
+
+# The result -----------------------------------------------------------------------------------------------------------
+
+
+def write_record(folder: Path, record: Mapping[str, Any], train_step: int) -> None:
+    """Appears whole or not at all."""
+    part = folder / f"{RECORD}.part"
+    part.write_text(json.dumps({**record, "train_step": train_step}, indent=2) + "\n")
+    part.replace(folder / RECORD)
+
+
+def save_whole(trainer: Trainer, tokenizer: PreTrainedTokenizerBase, output: Path, record: Mapping[str, Any]) -> None:
+    """Model or adapter, and tokenizer. Loaders know the folder by its config, which comes when the rest is there."""
+    with tempfile.TemporaryDirectory(dir=output, prefix=".saving-") as scratch:
+        model: Any = trainer.model
+        model.save_pretrained(scratch)
+        tokenizer.save_pretrained(scratch)
+        for file in sorted(Path(scratch).iterdir(), key=lambda file: file.name in (ADAPTER_FILE, "config.json")):
+            os.replace(file, output / file.name)
+    write_record(output, record, trainer.state.global_step)
