@@ -1,6 +1,6 @@
 """Train a model on DB-Bench tasks in this process, greedy-then-GRPO: one task, one update.
 
-    python -m scripts.run_dbbench_greedy_grpo --model_path models/tiny-sql --save_dir outputs/greedy --learning_rate 1e-3
+    python -m scripts.run_dbbench_greedy_grpo --model_path models/tiny-sql --learning_rate 1e-3
 
 For each task: one greedy episode, which counts for the accuracy, then `group_size` sampled ones, then at once a GRPO
 update of a LoRA adapter. Rewards: correct +1, wrong -1, out of rounds -0.8, illegal -0.2. Writes adapter/ (with the
@@ -15,9 +15,17 @@ if __package__ in (None, ""):
 
 import argparse
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from sql_agent.local.config import GreedyGrpoConfig
 from sql_agent.local.flags import add_flags, read_flags
+from sql_agent.local.start import check_model
+from sql_agent.local.types import DivergedError
+
+if TYPE_CHECKING:
+    from dbbench_adapter.types import Task
+    from sql_agent.environments.dbbench import DbBench
+    from sql_agent.local.run_folder import RunFolder
 
 FREE_ON_RESUME = ("save_dir", "save_every", "eval_tasks")
 
@@ -36,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     cfg = read_flags(parser, GreedyGrpoConfig, args)
     try:
         run(cfg, resumed=args.resume)
+    except (ValueError, OSError, DivergedError) as error:
+        raise SystemExit(f"error: {error}") from error
     except KeyboardInterrupt:
         raise SystemExit(
             f"\ninterrupted; the same command with --resume goes on from the last checkpoint in {cfg.save_dir}"
@@ -43,40 +53,54 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run(cfg: GreedyGrpoConfig, *, resumed: bool) -> None:
+    for path in filter(None, (cfg.model.model_path, cfg.reference_model_path)):
+        check_model(path)
     from dbbench_adapter.backends import BackendUnavailable
     from dbbench_adapter.generator import generate_tasks
     from dbbench_adapter.load import load_tasks
     from sql_agent.environments.dbbench import DbBench
-    from sql_agent.local.start import StartError, start_policy
+    from sql_agent.local.run_folder import RunFolder
 
+    folder = RunFolder(cfg.save_dir, cfg, resumed=resumed, free=FREE_ON_RESUME)
+    tasks = load_tasks(cfg.data)[: cfg.num_tasks] if cfg.data else generate_tasks(cfg.num_tasks, seed=cfg.seed)
+    held_out = generate_tasks(cfg.eval_tasks, seed=1, split="held_out") if cfg.eval_tasks else []
     try:
-        tasks = load_tasks(cfg.data)[: cfg.num_tasks] if cfg.data else generate_tasks(cfg.num_tasks, seed=cfg.seed)
-        policy = start_policy(cfg.model, cfg.adapter, seed=cfg.seed, reference_path=cfg.reference_model_path)
         with DbBench(cfg.judge, cfg.protocol, cfg.backend) as environment:
-            _train(cfg, policy, environment, tasks, resumed=resumed)
-    except (StartError, BackendUnavailable, OSError, ValueError, RuntimeError) as error:
-        raise SystemExit(str(error)) from error
+            _train(cfg, environment, tasks, held_out, folder, resumed=resumed)
+    except BackendUnavailable as error:
+        raise ValueError(f"--backend {cfg.backend.split('@')[-1]}: {error}") from error
 
 
-def _train(cfg, policy, environment, tasks, *, resumed):
-    from dbbench_adapter.generator import generate_tasks
+def _train(
+    cfg: GreedyGrpoConfig,
+    environment: "DbBench",
+    tasks: "Sequence[Task]",
+    held_out: "Sequence[Task]",
+    folder: "RunFolder",
+    *,
+    resumed: bool,
+) -> None:
     from sql_agent.local.greedy_grpo import Progress, evaluate, train
     from sql_agent.local.learner import Learner
     from sql_agent.local.rollouts import Player
-    from sql_agent.local.run_folder import RunFolder
+    from sql_agent.local.start import start_policy
 
+    policy = start_policy(
+        cfg.model, cfg.adapter, tools=environment.tools, seed=cfg.seed, reference_path=cfg.reference_model_path
+    )
     player, learner = Player(policy, environment, cfg.limits), Learner(policy, cfg.optim, cfg.loss)
-    folder = RunFolder(cfg.save_dir, cfg, resumed=resumed, free=FREE_ON_RESUME)
+    folder.begin()
     state = folder.resume(policy, learner) if resumed else None
     progress = Progress(**(state or {}))
-    held_out = generate_tasks(cfg.eval_tasks, seed=1, split="held_out") if cfg.eval_tasks else []
-    if held_out and state is None:
+    if state is not None:
+        print(f"resumed after task {progress.place}", flush=True)
+    elif held_out:
         print(f"held-out, before: {evaluate(player, held_out)}", flush=True)
     train(policy, learner, player, tasks, cfg, folder, progress, lambda line: print(line, flush=True))
-    adapter = folder.finish(policy)
+    print(f"greedy accuracy while training: {progress.accuracy}")
     if held_out:
         print(f"held-out, after: {evaluate(player, held_out)}")
-    print(f"adapter: {adapter}")
+    print(f"adapter: {folder.finish(policy)}")
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ class Conversation:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[dict[str, Any]] = ()) -> None:
-        self._tokenizer, self._tools = tokenizer, list(tools) or None
-        self._eos, self.eos_id = str(tokenizer.eos_token), tokenizer.convert_tokens_to_ids(str(tokenizer.eos_token))
+        self._tokenizer, self._tools = tokenizer, [*tools] or None
+        self._eos, self.eos_id = str(tokenizer.eos_token), int(tokenizer.eos_token_id)  # pyright: ignore[reportArgumentType]
         if not tokenizer.chat_template:
             raise ChatTemplateError(
                 f"{tokenizer.name_or_path} has no chat template; take an instruct model, or write chat_template.jinja "
@@ -58,7 +58,7 @@ class Conversation:
             reply: as `read_reply` gave it; only the names and arguments of its calls matter.
             answers: what the episode answered.
         """
-        said = {"role": "assistant", "content": "-" if not reply.get("tool_calls") else ""}
+        said: Message = {"role": "assistant", "content": "-" if not reply.get("tool_calls") else ""}
         if reply.get("tool_calls"):
             said["tool_calls"] = [_with_object(call) for call in reply["tool_calls"]]
         return self._tokenizer.encode(self._eos + self._between([*first, said], answers), add_special_tokens=False)[1:]
@@ -98,9 +98,11 @@ class Conversation:
         return whole[end:]
 
     def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
-        return self._tokenizer.apply_chat_template(
-            list(messages), tools=self._tools, tokenize=False, add_generation_prompt=add_generation_prompt
-        )  # pyright: ignore[reportReturnType]
+        tools: Any = self._tools
+        text: Any = self._tokenizer.apply_chat_template(
+            list(messages), tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+        return text
 
     def _check(self) -> None:
         first: list[Message] = [{"role": "system", "content": "probe"}, {"role": "user", "content": "probe"}]

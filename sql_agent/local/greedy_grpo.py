@@ -76,8 +76,9 @@ def train(
             progress.correct += greedy.record.score.value == 1.0
         progress.skipped = dict(skipped)
         folder.log(_line(progress, task, greedy, group, rewards, metrics, learner, played_s, started))
-        for kind, rollout, value in [("greedy", greedy, None), *(("sampled", r, v) for r, v in zip(group, rewards))]:
-            folder.keep({"place": progress.place, "mode": kind, "reward": value, **rollout.record.to_dict()})
+        folder.keep({"place": progress.place, "mode": "greedy", **greedy.record.to_dict()})
+        for rollout, value in zip(group, rewards, strict=True):
+            folder.keep({"place": progress.place, "mode": "sampled", "reward": value, **rollout.record.to_dict()})
         say(_shown(progress, total, rewards, metrics, skipped))
         if progress.place % cfg.save_every == 0 and progress.place < total:
             folder.save(progress.place, policy, learner, vars(progress))

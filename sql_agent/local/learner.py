@@ -12,13 +12,10 @@ import torch
 from sql_agent.local.config import LossConfig, OptimConfig
 from sql_agent.local.losses import GrpoStats, grpo_loss, reinforce_loss, token_weights
 from sql_agent.local.policy import LocalPolicy, Rows
+from sql_agent.local.types import DivergedError
 from sql_agent.stitch import Trajectory
 
 MAX_BAD_STEPS = 3
-
-
-class DivergedError(RuntimeError):
-    """Loss or gradient was no finite number several times in a row; the weights are those of the last good step."""
 
 
 @dataclass(frozen=True)

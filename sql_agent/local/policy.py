@@ -28,10 +28,10 @@ from transformers import (
 )
 
 from sql_agent.local.config import AdapterConfig
+from sql_agent.local.start import ADAPTER_FILE
 from sql_agent.local.types import Sample, Sampling
 from sql_agent.stitch import Trajectory
 
-ADAPTER_FILE = "adapter_config.json"
 REFERENCE = "reference"
 
 
@@ -76,12 +76,14 @@ class LocalPolicy:
 
     def __init__(self, model: PeftModel, tokenizer: PreTrainedTokenizerBase, reference: Any = None) -> None:
         self.model, self.tokenizer, self._reference = model, tokenizer, reference
-        base = model.get_base_model()
+        base: Any = model.get_base_model()
         self.max_positions = int(getattr(base.config.get_text_config(), "max_position_embeddings", 0) or 1 << 20)
-        stops = base.generation_config.eos_token_id if base.generation_config is not None else None
+        stops: Any = base.generation_config.eos_token_id if base.generation_config is not None else None
         stops = stops if isinstance(stops, list) else [stops]
-        self._stop_ids = sorted({int(i) for i in (*stops, tokenizer.eos_token_id) if i is not None})
-        self.pad_id = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self._stop_ids[0])
+        eos: Any = tokenizer.eos_token_id
+        pad: Any = tokenizer.pad_token_id
+        self._stop_ids: list[int] = sorted({i for i in (*stops, eos) if i is not None})
+        self.pad_id: int = self._stop_ids[0] if pad is None else pad
         # a folder's own sampling settings (Qwen's repetition penalty, say) would change what the log-probs are of
         base.generation_config = GenerationConfig(eos_token_id=self._stop_ids, pad_token_id=self.pad_id)
         model.eval()
@@ -167,7 +169,7 @@ class LocalPolicy:
 
     def save(self, folder: Path) -> None:
         """Adapter and tokenizer; `load_policy` and PEFT read the folder."""
-        self.model.save_pretrained(folder, selected_adapters=["default"])
+        self.model.save_pretrained(str(folder), selected_adapters=["default"])
         self.tokenizer.save_pretrained(folder)
 
     def load_adapter(self, folder: Path) -> None:
@@ -267,7 +269,7 @@ def load_policy(
     if load_in_4bit:
         base = prepare_model_for_kbit_training(base, use_gradient_checkpointing=False)
     if trained:
-        model = PeftModel.from_pretrained(base, trained, is_trainable=True)
+        model: Any = PeftModel.from_pretrained(base, trained, is_trainable=True)
         model.load_adapter(trained, adapter_name=REFERENCE)
         model.set_adapter("default")
     else:
@@ -298,7 +300,8 @@ def load_model(path: str | Path, *, device: str, load_in_4bit: bool = False) -> 
     where = str(folder.resolve()) if folder.is_dir() else str(path)  # an adapter names its base: by a path that lasts
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     if not load_in_4bit:
-        return AutoModelForCausalLM.from_pretrained(where, dtype=dtype).to(device)
+        model: Any = AutoModelForCausalLM.from_pretrained(where, dtype=dtype)
+        return model.to(device)
     quantised = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype, bnb_4bit_use_double_quant=True
     )

@@ -22,10 +22,10 @@ from dbbench_adapter.backends import open_backend
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.load import load_tasks
 from dbbench_adapter.outputs import check_output
-from dbbench_adapter.protocols import ProtocolName
 from reward_model.base_model import load_tokenizer, weights_sha256
 from reward_model.training import TrainingError, git_commit, tokenizer_sha256, versions
 from sql_agent.gsm8k.load import load_problems
+from sql_agent.local.sft_config import GENERATED, SftConfig
 from sql_agent.local.sft_data import (
     Demonstrations,
     Encoded,
@@ -40,62 +40,25 @@ from sql_agent.local.sft_trainer import (
     CHECKPOINTS,
     RECORD,
     Lora,
-    Schedule,
     load_trainable,
     make_trainer,
     save_whole,
 )
-from sql_agent.model_check import check_config, check_weights, read_json
+from sql_agent.local.start import check_device, check_model
+from sql_agent.model_check import read_json
 
-GENERATED = 512
-"""Demonstrations made where there is no file and no --max_samples."""
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class SftSettings:
-    """The flags of `scripts/train_sft.py`, which says what they mean and checks their ranges."""
-
-    model_path: Path
-    dataset: str
-    output_dir: Path
-    num_epochs: int
-    batch_size: int
-    gradient_accumulation_steps: int
-    learning_rate: float
-    max_length: int
-    seed: int
-    save_steps: int
-    device: str
-    max_samples: int | None = None
-    tasks: Path | None = None
-    protocol: ProtocolName | None = None
-    lora_r: int | None = None
-    lora_alpha: int | None = None
-    lora_dropout: float | None = None
-    chat_template_path: Path | None = None
-    resume: bool = False
-
-    @property
-    def schedule(self) -> Schedule:
-        return Schedule(
-            self.num_epochs, self.batch_size, self.gradient_accumulation_steps, self.learning_rate, self.seed
-        )
-
-    @property
-    def source(self) -> str:
-        """`dbbench`, `gsm8k` or `file`."""
-        name = self.dataset.partition(":")[0]
-        return name if self.dataset == "dbbench" or name == "gsm8k" else "file"
 
 
 @dataclass(frozen=True)
 class Run:
     """A run that can start."""
 
-    cfg: SftSettings
+    cfg: SftConfig
+    model: Path
+    """The folder of the model, or of the adapter."""
     base: Path
-    """The model's folder, or the one that the adapter in `cfg.model_path` belongs to."""
+    """The folder of the model, or of the one that the adapter belongs to."""
     lora: Lora | None
     """The adapter to make; None where all weights are trained, or one is trained on."""
     tokenizer: PreTrainedTokenizerBase
@@ -107,10 +70,10 @@ class Run:
 
     @property
     def trains_all_weights(self) -> bool:
-        return self.lora is None and self.base == self.cfg.model_path
+        return self.lora is None and self.base == self.model
 
 
-def prepare(cfg: SftSettings, say: Say = print) -> Run:
+def prepare(cfg: SftConfig, *, resume: bool, say: Say = print) -> Run:
     """Check everything and make the tokens; reads no weights but for their hash, and writes nothing.
 
     Raises:
@@ -118,29 +81,32 @@ def prepare(cfg: SftSettings, say: Say = print) -> Run:
     """
     disable_dataset_bars()
     disable_progress_bar()
-    checkpoint = checkpoint_to_resume(cfg, say)
-    device = checked_device(cfg.device)
-    base = base_folder(cfg.model_path)
-    lora = new_adapter(cfg, is_adapter=base != cfg.model_path)
-    tokenizer = load_tokenizer(cfg.model_path, cfg.chat_template_path)
-    check_model(base, cfg.max_length)
+    checkpoint = checkpoint_to_resume(cfg, resume, say)
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if cfg.device == "auto" else cfg.device
+    check_device(device, load_in_4bit=False, has_gpu=torch.cuda.is_available())
+    check_model(cfg.model_path)
+    model = model_folder(cfg.model_path)
+    base = base_of(model)
+    lora = new_adapter(cfg, is_adapter=base != model)
+    tokenizer = load_tokenizer(model, cfg.chat_template_path)
+    check_positions(base, cfg.max_length)
     found = demonstrations(cfg)
     encoded = encode_all(tokenizer, found.kept, max_length=cfg.max_length) if found.kept else []
     describe_data(cfg, found, encoded, say)
     stop_at_end_of_turn(tokenizer, encoded[0].ids[-1], say)
     record = {
-        "model": {"path": str(cfg.model_path), "sha256": weights_sha256(cfg.model_path)},
+        "model": {"path": str(model), "sha256": weights_sha256(model)},
         "tokenizer_sha256": tokenizer_sha256(tokenizer),
         "data": {"source": cfg.dataset, "sha256": digest(encoded), "conversations": len(encoded)},
         "left_out": {**found.left_out, "too_long": len(found.kept) - len(encoded)},
-        "settings": {**asdict(cfg.schedule), "lora": asdict(lora) if lora else None},
+        "settings": {name: getattr(cfg, name) for name in SETTINGS} | {"lora": asdict(lora) if lora else None},
         "versions": versions(),
         "git_commit": git_commit(),
     }
     if checkpoint:
         refuse_another_run(checkpoint, record)
         say(f"going on from {checkpoint}")
-    return Run(cfg, base, lora, tokenizer, encoded, device, record, checkpoint)
+    return Run(cfg, model, base, lora, tokenizer, encoded, device, record, checkpoint)
 
 
 def train(run: Run, say: Say = print) -> None:
@@ -150,18 +116,9 @@ def train(run: Run, say: Say = print) -> None:
         TrainingError: a loss that is no number.
     """
     cfg = run.cfg
-    cfg.output_dir.mkdir(parents=True, exist_ok=True)
-    model = load_trainable(cfg.model_path, run.base, all_weights=run.trains_all_weights, device=run.device)
-    trainer = make_trainer(
-        model,
-        run.tokenizer,
-        run.encoded,
-        cfg.schedule,
-        cfg.output_dir,
-        lora=run.lora,
-        save_steps=cfg.save_steps,
-        record=run.record,
-    )
+    (cfg.output_dir / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+    model = load_trainable(run.model, run.base, all_weights=run.trains_all_weights, device=run.device)
+    trainer = make_trainer(model, run.tokenizer, run.encoded, cfg, lora=run.lora, record=run.record)
     weights = list(trainer.model.parameters())  # pyright: ignore[reportOptionalMemberAccess]
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
     say(f"{trained:,} of {sum(map(torch.numel, weights)):,} weights are trained, on {run.device}")
@@ -189,41 +146,38 @@ NEXT = {
 # What is checked ------------------------------------------------------------------------------------------------------
 
 
-def checked_device(wanted: str) -> str:
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise TrainingError("--device cuda, and PyTorch finds no GPU; give --device cpu, or auto")
-    return "cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu"
+def model_folder(model_path: str) -> Path:
+    """The folder itself, or where the Hugging Face cache holds the model of that name."""
+    if Path(model_path).is_dir():
+        return Path(model_path)
+    from huggingface_hub import snapshot_download
 
-
-def base_folder(model_path: Path) -> Path:
-    """The model itself, or the one that an adapter belongs to."""
-    if not (model_path / ADAPTER_FILE).is_file():
-        return model_path
-    base = Path(read_json(model_path / ADAPTER_FILE).get("base_model_name_or_path") or "")
-    if not (base / "config.json").is_file():
+    try:
+        return Path(snapshot_download(model_path, local_files_only=True))
+    except OSError as error:
         raise TrainingError(
-            f"{model_path} is an adapter of {base}, which is no model folder here; put that one there, or change "
-            f"base_model_name_or_path in {model_path / ADAPTER_FILE}"
-        )
-    return base
+            f"{model_path} is no folder, and the Hugging Face cache does not hold it ({error}); fetch it with "
+            f"`.venv/bin/hf download {model_path}`"
+        ) from None
 
 
-def new_adapter(cfg: SftSettings, *, is_adapter: bool) -> Lora | None:
-    flags = {"r": cfg.lora_r, "alpha": cfg.lora_alpha, "dropout": cfg.lora_dropout}
-    given = {name: value for name, value in flags.items() if value is not None}
+def base_of(model: Path) -> Path:
+    if not (model / ADAPTER_FILE).is_file():
+        return model
+    return model_folder(read_json(model / ADAPTER_FILE)["base_model_name_or_path"])
+
+
+def new_adapter(cfg: SftConfig, *, is_adapter: bool) -> Lora | None:
+    given = [f"--{name}" for name in ("lora_r", "lora_alpha", "lora_dropout") if name in cfg.model_fields_set]
     if is_adapter and given:
         raise TrainingError(
-            f"--lora_{next(iter(given))} is given, and {cfg.model_path} is an adapter, which is trained on as it is; "
-            "leave the flag out, or give a whole model"
+            f"{given[0]} is given, and {cfg.model_path} is an adapter, which is trained on as it is; leave the flag "
+            "out, or give a whole model"
         )
-    if is_adapter or cfg.lora_r == 0:
-        return None
-    return Lora(**given)
+    return None if is_adapter or cfg.lora_r == 0 else Lora(cfg.lora_r, cfg.lora_alpha, cfg.lora_dropout)
 
 
-def check_model(base: Path, max_length: int) -> None:
-    for problem in (*check_config(base), *check_weights(base)):
-        raise TrainingError(str(problem))
+def check_positions(base: Path, max_length: int) -> None:
     positions = getattr(AutoConfig.from_pretrained(base).get_text_config(), "max_position_embeddings", None)
     if positions and max_length > positions:
         raise TrainingError(f"--max_length is {max_length}, expected at most {positions}, the positions of {base}")
@@ -237,11 +191,11 @@ def stop_at_end_of_turn(tokenizer: PreTrainedTokenizerBase, end: int, say: Say) 
         tokenizer.eos_token = token
 
 
-def checkpoint_to_resume(cfg: SftSettings, say: Say) -> Path | None:
-    """The newest whole checkpoint, where --resume asks for it and there is one.
+def checkpoint_to_resume(cfg: SftConfig, resume: bool, say: Say) -> Path | None:
+    """The newest whole checkpoint, None to start.
 
     Raises:
-        ValueError: the folder holds something that would be written over, or cannot be written.
+        ValueError: the folder holds something that would be written over, nothing to go on with, or cannot be written.
     """
     output = cfg.output_dir
     if output.exists() and not output.is_dir():
@@ -249,9 +203,11 @@ def checkpoint_to_resume(cfg: SftSettings, say: Say) -> Path | None:
     if (output / RECORD).is_file():
         raise TrainingError(f"{output} holds a finished model ({RECORD}); name another --output_dir")
     check_output(output / RECORD, "--output_dir")
-    if not cfg.resume:
-        if output.is_dir() and any(output.iterdir()):
-            raise TrainingError(f"{output} is not empty; give --resume to go on, or name another --output_dir")
+    if resume and not (output / CHECKPOINTS).is_dir():
+        raise TrainingError(f"{output} holds no run to go on with; start it without --resume")
+    if not resume and output.is_dir() and any(output.iterdir()):
+        raise TrainingError(f"{output} is not empty; go on with its run by --resume, or name another --output_dir")
+    if not resume:
         return None
     for folder in sorted((output / CHECKPOINTS).glob("checkpoint-*"), key=_step, reverse=True):
         if (folder / RECORD).is_file():
@@ -264,6 +220,10 @@ def checkpoint_to_resume(cfg: SftSettings, say: Say) -> Path | None:
 def _step(checkpoint: Path) -> int:
     number = checkpoint.name.removeprefix("checkpoint-")
     return int(number) if number.isdecimal() else -1
+
+
+SETTINGS = ("num_epochs", "batch_size", "gradient_accumulation_steps", "learning_rate", "seed")
+"""What the weights depend on beside model, data and adapter; a run is gone on with only where these are as they were."""
 
 
 def refuse_another_run(checkpoint: Path, record: Mapping[str, Any]) -> None:
@@ -292,9 +252,9 @@ def _what_counts(record: Mapping[str, Any]) -> dict[str, Any]:
 # Data -----------------------------------------------------------------------------------------------------------------
 
 
-def demonstrations(cfg: SftSettings) -> Demonstrations:
+def demonstrations(cfg: SftConfig) -> Demonstrations:
     for name in ("tasks", "protocol"):
-        if getattr(cfg, name) is not None and cfg.source != "dbbench":
+        if name in cfg.model_fields_set and cfg.source != "dbbench":
             raise TrainingError(f"--{name} belongs to --dataset dbbench; this one is {cfg.dataset}")
     if cfg.source == "file":
         return read_messages(Path(cfg.dataset), cfg.max_samples)
@@ -304,10 +264,10 @@ def demonstrations(cfg: SftSettings) -> Demonstrations:
         return gsm8k_demonstrations(load_problems(where, limit=limit, seed=cfg.seed))
     tasks = load_tasks(cfg.tasks) if cfg.tasks else generate_tasks(cfg.max_samples or GENERATED, seed=cfg.seed)
     with open_backend("sqlite") as backend:
-        return dbbench_demonstrations(tasks[: cfg.max_samples], backend, cfg.protocol or "fc")
+        return dbbench_demonstrations(tasks[: cfg.max_samples], backend, cfg.protocol)
 
 
-def describe_data(cfg: SftSettings, found: Demonstrations, encoded: list[Encoded], say: Say) -> None:
+def describe_data(cfg: SftConfig, found: Demonstrations, encoded: list[Encoded], say: Say) -> None:
     """
     Raises:
         TrainingError: there is nothing to train on.

@@ -24,33 +24,23 @@ from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from reward_model.training import METRICS, RunLog, TrainingError
+from sql_agent.local.sft_config import SftConfig
 from sql_agent.local.sft_data import Encoded
+from sql_agent.local.start import ADAPTER_FILE
 
 RECORD = "sft.json"
 """Of a run, in its output and in each checkpoint: written last, so its being there says that the rest is whole."""
 CHECKPOINTS = "checkpoints"
 KEPT_CHECKPOINTS = 2
-ADAPTER_FILE = "adapter_config.json"
 
 
 @dataclass(frozen=True)
 class Lora:
     """A new adapter on all linear layers."""
 
-    r: int = 16
-    alpha: int = 32
-    dropout: float = 0.05
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """What the optimiser does; a run is gone on with only where all of it is as it was."""
-
-    num_epochs: int
-    batch_size: int
-    gradient_accumulation_steps: int
-    learning_rate: float
-    seed: int
+    r: int
+    alpha: int
+    dropout: float
 
 
 class Trainer(SFTTrainer):
@@ -73,12 +63,10 @@ def make_trainer(
     model: Any,
     tokenizer: PreTrainedTokenizerBase,
     encoded: Sequence[Encoded],
-    schedule: Schedule,
-    output: Path,
+    cfg: SftConfig,
     *,
-    lora: Lora | None = None,
-    save_steps: int = 100,
-    record: dict[str, Any] | None = None,
+    lora: Lora | None,
+    record: dict[str, Any],
 ) -> Trainer:
     """TRL's trainer over conversations that are in tokens already, one a row, padded right.
 
@@ -88,14 +76,14 @@ def make_trainer(
     """
     on_gpu = model.device.type == "cuda"
     args = SFTConfig(
-        output_dir=str(output / CHECKPOINTS),
-        num_train_epochs=schedule.num_epochs,
-        per_device_train_batch_size=schedule.batch_size,
-        gradient_accumulation_steps=schedule.gradient_accumulation_steps,
-        learning_rate=schedule.learning_rate,
-        seed=schedule.seed,
+        output_dir=str(cfg.output_dir / CHECKPOINTS),
+        num_train_epochs=cfg.num_epochs,
+        per_device_train_batch_size=cfg.batch_size,
+        gradient_accumulation_steps=cfg.gradient_accumulation_steps,
+        learning_rate=cfg.learning_rate,
+        seed=cfg.seed,
         save_strategy="steps",
-        save_steps=save_steps,
+        save_steps=cfg.save_steps,
         save_total_limit=KEPT_CHECKPOINTS,
         logging_steps=1,
         logging_nan_inf_filter=False,
@@ -116,7 +104,7 @@ def make_trainer(
         train_dataset=as_dataset(encoded),
         processing_class=tokenizer,
         peft_config=peft_config,
-        callbacks=[SftLog(output, record or {})],
+        callbacks=[SftLog(cfg.output_dir, record)],
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -127,16 +115,16 @@ def as_dataset(encoded: Sequence[Encoded]) -> Dataset:
     return Dataset.from_dict({"input_ids": [one.ids for one in encoded], "labels": [one.labels for one in encoded]})
 
 
-def load_trainable(model_path: Path, base: Path, *, all_weights: bool, device: str) -> Any:
-    """The model on its device, with the adapter of `model_path` ready to be trained on where it is one.
+def load_trainable(folder: Path, base: Path, *, all_weights: bool, device: str) -> Any:
+    """The model on its device, with the adapter of `folder` ready to be trained on where it is one.
 
     Frozen weights are bfloat16 on a GPU. Trained ones are float32, since they would lose small updates.
     """
     dtype = torch.float32 if all_weights or device == "cpu" else torch.bfloat16
     where = str(base.resolve())  # an adapter names its base: by a path that lasts
     model: Any = AutoModelForCausalLM.from_pretrained(where, dtype=dtype)
-    if model_path != base:
-        model = PeftModel.from_pretrained(model, str(model_path), is_trainable=True)
+    if folder != base:
+        model = PeftModel.from_pretrained(model, str(folder), is_trainable=True)
         model.peft_config["default"].base_model_name_or_path = where
     return model.to(device)
 

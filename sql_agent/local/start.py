@@ -1,48 +1,110 @@
-"""How a local run starts: seeds, device, the model looked at before it is loaded."""
+"""How a local run starts: what is asked for is looked at, then seeds are set, then the model is loaded."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from sql_agent.local.config import AdapterConfig, ModelConfig
+from sql_agent.model_check import check_config, check_tokenizer, check_weights
+
+if TYPE_CHECKING:
+    from sql_agent.local.policy import LocalPolicy
+
+ADAPTER_FILE = "adapter_config.json"
 
 
 class StartError(ValueError):
     """The run cannot start as asked; the message says what to do."""
 
 
-def start_policy(model: ModelConfig, adapter: AdapterConfig, *, seed: int, reference_path: str | None = None):
-    """The policy, loaded; nothing random happened before `seed` was set."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    check(model)
+def start_policy(
+    model: ModelConfig,
+    adapter: AdapterConfig,
+    *,
+    tools: Sequence[dict[str, Any]],
+    seed: int,
+    reference_path: str | None = None,
+) -> LocalPolicy:
+    """The policy, loaded from this machine's files; nothing random happened before `seed` was set.
+
+    Args:
+        tools: what the environment offers; the chat template has to write them before the weights are read.
+    Raises:
+        StartError: a model that is not there or not whole, 4 bits without what they need.
+        ChatTemplateError: see `Conversation`.
+    """
+    for path in filter(None, (model.model_path, reference_path)):
+        check_model(path)
     import torch
+
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if model.device == "auto" else model.device
+    check_device(device, load_in_4bit=model.load_in_4bit, has_gpu=torch.cuda.is_available())
+    from transformers import AutoTokenizer
     from transformers.utils import logging
 
+    from sql_agent.local.conversation import Conversation
     from sql_agent.local.policy import load_policy
 
     logging.disable_progress_bar()
+    Conversation(AutoTokenizer.from_pretrained(model.model_path), tools)
     torch.manual_seed(seed)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     return load_policy(
         model.model_path,
         adapter=adapter,
-        device=device if model.device == "auto" else model.device,
+        device=device,
         reference_path=reference_path,
         load_in_4bit=model.load_in_4bit,
         gradient_checkpointing=model.gradient_checkpointing,
     )
 
 
-def check(model: ModelConfig) -> None:
+def check_device(device: str, *, load_in_4bit: bool, has_gpu: bool) -> None:
     """
     Raises:
-        StartError: no such model, or 4 bits without what they need.
+        StartError: the device is not there, or cannot hold 4-bit weights.
     """
-    if model.load_in_4bit and importlib.util.find_spec("bitsandbytes") is None:
-        raise StartError(
-            "--load_in_4bit needs bitsandbytes, which is not installed; install it (with a GPU), or leave the flag out"
-        )
-    if not Path(model.model_path).is_dir() and "/" in model.model_path.strip("/"):
-        pass
+    if device == "cuda" and not has_gpu:
+        raise StartError("--device cuda: torch sees no GPU here; leave the flag out or give cpu")
+    if load_in_4bit and device != "cuda":
+        raise StartError("--load_in_4bit needs a GPU; leave the flag out, a CPU holds the model in float32")
+    if load_in_4bit and importlib.util.find_spec("bitsandbytes") is None:
+        raise StartError("--load_in_4bit needs bitsandbytes, which is not installed: `uv pip install bitsandbytes`")
+
+
+def check_model(path: str) -> None:
+    """A model's or an adapter's folder, or a name in the Hugging Face cache, is there and whole.
+
+    Raises:
+        StartError: it is not.
+    """
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    folder = Path(path)
+    if (folder / ADAPTER_FILE).is_file():
+        base = json.loads((folder / ADAPTER_FILE).read_text("utf-8")).get("base_model_name_or_path")
+        if not (folder / "adapter_model.safetensors").is_file() or not base:
+            raise StartError(f"{folder} is no whole adapter: expected adapter_model.safetensors and its base's name")
+        check_model(base)
+        return
+    if folder.is_dir():
+        problems = [p for check in (check_config, check_tokenizer, check_weights) for p in check(folder) if p.blocks]
+        if problems:
+            raise StartError(str(problems[0]))
+        return
+    if os.environ["HF_HUB_OFFLINE"] == "1":
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+
+        try:
+            cached = isinstance(try_to_load_from_cache(path, "config.json"), str)
+        except HFValidationError:
+            cached = False
+        if not cached:
+            raise StartError(
+                f"{path} is no folder, and no model of that name is in the Hugging Face cache; fetch it with `.venv/bin/hf "
+                f"download {path}`, or make a small one with `.venv/bin/python -m scripts.make_tiny_policy`"
+            )

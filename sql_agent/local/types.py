@@ -12,6 +12,10 @@ from sql_agent.stitch import Trajectory
 from sql_agent.types import AgentConfig, RolloutRecord
 
 
+class DivergedError(RuntimeError):
+    """Loss or gradient was no finite number several times in a row; the weights are those of the last good step."""
+
+
 class Playable(Protocol):
     """The part of an environment (`sql_agent.environments.base.Environment`) that playing an episode needs."""
 
