@@ -36,7 +36,7 @@ class RunFolder:
     def __init__(self, path: Path, config: BaseModel, *, resumed: bool, free: Iterable[str] = ()) -> None:
         self.path, self.metrics, self.trajectories = path, path / "metrics.jsonl", path / "trajectories.jsonl"
         self.checkpoints = path / "checkpoints"
-        settings = path / SETTINGS
+        self._config, settings = config, path / SETTINGS
         own = config.model_dump(mode="json")
         if resumed:
             if not settings.is_file():
@@ -50,8 +50,11 @@ class RunFolder:
                 )
         elif path.exists() and any(path.iterdir()):
             raise RunFolderError(f"{path} is not empty; go on with its run by --resume, or name another folder")
-        path.mkdir(parents=True, exist_ok=True)
-        settings.write_text(json.dumps(own, indent=2) + "\n")
+
+    def begin(self) -> None:
+        """Make the folder; until here nothing was written."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / SETTINGS).write_text(self._config.model_dump_json(indent=2) + "\n")
 
     def log(self, metrics: Mapping[str, Any]) -> None:
         _append(self.metrics, {**metrics, "at": time.time()})
