@@ -7,13 +7,16 @@ template's text and appended, so a rollout of many turns is one sequence and not
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
-from trl.chat_template_utils import add_response_schema, parse_response, qwen3_schema
+from trl.chat_template_utils import add_response_schema, get_training_chat_template, parse_response, qwen3_schema
 
 from dbbench_adapter.protocols import Message
+
+log = logging.getLogger(__name__)
 
 PROBE_CALL = {"type": "function", "function": {"name": "probe", "arguments": {"query": "SELECT 'a b'"}}}
 
@@ -28,8 +31,8 @@ class Conversation:
     Args:
         tools: offered in each prompt, in chat-completions form; none for protocols of plain text.
     Raises:
-        ChatTemplateError: no template, one that changes earlier messages when later ones come, or one that writes tool
-            calls in a form that cannot be read back.
+        ChatTemplateError: no template; one that changes earlier messages when later ones come, and that TRL has no
+            version of that does not; or one that writes tool calls in a form that cannot be read back.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[dict[str, Any]] = ()) -> None:
@@ -44,7 +47,20 @@ class Conversation:
             add_response_schema(tokenizer)
         except ValueError:  # a template that TRL does not know: take Hermes' form of calls, the most common one
             tokenizer.response_schema = qwen3_schema
-        self._check()
+        try:
+            self._check()
+        except ChatTemplateError:
+            # Qwen3's, for one, drops the reasoning of earlier turns; TRL has versions of such templates that do not
+            preserving = _for_training(tokenizer)
+            if preserving is None:
+                raise
+            log.warning(
+                "the chat template of %s rewrites earlier turns; TRL's version of it for training, which does not, is "
+                "used and saved with the adapter",
+                tokenizer.name_or_path,
+            )
+            tokenizer.chat_template = preserving
+            self._check()
 
     def first_prompt(self, messages: Sequence[Message]) -> list[int]:
         text = self._render(messages, add_generation_prompt=True)
@@ -99,9 +115,15 @@ class Conversation:
 
     def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
         tools: Any = self._tools
-        text: Any = self._tokenizer.apply_chat_template(
-            list(messages), tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
-        )
+        try:
+            text: Any = self._tokenizer.apply_chat_template(
+                list(messages), tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except Exception as error:  # a template is a program: it may raise anything
+            raise ChatTemplateError(
+                f"the chat template of {self._tokenizer.name_or_path} cannot write the conversation "
+                f"({type(error).__name__}: {error}); write one that can into chat_template.jinja of its folder"
+            ) from error
         return text
 
     def _check(self) -> None:
@@ -119,6 +141,13 @@ class Conversation:
                 f"the chat template of {self._tokenizer.name_or_path} writes tool calls in a form that is not read "
                 "here (known: Hermes' and those of TRL); use --protocol text, which needs no tool calls"
             )
+
+
+def _for_training(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    try:
+        return get_training_chat_template(tokenizer)
+    except ValueError:
+        return None
 
 
 def _as_text(function: dict[str, Any]) -> dict[str, Any]:

@@ -252,6 +252,7 @@ def load_policy(
     reference_path: str | Path | None = None,
     load_in_4bit: bool = False,
     gradient_checkpointing: bool = False,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> LocalPolicy:
     """A policy ready to sample and to be trained.
 
@@ -260,10 +261,11 @@ def load_policy(
             it is the reference; its own rank counts.
         device: cpu or cuda.
         reference_path: a separate frozen reference model.
+        tokenizer: the model's, where it has been loaded already.
     Raises:
         ValueError: 4-bit without bitsandbytes or without a GPU.
     """
-    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+    tokenizer = tokenizer or AutoTokenizer.from_pretrained(path)
     trained = Path(path) if (Path(path) / ADAPTER_FILE).is_file() else None
     base = load_model(_base_of(trained) if trained else path, device=device, load_in_4bit=load_in_4bit)
     if load_in_4bit:

@@ -51,7 +51,8 @@ def start_policy(
     from sql_agent.local.policy import load_policy
 
     logging.disable_progress_bar()
-    Conversation(AutoTokenizer.from_pretrained(model.model_path), tools)
+    tokenizer = AutoTokenizer.from_pretrained(model.model_path)
+    Conversation(tokenizer, tools)
     torch.manual_seed(seed)
     return load_policy(
         model.model_path,
@@ -60,6 +61,7 @@ def start_policy(
         reference_path=reference_path,
         load_in_4bit=model.load_in_4bit,
         gradient_checkpointing=model.gradient_checkpointing,
+        tokenizer=tokenizer,
     )
 
 
