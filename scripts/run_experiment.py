@@ -1,0 +1,245 @@
+"""Train a model on one SQL skill at a time with REINFORCE, in this process, as a YAML file says.
+
+    python -m scripts.run_experiment --config_path sql_agent/configs/single_skill/experiments/tiny_cpu.yaml
+
+Each episode draws a skill, then a task of it; all skills share one LoRA adapter. Writes sessions/episodes.jsonl,
+logs/metrics.jsonl, logs/success.png and checkpoints/ into outputs/rl_training/<model>/db_bench/<timestamp>.
+doc/single_skill_rl.md has the settings.
+"""
+
+import os
+import sys
+
+if __package__ in (None, ""):
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from sql_agent.local.experiment import ExperimentConfig, load_experiment
+from sql_agent.local.start import StartError, check_model
+from sql_agent.local.types import DivergedError
+
+if TYPE_CHECKING:
+    from scripts.doctor import Finding
+    from sql_agent.environments.dbbench import DbBench
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.run_experiment",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--config_path", type=Path, required=True, metavar="FILE", help="experiment; files it imports are found from it"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="A.B=C", dest="overrides", help="one setting; repeat for more"
+    )
+    parser.add_argument(
+        "--resume", type=Path, metavar="RUN_DIR", help="go on with this run from its last checkpoint, same settings"
+    )
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--dry-run", action="store_true", help="print the settings and stop")
+    only.add_argument(
+        "--prepare",
+        action="store_true",
+        help="look whether packages, database, model and data are there, make missing data, and stop; exit status 1: "
+        "a run cannot start",
+    )
+    args = parser.parse_args(argv)
+    try:
+        cfg = load_experiment(args.config_path, args.overrides)
+        if args.dry_run:
+            print(yaml.safe_dump(json.loads(cfg.model_dump_json()), sort_keys=False), end="")
+            return 0
+        if args.prepare:
+            return prepare(cfg)
+        run(cfg, args.resume)
+    except (ValueError, OSError, DivergedError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted; --resume RUN_DIR goes on from the run's last checkpoint", file=sys.stderr)
+        return 130
+    return 0
+
+
+def run(cfg: ExperimentConfig, resumed: Path | None) -> None:
+    check_model(cfg.language_model.model_path)
+    from dbbench_adapter.backends import BackendUnavailable
+    from sql_agent.environments.dbbench import DbBench
+
+    try:
+        with DbBench(cfg.task.judge, cfg.agent.protocol, cfg.task.backend) as environment:
+            _train(cfg, environment, resumed)
+    except BackendUnavailable as error:
+        raise ValueError(f"task.backend {cfg.task.backend.split('@')[-1]}: {error}") from error
+
+
+def _train(cfg: ExperimentConfig, environment: "DbBench", resumed: Path | None) -> None:
+    cfg = for_this_machine(cfg)
+    from sql_agent.local.learner import Learner
+    from sql_agent.local.rollouts import Player
+    from sql_agent.local.single_skill import LOSS, Progress, SessionFolder, draws, held_out_tasks, train
+    from sql_agent.local.start import start_policy
+
+    folder = SessionFolder(resumed or new_run_dir(cfg), cfg, resumed=resumed is not None)
+    tasks = draws(cfg.task, seed=cfg.seed)
+    callback = cfg.training_callback
+    held_out = held_out_tasks(cfg.task, callback.evaluate_tasks_per_skill) if callback.evaluate_every else {}
+    model = cfg.language_model
+    policy = start_policy(model, model.adapter, tools=environment.tools, seed=cfg.seed)
+    player = Player(policy, environment, cfg.agent.limits)
+    learner = Learner(policy, cfg.training.model_copy(update={"grad_accum": 1}), LOSS)
+    folder.begin()
+    print(f"run: {folder.path}", flush=True)
+    state = folder.resume(policy, learner) if resumed else None
+    progress = Progress(**(state or {}))
+    if state is not None:
+        print(f"resumed after {progress.episodes} episodes", flush=True)
+    try:
+        train(
+            policy, learner, player, tasks, held_out, cfg, folder, progress, lambda line: print(line, flush=True)
+        )  # fmt: skip
+    finally:
+        _report(folder.metrics)
+    print(f"adapter: {folder.finish(policy, 'checkpoints/adapter')}")
+
+
+def for_this_machine(cfg: ExperimentConfig) -> ExperimentConfig:
+    """4 bits or not, decided by the GPU's memory."""
+    model = cfg.language_model
+    if model.four_bit_below_gib is None or model.device == "cpu":
+        return cfg
+    import torch
+
+    if not torch.cuda.is_available():
+        return cfg
+    gib = torch.cuda.get_device_properties(0).total_memory / 2**30
+    four_bit = gib < model.four_bit_below_gib
+    print(f"GPU with {gib:.0f} GiB: base in {'4 bits' if four_bit else 'bfloat16'}", flush=True)
+    return cfg.model_copy(update={"language_model": model.model_copy(update={"load_in_4bit": four_bit})})
+
+
+def new_run_dir(cfg: ExperimentConfig) -> Path:
+    model = Path(cfg.language_model.model_path.rstrip("/")).name
+    return cfg.output_dir / model / "db_bench" / time.strftime("%Y%m%d_%H%M%S")
+
+
+def _report(metrics: Path) -> None:
+    """Held-out success before and after by skill, and the picture, as far as the run came."""
+    from sql_agent.local.skill_plot import draw, held_out_curves, read_lines
+
+    lines = read_lines(metrics) if metrics.is_file() else []
+    if not lines:
+        return
+    curves = held_out_curves(lines)
+    for skill, curve in curves.items():
+        print(f"held-out, {skill:46} before {curve[0][1]}")
+        print(f"{'':56} after  {curve[-1][1]}")
+    picture = metrics.with_name("success.png")
+    draw(lines, picture)
+    print(f"picture: {picture}")
+
+
+# Looking first --------------------------------------------------------------------------------------------------------
+
+
+def prepare(cfg: ExperimentConfig) -> int:
+    """Say line by line what is there and what to do where something is missing; 1 where a run cannot start."""
+    from scripts.doctor import blocks, check_packages, check_python, installed_versions, report, show, wanted_packages
+
+    installed = installed_versions()
+    pins, mend = wanted_packages(installed)
+    findings = [
+        check_python(sys.version_info[:3], sys.executable),
+        check_packages(pins, installed, mend),
+        check_database(cfg.task.backend),
+        find_model(cfg.language_model.model_path),
+        *check_data(cfg),
+    ]
+    show(report(findings))
+    return int(any(map(blocks, findings)))
+
+
+def check_database(spec: str) -> "Finding":
+    from dbbench_adapter.backends import BackendUnavailable, open_backend
+    from scripts.doctor import Finding
+    from sql_agent.model_check import Problem
+
+    name = spec.split("@")[-1]
+    try:
+        with open_backend(spec):
+            return Finding("database", f"{name} answers")
+    except (BackendUnavailable, ValueError) as error:
+        mend = "start or install it, or take --set task.backend=sqlite, which needs nothing"
+        return Finding("database", name, (Problem(str(error), mend),))
+
+
+def find_model(path: str) -> "Finding":
+    from scripts.doctor import Finding
+    from sql_agent.model_check import Problem
+
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        check_model(path)
+    except StartError as error:
+        what, _, mend = str(error).rpartition("; ")
+        return Finding("model", path, (Problem(what or mend, mend),))
+    return Finding("model", f"{path}: {'folder' if Path(path).is_dir() else 'in the Hugging Face cache'}")
+
+
+def check_data(cfg: ExperimentConfig) -> list["Finding"]:
+    from dbbench_adapter.load import TaskFileError
+    from dbbench_adapter.single_skill import read_single_skill
+    from scripts.doctor import Finding
+    from sql_agent.model_check import Problem
+
+    task = cfg.task
+    if task.data is None:
+        return [Finding("data", f"generated while training ({task.generator})")]
+    found: list[Finding] = []
+    for file, count, split in (
+        (task.data, task.generate_missing, "train"),
+        (task.held_out_data, task.generate_missing // 4, "held_out"),
+    ):
+        if file is None:
+            continue
+        made = ""
+        if not file.exists() and count:
+            write_generated(file, count, split)
+            made = ", made now"
+        try:
+            tasks = read_single_skill(file)
+            found.append(Finding("data", f"{file}: {sum(map(len, tasks.values()))} tasks of {len(tasks)} skills{made}"))
+        except TaskFileError as error:
+            mend = "give another with --set task.data=FILE, or let it be made: --set task.generate_missing=2200"
+            found.append(Finding("data", str(file), (Problem(str(error), mend),)))
+    return found
+
+
+def write_generated(file: Path, count: int, split: str) -> None:
+    """A single-skill file of generated tasks, each skill alike."""
+    from dbbench_adapter.single_skill import SingleSkillTaskGenerator, write_single_skill
+    from dbbench_adapter.types import Task
+
+    stream = SingleSkillTaskGenerator.from_generator(seed=0, split=split)  # pyright: ignore[reportArgumentType]
+    by_skill: dict[str, list[Task]] = {}
+    for _ in range(count):
+        skill, task = stream.draw()
+        by_skill.setdefault(skill, []).append(task)
+    write_single_skill(file, by_skill)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

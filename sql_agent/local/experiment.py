@@ -1,0 +1,283 @@
+"""Settings of single-skill REINFORCE, read from YAML files that load and override one another. Importing is instant.
+
+A mapping may say `import: other.yaml`, or a list of files, by paths relative to its own file, and `overwrite: {...}`.
+Imports come first, in order, then the mapping's own keys, then `overwrite`: mappings are merged key by key, everything
+else is replaced. An import at the top brings whole settings, one below `agent:` those of the agent.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from dbbench_adapter.judges import JudgeName
+from dbbench_adapter.protocols import ProtocolName
+from dbbench_adapter.skills import SKILLS
+from sql_agent.local.config import AdapterConfig, ModelConfig, OptimConfig, Settings
+from sql_agent.rewards import RewardPreset
+from sql_agent.types import AgentConfig
+
+# Settings -------------------------------------------------------------------------------------------------------------
+
+
+class AttentionAdapterConfig(AdapterConfig):
+    target_modules: str | tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+class LanguageModelConfig(ModelConfig):
+    four_bit_below_gib: float | None = Field(default=None, gt=0)
+    """On a GPU with less memory than this the base is loaded in 4 bits; null: as `load_in_4bit` says."""
+    adapter: AttentionAdapterConfig = AttentionAdapterConfig()
+
+
+class SamplingAgentConfig(Settings):
+    protocol: ProtocolName = "fc"
+    """How the agent acts: by tool calls (fc), or in plain text as AgentBench (text) and LifelongAgentBench (lab)."""
+    max_rounds: int = Field(default=3, ge=1, le=100)
+    """Replies per episode."""
+    max_new_tokens: int = Field(default=512, ge=1)
+    """Of one reply."""
+    temperature: float = Field(default=1.0, gt=0, le=10)
+    """Of the episodes that are trained on; evaluation is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Below 1 the gradient is no longer that of the policy that sampled: log-probs are those before the cut."""
+
+    @property
+    def limits(self) -> AgentConfig:
+        return AgentConfig(protocol=self.protocol, max_turns=self.max_rounds, max_tokens=self.max_new_tokens)
+
+
+class RewardsConfig(Settings):
+    """Of an episode; the defaults are the preset `agent_peft`."""
+
+    correct: float = 1.0
+    incorrect: float = -0.1
+    out_of_rounds: float = -0.3
+    """Rounds or tokens were spent without an answer."""
+    malformed: float = -0.1
+    """The conversation could not go on because of what the policy wrote."""
+
+    @property
+    def preset(self) -> RewardPreset:
+        return RewardPreset(self.correct, self.incorrect, self.out_of_rounds, self.malformed)
+
+
+class TaskConfig(Settings):
+    data: Path | None = None
+    """Task file in any form, one sorted by scripts/prepare_single_skill_data.py included; null: tasks are generated."""
+    held_out_data: Path | None = None
+    """The same for the evaluation; needed with `data` where the run evaluates."""
+    generate_missing: int = Field(default=0, ge=0)
+    """Tasks that --prepare makes for `data`, and a quarter of it for `held_out_data`, where the file is missing."""
+    generator: Literal["plain", "synthesis"] = "plain"
+    """Without `data`: dbbench_adapter.generator (seven skills over small tables) or dbbench_adapter.synthesis (22)."""
+    skills: dict[str, float] | None = None
+    """Chance of each skill relative to the others; null: all that there are tasks of, alike."""
+    backend: str = "sqlite"
+    """Database of the episodes: sqlite, mariadb (a private server) or mysql://user:password@host:port."""
+    judge: JudgeName = "strict"
+    rewards: RewardsConfig = RewardsConfig()
+
+    @field_validator("skills")
+    @classmethod
+    def _known_skills(cls, skills: dict[str, float] | None) -> dict[str, float] | None:
+        if skills is None:
+            return None
+        if unknown := [skill for skill in skills if skill not in SKILLS]:
+            raise ValueError(f"unknown skill {unknown[0]!r}; known: {', '.join(SKILLS)}")
+        if not skills or not all(0 < weight < math.inf for weight in skills.values()):
+            raise ValueError(f"expected one skill or more, each with a weight above 0, got {skills}")
+        return skills
+
+
+class ReinforceConfig(OptimConfig):
+    learning_rate: float = Field(default=1e-5, gt=0, le=1)
+    grad_accum: int = Field(default=8, ge=1, le=1024)
+    """Episodes whose gradients are averaged into one update. The policy does not change among them, so they are played
+    side by side."""
+    baseline: Literal["none", "running_mean"] = "none"
+    """What is taken off a reward: nothing (plain REINFORCE), or its skill's mean over the episodes before it."""
+    baseline_decay: float = Field(default=0.9, ge=0, lt=1)
+    """Weight of the running mean's past against one new reward."""
+
+
+class TrainingCallbackConfig(Settings):
+    """What happens beside the updates; may change when a run is resumed."""
+
+    save_every: int = Field(default=20, ge=1)
+    """Updates between checkpoints; a run that is killed loses at most so many."""
+    evaluate_every: int = Field(default=0, ge=0)
+    """Updates between greedy evaluations on held-out tasks, one before the first update and one after the last
+    included; 0: none at all."""
+    evaluate_tasks_per_skill: int = Field(default=16, ge=1)
+    stop_after_episodes: int = Field(default=1000, ge=1)
+    """A multiple of `training.grad_accum`."""
+
+
+class ExperimentConfig(Settings):
+    """`scripts/run_experiment.py`: one file, most of it imported from others."""
+
+    language_model: LanguageModelConfig
+    agent: SamplingAgentConfig = SamplingAgentConfig()
+    task: TaskConfig = TaskConfig()
+    training: ReinforceConfig = ReinforceConfig()
+    training_callback: TrainingCallbackConfig = TrainingCallbackConfig()
+    seed: int = Field(default=0, ge=0)
+    """Of the draws, the adapter's first weights, sampling and dropout."""
+    output_dir: Path = Path("outputs/rl_training")
+    """The run's folder is <output_dir>/<model>/db_bench/<timestamp>."""
+
+    @model_validator(mode="after")
+    def _ends_with_a_whole_update(self) -> Self:
+        episodes, batch = self.training_callback.stop_after_episodes, self.training.grad_accum
+        if episodes % batch:
+            raise ValueError(
+                f"training_callback.stop_after_episodes ({episodes}) is no multiple of training.grad_accum ({batch}); "
+                f"take {math.ceil(episodes / batch) * batch}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_held_out_tasks(self) -> Self:
+        if self.training_callback.evaluate_every and self.task.data and not self.task.held_out_data:
+            raise ValueError(
+                "training_callback.evaluate_every needs task.held_out_data beside task.data (python -m "
+                "dbbench_adapter.splits cuts a file into parts that share no table); 0 evaluates nothing"
+            )
+        return self
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
+
+
+class ExperimentError(ValueError):
+    """An experiment cannot be read; the message names the file and the key."""
+
+
+Leaves = dict[tuple[str, ...], tuple[Any, str]]
+"""A tree of settings as its ends: the path of each to its value and to where that was said."""
+
+
+def load_experiment(file: Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
+    """Read a file with all that it imports, then apply `a.b=c`, whose values are YAML.
+
+    Raises:
+        ExperimentError: a file is missing, no mapping, or imports itself; a key is unknown; a value does not fit.
+    """
+    leaves = _read(file, ())
+    for override in overrides:
+        place, separator, text = override.partition("=")
+        if not separator:
+            raise ExperimentError(f"--set {override!r} has no `=`; write it as --set training.learning_rate=1e-4")
+        said = f"--set {override}"
+        leaves = _merge(leaves, _leaves(_yaml(text, said), tuple(place.strip().split(".")), said))
+    try:
+        return ExperimentConfig.model_validate(_tree(leaves))
+    except ValidationError as error:
+        raise ExperimentError("\n".join(_in_words(fault, leaves, file) for fault in error.errors())) from None
+
+
+def _read(file: Path, importing: tuple[Path, ...]) -> Leaves:
+    file = Path(os.path.normpath(file))
+    if file in importing:
+        chain = " -> ".join(map(str, [*importing[importing.index(file) :], file]))
+        raise ExperimentError(f"{importing[-1]}: import goes in a circle: {chain}; take one of these imports out")
+    try:
+        whole = _yaml(file.read_text("utf-8"), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ExperimentError(f"{file} cannot be read ({error}); sql_agent/configs/single_skill has examples") from None
+    if not isinstance(whole, dict):
+        raise ExperimentError(f"{file} holds {_kind(whole)}, expected a mapping of settings")
+    return _resolved(whole, (), file, (*importing, file))
+
+
+def _resolved(mapping: Mapping[Any, Any], place: tuple[str, ...], file: Path, importing: tuple[Path, ...]) -> Leaves:
+    """One mapping of a file: what it imports, its own keys over that, `overwrite` over both."""
+    leaves: Leaves = {}
+    imports = mapping.get("import", [])
+    for name in imports if isinstance(imports, list) else [imports]:
+        key = ".".join((*place, "import"))
+        if not isinstance(name, str):
+            raise ExperimentError(f"{file}: {key} is {name!r}, expected the path of a YAML file or a list of them")
+        target = file.parent / name
+        if not target.is_file():
+            raise ExperimentError(f"{file}: {key} names {name}, but there is no {os.path.normpath(target)}")
+        imported = _read(target, importing)
+        leaves = _merge(leaves, {(*place, *path): said for path, said in imported.items()})
+    for key, value in mapping.items():
+        inner = (*place, str(key))
+        if key in ("import", "overwrite"):
+            continue
+        own = _resolved(value, inner, file, importing) if isinstance(value, dict) else {inner: (value, str(file))}
+        leaves = _merge(leaves, own)
+    overwrite = mapping.get("overwrite", {})
+    if not isinstance(overwrite, dict):
+        key = ".".join((*place, "overwrite"))
+        raise ExperimentError(f"{file}: {key} is {overwrite!r}, expected a mapping of settings")
+    return _merge(leaves, _leaves(overwrite, place, str(file)))
+
+
+def _leaves(value: Any, place: tuple[str, ...], said: str) -> Leaves:
+    if not isinstance(value, dict):
+        return {place: (value, said)}
+    found: Leaves = {}
+    for key, inner in value.items():
+        found |= _leaves(inner, (*place, str(key)), said)
+    return found
+
+
+def _merge(under: Leaves, over: Leaves) -> Leaves:
+    """`over` wins; a value replaces a mapping, and a mapping a value."""
+
+    def replaced(path: tuple[str, ...]) -> bool:
+        return any(path[: len(new)] == new or new[: len(path)] == path for new in over)
+
+    return {path: said for path, said in under.items() if not replaced(path)} | over
+
+
+def _tree(leaves: Leaves) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, (value, _) in leaves.items():
+        inner = tree
+        for key in path[:-1]:
+            inner = inner.setdefault(key, {})
+        inner[path[-1]] = value
+    return tree
+
+
+def _in_words(fault: Any, leaves: Leaves, file: Path) -> str:
+    place = tuple(str(part) for part in fault["loc"])
+    said = [where for path, (_, where) in leaves.items() if place[: len(path)] == path or path[: len(place)] == place]
+    where = said[0] if said and place else str(file)
+    key = ".".join(place)
+    if fault["type"] == "extra_forbidden":
+        return f"{where}: {key}: unknown setting; known beside it: {', '.join(_known(place[:-1]))}"
+    if fault["type"] == "missing":
+        return f"{file}: {key} is missing"
+    text = fault["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+    found = "" if isinstance(fault["input"], dict | Settings) else f", got {fault['input']!r}"
+    return f"{where}: {key}: {text}{found}" if key else f"{where}: {text}"
+
+
+def _known(place: tuple[str, ...]) -> list[str]:
+    model: Any = ExperimentConfig
+    for name in place:
+        model = model.model_fields[name].annotation
+    return list(model.model_fields)
+
+
+def _yaml(text: str, said: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ExperimentError(f"{said} is not YAML: {error}") from None
+
+
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else f"a {type(value).__name__}"
