@@ -256,6 +256,9 @@ def test_grpo_loss_adds_beta_times_k3():
 def test_beta_0_measures_the_kl_and_leaves_the_loss():
     loss, stats = grpo_loss(NEW, OLD, ADVANTAGES, SAMPLED, WEIGHTS, clip=0.2, ref_log_probs=REF)
     assert_close((loss.item(), stats.kl_k3), (-0.125, 0.5 / 3))
+    endless = torch.full_like(REF, math.inf)  # 0 * inf would be NaN
+    loss, stats = grpo_loss(NEW, OLD, ADVANTAGES, SAMPLED, WEIGHTS, clip=0.2, ref_log_probs=endless)
+    assert loss.item() == pytest.approx(-0.125)
 
 
 def test_the_first_update_has_ratio_1_and_reinforces_gradient():
@@ -305,13 +308,13 @@ def test_what_was_not_sampled_touches_neither_loss_nor_gradient(anything):
 
 
 def test_the_advantage_of_a_row_without_a_token_may_be_anything():
-    empty_row = torch.tensor([[1, 1, 0], [0, 0, 0]])
+    empty_row = torch.tensor([[0, 1, 0], [0, 0, 0]])
     log_probs = NEW.clone().requires_grad_()
     advantages = torch.tensor([1.0, math.nan], dtype=torch.float64)
     loss, stats = grpo_loss(log_probs, OLD, advantages, empty_row, token_weights(empty_row, "token-mean"), clip=0.2)
-    assert_close(loss.item(), -(1.2 + 0.9) / 2)
-    assert_close(torch.autograd.grad(loss, log_probs)[0], rows([0, -0.45, 0], [0, 0, 0]))
-    assert stats.tokens == 2
+    assert_close(loss.item(), -0.9)
+    assert_close(torch.autograd.grad(loss, log_probs)[0], rows([0, -0.9, 0], [0, 0, 0]))
+    assert_close((stats.tokens, stats.ratio_sum, stats.ratio_max), (1, 0.9, 0.9))
 
 
 @pytest.mark.parametrize("broken", NOTHING_THERE)
