@@ -1,0 +1,360 @@
+"""Word problems: where they come from, what the generator makes, how they are played, judged and shown."""
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dbbench_adapter.types import Score
+from sql_agent.agent import run_rollout
+from sql_agent.gsm8k.calculator import calculate
+from sql_agent.gsm8k.environment import Gsm8k
+from sql_agent.gsm8k.episode import RULES, TOOL
+from sql_agent.gsm8k.expert import expert_messages
+from sql_agent.gsm8k.generator import generate_problems
+from sql_agent.gsm8k.load import load_problems
+from sql_agent.gsm8k.stories import STORIES
+from sql_agent.gsm8k.types import Problem
+from sql_agent.oracle import app, call, calls, recite, serve
+from sql_agent.types import AgentConfig
+
+HENS = Problem(
+    "p-0",
+    "Ada's 12 hens lay 2 eggs each. She sells half of the eggs. How many does she keep?",
+    "12",
+    "The hens lay 12*2 = <<12*2=24>>24 eggs.\nShe keeps 24/2 = <<24/2=12>>12 of them.\n#### 12",
+)
+
+
+def row(question="How many?", answer="It is 1+1 = <<1+1=2>>2.\n#### 2"):
+    return {"question": question, "answer": answer}
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(fields) + "\n" for fields in rows))
+    return str(path)
+
+
+# where problems come from ---------------------------------------------------------------------------------------------
+
+
+def test_a_row_of_gsm8k_becomes_a_problem(tmp_path):
+    source = write(tmp_path / "own.jsonl", [row(" Why? ", "So.\n#### $1,234"), row("And?", "#### -3.50\n")])
+    both = [problem for split in ("train", "test") for problem in _of(source, split)]
+    assert sorted(both, key=lambda problem: problem.id) == [
+        Problem("own-0", "Why?", "1234", "So.\n#### $1,234"),
+        Problem("own-1", "And?", "-3.50", "#### -3.50"),
+    ]
+    assert [Problem.from_dict(problem.to_dict()) for problem in both] == both
+
+
+def _of(source, split):
+    try:
+        return load_problems(source, split=split)
+    except ValueError as error:
+        assert "none of its 2 problems falls in the" in str(error)
+        return []
+
+
+def test_a_local_file_has_a_held_out_share_that_the_seed_does_not_move(tmp_path):
+    source = write(tmp_path / "own.jsonl", [row(f"Question {n}?") for n in range(200)])
+    train, test = ({p.question for p in load_problems(source, split=s)} for s in ("train", "test"))
+    assert train.isdisjoint(test)
+    assert len(train | test) == 200
+    assert 25 <= len(test) <= 55  # a fifth, by the hash of the question
+    assert {p.question for p in load_problems(source, split="test", seed=9)} == test
+
+
+def test_the_seed_decides_which_problems_a_limit_leaves(tmp_path):
+    source = write(tmp_path / "own.jsonl", [row(f"Question {n}?") for n in range(50)])
+    drawn = load_problems(source, limit=5, seed=1)
+    assert drawn == load_problems(source, limit=5, seed=1) == load_problems(source, seed=1)[:5]
+    assert drawn != load_problems(source, limit=5, seed=2)
+
+
+def test_parquet_reads_as_jsonl_does(tmp_path):
+    rows = [row(f"Question {n}?") for n in range(20)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "own.parquet")
+    assert load_problems(str(tmp_path / "own.parquet")) == load_problems(write(tmp_path / "own.jsonl", rows))
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("{not json}\n", r"own.jsonl, line 2: not JSON"),
+    ('{"question": "?"}\n', r"own.jsonl, line 2, field answer: Field required"),
+    ('{"question": "?", "answer": 7}\n', r"own.jsonl, line 2, field answer: Input should be a valid string"),
+    ('{"question": "?", "answer": "7"}\n', r"line 2, field answer: expected a last line such as #### 72, found '7'"),
+    ('{"question": " ", "answer": "#### 7"}\n', r"line 2, field question: expected a text"),
+    ("[1]\n", r"own.jsonl, line 2, field row: Input should be"),
+])  # fmt: skip
+def test_a_row_that_is_no_problem_is_named(tmp_path, text, words):
+    (tmp_path / "own.jsonl").write_text(json.dumps(row()) + "\n" + text)
+    with pytest.raises(ValueError, match=words):
+        load_problems(str(tmp_path / "own.jsonl"))
+
+
+def test_a_source_that_is_not_there_names_the_others():
+    with pytest.raises(ValueError, match=r"gsm9k: no such file.*`gsm8k` is the hub's; give a .jsonl or .parquet file"):
+        load_problems("gsm9k")
+
+
+def test_the_hubs_rows_keep_the_hubs_split(monkeypatch):
+    asked = []
+    hub = SimpleNamespace(load_dataset=lambda *name, **more: asked.append((name, more)) or [row("One?")])
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+    (problem,) = load_problems("gsm8k", split="test")
+    assert problem == Problem("gsm8k-test-0", "One?", "2", row()["answer"])
+    assert asked == [(("openai/gsm8k", "main"), {"split": "test"})]
+
+
+@pytest.mark.slow
+def test_without_the_hub_and_its_cache_the_other_ways_are_named(tmp_path):
+    code = "from sql_agent.gsm8k.load import load_problems; load_problems('gsm8k')"
+    env = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "HOME": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    assert re.search(
+        r"ValueError: gsm8k: openai/gsm8k is neither in the cache nor can the hub be reached \(.*\); "
+        r"give a .jsonl or .parquet file of rows with question and answer, or `generated`",
+        ended.stderr,
+    )
+
+
+@pytest.mark.parametrize("answer", ["", "twelve", "1,000", "$5", "NaN", "1e3", "1/2"])
+def test_an_answer_that_is_no_number_is_no_problem(answer):
+    with pytest.raises(ValueError, match="expected digits such as 72"):
+        Problem("p", "?", answer)
+
+
+# the generator --------------------------------------------------------------------------------------------------------
+
+ANNOTATION = re.compile(r"<<(.+?)=(.+?)>>")
+KNOWN = {2: "half|twice|around", 3: "three times", 4: "four times", 5: "five times", 7: "week", 12: "dozen", 60: "hour",
+         100: "%"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def generated():
+    return generate_problems(500, seed=0)
+
+
+def test_every_annotation_is_true_and_the_last_one_is_the_answer(generated):
+    for problem in generated:
+        steps = ANNOTATION.findall(problem.solution)
+        assert 2 <= len(steps) <= 4
+        assert [calculate(expression) for expression, _ in steps] == [said for _, said in steps]
+        assert all(said.isdigit() and int(said) > 0 for _, said in steps)
+        assert problem.answer == steps[-1][1]
+        assert problem.solution.endswith(f"\n#### {problem.answer}")
+
+
+def test_a_question_holds_all_that_its_solution_needs(generated):
+    for problem in generated:
+        known = Counter(re.findall(r"\d+", problem.question))
+        words = {str(number) for number, words in KNOWN.items() if re.search(words, problem.question)}
+        for expression, result in ANNOTATION.findall(problem.solution):
+            assert set(re.findall(r"\d+", expression)) <= known.keys() | words, problem
+            known[result] += 1
+        assert not re.search(r"[{}\[\]<>]", problem.question)
+
+
+def story_of(problem):
+    told = (s.name for s in STORIES if all(part in problem.question for part in re.split(r"\{.*?\}", s.question)))
+    return next(told)
+
+
+def test_all_stories_are_told_and_no_problem_twice(generated):
+    assert {story_of(problem) for problem in generated} == {story.name for story in STORIES}
+    assert len(STORIES) == 15
+    assert len({problem.question for problem in generated}) == len({problem.id for problem in generated}) == 500
+
+
+def test_the_seed_decides_the_problems_and_no_seed_crosses_the_split():
+    assert generate_problems(9, seed=1) == generate_problems(9, seed=1) != generate_problems(9, seed=2)
+    train, test = (
+        {
+            (story_of(problem), *ANNOTATION.findall(problem.solution), *re.findall(r"\d+", problem.question))
+            for seed in range(2)
+            for problem in generate_problems(200, split=split, seed=seed)
+        }
+        for split in ("train", "test")
+    )
+    assert train.isdisjoint(test)  # whoever a story is told of
+
+
+def test_a_generated_problem_reads_like_this():
+    assert generate_problems(1, seed=2) == [
+        Problem(
+            "generated-train-2-0",
+            "Amara earns $27 an hour at a hotel. She works 3 hours a day on 3 days of every week. How much money does "
+            "she earn in 5 weeks?",
+            "1215",
+            "In a week Amara works 3*3 = <<3*3=9>>9 hours.\n"
+            "So she earns 27*9 = $<<27*9=243>>243 a week.\n"
+            "In 5 weeks she earns 243*5 = $<<243*5=1215>>1215.\n"
+            "#### 1215",
+        )
+    ]
+
+
+def test_more_problems_than_there_are_is_said(monkeypatch):
+    seats = next(story for story in STORIES if story.name == "seats")
+    few = SimpleNamespace(**vars(seats) | {"numbers": {"a": (6, 7), "b": (8,), "c": (5,)}})
+    monkeypatch.setattr("sql_agent.gsm8k.generator.STORIES", (few,))
+    with pytest.raises(ValueError, match=r"the generator has no more than \d train problems, 3 were asked for"):
+        generate_problems(3)
+
+
+# how they are judged --------------------------------------------------------------------------------------------------
+
+
+def judged(reply, answer="72"):
+    environment = Gsm8k()
+    episode = environment.open(Problem("p", "?", answer), AgentConfig())
+    if reply is not None:
+        assert episode.without_call(reply) == []
+        assert (episode.done, episode.status) == (True, "completed")
+    return environment.judge(episode)
+
+
+@pytest.mark.parametrize(("reply", "answer"), [
+    ("So 72.\n#### 72", "72"),
+    ("####72", "72"),
+    ("#### 72.0", "72"),
+    ("#### 72", "72.00"),
+    ("#### $72", "72"),
+    ("#### 72.", "72"),
+    ("#### 72 clips in all", "72"),
+    ("#### 60%", "60"),
+    ("#### 1,000", "1000"),
+    ("#### 1000.50", "1000.5"),
+    ("#### -$3", "-3"),
+    ("#### $-3", "-3"),
+    ("#### .5", "0.5"),
+    ("#### 71\nNo.\n#### 72", "72"),
+])  # fmt: skip
+def test_the_number_behind_the_last_mark_counts_however_it_is_written(reply, answer):
+    assert judged(reply, answer) == Score(1.0, "match")
+
+
+@pytest.mark.parametrize(("reply", "reason"), [
+    pytest.param("#### 71", "wrong_answer", id="another_number"),
+    pytest.param("#### 72.0000000000000000000000000001", "wrong_answer", id="almost_is_not_equal"),
+    pytest.param("#### -72", "wrong_answer", id="another_sign"),
+    pytest.param("#### 72\n#### 73", "wrong_answer", id="changed_its_mind"),
+    pytest.param("#### " + "9" * 100_000, "wrong_answer", id="very_long"),
+    pytest.param("The answer is 72.", "no_final_number", id="no_mark"),
+    pytest.param("#### seventy-two", "no_final_number", id="words"),
+    pytest.param("####\n72", "no_final_number", id="on_the_next_line"),
+    pytest.param("#### 72/1", "no_final_number", id="a_fraction"),
+    pytest.param("#### 70 + 2", "no_final_number", id="a_sum"),
+    pytest.param("#### 72e0", "no_final_number", id="an_exponent"),
+    pytest.param("#### 72\n####", "no_final_number", id="nothing_behind_the_last"),
+    pytest.param("  \n", "no_answer", id="empty"),
+    pytest.param(None, "no_answer", id="never_answered"),
+])  # fmt: skip
+def test_anything_else_is_wrong_under_its_reason(reply, reason):
+    assert judged(reply) == Score(0.0, reason)
+
+
+# the expert -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_solution_becomes_calls_with_their_real_results():
+    assert expert_messages(HENS) == [
+        {"role": "system", "content": RULES},
+        {"role": "user", "content": HENS.question},
+        {
+            "role": "assistant",
+            "content": "The hens lay 12*2 =",
+            "tool_calls": [call("calculator", {"expression": "12*2"}, "call_0")],
+        },
+        {"role": "tool", "tool_call_id": "call_0", "content": "24"},
+        {
+            "role": "assistant",
+            "content": "24 eggs.\nShe keeps 24/2 =",
+            "tool_calls": [call("calculator", {"expression": "24/2"}, "call_1")],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "12"},
+        {"role": "assistant", "content": "12 of them.\n#### 12"},
+    ]
+
+
+def test_an_annotation_may_write_its_result_another_way():
+    problem = Problem("p", "?", "16", "It costs 4*4 = $<<4*4=16.00>>16.00 and <<2*.2=.4>>.4.\n#### 16")
+    assert [m["content"] for m in expert_messages(problem) if m["role"] == "tool"] == ["16", "0.4"]
+
+
+@pytest.mark.parametrize(("solution", "words"), [
+    (None, "problem 'p' has no solution"),
+    ("<<48/2=25>>25\n#### 72", r"<<48/2=25>> is not what the calculator says, 24"),
+    ("<<10/3=3.33>>3.33\n#### 72", r"<<10/3=3.33>> is not what the calculator says, 3.33333333333"),
+    ("<<2x=4>>4\n#### 72", r"<<2x=4>> is not what the calculator says, Error: 'x' is not allowed"),
+    ("<<x=x>>4\n#### 72", r"<<x=x>> is not what the calculator says, Error"),
+    ("<<48/2>>24\n#### 72", "an annotation cannot be read"),
+    ("<<36*2=72>>72\n#### 73", "does not end with #### 72"),
+    ("#### 72\n<<36*2=72>>72", "does not end with #### 72"),
+])  # fmt: skip
+def test_a_solution_that_cannot_be_shown_is_refused(solution, words):
+    with pytest.raises(ValueError, match=words):
+        expert_messages(Problem("p", "?", "72", solution))
+
+
+def test_every_generated_problem_can_be_shown_and_its_expert_is_right(generated):
+    for problem in generated:
+        assert judged(expert_messages(problem)[-1]["content"], problem.answer) == Score(1.0, "match")
+
+
+# rollouts -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def play():
+    """Plays HENS on the main job's agent against fixed replies; `play.requests` holds what went over the wire."""
+
+    async def play(*replies, config=AgentConfig(temperature=0.0)):  # noqa: B008  frozen
+        play.requests = []
+        with serve(app(recite(replies), on_request=play.requests.append)) as url:
+            return await run_rollout(HENS, environment=Gsm8k(), base_url=url, model="oracle", config=config)
+
+    return play
+
+
+async def test_the_expert_played_by_the_main_agent_is_right_and_sees_the_same_results(play):
+    expert = expert_messages(HENS)
+    record = await play(*(message for message in expert if message["role"] == "assistant"))
+    assert (record.stop_reason, record.score, record.num_turns) == ("answered", Score(1.0, "match"), 3)
+    assert record.messages == expert
+    assert (record.kind, record.malformed_calls, record.tool_calls) == ("gsm8k", 0, 2)
+    assert play.requests[0]["tools"] == [TOOL]
+    assert play.requests[0]["messages"] == expert[:2]
+
+
+async def test_calls_that_cannot_be_read_are_answered_in_words_and_counted(play):
+    bad = [
+        call("calculator", "12*2", "a"),
+        call("calculator", {"sum": "12*2"}, "b"),
+        call("calculator", {"expression": 24}, "c"),
+        call("python", {"expression": "12*2"}, "d"),
+        call("calculator", {"expression": "12 times 2"}, "e"),
+    ]
+    record = await play(calls(*bad), {"role": "assistant", "content": "#### 12"})
+    assert [message["content"] for message in record.messages if message["role"] == "tool"] == [
+        "Error: the arguments of calculator do not parse; they are a JSON object.",
+        'Error: calculator takes {"expression": "48/2"}.',
+        'Error: calculator takes {"expression": "48/2"}.',
+        "Error: unknown tool 'python'; call calculator.",
+        "Error: 't' is not allowed; write numbers, + - * / // % ** and parentheses.",
+    ]
+    # the last is a call like any other, whose expression is wrong
+    assert (record.malformed_calls, record.stop_reason, record.score) == (4, "answered", Score(1.0, "match"))
+
+
+@pytest.mark.parametrize(("limits", "turns"), [(AgentConfig(), 10), (AgentConfig(max_turns=3), 3)])
+async def test_calling_without_end_is_no_answer(play, limits, turns):
+    record = await play(calls(call("calculator", {"expression": "12*2"})), config=limits)
+    assert (record.stop_reason, record.score, record.num_turns) == ("max_turns", Score(0.0, "no_answer"), turns)
