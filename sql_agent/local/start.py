@@ -107,6 +107,6 @@ def check_model(path: str) -> None:
             cached = False
         if not cached:
             raise StartError(
-                f"{path} is no folder, and no model of that name is in the Hugging Face cache; fetch it with `.venv/bin/hf "
-                f"download {path}`, or make a small one with `.venv/bin/python -m scripts.make_tiny_policy`"
+                f"{path} is no folder, and no model of that name is in the Hugging Face cache; fetch it with `.venv/bin/"
+                f"hf download {path}`, or make a small one with `.venv/bin/python -m scripts.make_tiny_policy`"
             )

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import requests
@@ -81,3 +82,33 @@ def serve_scores(score, seen=None) -> Iterator[str]:
     """Serve `scoring_service` on loopback; yields its URL."""
     with oracle.serve(scoring_service(score, seen)) as base_url:
         yield base_url.removesuffix("/v1")
+
+
+@pytest.fixture(scope="session")
+def random_policy_folder(tmp_path_factory) -> Path:
+    """A model of 50,000 random weights with the small policy's tokenizer and template: exact, and good at nothing."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from dbbench_adapter.generator import generate_tasks
+    from sql_agent.tiny_policy.tokenizer import END_ID, PAD_ID, build_tokenizer, task_texts
+
+    folder = tmp_path_factory.mktemp("random-policy")
+    tokenizer = build_tokenizer(task_texts(generate_tasks(50, seed=0)))
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        eos_token_id=END_ID,
+        pad_token_id=PAD_ID,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
