@@ -176,6 +176,46 @@ def test_verl_gives_a_lone_rollout_its_reward_and_we_give_0():
     assert group_advantages([-0.8]) == [0.0]
 
 
+def test_verl_credits_equal_rewards_by_rounding_and_we_give_0():
+    from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
+
+    # the float32 mean of eight times -0.8 is 6e-8 off, and so is the std: 6e-8 / (6e-8 + 1e-6) = 0.056
+    theirs, _ = compute_grpo_outcome_advantage(torch.full((8, 1), -0.8), torch.ones(8, 1), np.zeros(8))
+    assert_close(theirs, torch.full((8, 1), 0.056), rtol=0, atol=1e-3)
+    assert group_advantages([-0.8] * 8) == [0.0] * 8
+
+
+def test_verl_divides_by_the_width_of_the_batch_where_we_ask_for_the_constant():
+    from verl.trainer.ppo.core_algos import agg_loss
+
+    ones, aggregation = torch.ones(2, 4), "seq-mean-token-sum-norm"
+    # 4 / 4 tokens; padded to a width of 8: 4 / 8
+    padded, mask = torch.nn.functional.pad(ones, (0, 4)), torch.nn.functional.pad(ones, (0, 4))
+    assert_close(
+        (agg_loss(ones, ones, aggregation), agg_loss(padded, mask, aggregation)), (torch.tensor(1.0), torch.tensor(0.5))
+    )
+    for values in (ones, padded):
+        assert_close((token_weights(values, aggregation, max_tokens=4) * values).sum(), torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("aggregation", ["seq-mean-token-mean", "seq-mean-token-sum-norm"])
+def test_verl_multiplies_by_the_mask_in_its_means_over_sequences(aggregation):
+    from verl.trainer.ppo.core_algos import agg_loss
+
+    batch = Batch(0)
+    assert agg_loss(batch.ref.masked_fill(~batch.mask, math.nan), batch.mask, aggregation).isnan()
+
+
+def test_the_policys_own_log_probs_as_old_ones_have_no_gradient_in_verl_and_reinforces_here():
+    batch = Batch(0)
+    batch.old = batch.new
+    theirs, _ = verl_loss(batch, "token-mean")
+    ours, _ = grpo_loss(batch.new, batch.new, batch.advantages, batch.mask, batch.weights("token-mean"), clip=CLIP)
+    assert not batch.gradient(theirs).any()
+    reinforced = reinforce_loss(batch.new, batch.advantages, batch.weights("token-mean"))
+    assert_close(batch.gradient(ours), batch.gradient(reinforced), **EXACT)
+
+
 def trl_trainer(
     tmp_path, loss_type: str = "grpo", beta: float = 0.0, *, reweighted_kl: bool = False, **settings: Any
 ) -> Any:
