@@ -1,0 +1,103 @@
+"""Checkpoints of local runs: whole or not there, and enough to go on."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from sql_agent.local.checkpoint import fault_of, newest_checkpoint, resume, save_checkpoint
+from sql_agent.local.config import AdapterConfig, GreedyGrpoConfig, LossConfig, ModelConfig, OptimConfig
+from sql_agent.local.learner import Learner
+from sql_agent.local.policy import load_policy
+from sql_agent.local.run_folder import RunFolder, RunFolderError
+
+
+@pytest.fixture
+def run(random_policy_folder):
+    torch.manual_seed(0)
+    policy = load_policy(random_policy_folder, adapter=AdapterConfig(r=2), device="cpu")
+    return policy, Learner(policy, OptimConfig(), LossConfig())
+
+
+def test_adapter_random_numbers_counts_and_line_files_come_back(run, tmp_path):
+    policy, learner = run
+    lines = tmp_path / "metrics.jsonl"
+    lines.write_text("one\n")
+    save_checkpoint(tmp_path / "checkpoints", 7, policy, learner, {"place": 7}, [lines])
+    weights = [p.detach().clone() for p in policy.parameters()]
+    drawn = (torch.rand(3), np.random.rand(3), random.random())
+    with lines.open("a") as file:
+        file.write("two\ntor")
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(1.0)
+    state = resume(newest_checkpoint(tmp_path / "checkpoints"), policy, learner, [lines])
+    assert state == {"place": 7}
+    assert all(map(torch.equal, weights, policy.parameters()))
+    assert lines.read_text() == "one\n"
+    assert torch.equal(torch.rand(3), drawn[0])
+    assert (np.random.rand(3) == drawn[1]).all() and random.random() == drawn[2]
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "missing", "no_manifest"])
+def test_a_torn_checkpoint_is_passed_over_by_name(run, tmp_path, damage, caplog):
+    for step in (1, 2):
+        save_checkpoint(tmp_path, step, *run, {"place": step})
+    victim = tmp_path / "step_000002" / ("manifest.json" if damage == "no_manifest" else "training.pt")
+    content = victim.read_bytes()
+    if damage in ("missing", "no_manifest"):
+        victim.unlink()
+    else:
+        victim.write_bytes(content[:-1] if damage == "cut" else content[:-1] + bytes([content[-1] ^ 1]))
+    assert fault_of(tmp_path / "step_000002") is not None
+    assert newest_checkpoint(tmp_path) == tmp_path / "step_000001"
+    assert "step_000002 is not whole" in caplog.text
+
+
+def test_an_unfinished_checkpoint_is_none_and_the_two_newest_are_kept(run, tmp_path):
+    assert newest_checkpoint(tmp_path) is None
+    for step in (1, 2, 3):
+        save_checkpoint(tmp_path, step, *run, {})
+    (tmp_path / "step_000004.part").mkdir()
+    assert newest_checkpoint(tmp_path) == tmp_path / "step_000003"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000002", "step_000003", "step_000004.part"]
+
+
+def config(folder, **changes) -> GreedyGrpoConfig:
+    return GreedyGrpoConfig(model=ModelConfig(model_path="x"), save_dir=folder, **changes)
+
+
+def test_a_folder_that_holds_something_is_not_written_into(tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(RunFolderError, match="not empty; go on with its run by --resume, or name another"):
+        RunFolder(tmp_path, config(tmp_path), resumed=False)
+
+
+def test_a_run_is_resumed_with_the_settings_it_began_with(tmp_path):
+    RunFolder(tmp_path / "run", config(tmp_path), resumed=False).begin()
+    RunFolder(tmp_path / "run", config(tmp_path, save_every=5), resumed=True, free=["save_every"])
+    with pytest.raises(RunFolderError, match="started with group_size = 4, now it is 8"):
+        RunFolder(tmp_path / "run", config(tmp_path, group_size=8), resumed=True)
+    with pytest.raises(RunFolderError, match="holds no run"):
+        RunFolder(tmp_path / "elsewhere", config(tmp_path), resumed=True)
+
+
+def test_what_a_killed_run_wrote_before_its_first_checkpoint_is_written_anew(run, tmp_path):
+    folder = RunFolder(tmp_path / "run", config(tmp_path), resumed=False)
+    folder.begin()
+    folder.log({"task": 1})
+    again = RunFolder(tmp_path / "run", config(tmp_path), resumed=True)
+    assert again.resume(*run) is None
+    assert not folder.metrics.exists()
+
+
+def test_the_finished_adapter_lies_there_whole(run, tmp_path):
+    folder = RunFolder(tmp_path / "run", config(tmp_path), resumed=False)
+    folder.begin()
+    assert folder.finish(run[0]) == tmp_path / "run" / "adapter"
+    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "chat_template.jinja"} <= {
+        path.name for path in (tmp_path / "run" / "adapter").iterdir()
+    }
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["group_size"] == 4

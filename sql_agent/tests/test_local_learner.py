@@ -1,0 +1,167 @@
+"""The update: what it does to the adapter, and what it never lets in."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from sql_agent.local.config import AdapterConfig, LossConfig, OptimConfig
+from sql_agent.local.learner import Learner, _micro_batches
+from sql_agent.local.policy import LocalPolicy, Rows, load_policy
+from sql_agent.local.types import DivergedError
+from sql_agent.stitch import Trajectory
+
+NO_DROPOUT = AdapterConfig(dropout=0.0)
+FAST = OptimConfig(learning_rate=1e-2, weight_decay=0.0)
+TRAJECTORIES = [
+    Trajectory((1, 50, 60), (70, 71, 72), (1, 0, 1), (-6.9, 0.0, -6.9), 2),
+    Trajectory((1, 50), (80, 81, 82, 83, 84), (1, 1, 1, 0, 1), (-6.9, -6.9, -6.9, 0.0, -6.9), 2),
+    Trajectory((1, 50, 60, 61), (90,), (1,), (-6.9,), 1),
+]
+ADVANTAGES = [1.0, -1.0, 0.5]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def policy(random_policy_folder) -> LocalPolicy:
+    torch.manual_seed(0)
+    return load_policy(random_policy_folder, adapter=NO_DROPOUT, device="cpu")
+
+
+def gradients(policy: LocalPolicy) -> list[torch.Tensor]:
+    return [p.grad.clone() for p in policy.parameters()]
+
+
+def weights(policy: LocalPolicy) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in policy.parameters()]
+
+
+def log_prob(policy: LocalPolicy, trajectory: Trajectory) -> float:
+    return policy.log_probs(Rows.of([trajectory], pad_id=policy.pad_id)).sum().item()
+
+
+@pytest.mark.parametrize(
+    "loss", [LossConfig(beta=0.0), LossConfig(), LossConfig(name="reinforce")], ids=lambda c: c.name
+)
+def test_what_did_well_becomes_likelier_and_what_did_badly_less_so(policy, loss):
+    before = [log_prob(policy, t) for t in TRAJECTORIES]
+    learner = Learner(policy, FAST, loss)
+    update = learner.learn(TRAJECTORIES, ADVANTAGES, temperature=1.0)
+    assert update.stepped and learner.steps == 1
+    moved = [log_prob(policy, t) - was for t, was in zip(TRAJECTORIES, before, strict=True)]
+    assert moved[0] > 0 > moved[1]
+
+
+@pytest.mark.parametrize("aggregation", ["seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm"])
+def test_micro_batches_change_the_memory_and_not_the_gradient(policy, aggregation):
+    loss = LossConfig(aggregation=aggregation, max_tokens=8 if aggregation.endswith("norm") else None)
+    found = []
+    for tokens in (1, 14, 4096):  # one row at a time; two and one; all three
+        learner = Learner(policy, OptimConfig(micro_batch_tokens=tokens, grad_accum=2), loss)
+        learner.learn(TRAJECTORIES, ADVANTAGES, temperature=1.0)
+        found.append(gradients(policy))
+        learner.optimiser.zero_grad()
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], atol=1e-7, rtol=1e-4)
+
+
+def test_micro_batches_are_cut_by_their_padded_size():
+    lengths = {0: 2, 1: 3, 2: 3, 3: 7}
+    trajectories = [Trajectory((1,), (2,) * (n - 1), (1,) * (n - 1), (0.0,) * (n - 1), 1) for n in lengths.values()]
+    # 2 rows of 3 are 6 tokens, 3 rows of 3 would be 9; 2 rows of 7 would be 14
+    assert _micro_batches([0, 1, 2, 3], trajectories, 8) == [[0, 1], [2], [3]]
+    assert _micro_batches([0, 1, 2, 3], trajectories, 1) == [[0], [1], [2], [3]]
+    assert _micro_batches([0, 1, 2, 3], trajectories, 28) == [[0, 1, 2, 3]]
+
+
+def test_accumulated_batches_are_one_step_with_their_mean_gradient(policy):
+    loss = LossConfig(beta=0.0)
+    apart = []
+    for part in (slice(0, 1), slice(1, 3)):
+        learner = Learner(policy, OptimConfig(grad_accum=2), loss)
+        learner.learn(TRAJECTORIES[part], ADVANTAGES[part], temperature=1.0)
+        apart.append(gradients(policy))  # halved already, since two batches make a step
+        learner.optimiser.zero_grad()
+    learner = Learner(policy, OptimConfig(grad_accum=2, max_grad_norm=1e9), loss)
+    assert not learner.learn(TRAJECTORIES[:1], ADVANTAGES[:1], temperature=1.0).stepped
+    seen = []
+    learner.optimiser.register_step_pre_hook(lambda *_: seen.append(gradients(policy)))
+    assert learner.learn(TRAJECTORIES[1:], ADVANTAGES[1:], temperature=1.0).stepped
+    torch.testing.assert_close(seen[0], [a + b for a, b in zip(*apart, strict=True)])
+
+
+def test_what_was_accumulated_when_the_data_ends_is_stepped_with(policy):
+    learner = Learner(policy, OptimConfig(grad_accum=4), LossConfig(beta=0.0))
+    assert learner.flush() is None
+    learner.learn(TRAJECTORIES, ADVANTAGES, temperature=1.0)
+    assert learner.flush().stepped and learner.steps == 1
+
+
+def test_the_ratio_is_against_the_log_probs_that_were_recorded(policy):
+    [one] = TRAJECTORIES[:1]
+    now = policy.log_probs(Rows.of([one], pad_id=policy.pad_id))[0, 3:].tolist()
+    half = Trajectory(one.prompt_ids, one.response_ids, one.response_mask, tuple(v + math.log(2) for v in now), 2)
+    metrics = Learner(policy, FAST, LossConfig(beta=0.0)).learn([half], [1.0], temperature=1.0).metrics
+    assert metrics["policy/ratio_mean"] == pytest.approx(0.5, abs=1e-4)  # recorded as twice as likely as they are now
+
+
+@pytest.mark.parametrize(
+    ("trajectory", "advantage"),
+    [
+        pytest.param(TRAJECTORIES[0], math.nan, id="nan_advantage"),
+        pytest.param(
+            Trajectory((1,), (70,), (1,), (-1e30,), 1), -1.0, id="infinite_ratio"
+        ),  # exp(1e30) is inf, and nothing clips it where the advantage is negative
+    ],
+)
+def test_a_step_that_is_no_number_is_left_out_and_the_third_in_a_row_stops(policy, trajectory, advantage):
+    learner = Learner(policy, FAST, LossConfig(beta=0.0))
+    before = weights(policy)
+    for _ in range(2):
+        assert not learner.learn([trajectory], [advantage], temperature=1.0).stepped
+    learner.learn(TRAJECTORIES, ADVANTAGES, temperature=1.0)  # a good one starts the count anew
+    after = weights(policy)
+    assert learner.bad_steps == 2 and not all(map(torch.equal, before, after))
+    for _ in range(2):
+        learner.learn([trajectory], [advantage], temperature=1.0)
+    with pytest.raises(DivergedError, match=r"3 times in a row.*Lower --learning_rate \(now 0.01\)"):
+        learner.learn([trajectory], [advantage], temperature=1.0)
+    assert all(map(torch.equal, after, weights(policy)))
+
+
+def test_a_gradient_that_is_no_number_is_left_out_too(policy):
+    learner = Learner(policy, FAST, LossConfig(beta=0.0))
+    before = weights(policy)
+    first = policy.parameters()[0]
+    handle = first.register_hook(lambda gradient: gradient * math.inf)
+    assert not learner.learn(TRAJECTORIES, ADVANTAGES, temperature=1.0).stepped
+    handle.remove()
+    assert learner.bad_steps == 1 and all(map(torch.equal, before, weights(policy)))
+    assert all(p.grad is None for p in policy.parameters())
+
+
+def test_a_learner_with_the_state_of_another_goes_on_as_that_one(random_policy_folder):
+    def fresh() -> tuple[LocalPolicy, Learner]:
+        torch.manual_seed(0)
+        policy = load_policy(random_policy_folder, adapter=NO_DROPOUT, device="cpu")
+        return policy, Learner(policy, OptimConfig(grad_accum=2, learning_rate=1e-2), LossConfig())
+
+    (one, first), (two, second) = fresh(), fresh()
+    for _ in range(3):  # the third leaves a gradient under way
+        first.learn(TRAJECTORIES, ADVANTAGES, temperature=1.0)
+    with torch.no_grad():
+        for target, source in zip(two.parameters(), one.parameters(), strict=True):
+            target.copy_(source)
+    second.load_state(copy.deepcopy(first.state()))  # as a file would be
+    for learner in (first, second):
+        learner.learn(TRAJECTORIES[:2], ADVANTAGES[:2], temperature=1.0)
+    assert all(map(torch.equal, weights(one), weights(two)))
+    assert (second.steps, second.bad_steps) == (first.steps, first.bad_steps) == (2, 0)
