@@ -223,7 +223,7 @@ def _step(checkpoint: Path) -> int:
 
 
 SETTINGS = ("num_epochs", "batch_size", "gradient_accumulation_steps", "learning_rate", "seed")
-"""What the weights depend on beside model, data and adapter; a run is gone on with only where these are as they were."""
+"""What the weights depend on beside model, data and adapter; a run goes on only where these are as they were."""
 
 
 def refuse_another_run(checkpoint: Path, record: Mapping[str, Any]) -> None:

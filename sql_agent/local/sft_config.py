@@ -1,0 +1,61 @@
+"""Settings of supervised fine-tuning. Importing this module is instant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from dbbench_adapter.protocols import ProtocolName
+from sql_agent.local.config import Settings
+
+GENERATED = 512
+"""Demonstrations made where neither a file nor `max_samples` says how many."""
+
+
+class SftConfig(Settings):
+    """`scripts/train_sft.py`: its flags, their defaults."""
+
+    model_path: str
+    """A Hugging Face chat model, a folder or a name in the cache, or the folder of an adapter, which is trained on."""
+    dataset: str
+    """What to learn from: dbbench, gsm8k, or a JSONL file of messages."""
+    output_dir: Path = Path("outputs/sft")
+    """Folder of the run, new or empty."""
+    num_epochs: int = Field(default=3, ge=1)
+    """Passes over the data."""
+    batch_size: int = Field(default=8, ge=1)
+    """Conversations of one forward pass."""
+    gradient_accumulation_steps: int = Field(default=1, ge=1)
+    """Forward passes per update; the loss is the mean over the tokens of all of them."""
+    max_samples: int | None = Field(default=None, ge=1)
+    """At most so many conversations; none: all of a file, 512 where they are generated."""
+    learning_rate: float = Field(default=2e-4, gt=0, le=1)
+    """Falls linearly to 0."""
+    lora_r: int = Field(default=16, ge=0, le=1024)
+    """Rank of the adapter on all linear layers; 0 trains all weights and writes a whole model."""
+    lora_alpha: int = Field(default=32, ge=1)
+    """The adapter's output is scaled by alpha / r."""
+    lora_dropout: float = Field(default=0.05, ge=0, lt=1)
+    """On the adapter's input, in training."""
+    max_length: int = Field(default=2048, ge=16)
+    """Tokens of a conversation; longer ones are left out and counted, never cut."""
+    tasks: Path | None = None
+    """For dbbench: task file whose reference statements are played; none: generated tasks."""
+    protocol: ProtocolName = "fc"
+    """For dbbench: how the oracle acts, by tool calls (fc), or in plain text (text, lab)."""
+    chat_template_path: Path | None = None
+    """A Jinja file, or a model folder with the template to use; it is saved with the tokenizer."""
+    save_steps: int = Field(default=100, ge=1)
+    """Updates between checkpoints; a run that is killed loses at most so many."""
+    seed: int = Field(default=0, ge=0)
+    """Of the new adapter, the order, dropout and generated tasks."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: a GPU where there is one."""
+
+    @property
+    def source(self) -> Literal["dbbench", "gsm8k", "file"]:
+        if self.dataset == "dbbench":
+            return "dbbench"
+        return "gsm8k" if self.dataset.partition(":")[0] == "gsm8k" else "file"

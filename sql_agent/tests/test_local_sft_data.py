@@ -1,0 +1,289 @@
+import json
+from dataclasses import replace
+from importlib.util import find_spec
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+from dbbench_adapter.backends.sqlite import SqliteBackend
+from dbbench_adapter.generator import generate_tasks
+from dbbench_adapter.protocols import PROTOCOLS, fc
+from dbbench_adapter.types import Gold
+from sql_agent.gsm8k.types import Problem
+from sql_agent.local.conversation import ChatTemplateError, Conversation
+from sql_agent.local.sft_data import (
+    DataError,
+    Demonstration,
+    Encoded,
+    dbbench_demonstrations,
+    encode_all,
+    encode_conversation,
+    gsm8k_demonstrations,
+    read_messages,
+)
+from sql_agent.oracle import call, calls
+from sql_agent.tiny_policy.tokenizer import build_tokenizer
+
+BACKEND = SqliteBackend()
+TRL_TEMPLATES = Path(find_spec("trl").submodule_search_locations[0]) / "chat_templates"
+SPECIAL = ["<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "<start_of_turn>", "<end_of_turn>"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_tokenizer(["SELECT COUNT(*) FROM fish; how many rows has the table?"])
+
+
+@pytest.fixture(scope="module")
+def with_template():
+    """A tokenizer that knows the special tokens of several families, with a template that TRL ships."""
+
+    def made(name):
+        tokenizer = build_tokenizer(["SELECT COUNT(*) FROM fish"])
+        tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL, "bos_token": "<s>"})
+        tokenizer.chat_template = (TRL_TEMPLATES / f"{name}.jinja").read_text()
+        return tokenizer
+
+    return made
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def assistant(text, **more):
+    return {"role": "assistant", "content": text, **more}
+
+
+SQL_CALL = calls(call("execute_sql", {"query": "SELECT 1"}, "call_a"))
+EPISODE = [
+    {"role": "system", "content": "Rules."},
+    user("How many?"),
+    SQL_CALL,
+    {"role": "tool", "tool_call_id": "call_a", "content": "[(1,)]"},
+    assistant("One."),
+]
+
+
+def pieces(tokenizer, encoded: Encoded) -> list[tuple[str, int]]:
+    """The conversation as text, cut where the mask changes."""
+    runs = groupby(zip(encoded.ids, encoded.mask, strict=True), key=lambda pair: pair[1])
+    return [(tokenizer.decode([token for token, _ in run]), said) for said, run in runs]
+
+
+# Tokens ---------------------------------------------------------------------------------------------------------------
+
+
+def test_exactly_the_replies_are_learnt_up_to_the_token_that_ends_them(tokenizer):
+    encoded = encode_conversation(tokenizer, EPISODE, fc.TOOLS)
+    assert pieces(tokenizer, encoded) == [
+        ("<|im_start|>system\nRules.<|im_end|>\n<|im_start|>user\nHow many?<|im_end|>\n<|im_start|>assistant\n", 0),
+        ('<tool_call>\n{"name": "execute_sql", "arguments": {"query": "SELECT 1"}}\n</tool_call><|im_end|>', 1),
+        ("\n<|im_start|>user\n<tool_response>\n[(1,)]\n</tool_response><|im_end|>\n<|im_start|>assistant\n", 0),
+        ("One.<|im_end|>", 1),
+    ]
+
+
+def test_labels_hide_what_is_not_learnt_from_the_loss():
+    assert Encoded([5, 6, 7, 8], [0, 1, 1, 0]).labels == [-100, 6, 7, -100]
+
+
+def test_an_assistant_turn_of_the_prompt_is_not_learnt_and_what_follows_the_last_reply_is_left_out(tokenizer):
+    messages = [user("a"), assistant("Ok.", weight=0), user("b"), assistant("c"), user("never read")]
+    assert pieces(tokenizer, encode_conversation(tokenizer, messages)) == [
+        (
+            "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nOk.<|im_end|>\n"
+            "<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n",
+            0,
+        ),
+        ("c<|im_end|>", 1),
+    ]
+
+
+@pytest.mark.parametrize("template", ["qwen2_5", "qwen3_training", "llama3", "gemma", "qwen3_instruct_2507"])
+def test_the_prompt_is_what_the_engine_will_read_whatever_the_template(with_template, template):
+    tokenizer = with_template(template)
+    messages = [user("How many?"), assistant("One."), user("And now?"), assistant("Two.")]
+    encoded = encode_conversation(tokenizer, messages, fc.TOOLS)
+    engine = {"tools": fc.TOOLS, "add_generation_prompt": True, "return_dict": False}
+    first, second = (tokenizer.apply_chat_template(messages[:turn], **engine) for turn in (1, 3))
+    assert encoded.mask.index(1) == len(first)
+    assert encoded.ids[: len(first)] == first
+    last = len(encoded.mask) - encoded.mask[::-1].index(0)  # where the second reply begins
+    assert tokenizer.decode(encoded.ids[:last]) == tokenizer.decode(second)
+    end = {"llama3": "<|eot_id|>", "gemma": "<end_of_turn>"}.get(template, "<|im_end|>")
+    thought = "<think>\n\n</think>\n\n" if template == "qwen3_training" else ""
+    assert [text for text, said in pieces(tokenizer, encoded) if said] == [
+        f"{thought}{reply}{end}" for reply in ("One.", "Two.")
+    ]
+
+
+@pytest.mark.parametrize("protocol", ["fc", "text", "lab"])
+def test_what_is_learnt_is_what_a_rollout_would_be_had_the_policy_said_it(tokenizer, protocol):
+    (task,) = generate_tasks(1, seed=4)
+    tools, first = PROTOCOLS[protocol].tools, PROTOCOLS[protocol].messages(task)
+    (shown,) = dbbench_demonstrations([task], BACKEND, protocol).kept
+    encoded = encode_conversation(tokenizer, shown.messages, shown.tools)
+    *_, reply, answer, last = shown.messages
+    start = encoded.mask.index(1)
+    end = encoded.mask.index(0, start)
+    sampling = Conversation(tokenizer, tools)
+    asked = sampling.first_prompt(first)
+    between = sampling.after_reply(first, reply, [answer])
+    said = encoded.ids[start:end]
+    assert asked + said + between == encoded.ids[: end + len(between)]
+    assert encoded.mask == [0] * start + [1] * len(said) + [0] * len(between) + [1] * len(
+        encoded.ids[end + len(between) :]
+    )
+    for message, ids in ((reply, said), (last, encoded.ids[end + len(between) :])):
+        read = sampling.read_reply(ids)
+        assert [c["function"] for c in read.get("tool_calls", ())] == [
+            c["function"] for c in message.get("tool_calls", ())
+        ]
+        assert message["content"] in (None, read["content"])
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        pytest.param(
+            (TRL_TEMPLATES / "qwen3.jinja").read_text(),
+            "task 't': the chat template of .* does not preserve prefixes: .*--chat_template_path",
+            id="earlier_thoughts_are_dropped",
+        ),
+        pytest.param(
+            "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+            "{% if add_generation_prompt %}assistant: {% endif %}",
+            r"ends a reply with 'One.', expected a special token: a policy could not learn to stop",
+            id="no_end_of_turn",
+        ),
+        pytest.param(
+            "{{ raise_exception('no tools here') if tools }}",
+            r"refuses the conversation \(TemplateError: no tools here\); leave such rows out",
+            id="raises",
+        ),
+    ],
+)
+def test_a_template_that_cannot_be_trained_on_is_refused_with_the_row_and_what_to_do(tokenizer, template, words):
+    other = build_tokenizer(["a"])
+    other.chat_template = template
+    messages = [user("a"), assistant("One."), user("b"), assistant("Two.")]
+    with pytest.raises(ChatTemplateError, match=words):
+        encode_all(other, [Demonstration(messages, fc.TOOLS, "task 't'")], max_length=100)
+
+
+def test_what_is_too_long_is_left_out_whole(tokenizer):
+    short, long = ([user("a " * count), assistant("b")] for count in (1, 50))
+    fits = len(encode_conversation(tokenizer, short).ids)
+    rows = [Demonstration(messages, [], "row") for messages in (long, short)]
+    assert encode_all(tokenizer, rows, max_length=fits) == [encode_conversation(tokenizer, short)]
+    with pytest.raises(DataError, match=f"all 2 conversations are longer than --max_length {fits - 1}; the shortest"):
+        encode_all(tokenizer, rows, max_length=fits - 1)
+
+
+# DB-Bench -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_oracles_episode_is_the_prompt_its_statement_the_real_result_and_the_answer():
+    task = next(task for task in generate_tasks(8, seed=4) if task.kind == "counting")
+    (shown,) = dbbench_demonstrations([task], BACKEND).kept
+    (count,) = task.gold.answers
+    assert shown == Demonstration(
+        [
+            *fc.messages(task),
+            calls(call("execute_sql", {"query": task.gold.sql}, "call_sql")),
+            {"role": "tool", "tool_call_id": "call_sql", "content": f"[({count},)]"},
+            calls(call("commit_final_answer", {"answers": [count]}, "call_commit")),
+        ],
+        fc.TOOLS,
+        f"task {task.id!r}",
+    )
+
+
+def test_what_the_judge_does_not_call_right_is_left_out_and_counted_by_reason():
+    task = next(task for task in generate_tasks(8, seed=4) if task.gold.answers is not None)
+    tasks = [
+        task,
+        replace(task, id="wrong", gold=Gold(answers=task.gold.answers, rows=((-1,),), sql=task.gold.sql)),
+        replace(task, id="guess", gold=Gold(answers=task.gold.answers)),
+    ]
+    found = dbbench_demonstrations(tasks, BACKEND)
+    assert [shown.where for shown in found.kept] == [f"task {task.id!r}"]
+    assert found.left_out == {"wrong_answer": 1, "no_reference": 1}
+
+
+def test_an_episode_that_the_protocol_would_cut_is_left_out():
+    task = replace(generate_tasks(1, seed=4)[0], table_note="x " * 3500)  # 3,500 segments are all that text shows
+    assert dbbench_demonstrations([task], BACKEND, "text").left_out == {"history_cut": 1}
+
+
+# GSM8K ----------------------------------------------------------------------------------------------------------------
+
+
+def test_solutions_that_their_calculator_contradicts_are_left_out_and_the_first_is_named():
+    right = Problem("a", "Two and two?", "4", "It is 2+2 = <<2+2=4>>4.\n#### 4")
+    wrong = Problem("b", "Two and two?", "5", "It is 2+2 = <<2+2=5>>5.\n#### 5")
+    found = gsm8k_demonstrations([right, wrong, replace(wrong, id="c")])
+    assert [(shown.where, shown.messages[-1]["content"]) for shown in found.kept] == [("problem 'a'", "4.\n#### 4")]
+    assert found.left_out == {"solution_not_played": 2}
+    assert list(found.notes) == [
+        "first solution that was not played: problem 'b': <<2+2=5>> is not what the calculator says, 4"
+    ]
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
+
+
+def write(folder, *rows) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def test_a_file_of_messages_is_read_with_its_tools_and_weights(tmp_path):
+    messages = [user("a"), assistant("Ok.", weight=0), user("b"), assistant("c", weight=1)]
+    path = write(tmp_path, {"messages": EPISODE, "tools": fc.TOOLS}, "", {"messages": messages, "tools": "[]", "id": 7})
+    found = read_messages(path)
+    assert [(shown.tools, shown.where) for shown in found.kept] == [
+        (fc.TOOLS, f"{path}, line 1"),
+        ([], f"{path}, line 3"),
+    ]
+    assert found.kept[0].messages[2:] == [
+        assistant("", tool_calls=[call("execute_sql", {"query": "SELECT 1"}, "call00001")]),
+        {"role": "tool", "content": "[(1,)]", "tool_call_id": "call00001"},
+        assistant("One."),
+    ]
+    assert found.kept[1].messages == [user("a"), assistant("Ok.", weight=0), user("b"), assistant("c")]
+    assert found.notes == {"field 'id' left out": 1}
+    assert len(read_messages(path, limit=1).kept) == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("{", "line 2: Expecting property name"),
+        ("[]", "line 2, row: expected a JSON object with messages, found list"),
+        ({"messages": "hello"}, "line 2, messages: expected a list of messages, found 'hello'"),
+        ({"messages": []}, "line 2, messages: expected messages, found an empty list"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "line 2, messages.0.role: unknown role 'robot'"),
+        ({"messages": [user("a"), assistant("")]}, "line 2, messages.1: an assistant message that says nothing"),
+        ({"messages": [assistant("a")]}, "line 2, messages.0: the assistant speaks first"),
+        ({"messages": [user("a")]}, "line 2, messages: no assistant message to imitate"),
+        ({"messages": [user("a"), assistant("b", weight=0)]}, "line 2, messages: no assistant message to imitate"),
+        ({"messages": [user("a"), assistant("b", weight=2)]}, "line 2, messages.1.weight: expected 0 or 1, found 2"),
+        ({"messages": [user("a"), assistant("b")], "tools": 3}, "line 2, tools: expected a list of tools, found 3"),
+    ],
+)
+def test_a_bad_row_is_named_by_file_line_and_field(tmp_path, row, words):
+    path = write(tmp_path, {"messages": EPISODE}, row)
+    with pytest.raises(DataError) as caught:
+        read_messages(path)
+    assert f"{path}, {words}" in str(caught.value)
+
+
+def test_a_file_that_is_missing_or_empty_is_refused(tmp_path):
+    with pytest.raises(DataError, match="no such file; give dbbench, gsm8k, or a JSONL of messages"):
+        read_messages(tmp_path / "gone.jsonl")
+    with pytest.raises(DataError, match="holds no row"):
+        read_messages(write(tmp_path, ""))
