@@ -381,6 +381,7 @@ def test_stats_lose_no_broken_ratio_and_no_missing_reference():
         ({"clip": 1.0}, "clip must lie between 0 and 1"),
         ({"beta": -0.1}, "beta must be 0 or more, got -0.1"),
         ({"beta": math.nan}, "beta must be 0 or more, got nan"),
+        ({"beta": math.inf}, "beta must be 0 or more, got inf"),
         ({"beta": 0.04}, "beta 0.04 needs ref_log_probs"),
         ({"log_probs": NEW[0]}, r"log_probs need the shape \(sequences, tokens\), got \(3,\)"),
         ({"advantages_B": ADVANTAGES[:1]}, r"one value per sequence, \(2,\), got \(1,\)"),
