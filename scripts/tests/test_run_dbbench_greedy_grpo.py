@@ -1,0 +1,127 @@
+"""Greedy-then-GRPO as a user runs it: the command, its files, and what is left when it is killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from scripts.make_tiny_policy import make_tiny_policy
+from scripts.run_dbbench_greedy_grpo import main
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "scripts.run_dbbench_greedy_grpo"]
+QUIET = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+@pytest.fixture(scope="module")
+def tiny_policy() -> str:
+    make_tiny_policy(ROOT / "models" / "tiny-sql")
+    return str(ROOT / "models" / "tiny-sql")
+
+
+def flags(model: str, folder: Path, *more: str) -> list[str]:
+    wanted = ["--num_tasks", "6", "--max_new_tokens", "100", "--learning_rate", "1e-3", "--save_every", "2"]
+    return ["--model_path", model, "--save_dir", str(folder), *wanted, *more]
+
+
+def run(*arguments: str) -> str:
+    done = subprocess.run([*COMMAND, *arguments], cwd=ROOT, env=QUIET, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def lines(path: Path) -> list[dict]:
+    """Without what depends on the clock."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith("time/") and k not in ("at", "seconds")} for row in rows]
+
+
+@pytest.mark.slow
+def test_it_trains_and_a_killed_run_ends_as_the_unbroken_one(tiny_policy, tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    printed = run(*flags(tiny_policy, whole, "--eval_tasks", "4"))
+    assert "held-out, before: " in printed and "held-out, after: " in printed and f"adapter: {whole}/adapter" in printed
+    assert printed.count("greedy accuracy") == 6 + 1
+
+    metrics = lines(whole / "metrics.jsonl")
+    assert [row["task"] for row in metrics] == [1, 2, 3, 4, 5, 6]
+    correct = sum(row["greedy/correct"] for row in metrics)
+    assert metrics[-1]["greedy/accuracy"] == correct / 6
+    assert metrics[-1]["train/steps"] + sum(metrics[-1]["group/skipped"].values()) == 6
+    played = lines(whole / "trajectories.jsonl")
+    assert [row["mode"] for row in played] == (["greedy"] + ["sampled"] * 4) * 6
+    assert {row["reward"] for row in played if row["mode"] == "sampled"} <= {1.0, -1.0, -0.8, -0.2}
+
+    process = subprocess.Popen([*COMMAND, *flags(tiny_policy, broken)], cwd=ROOT, env=QUIET, stdout=subprocess.PIPE)
+    wait_for(broken / "checkpoints" / "step_000002" / "manifest.json", process)
+    wait_for_lines(broken / "metrics.jsonl", 3, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait(20)
+    printed = run(*flags(tiny_policy, broken, "--resume"))
+    assert "resumed after task " in printed
+    assert lines(broken / "metrics.jsonl") == metrics
+    assert lines(broken / "trajectories.jsonl") == played
+    for name in ("adapter_model.safetensors", "tokenizer.json"):
+        assert (broken / "adapter" / name).read_bytes() == (whole / "adapter" / name).read_bytes()
+
+    again = run(*flags(f"{whole}/adapter", tmp_path / "on_top", "--num_tasks", "1"))
+    assert "task 1/1" in again
+
+
+def wait_for(path: Path, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def wait_for_lines(path: Path, count: int, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 120
+    while len(path.read_text().splitlines()) < count:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--group_size", "1"], "--group_size: expected greater than or equal to 2, got '1'"),
+        (["--temperature", "0"], "--temperature: expected greater than 0"),
+        (["--top_p", "1.5"], "--top_p: expected less than or equal to 1"),
+        (["--lora_dropout", "1"], "--lora_dropout: expected less than 1"),
+        (["--learning_rate", "nan"], "--learning_rate: expected a finite number"),
+        (["--clip_param", "0"], "--clip_param: expected greater than 0"),
+    ],
+)
+def test_a_flag_out_of_range_says_its_range_and_nothing_is_written(arguments, words, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["--model_path", "x", "--save_dir", str(tmp_path / "run"), *arguments])
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_is_not_there_is_said_before_anything_is_loaded(tmp_path):
+    with pytest.raises(SystemExit, match=r"nowhere is no folder, and no model of that name .*hf download nowhere"):
+        main(["--model_path", "nowhere", "--save_dir", str(tmp_path / "run")])
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_flags_have_the_names_and_defaults_that_people_know(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    defaults = {
+        "group_size": 4, "max_new_tokens": 512, "temperature": 0.8, "top_p": 0.95, "lora_r": 16, "lora_alpha": 32,
+        "lora_dropout": 0.05, "learning_rate": 2e-5, "weight_decay": 0.01, "beta": 0.04, "clip_param": 0.2,
+        "grad_accum": 1, "max_grad_norm": 1.0, "num_epochs": 1, "max_rounds": 3,
+    }  # fmt: skip
+    for name, value in defaults.items():
+        described = shown.split(f"--{name} X", 2)[-1].split("--")[0]
+        assert f"(default {value})" in described, name
+    for name in ("reference_model_path", "save_dir", "backend", "judge", "data", "seed", "resume"):
+        assert f"--{name}" in shown
