@@ -270,6 +270,14 @@ def test_the_first_update_has_ratio_1_and_reinforces_gradient():
     assert stats == GrpoStats(tokens=3, clipped=0, ratio_sum=3.0, ratio_max=1.0)
 
 
+def test_only_the_policys_log_probs_get_a_gradient():
+    policy, old, advantages, ref = (values.clone().requires_grad_() for values in (NEW, OLD, ADVANTAGES, REF))
+    loss, _ = grpo_loss(policy, old, advantages, SAMPLED, WEIGHTS, clip=0.2, beta=0.1, ref_log_probs=ref)
+    (loss + reinforce_loss(policy, advantages, WEIGHTS)).backward()
+    assert policy.grad is not None
+    assert (old.grad, advantages.grad, ref.grad) == (None, None, None)
+
+
 @settings(max_examples=30)
 @given(st.integers(0, 2**31), st.floats(-1, 1))
 def test_equal_rewards_have_no_gradient(seed, reward):
