@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -37,7 +37,7 @@ class OptimConfig(Settings):
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Norm that a larger gradient is scaled down to."""
     grad_accum: int = Field(default=1, ge=1)
-    """Batches (groups, under GRPO) whose gradients are averaged into one step."""
+    """Batches (groups, under greedy-then-GRPO) whose gradients are averaged into one step."""
     micro_batch_tokens: int = Field(default=4096, ge=1)
     """Tokens, padding included, of one forward and backward pass; at least one trajectory. Changes memory, not the
     result."""
@@ -116,3 +116,50 @@ class GreedyGrpoConfig(Settings):
     @property
     def limits(self) -> AgentConfig:
         return AgentConfig(protocol=self.protocol, max_turns=self.max_rounds, max_tokens=self.max_new_tokens)
+
+
+class Gsm8kGrpoConfig(Settings):
+    """`scripts/train_gsm8k_agent.py`: its flags, their defaults."""
+
+    FLAGS: ClassVar[dict[str, str]] = {"grad_accum": "gradient_accumulation_steps"}
+
+    model: ModelConfig
+    reference_model_path: str | None = None
+    """Model that the KL is measured against; none: the policy as it was loaded, its adapter switched off."""
+    dataset: str = "gsm8k"
+    """gsm8k, from the hub or its cache; a JSONL or parquet file of the same form; or generated. gsm8k:FILE and
+    gsm8k:generated, as in fine-tuning, are the same."""
+    max_samples: int | None = Field(default=None, ge=1)
+    """Problems to train on; none: all of the dataset, 1000 of generated ones."""
+    eval_samples: int = Field(default=0, ge=0)
+    """Held-out problems of the same dataset that are played greedily before training and after each epoch; 0: none."""
+    samples_per_prompt: int = Field(default=4, ge=2, le=1024)
+    """Sampled episodes per problem: its group."""
+    batch_size: int = Field(default=8, ge=1)
+    """Problems whose episodes are played side by side, then trained on together."""
+    max_rounds: int = Field(default=10, ge=1, le=100)
+    """Replies per episode, the answer included."""
+    max_new_tokens: int = Field(default=256, ge=1)
+    """Of one reply."""
+    temperature: float = Field(default=0.8, gt=0, le=10)
+    """Of the sampled episodes."""
+    top_p: float = Field(default=0.95, gt=0, le=1)
+    """Of the sampled episodes; log-probs are those before the cut."""
+    adapter: AdapterConfig = AdapterConfig()
+    optim: OptimConfig = OptimConfig()
+    loss: LossConfig = LossConfig()
+    total_epochs: int = Field(default=1, ge=1)
+    """Passes over the problems."""
+    output_dir: Path = Path("outputs/gsm8k_grpo")
+    """Folder of the run."""
+    save_every: int = Field(default=10, ge=1)
+    """Batches between checkpoints; a run that is killed loses at most so many."""
+    seed: int = Field(default=0, ge=0)
+
+    @property
+    def source(self) -> str:
+        return self.dataset.removeprefix("gsm8k:")
+
+    @property
+    def limits(self) -> AgentConfig:
+        return AgentConfig(max_turns=self.max_rounds, max_tokens=self.max_new_tokens)

@@ -13,7 +13,10 @@ Config = TypeVar("Config", bound=BaseModel)
 
 
 def flags_of(config: type[BaseModel]) -> dict[str, str]:
-    """A flag for each field, those of nested settings included: its name to its place, e.g. lora_r to adapter.r."""
+    """A flag for each field, those of nested settings included: its name to its place, e.g. lora_r to adapter.r.
+
+    A class may give flags other names than its fields' own: `FLAGS`, the usual name to the other.
+    """
     found: dict[str, str] = {}
     for name, field in config.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
@@ -21,7 +24,8 @@ def flags_of(config: type[BaseModel]) -> dict[str, str]:
             found |= {prefix + inner: f"{name}.{place}" for inner, place in flags_of(field.annotation).items()}
         else:
             found[name] = name
-    return found
+    other: Mapping[str, str] = getattr(config, "FLAGS", {})
+    return {other.get(flag, flag): place for flag, place in found.items()}
 
 
 _PREFIX = {"adapter": "lora_"}

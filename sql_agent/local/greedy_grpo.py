@@ -69,7 +69,7 @@ def train(
         rewards = [reward(rollout.record, REWARD).value for rollout in group]
         metrics = _update(learner, group, rewards, cfg) if has_spread(rewards) else {}
         if not metrics:
-            skipped[_why_without_spread(group, rewards)] += 1
+            skipped[why_without_spread(group, rewards)] += 1
         progress.place += 1
         if greedy.record.score.value is not None:
             progress.judged += 1
@@ -106,7 +106,8 @@ def _update(
     return update.metrics
 
 
-def _why_without_spread(group: Sequence[LocalRollout], rewards: Sequence[float | None]) -> str:
+def why_without_spread(group: Sequence[LocalRollout], rewards: Sequence[float | None]) -> str:
+    """The reason under which a group without spread is counted."""
     judged = [value for value in rewards if value is not None]
     if len(judged) < 2:
         return "unjudged"

@@ -1,0 +1,86 @@
+"""Train an agent with a calculator on word problems by GRPO, in this process.
+
+    python scripts/train_gsm8k_agent.py --model_path MODEL --dataset gsm8k --samples_per_prompt 4
+    python scripts/train_gsm8k_agent.py --model_path models/tiny-sql --dataset generated --max_samples 64
+
+Each epoch plays --samples_per_prompt episodes of every problem, --batch_size problems side by side, and updates a LoRA
+adapter after each batch. Reward: 1 for the right number after ####, else 0. --dataset is gsm8k (from the hub or its
+cache), a JSONL or parquet FILE of the same form, or generated (no network). Writes epoch_N/ (adapter and tokenizer),
+metrics.jsonl, trajectories.jsonl and checkpoints/ into --output_dir. doc/gsm8k.md explains it.
+"""
+
+import os
+import sys
+
+if __package__ in (None, ""):
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
+
+import argparse
+from collections.abc import Sequence
+
+from sql_agent.local.config import Gsm8kGrpoConfig
+from sql_agent.local.flags import add_flags, read_flags
+from sql_agent.local.start import check_model
+from sql_agent.local.types import DivergedError
+
+FREE_ON_RESUME = ("output_dir", "save_every")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python scripts/train_gsm8k_agent.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_flags(parser, Gsm8kGrpoConfig, hidden=("name", "scale", "aggregation", "max_tokens"))
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the run in --output_dir from its last checkpoint"
+    )
+    args = parser.parse_args(argv)
+    cfg = read_flags(parser, Gsm8kGrpoConfig, args)
+    try:
+        run(cfg, resumed=args.resume)
+    except (ValueError, OSError, DivergedError) as error:
+        raise SystemExit(f"error: {error}") from error
+    except KeyboardInterrupt:
+        raise SystemExit(
+            f"\ninterrupted; the same command with --resume goes on from the last checkpoint in {cfg.output_dir}"
+        ) from None
+
+
+def run(cfg: Gsm8kGrpoConfig, *, resumed: bool) -> None:
+    if cfg.source == "gsm8k":
+        os.environ.setdefault("HF_HUB_OFFLINE", "0")  # whoever names the hub's dataset may fetch it
+    for path in filter(None, (cfg.model.model_path, cfg.reference_model_path)):
+        check_model(path)
+    from sql_agent.gsm8k.environment import Gsm8k
+    from sql_agent.gsm8k.load import load_problems
+    from sql_agent.local.gsm8k_grpo import Progress, train
+    from sql_agent.local.learner import Learner
+    from sql_agent.local.rollouts import Player
+    from sql_agent.local.run_folder import RunFolder
+    from sql_agent.local.start import start_policy
+
+    folder = RunFolder(cfg.output_dir, cfg, resumed=resumed, free=FREE_ON_RESUME)
+    problems = load_problems(cfg.source, limit=cfg.max_samples, seed=cfg.seed)
+    held_out = load_problems(cfg.source, split="test", limit=cfg.eval_samples, seed=1) if cfg.eval_samples else []
+    environment = Gsm8k()
+    policy = start_policy(
+        cfg.model, cfg.adapter, tools=environment.tools, seed=cfg.seed, reference_path=cfg.reference_model_path
+    )
+    player = Player(policy, environment, cfg.limits, batch_size=cfg.batch_size * cfg.samples_per_prompt)
+    learner = Learner(policy, cfg.optim, cfg.loss)
+    folder.begin()
+    state = folder.resume(policy, learner) if resumed else None
+    progress = Progress(**(state or {}))
+    print(f"{len(problems)} problems of {cfg.dataset}, {len(held_out)} held out", flush=True)
+    if state is not None:
+        print(f"resumed after {progress.batches} batches", flush=True)
+    train(policy, learner, player, problems, held_out, cfg, folder, progress, lambda line: print(line, flush=True))
+    print(
+        f"next: python scripts/test_interactive.py --task gsm8k --model_path {cfg.output_dir}/epoch_{cfg.total_epochs}"
+    )
+
+
+if __name__ == "__main__":
+    main()
