@@ -28,7 +28,8 @@ def masked_group_advantages(
         Advantages, shape (P * G,); 0 for lost rollouts and for a rollout whose peers were all lost.
     Source:
         GRPO, arXiv:2402.03300 sec. 4.1.2; equal to verl core_algos.py `compute_grpo_outcome_advantage` where nothing is
-        lost. Difference: verl gives a lone rollout its raw return as advantage, here it is 0 (no peer to compare with).
+        lost. Differences: verl gives a lone rollout its raw return as advantage, here it is 0 (no peer to compare
+        with); a group of equal returns is exactly 0 here, in verl up to 0.06 by rounding.
     """
     members: defaultdict[Any, list[int]] = defaultdict(list)
     for row, group in enumerate(groups):
@@ -39,6 +40,8 @@ def masked_group_advantages(
         if len(rows) < 2:
             continue
         returns_G = returns[rows]
+        if bool((returns_G == returns_G[0]).all()):
+            continue  # in float32 the mean of eight -0.8 is off by 6e-8, which divided by eps would be 0.056
         centred_G = returns_G - returns_G.mean()
         advantages[rows] = centred_G / (returns_G.std() + eps) if scale else centred_G
     return advantages

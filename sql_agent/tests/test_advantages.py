@@ -58,3 +58,11 @@ def test_advantages_stand_on_sampled_tokens_only():
     mask = torch.tensor([[1, 0, 1], [1, 1, 0]])
     per_token, _ = masked_grpo(rewards, mask, np.array(["a", "a"]))
     np.testing.assert_allclose(per_token, [[0.7071, 0, 0.7071], [-0.7071, -0.7071, 0]], atol=1e-4)
+
+
+@pytest.mark.parametrize("value", [-0.8, -0.3, -0.2, 0.1, 1.0])
+def test_equal_rewards_teach_exactly_nothing(value):
+    """In float32 the mean of eight -0.8 is not -0.8; the difference over eps is 0.056."""
+    returns = torch.full((8,), value)
+    advantages = masked_group_advantages(returns, torch.ones(8, dtype=torch.bool), np.zeros(8))
+    assert advantages.tolist() == [0.0] * 8
