@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from sql_agent.local.experiment import ExperimentConfig, load_experiment
-from sql_agent.local.start import StartError, check_model
+from sql_agent.local.experiment import ExperimentConfig, LanguageModelConfig, load_experiment
+from sql_agent.local.start import StartError, check_device, check_model
 from sql_agent.local.types import DivergedError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def run(cfg: ExperimentConfig, resumed: Path | None) -> None:
 
 
 def _train(cfg: ExperimentConfig, environment: "DbBench", resumed: Path | None) -> None:
-    cfg = for_this_machine(cfg)
+    cfg = cfg.model_copy(update={"language_model": for_this_machine(cfg.language_model)})
     from sql_agent.local.learner import Learner
     from sql_agent.local.rollouts import Player
     from sql_agent.local.single_skill import LOSS, Progress, SessionFolder, draws, held_out_tasks, train
@@ -102,33 +102,34 @@ def _train(cfg: ExperimentConfig, environment: "DbBench", resumed: Path | None) 
     player = Player(policy, environment, cfg.agent.limits)
     learner = Learner(policy, cfg.training.model_copy(update={"grad_accum": 1}), LOSS)
     folder.begin()
-    print(f"run: {folder.path}", flush=True)
+    say(f"run: {folder.path}")
     state = folder.resume(policy, learner) if resumed else None
     progress = Progress(**(state or {}))
     if state is not None:
-        print(f"resumed after {progress.episodes} episodes", flush=True)
+        say(f"resumed after {progress.episodes} episodes")
     try:
-        train(
-            policy, learner, player, tasks, held_out, cfg, folder, progress, lambda line: print(line, flush=True)
-        )  # fmt: skip
+        train(policy, learner, player, tasks, held_out, cfg, folder, progress, say)
     finally:
         _report(folder.metrics)
     print(f"adapter: {folder.finish(policy, 'checkpoints/adapter')}")
 
 
-def for_this_machine(cfg: ExperimentConfig) -> ExperimentConfig:
-    """4 bits or not, decided by the GPU's memory."""
-    model = cfg.language_model
-    if model.four_bit_below_gib is None or model.device == "cpu":
-        return cfg
+def for_this_machine(model: LanguageModelConfig) -> LanguageModelConfig:
+    """With `load_in_4bit` as the GPU's memory wants it, where `four_bit_below_gib` leaves that to the machine."""
+    gib = gpu_gib()
+    if model.four_bit_below_gib is None or model.device == "cpu" or gib is None:
+        return model
+    return model.model_copy(update={"load_in_4bit": gib < model.four_bit_below_gib})
+
+
+def gpu_gib() -> float | None:
     import torch
 
-    if not torch.cuda.is_available():
-        return cfg
-    gib = torch.cuda.get_device_properties(0).total_memory / 2**30
-    four_bit = gib < model.four_bit_below_gib
-    print(f"GPU with {gib:.0f} GiB: base in {'4 bits' if four_bit else 'bfloat16'}", flush=True)
-    return cfg.model_copy(update={"language_model": model.model_copy(update={"load_in_4bit": four_bit})})
+    return torch.cuda.get_device_properties(0).total_memory / 2**30 if torch.cuda.is_available() else None
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
 
 
 def new_run_dir(cfg: ExperimentConfig) -> Path:
@@ -165,6 +166,7 @@ def prepare(cfg: ExperimentConfig) -> int:
         check_python(sys.version_info[:3], sys.executable),
         check_packages(pins, installed, mend),
         check_database(cfg.task.backend),
+        find_device(cfg.language_model),
         find_model(cfg.language_model.model_path),
         *check_data(cfg),
     ]
@@ -186,16 +188,30 @@ def check_database(spec: str) -> "Finding":
         return Finding("database", name, (Problem(str(error), mend),))
 
 
+def find_device(model: LanguageModelConfig) -> "Finding":
+    from scripts.doctor import Finding
+    from sql_agent.model_check import Problem
+
+    model, gib = for_this_machine(model), gpu_gib()
+    on_gpu = model.device == "cuda" or (model.device == "auto" and gib is not None)
+    try:
+        check_device("cuda" if on_gpu else "cpu", load_in_4bit=model.load_in_4bit, has_gpu=gib is not None)
+    except StartError as error:
+        mend = "--set language_model.device=cpu --set language_model.load_in_4bit=false"
+        return Finding("device", model.device, (Problem(str(error), f"take a GPU, or {mend}"),))
+    how = "4 bits" if model.load_in_4bit else "bfloat16"
+    return Finding("device", f"GPU with {gib:.0f} GiB, base in {how}" if on_gpu else "CPU, base in float32")
+
+
 def find_model(path: str) -> "Finding":
     from scripts.doctor import Finding
     from sql_agent.model_check import Problem
 
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
         check_model(path)
     except StartError as error:
-        what, _, mend = str(error).rpartition("; ")
-        return Finding("model", path, (Problem(what or mend, mend),))
+        what, _, mend = str(error).partition("; ")
+        return Finding("model", path, (Problem(what, mend),))
     return Finding("model", f"{path}: {'folder' if Path(path).is_dir() else 'in the Hugging Face cache'}")
 
 

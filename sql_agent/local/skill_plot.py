@@ -73,6 +73,8 @@ def draw(lines: Sequence[Mapping[str, Any]], file: Path) -> None:
         panel.grid(alpha=0.3)
     for panel in panels.flat[len(skills) :]:
         panel.set_visible(False)
+    for panel in panels.flat[max(0, len(skills) - columns) : len(skills)]:  # nothing visible below them
+        panel.tick_params(labelbottom=True)
     panels[0, 0].set_ylim(-0.03, 1.03)
     figure.supxlabel("episodes", fontsize=9)
     figure.supylabel("success", fontsize=9)
