@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from reward_model.tests.conftest import make_base
 from scripts.train_sft import main
-from sql_agent.local.sft import RECORD, SftConfig, prepare
+from sql_agent.local.sft import RECORD, SftConfig, next_commands, prepare
 from sql_agent.local.sft_trainer import load_trainable, make_trainer
 
 ROOT = Path(__file__).parents[2]
@@ -167,6 +167,30 @@ def test_a_run_writes_an_adapter_its_log_and_its_record_and_says_what_comes_next
     assert f"{output} holds a finished model (sft.json); name another --output_dir" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flags", "commands"),
+    [
+        (
+            {"dataset": "dbbench", "protocol": "text"},
+            [
+                "python scripts/test_interactive.py --model_path out --protocol text",
+                "python -m scripts.run_dbbench_greedy_grpo --model_path out --protocol text",
+            ],
+        ),
+        (
+            {"dataset": "gsm8k:generated"},
+            [
+                "python scripts/test_interactive.py --model_path out --task gsm8k",
+                "python scripts/train_gsm8k_agent.py --model_path out --dataset gsm8k:generated",
+            ],
+        ),
+        ({"dataset": "rows.jsonl"}, ["python scripts/test_interactive.py --model_path out"]),
+    ],
+)
+def test_what_comes_next_fits_what_was_learnt(flags, commands):
+    assert next_commands(SftConfig(model_path="m", output_dir=Path("out"), **flags)) == commands
+
+
 @pytest.mark.slow
 def test_without_lora_all_weights_are_trained_and_the_model_is_whole(base, rows, tmp_path, capsys):
     output = tmp_path / "out"
@@ -207,6 +231,7 @@ def test_the_token_that_ends_a_reply_becomes_the_one_that_stops_sampling(base, r
     assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["eos_token"] == "<|im_end|>"
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_stops_the_run_and_leaves_no_model(base, rows, tmp_path, capsys):
     broken = shutil.copytree(base, tmp_path / "broken")
     weights = load_file(broken / "model.safetensors")

@@ -126,21 +126,18 @@ def train(run: Run, say: Say = print) -> None:
     save_whole(trainer, run.tokenizer, cfg.output_dir, run.record)
     say(f"trained {trainer.state.global_step} steps on {len(run.encoded)} conversations of {cfg.dataset}")
     say(f"{'model' if run.trains_all_weights else 'adapter'} and tokenizer: {cfg.output_dir}")
-    for command in NEXT[cfg.source]:
-        say(f"next: {command.format(cfg.output_dir)}")
+    for command in next_commands(cfg):
+        say(f"next: {command}")
 
 
-NEXT = {
-    "dbbench": [
-        "python scripts/test_interactive.py --model_path {}",
-        "python -m scripts.run_dbbench_greedy_grpo --model_path {}",
-    ],
-    "gsm8k": [
-        "python scripts/test_interactive.py --model_path {}",
-        "python scripts/train_gsm8k_agent.py --model_path {}",
-    ],
-    "file": ["python scripts/test_interactive.py --model_path {}"],
-}
+def next_commands(cfg: SftConfig) -> list[str]:
+    model = f"--model_path {cfg.output_dir}"
+    talk = f"python scripts/test_interactive.py {model}"
+    if cfg.source == "gsm8k":
+        return [f"{talk} --task gsm8k", f"python scripts/train_gsm8k_agent.py {model} --dataset {cfg.dataset}"]
+    how = "" if cfg.protocol == "fc" else f" --protocol {cfg.protocol}"
+    train = f"python -m scripts.run_dbbench_greedy_grpo {model}"
+    return [talk + how, train + how] if cfg.source == "dbbench" else [talk]
 
 
 # What is checked ------------------------------------------------------------------------------------------------------
