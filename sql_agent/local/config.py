@@ -86,7 +86,9 @@ class GreedyGrpoConfig(Settings):
     num_tasks: int = Field(default=200, ge=1)
     """Tasks to train on: generated, or the first ones of `data`."""
     eval_tasks: int = Field(default=0, ge=0)
-    """Held-out generated tasks that are played greedily before and after; 0: none."""
+    """Held-out generated tasks that are played before and after, greedily and sampled at temperature 1; 0: none."""
+    eval_every: int = Field(default=0, ge=0)
+    """Tasks between further such evaluations; 0: none in between."""
     backend: str = "sqlite"
     """Database of the episodes: sqlite, mariadb (a private server) or mysql://user:password@host:port."""
     judge: JudgeName = "strict"
@@ -163,3 +165,39 @@ class Gsm8kGrpoConfig(Settings):
     @property
     def limits(self) -> AgentConfig:
         return AgentConfig(max_turns=self.max_rounds, max_tokens=self.max_new_tokens)
+
+
+class InteractiveConfig(Settings):
+    """`scripts/test_interactive.py`: its flags, their defaults."""
+
+    model: ModelConfig
+    task: Literal["dbbench", "gsm8k"] = "dbbench"
+    """What to talk about: a database, or word problems."""
+    data: str | None = None
+    """File of tasks or problems for :tasks and :task N, in any form that training takes; none: generated ones."""
+    database: Path | None = None
+    """Your own SQLite file; its tables are copied, the file is only read."""
+    backend: str = "sqlite"
+    """Where the database is held: sqlite, mariadb (a private server) or mysql://user:password@host:port."""
+    judge: JudgeName = "strict"
+    protocol: ProtocolName = "fc"
+    """How the agent acts: by tool calls (fc), or in plain text as AgentBench (text) and LifelongAgentBench (lab)."""
+    max_new_tokens: int = Field(default=512, ge=1)
+    """Of one reply."""
+    temperature: float = Field(default=0.0, ge=0, le=10)
+    """0 is greedy."""
+    seed: int = Field(default=0, ge=0)
+    """Of the sampling, and of generated tasks."""
+
+    @model_validator(mode="after")
+    def _belongs_together(self) -> Self:
+        if self.data is not None and self.database is not None:
+            raise ValueError("give --data or --database, not both")
+        foreign = sorted(self.model_fields_set & {"database", "backend", "judge", "protocol"})
+        if self.task == "gsm8k" and foreign:
+            raise ValueError(f"--{foreign[0]} belongs to --task dbbench; this one is gsm8k")
+        return self
+
+    @property
+    def limits(self) -> AgentConfig:
+        return AgentConfig(protocol=self.protocol, max_tokens=self.max_new_tokens)

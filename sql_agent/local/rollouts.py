@@ -49,25 +49,25 @@ class Player:
         for first in range(0, len(tasks), self._batch_size):
             batch = tasks[first : first + self._batch_size]
             with ThreadPoolExecutor(max_workers=min(len(batch), 16)) as threads:
-                rollouts = [_Rollout(task, self._environment, self._conversation, self._limits) for task in batch]
+                rollouts = [Rollout(task, self._environment, self._conversation, self._limits) for task in batch]
                 try:
                     _play_batch(
                         self._policy, rollouts, sampling[first : first + self._batch_size], self._limits, threads
                     )
-                    played += threads.map(_Rollout.finish, rollouts)
+                    played += threads.map(Rollout.finish, rollouts)
                 finally:
-                    list(threads.map(_Rollout.close, rollouts))
+                    list(threads.map(Rollout.close, rollouts))
         return played
 
 
 def _play_batch(
     policy: LocalPolicy,
-    rollouts: Sequence[_Rollout],
+    rollouts: Sequence[Rollout],
     sampling: Sequence[Sampling],
     limits: AgentConfig,
     threads: ThreadPoolExecutor,
 ) -> None:
-    list(threads.map(_Rollout.start, rollouts))
+    list(threads.map(Rollout.start, rollouts))
     while going := [(r, s) for r, s in zip(rollouts, sampling, strict=True) if r.may_go_on(policy.max_positions)]:
         samples = policy.generate(
             [rollout.ids for rollout, _ in going], [how for _, how in going], max_new_tokens=limits.max_tokens
@@ -75,14 +75,28 @@ def _play_batch(
         list(threads.map(lambda pair: pair[0][0].take(pair[1]), zip(going, samples, strict=True)))
 
 
-class _Rollout:
-    """One episode and its conversation, as messages and as ids."""
+class Rollout:
+    """One episode and its conversation, as messages and as ids.
 
-    def __init__(self, task: Any, environment: Playable, conversation: Conversation, limits: AgentConfig) -> None:
+    Args:
+        after: a rollout that has spoken and ended: its conversation goes on with this task's question, its ids as they
+            are. None starts a conversation.
+    """
+
+    def __init__(
+        self,
+        task: Any,
+        environment: Playable,
+        conversation: Conversation,
+        limits: AgentConfig,
+        *,
+        after: Rollout | None = None,
+    ) -> None:
         self._task, self._environment, self._conversation, self._limits = task, environment, conversation, limits
         self._first = environment.messages(task)
-        self.messages: list[Message] = list(self._first)
-        self._prompt = conversation.first_prompt(self._first)
+        question = self._first[-1]
+        self.messages: list[Message] = [*after.messages, question] if after else list(self._first)
+        self._prompt = after._followed_by(question) if after else conversation.first_prompt(self._first)
         self.ids = list(self._prompt)
         self._mask: list[int] = []
         self._log_probs: list[float] = []
@@ -125,6 +139,14 @@ class _Rollout:
             if self.ids[-1] != self._conversation.eos_id:
                 self._append([self._conversation.eos_id])
             self._append(self._conversation.after_reply(self._first, reply, answers))
+
+    def _followed_by(self, question: Message) -> list[int]:
+        place = max(k for k, message in enumerate(self.messages) if message["role"] == "assistant")
+        between = self._conversation.after_reply(
+            self._first, self.messages[place], [*self.messages[place + 1 :], question]
+        )
+        closed = [] if self.ids[-1] == self._conversation.eos_id else [self._conversation.eos_id]
+        return [*self.ids, *closed, *between]
 
     def finish(self) -> LocalRollout:
         score = self._guarded(self._judge) or Score(None, self._stop or "db_unavailable")

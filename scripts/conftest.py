@@ -1,0 +1,3 @@
+"""Commands are no tests, whatever they are called."""
+
+collect_ignore = ["test_interactive.py"]

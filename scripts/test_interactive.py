@@ -1,0 +1,184 @@
+"""Talk with a trained agent in the terminal: about a database, or about word problems.
+
+    python scripts/test_interactive.py --model_path outputs/dbbench_greedy_grpo/adapter
+    python scripts/test_interactive.py --model_path MODEL --database my.sqlite
+    python scripts/test_interactive.py --model_path outputs/gsm8k_grpo/epoch_1 --task gsm8k
+
+Shows thoughts, tool calls and results as they happen. Questions follow one another in one conversation until :new;
+:tasks and :task N ask the tasks of --data (or generated ones), whose answers are judged. :help lists the commands,
+Ctrl-C stops a reply, Ctrl-D ends. doc/interactive.md shows a conversation.
+"""
+
+import os
+import sys
+
+if __package__ in (None, ""):
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
+
+import argparse
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sql_agent.local.config import AdapterConfig, InteractiveConfig
+from sql_agent.local.flags import add_flags, read_flags
+from sql_agent.local.start import check_model
+
+if TYPE_CHECKING:
+    from dbbench_adapter.types import Task
+    from sql_agent.local.interactive import Chat, Subject
+    from sql_agent.local.transcript import Transcript
+
+GENERATED = 20
+"""Tasks at hand where no file is given."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python scripts/test_interactive.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_flags(parser, InteractiveConfig, hidden=("gradient_checkpointing",))
+    cfg = read_flags(parser, InteractiveConfig, parser.parse_args(argv))
+    try:
+        run(cfg)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"error: {error}") from error
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def run(cfg: InteractiveConfig) -> None:
+    if cfg.data == "gsm8k":
+        os.environ.setdefault("HF_HUB_OFFLINE", "0")  # whoever names the hub's dataset may fetch it
+    check_model(cfg.model.model_path)
+    from rich.console import Console
+
+    from sql_agent.local.interactive import OneDatabase, WordProblems
+    from sql_agent.local.transcript import Transcript
+
+    show = Transcript(Console(highlight=False), max_new_tokens=cfg.max_new_tokens)
+    if cfg.task == "gsm8k":
+        from sql_agent.gsm8k.load import load_problems
+
+        source = (cfg.data or "generated").removeprefix("gsm8k:")
+        limit = GENERATED if source == "generated" else None
+        _converse(cfg, WordProblems(load_problems(source, split="test", limit=limit, seed=cfg.seed)), show)
+        return
+    from dbbench_adapter.backends import BackendUnavailable
+    from sql_agent.environments.dbbench import DbBench
+
+    tasks, first = _databases(cfg, show)
+    try:
+        with DbBench(cfg.judge, cfg.protocol, cfg.backend) as bench:
+            _converse(cfg, OneDatabase(bench, tasks, first), show)
+    except BackendUnavailable as error:
+        raise ValueError(f"--backend {cfg.backend.split('@')[-1]}: {error}") from error
+
+
+def _databases(cfg: InteractiveConfig, show: "Transcript") -> "tuple[list[Task], Task]":
+    """The tasks at hand, and the one whose tables come first."""
+    if cfg.database is not None:
+        from sql_agent.local.user_database import read_database
+
+        found = read_database(cfg.database)
+        for words in found.left_out:
+            show.note(f"{cfg.database}: {words}", "yellow")
+        return [], found.task
+    from dbbench_adapter.generator import generate_tasks
+    from dbbench_adapter.load import load_tasks
+
+    if cfg.data is None:
+        tasks = generate_tasks(GENERATED, seed=cfg.seed, split="held_out")
+    else:
+        tasks = load_tasks(Path(cfg.data))
+    if not tasks:
+        raise ValueError(f"--data {cfg.data} holds no task")
+    return tasks, tasks[0]
+
+
+def _converse(cfg: InteractiveConfig, subject: "Subject", show: "Transcript") -> None:
+    from sql_agent.local.interactive import Chat
+    from sql_agent.local.start import start_policy
+    from sql_agent.local.types import Sampling
+
+    policy = start_policy(cfg.model, AdapterConfig(), tools=subject.tools, seed=cfg.seed)
+    chat = Chat(policy, subject, cfg.limits, Sampling(cfg.temperature), show)
+    how = "greedy" if cfg.temperature == 0 else f"temperature {cfg.temperature:g}"
+    show.note(f"{cfg.model.model_path} on {policy.device}, {how}, at most {cfg.max_new_tokens} tokens a reply", "dim")
+    show.note(":help lists the commands, Ctrl-C stops a reply, Ctrl-D ends", "dim")
+    show.tables(subject.tables())
+    while (text := _read(show)) is not None:
+        if not _handle(text, chat, subject, show):
+            break
+    chat.new()
+
+
+def _handle(text: str, chat: "Chat", subject: "Subject", show: "Transcript") -> bool:
+    """Do what a line says; False where it ends the conversation."""
+    from sql_agent.local.interactive import read_line
+
+    try:
+        line = read_line(text, len(subject.tasks))
+        match line.command:
+            case ":quit":
+                return False
+            case ":help":
+                show.commands()
+            case ":new":
+                chat.new()
+                show.note("a new conversation", "dim")
+            case ":tables":
+                show.tables(subject.tables())
+            case ":tasks":
+                show.tasks(subject.tasks)
+            case ":task":
+                task = subject.tasks[int(line.rest) - 1]
+                chat.new()
+                subject.choose(task)
+                show.tables(subject.tables())
+                show.note(task.question, "bold")
+                _ask(task, chat, show)
+            case None if line.rest:
+                _ask(subject.own(line.rest), chat, show)
+    except ValueError as error:  # ChatTemplateError, too
+        show.note(str(error), "yellow")
+    return True
+
+
+def _ask(task: Any, chat: "Chat", show: "Transcript") -> None:
+    with _ctrl_c_stops(chat):
+        show.ended(chat.ask(task))
+
+
+@contextmanager
+def _ctrl_c_stops(chat: "Chat") -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, lambda *_: chat.stop())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _read(show: "Transcript") -> str | None:
+    """The next line; None at the end of the input."""
+    while True:
+        try:
+            text = input("> ")
+        except EOFError:
+            print()
+            return None
+        except KeyboardInterrupt:
+            print()
+            show.note("Ctrl-D ends", "dim")
+            continue
+        if not sys.stdin.isatty():
+            print(text)  # so that a transcript has the questions in it
+        return text
+
+
+if __name__ == "__main__":
+    main()

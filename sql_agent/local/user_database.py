@@ -1,0 +1,98 @@
+"""A person's own SQLite file as tables for an episode. The file is only read: an episode works on a copy.
+
+Leaves out views, virtual tables, indexes, keys and triggers: an episode's tables have columns and rows.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from dbbench_adapter.generator import NOTE
+from dbbench_adapter.types import Cell, Column, Gold, Row, Table, Task
+
+MAX_ROWS = 200_000
+"""Of all tables of a file; they are held in memory."""
+_LISTED = """\
+SELECT list.name, list.type FROM pragma_table_list AS list JOIN sqlite_master AS made USING (name)
+WHERE list.schema = 'main' ORDER BY made.rowid"""
+
+
+@dataclass(frozen=True)
+class UserDatabase:
+    task: Task
+    """Its tables, with a question to be asked yet."""
+    left_out: tuple[str, ...]
+    """What was not copied or is held otherwise, in words."""
+
+
+def read_database(path: Path) -> UserDatabase:
+    """Copy the tables of a SQLite file.
+
+    A column whose cells are all whole numbers becomes BIGINT, one of finite numbers DOUBLE, every other TEXT.
+    Raises:
+        ValueError: no such file, no SQLite database, nothing in it, or more than `MAX_ROWS` rows.
+    """
+    if not path.is_file():
+        raise ValueError(f"--database {path}: no such file; expected a SQLite database")
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)) as connection:
+            connection.execute("PRAGMA trusted_schema = OFF")
+            connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+            listed = connection.execute(_LISTED).fetchall()
+            names = [name for name, kind in listed if kind == "table" and not name.startswith("sqlite_")]
+            _refuse_too_many(connection, names, path)
+            tables, num_blobs = [], 0
+            for name in names:
+                table, blobs = _read_table(connection, name)
+                tables.append(table)
+                num_blobs += blobs
+    except sqlite3.Error as error:
+        raise ValueError(f"--database {path}: {error}; expected a SQLite database that can be read") from error
+    if not tables:
+        raise ValueError(f"--database {path}: there is no table in it")
+    others = [f"{kind} {name}" for name, kind in listed if kind in ("view", "virtual")]
+    left_out = [f"not copied: {', '.join(others)}"] if others else []
+    left_out += [f"binary cells shown as hex digits: {num_blobs}"] if num_blobs else []
+    note = " ".join(map(_note, tables))
+    task = Task(path.stem, "", "other", tuple(tables), Gold(), table_note=note, typed=True)
+    return UserDatabase(task, tuple(left_out))
+
+
+def _refuse_too_many(connection: sqlite3.Connection, names: list[str], path: Path) -> None:
+    total = sum(connection.execute(f"SELECT count(*) FROM {_quoted(name)}").fetchone()[0] for name in names)
+    if total > MAX_ROWS:
+        raise ValueError(f"--database {path}: {total:,} rows, at most {MAX_ROWS:,} are copied; give a smaller database")
+
+
+def _read_table(connection: sqlite3.Connection, name: str) -> tuple[Table, int]:
+    cursor = connection.execute(f"SELECT * FROM {_quoted(name)}")
+    columns = [column[0] for column in cursor.description]
+    raw = cursor.fetchall()
+    blobs = sum(isinstance(cell, bytes) for row in raw for cell in row)
+    rows: list[Row] = [tuple(cell.hex() if isinstance(cell, bytes) else cell for cell in row) for row in raw]
+    types = [_type([row[k] for row in rows]) for k in range(len(columns))]
+    kept = tuple(
+        tuple(cell if cell is None or type_ != "TEXT" else str(cell) for cell, type_ in zip(row, types, strict=True))
+        for row in rows
+    )
+    return Table(name, tuple(map(Column, columns, types)), kept), blobs
+
+
+def _type(cells: list[Cell]) -> str:
+    present = [cell for cell in cells if cell is not None]
+    if not present or any(isinstance(cell, str) or not math.isfinite(cell) for cell in present):
+        return "TEXT"
+    return "BIGINT" if all(isinstance(cell, int) for cell in present) else "DOUBLE"
+
+
+def _note(table: Table) -> str:
+    return f"{NOTE[0]}`{table.name}`{NOTE[1]}{', '.join(f'`{column.name}`' for column in table.columns)}."
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
