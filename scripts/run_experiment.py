@@ -29,8 +29,7 @@ from sql_agent.local.types import DivergedError
 if TYPE_CHECKING:
     from scripts.doctor import Finding
     from sql_agent.environments.dbbench import DbBench
-
-ROOT = Path(__file__).resolve().parents[1]
+    from sql_agent.success import Rate
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,7 +89,8 @@ def _train(cfg: ExperimentConfig, environment: "DbBench", resumed: Path | None) 
     cfg = cfg.model_copy(update={"language_model": for_this_machine(cfg.language_model)})
     from sql_agent.local.learner import Learner
     from sql_agent.local.rollouts import Player
-    from sql_agent.local.single_skill import LOSS, Progress, SessionFolder, draws, held_out_tasks, train
+    from sql_agent.local.single_skill import LOSS, Progress, SessionFolder, train
+    from sql_agent.local.skill_tasks import draws, held_out_tasks
     from sql_agent.local.start import start_policy
 
     folder = SessionFolder(resumed or new_run_dir(cfg), cfg, resumed=resumed is not None)
@@ -139,18 +139,23 @@ def new_run_dir(cfg: ExperimentConfig) -> Path:
 
 def _report(metrics: Path) -> None:
     """Held-out success before and after by skill, and the picture, as far as the run came."""
-    from sql_agent.local.skill_plot import draw, held_out_curves, read_lines
+    from sql_agent.local.skill_plot import ALL, draw, held_out_curves, read_lines
 
     lines = read_lines(metrics) if metrics.is_file() else []
     if not lines:
         return
     curves = held_out_curves(lines)
     for skill, curve in curves.items():
-        print(f"held-out, {skill:46} before {curve[0][1]}")
-        print(f"{'':56} after  {curve[-1][1]}")
+        print(f"  {skill:46} {_short(curve[0][1]):>14} -> {_short(curve[-1][1])}")
+    if ALL in curves:
+        print(f"held-out, before: {curves[ALL][0][1]}\nheld-out, after:  {curves[ALL][-1][1]}")
     picture = metrics.with_name("success.png")
     draw(lines, picture)
     print(f"picture: {picture}")
+
+
+def _short(rate: "Rate") -> str:
+    return "not judged" if rate.success is None else f"{rate.success:.1%} of {rate.judged}"
 
 
 # Looking first --------------------------------------------------------------------------------------------------------
@@ -168,7 +173,7 @@ def prepare(cfg: ExperimentConfig) -> int:
         check_database(cfg.task.backend),
         find_device(cfg.language_model),
         find_model(cfg.language_model.model_path),
-        *check_data(cfg),
+        check_data(cfg),
     ]
     show(report(findings))
     return int(any(map(blocks, findings)))
@@ -215,46 +220,32 @@ def find_model(path: str) -> "Finding":
     return Finding("model", f"{path}: {'folder' if Path(path).is_dir() else 'in the Hugging Face cache'}")
 
 
-def check_data(cfg: ExperimentConfig) -> list["Finding"]:
-    from dbbench_adapter.load import TaskFileError
-    from dbbench_adapter.single_skill import read_single_skill
+def check_data(cfg: ExperimentConfig) -> "Finding":
+    """Missing files are made first, where the settings say how many tasks."""
     from scripts.doctor import Finding
+    from sql_agent.local.skill_tasks import draws, held_out_tasks, trained_skills, write_generated
     from sql_agent.model_check import Problem
 
     task = cfg.task
-    if task.data is None:
-        return [Finding("data", f"generated while training ({task.generator})")]
-    found: list[Finding] = []
+    made = []
     for file, count, split in (
         (task.data, task.generate_missing, "train"),
         (task.held_out_data, task.generate_missing // 4, "held_out"),
     ):
-        if file is None:
-            continue
-        made = ""
-        if not file.exists() and count:
+        if file and count and not file.exists():
             write_generated(file, count, split)
-            made = ", made now"
-        try:
-            tasks = read_single_skill(file)
-            found.append(Finding("data", f"{file}: {sum(map(len, tasks.values()))} tasks of {len(tasks)} skills{made}"))
-        except TaskFileError as error:
-            mend = "give another with --set task.data=FILE, or let it be made: --set task.generate_missing=2200"
-            found.append(Finding("data", str(file), (Problem(str(error), mend),)))
-    return found
-
-
-def write_generated(file: Path, count: int, split: str) -> None:
-    """A single-skill file of generated tasks, each skill alike."""
-    from dbbench_adapter.single_skill import SingleSkillTaskGenerator, write_single_skill
-    from dbbench_adapter.types import Task
-
-    stream = SingleSkillTaskGenerator.from_generator(seed=0, split=split)  # pyright: ignore[reportArgumentType]
-    by_skill: dict[str, list[Task]] = {}
-    for _ in range(count):
-        skill, task = stream.draw()
-        by_skill.setdefault(skill, []).append(task)
-    write_single_skill(file, by_skill)
+            made.append(f", {file} made now")
+    source = str(task.data or f"generated while training ({task.generator})")
+    try:
+        draws(task, seed=cfg.seed)
+        if cfg.training_callback.evaluate_every:
+            held_out_tasks(task, 1)
+        return Finding("data", f"{source}: {len(trained_skills(task))} skills{''.join(made)}")
+    except ValueError as error:
+        mend = (
+            "give others with --set task.data=FILE --set task.held_out_data=FILE, or have files that are missing made"
+        )
+        return Finding("data", source, (Problem(str(error), f"{mend}: --set task.generate_missing=4400"),))
 
 
 if __name__ == "__main__":

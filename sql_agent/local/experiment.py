@@ -165,7 +165,7 @@ Leaves = dict[tuple[str, ...], tuple[Any, str]]
 
 
 def load_experiment(file: Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
-    """Read a file with all that it imports, then apply `a.b=c`, whose values are YAML.
+    """Read a file with all that it imports, then apply `a.b=c`, whose values are YAML and replace what was there.
 
     Raises:
         ExperimentError: a file is missing, no mapping, or imports itself; a key is unknown; a value does not fit.
@@ -176,7 +176,9 @@ def load_experiment(file: Path, overrides: Sequence[str] = ()) -> ExperimentConf
         if not separator:
             raise ExperimentError(f"--set {override!r} has no `=`; write it as --set training.learning_rate=1e-4")
         said = f"--set {override}"
-        leaves = _merge(leaves, _leaves(_yaml(text, said), tuple(place.strip().split(".")), said))
+        path = tuple(place.strip().split("."))
+        others = {own: value for own, value in leaves.items() if own[: len(path)] != path}
+        leaves = _merge(others, _leaves(_yaml(text, said), path, said))
     try:
         return ExperimentConfig.model_validate(_tree(leaves))
     except ValidationError as error:

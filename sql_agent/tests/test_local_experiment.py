@@ -108,10 +108,11 @@ def test_a_value_replaces_a_mapping_and_a_mapping_a_value(tmp_path):
     assert load_experiment(file, ["task.skills.delete=2"]).task.skills == {"delete": 2.0}
 
 
-def test_set_wins_over_every_file_and_its_values_are_yaml(tmp_path):
-    file = write(tmp_path, it="language_model: {model_path: m}\nseed: 1\n")
+def test_set_replaces_what_every_file_says_and_its_values_are_yaml(tmp_path):
+    file = write(tmp_path, it="language_model: {model_path: m}\nseed: 1\ntask: {skills: {delete: 1}, judge: text}\n")
     cfg = load_experiment(file, ["seed=7", "task.skills={insert: 2}", "training.learning_rate=1e-4"])
-    assert (cfg.seed, cfg.task.skills, cfg.training.learning_rate) == (7, {"insert": 2.0}, 1e-4)
+    assert (cfg.seed, cfg.task.skills, cfg.task.judge) == (7, {"insert": 2.0}, "text")
+    assert cfg.training.learning_rate == 1e-4
 
 
 # Bad input

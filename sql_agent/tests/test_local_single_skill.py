@@ -20,14 +20,12 @@ from sql_agent.local.single_skill import (
     Progress,
     SessionFolder,
     UnjudgedError,
-    draws,
     evaluate,
-    held_out_tasks,
     take_baseline,
     train,
-    trained_skills,
 )
 from sql_agent.local.skill_plot import draw, held_out_curves, read_lines, training_curves
+from sql_agent.local.skill_tasks import draws, held_out_tasks, trained_skills
 from sql_agent.local.types import GREEDY, LocalRollout
 from sql_agent.stitch import Trajectory
 from sql_agent.success import Rate

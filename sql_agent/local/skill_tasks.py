@@ -1,0 +1,97 @@
+"""The tasks of a single-skill run: what it draws from, and what it is evaluated on."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from dbbench_adapter import generator as plain
+from dbbench_adapter.single_skill import (
+    SingleSkillTaskGenerator,
+    by_skill,
+    num_others,
+    read_single_skill,
+    skills_of,
+    write_single_skill,
+)
+from dbbench_adapter.skills import SKILLS
+from dbbench_adapter.synthesis import Split
+from dbbench_adapter.types import Task
+from sql_agent.local.experiment import TaskConfig
+
+HELD_OUT_SEED = 1
+"""Whatever the run's seed: runs of several seeds are compared on the same tasks."""
+
+
+def draws(cfg: TaskConfig, *, seed: int) -> SingleSkillTaskGenerator:
+    """The training tasks, without end; the same seed gives the same ones.
+
+    Raises:
+        TaskFileError: `data` is missing or of no known form.
+        ValueError: no tasks of a skill that is asked for.
+    """
+    if cfg.data:
+        return SingleSkillTaskGenerator.from_file(cfg.data, seed=seed, weights=cfg.skills)
+    if cfg.generator == "synthesis":
+        return _synthesised(cfg.skills, "train", seed)
+    return SingleSkillTaskGenerator(_plain_sources("train", seed), seed=seed, weights=cfg.skills)
+
+
+def held_out_tasks(cfg: TaskConfig, per_skill: int) -> dict[str, list[Task]]:
+    """The first so many held-out tasks of each skill that is trained; fewer where the file has no more.
+
+    Raises:
+        TaskFileError: see `draws`.
+        ValueError: no held-out task of a skill.
+    """
+    skills = trained_skills(cfg)
+    if cfg.held_out_data:
+        found = read_single_skill(cfg.held_out_data)
+        if missing := [skill for skill in skills if not found.get(skill)]:
+            raise ValueError(
+                f"{cfg.held_out_data} has no tasks of {', '.join(missing)}; give a larger file, or name the skills to "
+                "train in task.skills"
+            )
+        return {skill: found[skill][:per_skill] for skill in skills}
+    if cfg.generator == "plain":
+        sources = _plain_sources("held_out", HELD_OUT_SEED)
+    else:
+        sources = {skill: _synthesised({skill: 1.0}, "held_out", HELD_OUT_SEED) for skill in skills}
+    return {skill: list(itertools.islice(sources[skill], per_skill)) for skill in skills}
+
+
+def trained_skills(cfg: TaskConfig) -> list[str]:
+    if cfg.skills:
+        return list(cfg.skills)
+    if cfg.data:
+        return list(read_single_skill(cfg.data))
+    return list(SKILLS if cfg.generator == "synthesis" else _plain_sources("train", 0))
+
+
+def _synthesised(weights: Mapping[str, float] | None, split: Split, seed: int) -> SingleSkillTaskGenerator:
+    return SingleSkillTaskGenerator.from_generator(seed=seed, split=split, weights=weights)
+
+
+def _plain_sources(split: Split, seed: int) -> dict[str, Iterator[Task]]:
+    """For each skill of the plain kinds the tasks that show it with the fewest others, without end."""
+    one_of_each_kind = plain.generate_tasks(len(plain.DRAFTS), seed=0)
+    return {
+        skill: _of_skill(skill, num_others(skill, skills_of(tasks[0])), split, seed * len(SKILLS) + SKILLS.index(skill))
+        for skill, tasks in by_skill(one_of_each_kind).items()
+        if tasks
+    }
+
+
+def _of_skill(skill: str, others: int, split: Split, seed: int) -> Iterator[Task]:
+    for task in plain.task_stream(seed=seed, split=split):
+        shown = skills_of(task)
+        if skill in shown and num_others(skill, shown) == others:
+            yield task
+
+
+def write_generated(file: Path, count: int, split: Split) -> None:
+    """Write a single-skill file of generated tasks, as many of each skill: `count` in all, rounded up."""
+    each = -(-count // len(SKILLS))
+    sources = {skill: _synthesised({skill: 1.0}, split, seed=0) for skill in SKILLS}
+    write_single_skill(file, {skill: list(itertools.islice(source, each)) for skill, source in sources.items()})
