@@ -212,9 +212,8 @@ def test_the_one_command_looks_then_trains(tmp_path, tiny_policy):
     assert f"tasks.json: 22 skills, {tmp_path}/tasks.json made now" in found and f"{tiny_policy}: folder" in found
     assert "update 2  episodes 8/8" in trained and "held-out, after:  0.0% of 22" in trained
     (run_dir,) = (tmp_path / "out" / "tiny-sql" / "db_bench").iterdir()
-    expected = "checkpoints", "config.json", "logs", "sessions"
-    assert sorted(path.name for path in run_dir.iterdir()) == list(expected)
-    assert sorted(path.name for path in (run_dir / "logs").iterdir()) == ["metrics.jsonl", "success.png"]
+    assert sorted(path.name for path in run_dir.iterdir()) == ["checkpoints", "logs", "sessions"]
+    assert sorted(path.name for path in (run_dir / "logs").iterdir()) == ["config.json", "metrics.jsonl", "success.png"]
     assert (run_dir / "checkpoints" / "adapter" / "adapter_model.safetensors").stat().st_mtime > started
     assert [line["update"] for line in lines(run_dir / "logs" / "metrics.jsonl")] == [0, 1, 2, 2]
     assert len(lines(run_dir / "sessions" / "episodes.jsonl")) == 8

@@ -16,8 +16,6 @@ from sql_agent.local.checkpoint import newest_checkpoint, resume, save_checkpoin
 from sql_agent.local.learner import Learner
 from sql_agent.local.policy import LocalPolicy
 
-SETTINGS = "config.json"
-
 
 class RunFolderError(ValueError):
     """The folder cannot be used as asked; the message says what to do."""
@@ -33,15 +31,17 @@ class RunFolder:
         RunFolderError: it holds something, or nothing that could be resumed, or a run with other settings.
     """
 
+    SETTINGS, METRICS, TRAJECTORIES = "config.json", "metrics.jsonl", "trajectories.jsonl"
+
     def __init__(self, path: Path, config: BaseModel, *, resumed: bool, free: Iterable[str] = ()) -> None:
-        self.path, self.metrics, self.trajectories = path, path / "metrics.jsonl", path / "trajectories.jsonl"
+        self.path, self.metrics, self.trajectories = path, path / self.METRICS, path / self.TRAJECTORIES
         self.checkpoints = path / "checkpoints"
-        self._config, settings = config, path / SETTINGS
+        self._config, self._settings = config, path / self.SETTINGS
         own = config.model_dump(mode="json")
         if resumed:
-            if not settings.is_file():
-                raise RunFolderError(f"{path} holds no run ({SETTINGS} is missing); start it without --resume")
-            earlier = json.loads(settings.read_text())
+            if not self._settings.is_file():
+                raise RunFolderError(f"{path} holds no run ({self.SETTINGS} is missing); start it without --resume")
+            earlier = json.loads(self._settings.read_text())
             if other := [name for name in own if name not in free and own[name] != earlier.get(name)]:
                 name = other[0]
                 raise RunFolderError(
@@ -53,8 +53,9 @@ class RunFolder:
 
     def begin(self) -> None:
         """Make the folder; until here nothing was written."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        (self.path / SETTINGS).write_text(self._config.model_dump_json(indent=2) + "\n")
+        for file in (self._settings, self.metrics, self.trajectories):
+            file.parent.mkdir(parents=True, exist_ok=True)
+        self._settings.write_text(self._config.model_dump_json(indent=2) + "\n")
 
     def log(self, metrics: Mapping[str, Any]) -> None:
         _append(self.metrics, {**metrics, "at": time.time()})

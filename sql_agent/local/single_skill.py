@@ -40,16 +40,12 @@ class UnjudgedError(RuntimeError):
 
 
 class SessionFolder(RunFolder):
-    """A run's folder with sessions/episodes.jsonl, logs/metrics.jsonl and checkpoints/."""
+    """A run's folder with sessions/, logs/ and checkpoints/."""
+
+    SETTINGS, METRICS, TRAJECTORIES = "logs/config.json", "logs/metrics.jsonl", "sessions/episodes.jsonl"
 
     def __init__(self, path: Path, config: BaseModel, *, resumed: bool) -> None:
         super().__init__(path, config, resumed=resumed, free=FREE_ON_RESUME)
-        self.metrics, self.trajectories = path / "logs" / "metrics.jsonl", path / "sessions" / "episodes.jsonl"
-
-    def begin(self) -> None:
-        super().begin()
-        for file in (self.metrics, self.trajectories):
-            file.parent.mkdir(exist_ok=True)
 
 
 @dataclass
