@@ -222,16 +222,18 @@ def find_model(path: str) -> "Finding":
 
 def check_data(cfg: ExperimentConfig) -> "Finding":
     """Missing files are made first, where the settings say how many tasks."""
+    from dbbench_adapter.synthesis import Split
     from scripts.doctor import Finding
     from sql_agent.local.skill_tasks import draws, held_out_tasks, trained_skills, write_generated
     from sql_agent.model_check import Problem
 
     task = cfg.task
-    made = []
-    for file, count, split in (
+    missing: list[tuple[Path | None, int, Split]] = [
         (task.data, task.generate_missing, "train"),
         (task.held_out_data, task.generate_missing // 4, "held_out"),
-    ):
+    ]
+    made = []
+    for file, count, split in missing:
         if file and count and not file.exists():
             write_generated(file, count, split)
             made.append(f", {file} made now")
