@@ -21,6 +21,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
+    DynamicCache,
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
@@ -33,6 +34,8 @@ from sql_agent.local.types import Sample, Sampling
 from sql_agent.stitch import Trajectory
 
 REFERENCE = "reference"
+NUCLEUS = 512
+"""Likeliest tokens among which top-p is looked for first; sorting all 152,000 for a batch of 8 takes 0.1 s on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class LocalPolicy:
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sequence[Sampling], *, max_new_tokens: int, **more: Any
     ) -> list[Sample]:
-        """One reply to each prompt, all in one batch.
+        """One reply to each prompt, all in one batch; what all prompts begin with is read once, not once a row.
 
         Args:
             prompts: token ids; each shorter than the model's positions by 1 or more.
@@ -108,12 +111,18 @@ class LocalPolicy:
             max_new_tokens: of each reply; less where a prompt leaves less room.
             more: for `transformers`' generate, e.g. a streamer.
         """
-        longest = max(map(len, prompts))
+        longest, shared = max(map(len, prompts)), self._shared(prompts)
         ids = torch.full((len(prompts), longest), self.pad_id)
         attention = torch.zeros_like(ids)
-        for row, prompt in enumerate(prompts):
-            ids[row, longest - len(prompt) :] = torch.tensor(prompt)
-            attention[row, longest - len(prompt) :] = 1
+        ids[:, :shared], attention[:, :shared] = torch.tensor(prompts[0][:shared], dtype=torch.long), 1
+        for row, prompt in enumerate(prompts):  # the beginning of all, padding, the rest of each
+            ids[row, longest - len(prompt) + shared :] = torch.tensor(prompt[shared:])
+            attention[row, longest - len(prompt) + shared :] = 1
+        if shared:
+            beginning = ids[:1, :shared].to(self.device)
+            cache = self.model(input_ids=beginning, use_cache=True, logits_to_keep=1).past_key_values
+            cache.batch_repeat_interleave(len(prompts))
+            more = {**more, "past_key_values": cache}
         recorder = _SampleAndRecord(sampling, self.device)
         whole: Tensor = self.model.generate(
             input_ids=ids.to(self.device),
@@ -127,6 +136,15 @@ class LocalPolicy:
         )  # pyright: ignore[reportCallIssue]
         replies, log_probs = whole[:, longest:].tolist(), recorder.finish(whole[:, -1]).tolist()
         return [self._sample(reply, logs) for reply, logs in zip(replies, log_probs, strict=True)]
+
+    def _shared(self, prompts: Sequence[Sequence[int]]) -> int:
+        """Tokens that all prompts begin with, short of one's last; 0 where reading them once gains or fits nothing."""
+        windows = DynamicCache(config=self.model.get_base_model().config).is_sliding  # padding would fill a window
+        if len(prompts) == 1 or any(windows):
+            return 0
+        first, last = min(prompts, key=tuple), max(prompts, key=tuple)
+        same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+        return min(same, *(len(prompt) - 1 for prompt in prompts))
 
     def _sample(self, reply: list[int], log_probs: list[float]) -> Sample:
         end = next((place for place, token in enumerate(reply) if token in self._stop_ids), None)
@@ -209,7 +227,7 @@ class _SampleAndRecord(LogitsProcessor):
     def __init__(self, sampling: Sequence[Sampling], device: torch.device) -> None:
         self._greedy = torch.tensor([s.temperature == 0 for s in sampling], device=device)
         self._temperature = torch.tensor([[s.temperature or 1.0] for s in sampling], device=device)
-        self._top_p = torch.tensor([[s.top_p] for s in sampling], device=device)
+        self._top_p = torch.tensor([[s.top_p if s.temperature else 0.0] for s in sampling], device=device)
         self._nucleus = any(s.top_p < 1 and s.temperature > 0 for s in sampling)
         self._last: Tensor | None = None
         self._recorded: list[Tensor] = []
@@ -238,10 +256,12 @@ class _SampleAndRecord(LogitsProcessor):
 
 def _keep_nucleus(log_probs: Tensor, top_p: Tensor) -> Tensor:
     """-inf on all but the fewest likeliest tokens whose probabilities add up to top_p (arXiv:1904.09751)."""
-    ordered, order = log_probs.sort(dim=-1, descending=True)
+    ordered, order = log_probs.topk(min(NUCLEUS, log_probs.shape[-1]), dim=-1)
+    if bool((ordered.exp().sum(-1, keepdim=True) < top_p).any()):
+        ordered, order = log_probs.sort(dim=-1, descending=True)
     before = ordered.exp().cumsum(-1) - ordered.exp()
-    dropped = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= top_p)
-    return log_probs.masked_fill(dropped, -torch.inf)
+    kept = ordered.masked_fill(before >= top_p, -torch.inf)
+    return torch.full_like(log_probs, -torch.inf).scatter(-1, order, kept)
 
 
 def load_policy(

@@ -79,6 +79,17 @@ def test_a_reply_in_a_batch_is_the_reply_alone(policy):
     assert [sample.ids for sample in together] == [sample.ids for sample in alone]
 
 
+def test_what_all_prompts_begin_with_is_read_once(policy):
+    read = []
+    embedding = policy.model.get_input_embeddings()
+    embedding.register_forward_pre_hook(lambda _module, given: read.append(tuple(given[0].shape)))
+    prompts = [[1, 50, 60, 70], [1, 50, 60, 80, 90]]
+    together = policy.generate(prompts, [GREEDY] * 2, max_new_tokens=3, min_new_tokens=3)
+    assert read == [(1, 3), (2, 2), (2, 1), (2, 1)]
+    alone = [policy.generate([prompt], [GREEDY], max_new_tokens=3, min_new_tokens=3)[0] for prompt in prompts]
+    assert [sample.ids for sample in together] == [sample.ids for sample in alone]
+
+
 def test_rows_of_one_batch_are_sampled_each_in_its_own_way(policy):
     greedy = policy.generate([PROMPTS[0]], [GREEDY], max_new_tokens=12)[0]
     mixed = policy.generate([PROMPTS[0]] * 4, [Sampling(3.0), GREEDY, Sampling(3.0), GREEDY], max_new_tokens=12)
@@ -111,6 +122,12 @@ def test_the_nucleus_is_the_fewest_tokens_that_reach_top_p():
         0.9: [True, True, False, True],
         1.0: [True, True, True, True],
     }
+
+
+def test_a_nucleus_may_be_wider_than_where_it_is_looked_for_first():
+    # 1000 tokens of 0.001 each: before token 950 stand 0.950, before token 951 0.951
+    log_probs = torch.full((1, 1000), 0.001).log()
+    assert _keep_nucleus(log_probs, torch.tensor([[0.9505]])).isfinite().sum() == 951
 
 
 def test_tool_results_have_no_log_prob_and_no_gradient(policy):
