@@ -94,7 +94,7 @@ def test_what_is_there_is_said_line_by_line(light, capsys, tmp_path):
         "ok database sqlite answers",
         "ok device CPU",
         f"ok model {tmp_path}: folder",
-        "ok data generated while training (plain): 5 skills",
+        "ok data generated while training (plain): 3 skills",
     )
     assert all(line in said for line in lines)
 

@@ -56,6 +56,7 @@ def draw(lines: Sequence[Mapping[str, Any]], file: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     training, held_out = training_curves(lines), held_out_curves(lines)
     skills = [ALL, *sorted((training.keys() | held_out.keys()) - {ALL})]
@@ -76,6 +77,7 @@ def draw(lines: Sequence[Mapping[str, Any]], file: Path) -> None:
     for panel in panels.flat[max(0, len(skills) - columns) : len(skills)]:  # nothing visible below them
         panel.tick_params(labelbottom=True)
     panels[0, 0].set_ylim(-0.03, 1.03)
+    panels[0, 0].xaxis.set_major_locator(MaxNLocator(4, integer=True))
     figure.supxlabel("episodes", fontsize=9)
     figure.supylabel("success", fontsize=9)
     figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False)
