@@ -139,7 +139,8 @@ class LocalPolicy:
 
     def _shared(self, prompts: Sequence[Sequence[int]]) -> int:
         """Tokens that all prompts begin with, short of one's last; 0 where reading them once gains or fits nothing."""
-        windows = DynamicCache(config=self.model.get_base_model().config).is_sliding  # padding would fill a window
+        config: Any = self.model.get_base_model().config
+        windows = DynamicCache(config=config).is_sliding  # padding would fill a window
         if len(prompts) == 1 or any(windows):
             return 0
         first, last = min(prompts, key=tuple), max(prompts, key=tuple)

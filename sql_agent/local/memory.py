@@ -1,0 +1,381 @@
+"""What local training needs of memory, computed from a model's config.json before anything is loaded.
+
+By formula, for models built like Llama and Qwen (`KNOWN_TYPES`): what autograd keeps of each layer with a LoRA adapter,
+the KV cache, logits. Leaves out what torch and CUDA need for themselves (about 0.5 GB on a GPU, which counts as used
+once CUDA runs), fragmentation, and models of other kinds. How far off it is: doc/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from sql_agent.local.config import AdapterConfig, ModelConfig, OptimConfig
+
+Precision = Literal["float32", "bfloat16", "4bit"]
+KNOWN_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+NF4_BYTES = 0.516
+"""Of a parameter: 4 bits, and a scale per 64 of them that is itself 8 bits (double quantisation)."""
+LOGIT_COPIES = 4
+"""Of the logits at most, while the gradient of their logsumexp is made."""
+ANSWER_TOKENS = 128
+"""Allowed for what a database answers to a reply, and the template around it."""
+MIN_NEW_TOKENS = 64
+"""The least that is proposed for a reply; a statement needs about so many."""
+
+
+M_MMAP_THRESHOLD, THRESHOLD_BYTES = -3, 256 * 1024
+
+
+def give_back_freed_memory() -> None:
+    """Have glibc give every freed tensor of 256 KiB or more back to the system.
+
+    By itself it raises that limit to 32 MiB and leaves holes in its heap: the update of a small model then held half as
+    much again as its tensors need. Elsewhere (musl, macOS) nothing is done.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, THRESHOLD_BYTES)
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What a model's config.json says of its size."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    positions: int
+    tied: bool
+    """Whether the output layer is the embedding."""
+    biases: tuple[str, ...] = ()
+    """Linear layers with a bias."""
+    head_norms: bool = False
+    """Whether queries and keys are normalised, as in Qwen3."""
+
+    @property
+    def linears(self) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of one layer's linear layers."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "q_proj": (self.hidden, queries),
+            "k_proj": (self.hidden, keys),
+            "v_proj": (self.hidden, keys),
+            "o_proj": (queries, self.hidden),
+            "gate_proj": (self.hidden, self.intermediate),
+            "up_proj": (self.hidden, self.intermediate),
+            "down_proj": (self.intermediate, self.hidden),
+        }
+
+    @property
+    def linear_parameters(self) -> int:
+        """Those that 4 bits hold: the matrices of all layers."""
+        return self.layers * sum(inputs * outputs for inputs, outputs in self.linears.values())
+
+    @property
+    def parameters(self) -> int:
+        biases = sum(self.linears[name][1] for name in self.biases)
+        norms = 2 * self.hidden + 2 * self.head_dim * self.head_norms
+        embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
+        return self.linear_parameters + self.layers * (biases + norms) + embeddings + self.hidden
+
+    def adapted(self, adapter: AdapterConfig) -> list[str]:
+        """Linear layers that get an adapter."""
+        wanted = adapter.target_modules
+        if isinstance(wanted, str):
+            wanted = tuple(self.linears) if wanted == "all-linear" else (wanted,)
+        return [name for name in self.linears if any(name.endswith(one) for one in wanted)]
+
+    def adapter_parameters(self, adapter: AdapterConfig) -> int:
+        return self.layers * adapter.r * sum(sum(self.linears[name]) for name in self.adapted(adapter))
+
+
+def read_shape(path: str | Path) -> ModelShape:
+    """
+    Args:
+        path: a model's folder, an adapter's (its base counts), or a name in the Hugging Face cache.
+    Raises:
+        ValueError: no config.json there, or a model of another kind.
+    """
+    folder = Path(path)
+    if (adapter := folder / "adapter_config.json").is_file():
+        return read_shape(json.loads(adapter.read_text("utf-8"))["base_model_name_or_path"])
+    file = folder / "config.json"
+    if not folder.is_dir():
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(str(path), "config.json")
+        file = Path(found) if isinstance(found, str) else file
+    if not file.is_file():
+        raise ValueError(f"{path} holds no config.json, and no model of this name is in the Hugging Face cache")
+    return shape_of(json.loads(file.read_text("utf-8")))
+
+
+def shape_of(config: dict[str, Any]) -> ModelShape:
+    """
+    Args:
+        config: the contents of config.json.
+    Raises:
+        ValueError: a model of another kind.
+    """
+    kind = config.get("model_type")
+    if kind not in KNOWN_TYPES:
+        raise ValueError(f"models of type {kind!r} are not known here, only {', '.join(KNOWN_TYPES)}")
+    attention = ("q_proj", "k_proj", "v_proj")
+    biases = attention if kind == "qwen2" else (*attention, "o_proj") if config.get("attention_bias") else ()
+    if config.get("mlp_bias"):
+        biases = (*biases, "gate_proj", "up_proj", "down_proj")
+    heads = config["num_attention_heads"]
+    return ModelShape(
+        hidden=config["hidden_size"],
+        intermediate=config["intermediate_size"],
+        layers=config["num_hidden_layers"],
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+        vocab=config["vocab_size"],
+        positions=config["max_position_embeddings"],
+        tied=bool(config.get("tie_word_embeddings")),
+        biases=biases,
+        head_norms=kind == "qwen3",
+    )
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes, by what they are for."""
+
+    weights: int
+    adapter: int
+    """With its gradients and AdamW's two states."""
+    reference: int
+    kv_cache: int
+    sampling: int
+    """One layer's activations while prompts are read, and what is done with a row of logits."""
+    activations: int
+    logits: int
+
+    @property
+    def at_sampling(self) -> int:
+        return self.weights + self.adapter + self.reference + self.kv_cache + self.sampling
+
+    @property
+    def at_update(self) -> int:
+        return self.weights + self.adapter + self.reference + self.activations + self.logits
+
+    @property
+    def peak(self) -> int:
+        return max(self.at_sampling, self.at_update)
+
+
+def estimate(
+    shape: ModelShape,
+    adapter: AdapterConfig,
+    *,
+    precision: Precision,
+    group_size: int,
+    sequence_tokens: int,
+    sampled_tokens: int,
+    micro_batch_tokens: int,
+    gradient_checkpointing: bool,
+    reference: bool,
+) -> Estimate:
+    """
+    Args:
+        precision: float32 on a CPU; bfloat16 and 4bit on a GPU.
+        group_size: episodes sampled side by side.
+        sequence_tokens: of the longest trajectory, prompt included.
+        sampled_tokens: of these, from the first reply on; only they get logits.
+        reference: whether a separate reference model is held; it is of the same shape here, and never in 4 bits.
+    """
+    act = 2 if precision == "bfloat16" else 4  # in 4 bits everything between the matrices is float32, as PEFT has it
+    others = shape.parameters - shape.linear_parameters
+    plain = shape.parameters * (4 if precision == "float32" else 2)
+    weights = int(shape.linear_parameters * NF4_BYTES) + 4 * others if precision == "4bit" else plain
+    rows = min(group_size, max(1, micro_batch_tokens // sequence_tokens))
+    tokens, read = rows * sequence_tokens, group_size * sequence_tokens
+    passing = act * (4 * shape.intermediate + 3 * shape.hidden)  # per token, in the layer that is being computed
+    kept = _kept_by_layer(shape, adapter, precision, sequence_tokens)
+    one_logits = 4 * rows * sampled_tokens * shape.vocab
+    at_logits, in_layer = LOGIT_COPIES * one_logits, tokens * passing
+    if gradient_checkpointing:
+        activations, in_layer = shape.layers * tokens * shape.hidden * act, in_layer + tokens * kept
+    else:
+        activations = shape.layers * tokens * kept
+    keys = shape.kv_heads * shape.head_dim
+    return Estimate(
+        weights=weights,
+        adapter=4 * 4 * shape.adapter_parameters(adapter),
+        reference=plain if reference else 0,
+        kv_cache=2 * act * keys * read * shape.layers,
+        sampling=read * (passing + 4 * sequence_tokens) + 7 * 4 * group_size * shape.vocab,
+        activations=activations + max(0, in_layer - at_logits),
+        logits=at_logits,
+    )
+
+
+def _kept_by_layer(shape: ModelShape, adapter: AdapterConfig, precision: Precision, sequence_tokens: int) -> int:
+    """Bytes that autograd keeps of one token in one layer."""
+    act = 2 if precision == "bfloat16" else 4
+    noise = 4 if precision == "float32" else 1  # of dropout: numbers on a CPU, a mask of bytes on a GPU
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    adapted = shape.adapted(adapter)
+    inputs = {name: shape.linears[name][0] for name in adapted}
+    base = 4 * 2 * shape.hidden + act * (4 * queries + 3 * shape.intermediate) + 4 * sequence_tokens
+    if shape.head_norms:
+        base += 4 * (queries + keys)
+    if adapter.dropout:
+        lora = (4 + noise) * sum(inputs.values())
+    elif precision == "bfloat16":
+        lora = 4 * sum(inputs.values())  # each adapter casts its input for itself
+    else:
+        # queries, keys and values share their input, so do gate and up; that of o is the attention's output
+        shared = {"q_proj": "attention", "k_proj": "attention", "v_proj": "attention", "down_proj": "down"}
+        lora = 4 * sum({shared.get(name, "mlp"): size for name, size in inputs.items() if name != "o_proj"}.values())
+    return base + lora + 4 * adapter.r * len(adapted)
+
+
+def available_bytes(device: str) -> int:
+    """Memory that is free now: of the GPU, or of this machine and, in a container, of its limit.
+
+    Args:
+        device: cpu or cuda.
+    """
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.mem_get_info()[0]
+    import psutil
+
+    limits = [Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")]
+    found = [int(text) for path in limits if path.is_file() and (text := path.read_text().strip()).isdigit()]
+    return min([psutil.virtual_memory().available, *(limit - psutil.Process().memory_info().rss for limit in found)])
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a run asks of memory: the settings that can be lowered, and those that cannot."""
+
+    shape: ModelShape
+    adapter: AdapterConfig
+    precision: Precision
+    group_size: int
+    prompt_tokens: int
+    replies: int
+    max_new_tokens: int
+    micro_batch_tokens: int
+    gradient_checkpointing: bool
+    reference: bool
+
+    @property
+    def estimate(self) -> Estimate:
+        """If every reply runs to its limit."""
+        longest = self.prompt_tokens + self.replies * (self.max_new_tokens + ANSWER_TOKENS)
+        sequence_tokens = min(longest, self.shape.positions)
+        return estimate(
+            self.shape,
+            self.adapter,
+            precision=self.precision,
+            group_size=self.group_size,
+            sequence_tokens=sequence_tokens,
+            sampled_tokens=max(1, sequence_tokens - self.prompt_tokens),
+            micro_batch_tokens=self.micro_batch_tokens,
+            gradient_checkpointing=self.gradient_checkpointing,
+            reference=self.reference,
+        )
+
+    def lowered(self) -> Iterator[tuple[str, Demand]]:
+        """One setting after the other, each on top of those before: its flag, and what is then asked."""
+        now = self
+        if now.precision == "bfloat16":
+            now = replace(now, precision="4bit")
+            yield "--load_in_4bit", now
+        if not now.gradient_checkpointing:
+            now = replace(now, gradient_checkpointing=True)
+            yield "--gradient_checkpointing", now
+        if now.micro_batch_tokens > 1:
+            now = replace(now, micro_batch_tokens=1)
+            yield "--micro_batch_tokens 1 (one trajectory at a time)", now
+        while now.max_new_tokens > MIN_NEW_TOKENS:
+            now = replace(now, max_new_tokens=max(MIN_NEW_TOKENS, now.max_new_tokens // 2))
+            yield f"--max_new_tokens {now.max_new_tokens}", now
+        while now.group_size > 2:
+            now = replace(now, group_size=max(2, now.group_size // 2))
+            yield f"--group_size {now.group_size}", now
+
+
+def memory_warning(
+    model: ModelConfig,
+    adapter: AdapterConfig,
+    optim: OptimConfig,
+    *,
+    device: str,
+    group_size: int,
+    prompt_tokens: int,
+    replies: int,
+    max_new_tokens: int,
+    reference: bool,
+) -> str | None:
+    """What to say before a run starts whose estimate exceeds what is there; None where it fits.
+
+    Args:
+        device: cpu or cuda, as the run will use it.
+        prompt_tokens: of a first prompt.
+        replies: most of an episode.
+        reference: whether a separate reference model is loaded.
+    Returns:
+        The estimate, what is there, and the flags to lower in order until it fits. For a model of another kind, that
+        nothing was estimated.
+    """
+    try:
+        shape = read_shape(model.model_path)
+    except ValueError as fault:
+        return f"memory was not estimated: {fault}"
+    demand = Demand(
+        shape,
+        adapter,
+        "float32" if device == "cpu" else "4bit" if model.load_in_4bit else "bfloat16",
+        group_size,
+        prompt_tokens,
+        replies,
+        max_new_tokens,
+        optim.micro_batch_tokens,
+        model.gradient_checkpointing,
+        reference,
+    )
+    return warning_of(demand, available_bytes(device))
+
+
+def warning_of(demand: Demand, available: int) -> str | None:
+    """The same from plain values.
+
+    Args:
+        available: bytes.
+    """
+    expected = demand.estimate
+    if expected.peak <= available:
+        return None
+    steps, fits = [], False
+    for flag, asked in demand.lowered():
+        fits = asked.estimate.peak <= available
+        steps.append(f"{flag}: {_gib(asked.estimate.peak)}")
+        if fits:
+            break
+    parts = ", ".join(f"{name.replace('_', ' ')} {_gib(size)}" for name, size in asdict(expected).items() if size)
+    end = "." if fits else "; that is still too much: take a smaller model."
+    return (
+        f"this run may need {_gib(expected.peak)} of memory, {_gib(available)} are free; it may be killed or stop with "
+        f"out of memory. Parts: {parts}. To lower, one on top of the other: {'; '.join(steps)}{end}"
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"
