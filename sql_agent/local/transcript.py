@@ -57,7 +57,7 @@ class Transcript:
             for block in _FENCED.finditer(text, rest):
                 self._write(text, block.start())
                 self._end_line()
-                self._print(Text("  "), sql(block[1]))
+                self._print(Text("  "), sql(block[1], indent=2))
                 self._written = block.end() + text.startswith("\n", block.end())
             rest = len(text)
         self._write(text, rest)
@@ -122,10 +122,11 @@ class Transcript:
             self._console.print(grid)
 
     def tasks(self, tasks: Sequence[Any]) -> None:
+        if not tasks:
+            self.note("no tasks at hand; they come from --data, or are generated where --database is not given")
         for number, task in enumerate(tasks[:SHOWN_TASKS], 1):
-            line = (
-                Text(f"{number:4}  ", style="bold").append(f"{task.kind:16}  ", "dim").append(_one_line(task.question))
-            )
+            number_and_kind = Text(f"{number:4}  ").append(f"{task.kind:16}  ", "dim")
+            line = number_and_kind.append(_one_line(task.question))
             self._console.print(line, overflow="ellipsis", no_wrap=True)
         if len(tasks) > SHOWN_TASKS:
             self.note(f"and {len(tasks) - SHOWN_TASKS} more: :task N takes any up to {len(tasks)}")
@@ -175,8 +176,9 @@ def call_start(text: str) -> int:
     return len(text)
 
 
-def sql(statement: str) -> Text:
-    text = Syntax("", "mysql", theme="ansi_dark").highlight(visible(statement))
+def sql(statement: str, *, indent: int) -> Text:
+    """Highlighted; lines after the first are moved in."""
+    text = Syntax("", "mysql", theme="ansi_dark").highlight(visible(statement).replace("\n", "\n" + " " * indent))
     text.rstrip()
     return text
 
@@ -196,7 +198,7 @@ def _call(name: str, arguments: str) -> list[Text]:
         return [label, Text(visible(arguments))]
     value = next(iter(values.values()), "") if isinstance(values, dict) else values
     if name == "execute_sql" and isinstance(value, str):
-        return [label, sql(value)]
+        return [label, sql(value, indent=len(label) + 2)]
     shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return [label, Text(visible(shown), style="bold")]
 

@@ -1,0 +1,170 @@
+"""The conversation as a person has it: through a terminal, and through pipes."""
+
+import os
+import pty
+import re
+import select
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from scripts.make_tiny_policy import make_tiny_policy
+from scripts.test_interactive import main
+from sql_agent.tests.conftest import random_policy_folder  # noqa: F401  a fixture
+
+ROOT = Path(__file__).parents[2]
+QUIET = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TERM": "xterm", "COLUMNS": "100"}
+COMMAND = [sys.executable, "scripts/test_interactive.py", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def tiny_policy() -> str:
+    make_tiny_policy(ROOT / "models" / "tiny-sql")
+    return str(ROOT / "models" / "tiny-sql")
+
+
+class Terminal:
+    """A command in a pseudo-terminal of its own."""
+
+    def __init__(self, line: list[str]) -> None:
+        self._own, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            line, cwd=ROOT, env=QUIET, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+            preexec_fn=take_terminal,
+        )  # fmt: skip
+        os.close(theirs)
+        self.seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._own, text.encode())
+
+    def wait_for(self, words: str, timeout_s: float = 120.0) -> str:
+        """Everything that came since the last wait, once `words` are in it; once anything came for no words."""
+        deadline = time.monotonic() + timeout_s
+        while words not in self.seen or not self.seen:
+            assert time.monotonic() < deadline, self.seen
+            if select.select([self._own], [], [], 0.2)[0]:
+                self.seen += os.read(self._own, 65536).decode("utf-8", "replace")
+        end = self.seen.index(words) + len(words)
+        shown, self.seen = self.seen[:end], self.seen[end:]
+        return shown
+
+
+def take_terminal() -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def plain(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+
+
+@pytest.mark.slow
+def test_a_conversation_in_a_terminal(tiny_policy):
+    terminal = Terminal([*COMMAND, "--model_path", tiny_policy, "--max_new_tokens", "3000"])
+    terminal.wait_for("> ")
+    terminal.type(":task 3\n")
+    shown = terminal.wait_for(" s\x1b[0m\r\n")
+    assert "\x1b[" in shown  # colours
+    in_order = r"  execute_sql  SELECT .*  → \[.*  commit_final_answer  .*  → Committed\."
+    assert re.search(in_order, plain(shown), re.DOTALL)
+    assert re.search(r"judge: (correct|wrong \(\w+\))  2 replies, \d+ tokens, \d+\.\d s", plain(shown))
+    terminal.wait_for("> ")
+    terminal.type(":nothing\n")
+    terminal.wait_for(":nothing is no command")
+    terminal.wait_for("> ")
+    terminal.type("\x03")  # Ctrl-C at the prompt
+    terminal.wait_for("Ctrl-D ends")
+    terminal.wait_for("> ")
+    terminal.type("\x04")
+    assert terminal.process.wait(30) == 0
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_the_reply_and_the_conversation_goes_on(random_policy_folder):  # noqa: F811  which never ends a reply
+    terminal = Terminal([*COMMAND, "--model_path", str(random_policy_folder), "--task", "gsm8k"])
+    terminal.wait_for("> ")
+    terminal.type("Ann has 3 eggs and eats one. How many are left?\n")
+    terminal.wait_for("left?\r\n")
+    terminal.wait_for("")
+    os.kill(terminal.process.pid, signal.SIGINT)
+    shown = terminal.wait_for(" s\x1b[0m\r\n")
+    assert "stopped; what it had said stays in the conversation" in plain(shown)
+    terminal.wait_for("> ")
+    terminal.type(":quit\n")
+    assert terminal.process.wait(30) == 0
+
+
+@pytest.mark.slow
+def test_through_pipes_a_persons_own_database_is_asked_about_and_stays_as_it_was(tiny_policy, tmp_path):
+    file = tmp_path / "shop.sqlite"
+    with sqlite3.connect(file) as connection:
+        connection.execute("CREATE TABLE fruit (name TEXT, price INT)")
+        connection.execute("INSERT INTO fruit VALUES ('apple', 3), ('pear', 5)")
+    before = file.read_bytes()
+    lines = ":tasks\nDrop every row with `price` is 5.\n:tables\n:new\n:tables\n"
+    done = subprocess.run(
+        [*COMMAND, "--model_path", tiny_policy, "--database", str(file)],
+        cwd=ROOT, env=QUIET, input=lines, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout and "no tasks at hand" in done.stdout
+    assert "> Drop every row with `price` is 5.\n  execute_sql  DELETE FROM `fruit` WHERE `price` = 5\n" in done.stdout
+    assert "no judge: the question is your own  2 replies" in done.stdout
+    assert re.findall(r"fruit, \d rows?", done.stdout) == ["fruit, 2 rows", "fruit, 1 row", "fruit, 2 rows"]
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--temperature", "-1"], "--temperature: expected greater than or equal to 0"),
+        (["--max_new_tokens", "0"], "--max_new_tokens: expected greater than or equal to 1"),
+        (["--data", "a.jsonl", "--database", "b.sqlite"], "give --data or --database, not both"),
+        (["--task", "gsm8k", "--protocol", "lab"], "--protocol belongs to --task dbbench; this one is gsm8k"),
+    ],
+)
+def test_flags_that_cannot_be_meant_are_named(arguments, words, capsys):
+    with pytest.raises(SystemExit):
+        main(["--model_path", "x", *arguments])
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--database", "gone.sqlite"], "--database gone.sqlite: no such file"),
+        (["--data", "gone.jsonl"], r"gone\.jsonl: no such file"),
+        (["--task", "gsm8k", "--data", "gone.jsonl"], r"gone\.jsonl: no such file"),
+    ],
+)
+def test_what_is_not_there_is_said_before_the_model_is_read(arguments, words, monkeypatch):
+    monkeypatch.setattr("scripts.test_interactive.check_model", lambda path: None)
+    with pytest.raises(SystemExit, match=words):
+        main(["--model_path", "nowhere", *arguments])
+
+
+def test_the_flags_have_the_names_and_defaults_that_people_know(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for flag in ("--max_new_tokens X Of one reply. (default 512)", "--temperature X 0 is greedy. (default 0.0)"):
+        assert flag in shown
+    for name in ("model_path", "task {dbbench,gsm8k}", "data", "database", "backend", "protocol", "device"):
+        assert f"--{name}" in shown
+
+
+@pytest.mark.slow
+def test_the_command_is_not_taken_for_a_test():
+    listed = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "scripts", "--ignore", "scripts/tests"],
+        cwd=ROOT, env=QUIET, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert "test_interactive" not in listed.stdout and "no tests collected" in listed.stdout

@@ -1,0 +1,139 @@
+"""GRPO on word problems: which episodes count, in which order problems come, and what a run leaves behind."""
+
+import json
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dbbench_adapter.types import Score
+from sql_agent.gsm8k.types import Problem
+from sql_agent.local.config import Gsm8kGrpoConfig, ModelConfig
+from sql_agent.local.gsm8k_grpo import Progress, credit, epoch_order, train
+from sql_agent.local.run_folder import RunFolder
+from sql_agent.local.types import LocalRollout
+from sql_agent.stitch import Trajectory
+from sql_agent.types import RolloutRecord
+
+PROBLEMS = [Problem(f"p{n}", f"What is {n} and 1?", str(n + 1)) for n in range(5)]
+
+
+def rollout(value: float | None, reason: str = "x", task_id: str = "p") -> LocalRollout:
+    record = RolloutRecord(task_id, "gsm8k", "answered", Score(value, reason), 1, 0, [], 3, 2, 0.1)
+    return LocalRollout(record, Trajectory((1,), (2, 3), (1, 1), (-0.5, -0.5), 1))
+
+
+def test_only_groups_with_spread_are_learnt_from_and_the_others_are_counted_by_reason():
+    mixed = [rollout(1.0), rollout(0.0), rollout(None), rollout(0.0)]
+    groups = [mixed, [rollout(1.0)] * 4, [rollout(0.0)] * 4, [rollout(None)] * 3 + [rollout(1.0)]]
+    credited, skipped = credit(groups, scale=False)
+    # mean of 1, 0, 0 is 1/3; the one nobody could judge has no place in it
+    assert [(id(r), pytest.approx(a)) for r, a in credited] == [
+        (id(mixed[0]), 2 / 3),
+        (id(mixed[1]), -1 / 3),
+        (id(mixed[3]), -1 / 3),
+    ]
+    assert skipped == {"all_correct": 1, "all_wrong": 1, "unjudged": 1}
+
+
+def test_scaled_advantages_are_in_stds_of_their_own_group():
+    # mean 0.5, unbiased std 0.7071: (1 - 0.5) / 0.7071
+    credited, _ = credit([[rollout(1.0), rollout(0.0)]], scale=True)
+    assert [a for _, a in credited] == pytest.approx([0.7071, -0.7071], abs=1e-4)
+
+
+def test_each_epoch_has_every_problem_once_in_an_order_of_its_own():
+    first, second = (epoch_order(PROBLEMS, 0, epoch) for epoch in (0, 1))
+    assert sorted(p.id for p in first) == sorted(p.id for p in second) == ["p0", "p1", "p2", "p3", "p4"]
+    assert first != second
+    assert epoch_order(PROBLEMS, 0, 0) == first != epoch_order(PROBLEMS, 1, 0)
+
+
+class World:
+    """A policy, a learner and a player in one that note what they are asked for; every second rollout is right."""
+
+    def __init__(self) -> None:
+        self.steps = self.bad_steps = 0
+        self.events: list[str] = []
+        self.learnt: list[list[float]] = []
+
+    def play(self, tasks, sampling):
+        greedy = sampling[0].temperature == 0
+        torch.rand(1)  # sampling takes random numbers, greedy or not
+        self.events.append(f"{'greedy' if greedy else 'play'} {len(tasks)}")
+        return [rollout(float(k % 2 == 0), "match", task.id) for k, task in enumerate(tasks)]
+
+    def learn(self, trajectories, advantages, *, temperature):
+        self.events.append(f"learn {len(trajectories)} at {temperature}")
+        self.learnt.append(list(advantages))
+        self.steps += 1
+        return SimpleNamespace(metrics={"policy/loss": 0.25})
+
+    def flush(self):
+        self.events.append("flush")
+
+    def save(self, folder):
+        folder.mkdir(parents=True)
+        (folder / "adapter_model.safetensors").write_text("x")
+
+
+def run(tmp_path, monkeypatch, world, held_out=(), **changes):
+    cfg = Gsm8kGrpoConfig(
+        model=ModelConfig(model_path="x"), output_dir=tmp_path, batch_size=2, samples_per_prompt=2, **changes
+    )
+    folder = RunFolder(tmp_path / "run", cfg, resumed=False)
+    folder.begin()
+    monkeypatch.setattr(folder, "save", lambda step, *_: world.events.append(f"checkpoint {step}"))
+    progress, said = Progress(), []
+    train(world, world, world, PROBLEMS, held_out, cfg, folder, progress, said.append)
+    return folder, progress, said
+
+
+def test_a_run_plays_learns_and_writes_an_adapter_after_each_epoch(tmp_path, monkeypatch):
+    world = World()
+    folder, progress, said = run(tmp_path, monkeypatch, world, PROBLEMS[:3], total_epochs=2, save_every=2)
+    epoch = ["play 4", "learn 4 at 0.8", "play 4", "learn 4 at 0.8", "play 2", "learn 2 at 0.8", "flush", "greedy 3"]
+    first, second = epoch.copy(), epoch.copy()
+    first.insert(4, "checkpoint 2")
+    second.insert(2, "checkpoint 4")
+    assert world.events == ["greedy 3", *first, "checkpoint 3", *second, "checkpoint 6"]
+    assert sorted(path.name for path in folder.path.glob("epoch_*")) == ["epoch_1", "epoch_2"]
+    assert asdict(progress) == {"batches": 6, "skipped": {}, "unjudged": {}}
+    lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    assert [(line["epoch"], line.get("batch")) for line in lines] == [
+        (0, None), (1, 1), (1, 2), (1, 3), (1, None), (2, 1), (2, 2), (2, 3), (2, None),
+    ]  # fmt: skip
+    assert lines[0]["held_out"] == {"n": 3, "judged": 3, "correct": 2}
+    assert lines[1]["rollout/success"] == {"n": 4, "judged": 4, "correct": 2}
+    assert (lines[1]["reward/mean"], lines[1]["group/with_spread"], lines[1]["policy/loss"]) == (0.5, 2, 0.25)
+    assert said[1] == (
+        "epoch 1/2  batch 1/3  correct 2 of 4  loss +0.2500  groups with spread 2  skipped so far 0  "
+        "not judged so far 0"
+    )
+    kept = [json.loads(line) for line in folder.trajectories.read_text().splitlines()]
+    assert len(kept) == 2 * 5 * 2
+    assert [row["advantage"] for row in kept[:2]] == pytest.approx([0.7071, -0.7071], abs=1e-4)
+
+
+def test_what_teaches_nothing_or_cannot_be_judged_is_counted_and_shown(tmp_path, monkeypatch):
+    world = World()
+    monkeypatch.setattr(
+        world, "play", lambda tasks, _: [rollout(None, "no_reply") for _ in tasks[:2]] + [rollout(0.0)] * len(tasks[2:])
+    )
+    folder, progress, said = run(tmp_path, monkeypatch, world)
+    assert progress.skipped == {"unjudged": 3, "all_wrong": 2}
+    assert progress.unjudged == {"no_reply": 6}
+    assert world.learnt == []
+    assert "no spread, no update  groups with spread 0  skipped so far 5 (all_wrong 2, unjudged 3)" in said[2]
+    assert said[2].endswith("not judged so far 6")
+    lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    assert [line["reward/mean"] for line in lines] == [0.0, 0.0, None]
+
+
+def test_held_out_problems_change_nothing_about_the_training(tmp_path, monkeypatch):
+    torch.manual_seed(3)
+    expected = torch.rand(4)[-1]  # three batches take three
+    torch.manual_seed(3)
+    run(tmp_path, monkeypatch, World(), PROBLEMS[:3])
+    assert torch.rand(1) == expected
