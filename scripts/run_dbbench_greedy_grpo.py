@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sql_agent.environments.dbbench import DbBench
     from sql_agent.local.run_folder import RunFolder
 
-FREE_ON_RESUME = ("save_dir", "save_every", "eval_tasks")
+FREE_ON_RESUME = ("save_dir", "save_every", "eval_tasks", "eval_every")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -80,7 +80,7 @@ def _train(
     *,
     resumed: bool,
 ) -> None:
-    from sql_agent.local.greedy_grpo import Progress, evaluate, train
+    from sql_agent.local.greedy_grpo import Progress, train
     from sql_agent.local.learner import Learner
     from sql_agent.local.rollouts import Player
     from sql_agent.local.start import start_policy
@@ -94,12 +94,8 @@ def _train(
     progress = Progress(**(state or {}))
     if state is not None:
         print(f"resumed after task {progress.place}", flush=True)
-    elif held_out:
-        print(f"held-out, before: {evaluate(player, held_out)}", flush=True)
-    train(policy, learner, player, tasks, cfg, folder, progress, lambda line: print(line, flush=True))
+    train(policy, learner, player, tasks, held_out, cfg, folder, progress, lambda line: print(line, flush=True))
     print(f"greedy accuracy while training: {progress.accuracy}")
-    if held_out:
-        print(f"held-out, after: {evaluate(player, held_out)}")
     print(f"adapter: {folder.finish(policy)}")
 
 

@@ -45,10 +45,13 @@ def lines(path: Path) -> list[dict]:
 def test_it_trains_and_a_killed_run_ends_as_the_unbroken_one(tiny_policy, tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     printed = run(*flags(tiny_policy, whole, "--eval_tasks", "4"))
-    assert "held-out, before: " in printed and "held-out, after: " in printed and f"adapter: {whole}/adapter" in printed
-    assert printed.count("greedy accuracy") == 6 + 1
+    assert "held-out after 0 tasks  greedy " in printed and "held-out after 6 tasks  greedy " in printed
+    assert printed.count("greedy accuracy") == 6 + 1 and f"adapter: {whole}/adapter" in printed
 
-    metrics = lines(whole / "metrics.jsonl")
+    logged = lines(whole / "metrics.jsonl")
+    assert [row["task"] for row in logged if "held_out/greedy" in row] == [0, 6]
+    assert all(row["held_out/sampled"]["judged"] == 4 for row in logged if "held_out/greedy" in row)
+    metrics = [row for row in logged if "greedy/correct" in row]
     assert [row["task"] for row in metrics] == [1, 2, 3, 4, 5, 6]
     correct = sum(row["greedy/correct"] for row in metrics)
     assert metrics[-1]["greedy/accuracy"] == correct / 6

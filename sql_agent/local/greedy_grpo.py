@@ -9,8 +9,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
+
+import torch
 
 from sql_agent.local.config import GreedyGrpoConfig
 from sql_agent.local.learner import Learner
@@ -48,6 +50,7 @@ def train(
     learner: Learner,
     player: Player,
     tasks: Sequence[Any],
+    held_out: Sequence[Any],
     cfg: GreedyGrpoConfig,
     folder: RunFolder,
     progress: Progress,
@@ -55,12 +58,16 @@ def train(
 ) -> None:
     """Go through the tasks from `progress.place` on; `progress` is kept up to date.
 
+    Args:
+        held_out: evaluated before the first task, every `eval_every` and after the last; empty: never.
     Raises:
         DivergedError: see `Learner.learn`.
     """
     sampled = Sampling(cfg.temperature, cfg.top_p)
     skipped = Counter(progress.skipped or {})
     total = len(tasks) * cfg.num_epochs
+    if held_out and progress.place == 0:
+        _evaluate(player, held_out, 0, folder, say)
     while progress.place < total:
         task = tasks[progress.place % len(tasks)]
         started = time.perf_counter()
@@ -80,17 +87,29 @@ def train(
         for rollout, value in zip(group, rewards, strict=True):
             folder.keep({"place": progress.place, "mode": "sampled", "reward": value, **rollout.record.to_dict()})
         say(_shown(progress, total, rewards, metrics, skipped))
-        if progress.place % cfg.save_every == 0 and progress.place < total:
+        if progress.place == total:
+            learner.flush()
+        if held_out and (progress.place == total or (cfg.eval_every and progress.place % cfg.eval_every == 0)):
+            _evaluate(player, held_out, progress.place, folder, say)
+        if progress.place == total or progress.place % cfg.save_every == 0:
             folder.save(progress.place, policy, learner, vars(progress))
-    learner.flush()
-    folder.save(progress.place, policy, learner, vars(progress))
 
 
-def evaluate(player: Player, tasks: Sequence[Any]) -> Rate:
-    """Greedy success on these tasks."""
-    values = [rollout.record.score.value for rollout in player.play(tasks, [GREEDY] * len(tasks))]
+def evaluate(player: Player, tasks: Sequence[Any], sampling: Sampling = GREEDY) -> Rate:
+    """Success on these tasks; the run's random numbers stay as they are."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        values = [rollout.record.score.value for rollout in player.play(tasks, [sampling] * len(tasks))]
     judged = [value for value in values if value is not None]
     return Rate(len(values), len(judged), sum(value == 1.0 for value in judged))
+
+
+def _evaluate(
+    player: Player, held_out: Sequence[Any], place: int, folder: RunFolder, say: Callable[[str], None]
+) -> None:
+    greedy, sampled = evaluate(player, held_out), evaluate(player, held_out, Sampling(1.0))
+    folder.log({"task": place, "held_out/greedy": asdict(greedy), "held_out/sampled": asdict(sampled)})
+    say(f"held-out after {place} tasks  greedy {greedy}  at temperature 1 {sampled}")
 
 
 def _update(
