@@ -112,7 +112,11 @@ def main() -> None:
         prog="python -m scripts.make_tiny_policy", description="Make the small policy to train from."
     )
     parser.add_argument("--output", type=Path, default=OUTPUT, help=f"folder (default {OUTPUT})")
-    make_tiny_policy(parser.parse_args().output)
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"of the warm start, 1 or more (default {STEPS})")
+    args = parser.parse_args()
+    if args.steps < 1:
+        parser.error("--steps has to be 1 or more")
+    make_tiny_policy(args.output, steps=args.steps)
 
 
 if __name__ == "__main__":

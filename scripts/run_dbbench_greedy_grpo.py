@@ -56,19 +56,37 @@ def run(cfg: GreedyGrpoConfig, *, resumed: bool) -> None:
     for path in filter(None, (cfg.model.model_path, cfg.reference_model_path)):
         check_model(path)
     from dbbench_adapter.backends import BackendUnavailable
-    from dbbench_adapter.generator import generate_tasks
-    from dbbench_adapter.load import load_tasks
     from sql_agent.environments.dbbench import DbBench
     from sql_agent.local.run_folder import RunFolder
 
     folder = RunFolder(cfg.save_dir, cfg, resumed=resumed, free=FREE_ON_RESUME)
-    tasks = load_tasks(cfg.data)[: cfg.num_tasks] if cfg.data else generate_tasks(cfg.num_tasks, seed=cfg.seed)
-    held_out = generate_tasks(cfg.eval_tasks, seed=1, split="held_out") if cfg.eval_tasks else []
+    tasks, held_out = load_split(cfg)
     try:
         with DbBench(cfg.judge, cfg.protocol, cfg.backend) as environment:
             _train(cfg, environment, tasks, held_out, folder, resumed=resumed)
     except BackendUnavailable as error:
         raise ValueError(f"--backend {cfg.backend.split('@')[-1]}: {error}") from error
+
+
+def load_split(cfg: GreedyGrpoConfig) -> "tuple[Sequence[Task], Sequence[Task]]":
+    """Tasks to train on, and generated held-out ones, which are the same whatever the seed.
+
+    Raises:
+        ValueError: a file that cannot be read, or an unknown skill.
+    """
+    from dbbench_adapter.generator import generate_tasks
+    from dbbench_adapter.load import load_tasks
+    from sql_agent.local.experiment import TaskConfig
+    from sql_agent.local.skill_tasks import draws, held_out_tasks
+
+    if cfg.skills:
+        of_skills = TaskConfig(skills=dict.fromkeys(cfg.skills, 1.0))
+        source = draws(of_skills, seed=cfg.seed)
+        tasks = [source.draw()[1] for _ in range(cfg.num_tasks)]
+        listed = held_out_tasks(of_skills, -(-cfg.eval_tasks // len(cfg.skills))) if cfg.eval_tasks else {}
+        return tasks, [task for of_skill in listed.values() for task in of_skill]
+    tasks = load_tasks(cfg.data)[: cfg.num_tasks] if cfg.data else generate_tasks(cfg.num_tasks, seed=cfg.seed)
+    return tasks, generate_tasks(cfg.eval_tasks, seed=1, split="held_out") if cfg.eval_tasks else []
 
 
 def _train(
@@ -83,10 +101,17 @@ def _train(
     from sql_agent.local.greedy_grpo import Progress, train
     from sql_agent.local.learner import Learner
     from sql_agent.local.rollouts import Player
-    from sql_agent.local.start import start_policy
+    from sql_agent.local.start import Workload, start_policy
 
     policy = start_policy(
-        cfg.model, cfg.adapter, tools=environment.tools, seed=cfg.seed, reference_path=cfg.reference_model_path
+        cfg.model,
+        cfg.adapter,
+        tools=environment.tools,
+        seed=cfg.seed,
+        reference_path=cfg.reference_model_path,
+        workload=Workload(
+            [environment.messages(task) for task in tasks[:100]], 1 + cfg.group_size, cfg.limits, cfg.optim
+        ),
     )
     player, learner = Player(policy, environment, cfg.limits), Learner(policy, cfg.optim, cfg.loss)
     folder.begin()

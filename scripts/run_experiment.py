@@ -91,14 +91,17 @@ def _train(cfg: ExperimentConfig, environment: "DbBench", resumed: Path | None) 
     from sql_agent.local.rollouts import Player
     from sql_agent.local.single_skill import LOSS, Progress, SessionFolder, train
     from sql_agent.local.skill_tasks import draws, held_out_tasks
-    from sql_agent.local.start import start_policy
+    from sql_agent.local.start import Workload, start_policy
 
     folder = SessionFolder(resumed or new_run_dir(cfg), cfg, resumed=resumed is not None)
     tasks = draws(cfg.task, seed=cfg.seed)
     callback = cfg.training_callback
     held_out = held_out_tasks(cfg.task, callback.evaluate_tasks_per_skill) if callback.evaluate_every else {}
     model = cfg.language_model
-    policy = start_policy(model, model.adapter, tools=environment.tools, seed=cfg.seed)
+    some = draws(cfg.task, seed=cfg.seed)
+    prompts = [environment.messages(next(some)) for _ in range(100)]
+    workload = Workload(prompts, cfg.training.grad_accum, cfg.agent.limits, cfg.training)
+    policy = start_policy(model, model.adapter, tools=environment.tools, seed=cfg.seed, workload=workload)
     player = Player(policy, environment, cfg.agent.limits)
     learner = Learner(policy, cfg.training.model_copy(update={"grad_accum": 1}), LOSS)
     folder.begin()

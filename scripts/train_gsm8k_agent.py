@@ -59,16 +59,22 @@ def run(cfg: Gsm8kGrpoConfig, *, resumed: bool) -> None:
     from sql_agent.local.learner import Learner
     from sql_agent.local.rollouts import Player
     from sql_agent.local.run_folder import RunFolder
-    from sql_agent.local.start import start_policy
+    from sql_agent.local.start import Workload, start_policy
 
     folder = RunFolder(cfg.output_dir, cfg, resumed=resumed, free=FREE_ON_RESUME)
     problems = load_problems(cfg.source, limit=cfg.max_samples, seed=cfg.seed)
     held_out = load_problems(cfg.source, split="test", limit=cfg.eval_samples, seed=1) if cfg.eval_samples else []
     environment = Gsm8k()
+    rows = cfg.batch_size * cfg.samples_per_prompt
     policy = start_policy(
-        cfg.model, cfg.adapter, tools=environment.tools, seed=cfg.seed, reference_path=cfg.reference_model_path
+        cfg.model,
+        cfg.adapter,
+        tools=environment.tools,
+        seed=cfg.seed,
+        reference_path=cfg.reference_model_path,
+        workload=Workload([environment.messages(problem) for problem in problems[:100]], rows, cfg.limits, cfg.optim),
     )
-    player = Player(policy, environment, cfg.limits, batch_size=cfg.batch_size * cfg.samples_per_prompt)
+    player = Player(policy, environment, cfg.limits, batch_size=rows)
     learner = Learner(policy, cfg.optim, cfg.loss)
     folder.begin()
     state = folder.resume(policy, learner) if resumed else None

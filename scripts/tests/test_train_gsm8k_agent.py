@@ -144,7 +144,7 @@ def wait_until(happened, process: subprocess.Popen) -> None:
 )
 def test_a_flag_out_of_range_says_its_range(arguments, words, tmp_path, capsys):
     with pytest.raises(SystemExit):
-        main(["--model_path", "x", "--output_dir", str(tmp_path / "run"), *arguments])
+        main(["--model_path", "x", "--dataset", "generated", "--output_dir", str(tmp_path / "run"), *arguments])
     assert words in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
@@ -167,13 +167,21 @@ def test_the_flags_have_the_names_and_defaults_that_people_know(capsys):
         main(["--help"])
     shown = " ".join(capsys.readouterr().out.split())
     defaults = {
-        "dataset": "gsm8k", "samples_per_prompt": 4, "max_new_tokens": 256, "total_epochs": 1, "batch_size": 8,
+        "samples_per_prompt": 4, "max_new_tokens": 256, "total_epochs": 1, "batch_size": 8,
         "gradient_accumulation_steps": 1, "temperature": 0.8, "top_p": 0.95, "lora_r": 16, "learning_rate": 2e-5,
         "beta": 0.04, "clip_param": 0.2, "eval_samples": 0, "max_rounds": 10,
     }  # fmt: skip
     for name, value in defaults.items():
         described = shown.split(f"--{name} X", 2)[-1].split("--")[0]
         assert f"(default {value})" in described, name
-    for name in ("model_path", "max_samples", "output_dir", "load_in_4bit", "gradient_checkpointing", "resume"):
+    for name in (
+        "model_path",
+        "dataset",
+        "max_samples",
+        "output_dir",
+        "load_in_4bit",
+        "gradient_checkpointing",
+        "resume",
+    ):
         assert f"--{name}" in shown
     assert "--grad_accum " not in shown

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
@@ -85,6 +85,8 @@ class GreedyGrpoConfig(Settings):
     """Task file, in any form that DB-Bench tasks come in; none: `num_tasks` are generated."""
     num_tasks: int = Field(default=200, ge=1)
     """Tasks to train on: generated, or the first ones of `data`."""
+    skills: tuple[str, ...] = ()
+    """Skills, separated by commas, that generated tasks show, e.g. select,delete; none: tasks of every kind."""
     eval_tasks: int = Field(default=0, ge=0)
     """Held-out generated tasks that are played before and after, greedily and sampled at temperature 1; 0: none."""
     eval_every: int = Field(default=0, ge=0)
@@ -115,6 +117,17 @@ class GreedyGrpoConfig(Settings):
     """Tasks between checkpoints; a run that is killed loses at most so many."""
     seed: int = Field(default=0, ge=0)
 
+    @field_validator("skills", mode="before")
+    @classmethod
+    def _separated(cls, value: Any) -> Any:
+        return tuple(value.split(",")) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _generates_what_has_skills(self) -> Self:
+        if self.skills and self.data:
+            raise ValueError("--skills is for generated tasks; leave it or --data out")
+        return self
+
     @property
     def limits(self) -> AgentConfig:
         return AgentConfig(protocol=self.protocol, max_turns=self.max_rounds, max_tokens=self.max_new_tokens)
@@ -128,8 +141,8 @@ class Gsm8kGrpoConfig(Settings):
     model: ModelConfig
     reference_model_path: str | None = None
     """Model that the KL is measured against; none: the policy as it was loaded, its adapter switched off."""
-    dataset: str = "gsm8k"
-    """gsm8k, from the hub or its cache; a JSONL or parquet file of the same form; or generated. gsm8k:FILE and
+    dataset: str
+    """gsm8k, from the hub (fetched if it is not in the cache); a JSONL or parquet file of the same form; or generated. gsm8k:FILE and
     gsm8k:generated, as in fine-tuning, are the same."""
     max_samples: int | None = Field(default=None, ge=1)
     """Problems to train on; none: all of the dataset, 1000 of generated ones."""

@@ -23,9 +23,17 @@ from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.types import GREEDY, LocalRollout, Sampling
 from sql_agent.rewards import REWARDS, reward
 from sql_agent.success import Rate
+from sql_agent.types import RolloutRecord
 
 REWARD = REWARDS["rllm"]
 """Correct +1, wrong -1, out of rounds -0.8, illegal -0.2."""
+
+
+def reward_of(record: RolloutRecord) -> float | None:
+    """A reply that `max_new_tokens` cut counts as wrong, not as out of rounds: at -0.8 a policy that is mostly wrong
+    learnt to write without end (success at temperature 1 from 30 % to 5 % within 17 updates)."""
+    value = reward(record, REWARD).value
+    return REWARD.incorrect if record.stop_reason == "max_tokens" and value == REWARD.out_of_limits else value
 
 
 @dataclass
@@ -73,7 +81,7 @@ def train(
         started = time.perf_counter()
         greedy, *group = player.play([task] * (1 + cfg.group_size), [GREEDY] + [sampled] * cfg.group_size)
         played_s = time.perf_counter() - started
-        rewards = [reward(rollout.record, REWARD).value for rollout in group]
+        rewards = [reward_of(rollout.record) for rollout in group]
         metrics = _update(learner, group, rewards, cfg) if has_spread(rewards) else {}
         if not metrics:
             skipped[why_without_spread(group, rewards)] += 1

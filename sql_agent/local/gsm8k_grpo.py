@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
-
 from sql_agent.gsm8k.types import Problem
 from sql_agent.local.config import Gsm8kGrpoConfig
 from sql_agent.local.greedy_grpo import evaluate, why_without_spread
@@ -167,7 +165,6 @@ def _evaluate(
     if not held_out:
         return
     started = time.perf_counter()
-    with torch.random.fork_rng():
-        found = evaluate(player, held_out)
+    found = evaluate(player, held_out)
     folder.log({"epoch": epoch, "held_out": asdict(found), "time/evaluate_s": time.perf_counter() - started})
     say(f"held-out after {epoch} epochs: {found}")

@@ -4,18 +4,36 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sql_agent.local.config import AdapterConfig, ModelConfig
+from dbbench_adapter.protocols import Message
+from sql_agent.local.config import AdapterConfig, ModelConfig, OptimConfig
 from sql_agent.model_check import check_config, check_tokenizer, check_weights
+from sql_agent.types import AgentConfig
 
 if TYPE_CHECKING:
     from sql_agent.local.policy import LocalPolicy
 
+log = logging.getLogger(__name__)
+
 ADAPTER_FILE = "adapter_config.json"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a run will ask of the memory."""
+
+    first_prompts: Sequence[Sequence[Message]]
+    """Some of them; the longest counts."""
+    rows: int
+    """Episodes that are sampled side by side."""
+    limits: AgentConfig
+    optim: OptimConfig
 
 
 class StartError(ValueError):
@@ -29,11 +47,13 @@ def start_policy(
     tools: Sequence[dict[str, Any]],
     seed: int,
     reference_path: str | None = None,
+    workload: Workload | None = None,
 ) -> LocalPolicy:
     """The policy, loaded from this machine's files; nothing random happened before `seed` was set.
 
     Args:
         tools: what the environment offers; the chat template has to write them before the weights are read.
+        workload: where it is trained; a warning is logged, before the weights are read, if memory will be short.
     Raises:
         StartError: a model that is not there or not whole, 4 bits without what they need.
         ChatTemplateError: see `Conversation`.
@@ -48,11 +68,26 @@ def start_policy(
     from transformers.utils import logging
 
     from sql_agent.local.conversation import Conversation
+    from sql_agent.local.memory import memory_warning
     from sql_agent.local.policy import load_policy
 
     logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(model.model_path)
-    Conversation(tokenizer, tools)
+    conversation = Conversation(tokenizer, tools)
+    if workload is not None:
+        warning = memory_warning(
+            model,
+            adapter,
+            workload.optim,
+            device=device,
+            group_size=workload.rows,
+            prompt_tokens=max(len(conversation.first_prompt(messages)) for messages in workload.first_prompts),
+            replies=workload.limits.max_turns or 1,
+            max_new_tokens=workload.limits.max_tokens,
+            reference=reference_path is not None,
+        )
+        if warning:
+            log.warning("%s", warning)
     torch.manual_seed(seed)
     return load_policy(
         model.model_path,
@@ -107,6 +142,7 @@ def check_model(path: str) -> None:
             cached = False
         if not cached:
             raise StartError(
-                f"{path} is no folder, and no model of that name is in the Hugging Face cache; fetch it with `.venv/bin/"
-                f"hf download {path}`, or make a small one with `.venv/bin/python -m scripts.make_tiny_policy`"
+                f"{path} is no folder, and no model of that name is in the Hugging Face cache; fetch it with "
+                f"`.venv/bin/hf download {path}`, or make a small one with `.venv/bin/python "
+                "-m scripts.make_tiny_policy`"
             )

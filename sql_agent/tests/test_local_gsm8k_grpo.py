@@ -80,7 +80,12 @@ class World:
 
 def run(tmp_path, monkeypatch, world, held_out=(), **changes):
     cfg = Gsm8kGrpoConfig(
-        model=ModelConfig(model_path="x"), output_dir=tmp_path, batch_size=2, samples_per_prompt=2, **changes
+        model=ModelConfig(model_path="x"),
+        dataset="generated",
+        output_dir=tmp_path,
+        batch_size=2,
+        samples_per_prompt=2,
+        **changes,
     )
     folder = RunFolder(tmp_path / "run", cfg, resumed=False)
     folder.begin()
