@@ -142,8 +142,8 @@ class Gsm8kGrpoConfig(Settings):
     reference_model_path: str | None = None
     """Model that the KL is measured against; none: the policy as it was loaded, its adapter switched off."""
     dataset: str
-    """gsm8k, from the hub (fetched if it is not in the cache); a JSONL or parquet file of the same form; or generated. gsm8k:FILE and
-    gsm8k:generated, as in fine-tuning, are the same."""
+    """gsm8k, from the hub, fetched if it is not in the cache; a JSONL or parquet file of the same form; or generated.
+    gsm8k:FILE and gsm8k:generated, as in fine-tuning, are the same."""
     max_samples: int | None = Field(default=None, ge=1)
     """Problems to train on; none: all of the dataset, 1000 of generated ones."""
     eval_samples: int = Field(default=0, ge=0)
