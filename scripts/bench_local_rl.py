@@ -27,11 +27,14 @@ LARGER = "60M"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_args(arguments)
-    os.environ["HF_HUB_OFFLINE"] = "1"
+    # by default threads spin while they wait for each other: beside any other process 20 times as slow
+    os.environ.update(HF_HUB_OFFLINE="1", OMP_WAIT_POLICY="PASSIVE")
     found = facts()
+    import torch
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    torch.set_num_threads(1)  # for ratios; what is measured in processes of their own has all cores
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="bench-local-") as name:
         for part, measured in (("sampling", _sampling), ("tokens", _tokens), ("memory", _memory)):

@@ -38,8 +38,9 @@ def test_rollouts_have_the_turns_asked_for_and_both_ways_of_training_them_give_o
 
 
 def test_the_first_input_only_warms_up_and_every_other_meets_both_ways(monkeypatch):
-    # a clock that moves by 1 s a look: each measurement takes 1 s
+    # clocks that move by 1 s and by 2 s of CPU a look: each measurement takes as much
     monkeypatch.setattr(local_sampling.time, "perf_counter", iter(range(100)).__next__)
+    monkeypatch.setattr(local_sampling.time, "process_time", iter(range(0, 200, 2)).__next__)
     seen = []
 
     def work(one, batch_size):
@@ -47,7 +48,7 @@ def test_the_first_input_only_warms_up_and_every_other_meets_both_ways(monkeypat
         return {8: 40, 1: 10}[batch_size] * one
 
     # by batch: (40 * 2 + 40 * 3) tokens in 2 s, (10 * 2 + 10 * 3) in 2 s
-    assert local_sampling.in_turns(work, [100, 2, 3]) == {8: 100.0, 1: 25.0}
+    assert local_sampling.in_turns(work, [100, 2, 3]) == {8: (100.0, 50.0), 1: (25.0, 12.5)}
     assert seen == [(100, 8), (100, 1), (2, 8), (2, 1), (3, 8), (3, 1)]
 
 
