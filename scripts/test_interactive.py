@@ -28,6 +28,7 @@ from sql_agent.local.start import check_model
 
 if TYPE_CHECKING:
     from dbbench_adapter.types import Task
+    from sql_agent.gsm8k.types import Problem
     from sql_agent.local.interactive import Chat, Subject
     from sql_agent.local.transcript import Transcript
 
@@ -62,11 +63,7 @@ def run(cfg: InteractiveConfig) -> None:
 
     show = Transcript(Console(highlight=False), max_new_tokens=cfg.max_new_tokens)
     if cfg.task == "gsm8k":
-        from sql_agent.gsm8k.load import load_problems
-
-        source = (cfg.data or "generated").removeprefix("gsm8k:")
-        limit = GENERATED if source == "generated" else None
-        _converse(cfg, WordProblems(load_problems(source, split="test", limit=limit, seed=cfg.seed)), show)
+        _converse(cfg, WordProblems(_problems(cfg)), show)
         return
     from dbbench_adapter.backends import BackendUnavailable
     from sql_agent.environments.dbbench import DbBench
@@ -77,6 +74,19 @@ def run(cfg: InteractiveConfig) -> None:
             _converse(cfg, OneDatabase(bench, tasks, first), show)
     except BackendUnavailable as error:
         raise ValueError(f"--backend {cfg.backend.split('@')[-1]}: {error}") from error
+
+
+def _problems(cfg: InteractiveConfig) -> "list[Problem]":
+    from sql_agent.gsm8k.load import load_problems, read_problems
+
+    source = (cfg.data or "generated").removeprefix("gsm8k:")
+    match source:
+        case "generated":
+            return load_problems(source, split="test", limit=GENERATED, seed=cfg.seed)
+        case "gsm8k":
+            return load_problems(source, split="test", seed=cfg.seed)
+        case _:
+            return read_problems(Path(source))
 
 
 def _databases(cfg: InteractiveConfig, show: "Transcript") -> "tuple[list[Task], Task]":
@@ -111,10 +121,12 @@ def _converse(cfg: InteractiveConfig, subject: "Subject", show: "Transcript") ->
     show.note(f"{cfg.model.model_path} on {policy.device}, {how}, at most {cfg.max_new_tokens} tokens a reply", "dim")
     show.note(":help lists the commands, Ctrl-C stops a reply, Ctrl-D ends", "dim")
     show.tables(subject.tables())
-    while (text := _read(show)) is not None:
-        if not _handle(text, chat, subject, show):
-            break
-    chat.new()
+    try:
+        while (text := _read(show)) is not None:
+            if not _handle(text, chat, subject, show):
+                break
+    finally:  # Ctrl-C twice in one question comes through here
+        chat.new()
 
 
 def _handle(text: str, chat: "Chat", subject: "Subject", show: "Transcript") -> bool:

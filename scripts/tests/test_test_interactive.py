@@ -1,5 +1,6 @@
 """The conversation as a person has it: through a terminal, and through pipes."""
 
+import json
 import os
 import pty
 import re
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -149,6 +151,39 @@ def test_what_is_not_there_is_said_before_the_model_is_read(arguments, words, mo
     monkeypatch.setattr("scripts.test_interactive.check_model", lambda path: None)
     with pytest.raises(SystemExit, match=words):
         main(["--model_path", "nowhere", *arguments])
+
+
+def test_task_n_of_a_file_is_its_row_n(tmp_path, monkeypatch):
+    rows = [{"question": f"Question {n}?", "answer": f"#### {n}"} for n in range(10)]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    talked = []
+    monkeypatch.setattr("scripts.test_interactive.check_model", lambda path: None)
+    monkeypatch.setattr("scripts.test_interactive._converse", lambda cfg, subject, show: talked.append(subject))
+    main(["--model_path", "x", "--task", "gsm8k", "--data", str(tmp_path / "own.jsonl")])
+    assert [problem.question for problem in talked[0].tasks] == [row["question"] for row in rows]
+
+
+def test_a_database_is_closed_when_ctrl_c_comes_twice(random_policy_folder, monkeypatch):  # noqa: F811
+    from transformers import AutoTokenizer
+
+    from sql_agent.environments.dbbench import DbBench
+
+    def twice(*_, **__):
+        raise KeyboardInterrupt
+
+    policy = SimpleNamespace(
+        tokenizer=AutoTokenizer.from_pretrained(random_policy_folder), max_positions=9_999, device="cpu", generate=twice
+    )
+    opened, open_episode = [], DbBench.open
+    monkeypatch.setattr(DbBench, "open", lambda *given: opened.append(open_episode(*given)) or opened[-1])
+    monkeypatch.setattr("scripts.test_interactive.check_model", lambda path: None)
+    monkeypatch.setattr("sql_agent.local.start.start_policy", lambda *_, **__: policy)
+    monkeypatch.setattr("builtins.input", lambda prompt: ":task 1")
+    with pytest.raises(SystemExit, match="130"):
+        main(["--model_path", "x"])
+    assert len(opened) == 1
+    with pytest.raises(sqlite3.ProgrammingError, match="closed database"):
+        opened[0].snapshot()
 
 
 def test_the_flags_have_the_names_and_defaults_that_people_know(capsys):

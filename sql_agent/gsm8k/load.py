@@ -21,7 +21,7 @@ _OTHERS = "give a .jsonl or .parquet file of rows with question and answer, or `
 
 
 def load_problems(source: str, *, split: Split = "train", limit: int | None = None, seed: int = 0) -> list[Problem]:
-    """Problems in the seed's order.
+    """One split's problems in the seed's order; `read_problems` reads a file whole.
 
     Args:
         source: `gsm8k`: from the hub, or from its cache; `generated`; or a JSONL or parquet file whose rows have a
@@ -40,6 +40,17 @@ def load_problems(source: str, *, split: Split = "train", limit: int | None = No
     return problems[:limit]
 
 
+def read_problems(path: Path) -> list[Problem]:
+    """Every problem of a file, in its order.
+
+    Raises:
+        ValueError: the file cannot be read, holds no row, or a row does not parse.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file, and no other source of problems; `gsm8k` is the hub's; {_OTHERS}")
+    return list(_read(raw_records(path), str(path)))
+
+
 def _from_hub(split: Split) -> list[Problem]:
     import datasets  # seconds of imports
 
@@ -54,9 +65,7 @@ def _from_hub(split: Split) -> list[Problem]:
 
 
 def _from_file(path: Path, split: Split) -> list[Problem]:
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file, and no other source of problems; `gsm8k` is the hub's; {_OTHERS}")
-    everything = list(_read(raw_records(path), str(path)))
+    everything = read_problems(path)
     problems = [problem for problem in everything if in_split(problem.question, split, HELD_OUT_FRACTION)]
     if not problems:
         raise ValueError(

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from sql_agent.gsm8k.environment import Gsm8k
 from sql_agent.gsm8k.episode import RULES, TOOL
 from sql_agent.gsm8k.expert import expert_messages
 from sql_agent.gsm8k.generator import generate_problems
-from sql_agent.gsm8k.load import load_problems
+from sql_agent.gsm8k.load import load_problems, read_problems
 from sql_agent.gsm8k.stories import STORIES
 from sql_agent.gsm8k.types import Problem
 from sql_agent.oracle import app, call, calls, recite, serve
@@ -46,20 +47,20 @@ def write(path, rows):
 
 def test_a_row_of_gsm8k_becomes_a_problem(tmp_path):
     source = write(tmp_path / "own.jsonl", [row(" Why? ", "So.\n#### $1,234"), row("And?", "#### -3.50\n")])
-    both = [problem for split in ("train", "test") for problem in _of(source, split)]
-    assert sorted(both, key=lambda problem: problem.id) == [
+    both = read_problems(Path(source))
+    assert both == [
         Problem("own-0", "Why?", "1234", "So.\n#### $1,234"),
         Problem("own-1", "And?", "-3.50", "#### -3.50"),
     ]
     assert [Problem.from_dict(problem.to_dict()) for problem in both] == both
 
 
-def _of(source, split):
-    try:
-        return load_problems(source, split=split)
-    except ValueError as error:
-        assert "none of its 2 problems falls in the" in str(error)
-        return []
+def test_a_file_can_be_read_whole_and_in_its_order(tmp_path):
+    source = write(tmp_path / "own.jsonl", [row(f"Question {n}?") for n in range(50)])
+    whole = read_problems(Path(source))
+    assert [problem.question for problem in whole] == [f"Question {n}?" for n in range(50)]
+    shares = load_problems(source) + load_problems(source, split="test")
+    assert sorted(shares, key=lambda problem: int(problem.id[4:])) == whole
 
 
 def test_a_local_file_has_a_held_out_share_that_the_seed_does_not_move(tmp_path):
