@@ -4,20 +4,28 @@
 #   bash scripts/run_rl_training_qwen25_7b.sh [arguments of scripts.run_experiment, e.g. --set seed=1 or --resume RUN_DIR]
 #
 #   MODEL=FOLDER or name in the Hugging Face cache; unset: what the experiment names
-#   CONFIG=FILE; unset: sql_agent/configs/single_skill/experiments/qwen25_7b.yaml
+#   CONFIG=FILE; unset: sql_agent/configs/single_skill/experiments/qwen25_7b.yaml of this repository
+#
+# Paths are read from where you stand, those in the settings too: data/ and outputs/ appear there.
+# --dry-run, --prepare and --help do their own thing at once.
 #
 # A try on a CPU: CONFIG=sql_agent/configs/single_skill/experiments/tiny_cpu.yaml bash scripts/run_rl_training_qwen25_7b.sh
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
-python=.venv/bin/python
-experiment=(--config_path "${CONFIG:-sql_agent/configs/single_skill/experiments/qwen25_7b.yaml}")
+python=$root/.venv/bin/python
+experiment=("$root/scripts/run_experiment.py")
+experiment+=(--config_path "${CONFIG:-$root/sql_agent/configs/single_skill/experiments/qwen25_7b.yaml}")
 [[ -z ${MODEL:-} ]] || experiment+=(--set "language_model.model_path=$MODEL")
 
 if [[ ! -x $python ]]; then
     echo "problem  Python      no $python" >&2
-    echo "                     -> bash scripts/setup.sh" >&2
+    echo "                     -> bash $root/scripts/setup.sh" >&2
     exit 1
 fi
-"$python" -m scripts.run_experiment "${experiment[@]}" "$@" --prepare
-exec "$python" -m scripts.run_experiment "${experiment[@]}" "$@"
+looks_first=yes
+for argument in "$@"; do
+    case $argument in -h | --help | --dry-run | --prepare) looks_first=no ;; esac
+done
+[[ $looks_first == no ]] || "$python" "${experiment[@]}" "$@" --prepare
+exec "$python" "${experiment[@]}" "$@"

@@ -127,6 +127,16 @@ def test_what_is_missing_comes_with_what_to_do(light, monkeypatch, capsys):
     assert "problem database postgres" in said and "--set task.backend=sqlite" in said
 
 
+def test_the_one_command_prints_settings_without_looking_and_reads_paths_from_where_one_stands(tmp_path):
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"import": str(TINY), "seed": 4}))
+    environment = {**os.environ, "CONFIG": "mine.yaml", "MODEL": "my/model"}
+    script = ["bash", str(ROOT / "scripts" / "run_rl_training_qwen25_7b.sh"), "--dry-run"]
+    said = subprocess.run(script, cwd=tmp_path, env=environment, timeout=60, capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    cfg = load_experiment(TINY, ["seed=4", "language_model.model_path=my/model"])
+    assert yaml.safe_load(said.stdout) == json.loads(cfg.model_dump_json())
+
+
 # Whole runs
 
 
@@ -189,27 +199,26 @@ def test_a_run_that_is_killed_and_resumed_equals_the_unbroken_one_bit_for_bit(tm
 
 
 @pytest.mark.slow
-def test_the_one_command_looks_then_trains(tmp_path, tiny_policy):
-    data = {"data": f"{tmp_path}/tasks.json", "held_out_data": f"{tmp_path}/held_out.json", "generate_missing": 22}
+def test_the_one_command_looks_then_trains_where_one_stands(tmp_path, tiny_policy):
+    data = {"data": "tasks.json", "held_out_data": "held_out.json", "generate_missing": 22}
+    (tmp_path / "tiny-sql").symlink_to(tiny_policy)
     short = {"stop_after_episodes": 8, "evaluate_every": 2, "evaluate_tasks_per_skill": 1}
     (tmp_path / "it.yaml").write_text(
         yaml.safe_dump(
             {
                 "import": str(TINY),
-                "overwrite": {
-                    "task": data | {"skills": None},
-                    "training_callback": short,
-                    "output_dir": f"{tmp_path}/out",
-                },
+                "overwrite": {"task": data | {"skills": None}, "training_callback": short, "output_dir": "out"},
             }
         )
     )
-    environment = {**os.environ, "MODEL": str(tiny_policy), "CONFIG": str(tmp_path / "it.yaml")}
-    script = ["bash", "scripts/run_rl_training_qwen25_7b.sh", "--set", "training.grad_accum=4"]
+    environment = {**os.environ, "MODEL": "tiny-sql", "CONFIG": "it.yaml"}
+    script = ["bash", str(ROOT / "scripts" / "run_rl_training_qwen25_7b.sh"), "--set", "training.grad_accum=4"]
     started = time.time()
-    said = subprocess.run(script, cwd=ROOT, env=environment, check=True, timeout=280, capture_output=True, text=True)
+    said = subprocess.run(
+        script, cwd=tmp_path, env=environment, check=True, timeout=280, capture_output=True, text=True
+    )
     found, _, trained = said.stdout.partition("a run can start")
-    assert f"tasks.json: 22 skills, {tmp_path}/tasks.json made now" in found and f"{tiny_policy}: folder" in found
+    assert "tasks.json: 22 skills, tasks.json made now" in found and "tiny-sql: folder" in found
     assert "update 2  episodes 8/8" in trained and "held-out, after:  0.0% of 22" in trained
     (run_dir,) = (tmp_path / "out" / "tiny-sql" / "db_bench").iterdir()
     assert sorted(path.name for path in run_dir.iterdir()) == ["checkpoints", "logs", "sessions"]
