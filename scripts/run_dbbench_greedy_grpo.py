@@ -20,13 +20,15 @@ from typing import TYPE_CHECKING
 from sql_agent.local.config import GreedyGrpoConfig
 from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.local.start import check_model
-from sql_agent.local.types import DivergedError
+from sql_agent.local.types import DivergedError, UnjudgedError
 
 if TYPE_CHECKING:
     from dbbench_adapter.types import Task
     from sql_agent.environments.dbbench import DbBench
     from sql_agent.local.run_folder import RunFolder
 
+EVALUATED_TOGETHER = 32
+"""Held-out episodes that are played side by side."""
 FREE_ON_RESUME = ("save_dir", "save_every", "eval_tasks", "eval_every")
 
 
@@ -44,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     cfg = read_flags(parser, GreedyGrpoConfig, args)
     try:
         run(cfg, resumed=args.resume)
-    except (ValueError, OSError, DivergedError) as error:
+    except (ValueError, OSError, DivergedError, UnjudgedError) as error:
         raise SystemExit(f"error: {error}") from error
     except KeyboardInterrupt:
         raise SystemExit(
@@ -85,7 +87,12 @@ def load_split(cfg: GreedyGrpoConfig) -> "tuple[Sequence[Task], Sequence[Task]]"
         tasks = [source.draw()[1] for _ in range(cfg.num_tasks)]
         listed = held_out_tasks(of_skills, -(-cfg.eval_tasks // len(cfg.skills))) if cfg.eval_tasks else {}
         return tasks, [task for of_skill in listed.values() for task in of_skill]
-    tasks = load_tasks(cfg.data)[: cfg.num_tasks] if cfg.data else generate_tasks(cfg.num_tasks, seed=cfg.seed)
+    if cfg.data:
+        found = load_tasks(cfg.data)
+        tasks = found[: cfg.num_tasks]
+        print(f"{cfg.data}: the first {len(tasks)} of {len(found)} tasks (--num_tasks)", flush=True)
+    else:
+        tasks = generate_tasks(cfg.num_tasks, seed=cfg.seed)
     return tasks, generate_tasks(cfg.eval_tasks, seed=1, split="held_out") if cfg.eval_tasks else []
 
 
@@ -103,17 +110,16 @@ def _train(
     from sql_agent.local.rollouts import Player
     from sql_agent.local.start import Workload, start_policy
 
+    rows = max(1 + cfg.group_size, min(cfg.eval_tasks, EVALUATED_TOGETHER))
     policy = start_policy(
         cfg.model,
         cfg.adapter,
         tools=environment.tools,
         seed=cfg.seed,
         reference_path=cfg.reference_model_path,
-        workload=Workload(
-            [environment.messages(task) for task in tasks[:100]], 1 + cfg.group_size, cfg.limits, cfg.optim
-        ),
+        workload=Workload([environment.messages(task) for task in tasks[:100]], rows, cfg.limits, cfg.optim),
     )
-    player, learner = Player(policy, environment, cfg.limits), Learner(policy, cfg.optim, cfg.loss)
+    player, learner = Player(policy, environment, cfg.limits, batch_size=rows), Learner(policy, cfg.optim, cfg.loss)
     folder.begin()
     state = folder.resume(policy, learner) if resumed else None
     progress = Progress(**(state or {}))

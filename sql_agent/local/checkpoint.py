@@ -30,6 +30,10 @@ KEPT = 2
 """The newest, and the one before it in case the disk spoils the newest."""
 
 
+class CheckpointError(ValueError):
+    """A run cannot be resumed; the message says what to do."""
+
+
 def save_checkpoint(
     folder: Path, step: int, policy: LocalPolicy, learner: Learner, state: dict[str, Any], lines: Sequence[Path] = ()
 ) -> Path:
@@ -55,18 +59,29 @@ def save_checkpoint(
     shutil.rmtree(target, ignore_errors=True)
     os.replace(unfinished, target)
     _sync(folder)
-    for old in sorted(folder.glob("step_??????"))[:-KEPT]:
+    for old in sorted(path for path in folder.glob("step_??????") if path.name < target.name)[: 1 - KEPT]:
         shutil.rmtree(old)
     return target
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest whole one; torn ones are named in the log and passed over. None where there is none."""
+    """The newest whole one; torn ones are named in the log and passed over. None where there is none at all.
+
+    Raises:
+        CheckpointError: there are some, and none is whole.
+    """
+    faults: list[str] = []
     for candidate in sorted(folder.glob("step_??????"), reverse=True):
-        if fault := fault_of(candidate):
-            log.warning("checkpoint %s is not whole (%s); an earlier one is taken", candidate, fault)
-        else:
+        fault = fault_of(candidate)
+        if fault is None:
             return candidate
+        log.warning("checkpoint %s is not whole (%s); an earlier one is taken", candidate, fault)
+        faults.append(f"{candidate.name}: {fault}")
+    if faults:
+        raise CheckpointError(
+            f"no checkpoint in {folder} is whole ({'; '.join(faults)}); start anew in another folder, or move "
+            "these away to begin this run again from its first task"
+        )
     return None
 
 

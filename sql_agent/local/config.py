@@ -26,7 +26,12 @@ class AdapterConfig(Settings):
     dropout: float = Field(default=0.05, ge=0, lt=1)
     """On the adapter's input, while the update runs; sampling has none."""
     target_modules: str | tuple[str, ...] = "all-linear"
-    """Linear layers that get an adapter, by the end of their name; all-linear: all but the output layer."""
+    """Linear layers that get an adapter, e.g. q_proj,v_proj; all-linear: all but the output layer."""
+
+    @field_validator("target_modules", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        return tuple(map(str.strip, value.split(","))) if isinstance(value, str) and value != "all-linear" else value
 
 
 class OptimConfig(Settings):
@@ -120,7 +125,7 @@ class GreedyGrpoConfig(Settings):
     @field_validator("skills", mode="before")
     @classmethod
     def _separated(cls, value: Any) -> Any:
-        return tuple(value.split(",")) if isinstance(value, str) else value
+        return tuple(map(str.strip, value.split(","))) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _generates_what_has_skills(self) -> Self:

@@ -37,6 +37,11 @@ class Conversation:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[dict[str, Any]] = ()) -> None:
         self._tokenizer, self._tools = tokenizer, [*tools] or None
+        if tokenizer.eos_token is None:
+            raise ChatTemplateError(
+                f"the tokenizer of {tokenizer.name_or_path} has no eos_token, so nobody knows where a reply ends; "
+                "write the template's end of a turn into its tokenizer_config.json"
+            )
         self._eos, self.eos_id = str(tokenizer.eos_token), int(tokenizer.eos_token_id)  # pyright: ignore[reportArgumentType]
         if not tokenizer.chat_template:
             raise ChatTemplateError(
@@ -88,7 +93,7 @@ class Conversation:
         """
         ids = [*ids]
         text = self._tokenizer.decode(ids[:-1] if ids and ids[-1] == self.eos_id else ids)
-        calls = parse_response(self._tokenizer, ids).get("tool_calls") if self._tools and ids else None
+        calls = self._calls(ids) if self._tools and ids else None
         if not calls:
             return {"role": "assistant", "content": text}
         return {
@@ -99,6 +104,12 @@ class Conversation:
                 for place, call in enumerate(calls)
             ],
         }
+
+    def _calls(self, ids: list[int]) -> list[dict[str, Any]] | None:
+        try:
+            return parse_response(self._tokenizer, ids).get("tool_calls")
+        except RecursionError:  # nested a thousand deep: no call, but words
+            return None
 
     def _between(self, before: Sequence[Message], answers: Sequence[Message]) -> str:
         """Text after the last end token of `before` once `answers` follow, up to where the next reply begins."""

@@ -20,13 +20,14 @@ from sql_agent.local.losses import group_advantages, has_spread
 from sql_agent.local.policy import LocalPolicy
 from sql_agent.local.rollouts import Player
 from sql_agent.local.run_folder import RunFolder
-from sql_agent.local.types import GREEDY, LocalRollout, Sampling
+from sql_agent.local.types import GREEDY, DivergedError, LocalRollout, Sampling, UnjudgedError
 from sql_agent.rewards import REWARDS, reward
 from sql_agent.success import Rate
 from sql_agent.types import RolloutRecord
 
 REWARD = REWARDS["rllm"]
 """Correct +1, wrong -1, out of rounds -0.8, illegal -0.2."""
+MAX_UNJUDGED = 3
 
 
 def reward_of(record: RolloutRecord) -> float | None:
@@ -46,6 +47,8 @@ class Progress:
     judged: int = 0
     skipped: dict[str, int] | None = None
     """Groups without an update, by reason."""
+    unjudged_in_a_row: int = 0
+    """Tasks of which no episode could be judged."""
 
     @property
     def accuracy(self) -> Rate:
@@ -82,7 +85,12 @@ def train(
         greedy, *group = player.play([task] * (1 + cfg.group_size), [GREEDY] + [sampled] * cfg.group_size)
         played_s = time.perf_counter() - started
         rewards = [reward_of(rollout.record) for rollout in group]
-        metrics = _update(learner, group, rewards, cfg) if has_spread(rewards) else {}
+        _stop_if_nobody_judges(progress, (greedy, *group))
+        try:
+            metrics = _update(learner, group, rewards, cfg) if has_spread(rewards) else {}
+        except DivergedError:
+            folder.save(progress.place, policy, learner, vars(progress))
+            raise
         if not metrics:
             skipped[why_without_spread(group, rewards)] += 1
         progress.place += 1
@@ -110,6 +118,17 @@ def evaluate(player: Player, tasks: Sequence[Any], sampling: Sampling = GREEDY) 
         values = [rollout.record.score.value for rollout in player.play(tasks, [sampling] * len(tasks))]
     judged = [value for value in values if value is not None]
     return Rate(len(values), len(judged), sum(value == 1.0 for value in judged))
+
+
+def _stop_if_nobody_judges(progress: Progress, rollouts: Sequence[LocalRollout]) -> None:
+    lost = all(rollout.record.score.value is None for rollout in rollouts)
+    progress.unjudged_in_a_row = progress.unjudged_in_a_row + 1 if lost else 0
+    if progress.unjudged_in_a_row >= MAX_UNJUDGED:
+        record = rollouts[0].record
+        raise UnjudgedError(
+            f"no episode of the last {MAX_UNJUDGED} tasks could be judged ({record.score.reason}: "
+            f"{record.error or record.stop_reason}); look at the database, then go on with --resume"
+        )
 
 
 def _evaluate(

@@ -22,7 +22,7 @@ from sql_agent.local.losses import group_advantages, has_spread
 from sql_agent.local.policy import LocalPolicy
 from sql_agent.local.rollouts import Player
 from sql_agent.local.run_folder import RunFolder
-from sql_agent.local.types import LocalRollout, Sampling
+from sql_agent.local.types import DivergedError, LocalRollout, Sampling
 from sql_agent.success import Rate
 
 Group = list[LocalRollout]
@@ -64,7 +64,11 @@ def train(
     while progress.batches < per_epoch * cfg.total_epochs:
         epoch, place = divmod(progress.batches, per_epoch)
         batch = epoch_order(problems, cfg.seed, epoch)[place * cfg.batch_size :][: cfg.batch_size]
-        line = _learn_from(batch, learner, player, cfg, folder, progress)
+        try:
+            line = _learn_from(batch, learner, player, cfg, folder, progress)
+        except DivergedError:
+            folder.save(progress.batches, policy, learner, asdict(progress))
+            raise
         folder.log({"epoch": epoch + 1, "batch": place + 1, **line})
         say(f"epoch {epoch + 1}/{cfg.total_epochs}  batch {place + 1}/{per_epoch}  {_shown(line)}")
         at_end = place + 1 == per_epoch

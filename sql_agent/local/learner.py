@@ -56,6 +56,7 @@ class Learner:
             return self._skip(metrics)
         self._accumulated += 1
         if self._accumulated < self._optim.grad_accum:
+            self._bad_in_a_row = 0
             return Update(False, metrics)
         return self._step(metrics)
 
@@ -127,10 +128,11 @@ class Learner:
         self.bad_steps += 1
         self._bad_in_a_row += 1
         if self._bad_in_a_row >= MAX_BAD_STEPS:
+            self._bad_in_a_row = 0  # whoever resumes with other settings has three again
             raise DivergedError(
-                f"loss or gradient was no finite number {MAX_BAD_STEPS} times in a row; the adapter is that of the "
-                f"last good step. Lower --learning_rate (now {self._optim.learning_rate:g}) or --max_grad_norm (now "
-                f"{self._optim.max_grad_norm:g}); on a GPU a model in float16 overflows, take bfloat16"
+                f"loss or gradient was no finite number {MAX_BAD_STEPS} times in a row. The last good state is saved "
+                f"as a checkpoint: resume with a lower learning_rate (now {self._optim.learning_rate:g}) or "
+                f"max_grad_norm (now {self._optim.max_grad_norm:g})"
             )
         return Update(False, metrics)
 
@@ -148,6 +150,8 @@ class Learner:
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.optimiser.load_state_dict(state["optimiser"])
+        for group in self.optimiser.param_groups:  # the present settings count, not those of before
+            group["lr"], group["weight_decay"] = self._optim.learning_rate, self._optim.weight_decay
         for parameter, gradient in zip(self._policy.parameters(), state["gradients"], strict=True):
             parameter.grad = None if gradient is None else gradient.to(parameter.device)
         self.steps, self.bad_steps, self._bad_in_a_row, self._accumulated = state["counts"]

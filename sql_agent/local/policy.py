@@ -108,7 +108,7 @@ class LocalPolicy:
         Args:
             prompts: token ids; each shorter than the model's positions by 1 or more.
             sampling: one per prompt.
-            max_new_tokens: of each reply; less where a prompt leaves less room.
+            max_new_tokens: of each reply; less for a prompt that leaves less room.
             more: for `transformers`' generate, e.g. a streamer.
         """
         longest, shared = max(map(len, prompts)), self._shared(prompts)
@@ -130,12 +130,15 @@ class LocalPolicy:
             do_sample=True,
             temperature=1.0,
             top_k=0,
-            max_new_tokens=min(max_new_tokens, self.max_positions - longest),
+            max_new_tokens=min(max_new_tokens, self.max_positions - min(map(len, prompts))),
             logits_processor=LogitsProcessorList([recorder]),
             **more,
         )  # pyright: ignore[reportCallIssue]
         replies, log_probs = whole[:, longest:].tolist(), recorder.finish(whole[:, -1]).tolist()
-        return [self._sample(reply, logs) for reply, logs in zip(replies, log_probs, strict=True)]
+        return [
+            self._sample(reply, logs, self.max_positions - len(prompt))
+            for prompt, reply, logs in zip(prompts, replies, log_probs, strict=True)
+        ]
 
     def _shared(self, prompts: Sequence[Sequence[int]]) -> int:
         """Tokens that all prompts begin with, short of one's last; 0 where reading them once gains or fits nothing."""
@@ -147,7 +150,8 @@ class LocalPolicy:
         same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
         return min(same, *(len(prompt) - 1 for prompt in prompts))
 
-    def _sample(self, reply: list[int], log_probs: list[float]) -> Sample:
+    def _sample(self, reply: list[int], log_probs: list[float], room: int) -> Sample:
+        reply = reply[:room]  # a shorter prompt beside it may have had more
         end = next((place for place, token in enumerate(reply) if token in self._stop_ids), None)
         kept = len(reply) if end is None else end + 1
         return Sample(tuple(reply[:kept]), tuple(log_probs[:kept]), "length" if end is None else "stop")

@@ -16,6 +16,17 @@ from sql_agent.local.checkpoint import newest_checkpoint, resume, save_checkpoin
 from sql_agent.local.learner import Learner
 from sql_agent.local.policy import LocalPolicy
 
+FREE = tuple(
+    f"{group}.{name}"
+    for groups, names in (
+        (("optim", "training"), ("learning_rate", "max_grad_norm", "micro_batch_tokens")),
+        (("model", "language_model"), ("device", "gradient_checkpointing")),
+    )
+    for group in groups
+    for name in names
+)
+"""What the advice for a run that diverged or ran out of memory says to lower, so it may differ when that is resumed."""
+
 
 class RunFolderError(ValueError):
     """The folder cannot be used as asked; the message says what to do."""
@@ -38,16 +49,23 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self._config, self._settings = config, path / self.SETTINGS
         own = config.model_dump(mode="json")
+        if path.is_file():
+            raise RunFolderError(f"{path} is a file; name a folder")
         if resumed:
             if not self._settings.is_file():
                 raise RunFolderError(f"{path} holds no run ({self.SETTINGS} is missing); start it without --resume")
-            earlier = json.loads(self._settings.read_text())
-            if other := [name for name in own if name not in free and own[name] != earlier.get(name)]:
-                name = other[0]
-                raise RunFolderError(
-                    f"the run in {path} was started with {name} = {earlier.get(name)}, now it is {own[name]}; resume "
-                    "with the same settings, or start anew in another folder"
-                )
+            try:
+                earlier, now = _flat(json.loads(self._settings.read_text())), _flat(own)
+            except ValueError as error:
+                raise RunFolderError(f"{self._settings} is no JSON ({error}); start anew in another folder") from error
+            may_differ = (*free, *FREE)
+            for name in now:
+                fixed = not any(name == other or name.startswith(f"{other}.") for other in may_differ)
+                if fixed and now[name] != earlier.get(name):
+                    raise RunFolderError(
+                        f"the run in {path} was started with {name} = {earlier.get(name)}, now it is {now[name]}; "
+                        "resume with the same settings, or start anew in another folder"
+                    )
         elif path.exists() and any(path.iterdir()):
             raise RunFolderError(f"{path} is not empty; go on with its run by --resume, or name another folder")
 
@@ -86,6 +104,13 @@ class RunFolder:
         return target
 
 
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return found
+
+
 def _append(path: Path, line: Mapping[str, Any]) -> None:
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        file.write(json.dumps(line) + "\n")  # in ASCII: a policy may write half a surrogate pair

@@ -25,7 +25,7 @@ from sql_agent.local.learner import Learner
 from sql_agent.local.policy import LocalPolicy
 from sql_agent.local.rollouts import Player
 from sql_agent.local.run_folder import RunFolder
-from sql_agent.local.types import GREEDY, LocalRollout, Sampling
+from sql_agent.local.types import GREEDY, DivergedError, LocalRollout, Sampling, UnjudgedError
 from sql_agent.rewards import reward
 from sql_agent.success import Rate
 
@@ -33,10 +33,6 @@ LOSS = LossConfig(name="reinforce", aggregation="seq-mean-token-sum-norm", max_t
 """Sums over tokens, means over episodes."""
 FREE_ON_RESUME = ("training_callback", "output_dir")
 MAX_UNJUDGED = 3
-
-
-class UnjudgedError(RuntimeError):
-    """Update after update nothing can be judged; the message says why."""
 
 
 class SessionFolder(RunFolder):
@@ -116,7 +112,11 @@ def train(
     if held_out and progress.updates == 0:
         _log_evaluation(player, held_out, folder, progress, say)
     while progress.episodes < callback.stop_after_episodes:
-        _update(learner, player, tasks, cfg, folder, progress, say)
+        try:
+            _update(learner, player, tasks, cfg, folder, progress, say)
+        except DivergedError:
+            folder.save(progress.updates, policy, learner, asdict(progress))
+            raise
         last = progress.episodes >= callback.stop_after_episodes
         if held_out and (last or progress.updates % callback.evaluate_every == 0):
             _log_evaluation(player, held_out, folder, progress, say)
@@ -140,15 +140,16 @@ def _update(
     rollouts = player.play([task for _, task in drawn], [sampling] * len(drawn))
     played_s = time.perf_counter() - started
     rewards = [reward(rollout.record, cfg.task.rewards.preset).value for rollout in rollouts]
-    advantages: list[float | None] = rewards
+    advantages, means = rewards, progress.means
     if cfg.training.baseline == "running_mean":
-        advantages, progress.means = take_baseline(skills, rewards, progress.means, cfg.training.baseline_decay)
+        advantages, means = take_baseline(skills, rewards, progress.means, cfg.training.baseline_decay)
     learnt = [(r.trajectory, a) for r, a in zip(rollouts, advantages, strict=True) if a is not None and r.trajectory]
     metrics: dict[str, float] = {}
     if learnt:
         metrics = learner.learn(
             [t for t, _ in learnt], [a for _, a in learnt], temperature=sampling.temperature
         ).metrics
+    progress.means = means
     progress.updates += 1
     progress.episodes += len(drawn)
     _count_unjudged(rollouts, progress)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
 import os
 from collections.abc import Sequence
@@ -13,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from dbbench_adapter.protocols import Message
 from sql_agent.local.config import AdapterConfig, ModelConfig, OptimConfig
-from sql_agent.model_check import check_config, check_tokenizer, check_weights
+from sql_agent.model_check import (
+    ModelFileError,
+    check_config,
+    check_tokenizer,
+    check_weights,
+    read_json,
+    safetensors_bytes,
+)
 from sql_agent.types import AgentConfig
 
 if TYPE_CHECKING:
@@ -68,10 +74,12 @@ def start_policy(
     from transformers.utils import logging
 
     from sql_agent.local.conversation import Conversation
-    from sql_agent.local.memory import memory_warning
+    from sql_agent.local.memory import give_back_freed_memory, memory_warning
     from sql_agent.local.policy import load_policy
 
     logging.disable_progress_bar()
+    if device == "cpu":
+        give_back_freed_memory()
     tokenizer = AutoTokenizer.from_pretrained(model.model_path)
     conversation = Conversation(tokenizer, tools)
     if workload is not None:
@@ -113,19 +121,32 @@ def check_device(device: str, *, load_in_4bit: bool, has_gpu: bool) -> None:
         raise StartError("--load_in_4bit needs bitsandbytes, which is not installed: `uv pip install bitsandbytes`")
 
 
-def check_model(path: str) -> None:
+def check_model(path: str, _adapters: tuple[str, ...] = ()) -> None:
     """A model's or an adapter's folder, or a name in the Hugging Face cache, is there and whole.
 
     Raises:
         StartError: it is not.
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    # read when torch is imported: threads that wait in a loop stand still where something else has their core
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     folder = Path(path)
     if (folder / ADAPTER_FILE).is_file():
-        base = json.loads((folder / ADAPTER_FILE).read_text("utf-8")).get("base_model_name_or_path")
-        if not (folder / "adapter_model.safetensors").is_file() or not base:
-            raise StartError(f"{folder} is no whole adapter: expected adapter_model.safetensors and its base's name")
-        check_model(base)
+        try:
+            base = read_json(folder / ADAPTER_FILE).get("base_model_name_or_path")
+        except ModelFileError as error:
+            raise StartError(str(error)) from error
+        weights = folder / "adapter_model.safetensors"
+        if not weights.is_file() or safetensors_bytes(weights) != weights.stat().st_size or not base:
+            raise StartError(f"{folder} is no whole adapter: expected {weights.name}, undamaged, and its base's name")
+        if str(folder.resolve()) in _adapters:
+            raise StartError(
+                f"the adapter in {folder} names itself as its base; write the model's folder into {ADAPTER_FILE}"
+            )
+        try:
+            check_model(base, (*_adapters, str(folder.resolve())))
+        except StartError as error:
+            raise StartError(f"the adapter in {folder} needs its base: {error}") from error
         return
     if folder.is_dir():
         problems = [p for check in (check_config, check_tokenizer, check_weights) for p in check(folder) if p.blocks]

@@ -16,6 +16,10 @@ class DivergedError(RuntimeError):
     """Loss or gradient was no finite number several times in a row; the weights are those of the last good step."""
 
 
+class UnjudgedError(RuntimeError):
+    """Time after time nothing can be judged; the message says why."""
+
+
 class Playable(Protocol):
     """The part of an environment (`sql_agent.environments.base.Environment`) that playing an episode needs."""
 

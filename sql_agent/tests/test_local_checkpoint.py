@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from sql_agent.local.checkpoint import fault_of, newest_checkpoint, resume, save_checkpoint
+from sql_agent.local.checkpoint import CheckpointError, fault_of, newest_checkpoint, resume, save_checkpoint
 from sql_agent.local.config import AdapterConfig, GreedyGrpoConfig, LossConfig, ModelConfig, OptimConfig
 from sql_agent.local.learner import Learner
 from sql_agent.local.policy import load_policy
@@ -56,6 +56,17 @@ def test_a_torn_checkpoint_is_passed_over_by_name(run, tmp_path, damage, caplog)
     assert "step_000002 is not whole" in caplog.text
 
 
+def test_a_run_whose_checkpoints_are_all_torn_is_not_begun_again_unasked(run, tmp_path):
+    for step in (40, 60):
+        save_checkpoint(tmp_path, step, *run, {})
+        (tmp_path / f"step_{step:06d}" / "training.pt").unlink()
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint in .* is whole \(step_000060: .*; step_000040: .*move these away"
+    ):
+        newest_checkpoint(tmp_path)
+    assert save_checkpoint(tmp_path, 20, *run, {}).is_dir()  # older ones than itself go, newer ones never push it out
+
+
 def test_an_unfinished_checkpoint_is_none_and_the_two_newest_are_kept(run, tmp_path):
     assert newest_checkpoint(tmp_path) is None
     for step in (1, 2, 3):
@@ -80,6 +91,10 @@ def test_a_run_is_resumed_with_the_settings_it_began_with(tmp_path):
     RunFolder(tmp_path / "run", config(tmp_path, save_every=5), resumed=True, free=["save_every"])
     with pytest.raises(RunFolderError, match="started with group_size = 4, now it is 8"):
         RunFolder(tmp_path / "run", config(tmp_path, group_size=8), resumed=True)
+    freed = config(tmp_path, optim=OptimConfig(learning_rate=1e-7, micro_batch_tokens=64))
+    RunFolder(tmp_path / "run", freed, resumed=True)
+    with pytest.raises(RunFolderError, match=r"started with optim.weight_decay = 0.01, now it is 0.5"):
+        RunFolder(tmp_path / "run", config(tmp_path, optim=OptimConfig(weight_decay=0.5)), resumed=True)
     with pytest.raises(RunFolderError, match="holds no run"):
         RunFolder(tmp_path / "elsewhere", config(tmp_path), resumed=True)
 
@@ -91,6 +106,13 @@ def test_what_a_killed_run_wrote_before_its_first_checkpoint_is_written_anew(run
     again = RunFolder(tmp_path / "run", config(tmp_path), resumed=True)
     assert again.resume(*run) is None
     assert not folder.metrics.exists()
+
+
+def test_what_a_policy_wrote_is_kept_whatever_it_is(tmp_path):
+    folder = RunFolder(tmp_path / "run", config(tmp_path), resumed=False)
+    folder.begin()
+    folder.keep({"reply": "half a pair: \ud800"})
+    assert json.loads(folder.trajectories.read_text())["reply"] == "half a pair: \ud800"
 
 
 def test_the_finished_adapter_lies_there_whole(run, tmp_path):

@@ -69,6 +69,18 @@ def test_what_a_reply_calls(tokenizer, text, calls):
     assert calls is None or [one["function"] for one in reply["tool_calls"]] == calls
 
 
+def test_a_call_nested_too_deep_to_read_is_text(tokenizer):
+    nested = '<tool_call>{"name": "a", "arguments": ' + "[" * 3000 + "]" * 3000 + "}</tool_call><|im_end|>"
+    reply = Conversation(tokenizer, fc.TOOLS).read_reply(tokenizer.encode(nested, add_special_tokens=False))
+    assert "tool_calls" not in reply
+
+
+def test_a_tokenizer_that_names_no_end_is_named(tokenizer):
+    tokenizer.eos_token = None
+    with pytest.raises(ChatTemplateError, match="has no eos_token"):
+        Conversation(tokenizer)
+
+
 def test_where_no_tools_are_offered_a_call_is_text(tokenizer):
     ids = tokenizer.encode('<tool_call>{"name": "a", "arguments": {}}</tool_call><|im_end|>', add_special_tokens=False)
     assert "tool_calls" not in Conversation(tokenizer).read_reply(ids)

@@ -132,7 +132,7 @@ def test_a_step_that_is_no_number_is_left_out_and_the_third_in_a_row_stops(polic
     assert learner.bad_steps == 2 and not all(map(torch.equal, before, after))
     for _ in range(2):
         learner.learn([trajectory], [advantage], temperature=1.0)
-    with pytest.raises(DivergedError, match=r"3 times in a row.*Lower --learning_rate \(now 0.01\)"):
+    with pytest.raises(DivergedError, match=r"3 times in a row.*lower learning_rate \(now 0.01\)"):
         learner.learn([trajectory], [advantage], temperature=1.0)
     assert all(map(torch.equal, after, weights(policy)))
 

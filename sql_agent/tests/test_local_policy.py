@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from sql_agent.local.config import AdapterConfig
 from sql_agent.local.policy import LocalPolicy, Rows, _keep_nucleus, load_model, load_policy
-from sql_agent.local.types import GREEDY, Sampling
+from sql_agent.local.types import GREEDY, Sample, Sampling
 from sql_agent.stitch import Trajectory
 
 BOUND = 1e-4
@@ -110,6 +110,13 @@ def test_a_reply_ends_with_its_end_token_or_at_its_length(policy):
 def test_a_reply_stays_within_the_models_positions(policy):
     sample = policy.generate([[50] * 1020], [GREEDY], max_new_tokens=100)[0]
     assert len(sample.ids) <= 4
+
+
+def test_a_long_prompt_beside_it_takes_no_room_from_a_short_one(policy):
+    alone = policy.generate([PROMPTS[0]], [GREEDY], max_new_tokens=12)[0]
+    short, long = policy.generate([PROMPTS[0], [50] * 1020], [GREEDY] * 2, max_new_tokens=12)
+    assert short == Sample(alone.ids, pytest.approx(alone.log_probs, abs=BOUND), alone.finish_reason)
+    assert len(long.ids) == len(long.log_probs) <= 4
 
 
 def test_the_nucleus_is_the_fewest_tokens_that_reach_top_p():

@@ -1,0 +1,108 @@
+"""Held-out success of several local runs of one setting, one line a seed: a picture, and its numbers as JSON beside it.
+
+    python -m scripts.plot_local_rl --greedy RUN_DIR ... --single_skill RUN_DIR ... --output doc/local_rl.png
+
+Reads the runs' metrics.jsonl: `scripts.run_dbbench_greedy_grpo` with --eval_tasks, `scripts.run_experiment` with
+training_callback.evaluate_every.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+Curve = list[tuple[int, float]]
+"""Episodes played so far while training, and held-out success in percent."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.plot_local_rl",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--greedy", type=Path, nargs="*", default=[], metavar="RUN_DIR", help="greedy-then-GRPO runs")
+    parser.add_argument("--single_skill", type=Path, nargs="*", default=[], metavar="RUN_DIR", help="REINFORCE runs")
+    parser.add_argument("--output", type=Path, required=True, help="the .png; a .json goes beside it")
+    args = parser.parse_args(argv)
+    if not args.greedy + args.single_skill:
+        parser.error("name the run folders of one command or of both")
+    try:
+        curves = {
+            "greedy-then-GRPO, greedy": [curve(run / "metrics.jsonl", "held_out/greedy") for run in args.greedy],
+            "greedy-then-GRPO, temperature 1": [
+                curve(run / "metrics.jsonl", "held_out/sampled") for run in args.greedy
+            ],
+            "single-skill REINFORCE, greedy": [
+                curve(run / "logs" / "metrics.jsonl", "held_out") for run in args.single_skill
+            ],
+        }
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"error: {error}") from error
+    curves = {name: found for name, found in curves.items() if found}
+    args.output.with_suffix(".json").write_text(json.dumps(curves, indent=1) + "\n")
+    draw(curves, args.output)
+    for name, found in curves.items():
+        print(f"{name}: {summary(found)}")
+
+
+def curve(metrics: Path, key: str) -> Curve:
+    """
+    Raises:
+        ValueError: the run was not evaluated.
+    """
+    found = [
+        (episodes, 100 * rate["correct"] / rate["judged"])
+        for episodes, line in _with_episodes(metrics)
+        if (rate := line.get(key)) and rate["judged"]
+    ]
+    if not found:
+        raise ValueError(f"{metrics} holds no {key}; run with --eval_tasks, or with training_callback.evaluate_every")
+    return found
+
+
+def _with_episodes(metrics: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    played = 0
+    for line in map(json.loads, metrics.read_text("utf-8").splitlines()):
+        played += sum(line.get("rollout/stop", {}).values())
+        yield line.get("episodes", played), line
+
+
+def summary(curves: Sequence[Curve]) -> str:
+    """Before, after and gain over the seeds; the spread is the standard deviation, n - 1."""
+    before, after = [c[0][1] for c in curves], [c[-1][1] for c in curves]
+    gains = [b - a for a, b in zip(before, after, strict=True)]
+    spread = statistics.stdev(gains) if len(gains) > 1 else float("nan")
+    means = [statistics.mean(values) for values in (before, after, gains)]
+    each = ", ".join(f"{gain:+.1f}" for gain in gains)
+    change = f"{means[0]:.1f} % -> {means[1]:.1f} %, gain {means[2]:+.1f} +- {spread:.1f} points"
+    return f"{change} over {len(gains)} seeds ({each})"
+
+
+def draw(curves: dict[str, list[Curve]], file: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(curves), figsize=(4.2 * len(curves), 3.4), sharey=True, squeeze=False)
+    for axis, (name, found) in zip(axes[0], curves.items(), strict=True):
+        for seed, one in enumerate(found):
+            axis.plot(*zip(*one, strict=True), marker=".", linewidth=1, alpha=0.6, label=f"run {seed}")
+        if len({tuple(place for place, _ in one) for one in found}) == 1:
+            middle = [statistics.mean(values) for values in zip(*([v for _, v in one] for one in found), strict=True)]
+            axis.plot([place for place, _ in found[0]], middle, color="black", linewidth=2, label="mean")
+        axis.set_title(name, fontsize=10)
+        axis.set_xlabel("episodes played")
+        axis.grid(alpha=0.3)
+    axes[0][0].set_ylabel("held-out success, %")
+    axes[0][0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(file, dpi=110)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()

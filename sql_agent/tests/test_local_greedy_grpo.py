@@ -1,0 +1,62 @@
+"""The loop of greedy-then-GRPO around a policy that is scripted: what it counts, skips and stops at."""
+
+import pytest
+
+from dbbench_adapter.types import Score
+from sql_agent.local.config import GreedyGrpoConfig, ModelConfig
+from sql_agent.local.greedy_grpo import Progress, reward_of, train, why_without_spread
+from sql_agent.local.run_folder import RunFolder
+from sql_agent.local.types import LocalRollout, UnjudgedError
+from sql_agent.types import RolloutRecord
+
+
+def rollout(value, stop="answered", reason="match") -> LocalRollout:
+    return LocalRollout(RolloutRecord("t", "k", stop, Score(value, reason), 1, 0, [], 1, 1, 0.0), None)
+
+
+@pytest.mark.parametrize(
+    ("value", "stop", "reward"),
+    [
+        (1.0, "answered", 1.0),
+        (0.0, "answered", -1.0),
+        (0.0, "max_turns", -0.8),
+        (0.0, "max_tokens", -1.0),
+        (0.0, "malformed", -0.2),
+        (1.0, "max_tokens", 1.0),
+        (None, "db_unavailable", None),
+    ],
+)
+def test_rewards(value, stop, reward):
+    assert reward_of(rollout(value, stop).record) == reward
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [([1.0, 1.0], "all_correct"), ([0.0, 0.0], "all_wrong"), ([1.0, None], "unjudged"), ([None, None], "unjudged")],
+)
+def test_a_group_without_spread_says_why(values, reason):
+    assert why_without_spread([rollout(value) for value in values], values) == reason
+
+
+class Scripted:
+    """Plays what it is given, a list of rollouts per call."""
+
+    def __init__(self, *played) -> None:
+        self._played = iter(played)
+
+    def play(self, tasks, sampling):
+        return next(self._played)
+
+
+def test_with_nobody_to_judge_it_stops_at_the_third_task(tmp_path):
+    cfg = GreedyGrpoConfig(model=ModelConfig(model_path="x"), save_dir=tmp_path / "run", group_size=2)
+    folder = RunFolder(cfg.save_dir, cfg, resumed=False)
+    folder.begin()
+    right, lost = [rollout(1.0)] * 3, [rollout(None, "db_unavailable", "db_unavailable")] * 3
+    task = type("Task", (), {"id": "t", "kind": "k"})()
+    learner, progress = type("Learner", (), {"steps": 0, "bad_steps": 0})(), Progress()
+    player = Scripted(lost, lost, right, lost, lost, lost)
+    with pytest.raises(UnjudgedError, match=r"last 3 tasks could be judged \(db_unavailable: .*go on with --resume"):
+        train(None, learner, player, [task] * 8, [], cfg, folder, progress, lambda line: None)  # pyright: ignore
+    assert (progress.place, progress.judged, progress.correct) == (5, 1, 1)
+    assert progress.skipped == {"unjudged": 4, "all_correct": 1}

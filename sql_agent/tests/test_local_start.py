@@ -1,0 +1,55 @@
+"""What is looked at before a local run loads anything."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from sql_agent.local.config import AdapterConfig, GreedyGrpoConfig, ModelConfig
+from sql_agent.local.start import StartError, check_device, check_model
+
+
+def adapter(folder, base: str, weights: bool = True):
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
+    if weights:
+        save_file({"a": torch.zeros(2)}, folder / "adapter_model.safetensors")
+    return folder
+
+
+def test_a_model_and_an_adapter_on_it_are_fine(random_policy_folder, tmp_path):
+    check_model(str(random_policy_folder))
+    check_model(str(adapter(tmp_path / "a", str(random_policy_folder))))
+
+
+def test_an_adapter_that_cannot_be_used_is_named(random_policy_folder, tmp_path):
+    with pytest.raises(StartError, match=r"a is no whole adapter: expected adapter_model.safetensors, undamaged"):
+        check_model(str(adapter(tmp_path / "a", str(random_policy_folder), weights=False)))
+    torn = adapter(tmp_path / "b", str(random_policy_folder))
+    (torn / "adapter_model.safetensors").write_bytes(b"")
+    with pytest.raises(StartError, match="b is no whole adapter"):
+        check_model(str(torn))
+    with pytest.raises(StartError, match=r"the adapter in .*c needs its base: gone/model is no folder"):
+        check_model(str(adapter(tmp_path / "c", "gone/model")))
+    with pytest.raises(StartError, match=r"the adapter in .*d names itself as its base"):
+        check_model(str(adapter(tmp_path / "d", str(tmp_path / "d"))))
+    (tmp_path / "d" / "adapter_config.json").write_text("[]")
+    with pytest.raises(StartError, match="holds a list, expected an object"):
+        check_model(str(tmp_path / "d"))
+
+
+@pytest.mark.parametrize(
+    ("device", "four_bit", "words"),
+    [("cuda", False, "torch sees no GPU here"), ("cpu", True, "--load_in_4bit needs a GPU")],
+)
+def test_a_device_that_is_not_there_is_named(device, four_bit, words):
+    with pytest.raises(StartError, match=words):
+        check_device(device, load_in_4bit=four_bit, has_gpu=False)
+
+
+def test_names_in_a_list_are_separated_by_commas():
+    assert AdapterConfig(target_modules="q_proj, v_proj").target_modules == ("q_proj", "v_proj")
+    assert AdapterConfig(target_modules="all-linear").target_modules == "all-linear"
+    cfg = GreedyGrpoConfig(model=ModelConfig(model_path="x"), skills="select, delete")
+    assert cfg.skills == ("select", "delete")
