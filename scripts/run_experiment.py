@@ -24,7 +24,7 @@ import yaml
 
 from sql_agent.local.experiment import ExperimentConfig, LanguageModelConfig, load_experiment
 from sql_agent.local.start import StartError, check_device, check_model
-from sql_agent.local.types import DivergedError
+from sql_agent.local.types import DivergedError, UnjudgedError
 
 if TYPE_CHECKING:
     from scripts.doctor import Finding
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.prepare:
             return prepare(cfg)
         run(cfg, args.resume)
-    except (ValueError, OSError, DivergedError) as error:
+    except (ValueError, OSError, DivergedError, UnjudgedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

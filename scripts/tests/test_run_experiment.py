@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from dbbench_adapter.single_skill import read_single_skill
+from dbbench_adapter.types import Score
 from scripts import run_experiment
 from scripts.run_experiment import for_this_machine, main
 from sql_agent.local.experiment import LanguageModelConfig, load_experiment
@@ -196,6 +197,20 @@ def test_a_run_that_is_killed_and_resumed_equals_the_unbroken_one_bit_for_bit(tm
     assert adapters[0].read_bytes() == adapters[1].read_bytes()
     checkpoints = [sorted(path.name for path in (folder / "checkpoints").iterdir()) for folder in (whole, run_dir)]
     assert checkpoints == [["adapter", "step_000004", "step_000006"]] * 2
+
+
+@pytest.mark.slow
+def test_a_run_that_nobody_can_judge_ends_with_the_reason_and_how_to_go_on(tmp_path, tiny_policy, monkeypatch, capsys):
+    from sql_agent.environments.dbbench import DbBench
+
+    monkeypatch.setattr(DbBench, "judge", lambda *_: Score(None, "db_unavailable"))
+    short = "training.grad_accum=1", "training_callback.evaluate_every=0", "agent.max_new_tokens=1"
+    overrides = (*short, f"language_model.model_path={tiny_policy}", f"output_dir={tmp_path}")
+    assert run("--config_path", TINY, *(part for override in overrides for part in ("--set", override))) == 1
+    (run_dir,) = (tmp_path / "tiny-sql" / "db_bench").iterdir()
+    said = capsys.readouterr().err
+    assert "error: no episode of the last 3 updates could be judged (db_unavailable" in said
+    assert f"--resume {run_dir}" in said
 
 
 @pytest.mark.slow
