@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 
 from sql_agent.local.config import GreedyGrpoConfig
 from sql_agent.local.flags import add_flags, read_flags
-from sql_agent.local.start import check_model
-from sql_agent.local.types import DivergedError, UnjudgedError
+from sql_agent.local.start import check_model, failures_in_words
 
 if TYPE_CHECKING:
     from dbbench_adapter.types import Task
@@ -44,14 +43,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     args = parser.parse_args(argv)
     cfg = read_flags(parser, GreedyGrpoConfig, args)
-    try:
+    with failures_in_words(f"the same command with --resume goes on from the last checkpoint in {cfg.save_dir}"):
         run(cfg, resumed=args.resume)
-    except (ValueError, OSError, DivergedError, UnjudgedError) as error:
-        raise SystemExit(f"error: {error}") from error
-    except KeyboardInterrupt:
-        raise SystemExit(
-            f"\ninterrupted; the same command with --resume goes on from the last checkpoint in {cfg.save_dir}"
-        ) from None
 
 
 def run(cfg: GreedyGrpoConfig, *, resumed: bool) -> None:

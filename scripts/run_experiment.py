@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from sql_agent.local.experiment import ExperimentConfig, LanguageModelConfig, load_experiment
-from sql_agent.local.start import StartError, check_device, check_model
+from sql_agent.local.start import StartError, check_device, check_model, out_of_memory
 from sql_agent.local.types import DivergedError, UnjudgedError
 
 if TYPE_CHECKING:
@@ -66,6 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         run(cfg, args.resume)
     except (ValueError, OSError, DivergedError, UnjudgedError) as error:
         print(f"error: {error}", file=sys.stderr)
+        return 1
+    except RuntimeError as error:
+        print(f"error: {out_of_memory(error)}; --resume RUN_DIR goes on from the last checkpoint", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\ninterrupted; --resume RUN_DIR goes on from the run's last checkpoint", file=sys.stderr)

@@ -20,8 +20,7 @@ from collections.abc import Sequence
 
 from sql_agent.local.config import Gsm8kGrpoConfig
 from sql_agent.local.flags import add_flags, read_flags
-from sql_agent.local.start import check_model
-from sql_agent.local.types import DivergedError
+from sql_agent.local.start import check_model, failures_in_words
 
 FREE_ON_RESUME = ("output_dir", "save_every")
 
@@ -38,14 +37,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     args = parser.parse_args(argv)
     cfg = read_flags(parser, Gsm8kGrpoConfig, args)
-    try:
+    with failures_in_words(f"the same command with --resume goes on from the last checkpoint in {cfg.output_dir}"):
         run(cfg, resumed=args.resume)
-    except (ValueError, OSError, DivergedError) as error:
-        raise SystemExit(f"error: {error}") from error
-    except KeyboardInterrupt:
-        raise SystemExit(
-            f"\ninterrupted; the same command with --resume goes on from the last checkpoint in {cfg.output_dir}"
-        ) from None
 
 
 def run(cfg: Gsm8kGrpoConfig, *, resumed: bool) -> None:

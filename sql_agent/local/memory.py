@@ -293,23 +293,23 @@ class Demand:
         )
 
     def lowered(self) -> Iterator[tuple[str, Demand]]:
-        """One setting after the other, each on top of those before: its flag, and what is then asked."""
+        """One setting after the other, each on top of those before: its name, and what is then asked."""
         now = self
         if now.precision == "bfloat16":
             now = replace(now, precision="4bit")
-            yield "--load_in_4bit", now
+            yield "load_in_4bit", now
         if not now.gradient_checkpointing:
             now = replace(now, gradient_checkpointing=True)
-            yield "--gradient_checkpointing", now
+            yield "gradient_checkpointing", now
         if now.micro_batch_tokens > 1:
             now = replace(now, micro_batch_tokens=1)
-            yield "--micro_batch_tokens 1 (one trajectory at a time)", now
+            yield "micro_batch_tokens 1 (one trajectory at a time)", now
         while now.max_new_tokens > MIN_NEW_TOKENS:
             now = replace(now, max_new_tokens=max(MIN_NEW_TOKENS, now.max_new_tokens // 2))
-            yield f"--max_new_tokens {now.max_new_tokens}", now
+            yield f"max_new_tokens {now.max_new_tokens}", now
         while now.group_size > 2:
             now = replace(now, group_size=max(2, now.group_size // 2))
-            yield f"--group_size {now.group_size}", now
+            yield f"{now.group_size} episodes sampled together", now
 
 
 def memory_warning(
@@ -332,7 +332,7 @@ def memory_warning(
         replies: most of an episode.
         reference: whether a separate reference model is loaded.
     Returns:
-        The estimate, what is there, and the flags to lower in order until it fits. For a model of another kind, that
+        The estimate, what is there, and the settings to lower in order until it fits. For a model of another kind, that
         nothing was estimated.
     """
     try:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dbbench_adapter.protocols import Message
 from sql_agent.local.config import AdapterConfig, ModelConfig, OptimConfig
+from sql_agent.local.types import DivergedError, UnjudgedError
 from sql_agent.model_check import (
     ModelFileError,
     check_config,
@@ -44,6 +46,34 @@ class Workload:
 
 class StartError(ValueError):
     """The run cannot start as asked; the message says what to do."""
+
+
+@contextmanager
+def failures_in_words(resume: str) -> Iterator[None]:
+    """Around a command: a failure that has a name ends it with one line.
+
+    Args:
+        resume: how to go on, said where work would be lost.
+    """
+    try:
+        yield
+    except (ValueError, OSError, DivergedError, UnjudgedError) as error:
+        raise SystemExit(f"error: {error}") from error
+    except RuntimeError as error:
+        raise SystemExit(f"error: {out_of_memory(error)}; {resume}") from error
+    except KeyboardInterrupt:
+        raise SystemExit(f"\ninterrupted; {resume}") from None
+
+
+def out_of_memory(error: RuntimeError) -> str:
+    """What torch's want of memory comes down to; every other error goes on."""
+    first = str(error).split("\n")[0]
+    if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in first:
+        raise error
+    return (
+        f"out of memory ({first[:200]}); turn gradient_checkpointing on and set micro_batch_tokens to 1, which changes "
+        "no result, then lower max_new_tokens or the number of episodes sampled together"
+    )
 
 
 def start_policy(

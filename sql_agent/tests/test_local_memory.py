@@ -210,22 +210,22 @@ def test_settings_are_lowered_in_order_until_the_run_fits():
         for text in (
             "this run may need",
             "6.0 GiB are free",
-            "--load_in_4bit",
-            "--gradient_checkpointing",
-            "--micro_batch_",
+            "load_in_4bit",
+            "gradient_checkpointing",
+            "micro_batch_",
         )
     ]
     assert places == sorted(places)
-    assert "--group_size" not in warning and warning.endswith("GiB.")
+    assert "sampled together" not in warning and warning.endswith("GiB.")
 
 
 def test_what_is_lowered_already_is_not_proposed():
     flags = [flag for flag, _ in demand(precision="float32", gradient_checkpointing=True, group_size=2).lowered()]
     assert flags == [
-        "--micro_batch_tokens 1 (one trajectory at a time)",
-        "--max_new_tokens 256",
-        "--max_new_tokens 128",
-        "--max_new_tokens 64",
+        "micro_batch_tokens 1 (one trajectory at a time)",
+        "max_new_tokens 256",
+        "max_new_tokens 128",
+        "max_new_tokens 64",
     ]
 
 

@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from sql_agent.local.config import AdapterConfig, GreedyGrpoConfig, ModelConfig
-from sql_agent.local.start import StartError, check_device, check_model
+from sql_agent.local.start import StartError, check_device, check_model, failures_in_words
+from sql_agent.local.types import UnjudgedError
 
 
 def adapter(folder, base: str, weights: bool = True):
@@ -53,3 +54,19 @@ def test_names_in_a_list_are_separated_by_commas():
     assert AdapterConfig(target_modules="all-linear").target_modules == "all-linear"
     cfg = GreedyGrpoConfig(model=ModelConfig(model_path="x"), skills="select, delete")
     assert cfg.skills == ("select", "delete")
+
+
+def test_a_commands_failures_end_in_one_line():
+    def fails(error):
+        with pytest.raises(SystemExit) as caught, failures_in_words("go on with --resume"):
+            raise error
+        return caught.value.code
+
+    assert fails(ValueError("--top_p: too large")) == "error: --top_p: too large"
+    assert fails(UnjudgedError("nobody judges")) == "error: nobody judges"
+    assert fails(KeyboardInterrupt()) == "\ninterrupted; go on with --resume"
+    words = fails(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore"))
+    assert words.startswith("error: out of memory (CUDA out of memory. Tried to allocate 2.00 GiB.); turn gradient_ch")
+    assert words.endswith("; go on with --resume")
+    with pytest.raises(RuntimeError, match="a fault of ours"), failures_in_words(""):
+        raise RuntimeError("a fault of ours")
