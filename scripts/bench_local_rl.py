@@ -1,4 +1,4 @@
-"""Speed and memory of local training: `python -m scripts.bench_local_rl`; about ten minutes on two idle cores.
+"""Speed and memory of local training: `python -m scripts.bench_local_rl`; 13 minutes on two idle cores.
 
 Sampling a group together against one reply at a time, training a rollout as one sequence against one sample per turn,
 and peak memory against its estimate. Needs models/tiny-sql (`python -m scripts.make_tiny_policy`); larger models are
