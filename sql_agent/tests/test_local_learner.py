@@ -86,16 +86,16 @@ def test_accumulated_batches_are_one_step_with_their_mean_gradient(policy):
     loss = LossConfig(beta=0.0)
     apart = []
     for part in (slice(0, 1), slice(1, 3)):
-        learner = Learner(policy, OptimConfig(grad_accum=2), loss)
+        learner = Learner(policy, OptimConfig(grad_accum=4), loss)
         learner.learn(TRAJECTORIES[part], ADVANTAGES[part], temperature=1.0)
-        apart.append(gradients(policy))  # halved already, since two batches make a step
+        apart.append(gradients(policy))  # a quarter each, since four batches make a step; the mean of two is halves
         learner.optimiser.zero_grad()
     learner = Learner(policy, OptimConfig(grad_accum=2, max_grad_norm=1e9), loss)
     assert not learner.learn(TRAJECTORIES[:1], ADVANTAGES[:1], temperature=1.0).stepped
     seen = []
     learner.optimiser.register_step_pre_hook(lambda *_: seen.append(gradients(policy)))
     assert learner.learn(TRAJECTORIES[1:], ADVANTAGES[1:], temperature=1.0).stepped
-    torch.testing.assert_close(seen[0], [a + b for a, b in zip(*apart, strict=True)])
+    torch.testing.assert_close(seen[0], [2 * (a + b) for a, b in zip(*apart, strict=True)])
 
 
 def test_what_was_accumulated_when_the_data_ends_is_stepped_with(policy):
