@@ -31,8 +31,8 @@ MAX_UNJUDGED = 3
 
 
 def reward_of(record: RolloutRecord) -> float | None:
-    """A reply that `max_new_tokens` cut counts as wrong, not as out of rounds: at -0.8 a policy that is mostly wrong
-    learnt to write without end (success at temperature 1 from 30 % to 5 % within 17 updates)."""
+    """A reply that `max_new_tokens` cut counts as wrong, not as out of rounds: at -0.8 writing without end would pay for a
+    policy that is mostly wrong."""
     value = reward(record, REWARD).value
     return REWARD.incorrect if record.stop_reason == "max_tokens" and value == REWARD.out_of_limits else value
 
