@@ -31,8 +31,8 @@ MAX_UNJUDGED = 3
 
 
 def reward_of(record: RolloutRecord) -> float | None:
-    """A reply that `max_new_tokens` cut counts as wrong, not as out of rounds: at -0.8 writing without end would pay for
-    a policy that is mostly wrong."""
+    """A reply that `max_new_tokens` cut counts as wrong, not as out of rounds: at -0.8 writing without end would
+    pay for a policy that is mostly wrong."""
     value = reward(record, REWARD).value
     return REWARD.incorrect if record.stop_reason == "max_tokens" and value == REWARD.out_of_limits else value
 
