@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import random
 import time
 import weakref
 from collections.abc import Callable
@@ -62,6 +63,7 @@ async def run_rollout(
     api_key: str = "-",
     extra_body: Json | None = None,
     on_reply: Callable[[ChatCompletion], None] | None = None,
+    seed: int | None = None,
 ) -> RolloutRecord:
     """Play one task from its first prompt to a named end, and judge what is left behind.
 
@@ -72,6 +74,7 @@ async def run_rollout(
         model: the name that endpoint serves.
         extra_body: further fields of each request, for example `{"return_token_ids": True}` for vLLM.
         on_reply: sees each reply as the endpoint gave it.
+        seed: of the sampler; the same one gives the same rollout from an endpoint that computes the same logits.
     Returns:
         The record. Ends of the policy's doing are judged. `Score(None, reason)` is left for the others: a model or a
         database that cannot be reached (`model_unavailable`, `db_unavailable`), a table that cannot be made
@@ -85,7 +88,7 @@ async def run_rollout(
         try:
             async with asyncio.timeout(config.rollout_timeout_s):
                 await rollout.blocking(rollout.open)
-                policy = _PolicyModel(model, _client(base_url, api_key), rollout, config, extra_body)
+                policy = _PolicyModel(model, _client(base_url, api_key), rollout, config, extra_body, seed)
                 stop = await (_play if environment.tools else _converse)(rollout, policy)
         except TimeoutError:
             stop = "timeout"
@@ -214,10 +217,17 @@ class _PolicyModel(OpenAIChatCompletionsModel):
     """
 
     def __init__(
-        self, model: str, client: AsyncOpenAI, rollout: _Rollout, config: AgentConfig, extra_body: Json | None
+        self,
+        model: str,
+        client: AsyncOpenAI,
+        rollout: _Rollout,
+        config: AgentConfig,
+        extra_body: Json | None,
+        seed: int | None,
     ) -> None:
         super().__init__(model=model, openai_client=client.with_options(timeout=config.turn_timeout_s))
         self._rollout, self._config, self._extra_body = rollout, config, extra_body
+        self._seeds = None if seed is None else random.Random(seed)
 
     async def _fetch_response(self, *_args: Any, **_kwargs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         completion = await self._client.chat.completions.create(
@@ -227,6 +237,8 @@ class _PolicyModel(OpenAIChatCompletionsModel):
             temperature=self._config.temperature,
             top_p=self._config.top_p,
             max_tokens=self._config.max_tokens,
+            # each turn has its own: one seed for all would draw the same numbers in every turn
+            seed=omit if self._seeds is None else self._seeds.getrandbits(31),
             extra_body=self._extra_body,
         )
         if not isinstance(completion, ChatCompletion) or not completion.choices or not completion.choices[0].message:

@@ -101,6 +101,7 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             # Without the LLM proxy this process traces the turns; the proxy asks for ids and writes spans itself.
             extra_body=None if self.cfg.llm_proxy else {"return_token_ids": True, "logprobs": True},
             on_reply=None if self.cfg.llm_proxy else write_turn,
+            seed=metadata.get("seed"),
         )
         await asyncio.gather(*writing)
         last_attempt = rollout.attempt.sequence_id >= self.cfg.rollout.max_attempts

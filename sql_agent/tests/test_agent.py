@@ -47,11 +47,11 @@ def backend():
 def play(backend):
     """Plays a task against fixed replies and returns the record; `play.requests` holds what went over the wire."""
 
-    async def play(*replies, task=CHEAPEST, config=GREEDY, backend=backend, **endpoint):
+    async def play(*replies, task=CHEAPEST, config=GREEDY, backend=backend, seed=None, **endpoint):
         play.requests = []
         with serve(app(recite(replies), on_request=play.requests.append, **endpoint)) as url:
             where = {"base_url": url, "model": "oracle", "environment": DbBench("fc", config.protocol, backend)}
-            return await run_rollout(task, **where, config=config, on_reply=play.replies.append)
+            return await run_rollout(task, **where, config=config, on_reply=play.replies.append, seed=seed)
 
     play.replies = []
     return play
@@ -299,6 +299,17 @@ async def test_extra_fields_reach_the_endpoint_and_replies_are_seen_as_it_gave_t
         )  # fmt: skip
     assert [body["return_token_ids"] for body in requests] == [True, True]
     assert replies == ["same", "same"]  # in the record the second has an id of its own
+
+
+async def test_every_turn_samples_with_a_seed_of_its_own_that_the_rollouts_seed_gives(play):
+    seeds = []
+    for seed in (7, 7, 8):
+        await play(calls(sql(LOOK)), calls(commit("Pear")), seed=seed)
+        seeds.append([request["seed"] for request in play.requests])
+    assert seeds[0] == seeds[1]
+    assert len({seed for pair in seeds for seed in pair}) == 4  # two turns, two rollouts
+    await play(calls(commit("Pear")))
+    assert "seed" not in play.requests[0]
 
 
 async def test_tokens_add_up_over_the_turns(play):
