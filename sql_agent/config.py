@@ -63,6 +63,8 @@ class DataConfig(Settings):
 class RolloutConfig(Settings):
     group_size: int = Field(default=4, ge=2)
     """Rollouts per task (G). verl: actor_rollout_ref.rollout.n"""
+    redraws: int = Field(default=2, ge=0)
+    """Times a group whose rewards are all equal is set aside and another task played in its place; 0: never."""
     backend: str = "sqlite"
     """Database of the episodes: `sqlite`, `mariadb` (a private server) or `mysql://user:password@host:port`."""
     judge: Literal["strict", "fc"] = "strict"

@@ -3,7 +3,8 @@
 verl's config names it (`actor_rollout_ref.rollout.agent.agent_loop_manager_class`); `generate_sequences` answers prompt
 rows one to one (verl experimental/agent_loop/agent_loop.py, `AgentLoopManager`). It publishes the model's address,
 enqueues one rollout per row, reads and stitches each one as soon as it ends, and hands verl the batch. What could not
-be judged comes back as a masked row and is counted under its reason.
+be judged comes back as a masked row and is counted under its reason. A training group without spread is set aside and
+another task's takes its rows (`sql_agent.dynamic_sampling`); verl reads nothing of a row but what this class returns.
 """
 
 from __future__ import annotations
@@ -14,18 +15,23 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
+import pyarrow.parquet as pq
+import torch
 from tensordict import TensorDict
 from verl import DataProto
 
 from sql_agent import run_context
+from sql_agent.advantages import masked_group_advantages
 from sql_agent.agl_light import agl
 from sql_agent.batch import to_tensors
-from sql_agent.rollout_metrics import batch_metrics, score_metrics
+from sql_agent.dynamic_sampling import Task, no_spread, rollout_seed, spare_tasks
+from sql_agent.environments import make_environment
+from sql_agent.rollout_metrics import batch_metrics, score_metrics, skill_metrics
 from sql_agent.scoring import start_command
 from sql_agent.stitch import RolloutOutcome, Trajectory, read_outcome, read_turns, stitch
 from sql_agent.types import RewardModelConfig
@@ -44,18 +50,47 @@ class ScorerDownError(RuntimeError):
 
 @dataclass
 class Result:
-    """What became of one row."""
+    """What became of one rollout."""
 
     group: str
     task_id: str
+    skills: tuple[str, ...] = ()
+    """What the task exercises: its skills where it names them, else its kind."""
     trajectory: Trajectory | None = None
     outcome: RolloutOutcome | None = None
     lost: str | None = None
-    """Why the row has no reward; None for a judged one."""
+    """Why it has no reward; None for a judged one."""
+    settled: bool = False
+    """Whether any of the above may still change."""
+    set_aside: str | None = None
+    """Why its group is not trained on: a `NoSpread`, or `lost`; None for one that is."""
+    advantage: float | None = None
+    """None where it is not trained on."""
 
     @property
     def reward(self) -> float | None:
         return None if self.lost or self.outcome is None else self.outcome.reward
+
+
+@dataclass
+class Place:
+    """The rows of one group in the batch, and the groups that were played for them."""
+
+    number: int
+    rows: list[int]
+    spares: list[Task] = field(default_factory=list)
+    """Tasks that it may still draw, next one first."""
+    draws: list[list[Result]] = field(default_factory=list)
+
+    def choose(self, *, judged: bool) -> list[Result]:
+        """The group that is trained on: the one with spread, else one that lost least. The others are marked."""
+        causes = [no_spread([r.reward for r in group], judged=judged) for group in self.draws]
+        known = [sum(r.reward is not None for r in group) for group in self.draws]
+        best = max(range(len(self.draws)), key=lambda draw: (known[draw] > 1 and causes[draw] is None, known[draw]))
+        for draw, group in enumerate(self.draws):
+            for result in group:
+                result.set_aside = None if draw == best else causes[draw] or "lost"
+        return self.draws[best]
 
 
 class LightningRolloutManager:
@@ -72,6 +107,8 @@ class LightningRolloutManager:
         addresses = llm_client._load_balancer.addresses  # a `sql_agent.server_list.ServerList`
         self.backends = [f"http://{address}" for address in addresses]
         self._scoring_s = self.cfg.reward_model.timeout_s if self.cfg.reward_model.url else 0.0
+        self._judged = make_environment(self.cfg).judged
+        self._train_tasks = read_tasks(str(config.data.train_files)) if self.cfg.rollout.redraws else []
         self.proxy_url = run.publish({"model": self.model_path, "backends": self.backends})
 
     @classmethod
@@ -91,15 +128,19 @@ class LightningRolloutManager:
         started = time.time()
         tasks = [json.loads(row["task"]) for row in prompts.non_tensor_batch["extra_info"]]
         groups = [str(g) for g in prompts.non_tensor_batch.get("uid", range(len(tasks)))]
-        results = await self._play(tasks, groups, validate=validate, step=step)
-        self.run.save_trajectories(results, step=step, validate=validate)
-        check_lost(results, self.cfg.rollout.max_lost_fraction)
+        places = self._places(tasks, groups, validate=validate, step=step)
+        await self._play(places, tasks, validate=validate, step=step)
+        results = self._trained(places)
+        played = _results(places)
+        self.run.save_trajectories(played, step=step, validate=validate)
+        check_lost(played, self.cfg.rollout.max_lost_fraction)
         batch = self._to_batch(results)
         ready = time.time()
-        last_end = max((r.outcome.metrics["ended_at"] for r in results if r.outcome), default=ready)
+        last_end = max((r.outcome.metrics["ended_at"] for r in played if r.outcome), default=ready)
         metrics = (
-            batch_metrics(results)
-            | score_metrics(results)
+            batch_metrics(played)
+            | score_metrics(played)
+            | (skill_metrics(played) if validate else {})
             | {
                 "time/rollout_s": ready - started,
                 "time/batch_ready_s": ready - last_end,
@@ -110,28 +151,76 @@ class LightningRolloutManager:
         batch.meta_info = {"timing": {"rollouts": ready - started}, "reward_extra_keys": []}
         return batch
 
-    async def _play(
-        self, tasks: Sequence[dict[str, Any]], groups: Sequence[str], *, validate: bool, step: int
-    ) -> list[Result]:
-        results = [Result(group, str(task["id"])) for task, group in zip(tasks, groups, strict=True)]
+    def _places(self, tasks: Sequence[Task], groups: Sequence[str], *, validate: bool, step: int) -> list[Place]:
+        rows: dict[str, list[int]] = {}
+        for row, group in enumerate(groups):
+            rows.setdefault(group, []).append(row)
+        places = [
+            Place(number, members, draws=[[new_result(groups[row], tasks[row]) for row in members]])
+            for number, members in enumerate(rows.values())
+        ]
+        if not validate:
+            spares = spare_tasks(
+                self._train_tasks,
+                {str(task["id"]) for task in tasks},
+                places=len(places),
+                draws=self.cfg.rollout.redraws,
+                seed=self.cfg.seed,
+                step=step,
+            )
+            for place, tasks_left in zip(places, spares, strict=True):
+                place.spares = tasks_left
+        return places
+
+    def _trained(self, places: Sequence[Place]) -> list[Result]:
+        """The result of each row, in the order of the rows."""
+        by_row: dict[int, Result] = {}
+        for place in places:
+            by_row |= zip(place.rows, place.choose(judged=self._judged), strict=True)
+        results = [by_row[row] for row in sorted(by_row)]
+        advantages = masked_group_advantages(
+            torch.tensor([r.reward or 0.0 for r in results]),
+            torch.tensor([r.reward is not None for r in results]),
+            np.array([r.group for r in results]),
+            scale=self.cfg.loss.scale,
+        )
+        for result, advantage in zip(results, advantages.tolist(), strict=True):
+            result.advantage = advantage if result.reward is not None else None
+        return results
+
+    async def _play(self, places: Sequence[Place], tasks: Sequence[Task], *, validate: bool, step: int) -> None:
         resources = await self.store.add_resources({"main_llm": self._resource()})
-        rows = await self._enqueue(tasks, groups, resources.resources_id, validate=validate, step=step)
-        pending = dict(zip(rows, results, strict=True))
-        readers: list[asyncio.Task[None]] = []
+        order = _Order(resources.resources_id, step, validate)
+        firsts = [(place, place.draws[0], [tasks[row] for row in place.rows]) for place in places]
+        pending = await self._enqueue(firsts, order)
+        reading: set[asyncio.Task[None]] = set()
         deadline = time.monotonic() + self.cfg.rollout.step_timeout_s
-        while pending and time.monotonic() < deadline:
-            for rollout in await self.store.wait_for_rollouts(rollout_ids=list(pending), timeout=0):
-                result = pending.pop(rollout.rollout_id)
-                readers.append(asyncio.create_task(self._read(rollout, result)))
-            check_scorer(results, self.cfg.reward_model)
+        while (pending or reading) and time.monotonic() < deadline:
             if pending:
+                for rollout in await self.store.wait_for_rollouts(rollout_ids=list(pending), timeout=0):
+                    reading.add(asyncio.create_task(self._read(rollout, pending.pop(rollout.rollout_id))))
+            reading = _unfinished(reading)
+            check_scorer(_results(places), self.cfg.reward_model)
+            if redraws := [redraw for place in places if (redraw := self._redraw(place))]:
+                pending |= await self._enqueue(redraws, order)
+            if pending or reading:
                 await asyncio.sleep(self.cfg.rollout.poll_s)
         for rollout_id, result in pending.items():  # late ones are nobody's: their ids are never asked for again
             result.lost = "step_deadline"
             await self.store.update_rollout(rollout_id, status="cancelled")
-        await asyncio.gather(*readers)
-        check_scorer(results, self.cfg.reward_model)
-        return results
+        await asyncio.gather(*reading)
+        check_scorer(_results(places), self.cfg.reward_model)
+
+    def _redraw(self, place: Place) -> tuple[Place, list[Result], list[Task]] | None:
+        """The next group of a place whose last one has ended and has no spread; None while, or where, there is none."""
+        last = place.draws[-1]
+        if not place.spares or not all(result.settled for result in last):
+            return None
+        if no_spread([result.reward for result in last], judged=self._judged) is None:
+            return None
+        task = place.spares.pop(0)
+        place.draws.append([new_result(result.group, task) for result in last])
+        return place, place.draws[-1], [task] * len(last)
 
     def _resource(self) -> Any:
         if self.proxy_url is None:
@@ -145,8 +234,9 @@ class LightningRolloutManager:
         return {"model": f"policy-{number}"}
 
     async def _enqueue(
-        self, tasks: Sequence[dict[str, Any]], groups: Sequence[str], resources_id: str, *, validate: bool, step: int
-    ) -> list[str]:
+        self, groups: Sequence[tuple[Place, list[Result], list[Task]]], order: _Order
+    ) -> dict[str, Result]:
+        """Queue the rollouts of these groups in one request; the result of each, by rollout id."""
         cfg = self.cfg.rollout
         retry = agl.RolloutConfig(
             # The runner ends a rollout, and the wait for its score, by itself; this is for a runner that died.
@@ -154,26 +244,37 @@ class LightningRolloutManager:
             max_attempts=cfg.max_attempts,
             retry_condition=["failed", "timeout", "unresponsive"],
         )
-        servers = {group: i % len(self.backends) for i, group in enumerate(dict.fromkeys(groups))}
         requests = [
             agl.EnqueueRolloutRequest(
                 input=task,
-                mode="val" if validate else "train",
-                resources_id=resources_id,
+                mode="val" if order.validate else "train",
+                resources_id=order.resources_id,
                 config=retry,
                 metadata={
                     "run_id": self.run.run_id,
-                    "train_step": step,
-                    "group": group,
-                    **self._server(servers[group]),
-                    **({"temperature": 0.0} if validate else {}),
+                    "train_step": order.step,
+                    "group": result.group,
+                    **self._server(place.number % len(self.backends)),
+                    **self._sampling(place, member, order),
                 },
             )
-            for task, group in zip(tasks, groups, strict=True)
+            for place, results, tasks in groups
+            for member, (result, task) in enumerate(zip(results, tasks, strict=True))
         ]
-        return [rollout.rollout_id for rollout in await self.store.enqueue_many_rollouts(requests)]
+        rollouts = await self.store.enqueue_many_rollouts(requests)
+        results = [result for _, group, _ in groups for result in group]
+        return {rollout.rollout_id: result for rollout, result in zip(rollouts, results, strict=True)}
+
+    def _sampling(self, place: Place, member: int, order: _Order) -> dict[str, Any]:
+        if order.validate:
+            return {"temperature": 0.0}
+        return {"seed": rollout_seed(self.cfg.seed, order.step, place.number, len(place.draws) - 1, member)}
 
     async def _read(self, rollout: Any, result: Result) -> None:
+        await self._read_spans(rollout, result)
+        result.settled = True
+
+    async def _read_spans(self, rollout: Any, result: Result) -> None:
         """Read one finished rollout's spans into `result`; spans may arrive a moment after its end."""
         if rollout.status != "succeeded":
             result.lost = f"rollout_{rollout.status}"
@@ -210,6 +311,36 @@ class LightningRolloutManager:
             "__num_turns__": np.array([r.trajectory.num_turns if r.trajectory else 0 for r in results]),
         }
         return DataProto(TensorDict(tensors, batch_size=len(results)), others)
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What the rollouts of one batch have in common."""
+
+    resources_id: str
+    step: int
+    validate: bool
+
+
+def read_tasks(parquet: str) -> list[Task]:
+    """The tasks of a file that verl reads, in its order."""
+    return [json.loads(row["task"]) for row in pq.read_table(parquet, columns=["extra_info"])["extra_info"].to_pylist()]
+
+
+def new_result(group: str, task: Task) -> Result:
+    return Result(group, str(task["id"]), tuple(task.get("skills") or [task.get("kind", "")]))
+
+
+def _results(places: Iterable[Place]) -> list[Result]:
+    return [result for place in places for group in place.draws for result in group]
+
+
+def _unfinished(reading: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+    """Those that go on; the failure of one that ended is raised here."""
+    for task in reading:
+        if task.done():
+            task.result()
+    return {task for task in reading if not task.done()}
 
 
 def check_lost(results: Sequence[Result], max_fraction: float) -> None:

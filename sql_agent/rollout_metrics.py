@@ -13,7 +13,15 @@ if TYPE_CHECKING:
 
 
 def batch_metrics(results: Sequence[Result]) -> dict[str, float]:
-    """Means are over judged rollouts, shares over all of them."""
+    """Means are over judged rollouts, shares over all of them; `group/...` apart from what says otherwise over the
+    groups that are trained on.
+
+    Groups that were set aside count in all other means. A place stops drawing at a group with spread, so they are no
+    plain sample of the tasks; but each draw is one, so sum over count has the right mean (Wald's equation).
+
+    Args:
+        results: every rollout that was played, those of groups that were set aside included.
+    """
     total = len(results)
     judged = [r for r in results if r.reward is not None and r.outcome is not None]
     metrics: dict[str, float] = {"reward/unjudged_frac": 1 - len(judged) / total, "rollout/count": float(total)}
@@ -105,8 +113,9 @@ def _shape_metrics(judged: Sequence[Result]) -> dict[str, float]:
 
 def _group_metrics(results: Sequence[Result]) -> dict[str, float]:
     """Groups of at least two rows; validation, one row per task, has none."""
+    trained = [result for result in results if result.set_aside is None]
     groups: defaultdict[str, list[float | None]] = defaultdict(list)
-    for result in results:
+    for result in trained:
         groups[result.group].append(result.reward)
     grouped = [[r for r in rewards if r is not None] for rewards in groups.values() if len(rewards) > 1]
     if not grouped:
@@ -116,13 +125,43 @@ def _group_metrics(results: Sequence[Result]) -> dict[str, float]:
         "group/all_right_frac": sum(rewards[0] > 0 for rewards in flat) / len(grouped),
         "group/all_wrong_frac": sum(rewards[0] <= 0 for rewards in flat) / len(grouped),
     }
-    judged = any(result.outcome and "success" in result.outcome.metrics for result in results)
+    judged = any(result.outcome and "success" in result.outcome.metrics for result in trained)
     return {
-        **_score_only(results),
+        **_score_only(trained),
         **(right_or_wrong if judged else {}),  # a score above 0 is not right
         "group/count": float(len(grouped)),
         "group/zero_std_frac": len(flat) / len(grouped),
         "group/lone_frac": sum(len(rewards) < 2 for rewards in grouped) / len(grouped),
+        **_set_aside(results, len(grouped)),
+    }
+
+
+def _set_aside(results: Sequence[Result], trained: int) -> dict[str, float]:
+    """What was played in vain, by cause; of a set-aside group every rollout carries the cause."""
+    causes = Counter((r.group, r.task_id, r.set_aside) for r in results if r.set_aside)
+    by_cause = Counter(cause for _, _, cause in causes)
+    played = trained + sum(by_cause.values())
+    return {
+        "group/played": float(played),
+        "group/set_aside_frac": sum(by_cause.values()) / played,
+        **{f"group/set_aside/{cause}": float(count) for cause, count in by_cause.items()},
+    }
+
+
+def skill_metrics(results: Sequence[Result]) -> dict[str, float]:
+    """Success and judged rollouts per skill; a task with several skills counts under each."""
+    success: defaultdict[str, list[float]] = defaultdict(list)
+    for result in results:
+        if result.reward is not None and result.outcome and "success" in result.outcome.metrics:
+            for skill in result.skills:
+                success[skill].append(result.outcome.metrics["success"])
+    return {
+        name: value
+        for skill, values in success.items()
+        for name, value in (
+            (f"skill/{skill}/success", float(np.mean(values))),
+            (f"skill/{skill}/count", float(len(values))),
+        )
     }
 
 

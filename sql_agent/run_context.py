@@ -34,19 +34,45 @@ class RunContext:
         return self.cfg.run_dir
 
     def save_trajectories(self, results: Sequence[Result], *, step: int, validate: bool) -> None:
-        """Write a few whole rollouts, spread over the reward range; every lost one by name."""
+        """Write whole rollouts: of a validation all, of training a few, spread over the reward range; every lost one.
+
+        One JSON object a line: of the training (`train_step`, `advantage`, ...), then the fields of `RolloutRecord`.
+        """
         judged = sorted((r for r in results if r.reward is not None), key=lambda r: r.reward or 0.0)
-        wanted = min(self.cfg.rollout.trajectories_per_step, len(judged))
+        wanted = len(judged) if validate else min(self.cfg.rollout.trajectories_per_step, len(judged))
         spread = [judged[round(i * (len(judged) - 1) / max(wanted - 1, 1))] for i in range(wanted)]
-        lines = [
-            {"train_step": step, "validate": validate, "task_id": r.task_id, "group": r.group, "lost": r.lost}
-            | ({"reward": r.reward, **r.outcome.record} if r.outcome else {})
-            for r in [*spread, *(r for r in results if r.lost)]
-        ]
+        lines = [trajectory_line(r, step, validate=validate) for r in [*spread, *(r for r in results if r.lost)]]
         folder = self.run_dir / "trajectories"
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / f"{'val' if validate else 'train'}_{step:06d}.jsonl").open("a") as out:
             out.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def trajectory_line(result: Result, step: int, *, validate: bool) -> dict[str, Any]:
+    row = result.trajectory
+    tokens = (
+        {}
+        if row is None
+        else {
+            "first_prompt_tokens": len(row.prompt_ids),
+            "sampled_tokens": sum(row.response_mask),
+            "response_tokens": len(row.response_ids),
+            "prefix_break": row.prefix_break,
+            "dropped_turns": row.dropped_turns,
+        }
+    )
+    return {
+        "train_step": step,
+        "validate": validate,
+        "task_id": result.task_id,
+        "group": result.group,
+        "skills": list(result.skills),
+        "lost": result.lost,
+        "set_aside": result.set_aside,
+        "advantage": None if validate else result.advantage,
+        **tokens,
+        **({"reward": result.reward, **result.outcome.record} if result.outcome else {}),
+    }
 
 
 _current: RunContext | None = None

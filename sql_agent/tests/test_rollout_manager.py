@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from dbbench_adapter.export import write_verl_parquet
 from dbbench_adapter.generator import generate_tasks
 from sql_agent import oracle, run_context
 from sql_agent.agl_light import agl
@@ -21,25 +22,33 @@ pytestmark = pytest.mark.slow
 KNOWN = generate_tasks(2, seed=3, split="train")
 UNKNOWN = generate_tasks(1, seed=4, split="train")[0]
 """Of this one the model server knows nothing: it answers 404, which is no doing of the policy."""
-SETTINGS = ["agent.turn_timeout_s=5", "agent.rollout_timeout_s=10", "rollout.span_timeout_s=1"]
+SETTINGS = ["agent.turn_timeout_s=5", "agent.rollout_timeout_s=10", "rollout.span_timeout_s=1", "rollout.redraws=0"]
 
 
 @pytest.fixture
 def play(store_url, tmp_path):
-    """Runs one batch through the manager: `play(tasks, settings, runner=True)` -> (batch, metrics)."""
+    """Runs one batch through the manager: `play(tasks, settings, runner=True, spares=(), script=)` -> (batch, metrics).
 
-    def run(tasks, *settings, runner=True):
+    `spares` are the training tasks that a group without spread may give way to; without any, none does.
+    """
+
+    def run(tasks, *settings, runner=True, spares=(), script=None):
         import torch
         from verl import DataProto
 
         from sql_agent.rollout_manager import LightningRolloutManager
 
         cfg = load_config(None, [f"run_dir={tmp_path}", *SETTINGS, *settings])
-        with oracle.serve(oracle.app(oracle.replay(KNOWN), model="policy")) as base_url:
+        train_file = tmp_path / "train.parquet"
+        write_verl_parquet([*tasks, *spares], train_file)
+        with oracle.serve(oracle.app(script or oracle.replay(KNOWN), model="policy")) as base_url:
             address = base_url.removeprefix("http://").removesuffix("/v1")
             context = RunContext(cfg, "run", store_url, 0, lambda _: None)
             run_context.enter(context)
-            config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(model=SimpleNamespace(path="policy")))
+            config = SimpleNamespace(
+                actor_rollout_ref=SimpleNamespace(model=SimpleNamespace(path="policy")),
+                data=SimpleNamespace(train_files=str(train_file)),
+            )
             manager = LightningRolloutManager(
                 config, SimpleNamespace(_load_balancer=SimpleNamespace(addresses=[address]))
             )
@@ -131,3 +140,52 @@ def test_turns_that_nobody_recorded_are_lost_not_guessed(play):
     """`llm_proxy` leaves the tracing to a proxy, and here there is none."""
     with pytest.raises(RuntimeError, match="'missing_spans'"):
         play(KNOWN, "llm_proxy=true")
+
+
+def half_right(task, others):
+    """A script that solves `others`, and `task` in the first of two rollouts only."""
+    replies, asked = oracle.replay([task, *others]), []
+
+    def answer(history):
+        if task.question not in str(history) or history[-1]["role"] == "tool":
+            return replies(history)
+        asked.append(task)
+        return (
+            replies(history) if len(asked) == 1 else oracle.calls(oracle.call("commit_final_answer", {"answers": []}))
+        )
+
+    return answer
+
+
+def test_a_group_without_spread_gives_way_to_another_task(play, tmp_path):
+    first, spare = KNOWN
+    batch, metrics = play([first], "rollout.redraws=2", spares=[spare], script=half_right(spare, [first]))
+    rewards = batch.batch["rm_scores"].sum(dim=1).tolist()
+    assert sorted(rewards) == [0.0, 1.0]
+    assert spare.gold.sql in sampled_text(batch, rewards.index(1.0))
+    assert {name: value for name, value in metrics.items() if name.startswith("group/")} == {
+        "group/count": 1.0,
+        "group/zero_std_frac": 0.0,
+        "group/all_right_frac": 0.0,
+        "group/all_wrong_frac": 0.0,
+        "group/lone_frac": 0.0,
+        "group/played": 2.0,
+        "group/set_aside_frac": 0.5,
+        "group/set_aside/all_right": 1.0,
+    }
+    assert (metrics["rollout/count"], metrics["reward/mean"]) == (4.0, 0.75)  # what was set aside was played
+    lines = [json.loads(line) for line in (tmp_path / "trajectories/train_000001.jsonl").read_text().splitlines()]
+    # one of two right: mean 0.5, unbiased std 0.7071, so -/+ 0.7071
+    assert sorted((line["task_id"], line["reward"], line["set_aside"], line["advantage"]) for line in lines) == sorted([
+        (first.id, 1.0, "all_right", None),
+        (first.id, 1.0, "all_right", None),
+        (spare.id, 0.0, None, pytest.approx(-0.7071, abs=1e-4)),
+        (spare.id, 1.0, None, pytest.approx(0.7071, abs=1e-4)),
+    ])  # fmt: skip
+
+
+def test_where_no_draw_has_spread_the_first_one_is_trained_on(play):
+    first, spare = KNOWN
+    batch, metrics = play([first], "rollout.redraws=1", spares=[spare])
+    assert all(first.gold.sql in sampled_text(batch, row) for row in range(2))
+    assert (metrics["group/zero_std_frac"], metrics["group/set_aside/all_right"]) == (1.0, 1.0)

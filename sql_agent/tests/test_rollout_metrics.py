@@ -4,15 +4,24 @@ from types import SimpleNamespace
 
 import pytest
 
-from sql_agent.rollout_metrics import batch_metrics, score_metrics
+from sql_agent.rollout_metrics import batch_metrics, score_metrics, skill_metrics
 from sql_agent.stitch import RolloutOutcome, Trajectory
 
 ROW = Trajectory((1,), (2,), (1,), (0.0,), num_turns=1)
 
 
-def row(group, reward, outcome, lost=None):
+def row(group, reward, outcome, lost=None, *, set_aside=None, task_id="", skills=()):
     """A `rollout_manager.Result`, whose module imports verl, ten seconds of it."""
-    return SimpleNamespace(group=group, reward=reward, outcome=outcome, lost=lost, trajectory=None if lost else ROW)
+    return SimpleNamespace(
+        group=group,
+        task_id=task_id or group,
+        skills=skills,
+        reward=reward,
+        outcome=outcome,
+        lost=lost,
+        set_aside=set_aside,
+        trajectory=None if lost else ROW,
+    )
 
 
 def result(group, reward, *, score, success=None, base=None, tokens=10, reason="scored", truncated=False, down_s=None):
@@ -86,3 +95,42 @@ def test_a_run_without_a_reward_model_logs_nothing_of_one():
     results = [row("a", 1.0, outcome), row("a", 1.0, outcome)]
     assert score_metrics(results) == {}
     assert [name for name in batch_metrics(results) if "score" in name] == []
+
+
+def judged(group, success, **which):
+    metrics = {"success": success, "malformed_calls": 0.0, "seconds": 1.0, "ended_at": 0.0}
+    return row(group, success, RolloutOutcome(success, "match", "answered", 1, metrics), **which)
+
+
+def test_groups_that_were_set_aside_are_counted_by_cause_and_are_no_part_of_the_trained_ones():
+    results = [
+        *(judged("a", 1.0, task_id="first", set_aside="all_right") for _ in range(2)),
+        *(judged("a", 0.0, task_id="second", set_aside="all_wrong") for _ in range(2)),
+        judged("a", 1.0, task_id="third"),
+        judged("a", 0.0, task_id="third"),
+        *(judged("b", 0.0) for _ in range(2)),
+    ]
+    metrics = batch_metrics(results)
+    assert {name: value for name, value in metrics.items() if name.startswith("group/")} == {
+        "group/count": 2.0,
+        "group/zero_std_frac": 0.5,
+        "group/all_right_frac": 0.0,
+        "group/all_wrong_frac": 0.5,
+        "group/lone_frac": 0.0,
+        "group/played": 4.0,
+        "group/set_aside_frac": 0.5,
+        "group/set_aside/all_right": 1.0,
+        "group/set_aside/all_wrong": 1.0,
+    }
+    assert (metrics["rollout/count"], metrics["rollout/success"]) == (8.0, 0.375)  # 3 of all 8
+
+
+def test_success_per_skill_leaves_out_what_was_not_judged():
+    lost = row("c", None, None, "model_unavailable", skills=("insert",))
+    results = [judged("a", 1.0, skills=("select", "order")), judged("b", 0.0, skills=("select",)), lost]
+    assert skill_metrics(results) == {
+        "skill/select/success": 0.5,
+        "skill/select/count": 2.0,
+        "skill/order/success": 1.0,
+        "skill/order/count": 1.0,
+    }
