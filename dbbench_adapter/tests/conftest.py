@@ -7,10 +7,6 @@ from dbbench_adapter.backends import BackendUnavailable, open_backend
 DATA = Path(__file__).parents[2].parent / "shared" / "dbbench" / "data"
 
 
-def pytest_addoption(parser):
-    parser.addoption("--full", action="store_true", help="hostile statements and fuzzing at full size: minutes")
-
-
 @pytest.fixture(scope="session")
 def sqlite():
     with open_backend("sqlite") as backend:
