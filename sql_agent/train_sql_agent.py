@@ -22,14 +22,18 @@ import socket
 import subprocess
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from sql_agent.checkpoints import newest_whole, point_verl_at, step_of
 from sql_agent.config import TrainConfig, dump_config, load_config
 from sql_agent.environments import ENVIRONMENTS, make_environment
 from sql_agent.run_context import TrainingFailedError
+from sql_agent.tracking import earlier_steps
 from sql_agent.types import RewardModelConfig
 from sql_agent.verl_config import Files, compose, to_verl, worker_environment
 
@@ -215,12 +219,6 @@ def check_port(port: int) -> None:
         ) from None
 
 
-def finished_steps(run_dir: Path) -> int:
-    """The train step of the newest checkpoint that verl finished writing; 0 without one."""
-    newest = run_dir / "checkpoints" / "latest_checkpointed_iteration.txt"
-    return int(newest.read_text()) if newest.is_file() else 0
-
-
 def check_model(model: Path) -> None:
     from sql_agent.model_check import check_model_dir
 
@@ -229,7 +227,7 @@ def check_model(model: Path) -> None:
         raise UsageError("\n".join(str(problem) for problem in problems))
 
 
-def prepare(cfg: TrainConfig, *, cpu: bool) -> dict[str, Any]:
+def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str, Any]:
     """Everything that can fail early: model, tasks, parquet, verl's config. Returns the driver's order."""
     from omegaconf import OmegaConf
 
@@ -247,7 +245,7 @@ def prepare(cfg: TrainConfig, *, cpu: bool) -> dict[str, Any]:
             "lower it, or give more tasks"
         )
     data = cfg.run_dir / "data"
-    files = Files(cfg.model.resolve(), (data / "train.parquet").resolve(), (data / "val.parquet").resolve())
+    files = Files(cfg.model.resolve(), (data / "train.parquet").resolve(), (data / "val.parquet").resolve(), checkpoint)
     write_rows(environment.verl_rows(split.train), files.train)
     write_rows(environment.verl_rows(split.val), files.val)
     overrides = to_verl(cfg, files, cpu=cpu)
@@ -267,7 +265,7 @@ def git_commit() -> str:
     return result.stdout.strip() or "unknown"
 
 
-def train(cfg: TrainConfig, *, cpu: bool, debug: bool) -> None:
+def train(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) -> None:
     """Run as the roles `AGL_CURRENT_ROLE` names: `algorithm`, `runner`, or both in one command."""
     from sql_agent.processes import RUN_ID, end_run
 
@@ -278,7 +276,7 @@ def train(cfg: TrainConfig, *, cpu: bool, debug: bool) -> None:
     for end in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(end, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
-        algorithm = None if role == "runner" else make_algorithm(cfg, run_id, ray_dir, cpu=cpu)
+        algorithm = None if role == "runner" else make_algorithm(cfg, checkpoint, run_id, ray_dir, cpu=cpu)
         fit(cfg, algorithm, debug=debug)
         if algorithm is not None and not algorithm.finished:
             raise KeyboardInterrupt  # agent-lightning's trainer keeps it to itself
@@ -287,8 +285,9 @@ def train(cfg: TrainConfig, *, cpu: bool, debug: bool) -> None:
         shutil.rmtree(ray_dir, ignore_errors=True)
 
 
-def claim(run_dir: Path) -> None:
-    """One run at a time writes to a folder; the lock is held until this process ends.
+@contextmanager
+def claim(run_dir: Path) -> Iterator[None]:
+    """One run at a time writes to a folder, or decides what is whole there.
 
     Raises:
         UsageError: another run has it.
@@ -296,33 +295,56 @@ def claim(run_dir: Path) -> None:
     run_dir.mkdir(parents=True, exist_ok=True)
     lock = os.open(run_dir / ".lock", os.O_WRONLY | os.O_CREAT)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UsageError(f"another run is writing to {run_dir}; give another --run-dir") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"another run is writing to {run_dir}; give another --run-dir") from None
+        yield
+    finally:
+        os.close(lock)
 
 
-def set_aside(run_dir: Path) -> None:
-    """Move what an earlier run left into a folder of its own, so that the two are not read as one."""
-    earlier = [run_dir / name for name in ("metrics.jsonl", "checkpoints", "trajectories") if (run_dir / name).exists()]
-    if earlier:
-        aside = run_dir / time.strftime("before-%Y%m%d-%H%M%S")
-        aside.mkdir()
-        for path in earlier:
-            path.rename(aside / path.name)
+def set_aside(run_dir: Path, after: int | None = None) -> None:
+    """Move what an earlier start left into a folder of its own, so that the two are not read as one.
+
+    Args:
+        after: the step a run goes on from: only what was logged of later ones, which are taken again. None: everything.
+    """
+    aside = run_dir / time.strftime("before-%Y%m%d-%H%M%S")
+    metrics, trajectories = run_dir / "metrics.jsonl", run_dir / "trajectories"
+    if after is None:
+        moved = {path: aside / path.name for path in (metrics, trajectories, run_dir / "checkpoints") if path.exists()}
+    else:
+        later = [path for path in trajectories.glob("*_*.jsonl") if int(path.stem.split("_")[1]) > after]
+        moved = {path: aside / "trajectories" / path.name for path in later}
+        rows = [(row["train_step"], json.dumps(row)) for row in earlier_steps(metrics)]
+        if any(step > after for step, _ in rows):
+            kept = metrics.with_suffix(".part")
+            kept.write_text("".join(f"{row}\n" for step, row in rows if step <= after))
+            moved |= {metrics: aside / metrics.name, kept: metrics}
+    for path, target in moved.items():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(target)
 
 
 RESUMED = ("env", "data", "agent", "lora", "seed")
 """Settings that a run cannot change when it goes on; beside the model, the group size and what a reward means."""
 
 
-def check_resume(cfg: TrainConfig) -> None:
+def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
     """A run goes on as what it was.
 
     Raises:
-        UsageError: the folder has a checkpoint of other settings.
+        UsageError: the checkpoint is of other settings.
     """
+    workers = json.loads((checkpoint / "actor" / "fsdp_config.json").read_text())["world_size"]
+    if workers != (1 if cpu else cfg.engine.n_gpus):
+        raise UsageError(
+            f"{checkpoint} was written by {workers} workers, each its share; go on with as many (engine.n_gpus), or "
+            "train from its merged weights: `python -m scripts.merge_policy`, then --model and another --run-dir"
+        )
     saved = cfg.run_dir / "config.yaml"
-    if cfg.trainer.resume != "auto" or not finished_steps(cfg.run_dir) or not saved.is_file():
+    if not saved.is_file():
         return
     old = load_config(saved)
     pairs: dict[str, tuple[Any, Any]] = {name: (getattr(old, name), getattr(cfg, name)) for name in RESUMED}
@@ -345,17 +367,20 @@ def _shaping(cfg: RewardModelConfig) -> Any:
     return None if cfg.url is None else (cfg.weight, cfg.center, cfg.scale)
 
 
-def make_algorithm(cfg: TrainConfig, run_id: str, ray_dir: Path, *, cpu: bool) -> Any:
+def make_algorithm(cfg: TrainConfig, checkpoint: Path | None, run_id: str, ray_dir: Path, *, cpu: bool) -> Any:
     from sql_agent.algorithm import VerlGrpo, start_driver
     from sql_agent.console import Console
 
-    claim(cfg.run_dir)
-    if cfg.trainer.resume == "never":
+    if checkpoint is None:
         set_aside(cfg.run_dir)
+    else:
+        set_aside(cfg.run_dir, after=step_of(checkpoint))
+        point_verl_at(checkpoint)
     driver = start_driver(cfg, worker_environment(cfg, cpu=cpu))
-    order = prepare(cfg, cpu=cpu) | {"run_id": run_id, "ray_dir": str(ray_dir)}
+    commit = git_commit()
+    order = prepare(cfg, checkpoint, cpu=cpu) | {"run_id": run_id, "ray_dir": str(ray_dir), "commit": commit}
     device = "cpu" if cpu else "gpu"
-    facts = {"run_id": run_id, "commit": git_commit(), "started_at": time.time(), "device": device, "argv": sys.argv}
+    facts = {"run_id": run_id, "commit": commit, "started_at": time.time(), "device": device, "argv": sys.argv}
     (cfg.run_dir / "run.json").write_text(json.dumps(facts, indent=2))
     return VerlGrpo(cfg, order, driver, Console(cfg).show)
 
@@ -395,6 +420,41 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def go_on_from(cfg: TrainConfig, *, cpu: bool) -> Path | None:
+    """The checkpoint that this run goes on from; None where it starts anew.
+
+    Raises:
+        ValueError: there are checkpoints and none can be gone on from.
+    """
+    if cfg.trainer.resume == "never":
+        return None
+    checkpoint = newest_whole(cfg.run_dir / "checkpoints", print)
+    if checkpoint is not None:
+        check_resume(cfg, checkpoint, cpu=cpu)
+        print(f"going on from {checkpoint}")
+    return checkpoint
+
+
+def run(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) -> None:
+    """Check everything that is cheap to check, then train."""
+    if checkpoint is not None and step_of(checkpoint) >= cfg.trainer.steps:
+        print(
+            f"{cfg.run_dir} has reached step {step_of(checkpoint)} of {cfg.trainer.steps} already; raise "
+            "trainer.steps to go on, or give another --run-dir to start anew"
+        )
+        return
+    check_store(cfg)
+    check_reward_model(cfg)
+    make_environment(cfg).prepare(print)
+    if cfg.model == TINY_POLICY and not TINY_POLICY.exists():
+        from scripts.make_tiny_policy import make_tiny_policy
+
+        print("no --model given: making the small policy first (about a minute)")
+        make_tiny_policy(TINY_POLICY)
+    check_model(cfg.model or TINY_POLICY)
+    train(cfg, checkpoint, cpu=cpu, debug=debug)
+
+
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     logging.basicConfig(level=logging.DEBUG if args.debug else logging.WARNING)
@@ -409,23 +469,9 @@ def main(argv: list[str] | None = None) -> int:
             compose(overrides)
             print(f"# settings\n{dump_config(cfg)}\n# verl's keys\n{json.dumps(overrides, indent=2)}")
             return 0
-        check_resume(cfg)
-        if cfg.trainer.resume == "auto" and finished_steps(cfg.run_dir) >= cfg.trainer.steps:
-            print(
-                f"{cfg.run_dir} has reached step {finished_steps(cfg.run_dir)} of {cfg.trainer.steps} already; raise "
-                "trainer.steps to go on, or give another --run-dir to start anew"
-            )
-            return 0
-        check_store(cfg)
-        check_reward_model(cfg)
-        make_environment(cfg).prepare(print)
-        if cfg.model == TINY_POLICY and not TINY_POLICY.exists():
-            from scripts.make_tiny_policy import make_tiny_policy
-
-            print("no --model given: making the small policy first (about a minute)")
-            make_tiny_policy(TINY_POLICY)
-        check_model(cfg.model or TINY_POLICY)
-        train(cfg, cpu=cpu, debug=args.debug)
+        trains = os.environ.get("AGL_CURRENT_ROLE", "both") != "runner"
+        with claim(cfg.run_dir) if trains else nullcontext():
+            run(cfg, go_on_from(cfg, cpu=cpu) if trains else None, cpu=cpu, debug=args.debug)
     except ValidationError as error:
         for problem in error.errors():
             print(f"config: {'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg']}", file=sys.stderr)

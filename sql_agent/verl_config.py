@@ -38,6 +38,8 @@ class Files:
     model: Path
     train: Path
     val: Path
+    checkpoint: Path | None = None
+    """What the run goes on from; None starts it."""
 
 
 def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
@@ -106,11 +108,13 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
         "n_gpus_per_node": 1 if cpu else cfg.engine.n_gpus,
         "total_training_steps": cfg.trainer.steps,
         "total_epochs": 1_000_000,  # `steps` ends the run
-        "val_before_train": cfg.trainer.val_before_train,
+        # a run that goes on has been validated at that step; verl would log a second line for it
+        "val_before_train": cfg.trainer.val_before_train and files.checkpoint is None,
         "test_freq": cfg.trainer.val_every or -1,
         "save_freq": cfg.trainer.save_every or -1,
-        "max_actor_ckpt_to_keep": cfg.trainer.keep_checkpoints,
-        "resume_mode": "auto" if cfg.trainer.resume == "auto" else "disable",
+        "max_actor_ckpt_to_keep": None,  # sql_agent.verl_driver keeps `keep_checkpoints` of them
+        "resume_mode": "resume_path" if files.checkpoint else "disable",
+        "resume_from_path": str(files.checkpoint) if files.checkpoint else None,
         "default_local_dir": str(cfg.run_dir / "checkpoints"),
         "project_name": "agentgrpo",
         "experiment_name": cfg.run_dir.name,

@@ -7,15 +7,21 @@ the LLM proxy on standard input, events on standard output. verl's and Ray's cha
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sql_agent import checkpoints
+from sql_agent.checkpoints import CheckpointError
 from sql_agent.config import load_config
 from sql_agent.processes import RUN_ID, Events, end_run, end_with_parent
 from sql_agent.run_context import RunContext, enter
@@ -30,6 +36,7 @@ def main() -> None:
     from omegaconf import OmegaConf
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
     from verl.trainer.main_ppo_v0 import TaskRunner
+    from verl.trainer.ppo.ray_trainer import RayPPOTrainer
     from verl.utils import tracking
 
     from sql_agent.tracking import make_tracking, usable_loggers
@@ -49,7 +56,18 @@ def main() -> None:
     usable_loggers(cfg.trainer.loggers)  # sets those without a key to write to disk
     context = RunContext(cfg, order["run_id"], order["store_url"], order["pad_id"], publish)
     enter(context)
-    tracking.Tracking = make_tracking(context, events.emit)  # type: ignore[misc]
+    keeper = CheckpointKeeper(
+        cfg.run_dir / "checkpoints",
+        {"run_id": order["run_id"], "commit": order["commit"]},
+        keep=cfg.trainer.keep_checkpoints,
+    )
+    keeper.install(RayPPOTrainer)
+
+    def logged(event: dict[str, Any]) -> None:
+        keeper.seal(event["step"])
+        events.emit(event)
+
+    tracking.Tracking = make_tracking(context, logged)  # type: ignore[misc]
 
     verl_config = OmegaConf.create(order["verl"])
     events.emit({"event": "phase", "name": "starting Ray"})
@@ -70,9 +88,89 @@ def main() -> None:
         code = 130
     except Exception as error:
         events.emit({"event": "failed", "error": last_line(error)})
-        traceback.print_exc()
+        with contextlib.suppress(OSError):  # the log's disk may be what is full
+            traceback.print_exc()
     ray.shutdown()
     _exit(code)
+
+
+class CheckpointKeeper:
+    """Makes verl's trainer write checkpoints that say whether they are whole, and go on exactly where one was written.
+
+    A checkpoint is sealed once its step's metrics are logged, validation included: a run that is killed in between
+    takes the step again rather than losing its line.
+
+    Args:
+        folder: of all checkpoints of the run.
+        facts: for the manifest.
+        keep: whole checkpoints that stay.
+    """
+
+    def __init__(self, folder: Path, facts: dict[str, Any], *, keep: int) -> None:
+        self._folder, self._facts, self._keep = folder, facts, keep
+        self._unsealed: tuple[Path, dict[str, Any]] | None = None
+
+    def install(self, trainer: type[Any]) -> None:
+        """Wrap the two methods of verl's `RayPPOTrainer`."""
+        save, load = trainer._save_checkpoint, trainer._load_checkpoint
+
+        def save_checkpoint(self_: Any) -> None:
+            self.save(self_.global_steps, functools.partial(save, self_))
+
+        def load_checkpoint(self_: Any) -> None:
+            load(self_)
+            if self_.global_steps:
+                self.restore_order(self_.global_steps, self_.train_dataloader)
+
+        trainer._save_checkpoint, trainer._load_checkpoint = save_checkpoint, load_checkpoint
+
+    def save(self, step: int, write: Callable[[], None]) -> None:
+        """Have a checkpoint written, read it back for its manifest, and keep that until the step is logged.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        checkpoint = self._folder / f"{checkpoints.PREFIX}{step}"
+        try:
+            shutil.rmtree(checkpoint, ignore_errors=True)  # one that a killed run left torn
+            write()
+            checkpoints.name_dtype(checkpoint / "actor" / "huggingface")
+            self._unsealed = checkpoint, checkpoints.describe(checkpoint, self._facts)
+        except Exception as error:
+            raise self._in_words(checkpoint, error) from error
+
+    def seal(self, step: int) -> None:
+        """Let the checkpoint of this step count, where there is one, and remove those that are too many.
+
+        Raises:
+            CheckpointError: the manifest could not be written.
+        """
+        if self._unsealed is None:
+            return
+        (checkpoint, manifest), self._unsealed = self._unsealed, None
+        try:
+            checkpoints.seal(checkpoint, manifest)
+        except OSError as error:
+            raise self._in_words(checkpoint, error) from error
+        checkpoints.prune(self._folder, self._keep)
+
+    def restore_order(self, step: int, loader: Any) -> None:
+        """verl restores the place in the order of the tasks only within a pass over them. After a whole one it starts
+        the order's generator afresh, and the first pass's order would come again."""
+        import torch
+
+        if step % len(loader) == 0:
+            loader.load_state_dict(torch.load(self._folder / f"global_step_{step}" / "data.pt", weights_only=False))
+            for _ in loader:  # the state of a pass that has ended: this yields nothing
+                raise CheckpointError(f"data.pt of step {step} is not at the end of a pass over {len(loader)} batches")
+
+    def _in_words(self, checkpoint: Path, error: Exception) -> CheckpointError:
+        free = shutil.disk_usage(self._folder).free
+        full = "its disk is full" if free < 2**20 else f"its disk has {free / 2**20:,.0f} MiB left"
+        return CheckpointError(
+            f"{checkpoint} could not be written, {full} ({last_line(error)}); earlier checkpoints are untouched: make "
+            "room and start the same command again, it goes on from the newest"
+        )
 
 
 def last_line(error: Exception) -> str:
@@ -89,7 +187,8 @@ def _stop(*_: Any) -> None:
 def _exit(code: int) -> None:
     """Leave nothing of the run behind: whoever started it may have been killed."""
     end_run(os.environ[RUN_ID], patience_s=2.0)
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
     os._exit(code)  # verl and Ray leave threads behind that would hold up the end
 
 

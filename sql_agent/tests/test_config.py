@@ -118,8 +118,6 @@ def test_a_key_the_installed_verl_lacks_is_refused():
         ("trainer.steps=7", "trainer.total_training_steps", 7),
         ("trainer.val_every=0", "trainer.test_freq", -1),
         ("trainer.save_every=5", "trainer.save_freq", 5),
-        ("trainer.keep_checkpoints=4", "trainer.max_actor_ckpt_to_keep", 4),
-        ("trainer.resume=never", "trainer.resume_mode", "disable"),
         ("seed=11", "data.seed", 11),
     ],
 )
@@ -128,6 +126,16 @@ def test_each_setting_reaches_its_key(override, key, value):
     for name in key.split("."):
         tree = tree[name]
     assert tree == value
+
+
+def test_a_run_goes_on_from_the_checkpoint_it_is_given_and_is_not_validated_there_again():
+    def trainer(checkpoint):
+        files = Files(FILES.model, FILES.train, FILES.val, checkpoint)
+        tree = to_verl(load_config(None), files, cpu=False)["trainer"]
+        return [tree[key] for key in ("resume_mode", "resume_from_path", "val_before_train", "max_actor_ckpt_to_keep")]
+
+    assert trainer(None) == ["disable", None, True, None]
+    assert trainer(Path("c/global_step_4")) == ["resume_path", "c/global_step_4", False, None]
 
 
 def test_defaults_need_no_file():

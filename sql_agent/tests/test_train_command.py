@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from sql_agent.agl_light import agl
+from sql_agent.checkpoints import describe, seal
 from sql_agent.config import dump_config, load_config
 from sql_agent.tests.conftest import free_port, serve_scores
 from sql_agent.train_sql_agent import UsageError, claim, main, parse_args, resolve, set_aside
@@ -105,16 +106,23 @@ def test_a_busy_port_for_the_store_is_named(capsys, tmp_path):
     assert f"port {port} is taken" in error
 
 
+def checkpoint_of(run_dir, step, *, workers=1):
+    """What a run may go on from, as far as the command looks at it."""
+    checkpoint = run_dir / "checkpoints" / f"global_step_{step}"
+    (checkpoint / "actor").mkdir(parents=True)
+    (checkpoint / "actor" / "fsdp_config.json").write_text(json.dumps({"world_size": workers}))
+    seal(checkpoint, describe(checkpoint, {}))
+    return checkpoint
+
+
 def test_a_finished_run_is_not_trained_further(capsys, tmp_path):
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("20")
+    checkpoint_of(tmp_path, 20)
     assert main(["--run-dir", str(tmp_path), "--set", "trainer.steps=20"]) == 0
     assert "has reached step 20 of 20 already; raise trainer.steps" in capsys.readouterr().out
 
 
 def test_a_run_goes_on_as_what_it_was(capsys, tmp_path):
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("5")
+    checkpoint_of(tmp_path, 5)
     (tmp_path / "config.yaml").write_text(dump_config(load_config(None, ["data.generate=64", "optim.learning_rate=1"])))
     error = error_of(capsys, "--run-dir", str(tmp_path), "--train-file", "other.jsonl", "--model", "nowhere")
     assert "was trained with other settings (data, model;" in error
@@ -126,10 +134,23 @@ def test_a_run_goes_on_as_what_it_was(capsys, tmp_path):
     )
 
 
+def test_a_run_of_other_workers_is_not_gone_on_with(capsys, tmp_path):
+    checkpoint_of(tmp_path, 5, workers=4)
+    error = error_of(capsys, "--run-dir", str(tmp_path), "--device", "cpu")
+    assert "was written by 4 workers, each its share; go on with as many (engine.n_gpus), or train from its" in error
+
+
+def test_checkpoints_of_which_none_is_whole_stop_the_start(capsys, tmp_path):
+    (checkpoint_of(tmp_path, 5) / "actor" / "fsdp_config.json").write_text("")
+    error = error_of(capsys, "--run-dir", str(tmp_path), "--model", "nowhere")
+    assert "is whole (global_step_5: actor/fsdp_config.json has 0 bytes, expected 17); --resume never moves" in error
+
+
 def test_two_runs_do_not_write_to_one_folder(tmp_path):
-    claim(tmp_path)
-    with pytest.raises(UsageError, match="another run is writing to"):
-        claim(tmp_path)
+    with claim(tmp_path), pytest.raises(UsageError, match="another run is writing to"), claim(tmp_path):
+        pass
+    with claim(tmp_path):  # the first has ended
+        pass
 
 
 def test_a_new_start_sets_aside_what_an_earlier_run_left(tmp_path):
@@ -138,6 +159,22 @@ def test_a_new_start_sets_aside_what_an_earlier_run_left(tmp_path):
     (aside,) = tmp_path.glob("before-*/metrics.jsonl")
     assert aside.read_text() == "{}"
     assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_run_that_goes_on_sets_aside_what_was_logged_of_the_steps_it_takes_again(tmp_path):
+    rows = [json.dumps({"train_step": step}) + "\n" for step in (1, 2, 3)]
+    (tmp_path / "metrics.jsonl").write_text("".join(rows) + '{"train_st')  # killed while it wrote the fourth
+    (tmp_path / "trajectories").mkdir()
+    for name in ("train_000001", "val_000002", "train_000003"):
+        (tmp_path / "trajectories" / f"{name}.jsonl").write_text(name)
+    set_aside(tmp_path, after=2)
+    assert (tmp_path / "metrics.jsonl").read_text() == "".join(rows[:2])
+    assert sorted(path.stem for path in (tmp_path / "trajectories").iterdir()) == ["train_000001", "val_000002"]
+    (aside,) = tmp_path.glob("before-*")
+    assert (aside / "metrics.jsonl").read_text() == "".join(rows) + '{"train_st'
+    assert (aside / "trajectories" / "train_000003.jsonl").read_text() == "train_000003"
+    set_aside(tmp_path, after=2)  # nothing later is left
+    assert list(tmp_path.glob("before-*")) == [aside]
 
 
 def test_a_path_stays_the_text_it_is():

@@ -1,0 +1,182 @@
+"""Checkpoints of the main job: one counts once its manifest is written, and is loaded only if its files still agree.
+
+verl writes `global_step_N` file by file (trainer/ppo/ray_trainer.py, `_save_checkpoint`) and then a number into
+`latest_checkpointed_iteration.txt`; neither says whether every byte arrived, or is still there. The manifest, written
+last, has the size and SHA-256 of every file. Leaves out what the files hold: verl writes and reads them. Several nodes
+need a run directory that all of them share. Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+TRACKER = "latest_checkpointed_iteration.txt"
+PREFIX = "global_step_"
+PACKAGES = ("verl", "vllm", "torch", "transformers", "peft", "agentlightning")
+
+Say = Callable[[str], None]
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be written, or none can be loaded; the message says why and what to do."""
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix(PREFIX))
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Everything in `folder` that is named as verl names checkpoints, newest first."""
+    found = [path for path in folder.glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdecimal()]
+    return sorted(found, key=step_of, reverse=True)
+
+
+def describe(checkpoint: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    """The manifest of a checkpoint that was just written; its files are on the disk, not only in memory, afterwards.
+
+    Args:
+        facts: of the run: its id and commit.
+    """
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != MANIFEST)
+    for path in (*files, *(path for path in checkpoint.rglob("*") if path.is_dir()), checkpoint):
+        _sync(path)
+    return {
+        "train_step": step_of(checkpoint),
+        **facts,
+        "versions": {name: _version(name) for name in PACKAGES},
+        "files": {
+            str(path.relative_to(checkpoint)): {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in files
+        },
+    }
+
+
+def seal(checkpoint: Path, manifest: dict[str, Any]) -> None:
+    """Write the manifest, whole or not at all; from here on the checkpoint counts."""
+    _write(checkpoint / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+
+
+def fault_of(checkpoint: Path, *, hashes: bool = True) -> str | None:
+    """What is wrong with a checkpoint's files; None if they are as they were written.
+
+    Args:
+        hashes: False compares sizes only, which reads no file.
+    """
+    try:
+        files = json.loads((checkpoint / MANIFEST).read_text())["files"]
+        for name, expected in files.items():
+            size = (checkpoint / name).stat().st_size
+            if size != expected["bytes"]:
+                return f"{name} has {size} bytes, expected {expected['bytes']}"
+        for name, expected in files.items() if hashes else ():
+            if _sha256(checkpoint / name) != expected["sha256"]:
+                return f"{name} holds something else than was written"
+    except FileNotFoundError as error:
+        missing = Path(error.filename)
+        if missing.name == MANIFEST:
+            return f"{MANIFEST} is missing, so it was not written to its end"
+        return f"{missing.relative_to(checkpoint)} is missing"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{MANIFEST} or a file it names cannot be read ({type(error).__name__}: {error})"
+    return None
+
+
+def newest_whole(folder: Path, say: Say) -> Path | None:
+    """The newest checkpoint of a run that is whole; None where there are none at all.
+
+    Args:
+        say: told of each newer one that is passed over, with its fault.
+    Raises:
+        CheckpointError: there are some, and none is whole.
+    """
+    faults = []
+    for checkpoint in checkpoints(folder):
+        fault = fault_of(checkpoint)
+        if fault is None:
+            return checkpoint
+        say(f"checkpoint {checkpoint} is passed over: {fault}")
+        faults.append(f"{checkpoint.name}: {fault}")
+    if faults:
+        raise CheckpointError(
+            f"no checkpoint in {folder} is whole ({'; '.join(faults)}); --resume never moves them, with what was "
+            "logged, into a folder of their own and starts anew"
+        )
+    return None
+
+
+def point_verl_at(checkpoint: Path) -> None:
+    """verl reads the number in this file before anything else; a disk that was full leaves it empty."""
+    _write(checkpoint.parent / TRACKER, str(step_of(checkpoint)))
+
+
+def prune(folder: Path, keep: int) -> list[Path]:
+    """Remove all but the newest `keep` whole checkpoints, torn ones too; call it once the newest is sealed.
+
+    Sizes decide here, hashes would read them all again. verl's own `max_actor_ckpt_to_keep` counts anew at each start,
+    and leaves folders without an actor behind.
+
+    Returns:
+        What was removed.
+    """
+    whole = [checkpoint for checkpoint in checkpoints(folder) if fault_of(checkpoint, hashes=False) is None]
+    removed = [checkpoint for checkpoint in checkpoints(folder) if checkpoint not in whole[:keep]]
+    for checkpoint in removed:
+        (checkpoint / MANIFEST).unlink(missing_ok=True)  # a half removed one does not count
+        shutil.rmtree(checkpoint, ignore_errors=True)
+    return removed
+
+
+def name_dtype(model: Path) -> None:
+    """Make a Hugging Face folder's config say which numbers its tensors are.
+
+    verl builds an empty bfloat16 model to save through, whatever it saves (utils/checkpoint/
+    fsdp_checkpoint_manager.py, `save_checkpoint`), so its config says bfloat16 of float32 weights.
+    """
+    kinds = {tensor["dtype"] for file in model.glob("*.safetensors") for tensor in _header(file).values()}
+    config = json.loads((model / "config.json").read_text())
+    name = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}.get(*kinds) if len(kinds) == 1 else None
+    if name is not None and config.get("dtype") != name:
+        _write(model / "config.json", json.dumps(config | {"dtype": name}, indent=2) + "\n")
+
+
+def _header(safetensors: Path) -> dict[str, Any]:
+    with safetensors.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return {name: tensor for name, tensor in header.items() if name != "__metadata__"}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # vLLM for CPUs is a package of another name
+        return None
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_name(f"{path.name}.part")
+    with part.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+    _sync(path.parent)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
