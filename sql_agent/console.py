@@ -16,7 +16,7 @@ class Console:
 
     def __init__(self, cfg: TrainConfig) -> None:
         self.cfg, self.started = cfg, psutil.Process().create_time()
-        self._alarmed = False
+        self._alarmed: set[str] = set()
 
     def show(self, event: dict[str, Any]) -> None:
         seconds = time.time() - self.started  # since the command was typed, imports included
@@ -26,9 +26,9 @@ class Console:
             case "step":
                 line = step_line(event["step"], self.cfg.trainer.steps, event["metrics"])
                 print(f"[{seconds:6.1f} s] {line}", flush=True)
-                alarmed = bool(event["metrics"].get("reward_model/alarm", self._alarmed))
-                if alarmed and not self._alarmed:
-                    print(f"[{seconds:6.1f} s] {ALARM}", flush=True)
+                alarmed = {name for name in ALARMS if event["metrics"].get(name, name in self._alarmed)}
+                for name in alarmed - self._alarmed:
+                    print(f"[{seconds:6.1f} s] ALARM: {ALARMS[name]}", flush=True)
                 self._alarmed = alarmed
             case "finished":
                 print(f"[{seconds:6.1f} s] done", flush=True)
@@ -36,10 +36,14 @@ class Console:
                 print(f"[{seconds:6.1f} s] failed: {event['error']}", flush=True)
 
 
-ALARM = (
-    f"ALARM: over the last {WINDOW} steps the reward model's score rose while correctness fell; the policy learns to "
-    "please the scorer. Read the trajectories; lower reward_model.weight or train the scorer on them"
-)
+ALARMS = {
+    "reward_model/alarm": f"over the last {WINDOW} steps the reward model's score rose while correctness fell; the "
+    "policy learns to please the scorer. Read the trajectories; lower reward_model.weight or train the scorer on them",
+    "engine/alarm": "the sampler gives the tokens it sampled other probabilities than the trainer does; the policy "
+    "learns from samples that are not its own. Set agent.top_p back to 1 if it is lower; else compare engine/kl_k1 "
+    "over the steps: it grows when weights do not reach the sampler, and stays where its dtype or template is another",
+}
+"""What a metric says when it turns 1, once each time it does."""
 LINE = [
     ("reward/mean", "reward {:.3f}"),
     ("rollout/success", "success {:.1%}"),

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sql_agent.engine_alarm import engine_alarm
 from sql_agent.run_context import RunContext
 from sql_agent.score_alarm import ScoreAlarm
 
@@ -30,6 +31,8 @@ RENAMED = {
     "actor/lr": "policy/learning_rate",
     "training/rollout_probs_diff_max": "engine/probs_diff_max",
     "training/rollout_probs_diff_mean": "engine/probs_diff_mean",
+    "rollout_corr/kl": "engine/kl_k1",
+    "rollout_corr/k3_kl": "engine/kl_k3",
     "timing_s/gen": "time/gen_s",
     "timing_s/old_log_prob": "time/log_prob_s",
     "timing_s/update_actor": "time/update_s",
@@ -93,10 +96,14 @@ def make_tracking(context: RunContext, emit: Callable[[dict[str, Any]], None]) -
     alarm = ScoreAlarm(earlier_steps(path))
 
     class RunTracking(Tracking):  # type: ignore[misc]
+        def __init__(self, project_name: str, experiment_name: str, default_backend: Any, config: Any) -> None:
+            super().__init__(project_name, experiment_name, default_backend, config)
+            self._dtype = str(config["actor_rollout_ref"]["rollout"]["dtype"])
+
         def log(self, data: dict[str, Any], step: int, backend: Any = None) -> None:
             metrics = rename(data) | context.step_metrics
             context.step_metrics.clear()
-            metrics |= alarm.look(step, metrics)
+            metrics |= alarm.look(step, metrics) | engine_alarm(metrics, self._dtype)
             with path.open("a") as out:
                 out.write(json.dumps({"train_step": step, "at": time.time(), **metrics}) + "\n")
             super().log(metrics, step, backend)

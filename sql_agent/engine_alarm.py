@@ -1,0 +1,32 @@
+"""Notices when the sampler gives the sampled tokens other probabilities than the trainer: the samples are not the
+policy's own then, and the update is off-policy without knowing it.
+
+In float32 both compute the same to 1e-5, so one token that differs is a fault. In bfloat16 single tokens differ by 0.1
+and more without any fault, since a logit between 16 and 32 is rounded to an eighth; only their mean tells. A sampler
+that is a step behind at a small learning rate hides below the bfloat16 limit, until it is many steps behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+LIMITS = {
+    # a healthy run on a CPU: 1e-5; one step without weight sync, small policy, learning rate 5e-4: 0.1 and more
+    "float32": ("engine/probs_diff_max", 1e-3),
+    # five times what a healthy run in bfloat16 showed, 4e-3 (verl-project/verl-omni issue 637, FSDP2 and vLLM)
+    "bfloat16": ("engine/probs_diff_mean", 2e-2),
+}
+"""Metric and the most it may be, by the sampler's dtype. Difference of two probabilities."""
+
+
+def engine_alarm(metrics: Mapping[str, float], dtype: str) -> dict[str, float]:
+    """`engine/alarm`, 1 or 0; absent where nothing was compared (no trained token, or no log-probs of the sampler).
+
+    Args:
+        metrics: of one train step, under our names.
+        dtype: of the sampler; one that is not in `LIMITS` is held to bfloat16's.
+    """
+    name, limit = LIMITS.get(dtype, LIMITS["bfloat16"])
+    if not metrics.get("training/rollout_probs_diff_valid"):
+        return {}
+    return {"engine/alarm": float(not metrics[name] <= limit)}  # NaN is no agreement
