@@ -1,0 +1,312 @@
+"""Make a plain Hugging Face folder, which `vllm serve` loads, from a run's checkpoint or from a LoRA adapter.
+
+    python -m scripts.merge_policy --checkpoint runs/sql-agent --output outputs/policy
+    python -m scripts.merge_policy --adapter outputs/sft --output outputs/policy
+
+--checkpoint takes a run directory (its newest whole checkpoint), one global_step_N of it, or the actor folder therein;
+the weights come from verl's shards, full or LoRA. --adapter takes what the local trainers, or PEFT, wrote. Merging is
+done in float32 on the CPU. Logits and one greedy episode are compared before and after, with what was written read
+back; where logits differ, nothing is left behind. doc/merge_vllm.md goes on to serving.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if __package__ in (None, ""):
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
+
+import argparse
+import json
+import logging
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sql_agent.checkpoints import MANIFEST, checkpoints, fault_of, newest_whole
+from sql_agent.types import AgentConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BOUND = 1e-3
+"""Largest difference of a logit before and after. Adding an adapter to its base moves one by some 1e-6 in float32; in
+bfloat16 it would be some 1e-2 (doc/merge_vllm.md has the measurements)."""
+LIMITS = AgentConfig(max_turns=4, max_tokens=96)
+"""Of the episode that is compared; short, since a large model writes a token or two per second on a CPU."""
+ADAPTER_FILE = "adapter_config.json"
+
+Say = Callable[[str], None]
+
+
+class MergeError(ValueError):
+    """There is nothing to merge, or the result is not what it was made of; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model as it was trained, in float32, and what belongs to it."""
+
+    model: Any
+    """A `PeftModel` where an adapter is still apart."""
+    tokenizer: Path
+    """Folder with tokenizer and chat template."""
+    generation: Path
+    """Folder with the generation config, if there is one."""
+    served: Path | None = None
+    """Folder with weights that somebody merged already."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """For the record beside the result."""
+
+
+def merge(source: Source, output: Path, say: Say) -> None:
+    """Write the merged model to `output`, which is there afterwards only if it computes what `source` does.
+
+    Raises:
+        MergeError: it does not.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    before = examine(source.model, source.tokenizer)
+    apart = hasattr(source.model, "merge_and_unload")
+    merged = source.model.merge_and_unload(safe_merge=True) if apart else source.model
+    kept = (source.generation / "generation_config.json").is_file()
+    merged.generation_config = (
+        GenerationConfig.from_pretrained(source.generation)
+        if kept
+        else GenerationConfig.from_model_config(merged.config)
+    )
+    if source.served is not None:
+        say(compare_weights(merged, source.served))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output.absolute().parent, prefix=f".{output.name}-") as scratch:
+        folder = Path(scratch) / output.name
+        merged.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(source.tokenizer).save_pretrained(folder)
+        merged.to("meta")  # a large model is in memory once
+        after = examine(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), folder, ids=before.ids)
+        difference = float((before.logits - after.logits).abs().max())
+        if not difference <= BOUND:
+            raise MergeError(
+                f"logits before and after differ by up to {difference:.2e}, more than {BOUND:.0e}; nothing is left at "
+                f"{output}"
+            )
+        say(f"logits over {len(before.ids)} tokens: up to {difference:.1e} apart before and after, bound {BOUND:.0e}")
+        same = before.messages == after.messages
+        say(f"greedy episode before: {before.end}; after: {'the same, word for word' if same else after.end}")
+        facts = source.facts | {"dtype": "float32", "max_logit_difference": difference, "same_greedy_episode": same}
+        (folder / "merge.json").write_text(json.dumps(facts, indent=2) + "\n")
+        os.replace(folder, output)
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What a model does with one held-out task."""
+
+    ids: list[int]
+    """The whole episode, prompt and results included."""
+    logits: Tensor
+    """At each of the ids, shape (T, V)."""
+    messages: list[dict[str, Any]]
+    end: str
+
+
+def examine(model: Any, tokenizer_folder: Path, *, ids: list[int] | None = None) -> Examined:
+    """Play a held-out DB-Bench task greedily, and compute the logits of that episode, or of `ids`."""
+    import torch
+    from transformers import AutoTokenizer
+
+    from dbbench_adapter.backends import open_backend
+    from dbbench_adapter.generator import generate_tasks
+    from sql_agent.environments.dbbench import DbBench
+    from sql_agent.local.policy import LocalPolicy
+    from sql_agent.local.rollouts import Player
+    from sql_agent.local.types import GREEDY
+
+    model.eval()
+    if not hasattr(model, "get_base_model"):
+        model.get_base_model = lambda: model  # all that LocalPolicy asks of a PeftModel to sample from it
+    # a tokenizer for itself: where the template is known to TRL, playing puts TRL's version for training into it
+    policy = LocalPolicy(model, AutoTokenizer.from_pretrained(tokenizer_folder))  # pyright: ignore[reportArgumentType]
+    with open_backend("sqlite") as backend:
+        player = Player(policy, DbBench("strict", backend=backend), LIMITS)
+        (played,) = player.play(generate_tasks(1, seed=1, split="held_out"), [GREEDY])
+    record = played.record
+    if ids is None:
+        assert played.trajectory is not None
+        ids = [*played.trajectory.prompt_ids, *played.trajectory.response_ids]
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0].float()
+    return Examined(ids, logits, record.messages, f"{record.num_turns} turns, {record.stop_reason}")
+
+
+def compare_weights(merged: Any, served: Path) -> str:
+    """How the weights differ from those in a folder that verl's process wrote beside its shards."""
+    from safetensors.torch import load_file
+
+    ours = merged.state_dict()
+    theirs = {name: tensor for file in served.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    if not theirs.keys() <= ours.keys():
+        return f"{served} holds other tensors ({', '.join(sorted(theirs.keys() - ours.keys()))}); the shards are taken"
+    difference = max((float((ours[name] - tensor.float()).abs().max()) for name, tensor in theirs.items()), default=0.0)
+    same = f"the same {len(theirs)} tensors as" if difference == 0 else f"up to {difference:.1e} from"
+    return f"weights: {same} {served}"
+
+
+# A checkpoint of the training command ---------------------------------------------------------------------------------
+
+
+def open_checkpoint(path: Path, say: Say) -> Source:
+    """verl's shards of an actor, as a model.
+
+    Raises:
+        ValueError: no checkpoint, or none that is as it was written.
+    """
+    checkpoint = find_checkpoint(path, say)
+    manifest = json.loads((checkpoint / MANIFEST).read_text())
+    facts = {name: manifest[name] for name in ("train_step", "run_id", "commit")}
+    say(f"{checkpoint}: step {facts['train_step']} of run {facts['run_id']}, every file as it was written")
+    files = checkpoint / "actor" / "huggingface"
+    served = files if any(files.glob("*.safetensors")) else None
+    return Source(model_of(checkpoint / "actor"), files, files, served, facts)
+
+
+def find_checkpoint(path: Path, say: Say) -> Path:
+    """The `global_step_N` that a path means."""
+    if not (path / "checkpoints").is_dir():
+        while path.name in ("huggingface", "actor"):
+            path = path.parent
+    if (path / "actor").is_dir():
+        if fault := fault_of(path):
+            raise MergeError(f"{path} is not as it was written: {fault}; take another checkpoint of the run")
+        return path
+    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    if not checkpoints(folder):
+        hint = "it is an adapter, give it as --adapter" if (path / ADAPTER_FILE).is_file() else "give a run directory"
+        raise MergeError(f"{path} holds no checkpoint of the training command; {hint}")
+    newest = newest_whole(folder, say)
+    assert newest is not None
+    return newest
+
+
+def model_of(actor: Path) -> Any:
+    """The trained model, an adapter still apart."""
+    from accelerate import init_empty_weights
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    weights = join_shards(actor)
+    with init_empty_weights(include_buffers=False):
+        model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(actor / "huggingface"))
+        adapted = [match[1] for name in weights if (match := re.match(r"base_model\.model\.(.*)\.lora_A\.", name))]
+        if adapted:
+            lora = json.loads((actor / "lora_train_meta.json").read_text())
+            model = get_peft_model(
+                model, LoraConfig(r=lora["r"], lora_alpha=lora["lora_alpha"], target_modules=adapted)
+            )
+    model.load_state_dict(weights, assign=True)
+    model.tie_weights()
+    return model.float()
+
+
+def join_shards(actor: Path) -> dict[str, Tensor]:
+    """Whole tensors from each worker's part of them, in the numbers they were saved in.
+
+    verl's own merger (verl/model_merger/fsdp_model_merger.py) rounds them to bfloat16 and leaves an adapter apart.
+    """
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)  # warns of what only compiling needs
+    workers = json.loads((actor / "fsdp_config.json").read_text())["world_size"]
+    shards = [
+        torch.load(actor / f"model_world_size_{workers}_rank_{rank}.pt", map_location="cpu", mmap=True)
+        for rank in range(workers)
+    ]
+
+    def whole(name: str) -> Tensor:
+        parts = [shard[name] for shard in shards]
+        if not isinstance(parts[0], DTensor):
+            return parts[0]
+        if len(parts[0].placements) != 1:
+            raise MergeError(f"{name} is sharded over {len(parts[0].placements)} dimensions of workers, expected one")
+        (placement,) = parts[0].placements
+        local = [part.to_local() for part in parts]
+        return torch.cat(local, placement.dim) if placement.is_shard() else local[0]  # pyright: ignore[reportAttributeAccessIssue]
+
+    return {name: whole(name) for name in shards[0]}
+
+
+# An adapter -----------------------------------------------------------------------------------------------------------
+
+
+def open_adapter(adapter: Path, base: Path | None) -> Source:
+    """An adapter that the local trainers, or PEFT, wrote.
+
+    Args:
+        base: its base, where that is not the one it names.
+    Raises:
+        ValueError: the adapter or its base is not there, or not whole.
+    """
+    from sql_agent.local.start import StartError, check_model
+
+    if not (adapter / ADAPTER_FILE).is_file():
+        whole = (adapter / "config.json").is_file()
+        hint = "it is a whole model, which is served as it is" if whole else "give the folder that holds it"
+        raise MergeError(f"{adapter} has no {ADAPTER_FILE}; {hint}")
+    if base is None:
+        check_model(str(adapter))
+        base = Path(json.loads((adapter / ADAPTER_FILE).read_text())["base_model_name_or_path"])
+    try:
+        check_model(str(base))
+    except StartError as error:
+        raise MergeError(f"--base: {error}") from error
+    import torch
+    from peft import PeftModel
+
+    from sql_agent.local.policy import load_model
+
+    model = PeftModel.from_pretrained(load_model(base, device="cpu"), str(adapter))
+    own = any((adapter / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
+    return Source(model.to(torch.float32), adapter if own else base, base)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.merge_policy", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--checkpoint", "--local_dir", type=Path, metavar="PATH", help="run directory or checkpoint")
+    source.add_argument("--adapter", type=Path, metavar="FOLDER", help="LoRA adapter")
+    parser.add_argument("--base", type=Path, metavar="FOLDER", help="the adapter's base; default: the one it names")
+    parser.add_argument(
+        "--output", "--target_dir", type=Path, required=True, metavar="FOLDER", help="to write; must not be there yet"
+    )
+    args = parser.parse_args(argv)
+    if args.base and not args.adapter:
+        parser.error("--base belongs to --adapter; a checkpoint has its base inside")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        if args.output.exists():
+            raise MergeError(f"{args.output} is there already; name another --output")
+        path = args.adapter or args.checkpoint
+        if not path.is_dir():
+            raise MergeError(f"{path} is no folder; give a run directory, a checkpoint or an adapter")
+        opened = open_adapter(args.adapter, args.base) if args.adapter else open_checkpoint(args.checkpoint, print)
+        merge(opened, args.output, print)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"merged policy: {args.output}; serve it with `vllm serve {args.output}`")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,230 @@
+"""`scripts.merge_policy`: what it writes computes what was trained, `vllm serve` loads it, and it refuses with words.
+
+Checkpoints here are written by two real FSDP2 workers, as verl's checkpoint manager does; test_end_to_end.py merges one
+that verl wrote.
+"""
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reward_model.tests.serving import started
+from scripts.merge_policy import find_checkpoint, main
+from sql_agent.checkpoints import describe, seal
+from sql_agent.tests.conftest import random_policy_folder  # noqa: F401  a fixture
+
+ROOT = Path(__file__).parents[2]
+FACTS = {"run_id": "r", "commit": "c"}
+
+
+# What it refuses ------------------------------------------------------------------------------------------------------
+
+
+def empty_checkpoint(folder: Path, step: int) -> Path:
+    checkpoint = folder / "checkpoints" / f"global_step_{step}"
+    (checkpoint / "actor" / "huggingface").mkdir(parents=True)
+    (checkpoint / "actor" / "model.pt").write_text("weights")
+    seal(checkpoint, describe(checkpoint, FACTS))
+    return checkpoint
+
+
+@pytest.mark.parametrize("part", [".", "checkpoints", "{}", "{}/actor", "{}/actor/huggingface"])
+def test_a_checkpoint_is_found_from_any_folder_of_its_run(tmp_path, part):
+    empty_checkpoint(tmp_path, 9)
+    newest = empty_checkpoint(tmp_path, 10)
+    assert find_checkpoint(tmp_path / part.format("checkpoints/global_step_10"), print) == newest
+
+
+def torn(folder: Path) -> Path:
+    checkpoint = empty_checkpoint(folder, 4)
+    (checkpoint / "actor" / "model.pt").write_text("Weights")
+    return checkpoint
+
+
+def adapter_of(folder: Path, base: str) -> Path:
+    (folder / "adapter").mkdir()
+    (folder / "adapter" / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
+    header = b"{}"
+    (folder / "adapter" / "adapter_model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    return folder / "adapter"
+
+
+@pytest.mark.parametrize(
+    ("flag", "make", "words"),
+    [
+        pytest.param("--checkpoint", lambda f: f / "none", "none is no folder", id="nothing_there"),
+        pytest.param("--checkpoint", lambda f: f, "holds no checkpoint of the training command", id="another_folder"),
+        pytest.param(
+            "--checkpoint", lambda f: adapter_of(f, "b"), "it is an adapter, give it as --adapter", id="an_adapter"
+        ),
+        pytest.param(
+            "--checkpoint", torn, "actor/model.pt holds something else than was written; take another", id="changed"
+        ),
+        pytest.param("--checkpoint", lambda f: torn(f).parents[1], "no checkpoint in .* is whole", id="all_changed"),
+        pytest.param("--adapter", lambda f: f, "has no adapter_config.json; give the folder that", id="no_adapter"),
+        pytest.param(
+            "--adapter", lambda f: adapter_of(f, "/no/base"), "needs its base: /no/base is no folder", id="no_base"
+        ),
+    ],
+)
+def test_what_cannot_be_merged_is_named_and_nothing_is_written(tmp_path, capsys, flag, make, words):
+    source = make(tmp_path)
+    assert main([flag, str(source), "--output", str(tmp_path / "merged")]) == 1
+    assert re.search(words, capsys.readouterr().err)
+    assert not (tmp_path / "merged").exists()
+
+
+def test_what_is_there_is_not_written_over(tmp_path, capsys):
+    assert main(["--adapter", str(tmp_path), "--output", str(tmp_path)]) == 1
+    assert "is there already; name another --output" in capsys.readouterr().err
+
+
+# What it writes -------------------------------------------------------------------------------------------------------
+
+WORKER = """
+import json, os, sys
+from pathlib import Path
+import torch
+from peft import LoraConfig, get_peft_model
+from torch.distributed.fsdp import fully_shard
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+base, out, rank = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+os.environ |= {"RANK": sys.argv[4], "LOCAL_RANK": sys.argv[4], "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": sys.argv[5], "GLOO_SOCKET_IFNAME": "lo"}
+torch.distributed.init_process_group("gloo")
+torch.manual_seed(0)
+model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+if int(rank):
+    model = get_peft_model(model, LoraConfig(r=int(rank), lora_alpha=3, target_modules="all-linear"))
+with torch.no_grad():  # as an update would: nothing is as it was
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter += 0.05 * torch.randn_like(parameter)
+ids = torch.arange(40)[None]
+logits = model(ids).logits
+layers = (model.get_base_model() if int(rank) else model).model.layers
+for layer in layers:
+    fully_shard(layer)
+fully_shard(model)
+actor = out / "actor"
+(actor / "huggingface").mkdir(parents=True, exist_ok=True)
+torch.save(model.state_dict(), actor / f"model_world_size_2_rank_{os.environ['RANK']}.pt")
+if os.environ["RANK"] == "0":
+    torch.save(logits.detach(), out / "logits.pt")
+    model.config.save_pretrained(actor / "huggingface")
+    AutoTokenizer.from_pretrained(base).save_pretrained(actor / "huggingface")
+    (actor / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": 2}))
+    if int(rank):
+        meta = {"r": int(rank), "lora_alpha": 3, "task_type": "CAUSAL_LM"}
+        (actor / "lora_train_meta.json").write_text(json.dumps(meta))
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 2], ids=["full", "lora"])
+def test_the_shards_of_two_workers_become_the_model_they_were(random_policy_folder, tmp_path, capsys, rank):  # noqa: F811
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from sql_agent.tests.conftest import free_port
+
+    checkpoint, port = tmp_path / "global_step_3", str(free_port())
+    command = [sys.executable, "-c", WORKER, random_policy_folder, checkpoint, str(rank)]
+    workers = [subprocess.Popen([*command, number, port]) for number in "01"]
+    assert [worker.wait(120) for worker in workers] == [0, 0]
+    logits = torch.load(checkpoint / "logits.pt")
+    seal(checkpoint, describe(checkpoint, FACTS))
+
+    assert main(["--checkpoint", str(checkpoint / "actor"), "--output", str(tmp_path / "merged")]) == 0
+    assert "step 3 of run r, every file as it was written" in capsys.readouterr().out
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert merged.dtype == torch.float32
+    torch.testing.assert_close(merged(torch.arange(40)[None]).logits, logits, atol=1e-5, rtol=0)
+    base = AutoTokenizer.from_pretrained(random_policy_folder)
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template == base.chat_template
+    record = json.loads((tmp_path / "merged" / "merge.json").read_text())
+    assert (record["train_step"], record["run_id"], record["same_greedy_episode"]) == (3, "r", True)
+
+
+@pytest.fixture(scope="module")
+def tiny_model() -> Path:
+    from scripts.make_tiny_policy import make_tiny_policy
+
+    make_tiny_policy(ROOT / "models" / "tiny-sql")
+    return ROOT / "models" / "tiny-sql"
+
+
+@pytest.fixture(scope="module")
+def merged_adapter(tiny_model, tmp_path_factory):
+    """A small change to the small policy, as an adapter, and merged."""
+    import torch
+
+    from sql_agent.local.config import AdapterConfig
+    from sql_agent.local.policy import load_policy
+
+    folder = tmp_path_factory.mktemp("merged")
+    torch.manual_seed(0)
+    policy = load_policy(tiny_model, adapter=AdapterConfig(r=4, alpha=4), device="cpu")
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter += 0.02 * torch.randn_like(parameter)
+    policy.save(folder / "adapter")
+    assert main(["--adapter", str(folder / "adapter"), "--output", str(folder / "policy")]) == 0
+    return folder
+
+
+@pytest.mark.slow
+def test_merged_weights_that_compute_something_else_leave_nothing_behind(merged_adapter, monkeypatch, capsys):
+    monkeypatch.setattr("scripts.merge_policy.BOUND", 0.0)
+    output = merged_adapter / "second"
+    assert main(["--adapter", str(merged_adapter / "adapter"), "--output", str(output)]) == 1
+    assert "logits before and after differ by up to" in capsys.readouterr().err
+    assert [path.name for path in merged_adapter.iterdir() if "second" in path.name] == []
+
+
+@pytest.mark.slow
+def test_vllm_serves_it_and_plays_the_episode_that_the_adapter_plays(merged_adapter, tmp_path):
+    from dbbench_adapter.backends import open_backend
+    from dbbench_adapter.generator import generate_tasks
+    from sql_agent.agent import AgentConfig, run_rollout
+    from sql_agent.environments.dbbench import DbBench
+    from sql_agent.local.config import AdapterConfig
+    from sql_agent.local.policy import load_policy
+    from sql_agent.local.rollouts import Player
+    from sql_agent.local.types import GREEDY
+
+    tasks, limits = generate_tasks(6, seed=2, split="held_out"), AgentConfig(max_turns=4, max_tokens=96, temperature=0)
+    policy = load_policy(merged_adapter / "adapter", adapter=AdapterConfig(), device="cpu")
+    vllm = [str(Path(sys.executable).with_name("vllm")), "serve", str(merged_adapter / "policy")]
+    flags = "--enforce-eager --max-model-len 1024 --enable-auto-tool-choice --tool-call-parser hermes --host 127.0.0.1"
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_TARGET_DEVICE": "cpu"}
+    with open_backend("sqlite") as backend:
+        dbbench = DbBench("strict", backend=backend)
+        before = [rollout.record for rollout in Player(policy, dbbench, limits).play(tasks, [GREEDY] * len(tasks))]
+        with started([*vllm, *flags.split()], tmp_path / "vllm.log", "/health", environment) as server:
+
+            async def play():
+                where = {"base_url": f"{server.url}/v1", "model": str(merged_adapter / "policy"), "config": limits}
+                return [await run_rollout(task, environment=dbbench, **where) for task in tasks]
+
+            after = asyncio.run(play())
+    assert [said(record) for record in after] == [said(record) for record in before]
+    assert {record.stop_reason for record in before} >= {"answered"}
+
+
+def said(record) -> list:
+    """What a conversation says, whatever its calls' ids and the spaces in their arguments are."""
+    lines = []
+    for message in record.messages:
+        calls = [call["function"] for call in message.get("tool_calls") or ()]
+        lines += [(call["name"], json.loads(call["arguments"])) for call in calls]
+        lines += [message["content"]] if message["content"] else []
+    return [*lines, record.stop_reason, record.score.value]
