@@ -161,9 +161,9 @@ class TrainerConfig(Settings):
     save_every: int = Field(default=10, ge=0)
     """Checkpoint every so many steps and at the end; 0: never. verl: trainer.save_freq"""
     keep_checkpoints: int = Field(default=2, ge=1)
-    """verl: trainer.max_actor_ckpt_to_keep"""
+    """Whole checkpoints that stay; the disk needs room for one more."""
     resume: Literal["auto", "never"] = "auto"
-    """`auto` goes on from the newest checkpoint of `run_dir`. verl: trainer.resume_mode"""
+    """`auto` goes on from the newest whole checkpoint of `run_dir`; `never` sets aside what is there."""
     loggers: tuple[Literal["wandb", "swanlab", "tensorboard"], ...] = ()
     """Sinks beside the console line and metrics.jsonl, which are always written."""
     startup_timeout_s: float = Field(default=900.0, gt=0)
