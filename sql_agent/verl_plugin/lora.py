@@ -4,7 +4,8 @@ verl saves that folder with PEFT's names, adapters apart (utils/checkpoint/fsdp_
 loads; here it holds merged weights, like that of any other run. verl's own shards beside it keep the adapter apart, and
 resuming reads those. On its way to the sampler verl rounds merged weights to bfloat16 (workers/engine/fsdp/
 transformer_impl.py, `_merged_lora_per_tensor_param`), which a float32 sampler would show as 9e-3 between its
-probabilities and the actor's (measured).
+probabilities and the actor's (measured). Nor does verl seed its workers, so an adapter would begin as another one at
+each start; here they begin with the run's seed, which a model with dropout needs too.
 """
 
 from __future__ import annotations
@@ -17,9 +18,25 @@ from sql_agent.verl_plugin.import_hook import after_import
 
 
 def install(*, cpu: bool) -> None:
+    def change_engine(module: ModuleType) -> None:
+        _seed(module)
+        if cpu:
+            _send_float32(module)
+
     after_import("verl.utils.checkpoint.fsdp_checkpoint_manager", _save_merged)
-    if cpu:
-        after_import("verl.workers.engine.fsdp.transformer_impl", _send_float32)
+    after_import("verl.workers.engine.fsdp.transformer_impl", change_engine)
+
+
+def _seed(module: ModuleType) -> None:
+    from accelerate.utils import set_seed
+
+    upstream = module.FSDPEngine.initialize
+
+    def initialize(self: Any) -> None:
+        set_seed(self.engine_config.seed)
+        upstream(self)
+
+    module.FSDPEngine.initialize = initialize  # type: ignore[attr-defined]
 
 
 def _save_merged(module: ModuleType) -> None:
