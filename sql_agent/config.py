@@ -50,6 +50,8 @@ class DataConfig(Settings):
     """Share of tables kept out of training when `train_file` comes without `val_file`; no table is in both."""
     generate: int = Field(default=512, ge=1)
     """Tasks to generate for training when there is no `train_file`."""
+    skills: tuple[str, ...] = ()
+    """Keep tasks that show one of these skills, to train on and held out; empty keeps all. dbbench only."""
     val_limit: int = Field(default=64, ge=1)
     """Held-out tasks evaluated at each validation (the first ones, in file order)."""
     train_batch_size: int = Field(default=8, ge=1)
@@ -221,6 +223,12 @@ class TrainConfig(Settings):
                 f"reward_model.give_up_s ({scorer.give_up_s}) is longer than rollout.step_timeout_s "
                 f"({self.rollout.step_timeout_s}); a step would end before it says that the reward model is gone"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _skills_are_known_there(self) -> TrainConfig:
+        if self.data.skills and self.env.type != "dbbench":
+            raise ValueError(f"data.skills are of env.type=dbbench; tasks of {self.env.type} name none")
         return self
 
     @model_validator(mode="after")

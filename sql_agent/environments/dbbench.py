@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from contextlib import ExitStack
 from types import TracebackType
@@ -9,10 +10,12 @@ from typing import Any, Self
 
 from dbbench_adapter.backends import Backend, open_backend
 from dbbench_adapter.export import verl_rows
-from dbbench_adapter.generator import generate_tasks
+from dbbench_adapter.generator import DRAFTS, generate_tasks, task_stream
+from dbbench_adapter.generator import Split as HalfName
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.load import load_tasks
 from dbbench_adapter.protocols import PROTOCOLS, Episode, Message, ProtocolName, open_episode
+from dbbench_adapter.single_skill import skills_of
 from dbbench_adapter.splits import split_by_table
 from dbbench_adapter.types import Score, Task
 from sql_agent.config import DataConfig, TrainConfig
@@ -52,15 +55,19 @@ class DbBench(Environment):
         return self._protocol.max_replies(limits.max_turns or self._protocol.max_rounds)
 
     def load_split(self, data: DataConfig, seed: int) -> Split:
-        """No table is in both halves."""
+        """No table is in both halves.
+
+        Raises:
+            ValueError: a file is missing or has no task of `data.skills`, or generated tasks never show them.
+        """
         if data.train_file is None:
-            train, file = generate_tasks(data.generate, seed=seed, split="train"), data.val_file
-            val = load_tasks(file) if file else generate_tasks(data.val_limit, seed=seed, split="held_out")
+            train, file = generated(data.generate, "train", data.skills, seed), data.val_file
+            val = load_tasks(file) if file else generated(data.val_limit, "held_out", data.skills, seed)
         elif data.val_file is None:
             train, val = split_by_table(load_tasks(data.train_file), data.held_out_fraction, seed)
         else:
             train, val = load_tasks(data.train_file), load_tasks(data.val_file)
-        return Split(train, val[: data.val_limit])
+        return Split(of_skills(train, data.skills), of_skills(val, data.skills)[: data.val_limit])
 
     def task(self, fields: dict[str, Any]) -> Task:
         return Task.from_dict(fields)
@@ -75,6 +82,25 @@ class DbBench(Environment):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._opened.close()
+
+
+def generated(n: int, split: HalfName, skills: Sequence[str], seed: int) -> list[Task]:
+    """The first `n` generated tasks that show one of `skills`; of any kind without skills."""
+    of_skills(generate_tasks(len(DRAFTS), seed=seed, split=split), skills)  # one of each kind: ends what would not
+    shown = (task for task in task_stream(seed=seed, split=split) if not skills or skills_of(task) & set(skills))
+    return list(itertools.islice(shown, n))
+
+
+def of_skills(tasks: Sequence[Task], skills: Sequence[str]) -> list[Task]:
+    """
+    Raises:
+        ValueError: none shows one of `skills`; names those that are there.
+    """
+    kept = [task for task in tasks if not skills or skills_of(task) & set(skills)]
+    if tasks and not kept:
+        known = sorted({skill for task in tasks for skill in skills_of(task)})
+        raise ValueError(f"no task shows {' or '.join(skills)} (data.skills); these tasks show {', '.join(known)}")
+    return kept
 
 
 def from_config(cfg: TrainConfig) -> DbBench:

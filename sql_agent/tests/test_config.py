@@ -47,6 +47,7 @@ def test_what_is_saved_reads_back_equal(tmp_path):
         (["reward_model.timeout_s=200"], "a score has to be late before"),
         (["reward_model.url=http://h:1", "rollout.step_timeout_s=310"], "a rollout has to be played and scored"),
         (["reward_model.url=http://h:1", "reward_model.give_up_s=601"], "a step would end before it says"),
+        (["env.type=medical", "data.skills=[select]"], "data.skills are of env.type=dbbench"),
         (["agent.max_tokens=900"], "longer than data.max_response_tokens"),
     ],
 )
