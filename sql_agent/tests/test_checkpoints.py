@@ -155,8 +155,15 @@ def test_a_checkpoint_counts_once_its_step_is_logged(tmp_path):
     assert fault_of(tmp_path / "global_step_2") is None
 
 
-def test_two_stay_and_what_a_killed_run_left_is_written_anew(tmp_path):
-    write_checkpoint(tmp_path, 6, sealed=False)
+def test_what_a_killed_run_left_is_written_anew(tmp_path):
+    (write_checkpoint(tmp_path, 6, sealed=False) / "leftover").touch()
+    keeper, trainer = training(tmp_path)
+    take_step(keeper, trainer, 6)
+    assert fault_of(tmp_path / "global_step_6") is None
+    assert not (tmp_path / "global_step_6" / "leftover").exists()
+
+
+def test_two_stay(tmp_path):
     keeper, trainer = training(tmp_path, keep=2)
     for step in (2, 4, 6):
         take_step(keeper, trainer, step)
