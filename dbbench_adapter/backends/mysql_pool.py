@@ -207,10 +207,15 @@ class Pool:
             threading.Thread(target=_remove_retired, args=(slot,), name="mysql-remove", daemon=True).start()
 
     def session(self, slot: Slot, *, typed: bool, statement_timeout_s: float) -> Connection:
-        """The agent's session with MySQL's manners, whichever server it is."""
+        """The agent's session with MySQL's manners, whichever server it is.
+
+        A server that was started again since the episode began answers a new session, but may have lost what was in the
+        database: the administrator's session, as old as the episode, is asked first.
+        """
         wanted = (typed, statement_timeout_s)
         with self.failures_named():
             if slot.agent is None or not slot.agent.open:
+                slot.admin.ping(reconnect=False)
                 slot.agent, slot.settings = self._connect_agent(slot), None
             if slot.settings != wanted:
                 try:
@@ -218,6 +223,7 @@ class Pool:
                     slot.agent.select_db("information_schema")
                     slot.agent.select_db(slot.name)
                 except pymysql.OperationalError:  # the agent dropped it: no database selected from now on
+                    slot.admin.ping(reconnect=False)
                     _hang_up(slot.agent)
                     slot.agent = self._connect_agent(slot)
                 with slot.agent.cursor() as cursor:

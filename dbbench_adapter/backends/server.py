@@ -1,8 +1,9 @@
 """A MariaDB server of our own: started on a free port in a temporary folder, gone when we are.
 
 Its data live in memory where there is room, nothing is flushed, and it listens on loopback only, to one user with a
-random password. It dies with the process that started it, however that one ends; a folder that outlived its process is
-removed by the next start. Leaves out: a server that others run (`mysql://...`), and any wish to keep the data.
+random password. One that crashes or is killed comes back at the same address, with episodes lost that were using it.
+It dies with the process that started it, however that one ends; a folder that outlived its process is removed by the
+next start. Leaves out: a server that others run (`mysql://...`), and any wish to keep the data.
 """
 
 from __future__ import annotations
@@ -29,6 +30,12 @@ _MEMORY = Path("/dev/shm")
 _MEMORY_NEEDED_BYTES = 512 * 1024**2
 _PREFIX = "agentgrpo-mariadb-"
 _USER = "agentgrpo"
+_RUN_ID = "AGENTGRPO_RUN_ID"
+"""Environment variable that names a training run; its servers' folders carry the name too."""
+_SHORT_LIFE_S = 5.0
+_MOST_SHORT_LIVES = 5
+"""In a row, after which a server is not started again."""
+_RESTART_PAUSE_S = 0.5
 _PR_SET_PDEATHSIG = 1
 _SESSION_LIMITS = {
     "max-session-mem-used": 256 * 1024**2,
@@ -56,7 +63,9 @@ class PrivateServer:
     def __enter__(self) -> PrivateServer:
         install, server = _binary("mariadb-install-db"), _binary("mariadbd")
         _remove_orphans()
-        self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_parent_folder()))
+        owner = "-".join(filter(None, [str(os.getpid()), os.environ.get(_RUN_ID)]))
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{owner}-", dir=_parent_folder()))
+        self._closing = self._was_up = False
         try:
             self._install(install)
             self._start(server)
@@ -69,6 +78,7 @@ class PrivateServer:
         self.close()
 
     def close(self) -> None:
+        self._closing = True
         if process := getattr(self, "_process", None):
             process.kill()  # nobody wants the data: an orderly shutdown would only take longer
             self._thread.join()
@@ -86,7 +96,7 @@ class PrivateServer:
         init = self._folder / "init.sql"
         init.touch(mode=0o600)
         init.write_text(
-            f"CREATE USER '{_USER}'@'127.0.0.1' IDENTIFIED BY '{password}';\n"
+            f"CREATE OR REPLACE USER '{_USER}'@'127.0.0.1' IDENTIFIED BY '{password}';\n"
             f"GRANT ALL ON *.* TO '{_USER}'@'127.0.0.1' WITH GRANT OPTION;\n"
             "DELETE FROM mysql.global_priv WHERE User IN ('root', '');\n"
             "FLUSH PRIVILEGES;\n"
@@ -105,22 +115,32 @@ class PrivateServer:
         self._thread.start()
         started.wait()
         self._wait_until_up(port)
+        self._was_up = True
         self.url = f"mysql://{_USER}:{password}@127.0.0.1:{port}"
 
     def _serve(self, command: Sequence[str], started: threading.Event) -> None:
-        try:
-            with (self._folder / "server.log").open("wb") as log:
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,  # Ctrl-C is for us; we end the server when we are done with it
-                    preexec_fn=_die_with_parent,
-                )
-        finally:
-            started.set()
-        self._process.wait()
+        short_lives = 0
+        while short_lives < _MOST_SHORT_LIVES:
+            born = time.monotonic()
+            try:
+                with (self._folder / "server.log").open("ab") as log:
+                    self._process = subprocess.Popen(
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,  # Ctrl-C is for us; we end the server when we are done with it
+                        preexec_fn=_die_with_parent,
+                    )
+            finally:
+                started.set()
+            if self._closing:  # while it was starting again
+                self._process.kill()
+            told_to_end = self._process.wait() == 0 or self._closing
+            if told_to_end or not self._was_up:
+                return
+            short_lives = short_lives + 1 if time.monotonic() - born < _SHORT_LIFE_S else 0
+            time.sleep(_RESTART_PAUSE_S)
 
     def _wait_until_up(self, port: int) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S

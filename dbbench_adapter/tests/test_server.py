@@ -1,5 +1,6 @@
 """The private MariaDB: gone with its owner, however that one ends."""
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -61,9 +62,33 @@ def test_a_server_that_dies_is_no_fault_of_the_agent(server):
         for use in (lambda: database.run("SELECT a FROM T"), database.snapshot, lambda: database.table_hash([table])):
             with pytest.raises(BackendUnavailable, match="it has to run"):
                 use()
-        with pytest.raises(BackendUnavailable):
-            backend.open([table], typed=False)
         database.close()
+
+
+def test_a_server_that_is_killed_comes_back_at_its_address_and_the_same_backend_goes_on(server):
+    with MysqlBackend(server.url) as backend:
+        table = Table("T", (Column("a"),), (("1",),))
+        backend.open([table], typed=False).close()
+        for _ in range(2):
+            server._process.kill()
+            server._process.wait()
+            deadline = time.monotonic() + 20
+            while (database := opened(backend, table)) is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert database.run("SELECT a FROM T").rows == (("1",),)
+            database.close()
+
+
+def opened(backend, table):
+    with contextlib.suppress(BackendUnavailable):
+        return backend.open([table], typed=False)
+
+
+def test_a_server_that_is_told_to_end_stays_down(server):
+    server._process.terminate()
+    server._thread.join(20)
+    assert not server._thread.is_alive()
 
 
 def test_databases_and_users_of_ours_leave_a_shared_server(server):
