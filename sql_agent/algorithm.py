@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import multiprocessing
 import os
 import secrets
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from sql_agent.agl_light import agl
 from sql_agent.config import TrainConfig
 from sql_agent.run_context import TrainingFailedError
 from sql_agent.runner import TRAINER_WORKER
+from sql_agent.store import UNFINISHED
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +67,7 @@ class VerlGrpo(agl.Algorithm):
             proxy = spawn("sql_agent.llm_proxy", *arguments, log=log_file(self.cfg, "proxy"))
         try:
             _tell(self.driver, self.order | {"store_url": store_url})
-            await self._follow(proxy)
+            await _first_of(self._follow(proxy), self._until_no_runner_is_left())
         finally:
             heartbeat.cancel()
             await asyncio.gather(_end(proxy, close_stdin=True), _end(self.driver))
@@ -99,6 +101,16 @@ class VerlGrpo(agl.Algorithm):
         if not self.finished:
             raise TrainingFailedError(f"{error or f'verl ended with exit code {code}'}\nlog: {log}")
 
+    async def _until_no_runner_is_left(self) -> None:
+        """Watch the runners that this command has started; nobody would play what the trainer waits for."""
+        runners = multiprocessing.active_children()
+        while not runners or any(runner.is_alive() for runner in runners):
+            await asyncio.sleep(HEARTBEAT_S)
+        ends = ", ".join(f"{runner.name} with {runner.exitcode}" for runner in runners)
+        raise TrainingFailedError(
+            f"no runner is left ({ends}); their logs are in {log_file(self.cfg, 'runner-N').parent}"
+        )
+
     async def _start_proxy(self, proxy: subprocess.Popen[str], servers: dict[str, Any]) -> str:
         """Point the LLM proxy at the model servers; answers its address."""
         _tell(proxy, {"model": servers["model"], "backends": servers["backends"]})
@@ -115,10 +127,21 @@ class VerlGrpo(agl.Algorithm):
 
     async def _cancel_leftovers(self, store: Any) -> None:
         """Rollouts of an earlier run that was killed would only send our runners to a model that is gone."""
-        unfinished = ["queuing", "preparing", "running", "requeuing"]
-        for rollout in await store.query_rollouts(status_in=unfinished):
+        for rollout in await store.query_rollouts(status_in=UNFINISHED):
             if (rollout.metadata or {}).get("run_id", self.order["run_id"]) != self.order["run_id"]:
                 await store.update_rollout(rollout.rollout_id, status="cancelled")
+
+
+async def _first_of(*works: Coroutine[Any, Any, None]) -> None:
+    """Await the first of them to end, well or with its error; the others are cancelled."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def store_address(store: Any) -> str:

@@ -37,6 +37,7 @@ from starlette.responses import JSONResponse
 
 from sql_agent.processes import Events
 from sql_agent.stitch import TURN_SPAN, turn_attributes
+from sql_agent.store import PatientStore
 
 logger = logging.getLogger(__name__)
 
@@ -82,8 +83,11 @@ class RolloutRoute:
 
     async def _ask(self, body: bytes) -> tuple[int, dict[str, Any]]:
         """Status and answer of the policy's server."""
-        request = json.loads(body)
-        url = self.servers.get(request.get("model"))
+        try:
+            request = json.loads(body)
+            url = self.servers.get(request.get("model"))
+        except (ValueError, AttributeError) as error:
+            return 400, _error(f"the request is no JSON object: {error}")
         if url is None:
             return 404, _error(f"the policy is served as {', '.join(self.servers)}, not as {request.get('model')!r}")
         if request.get("stream"):
@@ -94,9 +98,12 @@ class RolloutRoute:
         request |= {"model": self.served_model, "return_token_ids": True, "logprobs": True}
         try:
             async with self._session.post(f"{url}/chat/completions", json=request) as response:
-                return response.status, await response.json(content_type=None)
+                answer = await response.json(content_type=None)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             return 502, _error(f"the model server at {url} did not answer: {type(error).__name__}: {error}")
+        if response.status == 200 and not (isinstance(answer, dict) and answer.get("choices")):
+            return 502, _error(f"the model server at {url} answered without a reply: {str(answer)[:200]}")
+        return response.status, answer
 
 
 def _error(message: str) -> dict[str, Any]:
@@ -158,7 +165,7 @@ async def serve(store_url: str, port: int, timeout_s: float, events: Events) -> 
     servers = {f"policy-{i}": f"{url}/v1" for i, url in enumerate(order["backends"])}
     RolloutRoute.servers, RolloutRoute.served_model, RolloutRoute.timeout_s = servers, order["model"], timeout_s
     proxy = agl.LLMProxy(
-        store=agl.LightningStoreClient(store_url, retry_delays=(0.2, 0.5, 1.0)),
+        store=PatientStore(store_url),
         model_list=model_list(order["model"], servers, timeout_s),  # type: ignore[arg-type]
         litellm_config={"litellm_settings": {"num_retries": 0, "telemetry": False}},
         launcher_args=PythonServerLauncherArgs(

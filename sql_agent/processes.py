@@ -1,21 +1,45 @@
-"""Child processes that do not outlive their run.
+"""What a run leaves behind: nothing, however it ends.
 
-Every process of a run carries the run's id in its environment. At the end, whatever still carries it is ended: first
-asked, then killed. Only processes of this run are touched. Linux only (/proc, prctl).
+Every process of a run carries the run's id, in its environment or, where it was forked, as its name; every temporary
+file is in a folder with that id in its name. At the end whatever still carries it is ended, first asked, then killed,
+and the folders are removed: by the command, or, where that one was killed, by a guard that waits for nothing else.
+Where both were killed `python -m scripts.clean` does it. Only what carries the id is touched. Linux only.
+
+    python -m sql_agent.processes RUN_ID PID
+
+is the guard of the run whose command is PID.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
+import re
+import shutil
 import signal
+import subprocess
+import sys
+import tempfile
 import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 RUN_ID = "AGENTGRPO_RUN_ID"
-_PR_SET_PDEATHSIG = 1
+IS_RUN_ID = re.compile("[0-9a-f]{12}")
+LOCK = "lock"
+"""File in a run's folder that its command holds locked while it lives."""
+PLACES = (Path("/tmp"), Path("/dev/shm"))
+"""Where the folders of runs are: short, since Unix sockets in them have 107 characters; databases in memory."""
+LINGER_S = 20.0
+"""How long the guard lets the processes of a killed command end by themselves."""
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_NAME = "ag-"
+"""Of a forked process, before the run's id; the kernel keeps 15 characters."""
 
 
 class Events:
@@ -29,47 +53,130 @@ class Events:
         self._out.write(json.dumps(event) + "\n")
 
 
-def end_with_parent() -> None:
-    """Ask the kernel to send this process SIGTERM when its parent ends, however it ends (prctl PR_SET_PDEATHSIG)."""
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+@contextmanager
+def own_run() -> Iterator[tuple[str, Path]]:
+    """Begin a run: its id, which all its processes inherit, and a folder for what they write aside. In the end nothing
+    of either is left."""
+    run_id = uuid.uuid4().hex[:12]
+    folder = PLACES[0] / f"agentgrpo-{run_id}"
+    folder.mkdir(mode=0o700)
+    # unlike flock, a lock of this kind is not inherited: it is gone when this very process is
+    lock = os.open(folder / LOCK, os.O_WRONLY | os.O_CREAT, 0o600)
+    fcntl.lockf(lock, fcntl.LOCK_EX)
+    command = [sys.executable, "-m", "sql_agent.processes", run_id, str(os.getpid())]
+    root = Path(__file__).resolve().parents[1]
+    nothing = subprocess.DEVNULL  # whoever reads what the command says need not wait for the guard
+    guard = subprocess.Popen(command, cwd=root, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
+    # torch and Triton keep what they have compiled there, for all runs of a user
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
+    os.environ[RUN_ID], os.environ["TMPDIR"] = run_id, str(folder)
+    tempfile.tempdir = None  # read anew
+    try:
+        yield run_id, folder
+    finally:
+        end_run(run_id)
+        remove_folders(run_id)
+        os.close(lock)
+        guard.terminate()
+        guard.wait()
+
+
+def end_with_parent(sign: int = signal.SIGTERM, parent: int | None = None) -> None:
+    """Ask the kernel to send this process `sign` when its parent ends, however it ends (prctl PR_SET_PDEATHSIG).
+
+    Args:
+        parent: its pid, where it may have ended before this process asks.
+    """
+    parent = parent or os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, sign)
     if os.getppid() != parent:  # it ended in between
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), sign)
 
 
-def processes_of(run_id: str) -> list[int]:
-    """Pids of the living processes that carry `run_id`, this one left out."""
-    mark = f"{RUN_ID}={run_id}".encode()
+def wear_name() -> None:
+    """Name this process after its run: a fork's environment stays what its parent was started with."""
+    if run_id := os.environ.get(RUN_ID):
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, f"{_NAME}{run_id}".encode())
+
+
+def processes_of(run_id: str, *, forks: bool = False) -> list[int]:
+    """Pids of the living processes that carry `run_id`, this one left out.
+
+    Args:
+        forks: those as well that carry it as their name; they end by themselves when the command does.
+    """
+    return [pid for pid, its in marked(forks=forks) if its == run_id]
+
+
+def marked(*, forks: bool) -> list[tuple[int, str]]:
+    """(pid, run id) of every living process of this user that carries a run's id, this one left out."""
     found = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit() or int(folder.name) == os.getpid():
             continue
-        try:
-            if mark in (folder / "environ").read_bytes().split(b"\0") and _alive(folder):
-                found.append(int(folder.name))
-        except OSError:
-            continue  # ended meanwhile, or another user's
+        with suppress(OSError):  # ended meanwhile, or another user's
+            run_id = _mark(folder, forks=forks) if folder.stat().st_uid == os.geteuid() else None
+            if run_id and _alive(folder):
+                found.append((int(folder.name), run_id))
     return found
 
 
-def end_run(run_id: str, *, patience_s: float = 10.0) -> list[int]:
+def _mark(folder: Path, *, forks: bool) -> str | None:
+    name = (folder / "comm").read_text().strip()
+    if forks and name.startswith(_NAME):
+        return name.removeprefix(_NAME)
+    variables = (folder / "environ").read_bytes().split(b"\0")
+    prefix = f"{RUN_ID}=".encode()
+    return next((v.removeprefix(prefix).decode(errors="replace") for v in variables if v.startswith(prefix)), None)
+
+
+def folders_of(run_id: str) -> list[Path]:
+    """The folders of a run, this user's only."""
+    found = [path for place in PLACES for path in sorted(place.glob(f"agentgrpo-*{run_id}*"))]
+    return [path for path in found if path.stat(follow_symlinks=False).st_uid == os.geteuid()]
+
+
+def remove_folders(run_id: str) -> None:
+    for folder in folders_of(run_id):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_run(run_id: str, *, patience_s: float = 10.0, forks: bool = False) -> list[int]:
     """End what is left of a run: SIGTERM, `patience_s` seconds, then SIGKILL.
 
     Returns:
         Pids that were still there when it was called.
     """
-    left = processes_of(run_id)
+    left = processes_of(run_id, forks=forks)
     for sign, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, 5.0)):
-        for pid in processes_of(run_id):
-            try:
+        for pid in processes_of(run_id, forks=forks):
+            with suppress(ProcessLookupError):
                 os.kill(pid, sign)
-            except ProcessLookupError:
-                continue
-        deadline = time.monotonic() + wait_s
-        while processes_of(run_id) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        _wait_until_gone(run_id, wait_s, forks=forks)
     return left
+
+
+def _wait_until_gone(run_id: str, wait_s: float, *, forks: bool) -> None:
+    deadline = time.monotonic() + wait_s
+    while processes_of(run_id, forks=forks) and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def _alive(folder: Path) -> bool:
     return (folder / "stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def guard(run_id: str, command: int) -> None:
+    """Wait for SIGTERM, which the command sends when it has cleaned up and the kernel when it has died; then see to it
+    that nothing is left."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    end_with_parent(parent=command)
+    signal.sigwait({signal.SIGTERM})
+    _wait_until_gone(run_id, LINGER_S, forks=True)
+    end_run(run_id, forks=True)
+    remove_folders(run_id)
+
+
+if __name__ == "__main__":
+    guard(sys.argv[1], int(sys.argv[2]))

@@ -34,6 +34,7 @@ from sql_agent.environments import make_environment
 from sql_agent.rollout_metrics import batch_metrics, score_metrics, skill_metrics
 from sql_agent.scoring import start_command
 from sql_agent.stitch import RolloutOutcome, Trajectory, read_outcome, read_turns, stitch
+from sql_agent.store import UNFINISHED, PatientStore
 from sql_agent.types import RewardModelConfig
 
 logger = logging.getLogger(__name__)
@@ -99,7 +100,7 @@ class LightningRolloutManager:
     def __init__(self, config: Any, llm_client: Any, **_: Any) -> None:
         run = run_context.current()
         self.run, self.cfg = run, run.cfg
-        self.store = agl.LightningStoreClient(run.store_url)
+        self.store = PatientStore(run.store_url)
         self.model_path = str(config.actor_rollout_ref.model.path)
         self.pad_id = run.pad_id
         self.loop = asyncio.new_event_loop()
@@ -205,11 +206,17 @@ class LightningRolloutManager:
                 pending |= await self._enqueue(redraws, order)
             if pending or reading:
                 await asyncio.sleep(self.cfg.rollout.poll_s)
-        for rollout_id, result in pending.items():  # late ones are nobody's: their ids are never asked for again
+        for result in pending.values():  # late ones are nobody's: their ids are never asked for again
             result.lost = "step_deadline"
-            await self.store.update_rollout(rollout_id, status="cancelled")
         await asyncio.gather(*reading)
+        await self._cancel_unfinished()
         check_scorer(_results(places), self.cfg.reward_model)
+
+    async def _cancel_unfinished(self) -> None:
+        """Of this run: rollouts that are late, and those that a fault has queued twice."""
+        for rollout in await self.store.query_rollouts(status_in=UNFINISHED):
+            if (rollout.metadata or {}).get("run_id") == self.run.run_id:
+                await self.store.update_rollout(rollout.rollout_id, status="cancelled")
 
     def _redraw(self, place: Place) -> tuple[Place, list[Result], list[Task]] | None:
         """The next group of a place whose last one has ended and has no spread; None while, or where, there is none."""

@@ -1,8 +1,9 @@
 """The agent as agent-lightning sees it, and the process that runs many of its rollouts at once.
 
 Upstream's runner plays one rollout at a time and polls every five seconds. A sampler batches, so this one keeps
-`runner_concurrency` rollouts in flight, and asks for as many as it has room for every `poll_s`. It ends by itself when
-the store or the trainer is gone; upstream's keeps polling.
+`runner_concurrency` rollouts in flight, and asks for as many as it has room for every `poll_s`. What stands in its name
+in the store although it does not play it goes back into the queue. It ends by itself when the store or the trainer is
+gone; upstream's keeps polling. Leaves out what brings a killed one back (`sql_agent.runner_processes`).
 """
 
 from __future__ import annotations
@@ -11,13 +12,10 @@ import asyncio
 import dataclasses
 import json
 import logging
-import multiprocessing
 import os
-import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -28,10 +26,11 @@ from sql_agent.agl_light import agl
 from sql_agent.config import TrainConfig
 from sql_agent.environments import make_environment
 from sql_agent.environments.base import Environment
-from sql_agent.processes import end_with_parent
+from sql_agent.processes import RUN_ID
 from sql_agent.rewards import NO_JUDGE, REWARDS, Opinion, reward
 from sql_agent.scoring import RolloutScorer
 from sql_agent.stitch import OUTCOME, TURN_SPAN, RolloutOutcome, turn_attributes
+from sql_agent.store import PatientStore
 from sql_agent.types import RolloutRecord
 
 logger = logging.getLogger(__name__)
@@ -40,6 +39,12 @@ TRAINER_WORKER = "trainer"
 """Name under which the algorithm sends heartbeats to the store; runners of other processes watch it."""
 STORE_GONE_S = 30.0
 TRAINER_GONE_S = 60.0
+RETRY_PAUSE_S = 3.0
+"""Before a rollout that the infrastructure failed goes back into the queue: what failed may be starting again."""
+GIVE_BACK_S = 5.0
+"""How often a runner looks for what stands in its name and is not played."""
+END_S = 5.0
+"""How long a runner that ends waits for its rollouts to let go of their databases."""
 
 
 class RolloutLostError(RuntimeError):
@@ -81,6 +86,12 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             self._environment = None
 
     async def rollout_async(self, task: dict[str, Any], resources: Any, rollout: Any) -> list[Any]:
+        try:
+            return await self._play(task, resources, rollout)
+        except asyncio.CancelledError:  # which agent-lightning would report as success
+            raise RolloutLostError("its runner has been told to end") from None
+
+    async def _play(self, task: dict[str, Any], resources: Any, rollout: Any) -> list[Any]:
         metadata = rollout.metadata or {}
         llm = resources["main_llm"]
         agent = self.cfg.agent
@@ -106,6 +117,7 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         await asyncio.gather(*writing)
         last_attempt = rollout.attempt.sequence_id >= self.cfg.rollout.max_attempts
         if record.score.value is None and record.score.reason != NO_JUDGE and not last_attempt:
+            await asyncio.sleep(RETRY_PAUSE_S)
             raise RolloutLostError(f"{record.score.reason}: {record.error}")
         opinion = await self.scorer.opinion(record) if self.scorer else None
         last = (
@@ -181,48 +193,68 @@ class PassiveTracer(agl.OtelTracer):
 class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
     """agent-lightning's runner with many rollouts in flight and an end of its own."""
 
-    def __init__(
-        self, tracer: Any, *, concurrency: int, poll_s: float, store_url: str, logs: Path | None = None
-    ) -> None:
+    def __init__(self, tracer: Any, *, concurrency: int, poll_s: float, store_url: str) -> None:
         super().__init__(tracer, poll_interval=poll_s)
-        self._concurrency, self._poll_s, self._store_url, self._logs = concurrency, poll_s, store_url, logs
+        self._concurrency, self._poll_s, self._store_url = concurrency, poll_s, store_url
 
     def init_worker(self, worker_id: int, store: Any, **kwargs: Any) -> None:
-        super().init_worker(worker_id, store, **kwargs)
-        if self._logs is not None and multiprocessing.parent_process() is not None:  # forked from the command
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            end_with_parent()
-            self._logs.mkdir(parents=True, exist_ok=True)
-            log = os.open(self._logs / f"runner-{worker_id}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            agl.setup_logging("WARNING")
+        super().init_worker(worker_id, PatientStore(self._store_url), **kwargs)
+
+    def get_worker_id(self) -> str:
+        """Of one runner of one run: what stands under it in the store is played here or nowhere."""
+        return f"{super().get_worker_id()}-{os.environ.get(RUN_ID, os.getpid())}"
 
     async def iter(self, *, event: Any = None) -> None:
-        store = self.get_store()
-        in_flight: set[asyncio.Task[str]] = set()
+        store, playing = self.get_store(), dict[asyncio.Task[str], str]()
+        work = asyncio.create_task(self._work(store, playing, event))
         watch = asyncio.create_task(self._until_alone())
-        stop_heartbeat = self._start_heartbeat_loop(store)
+        heartbeat = agl.LightningStoreClient(self._store_url, retry_delays=(), health_retry_delays=())
+        stop_heartbeat = self._start_heartbeat_loop(heartbeat)  # in a thread, whose end is waited for
         try:
-            while not watch.done() and not (event is not None and event.is_set()):
-                free = self._concurrency - len(in_flight)
-                claimed = await store.dequeue_many_rollouts(limit=free, worker_id=self.get_worker_id()) if free else []
-                in_flight |= {asyncio.create_task(self._step_impl(rollout)) for rollout in claimed}
-                if in_flight:
-                    _, in_flight = await asyncio.wait(
-                        in_flight, timeout=self._poll_s, return_when=asyncio.FIRST_COMPLETED
-                    )
-                else:
-                    await asyncio.sleep(self._poll_s)
+            done, _ = await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         finally:
-            for task in [*in_flight, watch]:
+            for task in [*playing, work, watch]:
                 task.cancel()
-            await asyncio.wait({*in_flight, watch})
-            if stop_heartbeat is not None:
-                await stop_heartbeat()
+            await asyncio.wait({*playing, work, watch}, timeout=END_S)
             agent = self.get_agent()
             if isinstance(agent, SqlLitAgent):
                 await agent.aclose()
+            if stop_heartbeat is not None:
+                await stop_heartbeat()
+            await store.close()  # type: ignore[attr-defined]
+
+    async def _work(self, store: Any, playing: dict[asyncio.Task[str], str], event: Any) -> None:
+        """Claim and play until told to end; `playing` holds the attempt of each rollout in flight."""
+        next_look = 0.0
+        while not (event is not None and event.is_set()):
+            if time.monotonic() > next_look:
+                await self._give_back(store, set(playing.values()))
+                next_look = time.monotonic() + GIVE_BACK_S
+            free = self._concurrency - len(playing)
+            claimed = await store.dequeue_many_rollouts(limit=free, worker_id=self.get_worker_id()) if free else []
+            for rollout in claimed:
+                playing[asyncio.create_task(self._step_impl(rollout))] = rollout.attempt.attempt_id
+            if playing:
+                done, _ = await asyncio.wait(playing, timeout=self._poll_s, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    del playing[task]
+            else:
+                await asyncio.sleep(self._poll_s)
+
+    async def _give_back(self, store: Any, playing: Collection[str]) -> None:
+        """Fail the attempts in this runner's name that it is not playing, so that the store queues them again: those of
+        a process that was killed, of a claim whose answer was lost, of an end that could not be reported.
+
+        Args:
+            playing: attempts in flight when no claim was; later, one that has just ended would look lost.
+        """
+        for rollout in await store.query_rollouts(status_in=["preparing", "running"]):
+            attempt = rollout.attempt
+            if attempt.worker_id == self.get_worker_id() and attempt.attempt_id not in playing:
+                logger.warning("rollout %s is not played by the runner that claimed it", rollout.rollout_id)
+                await store.update_attempt(rollout.rollout_id, attempt.attempt_id, status="failed")
 
     async def _until_alone(self) -> None:
         """Return when the store has not answered for STORE_GONE_S or the trainer has said, or shown, that it ended."""
@@ -233,7 +265,8 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
                 try:
                     async with session.get(f"{self._store_url}/v1/agl/health") as response:
                         response.raise_for_status()
-                    trainer = await store.get_worker_by_id(TRAINER_WORKER)
+                    async with asyncio.timeout(5):
+                        trainer = await store.get_worker_by_id(TRAINER_WORKER)
                     last_answer = time.monotonic()
                 except (aiohttp.ClientError, OSError, TimeoutError):
                     if time.monotonic() - last_answer > STORE_GONE_S:

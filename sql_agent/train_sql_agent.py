@@ -21,7 +21,6 @@ import signal
 import socket
 import subprocess
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -267,22 +266,16 @@ def git_commit() -> str:
 
 def train(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) -> None:
     """Run as the roles `AGL_CURRENT_ROLE` names: `algorithm`, `runner`, or both in one command."""
-    from sql_agent.processes import RUN_ID, end_run
+    from sql_agent.processes import own_run
 
     role = os.environ.get("AGL_CURRENT_ROLE", "both")
-    run_id = uuid.uuid4().hex[:12]
-    os.environ[RUN_ID] = run_id
-    ray_dir = Path(f"/tmp/agentgrpo-{run_id}")  # short: Ray makes Unix sockets in it
     for end in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(end, lambda *_: signal.raise_signal(signal.SIGINT))
-    try:
-        algorithm = None if role == "runner" else make_algorithm(cfg, checkpoint, run_id, ray_dir, cpu=cpu)
+    with own_run() as (run_id, folder):
+        algorithm = None if role == "runner" else make_algorithm(cfg, checkpoint, run_id, folder / "ray", cpu=cpu)
         fit(cfg, algorithm, debug=debug)
         if algorithm is not None and not algorithm.finished:
             raise KeyboardInterrupt  # agent-lightning's trainer keeps it to itself
-    finally:
-        end_run(run_id)
-        shutil.rmtree(ray_dir, ignore_errors=True)
 
 
 @contextmanager
@@ -389,6 +382,8 @@ def fit(cfg: TrainConfig, algorithm: Any, *, debug: bool) -> None:
     """Hand over to agent-lightning's trainer, which forks the runners and runs the algorithm in this process."""
     from sql_agent.agl_light import agl
     from sql_agent.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
+    from sql_agent.runner_processes import LastingRunners
+    from sql_agent.store import PatientStore
 
     agl.setup_logging("DEBUG" if debug else "CRITICAL")  # what fails here is printed once, by `main`
     logging.getLogger("uvicorn.error").addFilter(lambda record: debug or record.levelno >= logging.WARNING)
@@ -398,17 +393,20 @@ def fit(cfg: TrainConfig, algorithm: Any, *, debug: bool) -> None:
         concurrency=cfg.rollout.runner_concurrency,
         poll_s=cfg.rollout.poll_s,
         store_url=cfg.store.address or f"http://127.0.0.1:{port}",
-        logs=cfg.run_dir / "logs",
     )
     trainer = agl.Trainer(
         algorithm=algorithm,
         runner=runner,
         n_runners=cfg.rollout.n_runners,
-        store=agl.LightningStoreClient(cfg.store.address) if cfg.store.address else None,
+        store=PatientStore(cfg.store.address) if cfg.store.address else None,
         tracer=runner.tracer,
         adapter=agl.LlmProxyTraceToTriplet(),
-        strategy=agl.ClientServerExecutionStrategy(
-            n_runners=cfg.rollout.n_runners, server_host="127.0.0.1", server_port=port, graceful_timeout=5.0
+        strategy=LastingRunners(
+            logs=cfg.run_dir / "logs",
+            n_runners=cfg.rollout.n_runners,
+            server_host="127.0.0.1",
+            server_port=port,
+            graceful_timeout=5.0,
         ),
     )
     trainer.fit(SqlLitAgent(cfg), [{}])

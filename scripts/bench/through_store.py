@@ -115,7 +115,7 @@ class Measure(agl.Algorithm):
         """CPU seconds so far of each part of the run."""
         me = psutil.Process()
         proxies = [self.proxy.pid] if self.proxy else []
-        runners = [child.pid for child in me.children() if child.pid not in proxies]
+        runners = [child.pid for child in me.children(recursive=True) if child.pid not in proxies]
         parts = {"runners": runners, "LLM proxy": proxies, "store": [self.store_pid], "rollout manager": [me.pid]}
         return {name: sum(map(cpu_s, pids)) for name, pids in parts.items() if pids}
 

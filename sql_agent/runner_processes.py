@@ -1,0 +1,136 @@
+"""Runner processes that come back: agent-lightning's strategy starts each once and does not notice when one is killed.
+
+Each runner is the child of a process that does nothing but start it again, and that ends with the command. Runners are
+told to end by SIGTERM alone: the event that upstream shares among them stays locked for all when one is killed while it
+looks at it. Leaves out the rollouts of a killed runner, which its successor gives back (`sql_agent.runner`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sql_agent.agl_light import agl
+from sql_agent.processes import end_with_parent, wear_name
+
+logger = logging.getLogger(__name__)
+
+END_S = 12.0
+"""How long a runner that is told to end may take before it is killed."""
+MOST_DEATHS = 5
+DEATHS_WITHIN_S = 60.0
+"""A runner that dies more often than `MOST_DEATHS` times in so many seconds is not started again."""
+RESTART_PAUSE_S = 0.5
+
+
+class LastingRunners(agl.ClientServerExecutionStrategy):
+    """
+    Args:
+        logs: folder of `runner-N.log`, which takes what the N-th runner prints.
+        options: upstream's.
+    """
+
+    def __init__(self, *, logs: Path, **options: Any) -> None:
+        super().__init__(**options)
+        self._logs = logs
+
+    def _spawn_runners(self, runner: Any, store: Any, stop_evt: Any, *, ctx: Any) -> list[Any]:
+        def play(number: int) -> None:
+            asyncio.run(_until_told(self._execute_runner(runner, number, store, NeverSet())))
+
+        self._logs.mkdir(parents=True, exist_ok=True)
+        processes = [
+            ctx.Process(target=keep_going, args=(play, number, self._logs), name=f"runner-{number}")
+            for number in range(self.n_runners)
+        ]
+        for process in processes:
+            process.start()
+        return processes
+
+    def _shutdown_processes(self, processes: Sequence[Any], stop_evt: Any) -> None:
+        self._signal_processes(processes, lambda process: process.terminate())
+        super()._shutdown_processes(list(processes), stop_evt)
+
+
+class NeverSet:
+    """Stands where upstream's runners have their shared stop event."""
+
+    def is_set(self) -> bool:
+        return False
+
+    def set(self) -> None:
+        pass
+
+
+async def _until_told(work: Any) -> None:
+    """Await `work` until SIGTERM; then it has the time that its clean-up takes."""
+    task = asyncio.ensure_future(work)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.result()
+
+
+def keep_going(play: Callable[[int], None], number: int, logs: Path) -> None:
+    """Have `play(number)` run in a child of this process, again and again until it ends well or SIGTERM comes."""
+    end_with_parent()
+    wear_name()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which ends us
+    signals = {signal.SIGTERM, signal.SIGCHLD}
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    log = logs / f"runner-{number}.log"
+    deaths: deque[float] = deque(maxlen=MOST_DEATHS)
+    while True:
+        child = _start(play, number, log, signals)
+        code = _end_of(child, signals)
+        if code == 0:
+            return
+        print(f"runner {number} ended with {code}; its log is {log}", file=sys.stderr, flush=True)
+        if len(deaths) == MOST_DEATHS and time.monotonic() - deaths[0] < DEATHS_WITHIN_S:
+            raise SystemExit(f"runner {number} died {MOST_DEATHS} times within {DEATHS_WITHIN_S:.0f} s: given up")
+        deaths.append(time.monotonic())
+        time.sleep(RESTART_PAUSE_S)
+
+
+def _start(play: Callable[[int], None], number: int, log: Path, blocked: set[signal.Signals]) -> int:
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
+        end_with_parent(signal.SIGKILL)
+        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        agl.setup_logging("WARNING")
+        play(number)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _end_of(child: int, signals: set[signal.Signals]) -> int:
+    """How the child ended, as `subprocess` tells it; 0 when it was told to."""
+    while signal.sigwait(signals) != signal.SIGTERM:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+    os.kill(child, signal.SIGTERM)
+    if signal.sigtimedwait({signal.SIGCHLD}, END_S) is None:
+        os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return 0

@@ -1,0 +1,102 @@
+"""The client of agent-lightning's store that every part of a run uses: patient while the store is away.
+
+Upstream's gives up within a second of an outage, takes half an answer for the end, and queues rollouts a second time
+when only the answer to the first request was lost. Leaves out a store that comes back empty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import aiohttp
+
+from sql_agent.agl_light import agl
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 60.0
+"""How long one call is tried again."""
+REQUEST_TIMEOUT_S = 15.0
+LONGEST_PAUSE_S = 2.0
+"""Between two tries; the first pause is a tenth of a second, each further one twice as long."""
+UNFINISHED: list[Any] = ["queuing", "preparing", "running", "requeuing"]
+"""States of a rollout that somebody may still play."""
+_ENQUEUE = "/queues/rollouts/enqueue"
+_FAILURES = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
+"""Of a call; ValueError: the answer is no JSON."""
+
+
+class StoreUnavailableError(ConnectionError):
+    """Every try of a call failed for `PATIENCE_S`."""
+
+
+class PatientStore(agl.LightningStoreClient):
+    def __init__(self, address: str) -> None:
+        super().__init__(address, retry_delays=(), health_retry_delays=(), request_timeout=REQUEST_TIMEOUT_S)
+
+    async def _request_json(
+        self,
+        method: Literal["get", "post"],
+        path: str,
+        *,
+        json: Any | None = None,
+        params: Mapping[str, Any] | Sequence[tuple[str, Any]] | None = None,
+    ) -> Any:
+        patience = _Patience(f"{method} {path} of the store at {self.server_address_root}")
+        while True:
+            try:
+                return await super()._request_json(method, path, json=json, params=params)
+            except _FAILURES as error:
+                if path == _ENQUEUE:  # whose second try is no repetition
+                    raise
+                await patience.wait(error)
+
+    async def enqueue_many_rollouts(self, rollouts: Sequence[Any]) -> Sequence[Any]:
+        """Queue rollouts once: before they are sent again it is looked whether they have arrived.
+
+        Those of a request that arrives after that look are in the store twice; so whoever has all the results that he
+        waits for cancels what is left.
+        """
+        sent = uuid.uuid4().hex
+        marked = [
+            request.model_copy(update={"metadata": {**(request.metadata or {}), "sent": sent, "number": number}})
+            for number, request in enumerate(rollouts)
+        ]
+        patience = _Patience(f"queueing at the store {self.server_address_root}")
+        while True:
+            try:
+                return await super().enqueue_many_rollouts(marked)
+            except _FAILURES as error:
+                await patience.wait(error)
+            newest = await self.query_rollouts(sort_by="start_time", sort_order="desc", limit=len(marked))
+            arrived = [rollout for rollout in newest if (rollout.metadata or {}).get("sent") == sent]
+            if len(arrived) == len(marked):
+                return sorted(arrived, key=lambda rollout: rollout.metadata["number"])
+
+
+class _Patience:
+    """Of one call: a growing pause after each failure, and an end."""
+
+    def __init__(self, call: str) -> None:
+        self._call, self._give_up, self._pause_s = call, time.monotonic() + PATIENCE_S, 0.1
+
+    async def wait(self, error: Exception) -> None:
+        """
+        Raises:
+            StoreUnavailableError: it has taken too long.
+            aiohttp.ClientResponseError: the store understood and refused; another try would get the same answer.
+        """
+        if isinstance(error, aiohttp.ClientResponseError) and 400 <= error.status < 500 and error.status != 408:
+            raise error
+        if time.monotonic() + self._pause_s > self._give_up:
+            raise StoreUnavailableError(
+                f"{self._call} failed for {PATIENCE_S:.0f} s, the last time with {type(error).__name__}: {error}"
+            ) from error
+        logger.info("%s: %s: %s; trying again", self._call, type(error).__name__, error)
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
