@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BOUND = 1e-3
-"""Largest difference of a logit before and after. Adding an adapter to its base moves one by some 1e-6 in float32; in
-bfloat16 it would be some 1e-2 (doc/merge_vllm.md has the measurements)."""
+"""Largest difference of a logit before and after. Adding an adapter to its base in float32 moved one by 3e-5, rounding
+the weights to bfloat16 by 0.15 (doc/merge_vllm.md)."""
 LIMITS = AgentConfig(max_turns=4, max_tokens=96)
 """Of the episode that is compared; short, since a large model writes a token or two per second on a CPU."""
 ADAPTER_FILE = "adapter_config.json"
@@ -71,9 +71,7 @@ def merge(source: Source, output: Path, say: Say) -> None:
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-    from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()
     before = examine(source.model, source.tokenizer)
     apart = hasattr(source.model, "merge_and_unload")
     merged = source.model.merge_and_unload(safe_merge=True) if apart else source.model
@@ -201,7 +199,9 @@ def model_of(actor: Path) -> Any:
     from accelerate import init_empty_weights
     from peft import LoraConfig, get_peft_model
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     weights = join_shards(actor)
     with init_empty_weights(include_buffers=False):
         model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(actor / "huggingface"))
@@ -270,9 +270,11 @@ def open_adapter(adapter: Path, base: Path | None) -> Source:
         raise MergeError(f"--base: {error}") from error
     import torch
     from peft import PeftModel
+    from transformers.utils.logging import disable_progress_bar
 
     from sql_agent.local.policy import load_model
 
+    disable_progress_bar()
     model = PeftModel.from_pretrained(load_model(base, device="cpu"), str(adapter))
     own = any((adapter / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
     return Source(model.to(torch.float32), adapter if own else base, base)

@@ -6,6 +6,7 @@ that verl wrote.
 
 import asyncio
 import json
+import os
 import re
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 from reward_model.tests.serving import started
 from scripts.merge_policy import find_checkpoint, main
 from sql_agent.checkpoints import describe, seal
-from sql_agent.tests.conftest import random_policy_folder  # noqa: F401  a fixture
+from sql_agent.tests.conftest import free_port, random_policy_folder  # noqa: F401  one is a fixture
 
 ROOT = Path(__file__).parents[2]
 FACTS = {"run_id": "r", "commit": "c"}
@@ -94,57 +95,64 @@ from peft import LoraConfig, get_peft_model
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-base, out, rank = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-os.environ |= {"RANK": sys.argv[4], "LOCAL_RANK": sys.argv[4], "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": sys.argv[5], "GLOO_SOCKET_IFNAME": "lo"}
+base, out, number, port = sys.argv[1:]
+os.environ |= {"RANK": number, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 torch.distributed.init_process_group("gloo")
-torch.manual_seed(0)
-model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-if int(rank):
-    model = get_peft_model(model, LoraConfig(r=int(rank), lora_alpha=3, target_modules="all-linear"))
-with torch.no_grad():  # as an update would: nothing is as it was
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter += 0.05 * torch.randn_like(parameter)
-ids = torch.arange(40)[None]
-logits = model(ids).logits
-layers = (model.get_base_model() if int(rank) else model).model.layers
-for layer in layers:
-    fully_shard(layer)
-fully_shard(model)
-actor = out / "actor"
-(actor / "huggingface").mkdir(parents=True, exist_ok=True)
-torch.save(model.state_dict(), actor / f"model_world_size_2_rank_{os.environ['RANK']}.pt")
-if os.environ["RANK"] == "0":
-    torch.save(logits.detach(), out / "logits.pt")
-    model.config.save_pretrained(actor / "huggingface")
-    AutoTokenizer.from_pretrained(base).save_pretrained(actor / "huggingface")
-    (actor / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": 2}))
-    if int(rank):
-        meta = {"r": int(rank), "lora_alpha": 3, "task_type": "CAUSAL_LM"}
-        (actor / "lora_train_meta.json").write_text(json.dumps(meta))
+for kind in ("full", "lora"):
+    torch.manual_seed(0)
+    whole = model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    if kind == "lora":
+        model = get_peft_model(whole, LoraConfig(r=2, lora_alpha=3, target_modules="all-linear"))
+    with torch.no_grad():  # as an update would: nothing that is trained is as it was
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter += 0.05 * torch.randn_like(parameter)
+        logits = model(torch.arange(40)[None]).logits
+    for layer in whole.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    checkpoint = Path(out) / kind / "global_step_3"
+    actor = checkpoint / "actor"
+    (actor / "huggingface").mkdir(parents=True, exist_ok=True)
+    torch.save(model.state_dict(), actor / f"model_world_size_2_rank_{number}.pt")
+    if number == "0":
+        torch.save(logits, checkpoint / "logits.pt")
+        whole.config.save_pretrained(actor / "huggingface")
+        AutoTokenizer.from_pretrained(base).save_pretrained(actor / "huggingface")
+        (actor / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": 2}))
+        if kind == "lora":
+            meta = {"r": 2, "lora_alpha": 3, "task_type": "CAUSAL_LM"}
+            (actor / "lora_train_meta.json").write_text(json.dumps(meta))
 torch.distributed.barrier()
 torch.distributed.destroy_process_group()
 """
 
 
+@pytest.fixture(scope="module")
+def sharded(random_policy_folder, tmp_path_factory):  # noqa: F811
+    """A full and a LoRA checkpoint, each in the shards of two workers."""
+    folder, port = tmp_path_factory.mktemp("sharded"), str(free_port())
+    command = [sys.executable, "-c", WORKER, random_policy_folder, folder]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    workers = [subprocess.Popen([*command, number, port], env=environment) for number in "01"]
+    assert [worker.wait(200) for worker in workers] == [0, 0]
+    return folder
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 2], ids=["full", "lora"])
-def test_the_shards_of_two_workers_become_the_model_they_were(random_policy_folder, tmp_path, capsys, rank):  # noqa: F811
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_the_shards_of_two_workers_become_the_model_they_were(sharded, random_policy_folder, tmp_path, capsys, kind):  # noqa: F811
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from sql_agent.tests.conftest import free_port
-
-    checkpoint, port = tmp_path / "global_step_3", str(free_port())
-    command = [sys.executable, "-c", WORKER, random_policy_folder, checkpoint, str(rank)]
-    workers = [subprocess.Popen([*command, number, port]) for number in "01"]
-    assert [worker.wait(120) for worker in workers] == [0, 0]
+    checkpoint = sharded / kind / "global_step_3"
     logits = torch.load(checkpoint / "logits.pt")
     seal(checkpoint, describe(checkpoint, FACTS))
 
     assert main(["--checkpoint", str(checkpoint / "actor"), "--output", str(tmp_path / "merged")]) == 0
-    assert "step 3 of run r, every file as it was written" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "step 3 of run r, every file as it was written" in printed
+    assert "after: the same, word for word" in printed
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert merged.dtype == torch.float32
     torch.testing.assert_close(merged(torch.arange(40)[None]).logits, logits, atol=1e-5, rtol=0)
@@ -191,6 +199,7 @@ def test_merged_weights_that_compute_something_else_leave_nothing_behind(merged_
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_vllm_serves_it_and_plays_the_episode_that_the_adapter_plays(merged_adapter, tmp_path):
     from dbbench_adapter.backends import open_backend
     from dbbench_adapter.generator import generate_tasks
