@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sql_agent.stitch import OUTCOME, Trajectory, Turn, read_outcome, read_turns, stitch
+from sql_agent.stitch import OUTCOME, Trajectory, Turn, read_outcome, read_turns, stitch, turn_attributes
 
 
 def turn(prompt, sampled, *, log_probs=None, tool=False):
@@ -44,6 +44,17 @@ def test_a_turn_that_does_not_fit_is_dropped_whole():
     assert (row.response_ids, row.dropped_turns, row.prefix_break) == ((2, 3), 1, None)
 
 
+def test_a_turn_that_just_fits_is_kept():
+    row = stitch([turn([1], [2, 3]), turn([1, 2, 3, 9], [4, 5])], max_response_tokens=5)
+    assert (row.response_ids, row.dropped_turns) == ((2, 3, 9, 4, 5), 0)
+
+
+def test_what_comes_after_a_break_is_not_joined_again():
+    """A retried or late call may continue the chain by chance; the turn between is missing all the same."""
+    row = stitch([turn([1], [2]), turn([1, 7], [3]), turn([1, 2, 9], [4])], max_response_tokens=9)
+    assert (row.response_ids, row.num_turns, row.dropped_turns) == ((2,), 1, 2)
+
+
 def test_no_turns_is_an_error():
     with pytest.raises(ValueError, match="nothing to stitch"):
         stitch([], max_response_tokens=4)
@@ -66,14 +77,31 @@ def test_turns_come_in_sequence_order_whatever_order_spans_arrive_in():
     assert [(t.prompt_ids, t.sampled_ids) for t in read_turns(spans)] == [((1,), (2,)), ((1, 2, 3), (4,))]
 
 
+def test_a_turn_has_everything_that_its_span_says():
+    span = model_call(1, [1], [2, 3])
+    span.attributes |= {"gen_ai.response.finish_reason": "tool_calls", "agentgrpo.has_tool_calls": True}
+    other = Span("some_other_call", 2, span.attributes)
+    assert read_turns([span, other]) == [Turn((1,), (2, 3), (-1.0, -1.0), "tool_calls", has_tool_calls=True)]
+
+
+def test_a_reply_of_vllm_becomes_a_turn():
+    said = {"content": None, "tool_calls": [{"id": "call-1"}]}
+    log_probs = {"content": [{"logprob": -0.1}, {"logprob": -0.2}]}
+    choice = {"message": said, "finish_reason": "tool_calls", "token_ids": [3, 4], "logprobs": log_probs}
+    answer = {"id": "chatcmpl-1", "choices": [choice], "prompt_token_ids": [1, 2]}
+    span = Span("litellm_request", 1, turn_attributes(answer))
+    assert read_turns([span]) == [Turn((1, 2), (3, 4), (-0.1, -0.2), "tool_calls", has_tool_calls=True)]
+
+
 def test_a_call_tried_again_counts_once_with_the_reply_that_was_used():
     spans = [model_call(1, [1], [2]), model_call(2, [1], [3]), model_call(3, [1, 3, 9], [4])]
     assert [(t.prompt_ids, t.sampled_ids) for t in read_turns(spans)] == [((1,), (3,)), ((1, 3, 9), (4,))]
 
 
 def test_a_server_without_token_ids_is_refused_not_guessed():
-    with pytest.raises(ValueError, match="without token ids"):
-        read_turns([model_call(1, [1], [])])
+    for prompt, sampled in (([1], []), ([], [2])):
+        with pytest.raises(ValueError, match="without token ids"):
+            read_turns([model_call(1, prompt, sampled)])
 
 
 def test_the_outcome_is_read_from_the_reward_span():
