@@ -1,15 +1,30 @@
 """What the engine sampled goes back to it as the same ids."""
 
-from sql_agent.verl_plugin.exact_prompts import ReplyMemory, continue_exactly, conversation_key
+import copy
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from sql_agent.verl_plugin.exact_prompts import (
+    RANDOM_ID,
+    ReplyMemory,
+    _wrap_chat_server,
+    continue_exactly,
+    conversation_key,
+)
 
 EOS = 99
 SYSTEM = {"role": "system", "content": "rules"}
 ASK = {"role": "user", "content": "how many?"}
 
 
-def call(call_id, text=None):
-    function = {"name": "execute_sql", "arguments": "{}"}
+def call(call_id, text=None, arguments="{}"):
+    function = {"name": "execute_sql", "arguments": arguments}
     return {"role": "assistant", "content": text, "tool_calls": [{"id": call_id, "function": function}]}
+
+
+ONE, TWO = RANDOM_ID + "1", RANDOM_ID + "2"
 
 
 def test_sampled_ids_stay_and_only_what_follows_the_reply_is_taken_from_the_template():
@@ -29,10 +44,19 @@ def test_a_template_that_rewrites_history_has_no_seam():
 
 def test_a_reply_with_tool_calls_is_known_by_their_ids_however_it_is_written_down():
     memory = ReplyMemory()
-    memory.remember([SYSTEM, ASK, call("call-1", "let me look")], [1, 2, 3])
-    rewritten = [SYSTEM, ASK, call("call-1", None), {"role": "tool", "tool_call_id": "call-1", "content": "[]"}]
+    memory.remember([SYSTEM, ASK, call(ONE, "let me look", '{"a":1}')], [1, 2, 3])
+    rewritten = [SYSTEM, ASK, call(ONE, None, '{"a": 1}'), {"role": "tool", "tool_call_id": ONE, "content": "[]"}]
     assert memory.recall(rewritten) == (3, [1, 2, 3])
-    assert memory.recall([SYSTEM, ASK, call("call-2")]) is None
+    assert memory.recall([SYSTEM, ASK, call(TWO)]) is None
+
+
+def test_ids_that_only_count_are_no_name():
+    """The first call of every conversation is functions.execute_sql:0 with some parsers."""
+    memory, counted = ReplyMemory(), "functions.execute_sql:0"
+    memory.remember([SYSTEM, ASK, call(counted, arguments='{"a": 1}')], [1, 2, 3])
+    assert memory.recall([SYSTEM, ASK, call(counted, arguments='{"a": 1}')]) == (3, [1, 2, 3])
+    assert memory.recall([SYSTEM, ASK, call(counted, arguments='{"a": 2}')]) is None
+    assert memory.recall([SYSTEM, {**ASK, "content": "how old?"}, call(counted, arguments='{"a": 1}')]) is None
 
 
 def test_a_plain_reply_is_known_by_the_whole_text():
@@ -41,8 +65,123 @@ def test_a_plain_reply_is_known_by_the_whole_text():
     assert conversation_key([SYSTEM, ASK, reply]) != conversation_key([SYSTEM, reply])
 
 
+def test_the_same_text_in_other_tokens_is_nobodys():
+    """Two rollouts of a task: whose ids these are cannot be told, unless each says who it is."""
+    reply, memory = {"role": "assistant", "content": "three"}, ReplyMemory()
+    memory.remember([SYSTEM, ASK, reply], [1, 2, 3])
+    memory.remember([SYSTEM, ASK, reply], [1, 2, 3])  # the same tokens twice are no riddle
+    assert memory.recall([SYSTEM, ASK, reply]) == (3, [1, 2, 3])
+    memory.remember([SYSTEM, ASK, reply], [1, 4])
+    assert memory.recall([SYSTEM, ASK, reply]) is None
+    memory.remember([SYSTEM, ASK, reply], [1, 2, 3], scope="rollout-a")
+    memory.remember([SYSTEM, ASK, reply], [1, 4], scope="rollout-b")
+    assert memory.recall([SYSTEM, ASK, reply], scope="rollout-a") == (3, [1, 2, 3])
+    assert memory.recall([SYSTEM, ASK, reply], scope="rollout-b") == (3, [1, 4])
+
+
 def test_the_oldest_conversation_is_forgotten_first():
     memory = ReplyMemory(capacity=2)
     for name in ("a", "b", "c"):
-        memory.remember([call(name)], [1])
-    assert [memory.recall([call(name)]) is not None for name in ("a", "b", "c")] == [False, True, True]
+        memory.remember([call(RANDOM_ID + name)], [1])
+    assert [memory.recall([call(RANDOM_ID + name)]) is not None for name in ("a", "b", "c")] == [False, True, True]
+
+
+THREE = {"role": "assistant", "content": "three"}
+
+
+class Request(SimpleNamespace):
+    def model_copy(self, update):
+        return Request(**{**vars(self), **update})
+
+
+def ask(messages, user=None):
+    return Request(messages=messages, user=user, add_generation_prompt=True)
+
+
+def chat_server(max_model_len=100, calls=()):
+    """A chat server whose template writes 1, every reply as 35, any other message as 4, and 5 for the next reply; its
+    engine says 30, 31, EOS, which is the text "three" and these calls. Like vLLM it parses arguments in place."""
+
+    class ChatServer:
+        model_config = SimpleNamespace(max_model_len=max_model_len)
+        renderer = SimpleNamespace(tokenizer=SimpleNamespace(eos_token_id=EOS))
+
+        async def render_chat_request(self, request):
+            ids = [1]
+            for message in request.messages:
+                ids += [35, EOS] if message["role"] == "assistant" else [4]
+                for made in message.get("tool_calls", ()):
+                    made["function"]["arguments"] = json.loads(made["function"]["arguments"])
+            return [], [{"prompt_token_ids": ids + [5] * request.add_generation_prompt}]
+
+        async def chat_completion_full_generator(self, request, prompt_ids):
+            turn = sum(message["role"] == "assistant" for message in request.messages)
+            reply = Reply((f"{prefix}{turn}", name, arguments) for prefix, name, arguments in calls)
+            choice = SimpleNamespace(token_ids=[30, 31, EOS], message=reply)
+            return SimpleNamespace(choices=[choice], prompt_token_ids=prompt_ids)
+
+        async def ask(self, request):
+            """The prompt the engine was given, and the reply as a client would send it back."""
+            _, (inputs,) = await self.render_chat_request(request)
+            answer = await self.chat_completion_full_generator(request, inputs["prompt_token_ids"])
+            return inputs["prompt_token_ids"], answer.choices[0].message.model_dump()
+
+    _wrap_chat_server(SimpleNamespace(OpenAIServingChat=ChatServer))  # pyright: ignore[reportArgumentType]
+    return ChatServer()
+
+
+class Reply:
+    def __init__(self, calls):
+        self.tool_calls = [
+            SimpleNamespace(id=i, function=SimpleNamespace(name=name, arguments=text)) for i, name, text in calls
+        ]
+
+    def model_dump(self):
+        calls = [{"id": call.id, "function": dict(vars(call.function))} for call in self.tool_calls]
+        return {"role": "assistant", "content": "three"} | ({"tool_calls": calls} if calls else {})
+
+
+async def test_the_chat_server_continues_from_what_its_engine_sampled():
+    server = chat_server()
+    assert await server.ask(ask([ASK])) == ([1, 4, 5], THREE)
+    assert (await server.ask(ask([ASK, THREE, ASK])))[0] == [1, 4, 5, 30, 31, EOS, 4, 5]
+    twice = [1, 4, 5, 30, 31, EOS, 4, 5, 30, 31, EOS, 4, 5]
+    assert (await server.ask(ask([ASK, THREE, ASK, THREE, ASK])))[0] == twice
+
+
+@pytest.mark.parametrize("prefix", [RANDOM_ID, "functions.execute_sql:"])
+@pytest.mark.parametrize("arguments", ['{"a":1}', '"SELECT 1"', "[]", "null"])
+async def test_arguments_may_be_anything_that_json_knows(arguments, prefix):
+    """A text in quotes can be parsed once, not twice."""
+    server = chat_server(calls=[(prefix, "execute_sql", arguments)])
+    _, reply = await server.ask(ask([ASK]))
+    assert reply["tool_calls"][0]["function"]["arguments"] == arguments
+    second = [ASK, reply, {"role": "tool", "content": "[]"}]
+    prompt, again = await server.ask(ask(copy.deepcopy(second)))
+    assert prompt == [1, 4, 5, 30, 31, EOS, 4, 5]
+    prompt, _ = await server.ask(ask([*second, again, ASK]))
+    assert prompt == [1, 4, 5, 30, 31, EOS, 4, 5, 30, 31, EOS, 4, 5]
+
+
+async def test_half_a_pair_of_escapes_loses_no_reply():
+    """JSON may hold it, an answer in UTF-8 may not."""
+    server = chat_server(calls=[(RANDOM_ID, "execute\ud83d", '{"query": "\ud83d"}')])
+    _, reply = await server.ask(ask([ASK]))
+    assert reply["tool_calls"][0]["function"] == {"name": "execute?", "arguments": '{"query": "?"}'}
+
+
+async def test_the_chat_server_keeps_scopes_apart():
+    server = chat_server()
+    await server.ask(ask([ASK], user="rollout-a"))
+    assert (await server.ask(ask([ASK, THREE, ASK], user="rollout-b")))[0] == [1, 4, 35, EOS, 4, 5]
+    assert (await server.ask(ask([ASK, THREE, ASK], user="rollout-a")))[0] == [1, 4, 5, 30, 31, EOS, 4, 5]
+
+
+@pytest.mark.slow  # imports vLLM
+async def test_a_conversation_that_is_too_long_only_as_it_was_sampled_is_refused_like_any_other():
+    from vllm.exceptions import VLLMValidationError
+
+    server = chat_server(max_model_len=8)  # the template's prompt has 6 ids, the sampled one 8
+    await server.ask(ask([ASK]))
+    with pytest.raises(VLLMValidationError, match="maximum context length is 8 tokens, and the prompt has 8"):
+        await server.ask(ask([ASK, THREE, ASK]))
