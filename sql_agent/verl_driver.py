@@ -34,6 +34,7 @@ def main() -> None:
 
     import ray
     from omegaconf import OmegaConf
+    from ray._private.node import Node
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
     from verl.trainer.main_ppo_v0 import TaskRunner
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
@@ -76,6 +77,8 @@ def main() -> None:
     runtime_env["env_vars"] = {**runtime_env.get("env_vars", {}), **order["environment"]}
     ray_init = OmegaConf.to_container(verl_config.ray_kwargs.ray_init)
     assert isinstance(ray_init, dict)
+    # Ray's dashboard process starts even without a dashboard, and asks the metadata servers of three clouds who owns us
+    Node.start_api_server = lambda *_, **__: None
     ray.init(**{**ray_init, "runtime_env": runtime_env, "_temp_dir": order["ray_dir"]})  # type: ignore[arg-type]
     signal.signal(signal.SIGTERM, _stop)  # after ray.init, which sets a handler of its own
     events.emit({"event": "phase", "name": "loading the policy"})
