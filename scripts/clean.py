@@ -1,0 +1,122 @@
+"""Find what killed training runs left behind, and remove it: `python -m scripts.clean`.
+
+A run cleans up after itself, and after a killed command its guard does (`sql_agent.processes`). Something stays only
+where the guard was killed too, by a container that was stopped, say. Found are processes and folders that carry the id
+of a run whose command is gone; nothing else is touched: no run that is going on, no other user's, nothing without the
+mark. Run directories are results and stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from sql_agent.processes import IS_RUN_ID, LOCK, PLACES, end_run, folders_of, marked, processes_of, remove_folders
+
+State = Literal["going on", "over", "unknown"]
+_FOLDER = re.compile(rf"agentgrpo-(?:mariadb-\d+-)?({IS_RUN_ID.pattern})(?:-\w+)?")
+
+
+@dataclass(frozen=True)
+class Leftovers:
+    run_id: str
+    state: State
+    """`unknown`: the folder with the lock of its command is missing."""
+    processes: list[int]
+    folders: list[Path]
+
+
+def find() -> list[Leftovers]:
+    """What carries a run's id, runs that go on included."""
+    ids = {run_id for _, run_id in marked(forks=True) if IS_RUN_ID.fullmatch(run_id)}
+    names = (_FOLDER.fullmatch(path.name) for place in PLACES for path in place.glob("agentgrpo-*"))
+    ids |= {match[1] for match in names if match and folders_of(match[1])}
+    return [Leftovers(i, state_of(i), processes_of(i, forks=True), folders_of(i)) for i in sorted(ids)]
+
+
+def state_of(run_id: str) -> State:
+    """Whether the command of a run lives: it holds a lock that ends with it, whatever becomes of its pid."""
+    try:
+        lock = os.open(PLACES[0] / f"agentgrpo-{run_id}" / LOCK, os.O_WRONLY | os.O_NOFOLLOW)
+    except OSError:
+        return "unknown"
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return "over"
+    except OSError:
+        return "going on"
+    finally:
+        os.close(lock)
+
+
+def remove(left: Leftovers) -> None:
+    end_run(left.run_id, patience_s=5.0, forks=True)
+    remove_folders(left.run_id)
+
+
+def describe(left: Leftovers) -> str:
+    lines = [f"run {left.run_id}, {_STATES[left.state]}"]
+    for pid in left.processes:
+        with suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            lines.append(f"  process {pid}: {command.strip()[:100]}")
+    lines += [f"  folder {folder}, {_size_mib(folder):.1f} MiB" for folder in left.folders]
+    return "\n".join(lines)
+
+
+_STATES = {
+    "going on": "going on: left alone",
+    "over": "its command is gone",
+    "unknown": "whose command cannot be told: name it with --run-id if you know that it is over",
+}
+
+
+def _size_mib(folder: Path) -> float:
+    total = 0
+    for file in folder.rglob("*"):
+        with suppress(OSError):
+            total += file.lstat().st_size
+    return total / 2**20
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.clean",
+        description="List what killed training runs left behind: processes, databases, sockets, temporary files.",
+        epilog="Without an option nothing is removed. A run that goes on is never touched.",
+    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--run-id", metavar="ID", help="remove what is left of this run")
+    which.add_argument("--all", action="store_true", help="remove what is left of every run whose command is gone")
+    args = parser.parse_args(argv)
+    if args.run_id is not None and not IS_RUN_ID.fullmatch(args.run_id):
+        print(f"error: {args.run_id!r} is no run id: 12 digits and letters a to f, in run.json", file=sys.stderr)
+        return 2
+    found = [left for left in find() if args.run_id in (None, left.run_id)]
+    for left in found:
+        print(describe(left))
+    if args.run_id and any(left.state == "going on" for left in found):
+        print(f"error: run {args.run_id} is going on; stop it first (SIGTERM to its command)", file=sys.stderr)
+        return 2
+    mine = [left for left in found if left.state == "over" or (args.run_id and left.state == "unknown")]
+    if args.all or args.run_id:
+        for left in mine:
+            remove(left)
+            print(f"run {left.run_id}: removed")
+    elif mine:
+        print("nothing removed; --all removes what is left of runs that are over, --run-id ID of one")
+    if not found:
+        print("nothing of any run is here")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

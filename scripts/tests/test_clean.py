@@ -1,0 +1,121 @@
+"""`scripts.clean` finds what a killed run left by its id, and only that."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from scripts.clean import main
+from sql_agent.processes import RUN_ID, processes_of
+
+pytestmark = pytest.mark.slow
+
+COMMAND = """
+import os, subprocess, sys, tempfile, time
+from sql_agent.processes import own_run
+with own_run() as (run_id, folder):
+    tempfile.mkdtemp()
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    print(run_id, child.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+@contextmanager
+def a_run():
+    """A command as the training command is one, with a child and a temporary file; yields (process, run id, child)."""
+    command = subprocess.Popen([sys.executable, "-c", COMMAND], stdout=subprocess.PIPE, text=True)
+    assert command.stdout is not None
+    run_id, child = command.stdout.readline().split()
+    try:
+        yield command, run_id, int(child)
+    finally:
+        command.kill()
+        command.wait()
+        command.stdout.close()
+
+
+def guard_of(run_id):
+    (pid,) = (
+        int(entry.parent.name)
+        for entry in Path("/proc").glob("[0-9]*/cmdline")
+        if entry.read_bytes().split(b"\0")[2:4] == [b"sql_agent.processes", run_id.encode()]
+    )
+    return pid
+
+
+def eventually(holds, within_s=30.0):
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_what_is_left_of_a_run_whose_guard_was_killed_too_is_listed_and_removed_on_demand(capsys):
+    with a_run() as (command, run_id, child):
+        folder = Path(f"/tmp/agentgrpo-{run_id}")
+        other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])  # nothing of ours
+        os.kill(guard_of(run_id), signal.SIGKILL)
+        command.kill()
+        command.wait()
+        assert main([]) == 0
+        listed = capsys.readouterr().out
+        assert f"run {run_id}, its command is gone\n  process {child}: " in listed
+        assert f"  folder {folder}, " in listed
+        assert "nothing removed" in listed
+        assert alive(child) and folder.exists()
+
+        assert main(["--run-id", run_id]) == 0
+        assert capsys.readouterr().out.endswith(f"run {run_id}: removed\n")
+        assert not alive(child) and not folder.exists()
+        assert other.poll() is None
+        other.kill()
+        other.wait()
+
+
+def test_a_run_that_goes_on_is_left_alone(capsys):
+    with a_run() as (command, run_id, child):
+        assert main(["--run-id", run_id]) == 2
+        captured = capsys.readouterr()
+        assert f"run {run_id}, going on: left alone" in captured.out
+        assert "stop it first" in captured.err
+        assert alive(child) and command.poll() is None
+
+
+def test_a_run_without_its_lock_is_touched_only_when_it_is_named(capsys):
+    run_id = "0123456789ab"
+    environment = {**os.environ, RUN_ID: run_id}
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env=environment)
+    eventually(lambda: processes_of(run_id) == [process.pid])
+    main([])
+    assert f"run {run_id}, whose command cannot be told" in capsys.readouterr().out
+    assert process.poll() is None
+    main(["--run-id", run_id])
+    assert process.wait(5) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
+def test_the_guard_leaves_nothing_of_a_command_that_is_killed(sign):
+    with a_run() as (command, run_id, child):
+        guard, folder = guard_of(run_id), Path(f"/tmp/agentgrpo-{run_id}")
+        command.send_signal(sign)
+        command.wait()
+        os.kill(child, signal.SIGTERM)  # the guard would wait for it, as long as the processes of a run may take
+        eventually(lambda: not folder.exists() and not alive(guard))
+
+
+def test_only_a_run_id_is_taken_for_one(capsys):
+    assert main(["--run-id", "*"]) == 2
+    assert "12 digits and letters a to f, in run.json" in capsys.readouterr().err
