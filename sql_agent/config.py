@@ -80,8 +80,9 @@ class RolloutConfig(Settings):
     """How often the manager and the runners ask the store for news."""
     step_timeout_s: float = Field(default=600.0, gt=0)
     """Deadline of a whole batch of rollouts; what is unfinished then is lost under `step_deadline`."""
-    span_timeout_s: float = Field(default=10.0, gt=0)
-    """How long a finished rollout may wait for its last spans before it is lost under `missing_spans`."""
+    span_timeout_s: float = Field(default=30.0, gt=0)
+    """How long a finished rollout may wait for its last spans before it is lost under `missing_spans`: two tries of a
+    write that the store does not answer."""
     max_attempts: int = Field(default=2, ge=1)
     """Attempts per rollout; only failures of the infrastructure are tried again."""
     max_lost_fraction: float = Field(default=0.5, ge=0, le=1)
