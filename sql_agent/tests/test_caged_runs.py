@@ -1,0 +1,106 @@
+"""The training command, in a world of its own: told to stop or killed in any phase it leaves nothing, and it never
+tries to reach anything but this machine. `--full` stops 50 runs, in about an hour.
+"""
+
+import json
+import random
+import shutil
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from sql_agent.tests import cage
+from sql_agent.tests.cage import RUN_DIR, Plan
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(shutil.which("unshare") is None, reason="no unshare here"),
+]
+
+ROOT = Path(__file__).parents[2]
+MODEL = ROOT / "models" / "tiny-sql"
+FULL_RUNS = 50
+CACHES = ("/tmp/torchinductor_",)
+"""What outlives a run on purpose: torch's own cache of compiled code, empty where nothing is compiled."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def permitted():
+    if cage.unshare() is None:
+        pytest.skip("this machine does not let us make namespaces (unshare --pid --mount --net)")
+
+
+@pytest.fixture(scope="module")
+def command():
+    from scripts.make_tiny_policy import make_tiny_policy
+
+    make_tiny_policy(MODEL)
+    command = [sys.executable, "sql_agent/train_sql_agent.py", "--ci-fast", "--device", "cpu", "--model", str(MODEL)]
+    return [*command, "--run-dir", str(RUN_DIR), "--llm-proxy", "--set", "data.max_response_tokens=1500"]
+
+
+def check_nothing_is_left(left):
+    where = f"run {left.run_id}\n{left.output}\n{left.logs}"
+    assert left.processes == [], where
+    assert (left.ports, left.sockets) == ([], []), where
+    assert [file for file in left.files if not file.startswith(CACHES)] == [], where
+
+
+def test_a_whole_run_tries_to_reach_nothing_but_this_machine(command):
+    """Two steps: held-out tasks, rollouts, an update, weights that the sampler gets, a checkpoint."""
+    left = cage.run(Plan([*command, "--set", "trainer.steps=1", "--set", "rollout.backend=mariadb"]))
+    assert left.code == 0, left.output + left.logs
+    assert "step 1/1" in left.output
+    assert left.no_route == 0, "which process it was says `strace -f -e trace=connect,sendto,sendmsg`"
+    check_nothing_is_left(left)
+
+
+STOPS = [
+    pytest.param(signal.SIGKILL, {"line": "starting Ray", "delay_s": 2.0}, id="killed_while_ray_starts"),
+    pytest.param(signal.SIGINT, {"file": "trajectories/train_000001.jsonl"}, id="interrupted_in_the_update"),
+]
+"""A third, SIGTERM between two steps, is in test_end_to_end."""
+
+
+@pytest.mark.parametrize(("sign", "when"), STOPS)
+def test_a_run_that_is_stopped_leaves_nothing(command, sign, when):
+    left = cage.run(Plan([*command, "--set", "rollout.backend=mariadb"], sign=sign, **when))
+    assert left.code == (-signal.SIGKILL if sign == signal.SIGKILL else 130), left.output + left.logs
+    check_nothing_is_left(left)
+
+
+PHASES = {
+    "imports": {"line": r"tasks: \d+ to train on"},
+    "Ray": {"line": "starting Ray"},
+    "model servers": {"line": "loading the policy"},
+    "first rollouts": {"line": "first rollouts"},
+    "update": {"file": "trajectories/train_000001.jsonl"},
+    "later steps": {"line": "step 1/"},
+}
+"""When a run of the long form is stopped, up to five seconds later."""
+
+
+@pytest.mark.timeout(3 * 3600)
+def test_fifty_runs_stopped_anywhere_leave_nothing(command, request):
+    if not request.config.getoption("--full"):
+        pytest.skip("fifty runs take an hour: --full")
+    generator, seen, slowest = random.Random(6), Counter(), 0.0
+    for number in range(FULL_RUNS):
+        sign = generator.choice([signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+        phase = generator.choice(list(PHASES))
+        backend = generator.choice(["sqlite", "mariadb"])
+        settings = ["--set", f"rollout.backend={backend}", "--set", "trainer.steps=50"]
+        delay_s = round(generator.uniform(0, 5), 1)
+        left = cage.run(Plan([*command, *settings], sign=sign, delay_s=delay_s, **PHASES[phase]))
+        print(number, signal.Signals(sign).name, phase, f"+{delay_s} s, {backend}: {left.code},", flush=True, end=" ")
+        print(f"gone after {left.seconds:.1f} s", flush=True)
+        check_nothing_is_left(left)
+        assert left.code == (-signal.SIGKILL if sign == signal.SIGKILL else 130), left.output + left.logs
+        seen[f"{signal.Signals(sign).name} in {phase}"] += 1
+        slowest = max(slowest, left.seconds)
+    facts = {"runs": FULL_RUNS, "gone after at most, s": round(slowest, 1), "by kind": dict(sorted(seen.items()))}
+    print(json.dumps(facts, indent=1))

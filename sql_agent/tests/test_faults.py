@@ -1,0 +1,145 @@
+"""Whatever fails around a training step, each of its rollouts ends in a named state, once, and what it did not touch is
+as if nothing had happened. Store, runners, LLM proxy, database server and rollout manager are real; model and scorer
+are scripted, so that every run of a task ends alike. `--full` injects more than 100 faults, in about ten minutes.
+"""
+
+import json
+import random
+from collections import Counter
+
+import pytest
+
+from dbbench_adapter.generator import generate_tasks
+from sql_agent.tests.faults.proxy import Fault
+from sql_agent.tests.faults.world import Planned, fooling, world
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+TASKS = generate_tasks(9, seed=11, split="train")
+NAMED = {
+    "rollout_failed",
+    "model_unavailable",
+    "db_unavailable",
+    "scorer_unavailable",
+    "missing_spans",
+    "step_deadline",
+}
+"""Why a rollout may be lost."""
+FULL_ROUNDS, FAULTS_A_ROUND = 32, 4
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory):
+    with world(tmp_path_factory.mktemp("faults"), TASKS) as chain:
+        yield chain
+
+
+@pytest.fixture(scope="module")
+def undisturbed(chain):
+    """What becomes of each rollout where nothing fails."""
+    answer = chain.play()
+    rewards = [result["reward"] for result in answer["results"]]
+    assert [reward == 0.0 for reward in rewards] == [task in fooling(TASKS) for task in TASKS for _ in range(2)]
+    assert all(result["trained"] for result in answer["results"])
+    return answer["results"]
+
+
+def check(chain, answer, undisturbed):
+    """The promises that hold under any fault; returns how many rollouts were lost, by reason."""
+    assert "error" not in answer, answer
+    lost = Counter()
+    for result, expected in zip(answer["results"], undisturbed, strict=True):  # one result a row, in the rows' order
+        if result["lost"] is None:
+            assert result["messages"] == expected["messages"]
+            assert result == expected
+        else:
+            assert (result["group"], result["task"]) == (expected["group"], expected["task"])
+            assert (result["reward"], result["trained"]) == (None, False)
+            lost[result["lost"]] += 1
+    assert set(lost) <= NAMED
+    for rollout, attempts in chain.rollouts():
+        assert rollout.status in ("succeeded", "failed", "cancelled"), rollout
+        assert sum(attempt.status == "succeeded" for attempt in attempts) <= 1
+    return lost
+
+
+def fault(where, kind, at_s=0.5, **details):
+    return Planned(where, Fault(kind, **details), at_s)
+
+
+CASES = {
+    "a_runner_is_killed": [Planned("runner", None, 0.6)],
+    "the_database_is_killed": [Planned("database", None, 0.6)],
+    "the_store_fails_and_breaks_off": [
+        fault("store", "500", requests=5),
+        fault("store", "half", requests=3, at_s=0.8),
+        fault("store", "lost", requests=3, path="enqueue|dequeue|spans", at_s=0.0),
+        fault("store", "outage", seconds=2.0, at_s=1.2),
+    ],
+    "the_store_says_nothing": [fault("store", "nothing", path="spans$")],
+    "the_proxy_fails_and_breaks_off": [
+        fault("proxy", "500", requests=3),
+        fault("proxy", "half", requests=2, at_s=0.8),
+        fault("proxy", "lost", requests=2, at_s=0.2),
+        fault("proxy", "outage", seconds=1.0, at_s=1.2),
+    ],
+    "the_model_server_says_half_and_nothing": [
+        fault("model", "half", requests=2, at_s=0.2),
+        fault("model", "nothing", requests=1),
+        fault("model", "outage", seconds=1.0, at_s=1.0),
+    ],
+    "the_scorer_is_away": [fault("scorer", "outage", seconds=2.0, at_s=0.2), fault("scorer", "half", at_s=0.1)],
+}
+
+
+@pytest.mark.parametrize("plan", [pytest.param(plan, id=name) for name, plan in CASES.items()])
+def test_nothing_is_lost_to_a_fault_that_passes(chain, undisturbed, plan):
+    answer = chain.play(plan)
+    assert len(answer["injected"]) == len(plan), answer["injected"]
+    assert check(chain, answer, undisturbed) == {}
+    assert answer["seconds"] < 60
+
+
+def test_a_model_server_that_stays_away_ends_each_rollout_by_name(chain, undisturbed):
+    answer = chain.play([fault("model", "outage", seconds=1000, at_s=0.0)])
+    assert check(chain, answer, undisturbed) == {"model_unavailable": len(undisturbed)}
+
+
+def random_plan(generator):
+    """Faults that a step has to get over; a runner and the database are killed at most once a round each."""
+    plan = []
+    for _ in range(FAULTS_A_ROUND):
+        where = generator.choice(["store", "store", "proxy", "model", "scorer", "runner", "database"])
+        at_s = round(generator.uniform(0.0, 2.5), 2)
+        if where in ("runner", "database"):
+            if any(planned.where == where for planned in plan):
+                where = "store"
+            else:
+                plan.append(Planned(where, None, at_s))
+                continue
+        kind = generator.choice(["500", "lost", "half", "slow", "nothing", "outage"])
+        requests = 1 if kind == "nothing" else generator.randint(1, 4)
+        seconds = round(generator.uniform(0.5, 6.0), 2)
+        plan.append(fault(where, kind, at_s, requests=requests, seconds=seconds))
+    return plan
+
+
+def test_a_hundred_random_faults(chain, undisturbed, request):
+    if not request.config.getoption("--full"):
+        pytest.skip("a hundred faults take ten minutes: --full")
+    generator, injected, lost, played, longest = random.Random(6), Counter(), Counter(), 0, 0.0
+    replayed = 0
+    for number in range(FULL_ROUNDS):
+        plan = random_plan(generator)
+        answer = chain.play(plan)
+        lost_now = check(chain, answer, undisturbed)
+        print(number, f"{answer['seconds']:.1f} s", answer["injected"], dict(lost_now), flush=True)
+        injected.update(answer["injected"])
+        lost += lost_now
+        played += len(undisturbed)
+        replayed += sum(len(attempts) - 1 for _, attempts in chain.rollouts())
+        longest = max(longest, answer["seconds"])
+    facts = {"rollouts": played, "played again": replayed, "lost": dict(lost), "longest step, s": round(longest, 1)}
+    print(json.dumps({"faults": sum(injected.values()), **facts, "by kind": dict(sorted(injected.items()))}, indent=1))
+    assert sum(injected.values()) >= 100
+    assert check(chain, chain.play(), undisturbed) == {}  # and nothing lingers
