@@ -19,6 +19,8 @@ from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 from verl.utils import import_utils
 
+from sql_agent.verl_plugin.import_hook import after_import
+
 
 def _nothing(*_: Any, **__: Any) -> None: ...
 
@@ -128,6 +130,12 @@ def install() -> None:
     dist.init_process_group = _init_process_group
     # verl patches a TRL class that TRL 1.16 no longer has, wherever it finds TRL installed.
     import_utils.is_trl_available = lambda: False  # type: ignore[assignment]
+    after_import("verl.workers.engine.fsdp.transformer_impl", _reference_stays)
+
+
+def _reference_stays(module: types.ModuleType) -> None:
+    """verl keeps the reference policy in pinned memory of the CPU, from where it visits a GPU; here it stays."""
+    module.CPUOffloadPolicy = lambda **_: None  # type: ignore[attr-defined]
 
 
 _upstream_init_process_group = dist.init_process_group

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -17,7 +18,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         if fullname != self.name:
             return None
         sys.meta_path.remove(self)
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path)  # type: ignore[arg-type]
+        spec = importlib.util.find_spec(fullname)  # asks every other finder, one that changes the same module included
         if spec is None or spec.loader is None:
             return spec
         run = spec.loader.exec_module
