@@ -1,0 +1,83 @@
+"""A rollout that nobody could judge is no wrong one: it has no place in a mean, a group or a success rate."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from dbbench_adapter.types import Score
+from sql_agent.config import load_config
+from sql_agent.rewards import NO_JUDGE
+from sql_agent.rollout_metrics import batch_metrics
+from sql_agent.runner import SqlLitAgent
+from sql_agent.stitch import OUTCOME, RolloutOutcome, Trajectory
+from sql_agent.types import RolloutRecord
+
+
+def result(group, reward, trajectory=None, lost=None):
+    """A `rollout_manager.Result`, whose module imports verl, ten seconds of it."""
+    metrics = {"malformed_calls": 0.0, "seconds": 1.0} | ({} if reward is None else {"success": reward})
+    row = trajectory or Trajectory((1,), (2,), (1,), (0.0,), num_turns=1)
+    return SimpleNamespace(
+        group=group,
+        task_id=group,
+        reward=reward,
+        lost=lost if reward is None else None,
+        set_aside=None,
+        outcome=RolloutOutcome(reward, "", "answered", 1, metrics),
+        trajectory=None if reward is None else row,
+    )
+
+
+def test_means_are_over_judged_rollouts():
+    lost = result("a", None, lost="db_unavailable")
+    gone = SimpleNamespace(**{**vars(lost), "outcome": None, "lost": "step_deadline"})  # never came back
+    metrics = batch_metrics([result("a", 1.0), result("a", 0.5), lost, gone])
+    assert (metrics["reward/mean"], metrics["reward/std"]) == (0.75, 0.25)
+    assert metrics["rollout/success"] == 0.75
+    assert (metrics["reward/unjudged_frac"], metrics["rollout/count"]) == (0.5, 4.0)
+    assert (metrics["rollout/lost/db_unavailable"], metrics["rollout/lost/step_deadline"]) == (1.0, 1.0)
+
+
+def test_a_lost_rollout_gives_its_group_no_spread():
+    lost = result("right", None, lost="db_unavailable")
+    metrics = batch_metrics([result("right", 1.0), result("right", 1.0), lost, result("b", 1.0), result("b", 0.0)])
+    assert (metrics["group/count"], metrics["group/zero_std_frac"], metrics["group/all_right_frac"]) == (2.0, 0.5, 0.5)
+
+
+def test_a_batch_of_lost_rollouts_has_no_mean():
+    metrics = batch_metrics([result("a", None, lost="db_unavailable")] * 2)
+    assert metrics == {"reward/unjudged_frac": 1.0, "rollout/count": 2.0, "rollout/lost/db_unavailable": 2.0}
+
+
+def test_breaks_and_sampled_tokens_are_those_of_the_rows():
+    whole = Trajectory((1,), (2, 9, 3), (1, 0, 1), (0.0,) * 3, num_turns=2)
+    broken = Trajectory((1,), (2,), (1,), (0.0,), num_turns=1, prefix_break="tokenisation", dropped_turns=2)
+    cut = Trajectory((1,), (2,), (1,), (0.0,), num_turns=1, dropped_turns=1)
+    metrics = batch_metrics([result("a", 1.0, row) for row in (whole, whole, broken, cut)])
+    assert {name: value for name, value in metrics.items() if name.startswith("prefix/")} == {
+        "prefix/broken_frac": 0.25,
+        "prefix/overflow_frac": 0.25,
+        "prefix/break/tokenisation": 1.0,
+    }
+    assert metrics["rollout/sampled_tokens"] == (2 + 2 + 1 + 1) / 4
+    assert metrics["rollout/response_tokens"] == (3 + 3 + 1 + 1) / 4
+    assert metrics["rollout/turns"] == (2 + 2 + 3 + 2) / 4
+
+
+@pytest.mark.parametrize(
+    ("score", "reward", "success"),
+    [
+        pytest.param(Score(1.0, "match"), 1.0, 1.0, id="right"),
+        pytest.param(Score(0.0, "wrong_rows"), 0.0, 0.0, id="wrong"),
+        pytest.param(Score(None, "db_unavailable"), None, None, id="nobody_could_judge"),
+        pytest.param(Score(None, NO_JUDGE), None, None, id="nobody_judges"),
+    ],
+)
+def test_a_runner_reports_what_was_judged_and_nothing_else(score, reward, success):
+    record = RolloutRecord("task", "SELECT", "answered", score, 1, 0, [], 10, 5, 0.1, None)
+    fields = SqlLitAgent(load_config(None))._reward_fields(record, None)
+    outcome = json.loads(fields.attributes[OUTCOME])
+    assert outcome["reward"] == reward
+    assert outcome["metrics"].get("success") == success
+    assert ("success" in outcome["metrics"]) == (success is not None)
