@@ -80,7 +80,7 @@ def test_turns_come_in_sequence_order_whatever_order_spans_arrive_in():
 def test_a_turn_has_everything_that_its_span_says():
     span = model_call(1, [1], [2, 3])
     span.attributes |= {"gen_ai.response.finish_reason": "tool_calls", "agentgrpo.has_tool_calls": True}
-    other = Span("some_other_call", 2, span.attributes)
+    other = Span("some_other_call", 2, {**span.attributes, "prompt_token_ids": [1, 2, 3, 4]})
     assert read_turns([span, other]) == [Turn((1,), (2, 3), (-1.0, -1.0), "tool_calls", has_tool_calls=True)]
 
 
