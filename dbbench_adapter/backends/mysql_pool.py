@@ -104,17 +104,23 @@ class Keeper:
             cursor.execute(f"SELECT GET_LOCK('{_PREFIX}{self.owner}', 0)")
         return connection
 
+    def hold(self) -> None:
+        """Take the lock again where it was lost: a server that was started again knows of none, and the next owner that
+        starts on it would take what is ours for an orphan."""
+        with self._lock:
+            try:
+                self._connection.ping(reconnect=False)
+            except (pymysql.Error, OSError):
+                self._connection = self._locked()
+
     def _keep(self) -> None:
         next_ping = time.monotonic() + _PING_S
         while not self._stop.wait(_WATCH_S):
-            try:
+            with contextlib.suppress(pymysql.Error, OSError):  # the server went away; it may come back
                 self._end_overrun()
                 if time.monotonic() > next_ping:
-                    self._connection.ping(reconnect=False)
                     next_ping = time.monotonic() + _PING_S
-            except (pymysql.Error, OSError):  # the server went away; where it comes back the lock is taken again
-                with contextlib.suppress(pymysql.Error, OSError):
-                    self._connection = self._locked()
+                    self.hold()
 
     def _end_overrun(self) -> None:
         with self._lock:
@@ -176,6 +182,7 @@ class Pool:
         collation = _COLLATION if self.is_mariadb else "utf8mb4_0900_ai_ci"
         while True:
             with self.failures_named():
+                self.keeper.hold()
                 try:
                     slot = self._free.pop()
                     stale = True
