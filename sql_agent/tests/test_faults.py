@@ -63,7 +63,7 @@ def check(chain, answer, undisturbed):
     return lost
 
 
-def fault(where, kind, at_s=0.5, **details):
+def fault(where, kind, at_s=0.0, **details):
     return Planned(where, Fault(kind, **details), at_s)
 
 
@@ -71,24 +71,24 @@ CASES = {
     "a_runner_is_killed": [Planned("runner", None, 0.6)],
     "the_database_is_killed": [Planned("database", None, 0.6)],
     "the_store_fails_and_breaks_off": [
-        fault("store", "500", requests=5),
-        fault("store", "half", requests=3, at_s=0.8),
-        fault("store", "lost", requests=3, path="enqueue|dequeue|spans", at_s=0.0),
-        fault("store", "outage", seconds=2.0, at_s=1.2),
+        fault("store", "lost", requests=3, path="enqueue|dequeue|spans"),
+        fault("store", "500", requests=5, after=10),
+        fault("store", "half", requests=3, after=30),
+        fault("store", "outage", seconds=2.0, after=60),
     ],
     "the_store_says_nothing": [fault("store", "nothing", path="spans$")],
     "the_proxy_fails_and_breaks_off": [
-        fault("proxy", "500", requests=3),
-        fault("proxy", "half", requests=2, at_s=0.8),
-        fault("proxy", "lost", requests=2, at_s=0.2),
-        fault("proxy", "outage", seconds=1.0, at_s=1.2),
+        fault("proxy", "lost", requests=2),
+        fault("proxy", "500", requests=3, after=4),
+        fault("proxy", "half", requests=2, after=8),
+        fault("proxy", "outage", seconds=1.0, after=14),
     ],
     "the_model_server_says_half_and_nothing": [
-        fault("model", "half", requests=2, at_s=0.2),
-        fault("model", "nothing", requests=1),
-        fault("model", "outage", seconds=1.0, at_s=1.0),
+        fault("model", "half", requests=2),
+        fault("model", "nothing", after=4),
+        fault("model", "outage", seconds=1.0, after=10),
     ],
-    "the_scorer_is_away": [fault("scorer", "outage", seconds=2.0, at_s=0.2), fault("scorer", "half", at_s=0.1)],
+    "the_scorer_is_away": [fault("scorer", "half"), fault("scorer", "outage", seconds=2.0, after=2)],
 }
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import aiohttp
@@ -32,14 +32,27 @@ class Fault:
     """Of an outage, and of the delay of `slow`."""
     path: str = ""
     """Regular expression that is searched for in the path."""
+    after: int = 0
+    """Requests of that path that pass before."""
     hits: int = 0
-    since: float = field(default_factory=time.monotonic)
+    since: float | None = None
+    """When it first hit."""
 
     @property
     def over(self) -> bool:
         if self.kind == "outage":
-            return time.monotonic() - self.since > self.seconds
+            return self.since is not None and time.monotonic() - self.since > self.seconds
         return self.hits >= self.requests
+
+    def takes(self, path: str) -> bool:
+        if self.over or not re.search(self.path, path):
+            return False
+        if self.after > 0:
+            self.after -= 1
+            return False
+        self.since = self.since or time.monotonic()
+        self.hits += 1
+        return True
 
 
 class FaultProxy:
@@ -51,7 +64,6 @@ class FaultProxy:
 
     def inject(self, fault: Fault) -> Fault:
         with self._lock:
-            fault.since = time.monotonic()
             self._faults.append(fault)
         return fault
 
@@ -61,12 +73,7 @@ class FaultProxy:
 
     def _next(self, path: str) -> Fault | None:
         with self._lock:
-            self._faults = [fault for fault in self._faults if not fault.over]
-            for fault in self._faults:
-                if re.search(fault.path, path):
-                    fault.hits += 1
-                    return fault
-        return None
+            return next((fault for fault in self._faults if fault.takes(path)), None)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         body, fault = await request.read(), self._next(request.path)

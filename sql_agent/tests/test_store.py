@@ -1,0 +1,64 @@
+"""The store's client, before a real store that fails as it is told to."""
+
+import time
+
+import aiohttp
+import pytest
+
+from sql_agent import store as module
+from sql_agent.agl_light import agl
+from sql_agent.store import UNFINISHED, PatientStore, StoreUnavailableError
+from sql_agent.tests.conftest import free_port
+from sql_agent.tests.faults.proxy import Fault, FaultProxy
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+async def client(store_url):
+    """A patient client behind a proxy; yields both."""
+    with FaultProxy(store_url).serving() as proxy:
+        store = PatientStore(proxy.url)
+        yield store, proxy
+        for rollout in await store.query_rollouts(status_in=UNFINISHED):
+            await store.update_rollout(rollout.rollout_id, status="cancelled")
+        await store.close()
+
+
+def requests(run_id, count=3):
+    return [agl.EnqueueRolloutRequest(input={"number": n}, metadata={"run_id": run_id}) for n in range(count)]
+
+
+@pytest.mark.parametrize("kind", ["500", "lost", "half", "outage"])
+async def test_rollouts_are_queued_once_whatever_becomes_of_the_answer(client, kind):
+    store, proxy = client
+    proxy.inject(Fault(kind, requests=2, seconds=0.5, path="enqueue"))
+    queued = await store.enqueue_many_rollouts(requests(kind))
+    assert [rollout.input for rollout in queued] == [{"number": 0}, {"number": 1}, {"number": 2}]
+    there = [r.rollout_id for r in await store.query_rollouts() if (r.metadata or {}).get("run_id") == kind]
+    assert there == [rollout.rollout_id for rollout in queued]
+
+
+@pytest.mark.parametrize("kind", ["500", "half", "outage"])
+async def test_a_call_is_made_again_until_it_is_answered(client, kind):
+    store, proxy = client
+    fault = proxy.inject(Fault(kind, requests=4, seconds=1.0))
+    assert await store.query_rollouts(status_in=["running"]) is not None
+    assert fault.hits >= 3
+
+
+async def test_what_the_store_refuses_is_not_asked_again(client):
+    store, _ = client
+    started = time.monotonic()
+    with pytest.raises(aiohttp.ClientResponseError, match="422"):
+        await store.query_rollouts(status_in=["no such state"])
+    assert time.monotonic() - started < 1
+
+
+async def test_a_store_that_stays_away_is_named(monkeypatch):
+    monkeypatch.setattr(module, "PATIENCE_S", 1.0)
+    address = f"http://127.0.0.1:{free_port()}"
+    store = PatientStore(address)
+    with pytest.raises(StoreUnavailableError, match=f"{address} failed for 1 s, the last time with ClientConnector"):
+        await store.query_rollouts()
+    await store.close()
