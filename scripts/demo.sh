@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# make demo: a small policy, a store of its own, ten train steps, success before and after. Needs `scripts/setup.sh`.
+# make demo: a small policy, a store of its own, 40 train steps, success before and after. Needs `scripts/setup.sh`.
 #
 #   bash scripts/demo.sh [--tasks FILE]     DBBENCH_DATA=FOLDER, RUN_DIR=runs/demo, STORE_PORT=9999
 #
@@ -11,6 +11,7 @@ python=.venv/bin/python
 run_dir=${RUN_DIR:-}
 port=${STORE_PORT:-9999}
 tasks=()
+model=models/tiny-320
 
 export LITELLM_LOCAL_MODEL_COST_MAP=True # agl store imports LiteLLM, which asks the internet for a price list otherwise
 
@@ -22,18 +23,18 @@ die() {
 
 if [[ ${1:-} == --tasks ]]; then
     [[ -f ${2:-} ]] || die "--tasks ${2:-}: no such file"
-    tasks=(--train-file "$2")
+    tasks=(--train-file "$2" --set 'data.skills=[]')
 elif [[ -n ${DBBENCH_DATA:-} ]]; then
     file=$(find "$DBBENCH_DATA" -name entry_dict.json -print -quit 2>/dev/null || true)
     [[ -n $file ]] || die "no entry_dict.json (LifelongAgentBench) under DBBENCH_DATA=$DBBENCH_DATA; give one file with: bash scripts/demo.sh --tasks FILE"
-    tasks=(--train-file "$file")
+    tasks=(--train-file "$file" --set 'data.skills=[]')
 fi
 
 # other tasks, other run: a run goes on as what it was
 run_dir=${run_dir:-runs/demo${tasks[1]:+-$(basename "${tasks[1]%.*}")}}
 
 "$python" -m scripts.doctor --port "$port"
-"$python" -m scripts.make_tiny_policy
+"$python" -m scripts.make_tiny_policy --output "$model" --steps 320 # solves about half: there is something to learn
 
 mkdir -p "$run_dir"
 say "starting the store: agl store --host 127.0.0.1 --port $port"
@@ -46,9 +47,9 @@ for _ in $(seq 240); do
     sleep 0.5
 done
 
-say "training: ten steps of eight tasks, eight rollouts each"
+say "training: 40 steps of eight tasks, eight rollouts each"
 AGL_MANAGED_STORE=0 "$python" sql_agent/train_sql_agent.py --llm-proxy \
-    --external-store-address "http://127.0.0.1:$port" --config sql_agent/configs/demo.yaml --run-dir "$run_dir" "${tasks[@]}"
+    --external-store-address "http://127.0.0.1:$port" --config sql_agent/configs/demo.yaml --model "$model" --run-dir "$run_dir" "${tasks[@]}"
 
 say "done"
 "$python" -m scripts.report "$run_dir"
