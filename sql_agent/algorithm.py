@@ -107,9 +107,7 @@ class VerlGrpo(agl.Algorithm):
         while not runners or any(runner.is_alive() for runner in runners):
             await asyncio.sleep(HEARTBEAT_S)
         ends = ", ".join(f"{runner.name} with {runner.exitcode}" for runner in runners)
-        raise TrainingFailedError(
-            f"no runner is left ({ends}); their logs are in {log_file(self.cfg, 'runner-N').parent}"
-        )
+        raise TrainingFailedError(f"no runner is left ({ends}); their logs are in {self.cfg.run_dir / 'logs'}")
 
     async def _start_proxy(self, proxy: subprocess.Popen[str], servers: dict[str, Any]) -> str:
         """Point the LLM proxy at the model servers; answers its address."""
@@ -179,7 +177,8 @@ def spawn(module: str, *args: str, log: Path, environment: dict[str, str] | None
 
 async def _tell_store(store: Any, stats: dict[str, Any]) -> None:
     try:
-        await store.update_worker(TRAINER_WORKER, stats)
+        async with asyncio.timeout(HEARTBEAT_S):
+            await store.update_worker(TRAINER_WORKER, stats)
     except (aiohttp.ClientError, OSError, TimeoutError) as error:  # the next one may reach it; rollouts notice too
         logger.warning("the store did not take the trainer's heartbeat: %s", error)
 

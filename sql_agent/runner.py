@@ -223,6 +223,7 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
                 await agent.aclose()
             if stop_heartbeat is not None:
                 await stop_heartbeat()
+            await heartbeat.close()
             await store.close()  # type: ignore[attr-defined]
 
     async def _work(self, store: Any, playing: dict[asyncio.Task[str], str], event: Any) -> None:

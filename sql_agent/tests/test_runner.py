@@ -20,6 +20,7 @@ from sql_agent.rewards import Opinion
 from sql_agent.runner import TRAINER_WORKER, ConcurrentRunner, PassiveTracer, SqlLitAgent
 from sql_agent.stitch import OUTCOME, read_outcome, read_turns, stitch
 from sql_agent.tests.conftest import free_port, serve_scores, start_store
+from sql_agent.tests.faults.proxy import Fault, FaultProxy
 from sql_agent.types import RolloutRecord
 
 pytestmark = pytest.mark.slow
@@ -90,6 +91,37 @@ async def test_an_unreachable_model_is_tried_again_then_reported_as_unjudged(sto
     assert outcome is not None
     assert (outcome.reward, outcome.reason) == (None, "model_unavailable")
     assert [attempt.status for attempt in attempts] == ["failed", "succeeded"]
+
+
+async def test_a_claim_whose_answer_was_lost_goes_back_into_the_queue(store_url, monkeypatch):
+    monkeypatch.setattr(runner, "GIVE_BACK_S", 0.5)
+    with oracle.serve(oracle.app(oracle.replay(TASKS))) as base_url, FaultProxy(store_url).serving() as proxy:
+        async with running(proxy.url) as (_, store):
+            proxy.inject(Fault("500", requests=20, path="dequeue"))  # meanwhile the rollout is queued
+            proxy.inject(Fault("lost", path="dequeue"))
+            ((rollout, spans),) = await play(store, base_url, TASKS[:1])
+            attempts = await store.query_attempts(rollout.rollout_id)
+    outcome = read_outcome(spans)
+    assert outcome is not None
+    assert (outcome.reward, [attempt.status for attempt in attempts]) == (1.0, ["failed", "succeeded"])
+
+
+async def test_a_runner_that_is_told_to_end_does_not_call_its_rollouts_succeeded(store_url):
+    with oracle.serve(oracle.app(oracle.replay(TASKS), latency_s=2.0)) as base_url:
+        async with running(store_url) as (_, store):
+            resources = await store.add_resources({"main_llm": agl.LLM(endpoint=base_url, model=oracle.MODEL)})
+            config = agl.RolloutConfig(max_attempts=2, retry_condition=["failed"])
+            queued = await store.enqueue_rollout(TASKS[0].to_dict(), resources_id=resources.resources_id, config=config)
+            while not await store.query_attempts(queued.rollout_id):
+                await asyncio.sleep(0.02)
+        store = agl.LightningStoreClient(store_url)
+        rollout, (attempt,) = (
+            await store.get_rollout_by_id(queued.rollout_id),
+            await store.query_attempts(queued.rollout_id),
+        )
+        await store.update_rollout(queued.rollout_id, status="cancelled")
+        await store.close()
+    assert (rollout.status, attempt.status) == ("requeuing", "failed")
 
 
 async def test_a_reward_that_raises_loses_its_rollout_and_nothing_else(store_url, monkeypatch):
