@@ -213,7 +213,7 @@ def test_vllm_serves_it_and_plays_the_episode_that_the_adapter_plays(merged_adap
     tasks, limits = generate_tasks(6, seed=2, split="held_out"), AgentConfig(max_turns=4, max_tokens=96, temperature=0)
     policy = load_policy(merged_adapter / "adapter", adapter=AdapterConfig(), device="cpu")
     vllm = [str(Path(sys.executable).with_name("vllm")), "serve", str(merged_adapter / "policy")]
-    flags = "--enforce-eager --max-model-len 1024 --enable-auto-tool-choice --tool-call-parser hermes --host 127.0.0.1"
+    flags = "--dtype float32 --enforce-eager --enable-auto-tool-choice --tool-call-parser hermes --host 127.0.0.1"
     environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_TARGET_DEVICE": "cpu"}
     with open_backend("sqlite") as backend:
         dbbench = DbBench("strict", backend=backend)

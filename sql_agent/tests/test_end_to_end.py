@@ -1,23 +1,28 @@
 """The whole chain, nothing scripted: store, proxy, runners, vLLM, verl, a small policy, real DB-Bench tasks.
 
-Two runs in one directory and one with LoRA. The first takes two steps through the LLM proxy and a store that is kept
-outside; the second resumes with a store of its own and the runner's tracing, and is told to stop in the middle. About
-six minutes.
+Three runs. The first takes two steps through the LLM proxy and a store that is kept outside; the second, with a store
+of its own and the runner's tracing, is killed twice on the way to the same two steps, and told to stop after a third;
+the last trains a LoRA adapter. `--full` kills a run over and over, and fills a disk. About nine minutes.
 """
 
 import asyncio
 import json
 import os
+import random
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from sql_agent.agl_light import agl
+from sql_agent.checkpoints import checkpoints, fault_of
 from sql_agent.processes import processes_of
 from sql_agent.stitch import read_outcome, read_turns
 from sql_agent.tests.conftest import free_port, wait_for
@@ -103,7 +108,9 @@ def test_two_steps_happened_and_the_console_shows_them(first_run):
 
 def test_the_store_holds_every_turn_and_every_reward(first_run):
     rollouts = rollouts_of(first_run)
-    assert sorted(step for step, _, _ in rollouts) == [1] * 16 + [2] * 16  # four tasks, four rollouts each
+    counts = Counter(step for step, _, _ in rollouts)
+    assert counts == {step: first_run.metrics[step]["rollout/count"] for step in (1, 2)}
+    assert min(counts.values()) >= 16  # four tasks, four rollouts each, and those played in the place of others
     for _, outcome, turns in rollouts:
         assert outcome is not None
         assert outcome.reward in (0.0, 1.0)
@@ -145,28 +152,197 @@ def test_nothing_is_left_of_the_first_run(first_run):
     assert not Path(f"/tmp/agentgrpo-{first_run.id}").exists()
 
 
-def test_a_run_resumes_and_ends_when_told_to(first_run, model):
-    log = first_run.dir / "second.log"
-    with log.open("w") as out:
-        # session of its own: SIGTERM goes to the command alone, as a service manager would send it
-        where = ["--resume", "auto", "--model", str(model), "--run-dir", str(first_run.dir)]
-        command = [*COMMAND, *TRAINING, *TASKS, *where, "--set", "trainer.steps=50"]
-        environment = {name: value for name, value in os.environ.items() if name != "AGL_MANAGED_STORE"}
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=out)
+def test_a_run_that_is_killed_twice_ends_as_the_unbroken_one_and_when_it_is_told_to(first_run, model, tmp_path):
+    run = Broken(tmp_path / "run", model, steps=50)
+    with run.started():  # SIGKILL to the command, while the second step's rollouts are played
+        run.wait(lambda: "step 1/50" in run.said())
+        run.kill()
+    with run.started():  # SIGKILL to every process at once, while the second checkpoint is written
+        run.wait(lambda: "first rollouts" in run.said())
+        everyone = processes_of(run.id)
+        run.wait(lambda: (run.dir / "checkpoints/global_step_2/actor").exists(), every_s=0.001)
+        run.kill(*everyone)
+    with run.started():
+        run.wait(lambda: "step 3/50" in run.said())
+        run.process.send_signal(signal.SIGTERM)
+        assert run.process.wait(60) == 130, run.said()
+    torn = run.dir / "checkpoints" / "global_step_2"
+    assert f"checkpoint {torn} is passed over: manifest.json is missing" in run.said()
+    assert f"going on from {run.dir / 'checkpoints' / 'global_step_1'}" in run.said()
+    assert "step 1/50" not in run.said()
+    assert left_of(run.dir, run.id) == []
+
+    assert differences(first_run.dir, run.dir, 2) == []
+    assert {path.name: fault_of(path) for path in checkpoints(run.dir / "checkpoints")} == {
+        "global_step_3": None,
+        "global_step_2": None,
+    }
+    assert sorted(metrics(run.dir)) == [1, 2, 3]
+
+
+@pytest.mark.timeout(3 * 3600)
+def test_a_run_that_is_killed_twenty_times_ends_as_the_unbroken_one(request, model, tmp_path):
+    """At random: a phase of the start or a step, up to ten seconds later, the command alone or every process."""
+    if not request.config.getoption("--full"):
+        pytest.skip("--full kills a run twenty times: an hour")
+    steps, chance, kills, number = 6, random.Random(0), 0, 0
+    unbroken = Broken(tmp_path / "unbroken", model, steps=steps)
+    with unbroken.started():
+        assert unbroken.process.wait(900) == 0, unbroken.said()
+    while kills < 20:
+        number += 1
+        run = Broken(tmp_path / f"run-{number}", model, steps=steps)
+        code = None
+        while code is None:
+            with run.started():
+                mark = chance.choice(["importing verl", "loading the policy", "first rollouts", *["step "] * 6])
+                later_s, everyone = chance.uniform(0, 10), chance.random() < 0.5
+                # the long form of 20 kills has to come to an end: then the last one is left alone
+                run.wait(lambda: (mark in run.said() and kills < 20) or run.process.poll() is not None)  # noqa: B023
+                deadline = time.monotonic() + later_s
+                while run.process.poll() is None and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                code = run.process.poll()
+                if code is None:
+                    run.kill(*(processes_of(run.id) if everyone else ()))
+                    kills += 1
+        assert code == 0, run.said()
+        assert differences(unbroken.dir, run.dir, steps) == []
+
+
+def test_a_disk_that_fills_up_stops_the_run_and_with_room_it_ends_as_the_unbroken_one(
+    request, first_run, model, tmp_path
+):
+    if not request.config.getoption("--full"):
+        pytest.skip("--full fills a disk: three minutes")
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", tmp_path], capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs root")
     try:
-        deadline = time.monotonic() + 600
-        while "step 3/50" not in log.read_text():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.5)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 130, log.read_text()
+        run = Broken(tmp_path / "run", model, steps=2)
+        with run.started():
+            assert run.process.wait(900) == 1, run.said()
+        assert "global_step_2 could not be written, its disk is full" in run.said()
+        subprocess.run(["mount", "-o", "remount,size=100m", tmp_path], check=True)
+        with run.started():
+            assert run.process.wait(900) == 0, run.said()
+        assert "global_step_2 is passed over: manifest.json is missing" in run.said()
+        assert differences(first_run.dir, run.dir, 2) == []
     finally:
-        process.kill()
-    assert "step 1/50" not in log.read_text()
-    run = json.loads((first_run.dir / "run.json").read_text())
-    assert left_of(first_run.dir, run["run_id"]) == []
-    assert sorted(metrics(first_run.dir))[:3] == [1, 2, 3]
+        subprocess.run(["umount", "--lazy", tmp_path], check=True)
+
+
+class Broken:
+    """A run that is started again and again in the same folder, with a store of its own and the runner's tracing."""
+
+    def __init__(self, run_dir: Path, model: Path, *, steps: int) -> None:
+        self.dir, self._log = run_dir, run_dir / "command.log"
+        where = ["--resume", "auto", "--model", str(model), "--run-dir", str(run_dir)]
+        self._command = [*COMMAND, *TRAINING, *TASKS, *where, "--set", f"trainer.steps={steps}"]
+        self._earlier: str | None = None
+
+    @contextmanager
+    def started(self):
+        """Start it; when the block ends so does whatever is left of it."""
+        self.dir.mkdir(exist_ok=True)
+        self._earlier = self._run_id()
+        environment = {name: value for name, value in os.environ.items() if name != "AGL_MANAGED_STORE"}
+        with self._log.open("w") as out:
+            # session of its own: a signal goes to the command alone, as a service manager would send it
+            self.process = subprocess.Popen(
+                self._command, cwd=ROOT, env=environment, stdout=out, stderr=out, start_new_session=True
+            )
+        try:
+            yield
+        finally:
+            self.process.kill()
+            self.process.wait()
+            wait_s = time.monotonic() + 60
+            while self.id is not None and processes_of(self.id) and time.monotonic() < wait_s:
+                time.sleep(0.2)
+
+    @property
+    def id(self) -> str | None:
+        """Of the latest start, once it has one."""
+        now = self._run_id()
+        return now if now != self._earlier else None
+
+    def _run_id(self) -> str | None:
+        try:
+            return json.loads((self.dir / "run.json").read_text())["run_id"]
+        except (OSError, ValueError):
+            return None
+
+    def said(self) -> str:
+        return self._log.read_text()
+
+    def wait(self, until, *, every_s: float = 0.1) -> None:
+        deadline = time.monotonic() + 900
+        while not until():
+            assert self.process.poll() is None, self.said()
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(every_s)
+
+    def kill(self, *others: int) -> None:
+        for pid in (self.process.pid, *others):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+VARYING = (
+    "at",
+    "time/",
+    "timing",
+    "perf/",
+    "actor/perf/",
+    "rollout/seconds",
+    "engine/",
+    "rollout_corr/",
+    "training/roll",
+)
+"""Metrics that no two runs share: the clock, memory, and the last digits of what the engine says of its samples, which
+depend on what it computes beside them (doc/checkpoint_files.md)."""
+
+
+def differences(one: Path, other: Path, step: int) -> list[str]:
+    """Where two runs differ at a checkpoint: weights, optimiser, the place in the tasks, metrics, conversations."""
+    import torch
+
+    names = [run_dir / "checkpoints" / f"global_step_{step}" for run_dir in (one, other)]
+    files = [json.loads((name / "manifest.json").read_text())["files"] for name in names]
+    found = [name for name in ("actor/huggingface/model.safetensors", "data.pt") if files[0][name] != files[1][name]]
+    for kind in ("model", "optim", "extra_state"):
+        part = f"actor/{kind}_world_size_1_rank_0.pt"
+        states = [dict(leaves(torch.load(name / part, weights_only=False))) for name in names]
+        assert states[0].keys() == states[1].keys()
+        found += [f"{kind}: {key}" for key in states[0] if repr_of(states[0][key]) != repr_of(states[1][key])]
+    rows = [metrics(run_dir) for run_dir in (one, other)]
+    for number in range(1, step + 1):
+        keys = [key for key in {**rows[0][number], **rows[1][number]} if not key.startswith(VARYING)]
+        found += [f"step {number}: {key}" for key in keys if rows[0][number].get(key) != rows[1][number].get(key)]
+        said = [conversations(run_dir / "trajectories" / f"train_{number:06d}.jsonl") for run_dir in (one, other)]
+        found += [f"step {number}: trajectories"] if said[0] != said[1] else []
+    return found
+
+
+def leaves(tree, path: str = ""):
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        if isinstance(value, dict | list | tuple):
+            yield from leaves(value, f"{path}.{key}")
+        else:
+            yield f"{path}.{key}", value
+
+
+def repr_of(value) -> str | bytes:
+    """Something that compares bit for bit."""
+    value = value.to_local() if hasattr(value, "to_local") else value
+    value = value.numpy() if hasattr(value, "numpy") else value
+    return value.tobytes() if hasattr(value, "tobytes") else repr(value)
+
+
+def conversations(file: Path) -> list[str]:
+    """What was said, in order; vLLM gives every call an id that never comes again."""
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    return [re.sub(r"chatcmpl-tool-\w+", "call", json.dumps([x["task_id"], x["reward"], x["messages"]])) for x in lines]
 
 
 def left_of(run_dir: Path, run_id: str) -> list[str]:
@@ -199,3 +375,12 @@ def test_a_lora_run_serves_and_saves_whole_weights(model, tmp_path):
     after = load_file(huggingface(tmp_path, 2) / "model.safetensors")
     assert set(after) == set(before)
     assert any((after[name] != before[name]).any() for name in before)
+
+    # the shards beside it, base and adapter apart, come to the same weights
+    from scripts.merge_policy import main
+
+    assert main(["--checkpoint", str(tmp_path), "--output", str(tmp_path / "merged")]) == 0
+    merged = load_file(tmp_path / "merged" / "model.safetensors")
+    assert set(merged) == set(after)
+    assert max((merged[name] - after[name]).abs().max() for name in after) < 1e-6
+    assert json.loads((huggingface(tmp_path, 2) / "config.json").read_text())["dtype"] == "float32"
