@@ -1,4 +1,4 @@
-"""The benchmark of the main job: `python -m scripts.bench_main_job`; about 15 minutes on two idle cores.
+"""The benchmark of the main job: `python -m scripts.bench_main_job`; under 20 minutes on two idle cores.
 
 Measures in one run, prints a table per part and, on request, writes JSON and the figures section of doc/benchmarks.md,
 which also says how each part is measured. Everything stays on loopback; every process it starts ends with it.
@@ -51,9 +51,23 @@ def _update(model: Path, folder: Path) -> list[Row]:
     return update.measure(model, folder)
 
 
+def _tokens(model: Path, folder: Path) -> list[Row]:
+    from scripts.bench import trained_tokens
+
+    return trained_tokens.measure(model, folder)
+
+
+def _proxy(model: Path, folder: Path) -> list[Row]:
+    from scripts.bench import proxy_cost
+
+    return proxy_cost.measure(model, folder)
+
+
 PARTS: dict[str, Callable[[Path, Path], list[Row]]] = {
     "startup": _startup,
     "update": _update,
+    "tokens": _tokens,
+    "proxy": _proxy,
     "overhead": _overhead,
     "episodes": _episodes,
 }

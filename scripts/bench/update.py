@@ -7,15 +7,15 @@ verl's own functions. Ours: what `to_verl` says.
 
 from __future__ import annotations
 
-import json
 import os
+import random
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scripts.bench.children import answer, free_port, python, started
+from scripts.bench.children import answer, free_port, python, say, started
 from scripts.bench.report import Row
 from sql_agent.config import load_config
 from sql_agent.verl_config import worker_environment
@@ -33,6 +33,8 @@ PADDED_MICRO_BATCHES = {
 }
 """The prototype's command line, where it differs from `to_verl`."""
 GROUPS, GROUP_SIZE = 8, 4
+UpdateRow = tuple[Sequence[int], Sequence[int], Sequence[int]]
+"""Ids of the prompt, ids of the response, its mask."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +71,31 @@ def row_lengths() -> list[tuple[int, int]]:
     return list(zip(prompts, responses, strict=True))
 
 
+def random_rows(lengths: Sequence[tuple[int, int]]) -> list[UpdateRow]:
+    """Random ids, every response token trained."""
+    draw = random.Random(0)
+    rows = []
+    for prompt, response in lengths:
+        ids = [draw.randrange(10, 1000) for _ in range(prompt + response)]
+        rows.append((ids[:prompt], ids[prompt:], [1] * response))
+    return rows
+
+
 def measure(model: Path, folder: Path) -> list[Row]:
     lengths = row_lengths()
-    tokens = sum(prompt + response for prompt, response in lengths)
-    results = {s.name: _run(s, lengths, model, folder / "update.log") for s in settings(os.cpu_count() or 1)}
+    rows, log = random_rows(lengths), folder / "update.log"
+    results = {
+        setting.name: run_worker({"rows": rows}, model, log, setting, repeats=REPEATS)["rows"]
+        for setting in settings(os.cpu_count() or 1)
+    }
     check_same_log_probs({name: result["log_prob_sum"] for name, result in results.items()})
-    return update_rows(tokens, results)
+    return update_rows(sum(prompt + response for prompt, response in lengths), results)
 
 
-def _run(setting: Setting, lengths: Sequence[tuple[int, int]], model: Path, log: Path) -> dict[str, Any]:
+def run_worker(
+    batches: Mapping[str, Sequence[UpdateRow]], model: Path, log: Path, setting: Setting, *, repeats: int
+) -> dict[str, Any]:
+    """What `scripts.bench.update_worker` measured of each batch; `GROUP_SIZE` divides the number of its rows."""
     overrides = [f"data.train_batch_size={GROUPS}", f"rollout.group_size={GROUP_SIZE}"]
     overrides += [f"engine.train_threads={setting.threads}"]
     spec = {
@@ -85,13 +103,14 @@ def _run(setting: Setting, lengths: Sequence[tuple[int, int]], model: Path, log:
         "verl": dict(setting.verl),
         "upstream_log_probs": setting.upstream_log_probs,
         "model": str(model),
-        "lengths": list(lengths),
+        "batches": batches,
         "pad_to": setting.pad_to,
-        "repeats": REPEATS,
+        "repeats": repeats,
         "port": free_port(),
     }
     environment = worker_environment(load_config(None, overrides), cpu=True)
-    with started(python("scripts.bench.update_worker", json.dumps(spec)), log, environment, talks=True) as worker:
+    with started(python("scripts.bench.update_worker"), log, environment, talks=True) as worker:
+        say(worker, spec)
         return answer(worker, log)
 
 
@@ -113,15 +132,15 @@ def update_rows(tokens: int, results: Mapping[str, Mapping[str, Any]]) -> list[R
         tokens: in the rows, padding left out.
         results: per setting, `log_probs_s` and `update_s`, one value per repetition; the medians count.
     """
-    speeds = {name: tokens / (_median(r, "log_probs_s") + _median(r, "update_s")) for name, r in results.items()}
+    speeds = {name: tokens / (median(r, "log_probs_s") + median(r, "update_s")) for name, r in results.items()}
     first, *_, last = results
     limit = "matrix products of a model this small, FSDP around them"
     rows = [Row("our tokens/s / the prototype's", speeds[last] / speeds[first], "x", 4.0, "at least", limit)]
     for name, result in results.items():
-        parts = f"log-probs {_median(result, 'log_probs_s'):.2f} s, update {_median(result, 'update_s'):.2f} s"
+        parts = f"log-probs {median(result, 'log_probs_s'):.2f} s, update {median(result, 'update_s'):.2f} s"
         rows.append(Row(f"... {name}", speeds[name], "tokens/s", limit=parts))
     return rows
 
 
-def _median(result: Mapping[str, Any], name: str) -> float:
+def median(result: Mapping[str, Any], name: str) -> float:
     return statistics.median(result[name])

@@ -1,8 +1,8 @@
-"""One setting of the update benchmark in a process of its own: `python -m scripts.bench.update_worker SPEC`.
+"""One setting of an update benchmark in a process of its own: `python -m scripts.bench.update_worker`.
 
 verl's own actor worker (`ActorRolloutRefWorker`, role "actor") without Ray, driven by its trainer's own
-`_compute_old_log_prob` and `_update_actor`, over one fixed batch. Answers one line of JSON. `SPEC` is what
-`scripts.bench.update` writes.
+`_compute_old_log_prob` and `_update_actor`, over fixed batches of rows. Reads one line of JSON, which
+`scripts.bench.update.run_worker` writes, and answers one.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from sql_agent.verl_config import Files, compose, to_verl
 
 
 def main() -> None:
-    events, spec = Events(), json.loads(sys.argv[1])
+    events = Events()
     end_with_parent()
+    spec = json.loads(sys.stdin.readline())
     os.environ |= {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(spec["port"])}
     from omegaconf import OmegaConf
-    from verl import DataProto
-    from verl.trainer.ppo.ray_trainer import RayPPOTrainer
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
     if spec["upstream_log_probs"]:
@@ -39,13 +38,27 @@ def main() -> None:
         OmegaConf.update(verl, key, value, force_add=True)
     worker = ActorRolloutRefWorker(verl.actor_rollout_ref, role="actor")
     worker.init_model()
-    trainer: Any = SimpleNamespace(config=verl, actor_rollout_wg=worker)
+    results = {}
+    for name, rows in spec["batches"].items():
+        # one update over all rows, however many there are
+        verl.actor_rollout_ref.actor.ppo_mini_batch_size = len(rows) // verl.actor_rollout_ref.rollout.n
+        results[name] = _measure(verl, worker, rows, spec["pad_to"], spec["repeats"])
+    events.emit(results)
+    os._exit(0)  # torch.distributed leaves threads behind
 
+
+def _measure(verl: Any, worker: Any, rows: Sequence[Any], pad_to: int | None, repeats: int) -> dict[str, Any]:
+    """Seconds of each repetition, and the sum of the trained tokens' log-probs before the first update."""
+    from verl import DataProto
+    from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+
+    trainer: Any = SimpleNamespace(config=verl, actor_rollout_wg=worker)
     seconds: dict[str, list[float]] = {"log_probs_s": [], "update_s": []}
     log_prob_sum = None
-    for _ in range(1 + spec["repeats"]):  # the first warms up
-        batch = DataProto.from_single_dict(make_batch(spec["lengths"], spec["pad_to"]))
-        batch.meta_info = {"temperature": 1.0, "global_token_num": [sum(row) for row in spec["lengths"]]}
+    for _ in range(1 + repeats):  # the first warms up
+        batch = DataProto.from_single_dict(make_batch(rows, pad_to))
+        lengths = [len(prompt) + len(response) for prompt, response, _ in rows]
+        batch.meta_info = {"temperature": 1.0, "global_token_num": lengths}
         started = time.perf_counter()
         old, _ = RayPPOTrainer._compute_old_log_prob(trainer, batch)
         between = time.perf_counter()
@@ -55,24 +68,20 @@ def main() -> None:
         RayPPOTrainer._update_actor(trainer, batch.union(old))
         seconds["log_probs_s"].append(between - started)
         seconds["update_s"].append(time.perf_counter() - between)
-    events.emit({name: values[1:] for name, values in seconds.items()} | {"log_prob_sum": log_prob_sum})
-    os._exit(0)  # torch.distributed leaves threads behind
+    return {name: values[1:] for name, values in seconds.items()} | {"log_prob_sum": log_prob_sum}
 
 
-def make_batch(lengths: Sequence[tuple[int, int]], pad_to: int | None) -> dict[str, Any]:
-    """Rows of random ids in verl's layout, advantages 1 and -1, each row `pad_to` tokens wide or as the longest."""
+def make_batch(rows: Sequence[Any], pad_to: int | None) -> dict[str, Any]:
+    """Rows of (prompt ids, response ids, response mask) in verl's layout, advantages 1 and -1, each row `pad_to` tokens
+    wide or as the longest."""
     import torch
     import torch.nn.functional as F
 
     from sql_agent.batch import to_tensors
     from sql_agent.stitch import Trajectory
 
-    random = torch.Generator().manual_seed(0)
-    rows = []
-    for prompt, response in lengths:
-        ids = tuple(torch.randint(10, 1000, (prompt + response,), generator=random).tolist())
-        rows.append(Trajectory(ids[:prompt], ids[prompt:], (1,) * response, (0.0,) * response, num_turns=1))
-    tensors = to_tensors(rows, [0.0] * len(rows), pad_id=0)
+    trajectories = [Trajectory(tuple(p), tuple(r), tuple(mask), (0.0,) * len(r), num_turns=1) for p, r, mask in rows]
+    tensors = to_tensors(trajectories, [0.0] * len(rows), pad_id=0)
     more = max((pad_to or 0) - tensors["input_ids"].shape[1], 0)
     tensors = {k: v if k == "prompts" else F.pad(v, (0, more)) for k, v in tensors.items()}
     signs = torch.tensor([1.0, -1.0]).repeat(len(rows))[: len(rows)]

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from scripts import bench_main_job
-from scripts.bench import overhead, startup, update
+from scripts.bench import overhead, proxy_cost, startup, trained_tokens, update
 from scripts.bench.report import BEGIN, END, Row, markdown, replace_figures, table
 
 FACTS = {
@@ -77,6 +77,23 @@ def test_phases_last_from_their_line_to_the_next_and_the_step_line_ends_them():
     assert [row.met for row in rows] == [True, None, None, None, True]
 
 
+def test_a_later_step_is_split_into_its_phases():
+    phases = {"time/gen_s": 6.0, "time/log_prob_s": 0.5, "time/update_s": 1.0, "time/weight_sync_s": 0.25}
+    steps = [
+        {"train_step": 2, "time/step_s": 8.0, "perf/total_num_tokens": 3000.0, **phases},
+        {"train_step": 3, "time/step_s": 10.0, "perf/total_num_tokens": 3000.0, **phases, "time/gen_s": 8.0},
+    ]
+    rows = startup.step_rows(steps)
+    assert [(row.what, row.value) for row in rows] == [
+        ("a later train step (median of 2 and 3)", 9.0),
+        ("... rollouts", 7.0),
+        ("... old log-probs", 0.5),
+        ("... update", 1.0),
+        ("... weights to the sampler", 0.25),
+        ("... the rest", 0.25),
+    ]
+
+
 def test_the_rows_of_the_update_benchmark_fit_the_prototypes_width():
     lengths = update.row_lengths()
     assert len(lengths) == 32
@@ -99,6 +116,42 @@ def test_settings_that_compute_other_log_probs_are_not_compared():
         update.check_same_log_probs({"prototype": -1000.0, "ours": -990.0})
 
 
+def test_tokens_and_seconds_of_one_sample_per_turn_are_set_against_one_row_per_rollout():
+    one, per_turn = trained_tokens.ONE, trained_tokens.PER_TURN
+    results = {
+        one: {"log_probs_s": [0.5], "update_s": [1.0, 1.5, 9.0]},  # 0.5 + 1.5 = 2
+        per_turn: {"log_probs_s": [2.0], "update_s": [4.0]},
+    }
+    rows = trained_tokens.token_rows(4, {one: 1000, per_turn: 2500}, results)
+    assert [(row.what, row.value) for row in rows] == [
+        ("4 turns: tokens of one sample per turn / of one row per rollout", 2.5),
+        ("... seconds of log-probs and update, the same ratio", 3.0),
+        ("... one row per rollout", 1000),
+        ("... one sample per turn", 2500),
+    ]
+    assert [row.met for row in rows] == [True, None, None, None]
+    assert trained_tokens.token_rows(2, {one: 1000, per_turn: 1500}, results)[0].met is None  # no target
+
+
+def test_tokens_of_a_row_are_its_prompt_and_its_response():
+    assert trained_tokens.num_tokens([([1, 2], [3], [1]), ([1], [2, 3], [1, 0])]) == 6
+
+
+def test_what_a_way_adds_is_set_against_direct_calls():
+    cost = proxy_cost.Cost
+    costs = {proxy_cost.DIRECT: cost(102.0, 110.0, 400.0, {})}
+    costs |= {way: cost(106.0, 130.0, 100.0, {"proxy": 3.0}) for way in proxy_cost.WAYS}
+    rows = proxy_cost.proxy_rows(costs)
+    assert [row.value for row in rows[:3]] == [102.0, 110.0, 400.0]
+    assert [(row.what, row.value, row.limit) for row in rows[3:7]] == [
+        ("runner tracing, no proxy: added per call", 4.0, proxy_cost.WAYS["runner tracing, no proxy"].limit),
+        ("... 16 at once", 20.0, ""),
+        ("... calls/s", 100.0, "25% of direct"),
+        ("... CPU per call: proxy", 3.0, ""),
+    ]
+    assert len(rows) == 3 + 4 * len(proxy_cost.WAYS)
+
+
 def test_the_added_time_is_split_into_inside_and_around_the_rollout_per_call():
     direct = overhead.Load(wall_s=2.0, rollout_s=0.60, around_s=0.0, turns=2.0, batch_s=0.6, cpu_s={"agents": 0.5})
     # inside (0.64 - 0.60) / 2 calls = 20 ms; around 0.01 / 2 = 5 ms; 64 episodes of 2 calls: 1.28 s / 128 = 10 ms
@@ -117,7 +170,7 @@ def test_the_added_time_is_split_into_inside_and_around_the_rollout_per_call():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--only", "startup,speed"], "no part speed; known: startup, update, overhead, episodes"),
+        (["--only", "startup,speed"], "no part speed; known: startup, update, tokens, proxy, overhead, episodes"),
         (["--only", "startup", "--write-doc"], "one run of all parts"),
         (["--model", "nowhere"], "make_tiny_policy"),
     ],

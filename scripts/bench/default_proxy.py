@@ -1,0 +1,49 @@
+"""agent-lightning's LLM proxy as it comes, in a process of its own:
+`python -m scripts.bench.default_proxy STORE_URL SERVER_URL MODEL`.
+
+Its own middlewares, LiteLLM and OpenTelemetry callbacks. Answers one line, `{"url": ...}`; ends with standard input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+
+import agentlightning as agl
+from agentlightning.utils.server_launcher import PythonServerLauncherArgs
+
+from scripts.bench.children import free_port
+from sql_agent.llm_proxy import model_list
+from sql_agent.processes import Events, end_with_parent
+
+
+async def serve(store_url: str, server_url: str, model: str, events: Events) -> None:
+    proxy = agl.LLMProxy(
+        store=agl.LightningStoreClient(store_url),
+        model_list=model_list(model, {"policy-0": f"{server_url}/v1"}, 120.0),  # type: ignore[arg-type]
+        launcher_args=PythonServerLauncherArgs(
+            host="127.0.0.1",
+            access_host="127.0.0.1",
+            port=free_port(),
+            launch_mode="thread",
+            healthcheck_url="/health/liveliness",
+        ),
+    )
+    await proxy.start()
+    events.emit({"url": f"http://127.0.0.1:{proxy.server_launcher_args.port}"})
+    await asyncio.to_thread(sys.stdin.read)
+    await proxy.stop()
+
+
+def main() -> None:
+    events = Events()
+    end_with_parent()
+    store_url, server_url, model = sys.argv[1:]
+    asyncio.run(serve(store_url, server_url, model, events))
+
+
+if __name__ == "__main__":
+    main()
