@@ -217,6 +217,7 @@ def worker_environment(cfg: TrainConfig, *, cpu: bool) -> dict[str, str]:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # lets the engine run its one worker itself (platforms/cpu.py)
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            "TORCHDYNAMO_DISABLE": "1",  # vLLM would have a C++ compiler make one loop of its sampler, in /tmp
             # Ray sets OMP_NUM_THREADS=1 where it is unset; the training worker raises its own count to train_threads.
             "OMP_NUM_THREADS": str(cfg.engine.sampler_threads),
             "OMP_WAIT_POLICY": "PASSIVE",  # idle threads of one process would otherwise spin against the others
