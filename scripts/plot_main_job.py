@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.plot_local_rl import Curve, summary
-from scripts.report import read_metrics
+from sql_agent.report.reading import read_metrics
 
 PANELS = {
     "held-out success, greedy": ("val/rollout/success", 100.0),

@@ -1,89 +1,47 @@
 """What a training run achieved: `python -m scripts.report RUN_DIR`.
 
-Reads metrics.jsonl, config.yaml and run.json; writes report.md and curve.png beside them and prints where things are.
+Writes report.html, one page that needs no network, and curve.png into the run's folder, and prints where things are.
+With --follow the page is written again whenever a step has ended, as long as the run goes on.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import sys
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reward_model.stats import wilson_interval
+from sql_agent.report.page import render
+from sql_agent.report.reading import Run, change, checkpoints, held_out, is_running, read_run
 
 SERVE = "vllm serve {model} --enable-auto-tool-choice --tool-call-parser hermes --host 127.0.0.1"
 SERVE_CPU = "VLLM_CPU_KVCACHE_SPACE=1 {serve} --dtype float32 --enforce-eager"
+POLL_S = 3.0
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """One validation: how many of the held-out tasks were solved, greedily."""
-
-    step: int
-    solved: int
-    judged: int
-
-    @property
-    def success(self) -> float:
-        return self.solved / self.judged
-
-    def __str__(self) -> str:
-        low, high = wilson_interval(self.solved, self.judged)
-        return f"{self.success:.0%} ({low:.0%} to {high:.0%}, {self.solved} of {self.judged})"
-
-
-def read_metrics(file: Path) -> list[dict[str, Any]]:
-    """One row per train step; where a step was logged again after a resume, its later numbers.
-
-    Raises:
-        ValueError: no such file, or nothing in it yet.
-    """
-    if not file.is_file():
-        raise ValueError(f"{file} does not exist; is that a run directory, and has its first step ended?")
-    rows: dict[int, dict[str, Any]] = {}
-    for row in map(json.loads, file.read_text().splitlines()):
-        rows[row["train_step"]] = rows.get(row["train_step"], {}) | row
-    if not rows:
-        raise ValueError(f"{file} is empty; the run has not ended a step yet")
-    return [rows[step] for step in sorted(rows)]
-
-
-def held_out(rows: Sequence[dict[str, Any]]) -> list[HeldOut]:
-    found = []
-    for row in rows:
-        if "val/rollout/success" in row:
-            judged = round(row["val/rollout/count"] * (1 - row["val/reward/unjudged_frac"]))
-            found.append(HeldOut(row["train_step"], round(row["val/rollout/success"] * judged), judged))
-    return found
-
-
-def checkpoints(run_dir: Path) -> list[Path]:
-    """Hugging Face folders of the run, oldest first."""
-    folders = run_dir.glob("checkpoints/global_step_*/actor/huggingface")
-    return sorted(folders, key=lambda folder: int(folder.parts[-3].rsplit("_", 1)[1]))
-
-
-def summary(run_dir: Path, rows: Sequence[dict[str, Any]], *, cpu: bool) -> dict[str, str]:
+def summary(run: Run) -> dict[str, str]:
     """Label to text, in the order in which people ask."""
     lines = {}
-    points = held_out(rows)
+    points = held_out(run.rows)
     if points:
         lines["held-out success before"] = str(points[0])
     if len(points) > 1:
         lines[f"held-out success after {points[-1].step} steps"] = str(points[-1])
-    saved = checkpoints(run_dir)
+    if found := change(run.trajectories):
+        lines["change"] = str(found)
+    saved = checkpoints(run.folder)
     if saved:
         lines["checkpoint"] = str(saved[-1])
-    lines["metrics"] = str(run_dir / "metrics.jsonl")
-    lines["trajectories"] = str(run_dir / "trajectories")
-    lines["curve"] = str(run_dir / "curve.png")
+    lines["report"] = str(run.folder / "report.html")
+    lines["metrics"] = str(run.folder / "metrics.jsonl")
+    lines["trajectories"] = str(run.folder / "trajectories")
+    lines["curve"] = str(run.folder / "curve.png")
     if saved:
         serve = SERVE.format(model=saved[-1])
-        lines["serve it"] = SERVE_CPU.format(serve=serve) if cpu else serve
+        lines["serve it"] = SERVE_CPU.format(serve=serve) if run.facts.get("device") == "cpu" else serve
     return lines
 
 
@@ -100,7 +58,7 @@ def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
     axes.plot(steps, [row["reward/mean"] for row in rows if "reward/mean" in row], label="reward, training tasks")
     points = held_out(rows)
     if points:
-        low, high = zip(*(wilson_interval(point.solved, point.judged) for point in points), strict=True)
+        low, high = zip(*(point.interval for point in points), strict=True)
         success = [point.success for point in points]
         spread = [
             [s - a for s, a in zip(success, low, strict=True)],
@@ -117,29 +75,49 @@ def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
     figure.savefig(file, dpi=150)
 
 
-def write_report(run_dir: Path, lines: dict[str, str], run: dict[str, Any]) -> None:
-    body = "\n".join(f"| {label} | {text} |" for label, text in lines.items())
-    command = " ".join(run.get("argv", []))
-    (run_dir / "report.md").write_text(
-        f"# Run {run.get('run_id', '')} at commit {run.get('commit', 'unknown')}\n\n`{command}`\n\n"
-        f"![reward and held-out success](curve.png)\n\n| | |\n| --- | --- |\n{body}\n\n"
-        "Intervals are Wilson's at 95 %. Settings: config.yaml.\n"
-    )
+def write(run: Run) -> None:
+    """The page appears whole or not at all: a browser may be reading it."""
+    draw(run.rows, run.folder / "curve.png")
+    page = run.folder / ".report.html"
+    page.write_text(render(run), encoding="utf-8")
+    os.replace(page, run.folder / "report.html")
+
+
+def follow(run_dir: Path) -> Run:
+    """Write the page again after each step until the run has ended; answers what is there then."""
+    seen, running = 0, True
+    while running:
+        running = is_running(run_dir)  # asked first: what is written between is read below
+        size = _size(run_dir / "metrics.jsonl")
+        if size and (size != seen or not running):
+            seen, run = size, read_run(run_dir)
+            write(run)
+            print(f"step {run.step} of {run.config.trainer.steps}: {run_dir / 'report.html'}", flush=True)
+        if running:
+            time.sleep(POLL_S)
+    return read_run(run_dir)
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.is_file() else 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.report", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("run_dir", type=Path, help="what --run-dir was given to the training command")
-    run_dir: Path = parser.parse_args(argv).run_dir
+    parser.add_argument(
+        "--follow", action="store_true", help="write the page again after each step while the run goes on"
+    )
+    args = parser.parse_args(argv)
     try:
-        rows = read_metrics(run_dir / "metrics.jsonl")
+        run = follow(args.run_dir) if args.follow else read_run(args.run_dir)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    run = json.loads((run_dir / "run.json").read_text())
-    lines = summary(run_dir, rows, cpu=run["device"] == "cpu")
-    draw(rows, run_dir / "curve.png")
-    write_report(run_dir, lines, run)
+    except KeyboardInterrupt:
+        return 130
+    write(run)
+    lines = summary(run)
     width = max(map(len, lines))
     for label, text in lines.items():
         print(f"{label:<{width}}  {text}")

@@ -1,0 +1,212 @@
+"""The figures of the report: which metrics stand in which picture, and the pictures as SVG for a page."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from reward_model.stats import wilson_interval
+from sql_agent.report.reading import Row, held_out
+
+Points = list[tuple[int, float]]
+"""Train step and value."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    title: str
+    lines: dict[str, Points]
+    """Label to points; a line that was never logged is left out."""
+    note: str = ""
+    stacked: bool = False
+    intervals: tuple[str, list[tuple[float, float]]] | None = None
+    """The line that has 95 % intervals, and they."""
+    limit: float | None = None
+    empty: str = "Nothing was logged."
+    """What no lines mean."""
+
+
+def series(rows: Sequence[Row], names: dict[str, str]) -> dict[str, Points]:
+    """Label to points of the metrics (label to name) that were logged at all."""
+    found = {label: [(r["train_step"], r[name]) for r in rows if name in r] for label, name in names.items()}
+    return {label: points for label, points in found.items() if points}
+
+
+def by_prefix(rows: Sequence[Row], prefix: str, *, absent: float | None = None) -> dict[str, Points]:
+    """A line for each metric below `prefix`; `absent` stands for a count that is not logged because it is 0."""
+    names = sorted({name for row in rows for name in row if name.startswith(prefix)})
+    if absent is None:
+        return series(rows, {name.removeprefix(prefix): name for name in names})
+    trained = [row for row in rows if "reward/unjudged_frac" in row]
+    return {name.removeprefix(prefix): [(r["train_step"], r.get(name, absent)) for r in trained] for name in names}
+
+
+def rate(rows: Sequence[Row], per_step: Callable[[Row], float], needs: Sequence[str]) -> Points:
+    return [(row["train_step"], per_step(row)) for row in rows if all(name in row for name in needs)]
+
+
+def all_figures(rows: Sequence[Row]) -> list[Figure]:
+    points = held_out(rows)
+    learning = {"held-out success, greedy": [(p.step, p.success) for p in points]} if points else {}
+    learning |= series(rows, {"success of sampled training rollouts": "rollout/success", "reward": "reward/mean"})
+    seconds = ["time/rollout_s"]
+    speed = {
+        "rollouts/s while they are played": rate(
+            rows, lambda r: r["rollout/count"] / r["time/rollout_s"], ["rollout/count", *seconds]
+        ),
+        "sampled tokens/s / 100": rate(
+            rows,
+            lambda r: r["rollout/count"] * r["rollout/sampled_tokens"] / r["time/rollout_s"] / 100,
+            ["rollout/count", "rollout/sampled_tokens", *seconds],
+        ),
+    }
+    parts = {
+        label: line
+        for label, line in by_prefix(rows, "reward/").items()
+        if label not in ("mean", "std", "unjudged_frac")
+    }
+    return [
+        Figure(
+            "Learning",
+            learning,
+            intervals=("held-out success, greedy", [p.interval for p in points]) if points else None,
+            note="Bars are Wilson's 95 % intervals.",
+        ),
+        Figure("Parts of the reward", parts),
+        Figure(
+            "Groups without spread",
+            series(rows, {
+                "trained on, all right": "group/all_right_frac",
+                "trained on, all wrong": "group/all_wrong_frac",
+                "trained on, all": "group/zero_std_frac",
+                "set aside, of those played": "group/set_aside_frac",
+            }),
+            limit=0.3,
+            note="A group whose rewards are all equal teaches nothing; one that is set aside cost its rollouts. "
+            "Dashed: what is healthy for those trained on.",
+        ),
+        Figure(
+            "Groups set aside, by cause",
+            by_prefix(rows, "group/set_aside/", absent=0.0),
+            stacked=True,
+            empty=_none(rows, "group/set_aside_frac"),
+        ),
+        Figure("How rollouts ended, share of the judged", by_prefix(rows, "rollout/stop/", absent=0.0), stacked=True),
+        Figure(
+            "Lost rollouts, by reason",
+            by_prefix(rows, "rollout/lost/", absent=0.0),
+            stacked=True,
+            empty=_none(rows, "reward/unjudged_frac"),
+        ),
+        Figure(
+            "Prefix breaks, by cause",
+            by_prefix(rows, "prefix/break/", absent=0.0),
+            note="Rollouts whose next prompt did not begin with what was sampled.",
+            stacked=True,
+            empty=_none(rows, "prefix/broken_frac"),
+        ),
+        Figure(
+            "Seconds a step, by phase",
+            series(rows, {
+                "rollouts": "time/rollout_s",
+                "log-probs": "time/log_prob_s",
+                "update": "time/update_s",
+                "weight sync": "time/weight_sync_s",
+                "checkpoint": "time/checkpoint_s",
+            }),
+            stacked=True,
+        ),
+        Figure("Throughput", {label: line for label, line in speed.items() if line}),
+        Figure(
+            "Tokens of a rollout",
+            series(rows, {"sampled": "rollout/sampled_tokens", "with tool results": "rollout/response_tokens"}),
+        ),
+        Figure(
+            "Policy",
+            series(rows, {
+                "entropy, nats": "policy/entropy",
+                "gradient norm": "policy/grad_norm",
+                "KL to the reference, k3": "policy/kl_k3",
+            }),
+        ),
+        Figure(
+            "Sampler against trainer, probability of a sampled token",
+            series(rows, {"largest difference": "engine/probs_diff_max", "alarm": "engine/alarm"}),
+            note="Above 1e-3 in float32 the alarm is 1: what is trained on is not the policy's own.",
+        ),
+        Figure("Reward model", by_prefix(rows, "reward_model/")),
+    ]  # fmt: skip
+
+
+def _none(rows: Sequence[Row], counted: str) -> str:
+    """What it means that no cause was logged: nothing happened, where the count itself was logged."""
+    steps = sum(counted in row for row in rows)
+    return f"None in {steps} train steps." if steps else "Nothing was logged."
+
+
+def skills(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
+    """Of each skill: its name, and held-out success at the first and at the last validation with its interval."""
+    validated = [row for row in rows if any(name.startswith("val/skill/") for name in row)]
+    if not validated:
+        return []
+    names = sorted({n.split("/")[2] for row in validated for n in row if n.startswith("val/skill/")})
+    return [(name, _skill(validated[0], name), _skill(validated[-1], name)) for name in names]
+
+
+def _skill(row: Row, name: str) -> str:
+    success, count = row.get(f"val/skill/{name}/success"), row.get(f"val/skill/{name}/count")
+    if success is None or not count:
+        return "none judged"
+    low, high = wilson_interval(round(success * count), round(count))
+    return f"{success:.0%} ({low:.0%} to {high:.0%}, of {count:.0f})"
+
+
+def svg(figure: Figure, number: int) -> str:
+    """The figure as an SVG element whose text is text and takes the page's colour; no two share an id."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import MaxNLocator
+
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": f"figure-{number}", "font.size": 9}):
+        drawn, axes = plt.subplots(figsize=(5.4, 2.8), layout="constrained")
+        _draw(axes, figure)
+        axes.set_xlabel("train step")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        drawn.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=8)
+        out = io.StringIO()
+        drawn.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+        plt.close(drawn)
+    return _own_ids(out.getvalue()[out.getvalue().index("<svg") :], number)
+
+
+def _draw(axes: Any, figure: Figure) -> None:
+    if figure.stacked:
+        steps = sorted({step for line in figure.lines.values() for step, _ in line})
+        heights = [[dict(line).get(step, 0.0) for step in steps] for line in figure.lines.values()]
+        axes.stackplot(steps, heights, labels=list(figure.lines), alpha=0.8)
+    else:
+        for label, line in figure.lines.items():
+            steps, values = zip(*line, strict=True)
+            if figure.intervals and figure.intervals[0] == label:
+                bars = [[v - low, high - v] for v, (low, high) in zip(values, figure.intervals[1], strict=True)]
+                axes.errorbar(steps, values, yerr=list(zip(*bars, strict=True)), fmt="o-", capsize=3, label=label)
+            else:
+                axes.plot(steps, values, marker="." if len(steps) < 30 else None, linewidth=1.2, label=label)
+    if figure.limit is not None:
+        axes.axhline(figure.limit, linestyle="--", color="grey", linewidth=1)
+
+
+def _own_ids(text: str, number: int) -> str:
+    """SVGs inlined into one page share its ids; black becomes the colour of the page's text."""
+    text = re.sub(r'(id="|href="#|url\(#)', rf"\1f{number}-", text)
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)  # links to vocabularies, which nobody reads
+    text = text.replace("stroke: #000000", "stroke: currentColor").replace("fill: #000000", "fill: currentColor")
+    text = re.sub(r"<text ", '<text fill="currentColor" ', text)
+    return re.sub(r' width="[^"]*pt" height="[^"]*pt"', "", text, count=1)

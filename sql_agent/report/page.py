@@ -1,0 +1,161 @@
+"""The report as one HTML page that needs no network. What a policy wrote enters it as data, never as markup."""
+
+from __future__ import annotations
+
+import html
+import json
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sql_agent.report.figures import Figure, all_figures, skills, svg
+from sql_agent.report.reading import Row, Run, change, held_out
+
+TEMPLATE = Path(__file__).with_name("page.html")
+MOST_TRAJECTORIES = 1000
+RELOAD_S = 10
+"""How often a page of a run that goes on loads itself again."""
+
+
+def render(run: Run) -> str:
+    kept = spread(run.trajectories, MOST_TRAJECTORIES)
+    parts = {
+        "TITLE": html.escape(f"Run {run.facts.get('run_id', '')}"),
+        "RELOAD_S": str(RELOAD_S if run.state == "running" else 0),
+        "HEADLINE": _paragraphs(headline(run)),
+        "FACTS": _table([("", "")], facts(run)),
+        "DASHBOARD": dashboard(run),
+        "SKILLS": _table([("skill", "held-out success before", "after")], skills(run.rows)) or "<p>None logged.</p>",
+        "FIGURES": "\n".join(_figure(figure, number) for number, figure in enumerate(all_figures(run.rows))),
+        "COUNT": html.escape(counted(run, len(kept))),
+        "TRAJECTORIES": as_data([shown(row) for row in kept]),
+    }
+    page = TEMPLATE.read_text(encoding="utf-8")
+    head, *pieces = page.split("{{")  # one pass: a text that holds a placeholder stays the text it is
+    for piece in pieces:
+        name, rest = piece.split("}}", 1)
+        head += parts[name] + rest
+    return head
+
+
+def headline(run: Run) -> list[str]:
+    points = held_out(run.rows)
+    if not points:
+        return ["No validation was logged: there is no held-out success to show."]
+    if len(points) == 1:
+        return [f"Held-out success at step {points[0].step}: {points[0]}. A second validation will show what changed."]
+    said = [f"Held-out success: {points[0]} before, {points[-1]} after {points[-1].step} steps."]
+    found = change(run.trajectories)
+    text = f"{found}." if found else "no trajectories tell which tasks changed."
+    return [*said, text[0].upper() + text[1:]]
+
+
+def facts(run: Run) -> list[tuple[str, str]]:
+    store = run.config.store.address
+    last = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.rows[-1].get("at", 0)))
+    return [
+        ("state", f"{run.state}, step {run.step} of {run.config.trainer.steps}; last news {last}"),
+        ("command", shlex.join(map(str, run.facts.get("argv", [])))),
+        ("commit", str(run.facts.get("commit", "unknown"))),
+        ("started", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.facts.get("started_at", 0)))),
+        ("device", str(run.facts.get("device", "unknown"))),
+        ("model", str(run.config.model)),
+        ("seed", str(run.config.seed)),
+        ("agl store", store or "the run's own; it ended, or will end, with the run"),
+        ("unreadable lines", f"{run.unreadable} of the trajectories, left out; a killed run leaves one"),
+    ]
+
+
+def dashboard(run: Run) -> str:
+    """A link to the store's own pages, where the store is kept outside and may still be up."""
+    address = run.config.store.address or ""
+    if not address.startswith(("http://", "https://")):
+        return ""
+    link = html.escape(address)
+    anchor = f'<a href="{link}" rel="noreferrer">{link}</a>'
+    return f"<p>{anchor}: agent-lightning's dashboard, with every span of every rollout, while the store is up.</p>"
+
+
+def counted(run: Run, kept: int) -> str:
+    if not run.trajectories:
+        return "This run saved no trajectories (rollout.trajectories_per_step)."
+    return f"{kept} of {len(run.trajectories)} saved rollouts, spread over the steps."
+
+
+def spread(rows: Sequence[Row], most: int) -> list[Row]:
+    """At most `most` of the rows, evenly over their order."""
+    if len(rows) <= most:
+        return list(rows)
+    return [rows[i * len(rows) // most] for i in range(most)]
+
+
+def outcome(row: Row) -> str:
+    """`lost`, `set aside`, `right` or `wrong`; `unjudged` where nobody tells right from wrong."""
+    if row.get("lost"):
+        return "lost"
+    if row.get("set_aside"):
+        return "set aside"
+    value = (row.get("score") or {}).get("value")
+    return "unjudged" if value is None else ("right" if value == 1 else "wrong")
+
+
+def shown(row: Row) -> Row:
+    """What the browser needs of a trajectory, under short names."""
+    score = row.get("score") or {}
+    names = ("task_id", "kind", "skills", "lost", "set_aside", "reward", "advantage", "stop_reason", "num_turns")
+    names += ("first_prompt_tokens", "sampled_tokens", "response_tokens", "prefix_break", "dropped_turns", "error")
+    return {
+        "step": row.get("train_step"),
+        "split": "held-out" if row.get("validate") else "train",
+        "outcome": outcome(row),
+        "verdict": score.get("reason"),
+        **{name: row.get(name) for name in names},
+        "messages": [_message(message) for message in row.get("messages") or []],
+    }
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    calls = [call.get("function") or {} for call in message.get("tool_calls") or []]
+    return {
+        "role": message.get("role"),
+        "content": message.get("content"),
+        "calls": [{"name": call.get("name"), "arguments": call.get("arguments")} for call in calls],
+    }
+
+
+def as_data(value: Any) -> str:
+    """JSON that a script element can hold: no text in it ends the element or begins a comment."""
+    text = json.dumps(value)  # ASCII: U+2028 is escaped
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _figure(figure: Figure, number: int) -> str:
+    title, note = html.escape(figure.title), html.escape(figure.note)
+    if not figure.lines:
+        return f"<figure><figcaption>{title}</figcaption><p class=none>{figure.empty}</p></figure>"
+    steps = sorted({step for line in figure.lines.values() for step, _ in line})
+    values = [dict(line) for line in figure.lines.values()]
+    rows = [(str(step), *(_number(line.get(step)) for line in values)) for step in steps]
+    table = _table([("step", *figure.lines)], rows)
+    return (
+        f"<figure><figcaption>{title}</figcaption>{svg(figure, number)}<p>{note}</p>"
+        f"<details><summary>numbers</summary>{table}</details></figure>"
+    )
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _paragraphs(texts: Sequence[str]) -> str:
+    return "".join(f"<p>{html.escape(text)}</p>" for text in texts)
+
+
+def _table(head: Sequence[Sequence[str]], rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return ""
+    first = "".join(f"<th>{html.escape(cell)}</th>" for cell in head[0])
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{first}</tr></thead><tbody>{body}</tbody></table>"

@@ -1,0 +1,187 @@
+"""What a run has left in its folder so far. Everything may be half written: the run may go on, or have been killed."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import comb
+from pathlib import Path
+from typing import Any, Literal
+
+from reward_model.stats import wilson_interval
+from sql_agent.config import TrainConfig, load_config
+
+Row = dict[str, Any]
+State = Literal["running", "finished", "stopped"]
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """One validation: how many of the held-out tasks were solved, greedily."""
+
+    step: int
+    solved: int
+    judged: int
+
+    @property
+    def success(self) -> float:
+        return self.solved / self.judged
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's 95 % interval."""
+        return wilson_interval(self.solved, self.judged)
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.success:.0%} ({low:.0%} to {high:.0%}, {self.solved} of {self.judged})"
+
+
+@dataclass(frozen=True)
+class Change:
+    """The same held-out tasks at the first and at the last validation."""
+
+    tasks: int
+    gained: int
+    """Solved at the last one only."""
+    lost: int
+    """Solved at the first one only."""
+
+    @property
+    def p_value(self) -> float:
+        """McNemar's exact test, two-sided: how likely so uneven a split is if either were as likely as the other."""
+        n = self.gained + self.lost
+        tail = sum(comb(n, k) for k in range(min(self.gained, self.lost) + 1))
+        return min(1.0, 2 * tail / 2**n)
+
+    def __str__(self) -> str:
+        clear = "clear" if self.p_value < 0.05 else "not clear"
+        return (
+            f"{self.gained} of {self.tasks} tasks solved anew, {self.lost} no longer: "
+            f"{clear} (McNemar's exact test, p = {self.p_value:.2g})"
+        )
+
+
+@dataclass(frozen=True)
+class Run:
+    folder: Path
+    config: TrainConfig
+    facts: Row
+    """run.json: run id, commit, start, device, command."""
+    rows: list[Row]
+    """metrics.jsonl, one row a train step."""
+    trajectories: list[Row]
+    unreadable: int
+    """Lines of either that are no JSON; a kill leaves one."""
+    state: State
+
+    @property
+    def step(self) -> int:
+        return self.rows[-1]["train_step"]
+
+
+def read_run(folder: Path) -> Run:
+    """
+    Raises:
+        ValueError: this is no run's folder, or its first step has not ended.
+    """
+    rows = read_metrics(folder / "metrics.jsonl")
+    for name in ("config.yaml", "run.json"):
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder / name} does not exist; expected the folder of a training run (--run-dir)")
+    config = load_config(folder / "config.yaml")
+    trajectories, unreadable = read_trajectories(folder / "trajectories")
+    facts = json.loads((folder / "run.json").read_text())
+    state: State = "finished" if rows[-1]["train_step"] >= config.trainer.steps else "stopped"
+    return Run(folder, config, facts, rows, trajectories, unreadable, "running" if is_running(folder) else state)
+
+
+def is_running(folder: Path) -> bool:
+    """Whether a training command holds the folder's lock (`sql_agent.train_sql_agent.claim`)."""
+    try:
+        lock = os.open(folder / ".lock", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+
+
+def read_lines(file: Path) -> tuple[list[Row], int]:
+    """The JSON objects of a file, one a line, and how many lines hold none."""
+    rows, unreadable = [], 0
+    for line in file.read_text(encoding="utf-8", errors="replace").split("\n"):
+        try:
+            row = json.loads(line) if line.strip() else None
+        except ValueError:
+            unreadable += 1
+            continue
+        rows += [row] if isinstance(row, dict) else []
+    return rows, unreadable
+
+
+def read_metrics(file: Path) -> list[Row]:
+    """One row per train step; where a step was logged again after a resume, its later numbers.
+
+    Raises:
+        ValueError: no such file, or nothing in it yet.
+    """
+    if not file.is_file():
+        raise ValueError(f"{file} does not exist; is that a run directory, and has its first step ended?")
+    rows: dict[int, Row] = {}
+    for row in read_lines(file)[0]:
+        if "train_step" in row:
+            rows[row["train_step"]] = rows.get(row["train_step"], {}) | row
+    if not rows:
+        raise ValueError(f"{file} is empty; the run has not ended a step yet")
+    return [rows[step] for step in sorted(rows)]
+
+
+def read_trajectories(folder: Path) -> tuple[list[Row], int]:
+    """Every rollout that was saved, in order of the steps, and how many lines are unreadable.
+
+    A validation that was made again after a resume holds each task twice: the later counts.
+    """
+    found: list[Row] = []
+    unreadable = 0
+    for file in sorted(folder.glob("*_*.jsonl"), key=lambda file: (file.stem.split("_")[1], file.stem)):
+        rows, bad = read_lines(file)
+        unreadable += bad
+        found += {row.get("task_id"): row for row in rows}.values() if file.stem.startswith("val_") else rows
+    return found, unreadable
+
+
+def held_out(rows: Sequence[Row]) -> list[HeldOut]:
+    found = []
+    for row in rows:
+        if "val/rollout/success" in row:
+            judged = round(row["val/rollout/count"] * (1 - row["val/reward/unjudged_frac"]))
+            found.append(HeldOut(row["train_step"], round(row["val/rollout/success"] * judged), judged))
+    return found
+
+
+def change(trajectories: Sequence[Row]) -> Change | None:
+    """What became of the held-out tasks from the first validation to the last; None without two of them."""
+    verdicts: dict[int, dict[str, float]] = {}
+    for row in trajectories:
+        value = (row.get("score") or {}).get("value")
+        if row.get("validate") and value is not None:
+            verdicts.setdefault(row["train_step"], {})[row["task_id"]] = value
+    if len(verdicts) < 2:
+        return None
+    before, after = verdicts[min(verdicts)], verdicts[max(verdicts)]
+    pairs = [(before[task], after[task]) for task in before if task in after]
+    return Change(len(pairs), sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)) if pairs else None
+
+
+def checkpoints(run_dir: Path) -> list[Path]:
+    """Hugging Face folders of the run, oldest first."""
+    folders = run_dir.glob("checkpoints/global_step_*/actor/huggingface")
+    return sorted(folders, key=lambda folder: int(folder.parts[-3].rsplit("_", 1)[1]))
