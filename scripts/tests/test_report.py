@@ -291,7 +291,7 @@ def test_the_browser_shows_figures_and_every_trajectory_and_runs_nothing_that_a_
     page, said = browse()
     assert said == []
     assert page.count("<svg") == 2  # learning and lost rollouts; no more was logged
-    assert listed(page) == ["a", "b", "right", "wrong", "gone", "a", "b", "aside", "late"]
+    assert listed(page) == ["a", "b", "right", "wrong", "gone", "aside", "late", "a", "b"]
     assert "<title>Run abc</title>" in page
     assert "<img" not in page
 
