@@ -2,8 +2,8 @@
 policy's own then, and the update is off-policy without knowing it.
 
 In float32 both compute the same to 1e-5, so one token that differs is a fault. In bfloat16 single tokens differ by 0.1
-and more without any fault, since a logit between 16 and 32 is rounded to an eighth; only their mean tells. A sampler
-that is a step behind at a small learning rate hides below the bfloat16 limit, until it is many steps behind.
+and more without any fault, since a logit between 16 and 32 is rounded to an eighth; only their mean tells. A small
+fault hides below that limit: `agent.top_p` of 0.9, a sampler that is a step or two behind.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 LIMITS = {
-    # a healthy run on a CPU: 1e-5; one step without weight sync, small policy, learning rate 5e-4: 0.1 and more
+    # a healthy run on a CPU: 1e-5; top_p of 0.9: 0.1; a step without weight sync, small policy: 0.3 (doc/faithful.md)
     "float32": ("engine/probs_diff_max", 1e-3),
     # five times what a healthy run in bfloat16 showed, 4e-3 (verl-project/verl-omni issue 637, FSDP2 and vLLM)
     "bfloat16": ("engine/probs_diff_mean", 2e-2),
