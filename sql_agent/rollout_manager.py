@@ -57,6 +57,8 @@ class Result:
     task_id: str
     skills: tuple[str, ...] = ()
     """What the task exercises: its skills where it names them, else its kind."""
+    draw: int = 0
+    """Tasks that its place in the batch had drawn before this one."""
     trajectory: Trajectory | None = None
     outcome: RolloutOutcome | None = None
     lost: str | None = None
@@ -134,7 +136,7 @@ class LightningRolloutManager:
         results = self._trained(places)
         played = _results(places)
         self.run.save_trajectories(played, step=step, validate=validate)
-        check_lost(played, self.cfg.rollout.max_lost_fraction)
+        check_lost(results, self.cfg.rollout.max_lost_fraction)
         batch = self._to_batch(results)
         ready = time.time()
         last_end = max((r.outcome.metrics["ended_at"] for r in played if r.outcome), default=ready)
@@ -196,13 +198,14 @@ class LightningRolloutManager:
         pending = await self._enqueue(firsts, order)
         reading: set[asyncio.Task[None]] = set()
         deadline = time.monotonic() + self.cfg.rollout.step_timeout_s
+        last_redraw = deadline - self.cfg.agent.rollout_timeout_s - self._scoring_s  # a later one might not end in time
         while (pending or reading) and time.monotonic() < deadline:
             if pending:
                 for rollout in await self.store.wait_for_rollouts(rollout_ids=list(pending), timeout=0):
                     reading.add(asyncio.create_task(self._read(rollout, pending.pop(rollout.rollout_id))))
             reading = _unfinished(reading)
             check_scorer(_results(places), self.cfg.reward_model)
-            if redraws := [redraw for place in places if (redraw := self._redraw(place))]:
+            if time.monotonic() < last_redraw and (redraws := [r for place in places if (r := self._redraw(place))]):
                 pending |= await self._enqueue(redraws, order)
             if pending or reading:
                 await asyncio.sleep(self.cfg.rollout.poll_s)
@@ -226,7 +229,7 @@ class LightningRolloutManager:
         if no_spread([result.reward for result in last], judged=self._judged) is None:
             return None
         task = place.spares.pop(0)
-        place.draws.append([new_result(result.group, task) for result in last])
+        place.draws.append([new_result(result.group, task, len(place.draws)) for result in last])
         return place, place.draws[-1], [task] * len(last)
 
     def _resource(self) -> Any:
@@ -334,8 +337,8 @@ def read_tasks(parquet: str) -> list[Task]:
     return [json.loads(row["task"]) for row in pq.read_table(parquet, columns=["extra_info"])["extra_info"].to_pylist()]
 
 
-def new_result(group: str, task: Task) -> Result:
-    return Result(group, str(task["id"]), tuple(task.get("skills") or [task.get("kind", "")]))
+def new_result(group: str, task: Task, draw: int = 0) -> Result:
+    return Result(group, str(task["id"]), tuple(task.get("skills") or [task.get("kind", "")]), draw)
 
 
 def _results(places: Iterable[Place]) -> list[Result]:

@@ -173,7 +173,10 @@ def test_a_group_without_spread_gives_way_to_another_task(play, tmp_path):
         "group/set_aside_frac": 0.5,
         "group/set_aside/all_right": 1.0,
     }
-    assert (metrics["rollout/count"], metrics["reward/mean"]) == (4.0, 0.75)  # what was set aside was played
+    assert (metrics["rollout/count"], metrics["reward/mean"]) == (
+        4.0,
+        1.0,
+    )  # the reward is that of the task the batch began with
     lines = [json.loads(line) for line in (tmp_path / "trajectories/train_000001.jsonl").read_text().splitlines()]
     # one of two right: mean 0.5, unbiased std 0.7071, so -/+ 0.7071
     assert sorted((line["task_id"], line["reward"], line["set_aside"], line["advantage"]) for line in lines) == sorted([

@@ -10,12 +10,13 @@ from sql_agent.stitch import RolloutOutcome, Trajectory
 ROW = Trajectory((1,), (2,), (1,), (0.0,), num_turns=1)
 
 
-def row(group, reward, outcome, lost=None, *, set_aside=None, task_id="", skills=()):
+def row(group, reward, outcome, lost=None, *, set_aside=None, task_id="", skills=(), draw=0):
     """A `rollout_manager.Result`, whose module imports verl, ten seconds of it."""
     return SimpleNamespace(
         group=group,
         task_id=task_id or group,
         skills=skills,
+        draw=draw,
         reward=reward,
         outcome=outcome,
         lost=lost,
@@ -105,9 +106,9 @@ def judged(group, success, **which):
 def test_groups_that_were_set_aside_are_counted_by_cause_and_are_no_part_of_the_trained_ones():
     results = [
         *(judged("a", 1.0, task_id="first", set_aside="all_right") for _ in range(2)),
-        *(judged("a", 0.0, task_id="second", set_aside="all_wrong") for _ in range(2)),
-        judged("a", 1.0, task_id="third"),
-        judged("a", 0.0, task_id="third"),
+        *(judged("a", 0.0, task_id="second", set_aside="all_wrong", draw=1) for _ in range(2)),
+        judged("a", 1.0, task_id="third", draw=2),
+        judged("a", 0.0, task_id="third", draw=2),
         *(judged("b", 0.0) for _ in range(2)),
     ]
     metrics = batch_metrics(results)
@@ -122,7 +123,7 @@ def test_groups_that_were_set_aside_are_counted_by_cause_and_are_no_part_of_the_
         "group/set_aside/all_right": 1.0,
         "group/set_aside/all_wrong": 1.0,
     }
-    assert (metrics["rollout/count"], metrics["rollout/success"]) == (8.0, 0.375)  # 3 of all 8
+    assert (metrics["rollout/count"], metrics["rollout/success"]) == (8.0, 0.5)  # 2 of the 4 that the batch began with
 
 
 def test_success_per_skill_leaves_out_what_was_not_judged():
