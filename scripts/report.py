@@ -79,7 +79,7 @@ def write(run: Run) -> None:
     """The page appears whole or not at all: a browser may be reading it."""
     draw(run.rows, run.folder / "curve.png")
     page = run.folder / ".report.html"
-    page.write_text(render(run), encoding="utf-8")
+    page.write_text(render(run), encoding="utf-8", errors="replace")  # a policy may write half a character
     os.replace(page, run.folder / "report.html")
 
 
@@ -89,7 +89,7 @@ def follow(run_dir: Path) -> Run:
     while running:
         running = is_running(run_dir)  # asked first: what is written between is read below
         size = _size(run_dir / "metrics.jsonl")
-        if size and (size != seen or not running):
+        if running and size and size != seen:
             seen, run = size, read_run(run_dir)
             write(run)
             print(f"step {run.step} of {run.config.trainer.steps}: {run_dir / 'report.html'}", flush=True)

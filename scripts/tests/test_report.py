@@ -110,7 +110,7 @@ def test_a_change_is_over_the_tasks_that_both_validations_judged():
         ),
         *(trajectory(5, task, 0.0, validate=True) for task in "abcd"),  # one in between does not count
         *(trajectory(9, task, value, validate=True) for task, value in [("a", 1.0), ("b", 0.0), ("c", 1.0)]),
-        trajectory(9, "d", None, validate=True),
+        trajectory(9, "d", 1.0, validate=True, lost="missing_spans"),
         trajectory(9, "e", 1.0),
     ]
     assert change(rows) == Change(tasks=3, gained=2, lost=1)
@@ -245,6 +245,31 @@ def test_follow_writes_the_page_after_each_step_and_ends_with_the_run(run_dir):
         assert "const seconds = 0;" in (run_dir / "report.html").read_text()
     finally:
         process.kill()
+
+
+def test_whatever_a_run_has_logged_ends_in_a_page(run_dir):
+    """Names of a user's own rewards, numbers that are none, lines that are no rows, half of a character."""
+    odd = [
+        {
+            "train_step": 3,
+            "reward/$\\foo$": 1.0,
+            "time/rollout_s": 0.0,
+            "rollout/count": 8.0,
+            "reward/mean": float("nan"),
+        },
+        {"train_step": 4, "val/rollout/success": 1.0, "val/rollout/count": 8.0, "val/reward/unjudged_frac": 1.0},
+        {"train_step": 5, "val/skill/a/b\ud83d/success": 1.0, "val/skill/a/b\ud83d/count": 2.0},
+        {"train_step": "six"},
+    ]
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in odd)
+    rows = [trajectory(3, "a", float("nan"), validate=True), {"train_step": 3, "validate": True}, ["no row"]]
+    save(run_dir, "val_000003", [*rows, trajectory(3, "b", 1.0, messages=["no message"])])
+    assert main([str(run_dir)]) == 0
+    data = (run_dir / "report.html").read_text().split('type="application/json">')[1].split("</script>")[0]
+    assert "NaN" not in data
+    assert [row["task_id"] for row in json.loads(data) if row["step"] == 3] == ["a", "b"]
+    assert read_run(run_dir).unreadable == 2
 
 
 # in a browser -------------------------------------------------------------------------------------------------------

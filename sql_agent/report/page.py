@@ -8,11 +8,12 @@ import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sql_agent.report.figures import Figure, all_figures, skills, svg
 from sql_agent.report.reading import Row, Run, change, held_out
 
+T = TypeVar("T")
 TEMPLATE = Path(__file__).with_name("page.html")
 MOST_TRAJECTORIES = 1000
 RELOAD_S = 10
@@ -20,7 +21,7 @@ RELOAD_S = 10
 
 
 def render(run: Run) -> str:
-    kept = spread(run.trajectories, MOST_TRAJECTORIES)
+    kept = spread(list(enumerate(run.trajectories)), MOST_TRAJECTORIES)
     parts = {
         "TITLE": html.escape(f"Run {run.facts.get('run_id', '')}"),
         "RELOAD_S": str(RELOAD_S if run.state == "running" else 0),
@@ -30,7 +31,7 @@ def render(run: Run) -> str:
         "SKILLS": _table([("skill", "held-out success before", "after")], skills(run.rows)) or "<p>None logged.</p>",
         "FIGURES": "\n".join(_figure(figure, number) for number, figure in enumerate(all_figures(run.rows))),
         "COUNT": html.escape(counted(run, len(kept))),
-        "TRAJECTORIES": as_data([shown(row) for row in kept]),
+        "TRAJECTORIES": as_data([{"place": place, **shown(row)} for place, row in kept]),
     }
     page = TEMPLATE.read_text(encoding="utf-8")
     head, *pieces = page.split("{{")  # one pass: a text that holds a placeholder stays the text it is
@@ -84,7 +85,7 @@ def counted(run: Run, kept: int) -> str:
     return f"{kept} of {len(run.trajectories)} saved rollouts, spread over the steps."
 
 
-def spread(rows: Sequence[Row], most: int) -> list[Row]:
+def spread(rows: Sequence[T], most: int) -> list[T]:
     """At most `most` of the rows, evenly over their order."""
     if len(rows) <= most:
         return list(rows)
@@ -103,7 +104,7 @@ def outcome(row: Row) -> str:
 
 def shown(row: Row) -> Row:
     """What the browser needs of a trajectory, under short names."""
-    score = row.get("score") or {}
+    score, messages = row.get("score") or {}, row.get("messages") or []
     names = ("task_id", "kind", "skills", "lost", "set_aside", "reward", "advantage", "stop_reason", "num_turns")
     names += ("first_prompt_tokens", "sampled_tokens", "response_tokens", "prefix_break", "dropped_turns", "error")
     return {
@@ -112,7 +113,7 @@ def shown(row: Row) -> Row:
         "outcome": outcome(row),
         "verdict": score.get("reason"),
         **{name: row.get(name) for name in names},
-        "messages": [_message(message) for message in row.get("messages") or []],
+        "messages": [_message(message) for message in messages if isinstance(message, dict)],
     }
 
 

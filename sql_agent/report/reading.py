@@ -94,7 +94,10 @@ def read_run(folder: Path) -> Run:
             raise ValueError(f"{folder / name} does not exist; expected the folder of a training run (--run-dir)")
     config = load_config(folder / "config.yaml")
     trajectories, unreadable = read_trajectories(folder / "trajectories")
-    facts = json.loads((folder / "run.json").read_text())
+    try:
+        facts = json.loads((folder / "run.json").read_text())
+    except ValueError as error:
+        raise ValueError(f"{folder / 'run.json'} is no JSON ({error}); a run that is just starting writes it") from None
     state: State = "finished" if rows[-1]["train_step"] >= config.trainer.steps else "stopped"
     return Run(folder, config, facts, rows, trajectories, unreadable, "running" if is_running(folder) else state)
 
@@ -115,20 +118,25 @@ def is_running(folder: Path) -> bool:
 
 
 def read_lines(file: Path) -> tuple[list[Row], int]:
-    """The JSON objects of a file, one a line, and how many lines hold none."""
+    """The lines of a file that say of which train step they are, and how many others there are.
+
+    Numbers that are not finite become None: a browser's JSON has none.
+    """
     rows, unreadable = [], 0
-    for line in file.read_text(encoding="utf-8", errors="replace").split("\n"):
+    for line in filter(str.strip, file.read_text(encoding="utf-8", errors="replace").split("\n")):
         try:
-            row = json.loads(line) if line.strip() else None
+            row = json.loads(line, parse_constant=lambda _: None)
         except ValueError:
+            row = None
+        if isinstance(row, dict) and isinstance(row.get("train_step"), int):
+            rows.append(row)
+        else:
             unreadable += 1
-            continue
-        rows += [row] if isinstance(row, dict) else []
     return rows, unreadable
 
 
 def read_metrics(file: Path) -> list[Row]:
-    """One row per train step; where a step was logged again after a resume, its later numbers.
+    """One row per train step; where one was logged in two lines, both, and of a number in both the later.
 
     Raises:
         ValueError: no such file, or nothing in it yet.
@@ -137,8 +145,8 @@ def read_metrics(file: Path) -> list[Row]:
         raise ValueError(f"{file} does not exist; is that a run directory, and has its first step ended?")
     rows: dict[int, Row] = {}
     for row in read_lines(file)[0]:
-        if "train_step" in row:
-            rows[row["train_step"]] = rows.get(row["train_step"], {}) | row
+        numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
+        rows[row["train_step"]] = rows.get(row["train_step"], {}) | numbers
     if not rows:
         raise ValueError(f"{file} is empty; the run has not ended a step yet")
     return [rows[step] for step in sorted(rows)]
@@ -152,18 +160,21 @@ def read_trajectories(folder: Path) -> tuple[list[Row], int]:
     found: list[Row] = []
     unreadable = 0
     for file in sorted(folder.glob("*_*.jsonl"), key=lambda file: (file.stem.split("_")[1], file.stem)):
-        rows, bad = read_lines(file)
-        unreadable += bad
-        found += {row.get("task_id"): row for row in rows}.values() if file.stem.startswith("val_") else rows
+        lines, bad = read_lines(file)
+        rows = [row for row in lines if isinstance(row.get("task_id"), str)]
+        unreadable += bad + len(lines) - len(rows)
+        found += {row["task_id"]: row for row in rows}.values() if file.stem.startswith("val_") else rows
     return found, unreadable
 
 
 def held_out(rows: Sequence[Row]) -> list[HeldOut]:
     found = []
     for row in rows:
-        if "val/rollout/success" in row:
+        if row.get("val/rollout/success") is not None:
             judged = round(row["val/rollout/count"] * (1 - row["val/reward/unjudged_frac"]))
-            found.append(HeldOut(row["train_step"], round(row["val/rollout/success"] * judged), judged))
+            found += (
+                [] if not judged else [HeldOut(row["train_step"], round(row["val/rollout/success"] * judged), judged)]
+            )
     return found
 
 
@@ -171,7 +182,7 @@ def change(trajectories: Sequence[Row]) -> Change | None:
     """What became of the held-out tasks from the first validation to the last; None without two of them."""
     verdicts: dict[int, dict[str, float]] = {}
     for row in trajectories:
-        value = (row.get("score") or {}).get("value")
+        value = None if row.get("lost") else (row.get("score") or {}).get("value")
         if row.get("validate") and value is not None:
             verdicts.setdefault(row["train_step"], {})[row["task_id"]] = value
     if len(verdicts) < 2:
