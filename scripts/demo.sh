@@ -38,9 +38,14 @@ run_dir=${run_dir:-runs/demo${tasks[1]:+-$(basename "${tasks[1]%.*}")}}
 
 mkdir -p "$run_dir"
 say "starting the store: agl store --host 127.0.0.1 --port $port"
-.venv/bin/agl store --host 127.0.0.1 --port "$port" >"$run_dir/store.log" 2>&1 &
+# both children end with this script, however it ends; bash would start them deaf to SIGINT
+child=(env --default-signal=INT setpriv --pdeathsig TERM)
+training=
+"${child[@]}" .venv/bin/agl store --host 127.0.0.1 --port "$port" >"$run_dir/store.log" 2>&1 &
 store=$!
 trap 'kill "$store" 2>/dev/null; wait "$store" 2>/dev/null || true' EXIT
+trap '[[ -z $training ]] || wait "$training" || true; exit 130' INT # from a terminal the training has it as well
+trap '[[ -z $training ]] || { kill "$training"; wait "$training" || true; }; exit 143' TERM HUP
 for _ in $(seq 240); do
     kill -0 "$store" 2>/dev/null || die "the store ended; its log is $run_dir/store.log. Is port $port taken? STORE_PORT=9998 make demo"
     "$python" -c "import urllib.request as u; u.urlopen('http://127.0.0.1:$port/v1/agl/health', timeout=1)" 2>/dev/null && break
@@ -48,8 +53,10 @@ for _ in $(seq 240); do
 done
 
 say "training: 40 steps of eight tasks, eight rollouts each"
-AGL_MANAGED_STORE=0 "$python" sql_agent/train_sql_agent.py --llm-proxy \
-    --external-store-address "http://127.0.0.1:$port" --config sql_agent/configs/demo.yaml --model "$model" --run-dir "$run_dir" "${tasks[@]}"
+AGL_MANAGED_STORE=0 "${child[@]}" "$python" sql_agent/train_sql_agent.py --llm-proxy \
+    --external-store-address "http://127.0.0.1:$port" --config sql_agent/configs/demo.yaml --model "$model" --run-dir "$run_dir" "${tasks[@]}" &
+training=$!
+wait "$training" # unlike a child in the foreground it lets the traps above act at once
 
 say "done"
 "$python" -m scripts.report "$run_dir"
