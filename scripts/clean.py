@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import fcntl
 import os
-import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,10 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sql_agent.processes import IS_RUN_ID, LOCK, PLACES, end_run, folders_of, marked, processes_of, remove_folders
+from sql_agent.processes import (
+    FOLDER,
+    IS_RUN_ID,
+    LOCK,
+    PLACES,
+    end_run,
+    folders_of,
+    marked,
+    processes_of,
+    remove_folders,
+)
 
 State = Literal["going on", "over", "unknown"]
-_FOLDER = re.compile(rf"agentgrpo-(?:mariadb-\d+-)?({IS_RUN_ID.pattern})(?:-\w+)?")
 
 
 @dataclass(frozen=True)
@@ -37,7 +45,7 @@ class Leftovers:
 def find() -> list[Leftovers]:
     """What carries a run's id, runs that go on included."""
     ids = {run_id for _, run_id in marked(forks=True) if IS_RUN_ID.fullmatch(run_id)}
-    names = (_FOLDER.fullmatch(path.name) for place in PLACES for path in place.glob("agentgrpo-*"))
+    names = (FOLDER.fullmatch(path.name) for place in PLACES for path in place.glob("agentgrpo-*"))
     ids |= {match[1] for match in names if match and folders_of(match[1])}
     return [Leftovers(i, state_of(i), processes_of(i, forks=True), folders_of(i)) for i in sorted(ids)]
 
@@ -57,9 +65,11 @@ def state_of(run_id: str) -> State:
         os.close(lock)
 
 
-def remove(left: Leftovers) -> None:
+def remove(left: Leftovers) -> bool:
+    """Whether all of it is gone."""
     end_run(left.run_id, patience_s=5.0, forks=True)
     remove_folders(left.run_id)
+    return not processes_of(left.run_id, forks=True) and not folders_of(left.run_id)
 
 
 def describe(left: Leftovers) -> str:
@@ -108,9 +118,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     mine = [left for left in found if left.state == "over" or (args.run_id and left.state == "unknown")]
     if args.all or args.run_id:
-        for left in mine:
-            remove(left)
-            print(f"run {left.run_id}: removed")
+        gone = {left.run_id: remove(left) for left in mine}
+        for run_id, removed in gone.items():
+            print(f"run {run_id}: {'removed' if removed else 'not all of it could be removed; list it again'}")
+        if not all(gone.values()):
+            return 1
     elif mine:
         print("nothing removed; --all removes what is left of runs that are over, --run-id ID of one")
     if not found:

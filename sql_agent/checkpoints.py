@@ -116,17 +116,19 @@ def point_verl_at(checkpoint: Path) -> None:
     _write(checkpoint.parent / TRACKER, str(step_of(checkpoint)))
 
 
-def prune(folder: Path, keep: int) -> list[Path]:
-    """Remove all but the newest `keep` whole checkpoints, torn ones too; call it once the newest is sealed.
+def prune(sealed: Path, keep: int) -> list[Path]:
+    """Remove all but `keep` whole checkpoints: the one that was just sealed and the newest before it, torn ones not.
 
-    Sizes decide here, hashes would read them all again. verl's own `max_actor_ckpt_to_keep` counts anew at each start,
-    and leaves folders without an actor behind.
+    What is newer was passed over when the run started, whatever its sizes say; of older ones sizes decide, since hashes
+    would read them all again. verl's own `max_actor_ckpt_to_keep` counts anew at each start, and leaves folders without
+    an actor behind.
 
     Returns:
         What was removed.
     """
-    whole = [checkpoint for checkpoint in checkpoints(folder) if fault_of(checkpoint, hashes=False) is None]
-    removed = [checkpoint for checkpoint in checkpoints(folder) if checkpoint not in whole[:keep]]
+    others = [checkpoint for checkpoint in checkpoints(sealed.parent) if checkpoint != sealed]
+    older = [path for path in others if step_of(path) < step_of(sealed) and fault_of(path, hashes=False) is None]
+    removed = [checkpoint for checkpoint in others if checkpoint not in older[: keep - 1]]
     for checkpoint in removed:
         (checkpoint / MANIFEST).unlink(missing_ok=True)  # a half removed one does not count
         shutil.rmtree(checkpoint, ignore_errors=True)

@@ -31,6 +31,8 @@ from typing import Any
 
 RUN_ID = "AGENTGRPO_RUN_ID"
 IS_RUN_ID = re.compile("[0-9a-f]{12}")
+FOLDER = re.compile(rf"agentgrpo-(?:mariadb-\d+-)?({IS_RUN_ID.pattern})(?:-\w+)?")
+"""Names of the folders that runs make in `PLACES`; the group is the run's id."""
 LOCK = "lock"
 """File in a run's folder that its command holds locked while it lives."""
 PLACES = (Path("/tmp"), Path("/dev/shm"))
@@ -58,11 +60,12 @@ def own_run() -> Iterator[tuple[str, Path]]:
     """Begin a run: its id, which all its processes inherit, and a folder for what they write aside. In the end nothing
     of either is left."""
     run_id = uuid.uuid4().hex[:12]
-    folder = PLACES[0] / f"agentgrpo-{run_id}"
-    folder.mkdir(mode=0o700)
+    folder, newborn = PLACES[0] / f"agentgrpo-{run_id}", PLACES[0] / f".agentgrpo-{run_id}"
+    newborn.mkdir(mode=0o700)
     # unlike flock, a lock of this kind is not inherited: it is gone when this very process is
-    lock = os.open(folder / LOCK, os.O_WRONLY | os.O_CREAT, 0o600)
+    lock = os.open(newborn / LOCK, os.O_WRONLY | os.O_CREAT, 0o600)
     fcntl.lockf(lock, fcntl.LOCK_EX)
+    newborn.rename(folder)  # under the name that others look for it is locked from the first moment
     command = [sys.executable, "-m", "sql_agent.processes", run_id, str(os.getpid())]
     root = Path(__file__).resolve().parents[1]
     nothing = subprocess.DEVNULL  # whoever reads what the command says need not wait for the guard
@@ -132,8 +135,9 @@ def _mark(folder: Path, *, forks: bool) -> str | None:
 
 def folders_of(run_id: str) -> list[Path]:
     """The folders of a run, this user's only."""
-    found = [path for place in PLACES for path in sorted(place.glob(f"agentgrpo-*{run_id}*"))]
-    return [path for path in found if path.stat(follow_symlinks=False).st_uid == os.geteuid()]
+    found = [(path, FOLDER.fullmatch(path.name)) for place in PLACES for path in sorted(place.glob("agentgrpo-*"))]
+    its = [path for path, name in found if name and name[1] == run_id]
+    return [path for path in its if path.stat(follow_symlinks=False).st_uid == os.geteuid()]
 
 
 def remove_folders(run_id: str) -> None:

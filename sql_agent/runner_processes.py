@@ -28,7 +28,7 @@ END_S = 12.0
 """How long a runner that is told to end may take before it is killed."""
 MOST_DEATHS = 5
 DEATHS_WITHIN_S = 60.0
-"""A runner that dies more often than `MOST_DEATHS` times in so many seconds is not started again."""
+"""A runner that dies `MOST_DEATHS` times in so many seconds is not started again."""
 RESTART_PAUSE_S = 0.5
 
 
@@ -96,9 +96,9 @@ def keep_going(play: Callable[[int], None], number: int, logs: Path) -> None:
         if code == 0:
             return
         print(f"runner {number} ended with {code}; its log is {log}", file=sys.stderr, flush=True)
+        deaths.append(time.monotonic())
         if len(deaths) == MOST_DEATHS and time.monotonic() - deaths[0] < DEATHS_WITHIN_S:
             raise SystemExit(f"runner {number} died {MOST_DEATHS} times within {DEATHS_WITHIN_S:.0f} s: given up")
-        deaths.append(time.monotonic())
         time.sleep(RESTART_PAUSE_S)
 
 

@@ -106,6 +106,8 @@ def make_tracking(context: RunContext, emit: Callable[[dict[str, Any]], None]) -
             metrics |= alarm.look(step, metrics) | engine_alarm(metrics, self._dtype)
             with path.open("a") as out:
                 out.write(json.dumps({"train_step": step, "at": time.time(), **metrics}) + "\n")
+                out.flush()
+                os.fsync(out.fileno())  # before a checkpoint of this step counts
             super().log(metrics, step, backend)
             emit({"event": "step", "step": step, "metrics": metrics})
 

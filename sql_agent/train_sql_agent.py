@@ -249,7 +249,6 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
     write_rows(environment.verl_rows(split.val), files.val)
     overrides = to_verl(cfg, files, cpu=cpu)
     overrides["trainer"]["logger"] = usable_loggers(cfg.trainer.loggers)
-    (cfg.run_dir / "config.yaml").write_text(dump_config(cfg))
     print(f"tasks: {len(split.train)} to train on, {len(split.val)} held out, {split.too_long} left out as too long")
     return {
         "config": str((cfg.run_dir / "config.yaml").resolve()),
@@ -297,16 +296,19 @@ def claim(run_dir: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def set_aside(run_dir: Path, after: int | None = None) -> None:
+def set_aside(run_dir: Path, after: int | None = None) -> Path | None:
     """Move what an earlier start left into a folder of its own, so that the two are not read as one.
 
     Args:
         after: the step a run goes on from: only what was logged of later ones, which are taken again. None: everything.
+    Returns:
+        That folder; None where nothing was moved.
     """
     aside = run_dir / time.strftime("before-%Y%m%d-%H%M%S")
     metrics, trajectories = run_dir / "metrics.jsonl", run_dir / "trajectories"
     if after is None:
-        moved = {path: aside / path.name for path in (metrics, trajectories, run_dir / "checkpoints") if path.exists()}
+        names = ("metrics.jsonl", "trajectories", "checkpoints", "config.yaml", "run.json", "report.html", "curve.png")
+        moved = {run_dir / name: aside / name for name in names if (run_dir / name).exists()}
     else:
         later = [path for path in trajectories.glob("*_*.jsonl") if int(path.stem.split("_")[1]) > after]
         moved = {path: aside / "trajectories" / path.name for path in later}
@@ -314,10 +316,15 @@ def set_aside(run_dir: Path, after: int | None = None) -> None:
         if any(step > after for step, _ in rows):
             kept = metrics.with_suffix(".part")
             kept.write_text("".join(f"{row}\n" for step, row in rows if step <= after))
-            moved |= {metrics: aside / metrics.name, kept: metrics}
+            aside.mkdir(exist_ok=True)
+            shutil.copy2(
+                metrics, aside
+            )  # there are metrics at every moment: a kill between two renames would lose them
+            moved[kept] = metrics
     for path, target in moved.items():
         target.parent.mkdir(parents=True, exist_ok=True)
-        path.rename(target)
+        path.replace(target)
+    return aside if moved else None
 
 
 RESUMED = ("env", "data", "agent", "lora", "seed")
@@ -364,14 +371,16 @@ def make_algorithm(cfg: TrainConfig, checkpoint: Path | None, run_id: str, ray_d
     from sql_agent.algorithm import VerlGrpo, start_driver
     from sql_agent.console import Console
 
-    if checkpoint is None:
-        set_aside(cfg.run_dir)
-    else:
-        set_aside(cfg.run_dir, after=step_of(checkpoint))
-        point_verl_at(checkpoint)
     driver = start_driver(cfg, worker_environment(cfg, cpu=cpu))
     commit = git_commit()
     order = prepare(cfg, checkpoint, cpu=cpu) | {"run_id": run_id, "ray_dir": str(ray_dir), "commit": commit}
+    # nothing is moved before everything that can be wrong with what was asked for has been looked at
+    aside = set_aside(cfg.run_dir, after=None if checkpoint is None else step_of(checkpoint))
+    if aside is not None:
+        print(f"what an earlier start left, and this one does not go on from, is in {aside}")
+    if checkpoint is not None:
+        point_verl_at(checkpoint)
+    (cfg.run_dir / "config.yaml").write_text(dump_config(cfg))
     device = "cpu" if cpu else "gpu"
     facts = {"run_id": run_id, "commit": commit, "started_at": time.time(), "device": device, "argv": sys.argv}
     (cfg.run_dir / "run.json").write_text(json.dumps(facts, indent=2))
@@ -477,7 +486,7 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except TrainingFailedError as error:
+    except (TrainingFailedError, OSError) as error:  # a store that is gone, a disk that is full
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

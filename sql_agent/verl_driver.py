@@ -155,7 +155,7 @@ class CheckpointKeeper:
             checkpoints.seal(checkpoint, manifest)
         except OSError as error:
             raise self._in_words(checkpoint, error) from error
-        checkpoints.prune(self._folder, self._keep)
+        checkpoints.prune(checkpoint, self._keep)
 
     def restore_order(self, step: int, loader: Any) -> None:
         """verl restores the place in the order of the tasks only within a pass over them. After a whole one it starts

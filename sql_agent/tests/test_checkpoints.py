@@ -112,10 +112,20 @@ def test_the_newest_whole_ones_stay_and_torn_ones_do_not_count(tmp_path):
     for step in (2, 4, 6):
         write_checkpoint(tmp_path, step)
     cut(write_checkpoint(tmp_path, 8))
-    write_checkpoint(tmp_path, 10)
-    removed = prune(tmp_path, keep=2)
+    removed = prune(write_checkpoint(tmp_path, 10), keep=2)
     assert [path.name for path in removed] == ["global_step_8", "global_step_4", "global_step_2"]
     assert [path.name for path in checkpoints(tmp_path)] == ["global_step_10", "global_step_6"]
+
+
+def test_one_that_was_passed_over_does_not_push_out_the_one_that_is_whole(tmp_path):
+    """Of equal size and other content: only a hash sees it, and only a start reads hashes."""
+    write_checkpoint(tmp_path, 20)
+    changed = next(path for path in write_checkpoint(tmp_path, 40).rglob("*.pt"))
+    changed.write_bytes(bytes(len(changed.read_bytes())))
+    assert newest_whole(tmp_path, lambda _: None) == tmp_path / "global_step_20"
+    sealed = write_checkpoint(tmp_path, 25)
+    assert [path.name for path in prune(sealed, keep=1)] == ["global_step_40", "global_step_20"]
+    assert newest_whole(tmp_path, lambda _: None) == sealed
 
 
 # writing ------------------------------------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ def test_two_runs_do_not_write_to_one_folder(tmp_path):
 
 def test_a_new_start_sets_aside_what_an_earlier_run_left(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("{}")
-    set_aside(tmp_path)
+    assert set_aside(tmp_path) == next(tmp_path.glob("before-*"))
     (aside,) = tmp_path.glob("before-*/metrics.jsonl")
     assert aside.read_text() == "{}"
     assert not (tmp_path / "metrics.jsonl").exists()
@@ -173,7 +173,7 @@ def test_a_run_that_goes_on_sets_aside_what_was_logged_of_the_steps_it_takes_aga
     (aside,) = tmp_path.glob("before-*")
     assert (aside / "metrics.jsonl").read_text() == "".join(rows) + '{"train_st'
     assert (aside / "trajectories" / "train_000003.jsonl").read_text() == "train_000003"
-    set_aside(tmp_path, after=2)  # nothing later is left
+    assert set_aside(tmp_path, after=2) is None  # nothing later is left
     assert list(tmp_path.glob("before-*")) == [aside]
 
 
