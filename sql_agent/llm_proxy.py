@@ -27,6 +27,11 @@ from typing import Any, ClassVar
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
+from sql_agent.processes import Events, end_with_parent
+
+if __name__ == "__main__":
+    end_with_parent()  # before the imports below, which take ten seconds
+
 import agentlightning as agl
 import aiohttp
 from agentlightning.llm_proxy import get_active_llm_proxy
@@ -35,7 +40,6 @@ from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from sql_agent.processes import Events
 from sql_agent.stitch import TURN_SPAN, turn_attributes
 from sql_agent.store import PatientStore
 
