@@ -230,10 +230,11 @@ def test_vllm_serves_it_and_plays_the_episode_that_the_adapter_plays(merged_adap
 
 
 def said(record) -> list:
-    """What a conversation says, whatever its calls' ids and the spaces in their arguments are."""
+    """What a conversation says, whatever its calls' ids are; vLLM takes the calls out of the text, the local player
+    leaves them there too."""
     lines = []
     for message in record.messages:
         calls = [call["function"] for call in message.get("tool_calls") or ()]
         lines += [(call["name"], json.loads(call["arguments"])) for call in calls]
-        lines += [message["content"]] if message["content"] else []
+        lines.append(re.sub(r"<tool_call>.*?</tool_call>", "", message["content"] or "", flags=re.DOTALL).strip())
     return [*lines, record.stop_reason, record.score.value]
