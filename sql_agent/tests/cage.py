@@ -21,6 +21,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,8 +116,15 @@ def main() -> None:
 
 
 def _furnish() -> None:
+    checkout = os.open(ROOT, os.O_RDONLY)  # it may stand in a folder that is about to be covered
     for place in _PLACES:
         subprocess.run(["mount", "-t", "tmpfs", "none", place], check=True)
+    if not ROOT.is_dir():
+        ROOT.mkdir(parents=True)
+        subprocess.run(
+            ["mount", "--no-canonicalize", "--bind", f"/proc/{os.getpid()}/fd/{checkout}", str(ROOT)], check=True
+        )
+    os.close(checkout)
     resolver = Path("/tmp/resolv.conf")
     resolver.write_text("nameserver 192.0.2.1\n")  # whoever looks up a name has to send for it
     subprocess.run(["mount", "--bind", str(resolver), "/etc/resolv.conf"], check=True)
@@ -153,16 +161,18 @@ def _look(process: subprocess.Popen[Any], others: list[Path], seconds: float) ->
         processes=[f"{entry.name} {_command(entry)}" for entry in others],
         ports=[int(line.split()[1].rsplit(":", 1)[1], 16) for line in _tcp() if line.split()[3] == _LISTENING],
         sockets=[line.split()[7] for line in _table("unix") if len(line.split()) > 7],
-        files=[
-            str(path) for place in ("/tmp", "/dev/shm") for path in sorted(Path(place).rglob("*")) if _is_left(path)
-        ],
+        files=[str(path) for place in ("/tmp", "/dev/shm") for path in _left_in(place)],
         no_route=_no_route(),
         logs="\n".join(f"== {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in RUN_DIR.glob("logs/*")),
     )
 
 
-def _is_left(path: Path) -> bool:
-    return path not in (RUN_DIR, OUT) and RUN_DIR not in path.parents
+def _left_in(place: str) -> Iterator[Path]:
+    """What is there, but for the run directory, its console and the checkout, where that one stands there."""
+    for folder, folders, files in os.walk(place):
+        folders[:] = sorted(name for name in folders if Path(folder, name) not in (RUN_DIR, ROOT))
+        found = (Path(folder, name) for name in (*folders, *sorted(files)))
+        yield from (path for path in found if path != OUT and path not in ROOT.parents)
 
 
 def _command(entry: Path) -> str:
