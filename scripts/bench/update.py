@@ -43,14 +43,14 @@ class Setting:
     threads: int
     pad_to: int | None = None
     """Width of every row; None: the longest row's."""
-    upstream_log_probs: bool = False
-    """verl's own log-softmax, without what `sql_agent.verl_plugin` may put in its place."""
+    upstream: bool = False
+    """verl's own log-softmax and transformers' own attention, not what `sql_agent.verl_plugin` puts in their place."""
     verl: Mapping[str, Any] = field(default_factory=dict)
 
 
 def settings(cores: int) -> list[Setting]:
     """From the prototype's to ours; the first and the last are compared."""
-    padded = {"upstream_log_probs": True, "verl": PADDED_MICRO_BATCHES}
+    padded = {"upstream": True, "verl": PADDED_MICRO_BATCHES}
     return [
         Setting("prototype's settings", 1, MAX_TOKENS, **padded),
         Setting("+ threads = cores", cores, MAX_TOKENS, **padded),
@@ -101,7 +101,7 @@ def run_worker(
     spec = {
         "settings": overrides,
         "verl": dict(setting.verl),
-        "upstream_log_probs": setting.upstream_log_probs,
+        "upstream": setting.upstream,
         "model": str(model),
         "batches": batches,
         "pad_to": setting.pad_to,

@@ -30,8 +30,8 @@ def main() -> None:
     from omegaconf import OmegaConf
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
-    if spec["upstream_log_probs"]:
-        _restore_upstream_log_probs()
+    if spec["upstream"]:
+        _restore_upstream()
     unused = Path("unused.parquet")
     verl = compose(to_verl(load_config(None, spec["settings"]), Files(Path(spec["model"]), unused, unused), cpu=True))
     for key, value in spec["verl"].items():
@@ -88,8 +88,11 @@ def make_batch(rows: Sequence[Any], pad_to: int | None) -> dict[str, Any]:
     return tensors | {"advantages": signs[:, None] * tensors["response_mask"]}
 
 
-def _restore_upstream_log_probs() -> None:
-    """Put back verl's function, read from its file, where the plugin has replaced it."""
+def _restore_upstream() -> None:
+    """Put back verl's log-softmax, read from its file, and transformers' attention; the plugin replaces both."""
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
     from verl.utils import torch_functional
 
     assert torch_functional.__file__
@@ -98,6 +101,8 @@ def _restore_upstream_log_probs() -> None:
     pristine = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(pristine)
     torch_functional.logprobs_from_logits_v2 = pristine.logprobs_from_logits_v2
+    AttentionInterface.register("sdpa", sdpa_attention_forward)
+    AttentionMaskInterface.register("sdpa", sdpa_mask)
 
 
 if __name__ == "__main__":
