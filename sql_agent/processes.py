@@ -156,11 +156,12 @@ def end_run(run_id: str, *, patience_s: float = 10.0, forks: bool = False) -> li
         for pid in processes_of(run_id, forks=forks):
             with suppress(ProcessLookupError):
                 os.kill(pid, sign)
-        _wait_until_gone(run_id, wait_s, forks=forks)
+        wait_until_gone(run_id, wait_s, forks=forks)
     return left
 
 
-def _wait_until_gone(run_id: str, wait_s: float, *, forks: bool) -> None:
+def wait_until_gone(run_id: str, wait_s: float, *, forks: bool) -> None:
+    """Until no process carries the run's id, `wait_s` seconds at most."""
     deadline = time.monotonic() + wait_s
     while processes_of(run_id, forks=forks) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -177,7 +178,7 @@ def guard(run_id: str, command: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     end_with_parent(parent=command)
     signal.sigwait({signal.SIGTERM})
-    _wait_until_gone(run_id, LINGER_S, forks=True)
+    wait_until_gone(run_id, LINGER_S, forks=True)
     end_run(run_id, forks=True)
     remove_folders(run_id)
 

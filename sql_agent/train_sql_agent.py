@@ -277,13 +277,29 @@ def train(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) 
             raise KeyboardInterrupt  # agent-lightning's trainer keeps it to itself
 
 
+_held: set[int] = set()
+"""Locks of this process. A forked runner would hold them for as long as it outlives a command that is killed."""
+
+
+def _let_go() -> None:
+    while _held:
+        os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
 @contextmanager
 def claim(run_dir: Path) -> Iterator[None]:
     """One run at a time writes to a folder, or decides what is whole there.
 
+    What a killed command has left in the folder's name ends by itself, and is waited for.
+
     Raises:
         UsageError: another run has it.
     """
+    from sql_agent.processes import LINGER_S, wait_until_gone
+
     run_dir.mkdir(parents=True, exist_ok=True)
     lock = os.open(run_dir / ".lock", os.O_WRONLY | os.O_CREAT)
     try:
@@ -291,9 +307,21 @@ def claim(run_dir: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(f"another run is writing to {run_dir}; give another --run-dir") from None
+        _held.add(lock)
+        if run_id := last_run_id(run_dir):
+            wait_until_gone(run_id, LINGER_S + 5.0, forks=True)
         yield
     finally:
+        _held.discard(lock)
         os.close(lock)
+
+
+def last_run_id(run_dir: Path) -> str | None:
+    """Of the run that wrote there last; None where there was none, or its record is torn."""
+    try:
+        return json.loads((run_dir / "run.json").read_text())["run_id"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def set_aside(run_dir: Path, after: int | None = None) -> Path | None:

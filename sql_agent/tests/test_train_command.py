@@ -3,7 +3,10 @@
 import json
 import os
 import shutil
+import signal
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -203,3 +206,28 @@ def test_a_dry_run_prints_the_settings_and_verls_keys_and_starts_nothing(capsys,
     verl = json.loads(out.split("# verl's keys\n")[1])
     assert verl["actor_rollout_ref"]["rollout"]["n"] == 4
     assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_is_free_when_its_command_is_dead_though_a_fork_of_it_is_not(tmp_path):
+    script = f"""
+import os, time
+from pathlib import Path
+from sql_agent.train_sql_agent import claim
+with claim(Path({str(tmp_path)!r})):
+    if os.fork() == 0:
+        time.sleep(60)
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with pytest.raises(UsageError, match="another run is writing to"), claim(tmp_path):
+            pass
+        process.kill()
+        process.wait()
+        with claim(tmp_path):  # at once
+            pass
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
