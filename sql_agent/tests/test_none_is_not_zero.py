@@ -23,6 +23,7 @@ def result(group, reward, trajectory=None, lost=None):
         task_id=group,
         reward=reward,
         lost=lost if reward is None else None,
+        draw=0,
         set_aside=None,
         outcome=RolloutOutcome(reward, "", "answered", 1, metrics),
         trajectory=None if reward is None else row,
