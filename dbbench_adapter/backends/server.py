@@ -65,8 +65,10 @@ class PrivateServer:
         _remove_orphans()
         owner = "-".join(filter(None, [str(os.getpid()), os.environ.get(_RUN_ID)]))
         self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{owner}-", dir=_parent_folder()))
+        self._data, self._temporary = self._folder / "data", self._folder / "tmp"
         self._closing = self._was_up = False
         try:
+            self._temporary.mkdir()
             self._install(install)
             self._start(server)
         except BaseException:
@@ -85,7 +87,7 @@ class PrivateServer:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _install(self, install: str) -> None:
-        command = [install, *_as_user(), "--no-defaults", f"--datadir={self._folder}"]
+        command = [install, *_as_user(), "--no-defaults", f"--datadir={self._data}", f"--tmpdir={self._temporary}"]
         command += ["--auth-root-authentication-method=normal", "--skip-test-db"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         if done.returncode:
@@ -101,7 +103,9 @@ class PrivateServer:
             "DELETE FROM mysql.global_priv WHERE User IN ('root', '');\n"
             "FLUSH PRIVILEGES;\n"
         )
-        command = [server, "--no-defaults", *_as_user(), f"--datadir={self._folder}", f"--init-file={init}"]
+        command = [server, "--no-defaults", *_as_user(), f"--datadir={self._data}", f"--init-file={init}"]
+        # a server that starts removes the temporary tables it finds, so none may share their folder
+        command += [f"--tmpdir={self._temporary}"]
         command += [f"--socket={self._folder / 'socket'}", f"--port={port}", "--bind-address=127.0.0.1"]
         command += ["--skip-name-resolve", "--skip-log-bin", "--innodb-flush-log-at-trx-commit=0"]
         command += ["--innodb-log-file-size=16M", "--innodb-buffer-pool-size=64M", "--max-connections=1024"]
@@ -145,9 +149,11 @@ class PrivateServer:
     def _wait_until_up(self, port: int) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         while self._thread.is_alive() and time.monotonic() < deadline:
-            # init.sql has run before the server listens
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-                return
+            # It listens before init.sql has run, and told to end between the two, MariaDB 10.11 hangs: its greeting is
+            # the first sign that it is up.
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+                if connection.recv(1):
+                    return
             time.sleep(0.02)
         log = (self._folder / "server.log").read_text("utf-8", "replace")
         raise BackendUnavailable(
