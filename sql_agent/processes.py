@@ -37,7 +37,7 @@ LOCK = "lock"
 """File in a run's folder that its command holds locked while it lives."""
 PLACES = (Path("/tmp"), Path("/dev/shm"))
 """Where the folders of runs are: short, since Unix sockets in them have 107 characters; databases in memory."""
-LINGER_S = 20.0
+LINGER_S = 10.0
 """How long the guard lets the processes of a killed command end by themselves."""
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _NAME = "ag-"
@@ -130,7 +130,20 @@ def _mark(folder: Path, *, forks: bool) -> str | None:
         return name.removeprefix(_NAME)
     variables = (folder / "environ").read_bytes().split(b"\0")
     prefix = f"{RUN_ID}=".encode()
-    return next((v.removeprefix(prefix).decode(errors="replace") for v in variables if v.startswith(prefix)), None)
+    found = (v.removeprefix(prefix).decode(errors="replace") for v in variables if v.startswith(prefix))
+    return next(found, None) or _mark_of_ray(folder)
+
+
+def _mark_of_ray(folder: Path) -> str | None:
+    """Ray's agents write their title over their environment; their logs are open in the run's folder."""
+    if not (folder / "cmdline").read_bytes().startswith(b"ray::"):
+        return None
+    for file in (folder / "fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            for part in Path(os.readlink(file)).parts:
+                if name := FOLDER.fullmatch(part):
+                    return name[1]
+    return None
 
 
 def folders_of(run_id: str) -> list[Path]:

@@ -33,7 +33,7 @@ from sql_agent.dynamic_sampling import Task, no_spread, rollout_seed, spare_task
 from sql_agent.environments import make_environment
 from sql_agent.rollout_metrics import batch_metrics, score_metrics, skill_metrics
 from sql_agent.scoring import start_command
-from sql_agent.stitch import RolloutOutcome, Trajectory, read_outcome, read_turns, stitch
+from sql_agent.stitch import RolloutOutcome, Trajectory, all_there, read_outcome, read_turns, stitch
 from sql_agent.store import UNFINISHED, PatientStore
 from sql_agent.types import RewardModelConfig
 
@@ -294,7 +294,7 @@ class LightningRolloutManager:
             while True:
                 spans = await self.store.query_spans(rollout.rollout_id, attempt_id="latest")
                 result.outcome, turns = read_outcome(spans), read_turns(spans)
-                if result.outcome is not None and len(turns) >= result.outcome.num_turns:
+                if result.outcome is not None and all_there(turns, result.outcome):
                     break
                 if time.monotonic() > deadline:
                     result.lost = "missing_spans"

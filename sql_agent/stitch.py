@@ -110,6 +110,16 @@ def read_outcome(spans: Sequence[SpanLike]) -> RolloutOutcome | None:
     return None
 
 
+def all_there(turns: Sequence[Turn], outcome: RolloutOutcome) -> bool:
+    """Whether `turns` begin with the replies that the agent got.
+
+    Where it asked its last question twice, the span of the answer it took may be the one that is missing: the number
+    of turns is right then, the number of tokens is not.
+    """
+    sampled = sum(len(turn.sampled_ids) for turn in turns[: outcome.num_turns])
+    return len(turns) >= outcome.num_turns and sampled == outcome.record["completion_tokens"]
+
+
 def stitch(turns: Sequence[Turn], *, max_response_tokens: int) -> Trajectory:
     """Join the turns of a rollout into its longest exact chain.
 

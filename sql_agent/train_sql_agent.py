@@ -22,7 +22,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -324,6 +324,18 @@ def last_run_id(run_dir: Path) -> str | None:
         return None
 
 
+def write_start(run_dir: Path, start: dict[str, Any], *, resumed: bool) -> None:
+    """Write run.json: how the run was started, under `earlier_starts` how before it was resumed, first one first."""
+    earlier: list[Any] = []
+    if resumed:
+        with suppress(OSError, ValueError, AttributeError):  # torn by a kill
+            last = json.loads((run_dir / "run.json").read_text())
+            earlier = [*last.pop("earlier_starts", []), last]
+    part = run_dir / "run.json.part"
+    part.write_text(json.dumps(start | {"earlier_starts": earlier}, indent=2))
+    part.replace(run_dir / "run.json")
+
+
 def set_aside(run_dir: Path, after: int | None = None) -> Path | None:
     """Move what an earlier start left into a folder of its own, so that the two are not read as one.
 
@@ -409,9 +421,8 @@ def make_algorithm(cfg: TrainConfig, checkpoint: Path | None, run_id: str, ray_d
     if checkpoint is not None:
         point_verl_at(checkpoint)
     (cfg.run_dir / "config.yaml").write_text(dump_config(cfg))
-    device = "cpu" if cpu else "gpu"
-    facts = {"run_id": run_id, "commit": commit, "started_at": time.time(), "device": device, "argv": sys.argv}
-    (cfg.run_dir / "run.json").write_text(json.dumps(facts, indent=2))
+    start = {"run_id": run_id, "commit": commit, "device": "cpu" if cpu else "gpu", "argv": sys.argv}
+    write_start(cfg.run_dir, start | {"started_at": time.time()}, resumed=checkpoint is not None)
     return VerlGrpo(cfg, order, driver, Console(cfg).show)
 
 

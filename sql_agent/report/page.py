@@ -55,18 +55,24 @@ def headline(run: Run) -> list[str]:
 
 def facts(run: Run) -> list[tuple[str, str]]:
     store = run.config.store.address
-    last = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.rows[-1].get("at", 0)))
+    last = _clock(run.rows[-1].get("at", 0))
+    earlier = run.facts.get("earlier_starts", [])
     return [
         ("state", f"{run.state}, step {run.step} of {run.config.trainer.steps}; last news {last}"),
         ("command", shlex.join(map(str, run.facts.get("argv", [])))),
         ("commit", str(run.facts.get("commit", "unknown"))),
-        ("started", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.facts.get("started_at", 0)))),
+        ("started", _clock(run.facts.get("started_at", 0))),
+        *(("started before", f"{_clock(s.get('started_at', 0))}, commit {s.get('commit', 'unknown')}") for s in earlier),
         ("device", str(run.facts.get("device", "unknown"))),
         ("model", str(run.config.model)),
         ("seed", str(run.config.seed)),
         ("agl store", store or "the run's own; it ended, or will end, with the run"),
         ("unreadable lines", f"{run.unreadable} of the trajectories, left out; a killed run leaves one"),
     ]
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def dashboard(run: Run) -> str:

@@ -1,5 +1,6 @@
 """Rows side by side attend as if each were alone."""
 
+import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -26,3 +27,9 @@ def test_the_first_token_of_a_row_sees_only_itself():
     packed, _ = packed_attention(torch.nn.Module(), zeros, zeros, value, None, position_ids=torch.tensor([[0, 1, 0]]))
     # equal weights: token 0 -> 0, token 1 -> (0 + 1) / 2, token 2 begins a row -> 2
     assert packed.flatten().tolist() == [0.0, 0.5, 2.0]
+
+
+def test_a_batch_of_rows_is_refused_instead_of_cut_by_the_positions_of_the_first():
+    two = torch.zeros(2, 1, 3, 1)
+    with pytest.raises(ValueError, match="one sequence; got a batch of 2"):
+        packed_attention(torch.nn.Module(), two, two, two, None, position_ids=torch.tensor([[0, 1, 2], [0, 1, 2]]))

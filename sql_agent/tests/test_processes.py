@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 from sql_agent.processes import RUN_ID, end_run, processes_of
 
@@ -37,6 +38,25 @@ def test_a_process_that_does_not_listen_is_killed():
     end_run("test-c", patience_s=0.2)
     assert deaf.wait(5) == -signal.SIGKILL
     assert processes_of("test-c") == []
+
+
+def test_an_agent_of_ray_has_no_environment_left_and_is_known_by_its_log(tmp_path):
+    folder = tmp_path / "agentgrpo-0123456789ab"
+    folder.mkdir()
+    with (folder / "log").open("w") as log:  # a name of Ray's and a file of the run's: each alone is somebody else's
+        agent, reader = (_titled(title, stdout=log) for title in ("ray::DashboardAgent", "tail"))
+    other = _titled("ray::DashboardAgent")
+    (folder / "log").unlink()  # whoever ended the run has removed the folder
+    assert end_run("0123456789ab") == [agent.pid]
+    assert agent.wait(5) == -signal.SIGTERM
+    for process in (reader, other):
+        assert process.poll() is None
+        process.kill()
+        process.wait()
+
+
+def _titled(title: str, **more: Any) -> subprocess.Popen:
+    return subprocess.Popen([title, "60"], executable="/bin/sleep", env={}, **more)
 
 
 def test_a_child_ends_with_its_parent_even_when_the_parent_is_killed():

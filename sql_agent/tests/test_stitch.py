@@ -5,7 +5,17 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sql_agent.stitch import OUTCOME, Trajectory, Turn, read_outcome, read_turns, stitch, turn_attributes
+from sql_agent.stitch import (
+    OUTCOME,
+    RolloutOutcome,
+    Trajectory,
+    Turn,
+    all_there,
+    read_outcome,
+    read_turns,
+    stitch,
+    turn_attributes,
+)
 
 
 def turn(prompt, sampled, *, log_probs=None, tool=False):
@@ -110,3 +120,17 @@ def test_the_outcome_is_read_from_the_reward_span():
     assert read is not None
     assert (read.reward, read.reason) == (None, "db_unavailable")
     assert read_outcome([model_call(1, [1], [2])]) is None
+
+
+@pytest.mark.parametrize(
+    ("sampled", "whole"),
+    [
+        pytest.param([[3, 4], [5]], True, id="what_the_agent_got"),
+        pytest.param([[3, 4], [5], [6, 7]], True, id="and_a_call_it_gave_up"),
+        pytest.param([[3, 4]], False, id="the_last_span_is_missing"),
+        pytest.param([[3, 4], [6, 7]], False, id="the_last_question_was_asked_twice_and_this_is_not_the_answer_taken"),
+    ],
+)
+def test_turns_are_all_there_when_number_and_tokens_are_those_of_the_agent(sampled, whole):
+    outcome = RolloutOutcome(1.0, "judged", "answered", 2, record={"completion_tokens": 3})
+    assert all_there([turn([1], ids) for ids in sampled], outcome) is whole

@@ -75,8 +75,9 @@ def span(sequence_id, prompt, sampled):
     return SimpleNamespace(name=TURN_SPAN, sequence_id=sequence_id, attributes=ids)
 
 
-def outcome_span(reward, num_turns, reason="match"):
-    outcome = json.dumps(dataclasses.asdict(RolloutOutcome(reward, reason, "answered", num_turns)))
+def outcome_span(reward, num_turns, reason="match", tokens=None):
+    record = {"completion_tokens": num_turns if tokens is None else tokens}
+    outcome = json.dumps(dataclasses.asdict(RolloutOutcome(reward, reason, "answered", num_turns, record=record)))
     return SimpleNamespace(name="outcome", sequence_id=99, attributes={OUTCOME: outcome})
 
 
@@ -150,9 +151,9 @@ async def test_a_call_without_token_ids_is_lost_not_guessed():
 
 async def test_a_first_reply_that_does_not_fit_is_lost():
     fits = ["data.max_response_tokens=16", "agent.max_tokens=16"]
-    result, _ = await read([outcome_span(1.0, num_turns=1), span(1, [1], [2] * 17)], settings=fits)
+    result, _ = await read([outcome_span(1.0, num_turns=1, tokens=17), span(1, [1], [2] * 17)], settings=fits)
     assert (result.lost, result.reward) == ("response_too_long", None)
-    result, _ = await read([outcome_span(1.0, num_turns=1), span(1, [1], [2] * 16)], settings=fits)
+    result, _ = await read([outcome_span(1.0, num_turns=1, tokens=16), span(1, [1], [2] * 16)], settings=fits)
     assert (result.lost, result.reward) == (None, 1.0)
 
 

@@ -46,8 +46,11 @@ def packed_attention(
     Returns:
         Shape (1, L, heads, D), as transformers' attention functions return it, and no weights.
     Raises:
+        ValueError: more than one sequence of rows.
         NotImplementedError: the layer asks for something else than full causal attention.
     """
+    if query.shape[0] != 1:
+        raise ValueError(f"rows have to follow one another in one sequence; got a batch of {query.shape[0]}")
     if softcap is not None or (sliding_window is not None and sliding_window < int(position_ids.max()) + 1):
         raise NotImplementedError(
             f"{type(module).__name__} caps scores or looks back {sliding_window} tokens only, which packed_attention "
