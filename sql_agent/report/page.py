@@ -62,7 +62,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
         ("command", shlex.join(map(str, run.facts.get("argv", [])))),
         ("commit", str(run.facts.get("commit", "unknown"))),
         ("started", _clock(run.facts.get("started_at", 0))),
-        *(("started before", f"{_clock(s.get('started_at', 0))}, commit {s.get('commit', 'unknown')}") for s in earlier),
+        *(("started before", f"{_clock(each['started_at'])}, commit {each['commit']}") for each in earlier),
         ("device", str(run.facts.get("device", "unknown"))),
         ("model", str(run.config.model)),
         ("seed", str(run.config.seed)),

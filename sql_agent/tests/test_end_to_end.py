@@ -304,7 +304,7 @@ depend on what it computes beside them (doc/checkpoint_files.md)."""
 
 
 def differences(one: Path, other: Path, step: int) -> list[str]:
-    """Where two runs differ at a checkpoint: weights, optimiser, the place in the tasks, metrics, conversations."""
+    """Where two runs differ at a checkpoint: weights, optimiser, the place in the tasks, metrics, rollouts."""
     import torch
 
     names = [run_dir / "checkpoints" / f"global_step_{step}" for run_dir in (one, other)]
@@ -316,11 +316,14 @@ def differences(one: Path, other: Path, step: int) -> list[str]:
         assert states[0].keys() == states[1].keys()
         found += [f"{kind}: {key}" for key in states[0] if repr_of(states[0][key]) != repr_of(states[1][key])]
     rows = [metrics(run_dir) for run_dir in (one, other)]
-    for number in range(1, step + 1):
+    assert 0 in rows[0]  # the validation before the first step
+    for number in range(step + 1):
         keys = [key for key in {**rows[0][number], **rows[1][number]} if not key.startswith(VARYING)]
         found += [f"step {number}: {key}" for key in keys if rows[0][number].get(key) != rows[1][number].get(key)]
-        said = [conversations(run_dir / "trajectories" / f"train_{number:06d}.jsonl") for run_dir in (one, other)]
-        found += [f"step {number}: trajectories"] if said[0] != said[1] else []
+    files = {path.name for run_dir in (one, other) for path in (run_dir / "trajectories").glob("*_*.jsonl")}
+    for name in sorted(files):
+        said = [conversations(run_dir / "trajectories" / name) for run_dir in (one, other)]
+        found += [name] if said[0] != said[1] else []
     return found
 
 
@@ -342,7 +345,8 @@ def repr_of(value) -> str | bytes:
 def conversations(file: Path) -> list[str]:
     """What was said, in order; vLLM gives every call an id that never comes again."""
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    return [re.sub(r"chatcmpl-tool-\w+", "call", json.dumps([x["task_id"], x["reward"], x["messages"]])) for x in lines]
+    kept = ("task_id", "group", "draw", "lost", "set_aside", "reward", "advantage", "messages")
+    return [re.sub(r"chatcmpl-tool-\w+", "call", json.dumps([x[name] for name in kept])) for x in lines]
 
 
 def left_of(run_dir: Path, run_id: str) -> list[str]:
