@@ -345,8 +345,8 @@ def repr_of(value) -> str | bytes:
 def conversations(file: Path) -> list[str]:
     """What was said, in order; vLLM gives every call an id that never comes again."""
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    kept = ("task_id", "draw", "lost", "set_aside", "reward", "advantage", "messages")
-    return [re.sub(r"chatcmpl-tool-\w+", "call", json.dumps([x[name] for name in kept])) for x in lines]
+    kept = ("task_id", "lost", "set_aside", "reward", "advantage", "messages")
+    return [re.sub(r"chatcmpl-tool-\w+", "call", json.dumps([x.get(name) for name in kept])) for x in lines]
 
 
 def left_of(run_dir: Path, run_id: str) -> list[str]:
