@@ -169,7 +169,7 @@ def open_checkpoint(path: Path, say: Say) -> Source:
     """
     checkpoint = find_checkpoint(path, say)
     manifest = json.loads((checkpoint / MANIFEST).read_text())
-    facts = {name: manifest[name] for name in ("train_step", "run_id", "commit")}
+    facts = {name: manifest.get(name, "unknown") for name in ("train_step", "run_id", "commit")}
     say(f"{checkpoint}: step {facts['train_step']} of run {facts['run_id']}, every file as it was written")
     files = checkpoint / "actor" / "huggingface"
     served = files if any(files.glob("*.safetensors")) else None
@@ -296,7 +296,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--base belongs to --adapter; a checkpoint has its base inside")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
-        if args.output.exists():
+        if os.path.lexists(args.output):
             raise MergeError(f"{args.output} is there already; name another --output")
         path = args.adapter or args.checkpoint
         if not path.is_dir():

@@ -105,8 +105,8 @@ def newest_whole(folder: Path, say: Say) -> Path | None:
         faults.append(f"{checkpoint.name}: {fault}")
     if faults:
         raise CheckpointError(
-            f"no checkpoint in {folder} is whole ({'; '.join(faults)}); --resume never moves them, with what was "
-            "logged, into a folder of their own and starts anew"
+            f"no checkpoint in {folder} is whole ({'; '.join(faults)}); the training command's --resume never moves "
+            "them, with what was logged, into a folder of their own and starts anew"
         )
     return None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Callable
@@ -69,7 +70,8 @@ def earlier_steps(path: Path) -> list[dict[str, float]]:
     if not path.is_file():
         return []
     *lines, _torn = path.read_text().split("\n")
-    rows = {row["train_step"]: row for row in map(json.loads, lines)}
+    known = ({name: value for name, value in json.loads(line).items() if value is not None} for line in lines)
+    rows = {row["train_step"]: row for row in known}
     return [rows[step] for step in sorted(rows)]
 
 
@@ -104,8 +106,10 @@ def make_tracking(context: RunContext, emit: Callable[[dict[str, Any]], None]) -
             metrics = rename(data) | context.step_metrics
             context.step_metrics.clear()
             metrics |= alarm.look(step, metrics) | engine_alarm(metrics, self._dtype)
+            # JSON has no NaN
+            known = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
             with path.open("a") as out:
-                out.write(json.dumps({"train_step": step, "at": time.time(), **metrics}) + "\n")
+                out.write(json.dumps({"train_step": step, "at": time.time(), **known}) + "\n")
                 out.flush()
                 os.fsync(out.fileno())  # before a checkpoint of this step counts
             super().log(metrics, step, backend)

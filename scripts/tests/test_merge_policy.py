@@ -83,6 +83,9 @@ def test_what_cannot_be_merged_is_named_and_nothing_is_written(tmp_path, capsys,
 def test_what_is_there_is_not_written_over(tmp_path, capsys):
     assert main(["--adapter", str(tmp_path), "--output", str(tmp_path)]) == 1
     assert "is there already; name another --output" in capsys.readouterr().err
+    (tmp_path / "link").symlink_to("nowhere")
+    assert main(["--adapter", str(tmp_path), "--output", str(tmp_path / "link")]) == 1
+    assert "link is there already" in capsys.readouterr().err
 
 
 # What it writes -------------------------------------------------------------------------------------------------------
