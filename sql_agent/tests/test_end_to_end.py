@@ -316,8 +316,8 @@ def differences(one: Path, other: Path, step: int) -> list[str]:
         assert states[0].keys() == states[1].keys()
         found += [f"{kind}: {key}" for key in states[0] if repr_of(states[0][key]) != repr_of(states[1][key])]
     rows = [metrics(run_dir) for run_dir in (one, other)]
-    assert 0 in rows[0]  # the validation before the first step
-    for number in range(step + 1):
+    assert rows[0].keys() == rows[1].keys()
+    for number in rows[0]:
         keys = [key for key in {**rows[0][number], **rows[1][number]} if not key.startswith(VARYING)]
         found += [f"step {number}: {key}" for key in keys if rows[0][number].get(key) != rows[1][number].get(key)]
     files = {path.name for run_dir in (one, other) for path in (run_dir / "trajectories").glob("*_*.jsonl")}
