@@ -27,7 +27,8 @@ def wilson_interval(successes: float, n: int) -> tuple[float, float]:
     rate, z2 = successes / n, Z_95**2
     centre = (rate + z2 / (2 * n)) / (1 + z2 / n)
     half_width = Z_95 / (1 + z2 / n) * math.sqrt(rate * (1 - rate) / n + z2 / (4 * n * n))
-    return max(0.0, centre - half_width), min(1.0, centre + half_width)
+    # rounding may put a bound beyond the share itself, at 0 and n
+    return max(0.0, min(rate, centre - half_width)), min(1.0, max(rate, centre + half_width))
 
 
 def cluster_interval(values: Sequence[float], clusters: Sequence[Hashable], *, seed: int = 0) -> tuple[float, float]:

@@ -45,7 +45,7 @@ class Leftovers:
 def find() -> list[Leftovers]:
     """What carries a run's id, runs that go on included."""
     ids = {run_id for _, run_id in marked(forks=True) if IS_RUN_ID.fullmatch(run_id)}
-    names = (FOLDER.fullmatch(path.name) for place in PLACES for path in place.glob("agentgrpo-*"))
+    names = (FOLDER.fullmatch(path.name) for place in PLACES for path in place.glob("*agentgrpo-*"))
     ids |= {match[1] for match in names if match and folders_of(match[1])}
     return [Leftovers(i, state_of(i), processes_of(i, forks=True), folders_of(i)) for i in sorted(ids)]
 
@@ -91,9 +91,10 @@ _STATES = {
 
 def _size_mib(folder: Path) -> float:
     total = 0
-    for file in folder.rglob("*"):
-        with suppress(OSError):
-            total += file.lstat().st_size
+    for place, _, files in os.walk(folder):  # unlike rglob it goes on where a folder vanishes
+        for file in files:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(place, file)).st_size
     return total / 2**20
 
 

@@ -27,9 +27,9 @@ def summary(run: Run) -> dict[str, str]:
     lines = {}
     points = held_out(run.rows)
     if points:
-        lines["held-out success before"] = str(points[0])
+        lines[f"held-out success {points[0].when}"] = str(points[0])
     if len(points) > 1:
-        lines[f"held-out success after {points[-1].step} steps"] = str(points[-1])
+        lines[f"held-out success {points[-1].when}"] = str(points[-1])
     if found := change(run.trajectories):
         lines["change"] = str(found)
     saved = checkpoints(run.folder)

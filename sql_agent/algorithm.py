@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,13 +78,14 @@ class VerlGrpo(agl.Algorithm):
 
     async def _follow(self, proxy: subprocess.Popen[str] | None) -> None:
         log, limit = log_file(self.cfg, "driver"), self.cfg.trainer.startup_timeout_s
-        deadline = time.monotonic() + limit
-        started = False
+        deadline: float | None = time.monotonic() + limit
         error = ""
         while True:
             try:
-                line = await _line(self.driver, None if started else deadline - time.monotonic())
+                line = await _line(self.driver, None if deadline is None else deadline - time.monotonic())
             except TimeoutError:
+                if self.finished or error:  # all is written; whoever started the driver ends it
+                    break
                 message = f"no model server within trainer.startup_timeout_s={limit:.0f} s; see {log}"
                 raise TrainingFailedError(message) from None
             if not line:
@@ -93,13 +95,20 @@ class VerlGrpo(agl.Algorithm):
                 proxy_url = await self._start_proxy(proxy, event) if proxy else None
                 _tell(self.driver, {"proxy_url": proxy_url})
                 event = {"event": "phase", "name": "first rollouts"}
-            started |= event.get("name") == "first rollouts"
+            if event.get("name") == "first rollouts":
+                deadline = None
             self.finished |= event["event"] == "finished"
             error = event.get("error", error)
+            if self.finished or error:
+                deadline = time.monotonic() + END_S
             self.show(event)
-        code = await asyncio.to_thread(self.driver.wait)
-        if not self.finished:
-            raise TrainingFailedError(f"{error or f'verl ended with exit code {code}'}\nlog: {log}")
+        if self.finished:
+            return
+        if not error:
+            with suppress(subprocess.TimeoutExpired):
+                await asyncio.to_thread(self.driver.wait, END_S)
+            error = f"verl ended with exit code {self.driver.returncode}"
+        raise TrainingFailedError(f"{error}\nlog: {log}")
 
     async def _until_no_runner_is_left(self) -> None:
         """Watch the runners that this command has started; nobody would play what the trainer waits for."""

@@ -31,7 +31,7 @@ from typing import Any
 
 RUN_ID = "AGENTGRPO_RUN_ID"
 IS_RUN_ID = re.compile("[0-9a-f]{12}")
-FOLDER = re.compile(rf"agentgrpo-(?:mariadb-\d+-)?({IS_RUN_ID.pattern})(?:-\w+)?")
+FOLDER = re.compile(rf"\.?agentgrpo-(?:mariadb-\d+-)?({IS_RUN_ID.pattern})(?:-\w+)?")
 """Names of the folders that runs make in `PLACES`; the group is the run's id."""
 LOCK = "lock"
 """File in a run's folder that its command holds locked while it lives."""
@@ -148,9 +148,15 @@ def _mark_of_ray(folder: Path) -> str | None:
 
 def folders_of(run_id: str) -> list[Path]:
     """The folders of a run, this user's only."""
-    found = [(path, FOLDER.fullmatch(path.name)) for place in PLACES for path in sorted(place.glob("agentgrpo-*"))]
-    its = [path for path, name in found if name and name[1] == run_id]
-    return [path for path in its if path.stat(follow_symlinks=False).st_uid == os.geteuid()]
+    found = [(path, FOLDER.fullmatch(path.name)) for place in PLACES for path in sorted(place.glob("*agentgrpo-*"))]
+    return [path for path, name in found if name and name[1] == run_id and _is_ours(path)]
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return path.stat(follow_symlinks=False).st_uid == os.geteuid()
+    except FileNotFoundError:  # its run has just ended
+        return False
 
 
 def remove_folders(run_id: str) -> None:

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 
 def batch_metrics(results: Sequence[Result]) -> dict[str, float]:
-    """Means are over judged rollouts, shares over all of them; `group/...` over the groups that are trained on, but for
-    what says otherwise.
+    """Means are over rollouts with a reward, shares over all of them; `group/...` over the groups that are trained on,
+    but for what says otherwise. Success is over those that the environment judged: a reward model that is away takes
+    the reward of right ones only, so among the others the wrong ones would be too many.
 
     Rewards and success are those of the tasks that the batch began with. The tasks that were drawn in place of groups
     without spread are no plain sample: over all rollouts the mean would be 0.76 where the policy's is 0.8 (two groups a
@@ -28,6 +29,8 @@ def batch_metrics(results: Sequence[Result]) -> dict[str, float]:
     metrics: dict[str, float] = {"reward/unjudged_frac": 1 - len(judged) / total, "rollout/count": float(total)}
     for reason, count in Counter(r.lost for r in results if r.lost).items():
         metrics[f"rollout/lost/{reason}"] = float(count)
+    if success := [verdict for r in results if r.draw == 0 and (verdict := success_of(r)) is not None]:
+        metrics |= {"rollout/success": float(np.mean(success)), "rollout/judged": float(len(success))}
     if not judged:
         return metrics
     parts = _parts(judged)
@@ -38,7 +41,6 @@ def batch_metrics(results: Sequence[Result]) -> dict[str, float]:
     if first := [r for r in judged if r.draw == 0]:
         rewards, parts = np.array([r.reward for r in first], dtype=float), _parts(first)
         metrics |= {"reward/mean": rewards.mean(), "reward/std": rewards.std()}
-        metrics |= {"rollout/success": float(np.mean(parts["success"]))} if parts["success"] else {}  # no judge, none
         metrics |= {
             f"reward/{name.removeprefix('reward_')}": float(np.mean(values))
             for name, values in parts.items()
@@ -47,6 +49,11 @@ def batch_metrics(results: Sequence[Result]) -> dict[str, float]:
     for reason, count in Counter(r.outcome.stop_reason for r in judged if r.outcome).items():
         metrics[f"rollout/stop/{reason}"] = count / len(judged)
     return {k: float(v) for k, v in (metrics | _shape_metrics(judged) | _group_metrics(results)).items()}
+
+
+def success_of(result: Result) -> float | None:
+    """The environment's verdict, 0 or 1; None where there is none."""
+    return result.outcome.metrics.get("success") if result.outcome else None
 
 
 def _parts(judged: Sequence[Result]) -> defaultdict[str, list[float]]:
@@ -159,9 +166,9 @@ def skill_metrics(results: Sequence[Result]) -> dict[str, float]:
     """Success and judged rollouts per skill; a task with several skills counts under each."""
     success: defaultdict[str, list[float]] = defaultdict(list)
     for result in results:
-        if result.reward is not None and result.outcome and "success" in result.outcome.metrics:
+        if (verdict := success_of(result)) is not None:
             for skill in result.skills:
-                success[skill].append(result.outcome.metrics["success"])
+                success[skill].append(verdict)
     return {
         name: value
         for skill, values in success.items()

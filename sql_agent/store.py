@@ -73,10 +73,11 @@ class PatientStore(agl.LightningStoreClient):
                 return await super().enqueue_many_rollouts(marked)
             except _FAILURES as error:
                 await patience.wait(error)
-            newest = await self.query_rollouts(sort_by="start_time", sort_order="desc", limit=len(marked))
-            arrived = [rollout for rollout in newest if (rollout.metadata or {}).get("sent") == sent]
+            # two requests that were given up may both arrive late, and one after the other or mixed
+            newest = await self.query_rollouts(sort_by="start_time", sort_order="desc", limit=2 * len(marked))
+            arrived = {r.metadata["number"]: r for r in newest if (r.metadata or {}).get("sent") == sent}
             if len(arrived) == len(marked):
-                return sorted(arrived, key=lambda rollout: rollout.metadata["number"])
+                return [arrived[number] for number in range(len(marked))]
 
 
 class _Patience:

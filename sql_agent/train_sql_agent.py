@@ -21,14 +21,14 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from sql_agent.checkpoints import newest_whole, point_verl_at, step_of
+from sql_agent.checkpoints import MANIFEST, checkpoints, newest_whole, point_verl_at, step_of
 from sql_agent.config import TrainConfig, dump_config, load_config
 from sql_agent.environments import ENVIRONMENTS, make_environment
 from sql_agent.run_context import TrainingFailedError
@@ -245,8 +245,11 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
         )
     data = cfg.run_dir / "data"
     files = Files(cfg.model.resolve(), (data / "train.parquet").resolve(), (data / "val.parquet").resolve(), checkpoint)
-    write_rows(environment.verl_rows(split.train), files.train)
-    write_rows(environment.verl_rows(split.val), files.val)
+    for rows, file in ((split.train, files.train), (split.val, files.val)):
+        rows = environment.verl_rows(rows)
+        if checkpoint is not None:
+            refuse_other_tasks(rows, file)
+        write_rows(rows, file)
     overrides = to_verl(cfg, files, cpu=cpu)
     overrides["trainer"]["logger"] = usable_loggers(cfg.trainer.loggers)
     print(f"tasks: {len(split.train)} to train on, {len(split.val)} held out, {split.too_long} left out as too long")
@@ -256,6 +259,26 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
         "environment": worker_environment(cfg, cpu=cpu),  # of verl's Ray actors
         "pad_id": tokenizer.pad_id,
     }
+
+
+def refuse_other_tasks(rows: Sequence[dict[str, Any]], file: Path) -> None:
+    """
+    Raises:
+        UsageError: a run that goes on had other tasks, under the same settings.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not file.is_file():
+        return
+    earlier = pq.read_table(file).to_pylist()
+    now = pa.Table.from_pylist(list(rows)).to_pylist()
+    if earlier != now:
+        differ = sum(a != b for a, b in zip(earlier, now, strict=False)) + abs(len(earlier) - len(now))
+        raise UsageError(
+            f"the tasks are not those that this run was trained on: {differ} of {len(earlier)} differ from {file}; has "
+            "the task file changed? Give it as it was, or another --run-dir, or --resume never to start anew there"
+        )
 
 
 def git_commit() -> str:
@@ -352,6 +375,9 @@ def set_aside(run_dir: Path, after: int | None = None) -> Path | None:
     else:
         later = [path for path in trajectories.glob("*_*.jsonl") if int(path.stem.split("_")[1]) > after]
         moved = {path: aside / "trajectories" / path.name for path in later}
+        # a checkpoint that was whole once may be again, and is then not loaded in the place of this run's own
+        passed_over = [path for path in checkpoints(run_dir / "checkpoints") if step_of(path) > after]
+        moved |= {path: aside / "checkpoints" / path.name for path in passed_over if (path / MANIFEST).exists()}
         rows = [(row["train_step"], json.dumps(row)) for row in earlier_steps(metrics)]
         if any(step > after for step, _ in rows):
             kept = metrics.with_suffix(".part")

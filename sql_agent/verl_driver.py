@@ -65,7 +65,7 @@ def main() -> None:
     keeper.install(RayPPOTrainer)
 
     def logged(event: dict[str, Any]) -> None:
-        keeper.seal(event["step"])
+        keeper.seal()
         events.emit(event)
 
     tracking.Tracking = make_tracking(context, logged)  # type: ignore[misc]
@@ -142,8 +142,8 @@ class CheckpointKeeper:
         except Exception as error:
             raise self._in_words(checkpoint, error) from error
 
-    def seal(self, step: int) -> None:
-        """Let the checkpoint of this step count, where there is one, and remove those that are too many.
+    def seal(self) -> None:
+        """Let the checkpoint of the step that was logged count, where there is one, and remove those that are too many.
 
         Raises:
             CheckpointError: the manifest could not be written.

@@ -19,6 +19,11 @@ def test_wilson_interval(successes, n, expected):
     assert wilson_interval(successes, n) == pytest.approx(expected, abs=1e-4)
 
 
+def test_an_interval_holds_its_share_whatever_rounding_does():
+    for n in range(1, 301):
+        assert wilson_interval(0, n)[0] == 0.0 and wilson_interval(n, n)[1] == 1.0
+
+
 @pytest.mark.parametrize(("successes", "n"), [(0, 0), (-1, 5), (6, 5)])
 def test_a_share_of_nothing_or_more_than_all_is_refused(successes, n):
     with pytest.raises(ValueError, match=f"got {successes} of {n}"):

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.clean import main
+from scripts import clean
+from scripts.clean import find, main
 from sql_agent.processes import RUN_ID, processes_of
 
 pytestmark = pytest.mark.slow
@@ -92,6 +93,19 @@ def test_a_run_that_goes_on_is_left_alone(capsys):
         assert f"run {run_id}, going on: left alone" in captured.out
         assert "stop it first" in captured.err
         assert alive(child) and command.poll() is None
+
+
+def test_all_means_all_whose_command_is_gone(monkeypatch, capsys):
+    with a_run() as (command, dead, orphan), a_run() as (alive_command, living, child):
+        os.kill(guard_of(dead), signal.SIGKILL)
+        command.kill()
+        command.wait()
+        # nobody else's on this machine
+        monkeypatch.setattr(clean, "find", lambda: [left for left in find() if left.run_id in (dead, living)])
+        assert main(["--all"]) == 0
+        out = capsys.readouterr().out
+        assert f"run {dead}: removed" in out and f"run {living}: " not in out
+        assert not alive(orphan) and alive(child) and alive_command.poll() is None
 
 
 def test_a_run_without_its_lock_is_touched_only_when_it_is_named(capsys):

@@ -20,13 +20,13 @@ from sql_agent.report.reading import Change, HeldOut, change, held_out, is_runni
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium")
-BEFORE = {"train_step": 0, "val/rollout/success": 0.25, "val/rollout/count": 8.0, "val/reward/unjudged_frac": 0.0}
+BEFORE = {"train_step": 0, "val/rollout/success": 0.25, "val/rollout/judged": 8.0}
 STEP = {"train_step": 1, "reward/mean": 0.5, "reward/unjudged_frac": 0.0, "rollout/lost/db_unavailable": 1.0}
 # two of ten could not be judged: six of eight are three quarters
 AFTER = {"train_step": 2, "reward/mean": 0.75, "reward/unjudged_frac": 0.0} | {
     "val/rollout/success": 0.75,
     "val/rollout/count": 10.0,
-    "val/reward/unjudged_frac": 0.2,
+    "val/rollout/judged": 8.0,
 }
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><!--\u2028{{TITLE}} & `x`"
 
@@ -110,7 +110,7 @@ def test_a_change_is_over_the_tasks_that_both_validations_judged():
         ),
         *(trajectory(5, task, 0.0, validate=True) for task in "abcd"),  # one in between does not count
         *(trajectory(9, task, value, validate=True) for task, value in [("a", 1.0), ("b", 0.0), ("c", 1.0)]),
-        trajectory(9, "d", 1.0, validate=True, lost="missing_spans"),
+        trajectory(9, "d", None, validate=True, lost="db_unavailable"),
         trajectory(9, "e", 1.0),
     ]
     assert change(rows) == Change(tasks=3, gained=2, lost=1)
@@ -247,6 +247,26 @@ def test_follow_writes_the_page_after_each_step_and_ends_with_the_run(run_dir):
         process.kill()
 
 
+@pytest.mark.parametrize(("solved", "tasks"), [(0.0, 192), (1.0, 128), (0.0, 1), (1.0, 1)])
+def test_a_run_that_solves_nothing_or_everything_has_a_page_and_a_curve(run_dir, capsys, solved, tasks):
+    validated = {"val/rollout/success": solved, "val/rollout/judged": float(tasks)}
+    rows = [validated | {"train_step": step, f"val/skill/select/{name}": value} for step in (0, 2)
+            for name, value in (("success", solved), ("count", float(tasks)))]  # fmt: skip
+    (run_dir / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert main([str(run_dir)]) == 0
+    assert f"{solved:.0%} (" in capsys.readouterr().out
+    assert (run_dir / "curve.png").stat().st_size > 0
+
+
+def test_a_first_validation_that_came_after_training_is_not_called_before(run_dir, capsys):
+    rows = [{"train_step": step, "val/rollout/success": 0.5, "val/rollout/judged": 8.0} for step in (10, 20)]
+    (run_dir / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert main([str(run_dir)]) == 0
+    out = capsys.readouterr().out
+    assert "held-out success after 10 steps" in out and "held-out success after 20 steps" in out
+    assert "success before" not in out + (run_dir / "report.html").read_text()
+
+
 def test_whatever_a_run_has_logged_ends_in_a_page(run_dir):
     """Names of a user's own rewards, numbers that are none, lines that are no rows, half of a character."""
     odd = [
@@ -257,7 +277,7 @@ def test_whatever_a_run_has_logged_ends_in_a_page(run_dir):
             "rollout/count": 8.0,
             "reward/mean": float("nan"),
         },
-        {"train_step": 4, "val/rollout/success": 1.0, "val/rollout/count": 8.0, "val/reward/unjudged_frac": 1.0},
+        {"train_step": 4, "val/rollout/count": 8.0, "val/reward/unjudged_frac": 1.0},
         {"train_step": 5, "val/skill/a/b\ud83d/success": 1.0, "val/skill/a/b\ud83d/count": 2.0},
         {"train_step": "six"},
     ]

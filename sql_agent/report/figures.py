@@ -163,7 +163,8 @@ def skills(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
         for name in row
         if name.startswith("val/skill/") and name.endswith("/success")
     })  # fmt: skip
-    return [(name, _skill(validated[0], name), _skill(validated[-1], name)) for name in names]
+    last = validated[-1] if len(validated) > 1 else None
+    return [(name, _skill(validated[0], name), "" if last is None else _skill(last, name)) for name in names]
 
 
 def _skill(row: Row, name: str) -> str:

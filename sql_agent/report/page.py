@@ -28,7 +28,8 @@ def render(run: Run) -> str:
         "HEADLINE": _paragraphs(headline(run)),
         "FACTS": _table([("", "")], facts(run)),
         "DASHBOARD": dashboard(run),
-        "SKILLS": _table([("skill", "held-out success before", "after")], skills(run.rows)) or "<p>None logged.</p>",
+        "SKILLS": _table([("skill", "held-out success, first validation", "last")], skills(run.rows))
+        or "<p>None logged.</p>",
         "FIGURES": "\n".join(_figure(figure, number) for number, figure in enumerate(all_figures(run.rows))),
         "COUNT": html.escape(counted(run, len(kept))),
         "TRAJECTORIES": as_data([{"place": place, **shown(row)} for place, row in kept]),
@@ -47,7 +48,7 @@ def headline(run: Run) -> list[str]:
         return ["No validation was logged: there is no held-out success to show."]
     if len(points) == 1:
         return [f"Held-out success at step {points[0].step}: {points[0]}. A second validation will show what changed."]
-    said = [f"Held-out success: {points[0]} before, {points[-1]} after {points[-1].step} steps."]
+    said = [f"Held-out success: {points[0]} {points[0].when}, {points[-1]} {points[-1].when}."]
     found = change(run.trajectories)
     text = f"{found}." if found else "no trajectories tell which tasks changed."
     return [*said, text[0].upper() + text[1:]]

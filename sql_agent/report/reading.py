@@ -31,6 +31,10 @@ class HeldOut:
         return self.solved / self.judged
 
     @property
+    def when(self) -> str:
+        return f"after {self.step} steps" if self.step else "before"
+
+    @property
     def interval(self) -> tuple[float, float]:
         """Wilson's 95 % interval."""
         return wilson_interval(self.solved, self.judged)
@@ -170,11 +174,8 @@ def read_trajectories(folder: Path) -> tuple[list[Row], int]:
 def held_out(rows: Sequence[Row]) -> list[HeldOut]:
     found = []
     for row in rows:
-        if row.get("val/rollout/success") is not None:
-            judged = round(row["val/rollout/count"] * (1 - row["val/reward/unjudged_frac"]))
-            found += (
-                [] if not judged else [HeldOut(row["train_step"], round(row["val/rollout/success"] * judged), judged)]
-            )
+        if judged := round(row.get("val/rollout/judged") or 0):
+            found.append(HeldOut(row["train_step"], round(row["val/rollout/success"] * judged), judged))
     return found
 
 
@@ -182,7 +183,7 @@ def change(trajectories: Sequence[Row]) -> Change | None:
     """What became of the held-out tasks from the first validation to the last; None without two of them."""
     verdicts: dict[int, dict[str, float]] = {}
     for row in trajectories:
-        value = None if row.get("lost") else (row.get("score") or {}).get("value")
+        value = (row.get("score") or {}).get("value")
         if row.get("validate") and value is not None:
             verdicts.setdefault(row["train_step"], {})[row["task_id"]] = value
     if len(verdicts) < 2:

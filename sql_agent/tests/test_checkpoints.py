@@ -95,7 +95,7 @@ def test_one_that_is_not_as_it_was_written_is_passed_over_aloud(tmp_path, damage
 def test_where_none_is_whole_the_error_says_how_to_start_anew(tmp_path):
     cut(write_checkpoint(tmp_path, 2))
     write_checkpoint(tmp_path, 4, sealed=False)
-    with pytest.raises(CheckpointError, match=r"global_step_4: manifest.*; global_step_2: .*; --resume never moves"):
+    with pytest.raises(CheckpointError, match=r"global_step_4: manifest.*; global_step_2: .*--resume never moves"):
         newest_whole(tmp_path, print)
 
 
@@ -154,14 +154,14 @@ def take_step(keeper, trainer, step, *, log=True):
     trainer.global_steps = step
     trainer._save_checkpoint()
     if log:
-        keeper.seal(step)
+        keeper.seal()
 
 
 def test_a_checkpoint_counts_once_its_step_is_logged(tmp_path):
     keeper, trainer = training(tmp_path)
     take_step(keeper, trainer, 2, log=False)
     assert "not written to its end" in str(fault_of(tmp_path / "global_step_2"))
-    keeper.seal(2)
+    keeper.seal()
     assert fault_of(tmp_path / "global_step_2") is None
 
 
@@ -177,7 +177,7 @@ def test_two_stay(tmp_path):
     keeper, trainer = training(tmp_path, keep=2)
     for step in (2, 4, 6):
         take_step(keeper, trainer, step)
-    keeper.seal(7)  # a step without a checkpoint
+    keeper.seal()  # a step without a checkpoint
     assert {path.name: fault_of(path) for path in checkpoints(tmp_path)} == {
         "global_step_6": None,
         "global_step_4": None,

@@ -58,6 +58,19 @@ def test_score_and_correctness_are_correlated_over_right_and_wrong_rollouts():
     }, abs=1e-4)  # fmt: skip
 
 
+def test_success_is_that_of_all_the_environment_judged_though_right_ones_lost_their_score():
+    away = {"score": None, "reason": "scorer_unavailable", "success": 1.0}
+    results = [
+        result("a", 1.0, score=0.0, success=1.0),
+        *(result("a", None, **away) for _ in range(4)),
+        *(result("b", 0.0, score=0.0, success=0.0) for _ in range(5)),
+        row("b", None, None, "rollout_failed"),
+    ]
+    metrics = batch_metrics(results)
+    assert (metrics["rollout/success"], metrics["rollout/judged"]) == (0.5, 10.0)  # not 1 of 6
+    assert (metrics["reward/mean"], metrics["rollout/lost/scorer_unavailable"]) == (pytest.approx(1 / 6), 4.0)
+
+
 def test_a_correlation_that_is_not_defined_is_left_out():
     results = [result("a", 1.0, score=2.0, success=1.0, base=1.0) for _ in range(2)]
     assert {"reward_model/correctness_corr", "reward_model/length_corr"}.isdisjoint(score_metrics(results))

@@ -10,11 +10,12 @@ import sys
 
 import pytest
 
+from dbbench_adapter.export import write_rows
 from sql_agent.agl_light import agl
-from sql_agent.checkpoints import describe, seal
+from sql_agent.checkpoints import checkpoints, describe, seal
 from sql_agent.config import dump_config, load_config
 from sql_agent.tests.conftest import free_port, serve_scores
-from sql_agent.train_sql_agent import UsageError, claim, main, parse_args, resolve, set_aside
+from sql_agent.train_sql_agent import UsageError, claim, main, parse_args, refuse_other_tasks, resolve, set_aside
 
 
 @pytest.fixture(autouse=True)
@@ -137,6 +138,16 @@ def test_a_run_goes_on_as_what_it_was(capsys, tmp_path):
     )
 
 
+def test_a_run_goes_on_with_the_tasks_it_had(tmp_path):
+    row, same = {"data_source": "x", "extra_info": {"task": "1"}}, tmp_path / "train.parquet"
+    refuse_other_tasks([row], same)  # nothing there to compare with
+    write_rows([row, row], same)
+    refuse_other_tasks([row, row], same)
+    for other in ([row, row | {"extra_info": {"task": "2"}}], [row]):
+        with pytest.raises(UsageError, match=r"1 of 2 differ from .*train.parquet; has the task file changed"):
+            refuse_other_tasks(other, same)
+
+
 def test_a_run_of_other_workers_is_not_gone_on_with(capsys, tmp_path):
     checkpoint_of(tmp_path, 5, workers=4)
     error = error_of(capsys, "--run-dir", str(tmp_path), "--device", "cpu")
@@ -146,7 +157,8 @@ def test_a_run_of_other_workers_is_not_gone_on_with(capsys, tmp_path):
 def test_checkpoints_of_which_none_is_whole_stop_the_start(capsys, tmp_path):
     (checkpoint_of(tmp_path, 5) / "actor" / "fsdp_config.json").write_text("")
     error = error_of(capsys, "--run-dir", str(tmp_path), "--model", "nowhere")
-    assert "is whole (global_step_5: actor/fsdp_config.json has 0 bytes, expected 17); --resume never moves" in error
+    assert "is whole (global_step_5: actor/fsdp_config.json has 0 bytes, expected 17)" in error
+    assert "--resume never moves" in error
 
 
 def test_two_runs_do_not_write_to_one_folder(tmp_path):
@@ -178,6 +190,15 @@ def test_a_run_that_goes_on_sets_aside_what_was_logged_of_the_steps_it_takes_aga
     assert (aside / "trajectories" / "train_000003.jsonl").read_text() == "train_000003"
     assert set_aside(tmp_path, after=2) is None  # nothing later is left
     assert list(tmp_path.glob("before-*")) == [aside]
+
+
+def test_a_checkpoint_that_was_passed_over_is_moved_and_not_removed_by_the_next_that_is_written(tmp_path):
+    for step in (2, 6):
+        checkpoint_of(tmp_path, step)
+    (checkpoint_of(tmp_path, 4) / "manifest.json").unlink()  # never written to its end: it is written anew
+    aside = set_aside(tmp_path, after=2)
+    assert aside and [path.name for path in checkpoints(aside / "checkpoints")] == ["global_step_6"]
+    assert [path.name for path in checkpoints(tmp_path / "checkpoints")] == ["global_step_4", "global_step_2"]
 
 
 def test_a_path_stays_the_text_it_is():
@@ -214,15 +235,14 @@ import os, time
 from pathlib import Path
 from sql_agent.train_sql_agent import claim
 with claim(Path({str(tmp_path)!r})):
-    if os.fork() == 0:
-        time.sleep(60)
-    print(os.getpid(), flush=True)
+    os.fork()
+    print("up", flush=True)  # each of the two
     time.sleep(60)
 """
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True)
     try:
         assert process.stdout is not None
-        process.stdout.readline()
+        assert [process.stdout.readline() for _ in range(2)] == [b"up\n"] * 2
         with pytest.raises(UsageError, match="another run is writing to"), claim(tmp_path):
             pass
         process.kill()

@@ -1,0 +1,47 @@
+"""What the command makes of the events of the process that trains."""
+
+import asyncio
+import subprocess
+import sys
+import time
+
+import pytest
+
+from sql_agent import algorithm
+from sql_agent.algorithm import VerlGrpo
+from sql_agent.config import load_config
+from sql_agent.run_context import TrainingFailedError
+
+pytestmark = pytest.mark.slow  # imports agent-lightning
+
+
+async def follow(monkeypatch, tmp_path, code: str) -> VerlGrpo:
+    """What was made of a driver that runs `code`, and is ended afterwards as `run` does it."""
+    monkeypatch.setattr(algorithm, "END_S", 0.5)
+    cfg = load_config(None, [f"run_dir={tmp_path}"])
+    driver = subprocess.Popen([sys.executable, "-uc", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    run = VerlGrpo(cfg, {}, driver, lambda _: None)
+    try:
+        await asyncio.wait_for(run._follow(None), 20)
+        return run
+    finally:
+        driver.kill()
+        driver.communicate()
+
+
+async def test_a_driver_that_has_finished_and_does_not_end_is_not_waited_for(monkeypatch, tmp_path):
+    since = time.monotonic()
+    run = await follow(monkeypatch, tmp_path, """import time; print('{"event": "finished"}'); time.sleep(60)""")
+    assert run.finished and time.monotonic() - since < 10
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("""import time; print('{"event": "failed", "error": "no memory"}'); time.sleep(60)""", "^no memory\nlog: "),
+        ("raise SystemExit(3)", "^verl ended with exit code 3\nlog: "),
+    ],
+)
+async def test_a_driver_that_fails_is_quoted_whether_it_ends_or_not(monkeypatch, tmp_path, code, words):
+    with pytest.raises(TrainingFailedError, match=words):
+        await follow(monkeypatch, tmp_path, code)
