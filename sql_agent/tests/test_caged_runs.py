@@ -3,6 +3,7 @@ tries to reach anything but this machine. `--full` stops 50 runs more, in about 
 """
 
 import random
+import re
 import shutil
 import signal
 import sys
@@ -41,6 +42,10 @@ def command():
     return [*command, "--run-dir", str(RUN_DIR), "--llm-proxy", "--set", "data.max_response_tokens=1500"]
 
 
+def check_nothing_was_sent(left):
+    assert left.no_route == 0, "which process it was says `strace -f -e trace=connect,sendto,sendmsg`"
+
+
 def check_nothing_is_left(left):
     where = f"run {left.run_id}\n{left.output}\n{left.logs}"
     assert left.processes == [], where
@@ -50,10 +55,24 @@ def check_nothing_is_left(left):
 
 def test_a_whole_run_tries_to_reach_nothing_but_this_machine(command):
     """Two steps: held-out tasks, rollouts, an update, weights that the sampler gets, a checkpoint."""
-    left = cage.run(Plan([*command, "--set", "trainer.steps=1", "--set", "rollout.backend=mariadb"]))
+    steps = ["trainer.steps=2", "trainer.val_before_train=true", "trainer.val_every=2", "rollout.backend=mariadb"]
+    left = cage.run(Plan([*command, *(word for step in steps for word in ("--set", step))]))
     assert left.code == 0, left.output + left.logs
-    assert "step 1/1" in left.output
-    assert left.no_route == 0, "which process it was says `strace -f -e trace=connect,sendto,sendmsg`"
+    assert re.search(r"step 2/2 .*held-out success", left.output), left.output
+    check_nothing_was_sent(left)
+    check_nothing_is_left(left)
+
+
+@pytest.mark.timeout(1800)
+def test_the_whole_demo_tries_to_reach_nothing_but_this_machine(request):
+    """Doctor, warm start, `agl store`, training, report."""
+    if not request.config.getoption("--full"):
+        pytest.skip("the demo takes ten minutes: --full")
+    left = cage.run(Plan(["env", f"RUN_DIR={RUN_DIR}", "bash", "scripts/demo.sh"], start_s=1500.0))
+    print(left.output, flush=True)
+    assert left.code == 0, left.output + left.logs
+    assert re.search("held-out success after 40 steps .*%", left.output), left.output
+    check_nothing_was_sent(left)
     check_nothing_is_left(left)
 
 

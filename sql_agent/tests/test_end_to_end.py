@@ -316,12 +316,11 @@ def differences(one: Path, other: Path, step: int) -> list[str]:
         assert states[0].keys() == states[1].keys()
         found += [f"{kind}: {key}" for key in states[0] if repr_of(states[0][key]) != repr_of(states[1][key])]
     rows = [metrics(run_dir) for run_dir in (one, other)]
-    assert rows[0].keys() == rows[1].keys()
-    for number in rows[0]:
+    for number in {number for number in (*rows[0], *rows[1]) if number <= step}:
         keys = [key for key in {**rows[0][number], **rows[1][number]} if not key.startswith(VARYING)]
         found += [f"step {number}: {key}" for key in keys if rows[0][number].get(key) != rows[1][number].get(key)]
-    files = {path.name for run_dir in (one, other) for path in (run_dir / "trajectories").glob("*_*.jsonl")}
-    for name in sorted(files):
+    saved = [path for run_dir in (one, other) for path in (run_dir / "trajectories").glob("*_*.jsonl")]
+    for name in sorted({path.name for path in saved if int(path.stem.split("_")[1]) <= step}):
         said = [conversations(run_dir / "trajectories" / name) for run_dir in (one, other)]
         found += [name] if said[0] != said[1] else []
     return found
