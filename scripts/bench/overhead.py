@@ -142,6 +142,7 @@ def _through_store(url: str, model: str, tasks: Path, folder: Path, *, proxy: bo
         f"rollout.n_runners={PROCESSES}",
         f"rollout.runner_concurrency={AT_ONCE // PROCESSES}",
         "data.max_response_tokens=100000",  # the oracle's tokens are bytes
+        "rollout.redraws=0",  # validation batches only: there is no file of training tasks to draw from
     ]
     environment = worker_environment(load_config(None, settings), cpu=True) | {"AGL_MANAGED_STORE": "0"}
     with started([agl, "store", "--host", "127.0.0.1", "--port", str(port)], log, environment) as store:
