@@ -13,7 +13,7 @@ demo: setup  ## train a small agent on a CPU and report (under 15 minutes after 
 test: setup  ## run every test, the end-to-end run included
 	.venv/bin/pytest
 
-check: setup  ## lint, types and the quick tests (under 3 minutes)
+check: setup  ## lint, types and the quick tests (about 3 minutes)
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/pyright

@@ -19,6 +19,8 @@ from dbbench_adapter.protocols.base import fenced_sql, final_answer
 from dbbench_adapter.protocols.lab import parse_action
 from dbbench_adapter.types import Column, Gold, Table, Task
 
+pytestmark = pytest.mark.slow
+
 NUM_STRINGS = 100_000
 LIMIT_S = 2.0
 PIECES = [

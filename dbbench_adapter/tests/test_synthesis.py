@@ -52,6 +52,7 @@ def replayed(database, task):
     return (rows, expected) if task.ordered else (Counter(rows), Counter(expected))
 
 
+@pytest.mark.slow
 def test_references_give_their_gold_on_both_engines(backend, train, held_out):
     for task in train + held_out:
         with backend.open(task.tables, typed=task.typed) as database:

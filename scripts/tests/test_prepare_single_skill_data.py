@@ -2,6 +2,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from dbbench_adapter.load import write_tasks
 from dbbench_adapter.single_skill import SingleSkillTaskGenerator, read_single_skill
 from dbbench_adapter.skills import SKILLS
@@ -16,6 +18,7 @@ def run(source, output, *more):
     return main(["--input_data_path", str(source), "--output_path", str(output), *more])
 
 
+@pytest.mark.slow
 def test_from_generated_data_to_single_skill_draws(tmp_path, capsys):
     source, output = tmp_path / "entry_dict.json", tmp_path / "out" / "single_skill_tasks.json"
     assert generate_db_bench_data.main(["--num_samples", "200", "--output_path", str(source)]) == 0
