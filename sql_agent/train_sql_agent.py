@@ -363,7 +363,8 @@ def set_aside(run_dir: Path, after: int | None = None) -> Path | None:
     """Move what an earlier start left into a folder of its own, so that the two are not read as one.
 
     Args:
-        after: the step a run goes on from: only what was logged of later ones, which are taken again. None: everything.
+        after: the step a run goes on from: only what was logged of later ones, which are taken again, and
+            their checkpoints that were whole once. None: everything.
     Returns:
         That folder; None where nothing was moved.
     """

@@ -39,6 +39,19 @@ async def test_rollouts_are_queued_once_whatever_becomes_of_the_answer(client, k
     assert there == [rollout.rollout_id for rollout in queued]
 
 
+async def test_a_request_that_arrived_twice_gives_each_place_its_own_rollout(client, monkeypatch):
+    store, _ = client
+    enqueue = agl.LightningStoreClient.enqueue_many_rollouts
+
+    async def arrive_twice(self, rollouts):  # and mixed, after the client has given both up
+        await enqueue(self, [rollout for rollout in rollouts for _ in range(2)])
+        raise TimeoutError
+
+    monkeypatch.setattr(agl.LightningStoreClient, "enqueue_many_rollouts", arrive_twice)
+    queued = await store.enqueue_many_rollouts(requests("twice"))
+    assert [rollout.input for rollout in queued] == [{"number": 0}, {"number": 1}, {"number": 2}]
+
+
 @pytest.mark.parametrize("kind", ["500", "half", "outage"])
 async def test_a_call_is_made_again_until_it_is_answered(client, kind):
     store, proxy = client

@@ -15,7 +15,16 @@ from sql_agent.agl_light import agl
 from sql_agent.checkpoints import checkpoints, describe, seal
 from sql_agent.config import dump_config, load_config
 from sql_agent.tests.conftest import free_port, serve_scores
-from sql_agent.train_sql_agent import UsageError, claim, main, parse_args, refuse_other_tasks, resolve, set_aside
+from sql_agent.train_sql_agent import (
+    UsageError,
+    claim,
+    main,
+    parse_args,
+    refuse_other_tasks,
+    resolve,
+    set_aside,
+    write_start,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -199,6 +208,18 @@ def test_a_checkpoint_that_was_passed_over_is_moved_and_not_removed_by_the_next_
     aside = set_aside(tmp_path, after=2)
     assert aside and [path.name for path in checkpoints(aside / "checkpoints")] == ["global_step_6"]
     assert [path.name for path in checkpoints(tmp_path / "checkpoints")] == ["global_step_4", "global_step_2"]
+
+
+def test_run_json_keeps_the_starts_that_a_resumed_run_goes_on_from(tmp_path):
+    for run_id, resumed in (("a", False), ("b", True), ("c", True)):
+        write_start(tmp_path, {"run_id": run_id}, resumed=resumed)
+    facts = json.loads((tmp_path / "run.json").read_text())
+    assert (facts["run_id"], facts["earlier_starts"]) == ("c", [{"run_id": "a"}, {"run_id": "b"}])
+    write_start(tmp_path, {"run_id": "d"}, resumed=False)
+    assert json.loads((tmp_path / "run.json").read_text()) == {"run_id": "d", "earlier_starts": []}
+    (tmp_path / "run.json").write_text("{")
+    write_start(tmp_path, {"run_id": "e"}, resumed=True)
+    assert json.loads((tmp_path / "run.json").read_text())["run_id"] == "e"
 
 
 def test_a_path_stays_the_text_it_is():
