@@ -31,6 +31,7 @@ from pydantic import ValidationError
 from sql_agent.checkpoints import MANIFEST, checkpoints, newest_whole, point_verl_at, step_of
 from sql_agent.config import TrainConfig, dump_config, load_config
 from sql_agent.environments import ENVIRONMENTS, make_environment
+from sql_agent.patches import check_installed
 from sql_agent.run_context import TrainingFailedError
 from sql_agent.tracking import earlier_steps
 from sql_agent.types import RewardModelConfig
@@ -516,6 +517,7 @@ def run(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) ->
             "trainer.steps to go on, or give another --run-dir to start anew"
         )
         return
+    check_installed(cpu=cpu)
     check_store(cfg)
     check_reward_model(cfg)
     make_environment(cfg).prepare(print)

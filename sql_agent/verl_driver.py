@@ -34,12 +34,13 @@ def main() -> None:
 
     import ray
     from omegaconf import OmegaConf
-    from ray._private.node import Node
+    from ray._private import node
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
     from verl.trainer.main_ppo_v0 import TaskRunner
-    from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+    from verl.trainer.ppo import ray_trainer
     from verl.utils import tracking
 
+    from sql_agent import patches
     from sql_agent.tracking import make_tracking, usable_loggers
 
     line = sys.stdin.readline()
@@ -62,13 +63,14 @@ def main() -> None:
         {"run_id": order["run_id"], "commit": order["commit"]},
         keep=cfg.trainer.keep_checkpoints,
     )
-    keeper.install(RayPPOTrainer)
+    patches.change(ray_trainer, lambda module: keeper.install(module.RayPPOTrainer))
 
     def logged(event: dict[str, Any]) -> None:
         keeper.seal()
         events.emit(event)
 
-    tracking.Tracking = make_tracking(context, logged)  # type: ignore[misc]
+    run_tracking = make_tracking(context, logged)
+    patches.change(tracking, lambda module: setattr(module, "Tracking", run_tracking))
 
     verl_config = OmegaConf.create(order["verl"])
     events.emit({"event": "phase", "name": "starting Ray"})
@@ -78,7 +80,8 @@ def main() -> None:
     ray_init = OmegaConf.to_container(verl_config.ray_kwargs.ray_init)
     assert isinstance(ray_init, dict)
     # Ray's dashboard process starts even without a dashboard, and asks the metadata servers of three clouds who owns us
-    Node.start_api_server = lambda *_, **__: None
+    patches.change(node, lambda module: setattr(module.Node, "start_api_server", lambda *_, **__: None))
+    patches.require("driver")
     ray.init(**{**ray_init, "runtime_env": runtime_env, "_temp_dir": order["ray_dir"]})  # type: ignore[arg-type]
     signal.signal(signal.SIGTERM, _stop)  # after ray.init, which sets a handler of its own
     events.emit({"event": "phase", "name": "loading the policy"})

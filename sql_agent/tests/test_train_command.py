@@ -1,5 +1,6 @@
 """The training command refuses what cannot work, before anything expensive starts, and says what to do."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import sys
 import pytest
 
 from dbbench_adapter.export import write_rows
+from sql_agent import patches
 from sql_agent.agl_light import agl
 from sql_agent.checkpoints import checkpoints, describe, seal
 from sql_agent.config import dump_config, load_config
@@ -57,6 +59,15 @@ def test_what_cannot_work_is_refused(capsys, tmp_path, arguments, words):
 @pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="there is a GPU here")
 def test_a_gpu_that_is_not_there_is_said(capsys, tmp_path):
     assert "use --device cpu" in error_of(capsys, "--run-dir", str(tmp_path), "--device", "gpu", "--model", "nowhere")
+
+
+def test_a_library_that_is_not_the_one_we_change_is_refused_before_anything_loads(capsys, tmp_path, monkeypatch):
+    serving = next(patch for patch in patches.PATCHES if "exact prompts" in patch.why)
+    moved = dataclasses.replace(serving, module="vllm.entrypoints.openai.chat.serving")
+    monkeypatch.setattr(patches, "PATCHES", (moved,))
+    error = error_of(capsys, "--run-dir", str(tmp_path))
+    assert "vllm.entrypoints.openai.chat.serving:OpenAIServingChat.render_chat_request is not where vllm 0.28" in error
+    assert "(0.28.0+cpu is installed), so sql_agent.verl_plugin.exact_prompts:_wrap_chat_server cannot" in error
 
 
 def test_an_outside_store_has_to_be_meant(capsys, tmp_path):

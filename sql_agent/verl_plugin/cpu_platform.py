@@ -14,12 +14,8 @@ from typing import Any
 
 import psutil
 import torch
-import torch.distributed as dist
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
-from verl.utils import import_utils
-
-from sql_agent.verl_plugin.import_hook import after_import
 
 
 def _nothing(*_: Any, **__: Any) -> None: ...
@@ -127,10 +123,11 @@ class CpuPlatform(PlatformBase):
 
 def install() -> None:
     PlatformRegistry.register(platform="cpu")(CpuPlatform)
-    dist.init_process_group = _init_process_group
-    # verl patches a TRL class that TRL 1.16 no longer has, wherever it finds TRL installed.
-    import_utils.is_trl_available = lambda: False  # type: ignore[assignment]
-    after_import("verl.workers.engine.fsdp.transformer_impl", _reference_stays)
+
+
+def _hide_trl(module: types.ModuleType) -> None:
+    """verl patches a TRL class that TRL 1.16 no longer has, wherever it finds TRL installed."""
+    module.is_trl_available = lambda: False  # type: ignore[attr-defined]
 
 
 def _reference_stays(module: types.ModuleType) -> None:
@@ -138,16 +135,18 @@ def _reference_stays(module: types.ModuleType) -> None:
     module.CPUOffloadPolicy = lambda **_: None  # type: ignore[attr-defined]
 
 
-_upstream_init_process_group = dist.init_process_group
-
-
-def _init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
+def _join_gloo(module: types.ModuleType) -> None:
     """verl joins "cpu:gloo" and "<device>:<backend>"; on a CPU that names cpu twice, which torch refuses.
 
     Only training workers get here, so this is also where they take their threads (Ray starts them with one). There is
     one of them, which meets nobody: torch's rendezvous server, which would listen on every interface, is left out.
     """
-    torch.set_num_threads(int(os.environ.get("AGENTGRPO_TRAIN_THREADS", "1")))
-    if kwargs.get("world_size") == 1:
-        kwargs |= {"init_method": None, "store": dist.HashStore()}  # pyright: ignore[reportPrivateImportUsage]
-    _upstream_init_process_group("gloo" if backend == "cpu:gloo,cpu:gloo" else backend, *args, **kwargs)
+    upstream = module.init_process_group
+
+    def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
+        torch.set_num_threads(int(os.environ.get("AGENTGRPO_TRAIN_THREADS", "1")))
+        if kwargs.get("world_size") == 1:
+            kwargs |= {"init_method": None, "store": module.HashStore()}
+        upstream("gloo" if backend == "cpu:gloo,cpu:gloo" else backend, *args, **kwargs)
+
+    module.init_process_group = init_process_group  # type: ignore[attr-defined]

@@ -23,8 +23,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from sql_agent.verl_plugin.import_hook import after_import
-
 CAPACITY = 4096
 """Replies remembered per server: 16 MiB at 1,000 tokens each; far more than a batch of rollouts has open."""
 RANDOM_ID = "chatcmpl-tool-"
@@ -94,10 +92,6 @@ class ReplyMemory:
             return None
         self._ids.move_to_end(key)
         return last + 1, ids
-
-
-def install() -> None:
-    after_import("vllm.entrypoints.openai.chat_completion.serving", _wrap_chat_server)
 
 
 def _wrap_chat_server(module: ModuleType) -> None:

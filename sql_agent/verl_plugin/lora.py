@@ -14,17 +14,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from sql_agent.verl_plugin.import_hook import after_import
-
-
-def install(*, cpu: bool) -> None:
-    def change_engine(module: ModuleType) -> None:
-        _seed(module)
-        if cpu:
-            _send_float32(module)
-
-    after_import("verl.utils.checkpoint.fsdp_checkpoint_manager", _save_merged)
-    after_import("verl.workers.engine.fsdp.transformer_impl", change_engine)
+from sql_agent import patches
 
 
 def _seed(module: ModuleType) -> None:
@@ -33,6 +23,7 @@ def _seed(module: ModuleType) -> None:
     upstream = module.FSDPEngine.initialize
 
     def initialize(self: Any) -> None:
+        patches.require("trainer")
         set_seed(self.engine_config.seed)
         upstream(self)
 

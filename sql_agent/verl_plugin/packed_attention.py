@@ -6,12 +6,11 @@ transformers builds one mask over all rows: right, and quadratic in their sum. H
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
 
 NAME = "sdpa"
 """Takes the place of transformers' own in verl's processes. verl writes the name into every checkpoint's config, where
@@ -64,6 +63,9 @@ def packed_attention(
     return torch.cat(attended, 2).transpose(1, 2).contiguous(), None
 
 
-def install() -> None:
-    AttentionInterface.register(NAME, packed_attention)
-    AttentionMaskInterface.register(NAME, lambda *_args, **_kwargs: None)
+def _attend(module: ModuleType) -> None:
+    module.AttentionInterface.register(NAME, packed_attention)
+
+
+def _leave_out_mask(module: ModuleType) -> None:
+    module.AttentionMaskInterface.register(NAME, lambda *_args, **_kwargs: None)

@@ -14,13 +14,6 @@ from __future__ import annotations
 import multiprocessing
 from types import ModuleType
 
-from sql_agent.verl_plugin.import_hook import after_import
-
-
-def install() -> None:
-    after_import("vllm.model_executor.layers.utils", _keep_plain_weights)
-    after_import("vllm.utils.system_utils", _fork)
-
 
 def _keep_plain_weights(module: ModuleType) -> None:
     import torch

@@ -1,0 +1,343 @@
+"""Every change that we make to an upstream library: the table, how they are made, and that none is missing.
+
+A library that renames what we change would silently go on without the change: no exact prompts, no merged weights. So a
+run looks every target up in the installed sources before anything loads (`check_installed`), a change that changed
+nothing raises where it is made (`install`, `change`), and a process that needs changes looks that they were made before
+it begins its work (`require`). What upstream offers for extension and does not replace anything (an advantage
+estimator, a platform, a router class) is not in the table: it is missed loudly.
+
+A new one is one line in `PATCHES`, and the function that it names. Importing this module is instant.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+Process = Literal["driver", "trainer", "server", "own"]
+"""Where it has to be in force: in verl's driver, its training workers, its vLLM servers; `own`: wherever our module
+that makes it is imported (it derives a class, or stands in for a module)."""
+
+VERSIONS: dict[str, tuple[str, ...]] = {
+    "agentlightning": ("0.3.0",),
+    "agents": ("0.20.0",),
+    "ray": ("2.60.0",),
+    "torch": ("2.13.0+cpu", "2.11.0"),
+    "transformers": ("5.10.4", "5.9.0"),
+    "verl": ("0.9.1",),
+    "vllm": ("0.28.0+cpu", "0.24.0"),
+}
+"""What is pinned, by top-level module: the CPU set's version, which the changes were written against and run with, then
+the GPU set's where it is another one."""
+DISTRIBUTIONS = {"agents": "openai-agents"}
+"""Where the distribution has another name than its module."""
+
+
+@dataclass(frozen=True)
+class Patch:
+    process: Process
+    by: str
+    """Who makes it: `module:function`, called with the upstream module once it is imported; without a colon, code of
+    that module that needs what only it knows."""
+    module: str
+    """The upstream module."""
+    names: tuple[str, ...]
+    """What is replaced in it: `function`, `Class.method`, `Class.mapping.key`."""
+    why: str
+    cpu: bool = False
+    """Only on a CPU."""
+
+
+_PLUGIN = "sql_agent.verl_plugin."
+_DRIVER = "sql_agent.verl_driver"
+_ENGINE = "verl.workers.engine.fsdp.transformer_impl"
+PATCHES = (
+    # the vLLM servers that verl starts
+    Patch(
+        "server",
+        f"{_PLUGIN}exact_prompts:_wrap_chat_server",
+        "vllm.entrypoints.openai.chat_completion.serving",
+        ("OpenAIServingChat.render_chat_request", "OpenAIServingChat.chat_completion_full_generator"),
+        "exact prompts: what was sampled goes back as the ids it was sampled as",
+    ),
+    Patch(
+        "server",
+        f"{_PLUGIN}model_server:_check_before_serving",
+        "verl.workers.rollout.vllm_rollout.vllm_async_server",
+        ("vLLMHttpServer.run_server",),
+        "a server without one of these changes does not start",
+    ),
+    Patch(
+        "server",
+        f"{_PLUGIN}vllm_cpu:_keep_plain_weights",
+        "vllm.model_executor.layers.utils",
+        ("dispatch_cpu_unquantized_gemm",),
+        "new weights can be loaded while vLLM runs",
+        cpu=True,
+    ),
+    Patch(
+        "server",
+        f"{_PLUGIN}vllm_cpu:_fork",
+        "vllm.utils.system_utils",
+        ("get_mp_context",),
+        "the engine inherits what its parent has imported",
+        cpu=True,
+    ),
+    # verl's training workers
+    Patch("trainer", f"{_PLUGIN}lora:_seed", _ENGINE, ("FSDPEngine.initialize",), "the same adapter at each start"),
+    Patch(
+        "trainer",
+        f"{_PLUGIN}lora:_save_merged",
+        "verl.utils.checkpoint.fsdp_checkpoint_manager",
+        ("get_fsdp_full_state_dict",),
+        "a LoRA run's Hugging Face folder holds merged weights, which every server loads",
+    ),
+    Patch(
+        "trainer",
+        f"{_PLUGIN}lora:_send_float32",
+        _ENGINE,
+        ("FSDPEngine._merged_lora_per_tensor_param",),
+        "merged weights reach a float32 sampler unrounded",
+        cpu=True,
+    ),
+    Patch(
+        "trainer",
+        f"{_PLUGIN}cpu_platform:_reference_stays",
+        _ENGINE,
+        ("CPUOffloadPolicy",),
+        "the reference policy is not pinned for a GPU",
+        cpu=True,
+    ),
+    Patch(
+        "trainer",
+        f"{_PLUGIN}cpu_platform:_join_gloo",
+        "torch.distributed",
+        ("init_process_group",),
+        "verl names the CPU's backend twice, which torch refuses",
+        cpu=True,
+    ),
+    Patch(
+        "trainer",
+        f"{_PLUGIN}cpu_platform:_hide_trl",
+        "verl.utils.import_utils",
+        ("is_trl_available",),
+        "verl patches a class that TRL 1.16 no longer has",
+        cpu=True,
+    ),
+    Patch(
+        "trainer",
+        f"{_PLUGIN}log_probs:_in_one_call",
+        "verl.utils.torch_functional",
+        ("logprobs_from_logits_v2",),
+        "log-probs in one call instead of row by row",
+        cpu=True,
+    ),
+    Patch(
+        "trainer",
+        f"{_PLUGIN}packed_attention:_attend",
+        "transformers.modeling_utils",
+        ("AttentionInterface._global_mapping.sdpa",),
+        "rows side by side attend to themselves alone, at linear cost",
+        cpu=True,
+    ),
+    Patch(
+        "trainer",
+        f"{_PLUGIN}packed_attention:_leave_out_mask",
+        "transformers.masking_utils",
+        ("AttentionMaskInterface._global_mapping.sdpa",),
+        "no mask over all rows, which is quadratic in their sum",
+        cpu=True,
+    ),
+    # verl's driver
+    Patch("driver", _DRIVER, "verl.utils.tracking", ("Tracking",), "metrics.jsonl and the console's line"),
+    Patch(
+        "driver",
+        _DRIVER,
+        "verl.trainer.ppo.ray_trainer",
+        ("RayPPOTrainer._save_checkpoint", "RayPPOTrainer._load_checkpoint"),
+        "checkpoints that say whether they are whole, and go on exactly where one was written",
+    ),
+    Patch("driver", _DRIVER, "ray._private.node", ("Node.start_api_server",), "no dashboard, which asks three clouds"),
+    # private methods that our classes override, and a module that ours stands in for
+    Patch(
+        "own",
+        "sql_agent.agl_light",
+        "agentlightning.llm_proxy",
+        ("LLMProxy",),
+        "processes without an LLM proxy do not import LiteLLM",
+    ),
+    Patch(
+        "own",
+        "sql_agent.store:PatientStore",
+        "agentlightning.store.client_server",
+        ("LightningStoreClient._request_json",),
+        "every call of the store is patient",
+    ),
+    Patch(
+        "own",
+        "sql_agent.runner_processes:LastingRunners",
+        "agentlightning.execution.client_server",
+        tuple(f"ClientServerExecutionStrategy.{name}" for name in ("_spawn_runners", "_shutdown_processes")),
+        "runners that are killed come back",
+    ),
+    Patch(
+        "own",
+        "sql_agent.agent:_PolicyModel",
+        "agents.models.openai_chatcompletions",
+        ("OpenAIChatCompletionsModel._fetch_response",),
+        "the policy's turns go back as they came",
+    ),
+)
+
+
+class PatchError(ValueError):
+    """An upstream library is not the one that a change of ours was written for."""
+
+
+# In the installed sources ---------------------------------------------------------------------------------------------
+
+
+def check_installed(*, cpu: bool) -> None:
+    """Look every target up in the installed packages, whose code is read and not run; half a second.
+
+    Raises:
+        PatchError: one that a run needs is not there.
+    """
+    for patch in PATCHES:
+        for name in patch.names:
+            if (cpu or not patch.cpu) and not in_sources(patch.module, name):
+                raise _missing(patch, name)
+
+
+def in_sources(module: str, name: str) -> bool:
+    """Whether the installed `module` defines, or imports, `name` (see `Patch.names`)."""
+    file = _file(module)
+    node: ast.AST | None = None if file is None else _parsed(file)
+    for part in name.split("."):
+        if file is None or node is None:
+            return False
+        node = next((member for its, member in _members(node, file) if its == part), None)
+    return node is not None
+
+
+def _file(module: str) -> Path | None:
+    """Found without importing the packages on the way, as `find_spec` of the whole name would."""
+    top, *rest = module.split(".")
+    spec = importlib.util.find_spec(top)
+    folders = (spec.submodule_search_locations or ()) if spec else ()
+    paths = (Path(folder, *rest) for folder in folders)
+    files = (file for path in paths for file in (path / "__init__.py", path.with_suffix(".py")))
+    return next((file for file in files if file.is_file()), None)
+
+
+@functools.lru_cache(maxsize=32)
+def _parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
+def _members(node: ast.AST, file: Path) -> Iterator[tuple[str, ast.AST]]:
+    """What a module, a class or a dict literal holds, by name."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return
+    if isinstance(node, ast.Dict):
+        yield from ((key.value, value) for key, value in zip(node.keys, node.values, strict=True) if _is_text(key))  # type: ignore[union-attr]
+    for child in ast.iter_child_nodes(node):
+        match child:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield child.name, child
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                yield name, value
+            case ast.ImportFrom(names=[ast.alias(name="*")], level=1, module=str(module)):
+                star = file.with_name(f"{module}.py")
+                yield from _members(_parsed(star), star)
+            case ast.ImportFrom(names=names):
+                yield from ((alias.asname or alias.name, child) for alias in names)
+            case ast.If() | ast.Try() | ast.ExceptHandler():
+                yield from _members(child, file)
+
+
+def _is_text(key: ast.expr | None) -> bool:
+    return isinstance(key, ast.Constant) and isinstance(key.value, str)
+
+
+# In a process ---------------------------------------------------------------------------------------------------------
+
+_made: set[Patch] = set()
+_wanted: set[Patch] = set()
+
+
+def install(*, cpu: bool) -> None:
+    """Make the plugin's changes: of modules that are imported now, of the others right after their import."""
+    from sql_agent.verl_plugin.import_hook import after_import
+
+    _wanted.update(patch for patch in PATCHES if patch.process != "own" and (cpu or not patch.cpu))
+    for patch in PATCHES:
+        if patch in _wanted and patch.by.startswith(_PLUGIN):
+            after_import(patch.module, functools.partial(_make_named, patch))
+
+
+def change(module: ModuleType, make: Callable[[Any], None]) -> None:
+    """Have `make(module)` make the one change of that module that the table leaves to the driver.
+
+    Raises:
+        PatchError: a target is not there, or is as it was.
+    """
+    (patch,) = (patch for patch in PATCHES if patch.by == _DRIVER and patch.module == module.__name__)
+    _make(patch, make, module)
+
+
+def require(process: Process) -> None:
+    """
+    Raises:
+        PatchError: a change that this kind of process needs was not made: what it belongs to was never imported.
+    """
+    for patch in PATCHES:
+        if patch.process == process and patch in _wanted - _made:
+            raise _missing(patch, patch.names[0])
+
+
+def _make_named(patch: Patch, module: ModuleType) -> None:
+    ours, _, function = patch.by.partition(":")
+    _make(patch, getattr(importlib.import_module(ours), function), module)
+
+
+def _make(patch: Patch, make: Callable[[Any], None], module: ModuleType) -> None:
+    before = {name: _look_up(patch, module, name) for name in patch.names}
+    make(module)
+    for name, upstream in before.items():
+        if _look_up(patch, module, name) is upstream:
+            raise PatchError(f"{patch.by} left {module.__name__}:{name} as it was; {patch.why}")
+    _made.add(patch)
+
+
+def _look_up(patch: Patch, module: ModuleType, path: str) -> Any:
+    found: Any = module
+    for name in path.split("."):
+        try:
+            found = found[name] if isinstance(found, Mapping) else inspect.getattr_static(found, name)
+        except (AttributeError, KeyError):
+            raise _missing(patch, path) from None
+    return found
+
+
+def _missing(patch: Patch, name: str) -> PatchError:
+    library = patch.module.partition(".")[0]
+    distribution = DISTRIBUTIONS.get(library, library)
+    try:
+        installed = importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        installed = "none"
+    return PatchError(
+        f"{patch.module}:{name} is not where {distribution} {' and '.join(VERSIONS[library])} had it ({installed} is "
+        f"installed), so {patch.by} cannot replace it: {patch.why}. `make setup` installs what is pinned; for another "
+        "version adapt that code and sql_agent/patches.py"
+    )

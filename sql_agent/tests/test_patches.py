@@ -1,0 +1,222 @@
+"""The table of changes to upstream libraries: each target is there, each change is made, none is left out."""
+
+import ast
+import importlib
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from sql_agent import patches
+from sql_agent.patches import DISTRIBUTIONS, PATCHES, VERSIONS, Patch, PatchError, in_sources
+from sql_agent.verl_config import worker_environment
+
+ROOT = Path(__file__).parents[2]
+TARGETS = [(patch.module, name) for patch in PATCHES for name in patch.names]
+
+
+@pytest.mark.parametrize(("module", "name"), TARGETS, ids=[f"{module}:{name}" for module, name in TARGETS])
+def test_the_installed_packages_have_what_we_change(module, name):
+    assert in_sources(module, name)
+
+
+@pytest.mark.parametrize("library", sorted({patch.module.partition(".")[0] for patch in PATCHES}))
+def test_what_is_installed_and_pinned_is_what_the_changes_were_written_for(library):
+    distribution = DISTRIBUTIONS.get(library, library)
+    assert importlib.metadata.version(distribution) == VERSIONS[library][0]
+    gpu = re.search(rf"^{distribution}==(\S+)", (ROOT / "requirements-gpu.txt").read_text(), re.MULTILINE)
+    assert gpu and gpu[1] == VERSIONS[library][-1]
+
+
+def test_no_change_is_entered_twice():
+    assert len(set(TARGETS)) == len(TARGETS)
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """An installed package `upstream` of every kind of definition."""
+    (tmp_path / "upstream" / "deep").mkdir(parents=True)
+    (tmp_path / "upstream" / "__init__.py").write_text("raise RuntimeError('not to be imported')\n")
+    (tmp_path / "upstream" / "deep" / "__init__.py").write_text("if True:\n    from .more import *\n")
+    (tmp_path / "upstream" / "deep" / "more.py").write_text(
+        "try:\n    from json import dumps as write\nexcept ImportError:\n    write = None\n"
+        "class Server:\n    table = {'sdpa': write}\n    async def serve(self): ...\n"
+        "def answer():\n    inner = 1\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("target", "there"),
+    [
+        ("upstream.deep.more:answer", True),
+        ("upstream.deep.more:write", True),  # under a name of its own, in a try
+        ("upstream.deep.more:Server.serve", True),
+        ("upstream.deep.more:Server.table.sdpa", True),
+        ("upstream.deep:answer", True),  # from .more import *
+        ("upstream.deep.more:answers", False),
+        ("upstream.deep.more:answer.inner", False),
+        ("upstream.deep.more:Server.stop", False),
+        ("upstream.deep.more:Server.table.flex", False),
+        ("upstream.deeper:answer", False),
+        ("upstreams:answer", False),
+    ],
+)
+def test_a_target_is_looked_up_in_sources_that_are_not_run(library, target, there):
+    assert in_sources(*target.split(":")) is there
+
+
+def entry(name="answer", process="server", module="upstream.deep.more", by="sql_agent.verl_driver"):
+    return Patch(process, by, module, (name,), "rollouts stay whole")
+
+
+def test_a_renamed_target_stops_a_run_before_anything_loads(library, monkeypatch):
+    monkeypatch.setattr(patches, "PATCHES", (entry(), entry("reply")))
+    monkeypatch.setitem(VERSIONS, "upstream", ("1.2",))
+    with pytest.raises(PatchError, match=r"upstream.deep.more:reply .*upstream 1.2 had it .*: rollouts stay whole"):
+        patches.check_installed(cpu=True)
+
+
+@pytest.fixture
+def module(monkeypatch):
+    module = ModuleType("upstream.deep.more")
+    module.answer = lambda: "theirs"  # type: ignore[attr-defined]
+    for table in ("_made", "_wanted"):
+        monkeypatch.setattr(patches, table, set())
+    monkeypatch.setitem(VERSIONS, "upstream", ("1.2",))
+    return module
+
+
+def test_a_change_is_made_and_known_to_be(module, monkeypatch):
+    monkeypatch.setattr(patches, "PATCHES", (entry(),))
+    monkeypatch.setattr(patches, "_wanted", {entry()})
+    with pytest.raises(PatchError, match=r"upstream.deep.more:answer"):
+        patches.require("server")  # its module was never imported
+    patches.require("trainer")  # which does not need it
+    patches.change(module, lambda module: setattr(module, "answer", lambda: "ours"))
+    assert module.answer() == "ours"
+    patches.require("server")
+
+
+def test_a_change_that_changes_nothing_is_refused(module, monkeypatch):
+    monkeypatch.setattr(patches, "PATCHES", (entry(),))
+    with pytest.raises(PatchError, match=r"left upstream.deep.more:answer as it was; rollouts stay whole"):
+        patches.change(module, lambda module: setattr(module, "answers", lambda: "ours"))
+
+
+def test_a_change_of_what_is_not_there_is_refused_although_it_could_be_set(module, monkeypatch):
+    monkeypatch.setattr(patches, "PATCHES", (entry("reply"),))
+    with pytest.raises(PatchError, match=r"upstream.deep.more:reply is not where"):
+        patches.change(module, lambda module: setattr(module, "reply", lambda: "ours"))
+
+
+@pytest.mark.parametrize("patch", [patch for patch in PATCHES if patch.process == "own" and ":" in patch.by])
+def test_our_class_overrides_what_the_table_says(patch):
+    module, _, name = patch.by.partition(":")
+    ours = getattr(importlib.import_module(module), name)
+    for target in patch.names:
+        base, method = target.split(".")
+        assert method in vars(ours) and base in [parent.__name__ for parent in ours.__mro__]
+
+
+# Nothing beside the table ---------------------------------------------------------------------------------------------
+
+OURS = ("dbbench_adapter", "reward_model", "scripts", "sql_agent")
+
+
+def assignments(tree: ast.AST) -> set[str]:
+    """Names of attributes that are set on what comes from an import of another's module, or is handed in as one."""
+    foreign = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom) and not (getattr(node, "module", "") or "").startswith(OURS):
+            foreign |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        if isinstance(node, ast.arg) and node.annotation is not None:
+            foreign |= {node.arg} if re.search("ModuleType|type\\[", ast.unparse(node.annotation)) else set()
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            foreign |= {node.targets[0].id} if is_attribute_of(node.value, foreign) else set()
+    targets = [target for node in ast.walk(tree) if isinstance(node, ast.Assign) for target in node.targets]
+    flat = [part for target in targets for part in (target.elts if isinstance(target, ast.Tuple) else [target])]
+    return {part.attr for part in flat if isinstance(part, ast.Attribute) and is_attribute_of(part, foreign)}
+
+
+def is_attribute_of(node: ast.expr, names: set[str]) -> bool:
+    if not isinstance(node, ast.Attribute):
+        return False
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name) and node.id in names
+
+
+def test_assignments_are_found_however_they_are_written():
+    source = (
+        "import a.b\nfrom c import d\nx = d.E\na.b.f = 1\nx.g, y = 2, 3\ndef h(m: ModuleType):\n    m.i = 4\ny.j = 5"
+    )
+    assert assignments(ast.parse(source)) == {"f", "g", "i"}
+
+
+HARMLESS = {
+    "sql_agent/processes.py": {"tempdir"},  # the standard library's, which documents it
+    "sql_agent/server_list.py": {"remote"},  # of our own actor class
+    "sql_agent/agl_light.py": {"LLMProxy", "__all__"},  # of the module that stands in
+}
+
+
+def test_every_attribute_that_we_set_on_an_upstream_module_or_class_is_in_the_table():
+    known = {name.rsplit(".", 1)[-1] for _, name in TARGETS}
+    files = [file for package in OURS for file in (ROOT / package).rglob("*.py") if "tests" not in file.parts]
+    for file in files:
+        name = str(file.relative_to(ROOT))
+        if name != "scripts/bench/update_worker.py":  # which puts upstream's own back
+            assert assignments(ast.parse(file.read_text())) - HARMLESS.get(name, set()) <= known, name
+
+
+# In real processes ----------------------------------------------------------------------------------------------------
+
+
+def in_verl(cfg, *lines: str) -> subprocess.CompletedProcess[str]:
+    """Run these lines in a process as verl's are."""
+    environment = os.environ | worker_environment(cfg, cpu=True)
+    command = [sys.executable, "-c", "\n".join(["import verl", "from sql_agent import patches", *lines])]
+    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=200)
+
+
+@pytest.mark.slow  # imports verl
+def test_a_training_worker_has_every_change_once_its_engine_is_imported():
+    from sql_agent.config import TrainConfig
+
+    result = in_verl(
+        TrainConfig(),
+        "from verl.workers.engine.fsdp import transformer_impl",
+        "patches.require('trainer')",
+        "from transformers import AttentionInterface",
+        "print(AttentionInterface._global_mapping['sdpa'].__module__)",
+        "print(transformer_impl.FSDPEngine.initialize.__module__)",
+    )
+    assert result.stdout.split()[-2:] == ["sql_agent.verl_plugin.packed_attention", "sql_agent.verl_plugin.lora"], (
+        result.stderr[-2000:]
+    )
+
+
+@pytest.mark.slow  # imports verl
+def test_a_server_without_exact_prompts_does_not_start():
+    """As where vLLM serves from another module than the one that we change: that one is never imported."""
+    from sql_agent.config import TrainConfig
+
+    result = in_verl(
+        TrainConfig(),
+        "import asyncio",
+        "from verl.workers.rollout.vllm_rollout import vllm_async_server",
+        "from sql_agent.verl_plugin.model_server import _check_before_serving",
+        "class Server:",
+        "    async def run_server(self, args): print('served')",
+        "vllm_async_server.vLLMHttpServer = Server",
+        "_check_before_serving(vllm_async_server)",
+        "asyncio.run(Server().run_server(None))",
+    )
+    assert "served" in result.stdout
+    assert "PatchError: vllm.entrypoints.openai.chat_completion.serving:OpenAIServingChat.render_chat" in result.stderr
