@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 
+from sql_agent.cpu_features import cpu_flags
 from sql_agent.model_check import SETUP, Problem, check_model_dir
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -161,13 +162,11 @@ def examine(model: Path | None, port: int) -> list[Finding]:
     """Look at the world; everything above takes plain values."""
     installed = installed_versions()
     pins, mend = wanted_packages(installed)
-    cpuinfo = Path("/proc/cpuinfo").read_text()
-    flags = set(" ".join(re.findall(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.MULTILINE)).split())
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin"  # where Debian puts servers
     findings = [
         check_python(sys.version_info[:3], sys.executable),
         check_packages(pins, installed, mend),
-        check_cpu(platform.machine(), flags, len(os.sched_getaffinity(0))),
+        check_cpu(platform.machine(), cpu_flags(), len(os.sched_getaffinity(0))),
         check_memory(available_memory_gib()),
         check_port(port),
         check_databases(shutil.which("mariadbd", path=path), shutil.which("mariadb-install-db", path=path)),
