@@ -139,6 +139,13 @@ class LoraConfig(Settings):
 
 class EngineConfig(Settings):
     device: Literal["auto", "cpu", "gpu"] = "auto"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """What the trainer and the sampler compute in; weights that are trained, gradients and the optimiser's moments are
+    float32 always. `auto`: bfloat16 on a GPU, and on a CPU that multiplies in it (AVX-512 BF16, AMX) for models of
+    100 MiB and more; else float32. verl: actor.fsdp_config.mixed_precision, rollout.dtype"""
+    gradient_checkpointing: bool | None = None
+    """Keep the input of each layer only and compute the rest again in the backward pass: a third more time, a fraction
+    of the memory. None: on a GPU, not on a CPU. verl: actor_rollout_ref.model.enable_gradient_checkpointing"""
     n_gpus: int = Field(default=1, ge=1)
     """GPUs of this node (on a CPU: 1 worker). verl: trainer.n_gpus_per_node"""
     tensor_parallel_size: int = Field(default=1, ge=1)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sql_agent.config import TrainConfig
+from sql_agent.cpu_features import bfloat16_pays
 
 ROLLOUT_MANAGER = "sql_agent.rollout_manager.LightningRolloutManager"
 PLUGIN = "sql_agent.verl_plugin"
@@ -43,15 +44,17 @@ class Files:
 
 
 def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
-    """verl's overrides for one run, as nested plain values; pure."""
+    """verl's overrides for one run, as nested plain values; pure but for `precision`."""
     response, prompt = cfg.data.max_response_tokens, cfg.data.max_prompt_tokens
     context = prompt + response
     micro_batch = max(cfg.optim.max_tokens_per_micro_batch or (4096 if cpu else 16384), context)
-    float32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
-    fsdp: dict[str, Any] = {"use_torch_compile": not cpu, "seed": cfg.seed}
+    dtype = precision(cfg, files.model, cpu=cpu)
+    mixed = {"param_dtype": "bf16" if dtype == "bfloat16" else "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    checkpointing = cfg.engine.gradient_checkpointing
+    # of the arithmetic; the weights that are trained and their moments are float32 in either case
+    fsdp: dict[str, Any] = {"use_torch_compile": not cpu, "seed": cfg.seed, "mixed_precision": mixed}
     vllm: dict[str, Any] = {"enable_auto_tool_choice": True, "tool_call_parser": cfg.rollout.tool_parser}
     if cpu:
-        fsdp["mixed_precision"] = float32  # verl's default is bfloat16; the sampler runs float32 on a CPU
         vllm["distributed_executor_backend"] = "uni"  # one process less to import torch and vLLM
     actor = {
         "strategy": "fsdp2",
@@ -83,7 +86,7 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
         "temperature": cfg.agent.temperature,
         "top_p": cfg.agent.top_p,
         "seed": cfg.seed,
-        "dtype": "float32" if cpu else "bfloat16",
+        "dtype": dtype,
         "load_format": "safetensors" if cfg.lora.rank else "auto",
         "enforce_eager": cpu,
         "free_cache_engine": not cpu,
@@ -145,14 +148,14 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
                 "lora": {"merge": cfg.lora.rank > 0},
                 "target_modules": cfg.lora.target_modules,
                 "use_remove_padding": True,
-                "enable_gradient_checkpointing": not cpu,
+                "enable_gradient_checkpointing": not cpu if checkpointing is None else checkpointing,
                 **({"override_config": {"attn_implementation": "sdpa"}} if cpu else {}),
             },
             "actor": actor,
             "ref": {
                 "log_prob_use_dynamic_bsz": True,
                 "log_prob_max_token_len_per_gpu": micro_batch,
-                **({"fsdp_config": {"mixed_precision": float32, "use_torch_compile": False}} if cpu else {}),
+                **({"fsdp_config": {"mixed_precision": mixed, "use_torch_compile": False}} if cpu else {}),
             },
             "rollout": rollout,
         },
@@ -166,6 +169,18 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
             }
         },
     }
+
+
+SMALL_MODEL_BYTES = 100 * 2**20
+"""Weights below this are trained in float32 on every CPU: there converting costs what multiplying faster saves."""
+
+
+def precision(cfg: TrainConfig, model: Path, *, cpu: bool) -> str:
+    """What the trainer and the sampler compute in, "float32" or "bfloat16"; `engine.precision` or what pays here."""
+    if cfg.engine.precision != "auto":
+        return cfg.engine.precision
+    large = sum(file.stat().st_size for file in model.glob("*.safetensors")) >= SMALL_MODEL_BYTES
+    return "bfloat16" if not cpu or (large and bfloat16_pays()) else "float32"
 
 
 def compose(overrides: dict[str, Any]) -> Any:
@@ -211,7 +226,6 @@ def worker_environment(cfg: TrainConfig, *, cpu: bool) -> dict[str, str]:
         env |= {
             "VERL_PLATFORM": "cpu",
             "GLOO_SOCKET_IFNAME": "lo",
-            "VERL_ENGINE_DEVICE": "cuda",  # names the FSDP engine class; none is registered for "cpu"
             "VLLM_TARGET_DEVICE": "cpu",
             "VLLM_CPU_KVCACHE_SPACE": str(cfg.engine.kv_cache_gib),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",

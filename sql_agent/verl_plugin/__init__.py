@@ -7,6 +7,7 @@ are in the table of `sql_agent.patches`.
 
 import logging
 import os
+from types import ModuleType
 
 from verl.trainer.ppo.core_algos import register_adv_est
 
@@ -22,5 +23,10 @@ logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
 
 if _CPU:
     from sql_agent.verl_plugin import cpu_platform
+    from sql_agent.verl_plugin.import_hook import after_import
+
+    def register_cpu_engine(_: ModuleType) -> None:
+        import sql_agent.verl_plugin.cpu_engine  # noqa: F401  its decorator registers it with verl
 
     cpu_platform.install()
+    after_import("verl.workers.engine.fsdp.transformer_impl", register_cpu_engine)

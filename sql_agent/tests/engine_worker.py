@@ -1,0 +1,155 @@
+"""verl's own actor worker on a CPU, without Ray, against transformers' own forward of each row by itself.
+
+    python -m sql_agent.tests.engine_worker MODEL PORT PRECISION PROMPT RESPONSE GROUPS
+
+Plays no episode: rows of random tokens, `GROUPS` groups of four rollouts, each a prompt of PROMPT tokens that its group
+shares, and a response of RESPONSE tokens of which every third is a tool's; one rollout is lost. Answers a line of JSON:
+the largest difference of log-probs and entropies in nats, the largest relative one of a weight's gradient, seconds of
+CPU time both ways, tokens both ways, and what is resident at most, in GiB.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from sql_agent.config import load_config
+from sql_agent.verl_config import Files, compose, to_verl
+
+GROUP = 4
+
+
+def main() -> None:
+    model, port, precision, *sizes = sys.argv[1:]
+    prompt, response, groups = map(int, sizes)
+    os.environ |= {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    import torch
+    from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+    from verl.workers.engine_workers import ActorRolloutRefWorker
+
+    settings = [
+        f"data.train_batch_size={groups}",
+        f"rollout.group_size={GROUP}",
+        f"engine.precision={precision}",
+        f"data.max_prompt_tokens={max(prompt, 16)}",
+        f"data.max_response_tokens={max(response, 16)}",
+        f"agent.max_tokens={max(response, 16)}",
+        "agent.temperature=0.7",
+        "engine.gradient_checkpointing=true",
+    ]
+    unused = Path("unused.parquet")
+    verl = compose(to_verl(load_config(None, settings), Files(Path(model), unused, unused), cpu=True))
+    worker = ActorRolloutRefWorker(verl.actor_rollout_ref, role="actor")
+    worker.init_model()
+    engine = worker.actor.engine
+    batch, rows = make_batch(engine.module.config.vocab_size, prompt, response, groups)
+    trainer: Any = SimpleNamespace(config=verl, actor_rollout_wg=worker)
+
+    started = time.process_time()
+    old, _ = RayPPOTrainer._compute_old_log_prob(trainer, batch)
+    log_prob_s = time.process_time() - started
+    entropies = old.batch.pop("entropys")
+    gradients: dict[str, Any] = {}
+
+    def keep_gradients() -> float:
+        gradients.update((name, weight.grad.full_tensor().clone()) for name, weight in engine.module.named_parameters())
+        return 0.0
+
+    engine.optimizer_step = keep_gradients
+    started = time.process_time()
+    RayPPOTrainer._update_actor(trainer, batch.union(old))
+    update_s = time.process_time() - started
+
+    from transformers import AutoModelForCausalLM
+
+    alone = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
+    started = time.process_time()
+    values = [row and apart(alone, row, precision) for row in rows]
+    tokens = sum(len(row.response_mask) and sum(row.response_mask) for row in rows if row)
+    sum(
+        -(value[0] * weight).sum() / tokens for value, weight in zip(values, ADVANTAGES * groups, strict=True) if value
+    ).backward()
+    apart_s = time.process_time() - started
+    answer = {
+        "log_probs": max(
+            difference(old.batch["old_log_probs"][i], value[0], rows[i]) for i, value in enumerate(values) if value
+        ),
+        "entropies": max(difference(entropies[i], value[1], rows[i]) for i, value in enumerate(values) if value),
+        "gradients": max(
+            float((gradients[name] - parameter.grad).norm() / parameter.grad.norm())
+            for name, parameter in alone.named_parameters()
+        ),
+        "untrained": float(old.batch["old_log_probs"][~batch.batch["response_mask"].bool()].abs().max()),
+        "cpu_s": {"log_probs": log_prob_s, "update": update_s, "apart": apart_s},
+        "resident_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    }
+    print(json.dumps(answer))
+    sys.stdout.flush()
+    os._exit(0)  # torch.distributed leaves threads behind
+
+
+ADVANTAGES = [1.0, -1.0, 0.5, 0.0]
+
+
+def make_batch(vocabulary: int, prompt: int, response: int, groups: int) -> tuple[Any, list[Any]]:
+    """verl's batch as the rollout manager gives it, and its rows; the last rollout of the first group is lost."""
+    import numpy as np
+    import torch
+    from verl import DataProto
+
+    from sql_agent.batch import to_tensors
+    from sql_agent.stitch import Trajectory
+
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(count: int) -> tuple[int, ...]:
+        return tuple(torch.randint(0, vocabulary, (count,), generator=generator).tolist())
+
+    rows: list[Any] = []
+    for _ in range(groups):
+        first, turn = draw(prompt), draw(response // 3)
+        for member in range(GROUP):
+            own = draw(response - len(turn) - member)  # the first turn is alike, the lengths are not
+            mask = tuple(int(i % 3 != 2) for i in range(len(turn) + len(own)))
+            rows.append(Trajectory(first, (*turn, *own), mask, (0.0,) * len(mask), 1))
+    rows[GROUP - 1] = None
+    tensors = to_tensors(rows, [1.0 if row else None for row in rows], pad_id=0)
+    weights = torch.tensor(ADVANTAGES * groups)[:, None]
+    batch = DataProto.from_single_dict(
+        {
+            **tensors,
+            "advantages": weights * tensors["response_mask"],
+            "uid": np.array([str(i // GROUP) for i in range(len(rows))], dtype=object),
+        }
+    )
+    batch.meta_info = {"temperature": 0.7, "global_token_num": batch.batch["attention_mask"].sum(dim=1).tolist()}
+    return batch, rows
+
+
+def apart(model: Any, row: Any, precision: str) -> tuple[Any, Any]:
+    """Log-probs and entropies of one row's trained tokens by transformers alone."""
+    import torch
+
+    ids = torch.tensor([[*row.prompt_ids, *row.response_ids]])
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+        logits = model(ids).logits[0, len(row.prompt_ids) - 1 : -1].float() / 0.7
+    mask = torch.tensor(row.response_mask).bool()
+    every = logits[mask].log_softmax(-1)
+    return every.gather(1, torch.tensor(row.response_ids)[mask][:, None])[:, 0], -(every.exp() * every).sum(-1)
+
+
+def difference(padded: Any, values: Any, row: Any) -> float:
+    import torch
+
+    mask = torch.tensor(row.response_mask).bool()
+    return float((padded[: len(mask)][mask] - values.detach()).abs().max())
+
+
+if __name__ == "__main__":
+    main()

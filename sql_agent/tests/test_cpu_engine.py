@@ -1,0 +1,69 @@
+"""verl's training worker on a CPU: shared prompts once, the head on trained positions only, the same numbers."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sql_agent.config import load_config
+from sql_agent.tests.conftest import free_port
+from sql_agent.verl_config import worker_environment
+
+ROOT = Path(__file__).parents[2]
+
+
+def played(model, precision, prompt, response, groups):
+    """What `engine_worker` answers."""
+    command = [sys.executable, "-m", "sql_agent.tests.engine_worker", str(model), str(free_port()), precision]
+    environment = os.environ | worker_environment(load_config(None), cpu=True)
+    result = subprocess.run(
+        [*command, *map(str, (prompt, response, groups))],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Three query heads on one key-value head, tied embeddings, a vocabulary of 500; weights large enough to differ."""
+    import torch
+    from tokenizers import Tokenizer, models
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=500, hidden_size=48, intermediate_size=96, num_hidden_layers=3, num_attention_heads=3,
+        num_key_value_heads=1, tie_word_embeddings=True, initializer_range=0.3, pad_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(500)}, unk_token="w2"))
+    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", eos_token="w1").save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_log_probs_entropies_and_gradients_are_those_of_rows_apart(model):
+    found = played(model, "float32", 20, 30, 3)
+    assert found["log_probs"] < 1e-4
+    assert found["entropies"] < 1e-4
+    assert found["gradients"] < 1e-3
+    assert found["untrained"] == 0.0  # of a tool's tokens nothing is computed, and nothing read
+
+
+def test_rows_of_a_group_are_told_by_their_ids():
+    pytest.importorskip("verl")
+    from sql_agent.verl_plugin.cpu_engine import group_size
+
+    assert group_size(["a", "a", "b", "b"], 4) == 2
+    assert group_size(["a", "b", "a", "b"], 4) == 1  # not side by side
+    assert group_size(["a", "a", "b"], 3) == 1  # not alike
+    assert group_size(None, 4) == 1

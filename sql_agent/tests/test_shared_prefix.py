@@ -1,0 +1,85 @@
+"""Rows that begin alike are packed once, and attend as if each were alone."""
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from sql_agent.verl_plugin.shared_prefix import Segment, pack_rows, shared_prefix_attention
+
+
+def test_a_shared_prompt_stands_once():
+    packed = pack_rows([[5, 6, 7, 1], [5, 6, 7, 2, 3]])
+    assert packed.input_ids.tolist() == [5, 6, 7, 1, 2, 3]
+    assert packed.position_ids.tolist() == [0, 1, 2, 3, 3, 4]
+    assert packed.segments == (Segment(0, 3, 0, ()), Segment(3, 1, 3, (0,)), Segment(4, 2, 3, (0,)))
+    assert [place.tolist() for place in packed.places] == [[0, 1, 2, 3], [0, 1, 2, 4, 5]]
+
+
+def test_turns_that_some_rows_share_beyond_the_prompt_stand_once_too():
+    packed = pack_rows([[5, 1, 2], [5, 1, 3], [5, 4]])
+    # 5 | 1 of the first two | 2 | 3 | 4 of the last
+    assert packed.input_ids.tolist() == [5, 1, 2, 3, 4]
+    assert [(s.depth, s.ancestors) for s in packed.segments] == [
+        (0, ()),
+        (1, (0,)),
+        (2, (0, 1)),
+        (2, (0, 1)),
+        (1, (0,)),
+    ]
+    assert [place.tolist() for place in packed.places] == [[0, 1, 2], [0, 1, 3], [0, 4]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "ids"),
+    [
+        pytest.param([[1, 2], [1, 2]], [1, 2], id="two_equal_rows"),
+        pytest.param([[1, 2, 3], [1, 2]], [1, 2, 3], id="a_row_that_ends_inside_another"),
+        pytest.param([[1, 2], [3]], [1, 2, 3], id="nothing_in_common"),
+    ],
+)
+def test_every_row_is_found_again(rows, ids):
+    packed = pack_rows(rows)
+    assert packed.input_ids.tolist() == ids
+    assert [packed.input_ids[place].tolist() for place in packed.places] == rows
+    assert [packed.position_ids[place].tolist() for place in packed.places] == [list(range(len(row))) for row in rows]
+
+
+def test_an_empty_row_is_refused():
+    with pytest.raises(ValueError, match="without tokens"):
+        pack_rows([[1], []])
+
+
+def test_each_row_attends_to_itself_alone():
+    rows = [[5, 6, 7, 1], [5, 6, 7, 2, 3], [5, 6, 8], [9, 9]]
+    packed = pack_rows(rows)
+    generator = torch.Generator().manual_seed(0)
+    length = len(packed.input_ids)
+    query = torch.randn(1, 4, length, 8, generator=generator, dtype=torch.float64)
+    key, value = (torch.randn(1, 2, length, 8, generator=generator, dtype=torch.float64) for _ in range(2))
+    attended, weights = shared_prefix_attention(torch.nn.Module(), query, key, value, None, segments=packed.segments)
+    assert (attended.shape, weights) == ((1, length, 4, 8), None)
+    for place in packed.places:
+        alone = scaled_dot_product_attention(
+            query[:, :, place],
+            key[:, :, place].repeat_interleave(2, 1),
+            value[:, :, place].repeat_interleave(2, 1),
+            is_causal=True,
+        )
+        torch.testing.assert_close(attended[:, place], alone.transpose(1, 2))
+
+
+def test_hand_worked():
+    packed = pack_rows([[7, 1], [7, 2]])
+    zeros = torch.zeros(1, 1, 3, 1)
+    value = torch.tensor([1.0, 3.0, 7.0]).reshape(1, 1, 3, 1)
+    attended, _ = shared_prefix_attention(torch.nn.Module(), zeros, zeros, value, None, segments=packed.segments)
+    # equal weights: the prompt sees itself, each response the prompt and itself: (1 + 3) / 2, (1 + 7) / 2
+    assert attended.flatten().tolist() == [1.0, 2.0, 4.0]
+
+
+def test_a_window_that_is_shorter_than_a_row_is_refused():
+    zeros = torch.zeros(1, 1, 3, 1)
+    segments = (Segment(0, 3, 0, ()),)
+    shared_prefix_attention(torch.nn.Module(), zeros, zeros, zeros, None, segments=segments, sliding_window=3)
+    with pytest.raises(NotImplementedError, match="looks back 2 tokens only"):
+        shared_prefix_attention(torch.nn.Module(), zeros, zeros, zeros, None, segments=segments, sliding_window=2)

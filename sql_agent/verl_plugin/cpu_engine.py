@@ -1,0 +1,159 @@
+"""verl's FSDP engine as a CPU needs it: shared prompts once, and the head on trained positions only.
+
+verl computes every row of a micro-batch whole, and the logits of every token: eight rollouts of 750 tokens at a
+vocabulary of 49,152 are 1.2 GB of float32 logits before the first copy. Here the rows of a group are packed
+(`shared_prefix`), the head sees the positions whose next token the policy sampled, and it answers with their log-probs
+and entropies, a chunk of logits at a time. Everything else (FSDP2, loss, optimiser, checkpoints) is verl's.
+
+Left out: images, top-k distillation and sequence parallelism, which verl refuses or ignores on this platform anyway.
+Source of the two methods that are overridden: verl workers/engine/fsdp/transformer_impl.py, `forward_backward_batch`
+and `forward_step` of `FSDPEngineWithLMHead`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+from verl.utils.experimental.torch_functional import FusedLinearForPPOFunction
+from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+from verl.workers.engine.utils import detach_tree
+
+from sql_agent.verl_plugin.shared_prefix import PackedRows, pack_rows
+
+CHUNK = 256
+"""Positions whose logits exist at a time: 50 MB in float32 at a vocabulary of 49,152."""
+UNSUPPORTED = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+"""Fields of a model's config that change logits after the head, where they are neither None nor 1."""
+
+
+class LogProbHead:
+    """Stands in for the forward of a model's output layer and answers log-probs and entropies instead of logits.
+
+    Args:
+        head: the output layer, a linear one without bias.
+    """
+
+    def __init__(self, head: torch.nn.Module) -> None:
+        self._head = head
+        self.labels = torch.empty(0, dtype=torch.long)
+        """Shape (K,): the next tokens of the K positions that the coming forward keeps."""
+        self.temperature = 1.0
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Shape (1, K, D) to (1, K, 2): log-prob of the label and entropy in nats, float32."""
+        weight = self._head.weight
+        with torch.autocast("cpu", enabled=False):
+            log_probs, entropies = FusedLinearForPPOFunction.apply(
+                hidden[0].to(weight.dtype), weight, self.labels, self.temperature, CHUNK
+            )
+        return torch.stack([log_probs[None], entropies.float()[None]], -1)  # no view, which FSDP warns of
+
+
+@EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")
+class CpuEngine(FSDPEngineWithLMHead):
+    """verl's FSDP2 engine for language models on a CPU."""
+
+    def _build_module(self) -> torch.nn.Module:
+        module = super()._build_module()
+        changed = [name for name in UNSUPPORTED if getattr(module.config, name, None) not in (None, 1, 1.0)]
+        head = module.get_output_embeddings()
+        if changed or getattr(head, "bias", None) is not None:
+            what = f"sets {', '.join(changed)}" if changed else "has a bias in its output layer"
+            raise NotImplementedError(f"{module.config.model_type} {what}, which training on a CPU leaves out")
+        self._log_prob_head = LogProbHead(head)
+        head.forward = self._log_prob_head
+        return module
+
+    def forward_backward_batch(self, data: TensorDict, loss_function: Callable, forward_only: bool = False) -> Any:
+        limit = data["max_token_len_per_gpu"]
+        rows = _rows(data)
+        size = group_size(tu.get(data, "uid", default=None), len(rows))
+        # as many rows of a group together as fit into a micro-batch with their prompt counted once
+        together = next(n for n in range(size, 0, -1) if size % n == 0 and (n == 1 or _tokens(rows, n) <= limit))
+        # verl counts a shared prompt in every row
+        alone = max(sum(map(len, rows[i : i + together])) for i in range(0, len(rows), together))
+        tu.assign_non_tensor(data, force_group_size=together, max_token_len_per_gpu=max(limit, alone))
+        return super().forward_backward_batch(data, loss_function, forward_only)
+
+    def forward_step(self, micro_batch: TensorDict, loss_function: Callable | None, forward_only: bool) -> Any:
+        packed = pack_rows(_rows(micro_batch))
+        at, labels, places = trained_positions(micro_batch, packed)
+        head = self._log_prob_head
+        head.labels, head.temperature = labels, _temperature(micro_batch["temperature"])
+        reduced = self._autocast_dtype != torch.float32
+        with torch.autocast("cpu", self._autocast_dtype) if reduced else contextlib.nullcontext():
+            kept = self.module(
+                input_ids=packed.input_ids[None],
+                attention_mask=None,
+                position_ids=packed.position_ids[None],
+                segments=packed.segments,
+                logits_to_keep=at,
+                use_cache=False,
+            ).logits[0]
+        offsets = micro_batch["input_ids"].offsets()
+        output = {"log_probs": _nested(kept[:, 0], places, offsets)}
+        if tu.get_non_tensor_data(micro_batch, "calculate_entropy", default=False):
+            output["entropy"] = _nested(kept[:, 1], places, offsets)
+        if loss_function is None:
+            return torch.tensor(1.0), {"model_output": detach_tree(output), "loss": 1.0, "metrics": {}}
+        loss, metrics = loss_function(model_output=output, data=micro_batch, dp_group=self.get_data_parallel_group())
+        return loss, {"model_output": detach_tree(output), "loss": loss.detach().item(), "metrics": metrics}
+
+
+def group_size(uids: Sequence[str] | None, rows: int) -> int:
+    """Rows of a group, where the rows of every group stand together and all groups are alike; else 1."""
+    if uids is None or rows == 0:
+        return 1
+    sizes = {len(list(group)) for _, group in groupby(uids)}
+    return sizes.pop() if len(sizes) == 1 else 1
+
+
+def trained_positions(micro_batch: TensorDict, packed: PackedRows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Which positions are trained on, K over all rows.
+
+    Args:
+        micro_batch: with `input_ids` (nested, B rows), `attention_mask` (B, P + T), `response_mask` (B, T).
+    Returns:
+        Where each one's hidden state stands in the packed sequence; the token that follows it there; where it stands
+        among the tokens of all rows one after another, which is where verl looks for its log-prob. Shape (K,) each.
+    """
+    mask = micro_batch["response_mask"].bool()
+    prompts = micro_batch["attention_mask"][:, : -mask.shape[1]].sum(1).tolist()
+    offsets = micro_batch["input_ids"].offsets().tolist()
+    # the token before a sampled one predicts it
+    before = [prompt - 1 + row.nonzero().flatten() for prompt, row in zip(prompts, mask, strict=True)]
+    at = torch.cat([place[positions] for place, positions in zip(packed.places, before, strict=True)])
+    places = torch.cat([start + positions for start, positions in zip(offsets, before, strict=False)])
+    return at, micro_batch["input_ids"].values()[places + 1], places
+
+
+def _nested(kept: torch.Tensor, places: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """One value per token of each row, as verl wants it; 0 where nothing is trained."""
+    values = kept.new_zeros(int(offsets[-1])).index_put((places,), kept)
+    return torch.nested.nested_tensor_from_jagged(values, offsets)
+
+
+def _rows(data: TensorDict) -> list[list[int]]:
+    return [row.tolist() for row in data["input_ids"].unbind()]
+
+
+def _tokens(rows: Sequence[Sequence[int]], together: int) -> int:
+    """Tokens of the largest micro-batch when so many rows are computed together."""
+    groups = (rows[i : i + together] for i in range(0, len(rows), together))
+    return max(len(pack_rows(group).input_ids) for group in groups)
+
+
+def _temperature(value: Any) -> float:
+    """verl hands one number, or one per row."""
+    if not isinstance(value, torch.Tensor):
+        return float(value)
+    if (value != value.flatten()[0]).any():
+        raise NotImplementedError("rows of one micro-batch were sampled at different temperatures")
+    return float(value.flatten()[0])

@@ -1,0 +1,153 @@
+"""Rows that begin alike are computed once up to where they part.
+
+The rollouts of a group share their first prompt, often their first turns. Computed apart, a prompt of 440 tokens costs
+as much in each of the eight rows as the 310 tokens that are trained. Here the rows of a micro-batch become a trie: one
+sequence of segments, each of which holds the tokens that the same rows share and attends to the segments before it in
+those rows and, causally, to itself. Every token keeps its position in its row, so log-probs and gradients are those of
+separate rows up to rounding (Tree Training, arXiv:2511.00413, does the same for GPUs).
+
+Leaves out sliding windows and capped scores; a row may hold any number of turns.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+NAME = "sdpa"
+"""Takes the place of transformers' own in verl's processes. verl writes the name into every checkpoint's config, where
+one that only these processes know would keep everybody else from loading it."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Tokens that the same rows share."""
+
+    start: int
+    """Where the segment begins in the packed sequence."""
+    length: int
+    depth: int
+    """Position of its first token in its rows."""
+    ancestors: tuple[int, ...]
+    """Numbers of the segments that precede it in its rows, first one first."""
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """Rows as one sequence in which a shared beginning stands once."""
+
+    input_ids: torch.Tensor
+    """Shape (L,)."""
+    position_ids: torch.Tensor
+    """Shape (L,): the position of each token in its rows."""
+    segments: tuple[Segment, ...]
+    places: tuple[torch.Tensor, ...]
+    """For each row, where its tokens stand in the packed sequence; shape (length of the row,)."""
+
+
+def pack_rows(rows: Sequence[Sequence[int]]) -> PackedRows:
+    """Pack rows of token ids so that each shared beginning is computed once.
+
+    Args:
+        rows: token ids, each row with at least one.
+    Raises:
+        ValueError: a row is empty.
+    """
+    if not all(len(row) for row in rows):
+        raise ValueError("a row without tokens cannot be packed")
+    ids: list[int] = []
+    positions: list[int] = []
+    segments: list[Segment] = []
+    places: list[list[int]] = [[] for _ in rows]
+    # members, the depth at which they part from the others, their ancestors
+    branches: list[tuple[list[int], int, tuple[int, ...]]] = [(list(range(len(rows))), 0, ())]
+    while branches:
+        members, depth, ancestors = branches.pop()
+        shared = os.path.commonprefix([rows[m][depth:] for m in members])  # noqa: RUF071  of any sequences
+        if shared:
+            segment = Segment(len(ids), len(shared), depth, ancestors)
+            for m in members:
+                places[m] += range(segment.start, segment.start + segment.length)
+            ancestors = (*ancestors, len(segments))
+            segments.append(segment)
+            ids += shared
+            positions += range(depth, depth + len(shared))
+        depth += len(shared)
+        by_next_token: dict[int, list[int]] = {}
+        for m in members:
+            if len(rows[m]) > depth:
+                by_next_token.setdefault(rows[m][depth], []).append(m)
+        branches += [(parting, depth, ancestors) for parting in reversed(by_next_token.values())]
+    return PackedRows(
+        torch.tensor(ids), torch.tensor(positions), tuple(segments), tuple(torch.tensor(place) for place in places)
+    )
+
+
+def shared_prefix_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    *,
+    segments: tuple[Segment, ...],
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention of each row to itself, for rows that `pack_rows` has packed.
+
+    Args:
+        module: the attention layer; named in errors.
+        query: shape (1, heads, L, D).
+        key: shape (1, kv_heads, L, D); heads is a multiple of kv_heads.
+        value: as `key`.
+        attention_mask: None; the segments say who sees whom.
+        scaling: factor of the products; None: 1 / sqrt(D).
+        segments: of `PackedRows`, in the order in which they stand in the sequence.
+        sliding_window: of the layer, in tokens; the longest row has to fit into it.
+        softcap: of the layer; has to be None.
+    Returns:
+        Shape (1, L, heads, D), as transformers' attention functions return it, and no weights.
+    Raises:
+        NotImplementedError: the layer asks for something else than full causal attention.
+    """
+    longest = max(segment.depth + segment.length for segment in segments)
+    if softcap is not None or (sliding_window is not None and sliding_window < longest):
+        raise NotImplementedError(
+            f"{type(module).__name__} caps scores or looks back {sliding_window} tokens only, which training on a CPU "
+            "leaves out; train this model on a GPU, or rows that fit into its window"
+        )
+    lengths = [segment.length for segment in segments]
+    queries, keys, values = query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2)
+    grouped = query.shape[1] != key.shape[1]
+    attended = []
+    for number, segment in enumerate(segments):
+        if segment.ancestors:
+            seen = [*segment.ancestors, number]
+            # all of what precedes the segment, and the segment itself up to each token
+            mask = torch.ones(segment.length, segment.depth + segment.length, dtype=torch.bool).tril(segment.depth)
+            states = torch.cat([keys[s] for s in seen], 2), torch.cat([values[s] for s in seen], 2)
+        else:
+            mask, states = None, (keys[number], values[number])
+        attended.append(
+            scaled_dot_product_attention(
+                queries[number], *states, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
+            )
+        )
+    return torch.cat(attended, 2).transpose(1, 2).contiguous(), None
+
+
+def _attend(module: ModuleType) -> None:
+    module.AttentionInterface.register(NAME, shared_prefix_attention)
+
+
+def _leave_out_mask(module: ModuleType) -> None:
+    module.AttentionMaskInterface.register(NAME, lambda *_args, **_kwargs: None)
