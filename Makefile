@@ -1,14 +1,17 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check clean
+.PHONY: help setup demo demo-pretrained test check clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup:  ## make .venv with all packages; skips what is done
 	@bash scripts/setup.sh
 
 demo: setup  ## train a small agent on a CPU and report (under 15 minutes after setup); DBBENCH_DATA=FOLDER for real tasks
 	@bash scripts/demo.sh
+
+demo-pretrained: setup  ## train a pretrained model on LifelongAgentBench (two hours on two cores): DBBENCH_DATA=FOLDER make demo-pretrained
+	@bash scripts/demo.sh --pretrained
 
 test: setup  ## run every test, the end-to-end run included
 	.venv/bin/pytest

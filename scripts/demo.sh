@@ -1,15 +1,18 @@
 #!/usr/bin/env bash
-# make demo: a small policy, a store of its own, 40 train steps, success before and after. Needs `scripts/setup.sh`.
+# make demo, make demo-pretrained: a policy, a store of its own, GRPO, success before and after. Needs `scripts/setup.sh`.
 #
-#   bash scripts/demo.sh [--tasks FILE]     DBBENCH_DATA=FOLDER, RUN_DIR=runs/demo, STORE_PORT=9999
+#   bash scripts/demo.sh [--pretrained | --tasks FILE]     DBBENCH_DATA=FOLDER, RUN_DIR=runs/demo, STORE_PORT=9999
 #
-# Tasks are generated unless a file is given; DBBENCH_DATA takes LifelongAgentBench's entry_dict.json from a folder.
+# Without --pretrained: a small policy and generated tasks, or those of a file; DBBENCH_DATA takes LifelongAgentBench's
+# entry_dict.json from a folder. With it: SmolLM2-135M-Instruct, SFT on oracle episodes of LifelongAgentBench's training
+# part, then GRPO on it; held-out tasks share no table with either. SEED=0 is of GRPO.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python=.venv/bin/python
 run_dir=${RUN_DIR:-}
 port=${STORE_PORT:-9999}
+config=sql_agent/configs/demo.yaml
 tasks=()
 model=models/tiny-320
 
@@ -21,12 +24,21 @@ die() {
     exit 1
 }
 
-if [[ ${1:-} == --tasks ]]; then
-    [[ -f ${2:-} ]] || die "--tasks ${2:-}: no such file"
-    tasks=(--train-file "$2" --set 'data.skills=[]')
-elif [[ -n ${DBBENCH_DATA:-} ]]; then
+file=
+if [[ -n ${DBBENCH_DATA:-} ]]; then
     file=$(find "$DBBENCH_DATA" -name entry_dict.json -print -quit 2>/dev/null || true)
     [[ -n $file ]] || die "no entry_dict.json (LifelongAgentBench) under DBBENCH_DATA=$DBBENCH_DATA; give one file with: bash scripts/demo.sh --tasks FILE"
+fi
+if [[ ${1:-} == --pretrained ]]; then
+    [[ -n $file ]] || die "DBBENCH_DATA has to name the folder of LifelongAgentBench's entry_dict.json. $python scripts/download_huggingface_data.py --output_dir data/lifelong fetches it; then DBBENCH_DATA=data/lifelong make demo-pretrained"
+    config=sql_agent/configs/pretrained.yaml
+    model=models/smollm2-135m-lifelong
+    run_dir=${run_dir:-runs/demo-pretrained}
+    split=data/lifelong-split
+elif [[ ${1:-} == --tasks ]]; then
+    [[ -f ${2:-} ]] || die "--tasks ${2:-}: no such file"
+    tasks=(--train-file "$2" --set 'data.skills=[]')
+elif [[ -n $file ]]; then
     tasks=(--train-file "$file" --set 'data.skills=[]')
 fi
 
@@ -34,7 +46,18 @@ fi
 run_dir=${run_dir:-runs/demo${tasks[1]:+-$(basename "${tasks[1]%.*}")}}
 
 "$python" -m scripts.doctor --port "$port"
-"$python" -m scripts.make_tiny_policy --output "$model" --steps 320 # solves about half: there is something to learn
+if [[ -n ${split:-} ]]; then
+    "$python" -m scripts.make_pretrained_policy
+    [[ -f $split/manifest.json ]] || "$python" -m dbbench_adapter.splits --input "$file" --output_dir "$split" --fractions 0.66,0.04,0.3
+    tasks=(--train-file "$split/train.jsonl" --val-file "$split/test.jsonl" --set "seed=${SEED:-0}")
+    if [[ ! -f $model/sft.json ]]; then
+        say "SFT on the oracle's episodes of $split/train.jsonl"
+        "$python" scripts/train_sft.py --model_path models/smollm2-135m-instruct --dataset dbbench --tasks "$split/train.jsonl" \
+            --lora_r 0 --learning_rate 5e-4 --num_epochs 1 --batch_size 8 --output_dir "$model"
+    fi
+else
+    "$python" -m scripts.make_tiny_policy --output "$model" --steps 320 # solves about half: there is something to learn
+fi
 
 mkdir -p "$run_dir"
 say "starting the store: agl store --host 127.0.0.1 --port $port"
@@ -52,9 +75,9 @@ for _ in $(seq 240); do
     sleep 0.5
 done
 
-say "training: 40 steps of eight tasks, eight rollouts each"
+say "training: $config"
 AGL_MANAGED_STORE=0 "${child[@]}" "$python" sql_agent/train_sql_agent.py --llm-proxy \
-    --external-store-address "http://127.0.0.1:$port" --config sql_agent/configs/demo.yaml --model "$model" --run-dir "$run_dir" "${tasks[@]}" &
+    --external-store-address "http://127.0.0.1:$port" --config "$config" --model "$model" --run-dir "$run_dir" "${tasks[@]}" &
 training=$!
 wait "$training" # unlike a child in the foreground it lets the traps above act at once
 

@@ -49,9 +49,11 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
     context = prompt + response
     micro_batch = max(cfg.optim.max_tokens_per_micro_batch or (4096 if cpu else 16384), context)
     dtype = precision(cfg, files.model, cpu=cpu)
-    mixed = {"param_dtype": "bf16" if dtype == "bfloat16" else "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    # On a CPU the engine casts by itself, as autocast does: what runs through the layers stays float32. FSDP would cast
+    # the weights before the forward, and with them everything.
+    param_dtype = "bf16" if dtype == "bfloat16" and not cpu else "fp32"
+    mixed = {"param_dtype": param_dtype, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     checkpointing = cfg.engine.gradient_checkpointing
-    # of the arithmetic; the weights that are trained and their moments are float32 in either case
     fsdp: dict[str, Any] = {"use_torch_compile": not cpu, "seed": cfg.seed, "mixed_precision": mixed}
     vllm: dict[str, Any] = {"enable_auto_tool_choice": True, "tool_call_parser": cfg.rollout.tool_parser}
     if cpu:
@@ -236,6 +238,7 @@ def worker_environment(cfg: TrainConfig, *, cpu: bool) -> dict[str, str]:
             "OMP_NUM_THREADS": str(cfg.engine.sampler_threads),
             "OMP_WAIT_POLICY": "PASSIVE",  # idle threads of one process would otherwise spin against the others
             "AGENTGRPO_TRAIN_THREADS": str(threads),
+            "AGENTGRPO_PRECISION": precision(cfg, cfg.model, cpu=True) if cfg.model else "float32",
         }
     return env
 

@@ -66,6 +66,7 @@ def main() -> None:
     RayPPOTrainer._update_actor(trainer, batch.union(old))
     update_s = time.process_time() - started
 
+    resident_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     from transformers import AutoModelForCausalLM
 
     alone = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
@@ -87,7 +88,7 @@ def main() -> None:
         ),
         "untrained": float(old.batch["old_log_probs"][~batch.batch["response_mask"].bool()].abs().max()),
         "cpu_s": {"log_probs": log_prob_s, "update": update_s, "apart": apart_s},
-        "resident_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "resident_gib": resident_gib,
     }
     print(json.dumps(answer))
     sys.stdout.flush()

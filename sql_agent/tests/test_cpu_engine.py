@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[2]
 def played(model, precision, prompt, response, groups):
     """What `engine_worker` answers."""
     command = [sys.executable, "-m", "sql_agent.tests.engine_worker", str(model), str(free_port()), precision]
-    environment = os.environ | worker_environment(load_config(None), cpu=True)
+    settings = [f"model={model}", f"engine.precision={precision}"]
+    environment = os.environ | worker_environment(load_config(None, settings), cpu=True)
     result = subprocess.run(
         [*command, *map(str, (prompt, response, groups))],
         cwd=ROOT,
