@@ -14,7 +14,7 @@ import random
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import openai.resources  # noqa: F401  the client would import it, for half a second, inside its first call
 from agents import (
@@ -40,17 +40,21 @@ from dbbench_adapter.backends import BackendUnavailable, TableError
 from dbbench_adapter.protocols import Status
 from dbbench_adapter.types import Score
 from sql_agent.environments.base import CallingEpisode, Environment, EnvironmentTask, Episode, WritingEpisode
-from sql_agent.types import AgentConfig, RolloutRecord, StopReason
+from sql_agent.types import MAX_RETRIES, AgentConfig, RolloutRecord, StopReason
 
 __all__ = ["AgentConfig", "RolloutRecord", "run_rollout"]
 
 set_tracing_disabled(True)  # openai-agents would post every run to its vendor
 
-MAX_RETRIES = 2
-"""Of one model call, by the OpenAI client, with its exponential backoff."""
-
 T = TypeVar("T")
 Json = dict[str, Any]
+Call = Literal["no call", "a model call", "a database call"]
+_DEADLINES: dict[Call, str] = {
+    "no call": "rollout_deadline",
+    "a model call": "model_deadline",
+    "a database call": "db_deadline",
+}
+"""Reasons of a rollout that ran into its deadline, by what was open."""
 
 
 async def run_rollout(
@@ -77,8 +81,10 @@ async def run_rollout(
         seed: of the sampler; the same one gives the same rollout from an endpoint that computes the same logits.
     Returns:
         The record. Ends of the policy's doing are judged. `Score(None, reason)` is left for the others: a model or a
-        database that cannot be reached (`model_unavailable`, `db_unavailable`), a table that cannot be made
-        (`table_error`), an end before the first reply (`no_reply`), an environment without a judge (`no_judge`).
+        database that cannot be reached (`model_unavailable`, `db_unavailable`), a rollout that ran into its deadline
+        with a call of either open or with none (`model_deadline`, `db_deadline`, `rollout_deadline`), a table that
+        cannot be made (`table_error`), an end before the first reply (`no_reply`), an environment without a judge
+        (`no_judge`).
     """
     started = time.perf_counter()
     rollout = _Rollout(task, environment, config, on_reply)
@@ -92,9 +98,10 @@ async def run_rollout(
                 stop = await (_play if environment.tools else _converse)(rollout, policy)
         except TimeoutError:
             stop = "timeout"
+            error = f"its rollout_timeout_s={config.rollout_timeout_s:g} passed with {rollout.waits_for} open"
         except (APIError, ModelBehaviorError) as failure:
             stop, error = _name_failure(failure, rollout), f"{type(failure).__name__}: {failure}"
-        score = await rollout.blocking(lambda: _judge(rollout, stop))
+        score = await _score(rollout, stop)
     except BackendUnavailable as failure:
         stop, score, error = "db_unavailable", Score(None, "db_unavailable"), str(failure)
     except TableError as failure:
@@ -139,6 +146,8 @@ class _Rollout:
         self._calls: list[Any] = []  # of the last reply, not yet handled, in its order
         self._results: dict[str, str] = {}
         self._running: asyncio.Future[Any] | None = None
+        self.waits_for: Call = "no call"
+        """What is open; what a deadline cuts off stays here."""
 
     def open(self) -> None:
         self.episode = self.environment.open(self._task, self._config)
@@ -194,9 +203,12 @@ class _Rollout:
     async def blocking(self, function: Callable[[], T]) -> T:
         """Run database work in a thread, one at a time: a deadline stops the waiting, not the thread, and whatever
         comes next waits for it (at most one statement's timeout)."""
+        self.waits_for = "a database call"
         await self._idle()
         self._running = asyncio.ensure_future(asyncio.to_thread(function))
-        return await asyncio.shield(self._running)
+        result = await asyncio.shield(self._running)
+        self.waits_for = "no call"
+        return result
 
     async def _idle(self) -> None:
         if self._running is not None and not self._running.done():
@@ -230,6 +242,7 @@ class _PolicyModel(OpenAIChatCompletionsModel):
         self._seeds = None if seed is None else random.Random(seed)
 
     async def _fetch_response(self, *_args: Any, **_kwargs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self._rollout.waits_for = "a model call"
         completion = await self._client.chat.completions.create(
             model=str(self.model),
             messages=self._rollout.environment.history(self._rollout.messages),  # pyright: ignore[reportArgumentType]
@@ -241,8 +254,11 @@ class _PolicyModel(OpenAIChatCompletionsModel):
             seed=omit if self._seeds is None else self._seeds.getrandbits(31),
             extra_body=self._extra_body,
         )
+        self._rollout.waits_for = "no call"
         if not isinstance(completion, ChatCompletion) or not completion.choices or not completion.choices[0].message:
             raise ModelBehaviorError("the endpoint's answer holds no reply; is the base URL its address up to /v1?")
+        if completion.choices[0].finish_reason == "abort":  # vLLM's word for a request that was ended from outside
+            raise ModelBehaviorError("the model server broke its reply off (finish_reason abort)")
         self._rollout.take_reply(completion)
         if completion.choices[0].finish_reason == "length":
             raise _CutReply
@@ -306,12 +322,17 @@ def _name_failure(failure: Exception, rollout: _Rollout) -> StopReason:
     return "malformed" if rollout.malformed_calls else "model_unavailable"
 
 
-def _judge(rollout: _Rollout, stop: StopReason) -> Score:
+async def _score(rollout: _Rollout, stop: StopReason) -> Score:
+    """The verdict on what the policy spent its turns and tokens on; what the wall clock ended has none, even where the
+    right answer stands: how fast the machine was must not pick what is trained on."""
+    if stop == "timeout":
+        return Score(None, _DEADLINES[rollout.waits_for])
     if stop == "model_unavailable":
         return Score(None, stop)
-    if rollout.num_turns == 0 or rollout.episode is None:  # the time or the context was gone before the policy's turn
+    episode = rollout.episode
+    if rollout.num_turns == 0 or episode is None:  # the context was full before the policy's turn
         return Score(None, "no_reply")
-    return rollout.environment.judge(rollout.episode)
+    return await rollout.blocking(lambda: rollout.environment.judge(episode))
 
 
 def _assistant_message(reply: ChatCompletionMessage) -> Json:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from dbbench_adapter.types import Score
 from sql_agent.types import RewardModelConfig, RolloutRecord
 
-OUT_OF_LIMITS = frozenset({"max_turns", "max_tokens", "timeout"})
-"""Ends in which the policy spent its turns, its tokens or its time without committing an answer."""
+OUT_OF_LIMITS = frozenset({"max_turns", "max_tokens"})
+"""Ends in which the policy spent its turns or its tokens without committing an answer; wall clock costs nothing."""
 NO_JUDGE = "no_judge"
 """The verdict's reason on tasks that have no judge: nothing is lost, the score is the reward."""
 NO_ANSWER = -1.0
@@ -36,7 +36,11 @@ REWARDS: dict[str, RewardPreset] = {
     "agent_peft": RewardPreset(correct=1.0, incorrect=-0.1, out_of_limits=-0.3, malformed=-0.1),
     "rllm": RewardPreset(correct=1.0, incorrect=-1.0, out_of_limits=-0.8, malformed=-0.2),
 }
-"""Keyed by the config's `rollout.reward`; the first is DB-Bench's own (AgentBench, function-calling version)."""
+"""Keyed by the config's `rollout.reward`; the first is DB-Bench's own (AgentBench, function-calling version).
+
+Agent-PEFT's -0.3 is called `timeout` there; here it is for a policy that is out of turns or tokens. A rollout that our
+wall clock ended is lost and gets no preset's value.
+"""
 
 
 @dataclass(frozen=True)

@@ -390,6 +390,10 @@ _ADVICE = {
     "missing_spans": "The LLM proxy did not write its spans; its log is in the run directory.",
     "no_token_ids": "The model server has to answer return_token_ids (vLLM 0.10 or newer).",
     "db_unavailable": "Is the database server up? `python -m scripts.doctor` checks it.",
+    "model_deadline": "The model server was too slow for agent.rollout_timeout_s; raise it, or play fewer at once "
+    "(rollout.n_runners, rollout.runner_concurrency).",
+    "db_deadline": "The database was too slow for agent.rollout_timeout_s; raise it, or play fewer at once.",
+    "rollout_deadline": "The machine was too busy for agent.rollout_timeout_s; raise it, or play fewer at once.",
     "model_unavailable": "The model server or the LLM proxy did not answer; their logs are in the run directory.",
     "scorer_unavailable": "The reward model (reward_model.url) did not answer; the runners' logs say how.",
     "scorer_refused": "The reward model takes no such conversations; the runners' logs name the field.",

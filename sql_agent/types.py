@@ -15,17 +15,20 @@ StopReason = Literal[
     "answered",
     "max_turns",
     "max_tokens",
-    "timeout",
     "malformed",
+    "timeout",
     "model_unavailable",
     "db_unavailable",
     "table_error",
 ]
-"""How a rollout ended. The last three are not the policy's doing and their score is None; the others are judged."""
+"""How a rollout ended. The last four are not the policy's doing and their score is None; the others are judged."""
+
+MAX_RETRIES = 2
+"""Of one model call, by the OpenAI client, with its exponential backoff."""
 
 
 class AgentConfig(BaseModel):
-    """Limits and sampling of one rollout; deadlines nest: statement <= turn <= rollout."""
+    """Limits and sampling of one rollout. Deadlines nest: statement <= turn, and all tries of a turn <= rollout."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -40,18 +43,20 @@ class AgentConfig(BaseModel):
     top_p: float = Field(default=1.0, gt=0, le=1)
     statement_timeout_s: float = Field(default=5.0, gt=0)
     """Wall clock of one SQL statement, in seconds."""
-    turn_timeout_s: float = Field(default=120.0, gt=0)
+    turn_timeout_s: float = Field(default=90.0, gt=0)
     """Wall clock of one call of the model, in seconds; tried again twice before the model counts as unavailable."""
     rollout_timeout_s: float = Field(default=300.0, gt=0)
-    """Wall clock of the whole rollout, in seconds."""
+    """Wall clock of the whole rollout, in seconds; one that runs into it is lost, whatever it was doing."""
 
     @model_validator(mode="after")
     def _deadlines_nest(self) -> AgentConfig:
-        deadlines = (self.statement_timeout_s, self.turn_timeout_s, self.rollout_timeout_s)
-        if list(deadlines) != sorted(deadlines):
+        statement_s, turn_s, rollout_s = self.statement_timeout_s, self.turn_timeout_s, self.rollout_timeout_s
+        tries = 1 + MAX_RETRIES
+        if not statement_s <= turn_s or not tries * turn_s <= rollout_s:
             raise ValueError(
-                "deadlines have to nest: statement_timeout_s <= turn_timeout_s <= rollout_timeout_s, "
-                f"got {' / '.join(f'{deadline:g}' for deadline in deadlines)}"
+                f"deadlines have to nest: statement_timeout_s <= turn_timeout_s, and {tries} tries of a turn have to "
+                f"fit into the rollout, {tries} x turn_timeout_s <= rollout_timeout_s; "
+                f"got {statement_s:g}, {turn_s:g} and {rollout_s:g}"
             )
         return self
 

@@ -2,10 +2,11 @@
 
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from dbbench_adapter.backends import BackendUnavailable, Result, open_backend
+from dbbench_adapter.backends import BackendUnavailable, open_backend
 from dbbench_adapter.protocols import PROTOCOLS
 from dbbench_adapter.types import Column, Gold, Score, Table, Task
 from sql_agent.agent import AgentConfig, run_rollout
@@ -47,10 +48,18 @@ def backend():
 def play(backend):
     """Plays a task against fixed replies and returns the record; `play.requests` holds what went over the wire."""
 
-    async def play(*replies, task=CHEAPEST, config=GREEDY, backend=backend, seed=None, **endpoint):
+    async def play(
+        *replies, task=CHEAPEST, config=GREEDY, backend=backend, judge="fc", seed=None, hangs_from_turn=None, **endpoint
+    ):
         play.requests = []
-        with serve(app(recite(replies), on_request=play.requests.append, **endpoint)) as url:
-            where = {"base_url": url, "model": "oracle", "environment": DbBench("fc", config.protocol, backend)}
+
+        def seen(request):
+            play.requests.append(request)
+            if len(play.requests) == hangs_from_turn:
+                time.sleep(2.0)  # of the whole server
+
+        with serve(app(recite(replies), on_request=seen, **endpoint)) as url:
+            where = {"base_url": url, "model": "oracle", "environment": DbBench(judge, config.protocol, backend)}
             return await run_rollout(task, **where, config=config, on_reply=play.replies.append, seed=seed)
 
     play.replies = []
@@ -105,11 +114,75 @@ async def test_a_full_context_ends_the_rollout_as_max_tokens(play):
     assert "1024 tokens" in record.error
 
 
-async def test_the_deadline_ends_the_rollout(play):
-    config = AgentConfig(statement_timeout_s=0.2, turn_timeout_s=0.5, rollout_timeout_s=0.5)
-    record = await play(calls(sql(LOOK)), config=config, latency_s=0.3)
-    assert (record.stop_reason, record.score.value) == ("timeout", 0.0)
-    assert 0.5 <= record.seconds < 2.0
+class SlowBackend:
+    """Its first statement takes `seconds`, and the limit of a statement does not end it."""
+
+    def __init__(self, backend, seconds):
+        self._backend, self._seconds = backend, seconds
+        self.closed_while_running = None
+
+    def open(self, *args, **kwargs):
+        database = self._backend.open(*args, **kwargs)
+        run, close, running = database.run, database.close, []
+
+        def slowly(query):
+            running.append(True)
+            time.sleep(self._seconds)
+            running.pop()
+            return run(query)
+
+        def closing():
+            self.closed_while_running = bool(running)
+            close()
+
+        database.run, database.close = slowly, closing
+        return database
+
+
+# three tries of a turn fit: 3 x 0.4 = 1.2 <= 1.25
+DEADLINE = AgentConfig(statement_timeout_s=0.1, turn_timeout_s=0.4, rollout_timeout_s=1.25)
+
+
+async def test_a_deadline_while_the_model_answers_is_nobodys_score(play):
+    # replies end 0.35, 0.70 and 1.05 s after the start; at 1.25 s the fourth is on its way
+    record = await play(calls(sql(LOOK)), config=DEADLINE, latency_s=0.35)
+    assert (record.stop_reason, record.score) == ("timeout", Score(None, "model_deadline"))
+    assert record.error == "its rollout_timeout_s=1.25 passed with a model call open"
+    assert 1.25 <= record.seconds < 2.0
+
+
+async def test_a_model_server_that_hangs_from_the_second_turn_on_is_nobodys_score(play):
+    # tries of 0.4 s with pauses of 0.4 to 0.5 and 0.8 to 1 s between them: 2.4 s at least, beyond the rollout's 1.25
+    record = await play(calls(sql(LOOK)), config=DEADLINE, hangs_from_turn=2)
+    assert (record.stop_reason, record.score, record.num_turns) == ("timeout", Score(None, "model_deadline"), 1)
+
+
+async def test_a_deadline_while_the_database_works_is_nobodys_score(play, backend):
+    record = await play(calls(sql(LOOK)), config=DEADLINE, backend=SlowBackend(backend, 1.5))
+    assert (record.stop_reason, record.score, record.num_turns) == ("timeout", Score(None, "db_deadline"), 1)
+
+
+async def test_a_deadline_while_nothing_but_the_machine_is_slow_is_nobodys_score(play):
+    def stand_still(_reply):
+        time.sleep(1.3)
+
+    play.replies = SimpleNamespace(append=stand_still)
+    record = await play(say("Let me think."), config=DEADLINE)
+    assert (record.stop_reason, record.score, record.num_turns) == ("timeout", Score(None, "rollout_deadline"), 1)
+
+
+async def test_a_deadline_takes_the_score_of_a_right_change_too(play):
+    """Otherwise a slow machine would pick which rollouts of a group are trained on by how they ended."""
+    change = operate("UPDATE Fruit SET Price = 7 WHERE Name = 'Plum'")  # which the `text` judge takes uncommitted
+    config = DEADLINE.model_copy(update={"protocol": "text"})
+    record = await play(say(""), change, task=SET_PRICE, config=config, judge="text", hangs_from_turn=2)
+    assert (record.score, record.num_turns) == (Score(None, "model_deadline"), 1)
+
+
+async def test_a_reply_that_the_model_server_broke_off_is_not_the_policys_doing(play):
+    record = await play(calls(sql(LOOK)), say("SELECT Na", finish_reason="abort"))
+    assert (record.stop_reason, record.score) == ("model_unavailable", Score(None, "model_unavailable"))
+    assert "finish_reason abort" in record.error
 
 
 async def test_a_request_refused_for_malformed_calls_ends_as_malformed(play):
@@ -320,35 +393,18 @@ async def test_tokens_add_up_over_the_turns(play):
 
 
 def test_deadlines_have_to_nest():
-    with pytest.raises(ValueError, match="turn_timeout_s <= rollout_timeout_s, got 5 / 400 / 300"):
-        AgentConfig(turn_timeout_s=400.0)
+    # 3 x 101 = 303 > 300: a hung model server would end the rollout before it counts as unavailable
+    with pytest.raises(ValueError, match=r"3 tries of a turn have to fit into the rollout.*got 5, 101 and 300"):
+        AgentConfig(turn_timeout_s=101.0)
+    with pytest.raises(ValueError, match=r"statement_timeout_s <= turn_timeout_s.*got 91, 90 and 300"):
+        AgentConfig(statement_timeout_s=91.0)
+    assert AgentConfig(turn_timeout_s=100.0).rollout_timeout_s == 300.0
 
 
 async def test_a_statement_still_running_at_the_deadline_is_waited_for_before_the_database_closes(play, backend):
-    class Slow:
-        closed_while_running = None
-
-        def open(self, *args, **kwargs):
-            database = backend.open(*args, **kwargs)
-            running = []
-            close = database.close
-
-            def run(_sql):
-                running.append(True)
-                time.sleep(0.6)
-                running.pop()
-                return Result(error="nobody reads this")
-
-            def closing():
-                Slow.closed_while_running = bool(running)
-                close()
-
-            database.run, database.close = run, closing
-            return database
-
-    config = AgentConfig(statement_timeout_s=0.1, turn_timeout_s=0.2, rollout_timeout_s=0.3)
-    record = await play(calls(sql(LOOK)), config=config, backend=Slow())
-    assert (record.stop_reason, Slow.closed_while_running) == ("timeout", False)
+    slow = SlowBackend(backend, 1.5)
+    record = await play(calls(sql(LOOK)), config=DEADLINE, backend=slow)
+    assert (record.stop_reason, slow.closed_while_running) == ("timeout", False)
 
 
 # protocols in plain text --------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from sql_agent.medical.questions import make_questions
 from sql_agent.medical.types import TABLES, MedicalDataError, Question, read_questions, write_questions
 from sql_agent.medical.words import NOTICE
 from sql_agent.oracle import app, call, calls, recite, serve
+from sql_agent.rewards import REWARDS, Opinion, reward
 from sql_agent.types import AgentConfig
 
 
@@ -217,6 +218,15 @@ async def test_calls_that_cannot_be_read_are_answered_in_words_and_counted(play)
 async def test_a_rollout_may_end_without_an_answer(play, replies, stop_reason, turns):
     record = await play(*replies, config=AgentConfig(max_turns=4))
     assert (record.stop_reason, record.score, record.num_turns) == (stop_reason, UNJUDGED, turns)
+
+
+async def test_wall_clock_does_not_count_as_no_answer(play):
+    """Where nobody judges, a rollout without an answer costs -1; here the fourth reply was still on its way."""
+    config = AgentConfig(statement_timeout_s=0.1, turn_timeout_s=0.4, rollout_timeout_s=1.25)
+    record = await play(calls(LOOK), config=config, latency_s=0.35)
+    lost = Score(None, "model_deadline")
+    assert (record.stop_reason, record.score) == ("timeout", lost)
+    assert reward(record, REWARDS["agentbench"], Opinion(3.0)) == lost
 
 
 async def test_the_answer_may_be_the_last_reply_that_is_allowed(play):

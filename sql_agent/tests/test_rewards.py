@@ -27,7 +27,6 @@ RIGHT, WRONG = Score(1.0, "match"), Score(0.0, "wrong_answer")
     pytest.param("answered", WRONG, 0.0, -0.1, -1.0, id="incorrect"),
     pytest.param("max_turns", WRONG, 0.0, -0.3, -0.8, id="out_of_turns"),
     pytest.param("max_tokens", WRONG, 0.0, -0.3, -0.8, id="out_of_tokens"),
-    pytest.param("timeout", WRONG, 0.0, -0.3, -0.8, id="out_of_time"),
     pytest.param("malformed", WRONG, 0.0, -0.1, -0.2, id="illegal_action"),
     pytest.param("max_turns", RIGHT, 1.0, 1.0, 1.0, id="a_correct_end_state_counts_however_the_rollout_ended"),
 ])  # fmt: skip
@@ -35,6 +34,14 @@ def test_presets(stop_reason, score, agentbench, agent_peft, rllm):
     ended = record(stop_reason, score)
     values = [reward(ended, REWARDS[name]).value for name in ("agentbench", "agent_peft", "rllm")]
     assert values == [agentbench, agent_peft, rllm]
+
+
+@pytest.mark.parametrize("preset", REWARDS.values(), ids=REWARDS.keys())
+@pytest.mark.parametrize("reason", ["model_deadline", "db_deadline", "rollout_deadline"])
+def test_wall_clock_costs_no_reward(preset, reason):
+    lost = Score(None, reason)
+    assert reward(record("timeout", lost), preset) == lost
+    assert reward(record("timeout", lost), preset, Opinion(9.0), SHAPING) == lost
 
 
 @pytest.mark.parametrize("preset", REWARDS.values(), ids=REWARDS.keys())

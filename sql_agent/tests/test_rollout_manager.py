@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 KNOWN = generate_tasks(2, seed=3, split="train")
 UNKNOWN = generate_tasks(1, seed=4, split="train")[0]
 """Of this one the model server knows nothing: it answers 404, which is no doing of the policy."""
-SETTINGS = ["agent.turn_timeout_s=5", "agent.rollout_timeout_s=10", "rollout.span_timeout_s=1", "rollout.redraws=0"]
+SETTINGS = ["agent.turn_timeout_s=3", "agent.rollout_timeout_s=10", "rollout.span_timeout_s=1", "rollout.redraws=0"]
 
 
 @pytest.fixture
@@ -131,9 +131,9 @@ def test_a_step_whose_reward_model_is_gone_stops_and_says_so(play):
 
 
 def test_without_a_runner_the_step_ends_at_its_deadline(play):
-    settings = ["rollout.step_timeout_s=1", "agent.rollout_timeout_s=1", "agent.turn_timeout_s=1"]
+    settings = ["rollout.step_timeout_s=1", "agent.rollout_timeout_s=1", "agent.turn_timeout_s=0.3"]
     with pytest.raises(RuntimeError, match=r"'step_deadline' \(4 times\).*start more runners"):
-        play(KNOWN, *settings, "agent.statement_timeout_s=1", runner=False)
+        play(KNOWN, *settings, "agent.statement_timeout_s=0.3", runner=False)
 
 
 def test_turns_that_nobody_recorded_are_lost_not_guessed(play):
