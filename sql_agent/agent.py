@@ -14,6 +14,7 @@ import random
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeVar, cast
 
 import openai.resources  # noqa: F401  the client would import it, for half a second, inside its first call
@@ -42,7 +43,7 @@ from dbbench_adapter.types import Score
 from sql_agent.environments.base import CallingEpisode, Environment, EnvironmentTask, Episode, WritingEpisode
 from sql_agent.types import MAX_RETRIES, AgentConfig, RolloutRecord, StopReason
 
-__all__ = ["AgentConfig", "RolloutRecord", "run_rollout"]
+__all__ = ["AgentConfig", "RolloutRecord", "run_rollout", "size_thread_pool"]
 
 set_tracing_disabled(True)  # openai-agents would post every run to its vendor
 
@@ -121,6 +122,14 @@ async def run_rollout(
         seconds=time.perf_counter() - started,
         error=error,
     )
+
+
+def size_thread_pool(rollouts: int) -> None:
+    """Give the running event loop a thread for each of the rollouts that it plays at once.
+
+    Database calls wait in threads, and by default there are four more of them than cores.
+    """
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(max_workers=rollouts))
 
 
 class _CutReply(AgentsException):

@@ -14,7 +14,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ from dbbench_adapter.load import load_tasks
 from dbbench_adapter.protocols import PROTOCOLS
 from dbbench_adapter.skills import SKILLS
 from dbbench_adapter.types import Task
-from sql_agent.agent import run_rollout
+from sql_agent.agent import run_rollout, size_thread_pool
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.success import Rate
 from sql_agent.types import AgentConfig, RolloutRecord
@@ -96,8 +95,7 @@ async def each(
     concurrency: int,
 ) -> None:
     """Play every task, `concurrency` of them at a time, and hand each record to `done` as it ends."""
-    # database calls wait in threads; the default pool has four more than there are cores
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(max_workers=concurrency))
+    size_thread_pool(concurrency)
     waiting = iter(tasks)
 
     async def work() -> None:

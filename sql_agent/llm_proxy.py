@@ -3,7 +3,7 @@
 A rollout's calls of the policy are forwarded as they are, with a request for token ids and log-probs added, and leave
 one span each, named and laid out as `LlmProxyTraceToTriplet` reads it. They pass by LiteLLM, which takes 9 to 14 ms of
 CPU a call (measured) and has nothing to translate between two OpenAI-compatible ends; any other call goes through it.
-Sequence ids are counted here instead of asked of the store.
+Sequence ids are counted here instead of asked of the store. A call whose client leaves is given up.
 
     python -m sql_agent.llm_proxy --store http://127.0.0.1:9999 --port 0
 
@@ -23,7 +23,8 @@ import socket
 import sys
 import time
 from collections import Counter
-from typing import Any, ClassVar
+from collections.abc import Coroutine
+from typing import Any, ClassVar, TypeVar
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
@@ -45,6 +46,7 @@ from sql_agent.store import PatientStore
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 _ROLLOUT_PATH = re.compile(r"/rollout/([^/]+)/attempt/([^/]+)(?:/v1)?/chat/completions")
 
 
@@ -76,7 +78,10 @@ class RolloutRoute:
         self._sequence_ids[rollout_id, attempt_id] += 1
         sequence_id = self._sequence_ids[rollout_id, attempt_id]
         started = time.time()
-        status, answer = await self._ask(await Request(scope, receive).body())
+        answered = await unless_gone(self._ask(await Request(scope, receive).body()), receive)
+        if answered is None:
+            return
+        status, answer = answered
         if status == 200:
             span = turn_span(answer, started, rollout_id, attempt_id, sequence_id)
             writing = asyncio.create_task(_write(span))
@@ -108,6 +113,28 @@ class RolloutRoute:
         if response.status == 200 and not (isinstance(answer, dict) and answer.get("choices")):
             return 502, _error(f"the model server at {url} answered without a reply: {str(answer)[:200]}")
         return response.status, answer
+
+
+async def unless_gone(work: Coroutine[Any, Any, T], receive: Any) -> T | None:
+    """The result of `work`; None, and `work` cancelled, where the client has left before.
+
+    Its connection to the model server closes with it, and vLLM aborts a request whose connection is closed.
+
+    Args:
+        receive: of the ASGI request, whose body has been read: what comes next is its end.
+    """
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+        gone.cancel()
+
+
+async def _disconnected(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _error(message: str) -> dict[str, Any]:

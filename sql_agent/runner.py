@@ -21,7 +21,7 @@ from typing import Any
 import aiohttp
 
 from dbbench_adapter.types import Score
-from sql_agent.agent import MAX_RETRIES, run_rollout
+from sql_agent.agent import MAX_RETRIES, run_rollout, size_thread_pool
 from sql_agent.agl_light import agl
 from sql_agent.config import TrainConfig
 from sql_agent.environments import make_environment
@@ -43,6 +43,8 @@ RETRY_PAUSE_S = 3.0
 """Before a rollout that the infrastructure failed goes back into the queue: what failed may be starting again."""
 GIVE_BACK_S = 5.0
 """How often a runner looks for what stands in its name and is not played."""
+CANCELLED_S = 0.4
+"""How often a runner looks for what it plays and nobody waits for any more."""
 END_S = 5.0
 """How long a runner that ends waits for its rollouts to let go of their databases."""
 
@@ -89,7 +91,7 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         try:
             return await self._play(task, resources, rollout)
         except asyncio.CancelledError:  # which agent-lightning would report as success
-            raise RolloutLostError("its runner has been told to end") from None
+            raise RolloutLostError("it was cancelled, or its runner told to end") from None
 
     async def _play(self, task: dict[str, Any], resources: Any, rollout: Any) -> list[Any]:
         metadata = rollout.metadata or {}
@@ -205,7 +207,8 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
         return f"{super().get_worker_id()}-{os.environ.get(RUN_ID, os.getpid())}"
 
     async def iter(self, *, event: Any = None) -> None:
-        store, playing = self.get_store(), dict[asyncio.Task[str], str]()
+        size_thread_pool(2 * self._concurrency)  # a cancelled rollout may hold a thread beside the one in its place
+        store, playing = self.get_store(), dict[asyncio.Task[str], Any]()
         work = asyncio.create_task(self._work(store, playing, event))
         watch = asyncio.create_task(self._until_alone())
         heartbeat = agl.LightningStoreClient(self._store_url, retry_delays=(), health_retry_delays=())
@@ -226,23 +229,34 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
             await heartbeat.close()
             await store.close()  # type: ignore[attr-defined]
 
-    async def _work(self, store: Any, playing: dict[asyncio.Task[str], str], event: Any) -> None:
-        """Claim and play until told to end; `playing` holds the attempt of each rollout in flight."""
-        next_look = 0.0
+    async def _work(self, store: Any, playing: dict[asyncio.Task[str], Any], event: Any) -> None:
+        """Claim and play until told to end; `playing` holds the rollouts in flight."""
+        next_look = next_cancelled = 0.0
         while not (event is not None and event.is_set()):
             if time.monotonic() > next_look:
-                await self._give_back(store, set(playing.values()))
+                await self._give_back(store, {rollout.attempt.attempt_id for rollout in playing.values()})
                 next_look = time.monotonic() + GIVE_BACK_S
-            free = self._concurrency - len(playing)
+            if playing and time.monotonic() > next_cancelled:
+                await self._let_go(store, playing)
+                next_cancelled = time.monotonic() + CANCELLED_S
+            free = self._concurrency - sum(not task.cancelling() for task in playing)
             claimed = await store.dequeue_many_rollouts(limit=free, worker_id=self.get_worker_id()) if free else []
             for rollout in claimed:
-                playing[asyncio.create_task(self._step_impl(rollout))] = rollout.attempt.attempt_id
+                playing[asyncio.create_task(self._step_impl(rollout))] = rollout
             if playing:
                 done, _ = await asyncio.wait(playing, timeout=self._poll_s, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     del playing[task]
             else:
                 await asyncio.sleep(self._poll_s)
+
+    async def _let_go(self, store: Any, playing: dict[asyncio.Task[str], Any]) -> None:
+        """Stop playing what has been cancelled. A call of the model ends with its connection, and the place is free at
+        once; a statement that runs holds its thread, and its database, until it ends."""
+        tasks = {rollout.rollout_id: task for task, rollout in playing.items() if not task.cancelling()}
+        for rollout in await store.wait_for_rollouts(rollout_ids=list(tasks), timeout=0):
+            if rollout.status == "cancelled":
+                tasks[rollout.rollout_id].cancel()
 
     async def _give_back(self, store: Any, playing: Collection[str]) -> None:
         """Fail the attempts in this runner's name that it is not playing, so that the store queues them again: those of

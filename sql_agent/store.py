@@ -1,7 +1,8 @@
 """The client of agent-lightning's store that every part of a run uses: patient while the store is away.
 
-Upstream's gives up within a second of an outage, takes half an answer for the end, and queues rollouts a second time
-when only the answer to the first request was lost. Leaves out a store that comes back empty.
+Upstream's gives up within a second of an outage, takes half an answer for the end, queues rollouts a second time when
+only the answer to the first request was lost, and a cancelled one when its player reports that it failed. Leaves out a
+store that comes back empty.
 """
 
 from __future__ import annotations
@@ -78,6 +79,14 @@ class PatientStore(agl.LightningStoreClient):
             arrived = {r.metadata["number"]: r for r in newest if (r.metadata or {}).get("sent") == sent}
             if len(arrived) == len(marked):
                 return [arrived[number] for number in range(len(marked))]
+
+    async def update_attempt(self, rollout_id: str, attempt_id: str, **changes: Any) -> Any:
+        """As upstream's, but a failure under a cancelled rollout is not reported: the store would queue it again."""
+        if changes.get("status") == "failed":
+            ended = await self.wait_for_rollouts(rollout_ids=[rollout_id], timeout=0)
+            if any(rollout.status == "cancelled" for rollout in ended):
+                return await self.get_latest_attempt(rollout_id)
+        return await super().update_attempt(rollout_id, attempt_id, **changes)
 
 
 class _Patience:

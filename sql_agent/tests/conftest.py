@@ -77,6 +77,29 @@ def scoring_service(score, seen=None) -> Starlette:
     return Starlette(routes=[Route("/classify", classify, methods=["POST"]), Route("/readyz", ready)])
 
 
+class HangingServer:
+    """An ASGI app that answers no POST and counts who asked and who has left since."""
+
+    def __init__(self) -> None:
+        self.asked = self.left = 0
+
+    async def __call__(self, scope, receive, send):
+        assert scope["type"] == "http"
+        if scope["method"] != "POST":
+            await JSONResponse({}, 404)(scope, receive, send)
+            return
+        self.asked += 1
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.left += 1
+
+    def wait_until_left(self, count: int, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while self.left < count and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return self.left >= count
+
+
 @contextmanager
 def serve_scores(score, seen=None) -> Iterator[str]:
     """Serve `scoring_service` on loopback; yields its URL."""

@@ -8,11 +8,12 @@ import threading
 import time
 
 import pytest
-from openai import NotFoundError, OpenAI
+from openai import APITimeoutError, NotFoundError, OpenAI
 
 from sql_agent import oracle
 from sql_agent.agl_light import agl
 from sql_agent.stitch import TURN_SPAN, Turn, read_turns
+from sql_agent.tests.conftest import HangingServer
 
 pytestmark = pytest.mark.slow
 
@@ -21,12 +22,18 @@ TEXT = {"role": "assistant", "content": "done"}
 
 
 @pytest.fixture(scope="module")
-def proxy_url(store_url):
-    with oracle.serve(oracle.app(oracle.recite([SQL, TEXT]))) as base_url:
+def hanging():
+    return HangingServer()
+
+
+@pytest.fixture(scope="module")
+def proxy_url(store_url, hanging):
+    """`policy-0` answers, `policy-1` never does."""
+    with oracle.serve(oracle.app(oracle.recite([SQL, TEXT]))) as base_url, oracle.serve(hanging) as silent_url:
         command = [sys.executable, "-m", "sql_agent.llm_proxy", "--store", store_url]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdin is not None and process.stdout is not None
-        order = {"model": oracle.MODEL, "backends": [base_url.removesuffix("/v1")]}
+        order = {"model": oracle.MODEL, "backends": [url.removesuffix("/v1") for url in (base_url, silent_url)]}
         process.stdin.write(json.dumps(order) + "\n")
         process.stdin.flush()
         yield json.loads(process.stdout.readline())["url"]
@@ -108,8 +115,20 @@ def test_sixteen_rollouts_at_once_do_not_mix(proxy_url, store_url):
 def test_a_model_nobody_serves_is_named_and_leaves_no_span(proxy_url, store_url):
     rollout, attempt = enqueue(store_url)
     client = OpenAI(base_url=f"{proxy_url}/rollout/{rollout}/attempt/{attempt}/v1", api_key="-", max_retries=0)
-    with pytest.raises(NotFoundError, match="served as policy-0, not as 'gpt'"):
+    with pytest.raises(NotFoundError, match="served as policy-0, policy-1, not as 'gpt'"):
         client.chat.completions.create(model="gpt", messages=[{"role": "user", "content": "hi"}])
+    assert list(spans_of(store_url, rollout, attempt, 0)) == []
+
+
+def test_a_call_whose_client_has_left_is_not_asked_on(proxy_url, store_url, hanging):
+    """vLLM aborts a request when its connection closes; until then the policy would go on writing for nobody."""
+    rollout, attempt = enqueue(store_url)
+    base_url = f"{proxy_url}/rollout/{rollout}/attempt/{attempt}/v1"
+    client = OpenAI(base_url=base_url, api_key="-", max_retries=0, timeout=0.5)
+    with pytest.raises(APITimeoutError):
+        client.chat.completions.create(model="policy-1", messages=[{"role": "user", "content": "hi"}])
+    assert hanging.asked == 1
+    assert hanging.wait_until_left(1, timeout_s=1.0)
     assert list(spans_of(store_url, rollout, attempt, 0)) == []
 
 

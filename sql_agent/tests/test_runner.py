@@ -4,22 +4,25 @@ import asyncio
 import contextlib
 import json
 import math
+import threading
 import time
 from types import SimpleNamespace
 
 import pytest
 
+from dbbench_adapter.backends import open_backend
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.types import Score
 from sql_agent import oracle, runner
 from sql_agent.agl_light import agl
 from sql_agent.config import load_config
+from sql_agent.environments.dbbench import DbBench
 from sql_agent.medical.invent import make_database
 from sql_agent.medical.types import Question
 from sql_agent.rewards import Opinion
 from sql_agent.runner import TRAINER_WORKER, ConcurrentRunner, PassiveTracer, SqlLitAgent
 from sql_agent.stitch import OUTCOME, read_outcome, read_turns, stitch
-from sql_agent.tests.conftest import free_port, serve_scores, start_store
+from sql_agent.tests.conftest import HangingServer, free_port, serve_scores, start_store
 from sql_agent.tests.faults.proxy import Fault, FaultProxy
 from sql_agent.types import RolloutRecord
 
@@ -30,11 +33,11 @@ CFG = load_config(None, ["agent.turn_timeout_s=5"])
 
 
 @contextlib.asynccontextmanager
-async def running(store_url, cfg=CFG):
+async def running(store_url, cfg=CFG, *, concurrency=4, agent=None):
     """A runner at work; yields its task, which ends when the runner does, and a client of the store."""
     store, stop = agl.LightningStoreClient(store_url), asyncio.Event()
-    worker = ConcurrentRunner(PassiveTracer(), concurrency=4, poll_s=0.02, store_url=store_url)
-    worker.init(agent=SqlLitAgent(cfg))
+    worker = ConcurrentRunner(PassiveTracer(), concurrency=concurrency, poll_s=0.02, store_url=store_url)
+    worker.init(agent=agent or SqlLitAgent(cfg))
     worker.init_worker(0, store)
     task = asyncio.create_task(worker.iter(event=stop))
     try:
@@ -45,14 +48,19 @@ async def running(store_url, cfg=CFG):
         await store.close()
 
 
-async def play(store, base_url, tasks, attempts=2):
-    """Enqueue tasks and wait for their end; returns rollouts and their spans, in order."""
+async def enqueue(store, base_url, tasks, attempts=2):
     resources = await store.add_resources({"main_llm": agl.LLM(endpoint=base_url, model=oracle.MODEL)})
     config = agl.RolloutConfig(max_attempts=attempts, retry_condition=["failed", "timeout", "unresponsive"])
     ids = []
     for task in tasks:
         rollout = await store.enqueue_rollout(task.to_dict(), resources_id=resources.resources_id, config=config)
         ids.append(rollout.rollout_id)
+    return ids
+
+
+async def play(store, base_url, tasks, attempts=2):
+    """Enqueue tasks and wait for their end; returns rollouts and their spans, in order."""
+    ids = await enqueue(store, base_url, tasks, attempts)
     async with asyncio.timeout(60):
         while len(done := await store.wait_for_rollouts(rollout_ids=ids, timeout=0)) < len(ids):
             await asyncio.sleep(0.05)
@@ -122,6 +130,106 @@ async def test_a_runner_that_is_told_to_end_does_not_call_its_rollouts_succeeded
         await store.update_rollout(queued.rollout_id, status="cancelled")
         await store.close()
     assert (rollout.status, attempt.status) == ("requeuing", "failed")
+
+
+async def until(condition, within_s):
+    """Whether the condition holds within so many seconds."""
+    deadline = time.monotonic() + within_s
+    while not (held := await condition()) and time.monotonic() < deadline:
+        await asyncio.sleep(0.01)
+    return held
+
+
+async def test_cancelled_rollouts_end_within_a_second_and_others_get_their_places(store_url):
+    hanging = HangingServer()
+    replies = oracle.serve(oracle.app(oracle.replay(TASKS)))
+    with replies as base_url, oracle.serve(hanging) as silent_url:
+        async with running(store_url, concurrency=2) as (_, store):
+
+            async def everyone_asked():
+                return hanging.asked == 2
+
+            async def played():
+                return (await store.get_rollout_by_id(waiting)).status == "succeeded"
+
+            async def everyone_left():
+                return hanging.left == 2
+
+            late = await enqueue(store, silent_url, TASKS[:2])
+            assert await until(everyone_asked, 10)
+            (waiting,) = await enqueue(store, base_url, TASKS[:1])  # there is no place for it
+            for rollout in late:
+                await store.update_rollout(rollout, status="cancelled")
+            assert await until(everyone_left, 1.0)
+            assert await until(played, 2.0)
+            assert hanging.asked == 2  # nobody has tried again
+        rollouts = [await store.get_rollout_by_id(rollout) for rollout in late]
+        attempts = [len(await store.query_attempts(rollout)) for rollout in late]
+    assert ([rollout.status for rollout in rollouts], attempts) == (["cancelled"] * 2, [1, 1])
+
+
+async def test_a_statement_that_still_runs_does_not_hold_the_place_of_a_cancelled_rollout(store_url):
+    agent = SqlLitAgent(CFG)
+    with open_backend("sqlite") as backend, oracle.serve(oracle.app(oracle.replay(TASKS))) as base_url:
+        slow = OneSlowStatement(backend, 4.0)
+        agent._environment = DbBench("strict", backend=slow)
+        task = next(task for task in TASKS if task.gold.sql)
+        async with running(store_url, concurrency=1, agent=agent) as (_, store):
+            (late,) = await enqueue(store, base_url, [task])
+            await asyncio.to_thread(slow.started.wait, 10)
+            (waiting,) = await enqueue(store, base_url, [task])
+            await store.update_rollout(late, status="cancelled")
+
+            async def played():
+                return (await store.get_rollout_by_id(waiting)).status == "succeeded"
+
+            assert await until(played, 2.0)
+            assert not slow.ended.is_set()
+
+
+async def test_all_rollouts_in_flight_may_wait_for_their_databases_at_once(store_url):
+    """40 are more than the 32 threads that a pool has by default on the largest machine."""
+    agent = SqlLitAgent(CFG)
+    with open_backend("sqlite") as backend, oracle.serve(oracle.app(oracle.replay(TASKS))) as base_url:
+        agent._environment = DbBench("strict", backend=Meeting(backend, 40))
+        task = next(task for task in TASKS if task.gold.sql)
+        async with running(store_url, concurrency=40, agent=agent) as (_, store):
+            ended = await play(store, base_url, [task] * 40, attempts=1)
+    assert [rollout.status for rollout, _ in ended] == ["succeeded"] * 40
+
+
+class OneSlowStatement:
+    """A backend whose first statement takes `seconds`."""
+
+    def __init__(self, backend, seconds):
+        self._backend, self._seconds = backend, seconds
+        self.started, self.ended = threading.Event(), threading.Event()
+
+    def open(self, *args, **kwargs):
+        database = self._backend.open(*args, **kwargs)
+        run = database.run
+
+        def slowly(query):
+            if not self.started.is_set():
+                self.started.set()
+                time.sleep(self._seconds)
+                self.ended.set()
+            return run(query)
+
+        database.run = slowly
+        return database
+
+
+class Meeting:
+    """A backend that opens a database once `count` are asked for at the same time."""
+
+    def __init__(self, backend, count):
+        self._backend, self._everyone = backend, threading.Barrier(count, timeout=20)
+
+    def open(self, *args, **kwargs):
+        self._everyone.wait()
+        self.open = self._backend.open  # judges open one more
+        return self._backend.open(*args, **kwargs)
 
 
 async def test_a_reward_that_raises_loses_its_rollout_and_nothing_else(store_url, monkeypatch):
