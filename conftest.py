@@ -1,6 +1,25 @@
-"""The option of every package's long tests; it has to stand here to be known wherever pytest is started from."""
+"""What tests of every package use; it has to stand here to be known wherever pytest is started from."""
+
+import signal
+
+import pytest
 
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="long tests at full size: hostile statements, fuzzing, 1,000 "
                      "rollouts; minutes to an hour")  # fmt: skip
+
+
+@pytest.fixture
+def heard_signals():
+    """Here, and in the processes that a test starts, SIGINT and SIGHUP do what they do by default.
+
+    `nohup make test &` in a script starts all of it deaf to both, and children inherit that.
+    """
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
+        signal.SIGHUP: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    }
+    yield
+    for sign, handler in before.items():
+        signal.signal(sign, handler)

@@ -149,7 +149,8 @@ def serve(args: argparse.Namespace, token: str | None) -> int:
         loop = asyncio.get_running_loop()
         ending = asyncio.Event()
         for sign in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(sign, ending.set)
+            if signal.getsignal(sign) != signal.SIG_IGN:  # a script's shell starts what it puts aside deaf to SIGINT
+                loop.add_signal_handler(sign, ending.set)
         serving = asyncio.create_task(server.serve([listening]))
         loading = load_beside(service, args, ending)
         waiting = asyncio.create_task(ending.wait())

@@ -10,7 +10,6 @@ import argparse
 import dataclasses
 import json
 import os
-import signal
 import sys
 import tempfile
 import uuid
@@ -21,7 +20,7 @@ from typing import Any
 from scripts.bench import report
 from scripts.bench.children import ROOT
 from scripts.bench.report import Row
-from sql_agent.processes import RUN_ID, end_run
+from sql_agent.processes import RUN_ID, end_run, ends_in_order
 
 MODEL = ROOT / "models" / "tiny-sql"
 PAGE = ROOT / "doc" / "benchmarks.md"
@@ -96,9 +95,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_args(argv)
     run_id = f"bench-{uuid.uuid4().hex[:12]}"
     os.environ[RUN_ID] = run_id
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     facts, parts = report.facts(), {}
-    with tempfile.TemporaryDirectory(prefix="agentgrpo-bench-", ignore_cleanup_errors=True) as folder:
+    with (
+        ends_in_order(),
+        tempfile.TemporaryDirectory(prefix="agentgrpo-bench-", ignore_cleanup_errors=True) as folder,
+    ):
         try:
             for part in args.parts:
                 print(f"measuring {part} ...", file=sys.stderr, flush=True)

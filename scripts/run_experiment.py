@@ -25,6 +25,7 @@ import yaml
 from sql_agent.local.experiment import ExperimentConfig, LanguageModelConfig, load_experiment
 from sql_agent.local.start import StartError, check_device, check_model, out_of_memory
 from sql_agent.local.types import DivergedError, UnjudgedError
+from sql_agent.processes import ends_in_order
 
 if TYPE_CHECKING:
     from scripts.doctor import Finding
@@ -63,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if args.prepare:
             return prepare(cfg)
-        run(cfg, args.resume)
+        with ends_in_order():
+            run(cfg, args.resume)
     except (ValueError, OSError, DivergedError, UnjudgedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

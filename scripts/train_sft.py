@@ -23,6 +23,7 @@ from collections.abc import Sequence
 
 from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.local.sft_config import SftConfig
+from sql_agent.processes import ends_in_order
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     try:
-        train(run)
+        with ends_in_order():
+            train(run)
     except TrainingError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -31,6 +31,7 @@ from dbbench_adapter.skills import SKILLS
 from dbbench_adapter.types import Task
 from sql_agent.agent import run_rollout, size_thread_pool
 from sql_agent.environments.dbbench import DbBench
+from sql_agent.processes import ends_in_order
 from sql_agent.success import Rate
 from sql_agent.types import AgentConfig, RolloutRecord
 
@@ -76,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             write(record)
 
         try:
-            asyncio.run(each(tasks, play, done, args.concurrency))
+            with ends_in_order():
+                asyncio.run(each(tasks, play, done, args.concurrency))
         except KeyboardInterrupt:
             interrupted = True
         seconds = time.perf_counter() - started

@@ -84,6 +84,33 @@ def own_run() -> Iterator[tuple[str, Path]]:
         guard.wait()
 
 
+@contextmanager
+def ends_in_order() -> Iterator[None]:
+    """Within it SIGTERM raises KeyboardInterrupt as Ctrl-C does; so does SIGHUP, unless the command was started deaf to
+    it, as nohup does.
+
+    A script's shell starts what it puts into the background (`command &`) deaf to SIGINT. It stays so: a Ctrl-C is for
+    the script then. Python's own handler of SIGINT is missing there, so that raising the signal would do nothing.
+    """
+
+    def end(*_: Any) -> None:
+        for sign in before:  # once is enough: the next one would break into the clean-up
+            signal.signal(sign, signal.SIG_IGN)
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)  # asyncio has a handler that cancels its first task
+
+    signs = (signal.SIGTERM, signal.SIGHUP)
+    before = {sign: signal.getsignal(sign) for sign in signs if signal.getsignal(sign) != signal.SIG_IGN}
+    for sign in before:
+        signal.signal(sign, end)
+    try:
+        yield
+    finally:
+        for sign, handler in before.items():
+            signal.signal(sign, handler)
+
+
 def end_with_parent(sign: int = signal.SIGTERM, parent: int | None = None) -> None:
     """Ask the kernel to send this process `sign` when its parent ends, however it ends (prctl PR_SET_PDEATHSIG).
 

@@ -84,7 +84,8 @@ def keep_going(play: Callable[[int], None], number: int, logs: Path) -> None:
     """Have `play(number)` run in a child of this process, again and again until it ends well or SIGTERM comes."""
     end_with_parent()
     wear_name()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which ends us
+    for sign in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(sign, signal.SIG_IGN)  # they are for the command, which ends us
     signals = {signal.SIGTERM, signal.SIGCHLD}
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)

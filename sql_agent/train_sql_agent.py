@@ -17,7 +17,6 @@ import fcntl
 import json
 import logging
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -289,12 +288,10 @@ def git_commit() -> str:
 
 def train(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) -> None:
     """Run as the roles `AGL_CURRENT_ROLE` names: `algorithm`, `runner`, or both in one command."""
-    from sql_agent.processes import own_run
+    from sql_agent.processes import ends_in_order, own_run
 
     role = os.environ.get("AGL_CURRENT_ROLE", "both")
-    for end in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(end, lambda *_: signal.raise_signal(signal.SIGINT))
-    with own_run() as (run_id, folder):
+    with ends_in_order(), own_run() as (run_id, folder):
         algorithm = None if role == "runner" else make_algorithm(cfg, checkpoint, run_id, folder / "ray", cpu=cpu)
         fit(cfg, algorithm, debug=debug)
         if algorithm is not None and not algorithm.finished:

@@ -69,7 +69,7 @@ def plain(text: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_conversation_in_a_terminal(tiny_policy):
+def test_a_conversation_in_a_terminal(tiny_policy, heard_signals):
     terminal = Terminal([*COMMAND, "--model_path", tiny_policy, "--max_new_tokens", "3000"])
     terminal.wait_for("> ")
     terminal.type(":task 3\n")
@@ -90,7 +90,10 @@ def test_a_conversation_in_a_terminal(tiny_policy):
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_the_reply_and_the_conversation_goes_on(random_policy_folder):  # noqa: F811  which never ends a reply
+def test_ctrl_c_stops_the_reply_and_the_conversation_goes_on(
+    random_policy_folder,  # noqa: F811  which never ends a reply
+    heard_signals,
+):
     terminal = Terminal([*COMMAND, "--model_path", str(random_policy_folder), "--task", "gsm8k"])
     terminal.wait_for("> ")
     terminal.type("Ann has 3 eggs and eats one. How many are left?\n")

@@ -22,6 +22,7 @@ from sql_agent.model_check import (
     read_json,
     safetensors_bytes,
 )
+from sql_agent.processes import ends_in_order
 from sql_agent.types import AgentConfig
 
 if TYPE_CHECKING:
@@ -50,13 +51,14 @@ class StartError(ValueError):
 
 @contextmanager
 def failures_in_words(resume: str) -> Iterator[None]:
-    """Around a command: a failure that has a name ends it with one line.
+    """Around a command: a failure that has a name ends it with one line, and so do Ctrl-C and SIGTERM.
 
     Args:
         resume: how to go on, said where work would be lost.
     """
     try:
-        yield
+        with ends_in_order():
+            yield
     except (ValueError, OSError, DivergedError, UnjudgedError) as error:
         raise SystemExit(f"error: {error}") from error
     except RuntimeError as error:

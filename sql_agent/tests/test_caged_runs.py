@@ -84,9 +84,18 @@ STOPS = [
 
 
 @pytest.mark.parametrize(("sign", "when"), STOPS)
-def test_a_run_that_is_stopped_leaves_nothing(command, sign, when):
+def test_a_run_that_is_stopped_leaves_nothing(command, sign, when, heard_signals):
     left = cage.run(Plan([*command, "--set", "rollout.backend=mariadb"], sign=sign, **when))
     assert left.code == (-signal.SIGKILL if sign == signal.SIGKILL else 130), left.output + left.logs
+    check_nothing_is_left(left)
+
+
+def test_a_run_that_a_script_started_in_the_background_ends_in_order_when_it_is_told_to(command):
+    """`command &` in a script: deaf to SIGINT. The signal is the one of batch schedulers."""
+    deaf = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", *command]
+    left = cage.run(Plan(deaf, sign=signal.SIGTERM, file="trajectories/train_000001.jsonl"))
+    assert left.code == 130, left.output + left.logs
+    assert "stopped; the run goes on from its newest checkpoint" in left.output
     check_nothing_is_left(left)
 
 
@@ -102,7 +111,7 @@ PHASES = {
 
 
 @pytest.mark.parametrize("number", range(FULL_RUNS))
-def test_a_run_that_is_stopped_anywhere_leaves_nothing(command, number, request):
+def test_a_run_that_is_stopped_anywhere_leaves_nothing(command, number, request, heard_signals):
     if not request.config.getoption("--full"):
         pytest.skip("fifty runs take an hour: --full")
     generator = random.Random(number)

@@ -118,7 +118,8 @@ def test_a_limit_takes_tasks_at_even_distances(limit, expected):
 # interruption -------------------------------------------------------------------------------------------------------
 
 
-def test_every_trajectory_is_on_disk_as_it_ends_and_ctrl_c_still_gives_a_report(tmp_path, capsys):
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_every_trajectory_is_on_disk_as_it_ends_and_a_stop_still_gives_a_report(sign, tmp_path, capsys, heard_signals):
     tasks = [Task.from_dict({**CHEAPEST.to_dict(), "id": f"t-{i}", "question": f"Cheapest, {i}?"}) for i in range(50)]
     write_tasks(tmp_path / "tasks.jsonl", tasks)
     output = tmp_path / "out.jsonl"
@@ -127,7 +128,7 @@ def test_every_trajectory_is_on_disk_as_it_ends_and_ctrl_c_still_gives_a_report(
     def interrupt_the_tenth(_request):  # one request a task, one at a time: nine trajectories are finished
         on_disk.append(len(output.read_text().splitlines()))
         if len(on_disk) == 10:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), sign)
 
     endpoint = oracle.app(oracle.replay(tasks), latency_s=0.01, on_request=interrupt_the_tenth)
     with oracle.serve(endpoint) as url, pytest.raises(SystemExit) as ended:

@@ -7,6 +7,8 @@ import sys
 import time
 from typing import Any
 
+import pytest
+
 from sql_agent.processes import RUN_ID, end_run, processes_of
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
@@ -74,6 +76,57 @@ def test_a_child_ends_with_its_parent_even_when_the_parent_is_killed():
     while time.monotonic() < deadline and _alive(pid):
         time.sleep(0.02)
     assert not _alive(pid)
+
+
+WORKING = """
+import asyncio
+from sql_agent.processes import ends_in_order
+
+async def work():
+    print("up", flush=True)
+    try:
+        await asyncio.sleep(60)
+    finally:
+        await asyncio.sleep(0.05)  # as whoever waits for a child to end
+        print("cleaned up", flush=True)
+
+with ends_in_order():
+    try:
+        asyncio.run(work())
+    except KeyboardInterrupt:
+        print("stopped", flush=True)
+"""
+IN_THE_BACKGROUND = ["sh", "-c", "trap '' INT HUP; exec \"$@\"", "sh"]
+"""How a script's shell starts `nohup COMMAND &`."""
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_is_told_to_stop_cleans_up(sign, heard_signals):
+    process = start([sys.executable, "-c", WORKING], "test-d")
+    process.send_signal(sign)
+    out, _ = process.communicate(timeout=10)
+    assert (out, process.returncode) == ("cleaned up\nstopped\n", 0)
+
+
+def test_a_command_in_the_background_of_a_script_stops_at_sigterm_and_at_nothing_else():
+    process = start([*IN_THE_BACKGROUND, sys.executable, "-c", WORKING], "test-e")
+    for sign in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C for the script, the end of its terminal
+        process.send_signal(sign)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=10)
+    assert (out, process.returncode) == ("cleaned up\nstopped\n", 0)
+
+
+def test_a_second_signal_does_not_break_into_the_clean_up(heard_signals):
+    slow = WORKING.replace("sleep(0.05)", "sleep(1.0)")
+    process = start([sys.executable, "-c", slow], "test-f")
+    for sign in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
+        process.send_signal(sign)
+        time.sleep(0.2)
+    out, _ = process.communicate(timeout=10)
+    assert (out, process.returncode) == ("cleaned up\nstopped\n", 0)
 
 
 def _alive(pid: int) -> bool:
