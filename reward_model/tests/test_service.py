@@ -416,6 +416,19 @@ def test_told_to_end_it_answers_what_it_accepted_and_exits_with_0(model, tmp_pat
         assert server.process.wait(20) == 0
 
 
+def test_in_the_background_of_a_script_it_leaves_ctrl_c_to_the_script(model, tmp_path):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # so does such a shell, and children inherit it
+    try:
+        with running(model, tmp_path / "log") as server:
+            server.process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+            assert httpx.get(f"{server.url}/readyz", trust_env=False).status_code == 200
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(20) == 0
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_model_other_than_the_recorded_one_is_not_served(model, tmp_path):
     for file in model.iterdir():
         (tmp_path / file.name).symlink_to(file)

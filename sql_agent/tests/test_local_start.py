@@ -1,6 +1,9 @@
 """What is looked at before a local run loads anything."""
 
 import json
+import os
+import signal
+import time
 
 import pytest
 import torch
@@ -70,3 +73,19 @@ def test_a_commands_failures_end_in_one_line():
     assert words.endswith("; go on with --resume")
     with pytest.raises(RuntimeError, match="a fault of ours"), failures_in_words(""):
         raise RuntimeError("a fault of ours")
+
+
+def test_a_batch_schedulers_sigterm_ends_a_command_as_ctrl_c_does_also_where_sigint_is_ignored():
+    before = signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # so does a script's shell for what it puts into the background
+    try:
+        with (
+            pytest.raises(SystemExit, match="interrupted; go on with --resume"),
+            failures_in_words("go on with --resume"),
+        ):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
