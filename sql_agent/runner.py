@@ -219,7 +219,8 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
                 task.result()
         finally:
             for task in [*playing, work, watch]:
-                task.cancel()
+                if not task.cancelling():
+                    task.cancel()
             await asyncio.wait({*playing, work, watch}, timeout=END_S)
             agent = self.get_agent()
             if isinstance(agent, SqlLitAgent):
@@ -253,10 +254,11 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
     async def _let_go(self, store: Any, playing: dict[asyncio.Task[str], Any]) -> None:
         """Stop playing what has been cancelled. A call of the model ends with its connection, and the place is free at
         once; a statement that runs holds its thread, and its database, until it ends."""
-        tasks = {rollout.rollout_id: task for task, rollout in playing.items() if not task.cancelling()}
-        for rollout in await store.wait_for_rollouts(rollout_ids=list(tasks), timeout=0):
-            if rollout.status == "cancelled":
-                tasks[rollout.rollout_id].cancel()
+        ended = await store.wait_for_rollouts(rollout_ids=[r.rollout_id for r in playing.values()], timeout=0)
+        cancelled = {rollout.rollout_id for rollout in ended if rollout.status == "cancelled"}
+        for task, rollout in playing.items():
+            if rollout.rollout_id in cancelled and not task.cancelling():  # twice would break into its clean-up
+                task.cancel()
 
     async def _give_back(self, store: Any, playing: Collection[str]) -> None:
         """Fail the attempts in this runner's name that it is not playing, so that the store queues them again: those of

@@ -17,13 +17,14 @@ from typing import Any
 from dbbench_adapter.backends import Backend, open_backend
 from dbbench_adapter.load import load_tasks
 from dbbench_adapter.types import Task
-from sql_agent.agent import run_rollout
+from sql_agent.agent import run_rollout, size_thread_pool
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.processes import Events, end_with_parent
 from sql_agent.types import AgentConfig
 
 
 async def play(url: str, model: str, tasks: Sequence[Task], backend: Backend, at_once: int) -> list[Any]:
+    size_thread_pool(at_once)
     room, environment = asyncio.Semaphore(at_once), DbBench("strict", backend=backend)
 
     async def one(task: Task) -> tuple[float, int]:
