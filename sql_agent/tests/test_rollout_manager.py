@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 KNOWN = generate_tasks(2, seed=3, split="train")
 UNKNOWN = generate_tasks(1, seed=4, split="train")[0]
 """Of this one the model server knows nothing: it answers 404, which is no doing of the policy."""
-SETTINGS = ["agent.turn_timeout_s=3", "agent.rollout_timeout_s=10", "rollout.span_timeout_s=1", "rollout.redraws=0"]
+SETTINGS = ["agent.rollout_timeout_s=15", "agent.turn_timeout_s=5", "rollout.span_timeout_s=1", "rollout.redraws=0"]
 
 
 @pytest.fixture
