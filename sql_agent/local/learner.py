@@ -81,7 +81,7 @@ class Learner:
                 rows = Rows.of([trajectories[i] for i in part], pad_id=self._policy.pad_id, device=self._policy.device)
                 own_weights = weights[part, : rows.ids.shape[1]].to(self._policy.device)
                 loss, stats = self._loss_of(rows, torch.tensor([advantages[i] for i in part]), own_weights, temperature)
-                (loss / self._optim.grad_accum).backward()
+                loss.backward()
                 total, done = total + loss.item(), done + stats
         finally:
             self._policy.model.eval()
@@ -113,6 +113,9 @@ class Learner:
 
     def _step(self, metrics: dict[str, float]) -> Update:
         parameters = self._policy.parameters()
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad /= self._accumulated  # the mean over as many batches as there were
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._optim.max_grad_norm))
         metrics = metrics | {"policy/grad_norm": norm}
         if not math.isfinite(norm):

@@ -40,6 +40,10 @@ def gradients(policy: LocalPolicy) -> list[torch.Tensor]:
     return [p.grad.clone() for p in policy.parameters()]
 
 
+def norm(parts: list[torch.Tensor]) -> float:
+    return math.sqrt(sum(float((part**2).sum()) for part in parts))
+
+
 def weights(policy: LocalPolicy) -> list[torch.Tensor]:
     return [p.detach().clone() for p in policy.parameters()]
 
@@ -86,23 +90,40 @@ def test_accumulated_batches_are_one_step_with_their_mean_gradient(policy):
     loss = LossConfig(beta=0.0)
     apart = []
     for part in (slice(0, 1), slice(1, 3)):
-        learner = Learner(policy, OptimConfig(grad_accum=4), loss)
+        learner = Learner(policy, OptimConfig(grad_accum=2), loss)
         learner.learn(TRAJECTORIES[part], ADVANTAGES[part], temperature=1.0)
-        apart.append(gradients(policy))  # a quarter each, since four batches make a step; the mean of two is halves
+        apart.append(gradients(policy))
         learner.optimiser.zero_grad()
     learner = Learner(policy, OptimConfig(grad_accum=2, max_grad_norm=1e9), loss)
     assert not learner.learn(TRAJECTORIES[:1], ADVANTAGES[:1], temperature=1.0).stepped
     seen = []
     learner.optimiser.register_step_pre_hook(lambda *_: seen.append(gradients(policy)))
     assert learner.learn(TRAJECTORIES[1:], ADVANTAGES[1:], temperature=1.0).stepped
-    torch.testing.assert_close(seen[0], [2 * (a + b) for a, b in zip(*apart, strict=True)])
+    torch.testing.assert_close(seen[0], [(a + b) / 2 for a, b in zip(*apart, strict=True)])
 
 
-def test_what_was_accumulated_when_the_data_ends_is_stepped_with(policy):
-    learner = Learner(policy, OptimConfig(grad_accum=4), LossConfig(beta=0.0))
+@pytest.mark.parametrize(("advantages", "times"), [
+    # REINFORCE's gradient is linear in the advantage: g for 1, 3g for 3, 5g for 5
+    pytest.param([1.0], 1.0, id="one_of_four"),
+    pytest.param([1.0, 3.0], 2.0, id="two_of_four"),  # (1 + 3) / 2; over the full count it would be (1 + 3) / 4
+    pytest.param([1.0, 3.0, 5.0], 3.0, id="three_of_four"),  # (1 + 3 + 5) / 3
+])  # fmt: skip
+def test_what_was_accumulated_when_the_data_ends_is_stepped_with_as_the_mean_of_what_there_was(
+    policy, advantages, times
+):
+    loss, [one] = LossConfig(name="reinforce"), TRAJECTORIES[:1]
+    unit = Learner(policy, OptimConfig(learning_rate=1e-12, max_grad_norm=1e9), loss)
+    unit.learn([one], [1.0], temperature=1.0)  # a whole step, which leaves the weights where they are
+    g = [unit.optimiser.state[p]["exp_avg"] / (1 - 0.9) for p in policy.parameters()]  # AdamW's beta of 0.9
+    learner = Learner(policy, OptimConfig(grad_accum=4, max_grad_norm=1e9), loss)
     assert learner.flush() is None
-    learner.learn(TRAJECTORIES, ADVANTAGES, temperature=1.0)
-    assert learner.flush().stepped and learner.steps == 1
+    for advantage in advantages:
+        assert not learner.learn([one], [advantage], temperature=1.0).stepped
+    update = learner.flush()
+    assert update is not None and update.stepped and learner.steps == 1
+    assert update.metrics["policy/grad_norm"] == pytest.approx(times * norm(g), rel=1e-4)
+    moments = [learner.optimiser.state[p]["exp_avg"] for p in policy.parameters()]
+    torch.testing.assert_close(moments, [(1 - 0.9) * times * part for part in g])
 
 
 def test_the_ratio_is_against_the_log_probs_that_were_recorded(policy):
