@@ -16,19 +16,19 @@ NoSpread = Literal["all_right", "all_wrong", "all_equal"]
 Task = dict[str, Any]
 
 
-def no_spread(rewards: Sequence[float | None], *, judged: bool) -> NoSpread | None:
+def no_spread(rewards: Sequence[float | None], success: Sequence[float | None]) -> NoSpread | None:
     """Why a group teaches nothing; None if it does, or if fewer than two of its rollouts have a reward.
 
     Args:
         rewards: of one group; None where a rollout was lost.
-        judged: whether the environment tells right (a reward above 0) from wrong; a score above 0 is not right.
+        success: of the same rollouts, 1 where the task is solved, 0 where not; None where nobody judges: a score above
+            0 is not right.
     """
-    known = [reward for reward in rewards if reward is not None]
-    if len(known) < 2 or min(known) < max(known):
+    known = [(reward, solved) for reward, solved in zip(rewards, success, strict=True) if reward is not None]
+    if len(known) < 2 or len({reward for reward, _ in known}) > 1:
         return None
-    if not judged:
-        return "all_equal"
-    return "all_right" if known[0] > 0 else "all_wrong"
+    solved = {solved for _, solved in known}
+    return "all_right" if solved == {1.0} else "all_wrong" if solved == {0.0} else "all_equal"
 
 
 def spare_tasks(

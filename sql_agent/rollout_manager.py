@@ -29,9 +29,9 @@ from sql_agent import run_context
 from sql_agent.advantages import masked_group_advantages
 from sql_agent.agl_light import agl
 from sql_agent.batch import to_tensors
-from sql_agent.dynamic_sampling import Task, no_spread, rollout_seed, spare_tasks
-from sql_agent.environments import make_environment
-from sql_agent.rollout_metrics import batch_metrics, score_metrics, skill_metrics
+from sql_agent.dynamic_sampling import NoSpread, Task, no_spread, rollout_seed, spare_tasks
+from sql_agent.rewards import score_failure, without_score
+from sql_agent.rollout_metrics import batch_metrics, score_metrics, skill_metrics, success_of
 from sql_agent.scoring import start_command
 from sql_agent.stitch import RolloutOutcome, Trajectory, all_there, read_outcome, read_turns, stitch
 from sql_agent.store import UNFINISHED, PatientStore
@@ -63,6 +63,8 @@ class Result:
     outcome: RolloutOutcome | None = None
     lost: str | None = None
     """Why it has no reward; None for a judged one."""
+    unshaped: str | None = None
+    """Why the reward model's score is in no reward of its group; None where it is, or where there is none."""
     settled: bool = False
     """Whether any of the above may still change."""
     set_aside: str | None = None
@@ -85,9 +87,9 @@ class Place:
     """Tasks that it may still draw, next one first."""
     draws: list[list[Result]] = field(default_factory=list)
 
-    def choose(self, *, judged: bool) -> list[Result]:
+    def choose(self) -> list[Result]:
         """The group that is trained on: the one with spread, else one that lost least. The others are marked."""
-        causes = [no_spread([r.reward for r in group], judged=judged) for group in self.draws]
+        causes = [without_spread(group) for group in self.draws]
         known = [sum(r.reward is not None for r in group) for group in self.draws]
         best = max(range(len(self.draws)), key=lambda draw: (known[draw] > 1 and causes[draw] is None, known[draw]))
         for draw, group in enumerate(self.draws):
@@ -110,7 +112,6 @@ class LightningRolloutManager:
         addresses = llm_client._load_balancer.addresses  # a `sql_agent.server_list.ServerList`
         self.backends = [f"http://{address}" for address in addresses]
         self._scoring_s = self.cfg.reward_model.timeout_s if self.cfg.reward_model.url else 0.0
-        self._judged = make_environment(self.cfg).judged
         self._train_tasks = read_tasks(str(config.data.train_files)) if self.cfg.rollout.redraws else []
         self.proxy_url = run.publish({"model": self.model_path, "backends": self.backends})
 
@@ -179,7 +180,7 @@ class LightningRolloutManager:
         """The result of each row, in the order of the rows."""
         by_row: dict[int, Result] = {}
         for place in places:
-            by_row |= zip(place.rows, place.choose(judged=self._judged), strict=True)
+            by_row |= zip(place.rows, place.choose(), strict=True)
         results = [by_row[row] for row in sorted(by_row)]
         advantages = masked_group_advantages(
             torch.tensor([r.reward or 0.0 for r in results]),
@@ -226,7 +227,7 @@ class LightningRolloutManager:
         last = place.draws[-1]
         if not place.spares or not all(result.settled for result in last):
             return None
-        if no_spread([result.reward for result in last], judged=self._judged) is None:
+        if without_spread(last) is None:
             return None
         task = place.spares.pop(0)
         place.draws.append([new_result(result.group, task, len(place.draws)) for result in last])
@@ -341,6 +342,28 @@ def new_result(group: str, task: Task, draw: int = 0) -> Result:
     return Result(group, str(task["id"]), tuple(task.get("skills") or [task.get("kind", "")]), draw)
 
 
+def share_score(group: Sequence[Result]) -> None:
+    """Take the reward model's score out of all rewards of a group where any of its scores could not be had."""
+    failures = Counter(why for r in group if r.outcome and (why := score_failure(r.outcome)))
+    if not failures:
+        return
+    [(why, _)] = failures.most_common(1)
+    for result in group:
+        if result.outcome is None or result.reward is None:
+            continue
+        result.outcome = without_score(result.outcome, why)
+        if result.outcome.reward is None:
+            result.lost = why
+        else:
+            result.unshaped = why
+
+
+def without_spread(group: Sequence[Result]) -> NoSpread | None:
+    """Why a group teaches nothing, its rewards made alike first (`share_score`)."""
+    share_score(group)
+    return no_spread([result.reward for result in group], [success_of(result) for result in group])
+
+
 def _results(places: Iterable[Place]) -> list[Result]:
     return [result for place in places for group in place.draws for result in group]
 
@@ -357,16 +380,23 @@ def check_lost(results: Sequence[Result], max_fraction: float) -> None:
     """Stop a step that lost too much of itself.
 
     Raises:
-        TooManyLostError: more than `max_fraction` of the rollouts have no reward.
+        TooManyLostError: more than `max_fraction` of the rollouts have no reward, or no score that waiting could bring
+            (a service that is away has a limit of its own, `check_scorer`).
     """
-    reasons = Counter(r.lost for r in results if r.lost)
+    reasons = Counter(why for r in results if (why := r.lost or _refused(r)))
     lost = sum(reasons.values())
     if lost > max_fraction * len(results):
         reason, count = reasons.most_common(1)[0]
         raise TooManyLostError(
-            f"{lost} of {len(results)} rollouts were lost, more than rollout.max_lost_fraction={max_fraction} allows; "
-            f"the most frequent reason is {reason!r} ({count} times). {_ADVICE.get(reason, _ADVICE['other'])}"
+            f"{lost} of {len(results)} rollouts were lost or refused a score, more than "
+            f"rollout.max_lost_fraction={max_fraction} allows; the most frequent reason is {reason!r} "
+            f"({count} times). {_ADVICE.get(reason, _ADVICE['other'])}"
         )
+
+
+def _refused(result: Result) -> str | None:
+    why = score_failure(result.outcome) if result.outcome else None
+    return None if why == "scorer_unavailable" else why
 
 
 def check_scorer(results: Sequence[Result], cfg: RewardModelConfig) -> None:

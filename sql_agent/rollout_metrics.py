@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sql_agent.dynamic_sampling import no_spread
+
 if TYPE_CHECKING:
     from sql_agent.rollout_manager import Result
 
 
 def batch_metrics(results: Sequence[Result]) -> dict[str, float]:
     """Means are over rollouts with a reward, shares over all of them; `group/...` over the groups that are trained on,
-    but for what says otherwise. Success is over those that the environment judged: a reward model that is away takes
-    the reward of right ones only, so among the others the wrong ones would be too many.
+    but for what says otherwise. Success is over those that the environment judged, lost ones included.
 
     Rewards and success are those of the tasks that the batch began with. The tasks that were drawn in place of groups
     without spread are no plain sample: over all rollouts the mean would be 0.76 where the policy's is 0.8 (two groups a
@@ -29,6 +30,8 @@ def batch_metrics(results: Sequence[Result]) -> dict[str, float]:
     metrics: dict[str, float] = {"reward/unjudged_frac": 1 - len(judged) / total, "rollout/count": float(total)}
     for reason, count in Counter(r.lost for r in results if r.lost).items():
         metrics[f"rollout/lost/{reason}"] = float(count)
+    for reason, count in Counter(r.unshaped for r in results if r.unshaped).items():
+        metrics[f"rollout/unshaped/{reason}"] = float(count)
     if success := [verdict for r in results if r.draw == 0 and (verdict := success_of(r)) is not None]:
         metrics |= {"rollout/success": float(np.mean(success)), "rollout/judged": float(len(success))}
     if not judged:
@@ -52,7 +55,7 @@ def batch_metrics(results: Sequence[Result]) -> dict[str, float]:
 
 
 def success_of(result: Result) -> float | None:
-    """The environment's verdict, 0 or 1; None where there is none."""
+    """1 where the task is solved, a verdict of 1; 0 below it; None where there is no verdict."""
     return result.outcome.metrics.get("success") if result.outcome else None
 
 
@@ -96,7 +99,8 @@ def score_metrics(results: Sequence[Result]) -> dict[str, float]:
         "reward_model/truncated_frac": float(np.mean([opinion["truncated"] for _, opinion in scored])),
     }
     lengths = [outcome.record["completion_tokens"] for outcome, _ in scored]
-    judged = [(opinion["score"], o.metrics["success"]) for o, opinion in scored if "success" in o.metrics]
+    verdict = "reward_correctness"
+    judged = [(opinion["score"], o.metrics[verdict]) for o, opinion in scored if verdict in o.metrics]
     correlations = {"length": _correlation(scores, lengths), "correctness": _correlation(*_columns(judged))}
     return metrics | {f"reward_model/{name}_corr": r for name, r in correlations.items() if r is not None}
 
@@ -128,24 +132,21 @@ def _shape_metrics(judged: Sequence[Result]) -> dict[str, float]:
 def _group_metrics(results: Sequence[Result]) -> dict[str, float]:
     """Groups of at least two rows; validation, one row per task, has none."""
     trained = [result for result in results if result.set_aside is None]
-    groups: defaultdict[str, list[float | None]] = defaultdict(list)
+    groups: defaultdict[str, list[Result]] = defaultdict(list)
     for result in trained:
-        groups[result.group].append(result.reward)
-    grouped = [[r for r in rewards if r is not None] for rewards in groups.values() if len(rewards) > 1]
+        groups[result.group].append(result)
+    grouped = [members for members in groups.values() if len(members) > 1]
     if not grouped:
         return {}
-    flat = [rewards for rewards in grouped if len(rewards) > 1 and max(rewards) == min(rewards)]
-    right_or_wrong = {
-        "group/all_right_frac": sum(rewards[0] > 0 for rewards in flat) / len(grouped),
-        "group/all_wrong_frac": sum(rewards[0] <= 0 for rewards in flat) / len(grouped),
-    }
+    causes = Counter(no_spread([r.reward for r in group], [success_of(r) for r in group]) for group in grouped)
+    right_or_wrong = {f"group/{cause}_frac": causes[cause] / len(grouped) for cause in ("all_right", "all_wrong")}
     judged = any(result.outcome and "success" in result.outcome.metrics for result in trained)
     return {
         **_score_only(trained),
         **(right_or_wrong if judged else {}),  # a score above 0 is not right
         "group/count": float(len(grouped)),
-        "group/zero_std_frac": len(flat) / len(grouped),
-        "group/lone_frac": sum(len(rewards) < 2 for rewards in grouped) / len(grouped),
+        "group/zero_std_frac": sum(causes[cause] for cause in causes if cause) / len(grouped),
+        "group/lone_frac": sum(sum(r.reward is not None for r in group) < 2 for group in grouped) / len(grouped),
         **_set_aside(results, len(grouped)),
     }
 

@@ -68,6 +68,7 @@ def trajectory_line(result: Result, step: int, *, validate: bool) -> dict[str, A
         "group": result.group,
         "skills": list(result.skills),
         "lost": result.lost,
+        "unshaped": result.unshaped,
         "set_aside": result.set_aside,
         "advantage": None if validate else result.advantage,
         **tokens,

@@ -27,7 +27,7 @@ from sql_agent.config import TrainConfig
 from sql_agent.environments import make_environment
 from sql_agent.environments.base import Environment
 from sql_agent.processes import RUN_ID
-from sql_agent.rewards import NO_JUDGE, REWARDS, Opinion, reward
+from sql_agent.rewards import NO_JUDGE, REWARDS, Opinion, reward, success
 from sql_agent.scoring import RolloutScorer
 from sql_agent.stitch import OUTCOME, TURN_SPAN, RolloutOutcome, turn_attributes
 from sql_agent.store import PatientStore
@@ -139,13 +139,14 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         except Exception:  # the reward is the user's own code: its failure loses this rollout, not the run
             logger.exception("the reward of task %s raised", record.task_id)
             score = Score(None, "reward_error")
+        solved = success(record.score)
         outcome = RolloutOutcome(
             reward=score.value,
             reason=score.reason,
             stop_reason=record.stop_reason,
             num_turns=record.num_turns,
             metrics={
-                **({} if record.score.value is None else {"success": record.score.value}),
+                **({} if solved is None else {"success": solved}),
                 "malformed_calls": float(record.malformed_calls),
                 "seconds": record.seconds,
                 "ended_at": time.time(),

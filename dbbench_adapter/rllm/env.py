@@ -32,7 +32,8 @@ Observation = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class Rewards:
-    """One value per end of an episode; every step before the last one gets 0."""
+    """One value per end of an episode, a verdict between 0 and 1 as far between them; every step before the last one
+    gets 0."""
 
     correct: float = 1.0
     """A right end counts as such however the episode ended, where the judge says so (`lab` judges the state alone)."""
@@ -43,10 +44,10 @@ class Rewards:
 
     def of(self, score: Score, status: str) -> float:
         """Statuses are the protocol's own; AgentBench writes them with blanks, LifelongAgentBench with underscores."""
-        if score.value == 1.0:
-            return self.correct
+        assert score.value is not None
         named = {"task_limit_reached": self.out_of_rounds, "agent_validation_failed": self.illegal}
-        return named.get(status.replace(" ", "_"), self.wrong)
+        wrong = named.get(status.replace(" ", "_"), self.wrong)
+        return (1.0 - score.value) * wrong + score.value * self.correct
 
 
 REWARDS = Rewards()

@@ -18,10 +18,10 @@ from dbbench_adapter.load import write_tasks
 from dbbench_adapter.rllm import env as env_module
 from dbbench_adapter.rllm.agent import DBBenchAgent
 from dbbench_adapter.rllm.data import register_tasks, rllm_rows
-from dbbench_adapter.rllm.env import DBBenchEnv, UnjudgedError, task_of
+from dbbench_adapter.rllm.env import DBBenchEnv, Rewards, UnjudgedError, task_of
 from dbbench_adapter.rllm.interfaces import BaseAgent, BaseEnv, RllmMissingError
 from dbbench_adapter.tests.rllm_loop import play
-from dbbench_adapter.types import Column, Gold, Table, Task
+from dbbench_adapter.types import Column, Gold, Score, Table, Task
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = Table("fruit", (Column("name"), Column("price", "INT")), (("Plum", 5), ("Pear", 4), ("Fig", 2)))
@@ -86,6 +86,17 @@ def test_an_episode_pays_once_at_its_end(task, replies, rewards, status):
     assert [step.done for step in trajectory.steps] == [False] * (len(rewards) - 1) + [True]
     assert trajectory.reward == sum(rewards)
     assert trajectory.steps[-1].info["status"] == status
+
+
+@pytest.mark.parametrize(("status", "reward"), [
+    # wrong + verdict x (correct - wrong): -1 + .75 x 2; -.8 + .75 x 1.8; -.2 + .75 x 1.2
+    ("completed", 0.5),
+    ("task_limit_reached", 0.55),
+    ("agent validation failed", 0.7),
+])  # fmt: skip
+def test_a_verdict_between_wrong_and_right_lies_as_far_between_their_rewards(status, reward):
+    assert Rewards().of(Score(0.75, "rows_in_part"), status) == pytest.approx(reward)
+    assert Rewards().of(Score(1.0, "match"), status) == 1.0
 
 
 def test_under_labs_own_judge_a_right_state_counts_without_an_answer():

@@ -99,7 +99,8 @@ class Environment(ABC):
 
     @abstractmethod
     def judge(self, episode: Any) -> Score:
-        """The verdict on an episode as it stands. May block."""
+        """The verdict on an episode as it stands, a number in [0, 1]: 1 where the task is solved, which is what counts
+        as success, less where it is solved in part. May block."""
 
     @abstractmethod
     def max_replies(self, limits: AgentConfig) -> int:

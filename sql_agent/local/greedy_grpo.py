@@ -6,6 +6,7 @@ one policy plays them all; then a GRPO update. Groups without spread teach nothi
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -27,14 +28,14 @@ from sql_agent.types import RolloutRecord
 
 REWARD = REWARDS["rllm"]
 """Correct +1, wrong -1, out of rounds -0.8, illegal -0.2."""
+CUT_REWARD = dataclasses.replace(REWARD, out_of_limits=REWARD.incorrect)
 MAX_UNJUDGED = 3
 
 
 def reward_of(record: RolloutRecord) -> float | None:
     """A reply that `max_new_tokens` cut counts as wrong, not as out of rounds: at -0.8 writing without end would
     pay for a policy that is mostly wrong."""
-    value = reward(record, REWARD).value
-    return REWARD.incorrect if record.stop_reason == "max_tokens" and value == REWARD.out_of_limits else value
+    return reward(record, CUT_REWARD if record.stop_reason == "max_tokens" else REWARD).value
 
 
 @dataclass
@@ -157,9 +158,8 @@ def why_without_spread(group: Sequence[LocalRollout], rewards: Sequence[float | 
     judged = [value for value in rewards if value is not None]
     if len(judged) < 2:
         return "unjudged"
-    if all(rollout.record.score.value in (1.0, None) for rollout in group):
-        return "all_correct"
-    return "all_wrong"
+    verdicts = {rollout.record.score.value for rollout in group} - {None}
+    return "all_correct" if verdicts == {1.0} else "all_wrong" if verdicts == {0.0} else "all_equal"
 
 
 def _line(

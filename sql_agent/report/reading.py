@@ -181,14 +181,14 @@ def held_out(rows: Sequence[Row]) -> list[HeldOut]:
 
 def change(trajectories: Sequence[Row]) -> Change | None:
     """What became of the held-out tasks from the first validation to the last; None without two of them."""
-    verdicts: dict[int, dict[str, float]] = {}
+    solved: dict[int, dict[str, bool]] = {}
     for row in trajectories:
         value = (row.get("score") or {}).get("value")
         if row.get("validate") and value is not None:
-            verdicts.setdefault(row["train_step"], {})[row["task_id"]] = value
-    if len(verdicts) < 2:
+            solved.setdefault(row["train_step"], {})[row["task_id"]] = value == 1
+    if len(solved) < 2:
         return None
-    before, after = verdicts[min(verdicts)], verdicts[max(verdicts)]
+    before, after = solved[min(solved)], solved[max(solved)]
     pairs = [(before[task], after[task]) for task in before if task in after]
     return Change(len(pairs), sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)) if pairs else None
 

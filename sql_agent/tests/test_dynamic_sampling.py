@@ -8,21 +8,23 @@ TASKS = [{"id": f"t{i}"} for i in range(10)]
 
 
 @pytest.mark.parametrize(
-    ("rewards", "judged", "cause"),
+    ("rewards", "success", "cause"),
     [
-        pytest.param([1.0, 1.0], True, "all_right", id="all_right"),
-        pytest.param([0.0, 0.0], True, "all_wrong", id="all_wrong"),
-        pytest.param([-0.8, -0.8], True, "all_wrong", id="all_wrong_below_zero"),
-        pytest.param([0.3, 0.3], False, "all_equal", id="a_score_above_0_is_not_right"),
-        pytest.param([1.0, 0.0], True, None, id="spread"),
-        pytest.param([0.0, None, 0.0], True, "all_wrong", id="a_lost_rollout_is_no_zero"),
-        pytest.param([1.0, None, 1.0], True, "all_right", id="nor_a_difference"),
-        pytest.param([None, 1.0], True, None, id="a_group_that_was_lost_is_not_without_spread"),
-        pytest.param([None, None], True, None, id="nor_one_that_was_lost_whole"),
+        pytest.param([1.0, 1.0], [1, 1], "all_right", id="all_right"),
+        pytest.param([0.0, 0.0], [0, 0], "all_wrong", id="all_wrong"),
+        pytest.param([-0.8, -0.8], [0, 0], "all_wrong", id="all_wrong_below_zero"),
+        pytest.param([0.5, 0.5], [0, 0], "all_wrong", id="half_right_is_no_success"),
+        pytest.param([0.3, 0.3], [None, None], "all_equal", id="a_score_above_0_is_not_right"),
+        pytest.param([1.0, 0.0], [1, 0], None, id="spread"),
+        pytest.param([0.5, 0.25], [0, 0], None, id="verdicts_that_differ_are_spread_though_none_is_a_success"),
+        pytest.param([0.0, None, 0.0], [0, None, 0], "all_wrong", id="a_lost_rollout_is_no_zero"),
+        pytest.param([1.0, None, 1.0], [1, 0, 1], "all_right", id="nor_a_difference"),
+        pytest.param([None, 1.0], [None, 1], None, id="a_group_that_was_lost_is_not_without_spread"),
+        pytest.param([None, None], [None, None], None, id="nor_one_that_was_lost_whole"),
     ],
 )
-def test_a_group_gives_way_where_all_known_rewards_are_equal(rewards, judged, cause):
-    assert no_spread(rewards, judged=judged) == cause
+def test_a_group_gives_way_where_all_known_rewards_are_equal(rewards, success, cause):
+    assert no_spread(rewards, success) == cause
 
 
 def test_no_task_stands_twice_in_a_step():

@@ -24,6 +24,10 @@ def rollout(value, stop="answered", reason="match") -> LocalRollout:
         (0.0, "malformed", -0.2),
         (1.0, "max_tokens", 1.0),
         (None, "db_unavailable", None),
+        # wrong + verdict x (correct - wrong): -1 + .5 x 2; -.8 + .5 x 1.8
+        (0.5, "answered", 0.0),
+        (0.5, "max_tokens", 0.0),
+        (0.5, "max_turns", pytest.approx(0.1)),
     ],
 )
 def test_rewards(value, stop, reward):
@@ -32,7 +36,13 @@ def test_rewards(value, stop, reward):
 
 @pytest.mark.parametrize(
     ("values", "reason"),
-    [([1.0, 1.0], "all_correct"), ([0.0, 0.0], "all_wrong"), ([1.0, None], "unjudged"), ([None, None], "unjudged")],
+    [
+        ([1.0, 1.0], "all_correct"),
+        ([0.0, 0.0], "all_wrong"),
+        ([0.5, 0.5], "all_equal"),
+        ([1.0, None], "unjudged"),
+        ([None, None], "unjudged"),
+    ],
 )
 def test_a_group_without_spread_says_why(values, reason):
     assert why_without_spread([rollout(value) for value in values], values) == reason

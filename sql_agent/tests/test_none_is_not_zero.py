@@ -23,6 +23,7 @@ def result(group, reward, trajectory=None, lost=None):
         task_id=group,
         reward=reward,
         lost=lost if reward is None else None,
+        unshaped=None,
         draw=0,
         set_aside=None,
         outcome=RolloutOutcome(reward, "", "answered", 1, metrics),
@@ -71,6 +72,8 @@ def test_breaks_and_sampled_tokens_are_those_of_the_rows():
     [
         pytest.param(Score(1.0, "match"), 1.0, 1.0, id="right"),
         pytest.param(Score(0.0, "wrong_rows"), 0.0, 0.0, id="wrong"),
+        pytest.param(Score(0.75, "rows_in_part"), 0.75, 0.0, id="right_in_part_is_paid_for_and_no_success"),
+        pytest.param(Score(1.5, "strange"), None, None, id="no_verdict_at_all"),
         pytest.param(Score(None, "db_unavailable"), None, None, id="nobody_could_judge"),
         pytest.param(Score(None, NO_JUDGE), None, None, id="nobody_judges"),
     ],

@@ -107,5 +107,5 @@ async def test_raw_preferences_become_a_served_scorer_that_shapes_rewards(tiny_p
         ended = service.wait(60)
     assert ended == 0
     gone = reward(right, preset, await scorer.opinion(right), shaping)
-    assert gone == Score(None, "scorer_unavailable")
+    assert gone == Score(1.0, "match", {"correctness": 1.0, "base": 1.0, "shaping": 0.0})  # correctness is still known
     await scorer.aclose()

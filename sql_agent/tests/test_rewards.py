@@ -8,7 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dbbench_adapter.types import Score
-from sql_agent.rewards import NO_ANSWER, NO_JUDGE, REWARDS, Opinion, reward
+from sql_agent.rewards import (
+    NO_ANSWER,
+    NO_JUDGE,
+    REWARDS,
+    Opinion,
+    RewardPreset,
+    reward,
+    score_failure,
+    success,
+    without_score,
+)
+from sql_agent.stitch import RolloutOutcome
 from sql_agent.types import RewardModelConfig, RolloutRecord, StopReason
 
 
@@ -20,6 +31,9 @@ def record(stop_reason, score, last="It is 4."):
 
 
 RIGHT, WRONG = Score(1.0, "match"), Score(0.0, "wrong_answer")
+UNJUDGED = Score(None, NO_JUDGE)
+SHAPING = RewardModelConfig(weight=0.2, center=1.0, scale=2.0)
+STOPS = st.sampled_from([stop for stop in get_args(StopReason)])
 
 
 @pytest.mark.parametrize(("stop_reason", "score", "agentbench", "agent_peft", "rllm"), [
@@ -49,14 +63,60 @@ def test_what_could_not_be_judged_is_none_and_not_a_low_reward(preset):
     assert reward(record("db_unavailable", Score(None, "db_unavailable")), preset) == Score(None, "db_unavailable")
 
 
+# graded verdicts ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("stop_reason", "verdict", "agentbench", "agent_peft", "rllm"), [
+    # wrong + verdict x (correct - wrong): 0 + .75 x 1; -.1 + .75 x 1.1 = .725; -1 + .75 x 2 = .5
+    pytest.param("answered", 0.75, 0.75, 0.725, 0.5, id="three_quarters"),
+    # -.1 + .99 x 1.1 = .989; -1 + .99 x 2 = .98
+    pytest.param("answered", 0.99, 0.99, 0.989, 0.98, id="nearly_right_is_not_wrong"),
+    # wrong is what a wrong end of this kind gets: -.3 + .5 x 1.3 = .35; -.8 + .5 x 1.8 = .1
+    pytest.param("max_turns", 0.5, 0.5, 0.35, 0.1, id="half_right_out_of_turns"),
+    # -.1 + .5 x 1.1 = .45; -.2 + .5 x 1.2 = .4
+    pytest.param("malformed", 0.5, 0.5, 0.45, 0.4, id="half_right_and_malformed"),
+])  # fmt: skip
+def test_a_verdict_between_wrong_and_right_lies_as_far_between_their_rewards(
+    stop_reason, verdict, agentbench, agent_peft, rllm
+):
+    ended = record(stop_reason, Score(verdict, "rows_in_part"))
+    values = [reward(ended, REWARDS[name]).value for name in ("agentbench", "agent_peft", "rllm")]
+    assert values == pytest.approx([agentbench, agent_peft, rllm])
+
+
+FINITE = st.floats(-100, 100)
+
+
+@given(FINITE, FINITE, STOPS)
+def test_both_ends_of_the_scale_are_the_presets_own_numbers_to_the_last_bit(correct, wrong, how):
+    preset = RewardPreset(correct=correct, incorrect=wrong, out_of_limits=wrong, malformed=wrong)
+    assert (reward(record(how, RIGHT), preset).value, reward(record(how, WRONG), preset).value) == (correct, wrong)
+
+
+def test_what_is_right_in_part_gets_that_part_of_the_score():
+    # 0.5 + 0.5 x 0.2 x tanh((3 - 1) / 2) = 0.5 + 0.1 x 0.76159
+    given = reward(record("answered", Score(0.5, "half")), REWARDS["agentbench"], Opinion(3.0), SHAPING)
+    assert given.value == pytest.approx(0.576159, abs=1e-6)
+    assert given.parts == pytest.approx({"correctness": 0.5, "base": 0.5, "shaping": 0.076159}, abs=1e-6)
+
+
+@pytest.mark.parametrize("verdict", [-0.1, 1.1, math.nan, math.inf])
+def test_a_verdict_beyond_the_scale_is_refused_and_nobodys_success(verdict):
+    with pytest.raises(ValueError, match=r"task 't-0' was judged .* expected a number from 0, wrong, to 1, right"):
+        reward(record("answered", Score(verdict, "strange")), REWARDS["agentbench"])
+    assert success(Score(verdict, "strange")) is None
+
+
+@pytest.mark.parametrize(("verdict", "solved"), [(1.0, 1.0), (0.99, 0.0), (0.0, 0.0), (None, None)])
+def test_only_a_whole_verdict_is_a_success(verdict, solved):
+    assert success(Score(verdict, "")) == solved
+
+
 def test_reason_and_verdict_travel_with_the_reward():
     assert reward(record("answered", WRONG), REWARDS["rllm"]) == Score(-1.0, "wrong_answer", {"correctness": 0.0})
 
 
 # with a reward model --------------------------------------------------------------------------------------------------
-
-SHAPING = RewardModelConfig(weight=0.2, center=1.0, scale=2.0)
-UNJUDGED = Score(None, NO_JUDGE)
 
 
 @pytest.mark.parametrize(("score", "expected"), [
@@ -83,7 +143,6 @@ def test_a_wrong_rollout_gets_its_preset_whatever_the_score(opinion):
 
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
-STOPS = st.sampled_from([stop for stop in get_args(StopReason)])
 SHAPINGS = st.builds(
     RewardModelConfig,
     weight=st.floats(0, 0.2),
@@ -97,8 +156,8 @@ def test_a_wrong_rollout_never_earns_as_much_as_a_right_one(preset, how, other, 
     right = reward(record(how, RIGHT), preset, Opinion(score), shaping).value
     wrong = reward(record(other, WRONG), preset, Opinion(other_score), shaping).value
     assert wrong is not None
-    assert (right is None) == (not math.isfinite(score))
-    assert right is None or wrong < right <= preset.correct + 0.2
+    assert right is not None and wrong < right <= preset.correct + 0.2
+    assert math.isfinite(score) or right == preset.correct
 
 
 @given(STOPS, ANY, SHAPINGS)
@@ -107,15 +166,51 @@ def test_without_a_judge_a_reward_is_bounded_and_finite(how, score, shaping):
     assert value is None or NO_ANSWER <= value <= 1.0
 
 
-@pytest.mark.parametrize("verdict", [RIGHT, UNJUDGED])
-@pytest.mark.parametrize(("opinion", "reason"), [
+FAILURES = pytest.mark.parametrize(("opinion", "reason"), [
     (Opinion(None, "scorer_unavailable"), "scorer_unavailable"),
     (Opinion(None, "scorer_refused"), "scorer_refused"),
     (Opinion(math.nan), "score_not_finite"),
     (Opinion(-math.inf), "score_not_finite"),
 ])  # fmt: skip
-def test_a_score_that_could_not_be_had_is_none_and_no_number(verdict, opinion, reason):
-    assert reward(record("answered", verdict), REWARDS["agentbench"], opinion, SHAPING) == Score(None, reason)
+
+
+@FAILURES
+def test_without_a_judge_a_score_that_could_not_be_had_is_none_and_no_number(opinion, reason):
+    assert reward(record("answered", UNJUDGED), REWARDS["agentbench"], opinion, SHAPING) == Score(None, reason)
+
+
+@FAILURES
+def test_where_somebody_judges_correctness_is_known_whatever_became_of_the_score(opinion, reason):
+    for verdict, base in ((RIGHT, 1.0), (WRONG, -0.1)):
+        parts = {"correctness": verdict.value, "base": base, "shaping": 0.0}
+        given = reward(record("answered", verdict), REWARDS["agent_peft"], opinion, SHAPING)
+        assert given == Score(base, verdict.reason, parts)
+    assert opinion.failure == reason
+
+
+def outcome(score, opinion, stop_reason="answered"):
+    """As the runner reports a reward."""
+    metrics = {f"reward_{name}": value for name, value in score.parts.items()}
+    return RolloutOutcome(score.value, score.reason, stop_reason, 1, metrics, {"reward_model": vars(opinion)})
+
+
+def test_in_a_group_that_lost_a_score_no_reward_has_one():
+    opinion = Opinion(3.0)
+    right = outcome(reward(record("answered", RIGHT), REWARDS["agent_peft"], opinion, SHAPING), opinion)
+    wrong = outcome(reward(record("answered", WRONG), REWARDS["agent_peft"], opinion, SHAPING), opinion)
+    alike = [without_score(each, "scorer_unavailable") for each in (right, wrong)]
+    assert [each.reward for each in alike] == [1.0, -0.1]
+    assert [each.metrics["reward_shaping"] for each in alike] == [0.0, 0.0]
+
+
+def test_without_a_judge_such_a_group_has_no_reward_at_all():
+    answer = outcome(reward(record("answered", UNJUDGED), REWARDS["rllm"], Opinion(3.0), SHAPING), Opinion(3.0))
+    silent = Opinion(None, "no_answer")
+    silence = outcome(reward(record("max_turns", UNJUDGED), REWARDS["rllm"], silent, SHAPING), silent)
+    assert [each.reward for each in (answer, silence)] == [pytest.approx(math.tanh(1)), -1.0]
+    alike = [without_score(each, "scorer_refused") for each in (answer, silence)]
+    assert [(each.reward, each.reason) for each in alike] == [(None, "scorer_refused")] * 2
+    assert score_failure(silence) is None  # it did not ask: nothing was lost there
 
 
 @pytest.mark.parametrize(("stop_reason", "last", "expected"), [

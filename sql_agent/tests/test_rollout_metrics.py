@@ -10,7 +10,7 @@ from sql_agent.stitch import RolloutOutcome, Trajectory
 ROW = Trajectory((1,), (2,), (1,), (0.0,), num_turns=1)
 
 
-def row(group, reward, outcome, lost=None, *, set_aside=None, task_id="", skills=(), draw=0):
+def row(group, reward, outcome, lost=None, *, set_aside=None, task_id="", skills=(), draw=0, unshaped=None):
     """A `rollout_manager.Result`, whose module imports verl, ten seconds of it."""
     return SimpleNamespace(
         group=group,
@@ -20,6 +20,7 @@ def row(group, reward, outcome, lost=None, *, set_aside=None, task_id="", skills
         reward=reward,
         outcome=outcome,
         lost=lost,
+        unshaped=unshaped,
         set_aside=set_aside,
         trajectory=None if lost else ROW,
     )
@@ -28,7 +29,7 @@ def row(group, reward, outcome, lost=None, *, set_aside=None, task_id="", skills
 def result(group, reward, *, score, success=None, base=None, tokens=10, reason="scored", truncated=False, down_s=None):
     metrics = {"malformed_calls": 0.0, "seconds": 1.0, "ended_at": 0.0}
     metrics |= {} if down_s is None else {"scorer_down_s": down_s}
-    metrics |= {} if success is None else {"success": success}
+    metrics |= {} if success is None else {"success": success, "reward_correctness": success}
     metrics |= {} if base is None else {"reward_base": base}
     record = {"completion_tokens": tokens, "reward_model": {"score": score, "reason": reason, "truncated": truncated}}
     outcome = RolloutOutcome(reward, reason, "answered", 1, metrics, record)
@@ -42,7 +43,8 @@ def test_score_and_correctness_are_correlated_over_right_and_wrong_rollouts():
         result("a", 1.0, score=1.0, success=1.0, base=1.0, tokens=20),
         result("b", 0.0, score=0.0, success=0.0, base=0.0, tokens=30, truncated=True),
         result("b", 0.0, score=0.0, success=0.0, base=0.0, tokens=40),
-        result("b", None, score=None, success=1.0, reason="scorer_unavailable", down_s=7.0),
+        result("b", 1.0, score=None, success=1.0, base=1.0, reason="scorer_unavailable", down_s=7.0),
+        result("c", None, score=None, reason="scorer_refused"),
     ]
     # scores 3 1 0 0: mean 1, deviations 2 0 -1 -1, std sqrt(6/4) = 1.2247; success: deviations 1/2 1/2 -1/2 -1/2
     # r = (1 + 0 + .5 + .5) / sqrt(6 x 1) = 0.8165; lengths -15 -5 5 15: (-30 - 5 - 15) / sqrt(6 x 500) = -0.9129
@@ -52,23 +54,41 @@ def test_score_and_correctness_are_correlated_over_right_and_wrong_rollouts():
         "reward_model/correctness_corr": 0.8165,
         "reward_model/length_corr": -0.9129,
         "reward_model/truncated_frac": 0.25,
-        "reward_model/lost_frac": 0.2,
-        "reward_model/unscored_frac": 0.2,
+        "reward_model/lost_frac": 1 / 6,
+        "reward_model/unscored_frac": 2 / 6,
         "reward_model/down_s": 7.0,
     }, abs=1e-4)  # fmt: skip
 
 
-def test_success_is_that_of_all_the_environment_judged_though_right_ones_lost_their_score():
-    away = {"score": None, "reason": "scorer_unavailable", "success": 1.0}
+def test_success_is_that_of_all_the_environment_judged_lost_ones_included():
+    right, wrong = ({"success": value, "malformed_calls": 0.0, "seconds": 1.0} for value in (1.0, 0.0))
     results = [
-        result("a", 1.0, score=0.0, success=1.0),
-        *(result("a", None, **away) for _ in range(4)),
-        *(result("b", 0.0, score=0.0, success=0.0) for _ in range(5)),
+        *(row("a", None, RolloutOutcome(1.0, "match", "answered", 1, right), "response_too_long") for _ in range(4)),
+        row("a", 1.0, RolloutOutcome(1.0, "match", "answered", 1, right)),
+        *(row("b", 0.0, RolloutOutcome(0.0, "wrong_answer", "answered", 1, wrong)) for _ in range(5)),
         row("b", None, None, "rollout_failed"),
     ]
     metrics = batch_metrics(results)
     assert (metrics["rollout/success"], metrics["rollout/judged"]) == (0.5, 10.0)  # not 1 of 6
-    assert (metrics["reward/mean"], metrics["rollout/lost/scorer_unavailable"]) == (pytest.approx(1 / 6), 4.0)
+    assert metrics["reward/mean"] == pytest.approx(1 / 6)
+
+
+def test_rollouts_that_go_without_the_score_are_counted_by_its_failure():
+    results = [result("a", base, score=None, success=base, base=base) for base in (1.0, 0.0)]
+    for each in results:
+        each.unshaped = "scorer_unavailable"
+    metrics = batch_metrics([*results, result("b", 1.1, score=0.1, success=1.0, base=1.0)])
+    assert {name: value for name, value in metrics.items() if "unshaped" in name} == {
+        "rollout/unshaped/scorer_unavailable": 2.0
+    }
+
+
+def test_score_and_verdict_are_correlated_by_the_verdicts_own_size():
+    results = [result("a", v, score=v, success=0.0, base=v) for v in (0.25, 0.5, 0.75)]
+    for each, verdict in zip(results, (0.25, 0.5, 0.75), strict=True):
+        each.outcome.metrics["reward_correctness"] = verdict
+    assert score_metrics(results)["reward_model/correctness_corr"] == pytest.approx(1.0)
+    assert batch_metrics(results)["rollout/success"] == 0.0  # none is solved
 
 
 def test_a_correlation_that_is_not_defined_is_left_out():

@@ -19,7 +19,7 @@ from sql_agent.config import load_config
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.medical.invent import make_database
 from sql_agent.medical.types import Question
-from sql_agent.rewards import Opinion
+from sql_agent.rewards import Opinion, score_failure
 from sql_agent.runner import TRAINER_WORKER, ConcurrentRunner, PassiveTracer, SqlLitAgent
 from sql_agent.stitch import OUTCOME, read_outcome, read_turns, stitch
 from sql_agent.tests.conftest import HangingServer, free_port, serve_scores, start_store
@@ -264,16 +264,18 @@ async def test_the_score_joins_the_reward_of_a_right_rollout_and_only_the_log_of
         assert outcome.record["reward_model"] == {"score": 100.0, "reason": "scored", "truncated": False}
 
 
-async def test_a_scorer_that_is_gone_costs_right_rollouts_their_reward_and_none_is_played_again(store_url):
+async def test_a_scorer_that_is_gone_costs_nobody_the_reward_for_correctness_and_none_is_played_again(store_url):
     task = next(task for task in TASKS if not task.changes_state)
-    for script, expected in ((oracle.replay(TASKS), (None, "scorer_unavailable")), (oracle.recite(WRONG), (0.0, None))):
+    for script, expected in ((oracle.replay(TASKS), 1.0), (oracle.recite(WRONG), 0.0)):
         with oracle.serve(oracle.app(script)) as base_url:
             async with running(store_url, scored_by(f"http://127.0.0.1:{free_port()}")) as (_, store):
                 ((rollout, spans),) = await play(store, base_url, [task])
                 attempts = await store.query_attempts(rollout.rollout_id)
         outcome = read_outcome(spans)
         assert outcome is not None
-        assert (outcome.reward, outcome.reason if outcome.reward is None else None) == expected
+        assert (outcome.reward, outcome.metrics["reward_shaping"], score_failure(outcome)) == (
+            expected, 0.0, "scorer_unavailable",
+        )  # fmt: skip
         assert [attempt.status for attempt in attempts] == ["succeeded"]
         assert outcome.metrics["scorer_down_s"] > 0
 

@@ -3,12 +3,17 @@ advantage. A scripted store and no model."""
 
 import dataclasses
 import json
+import math
 from types import SimpleNamespace
 
 import pytest
 
+from dbbench_adapter.types import Score
 from sql_agent.config import load_config
-from sql_agent.stitch import OUTCOME, TURN_SPAN, RolloutOutcome
+from sql_agent.rewards import NO_JUDGE, Opinion
+from sql_agent.runner import SqlLitAgent
+from sql_agent.stitch import OUTCOME, TURN_SPAN, RolloutOutcome, Trajectory
+from sql_agent.types import RolloutRecord
 
 pytestmark = pytest.mark.slow  # imports verl
 
@@ -20,7 +25,7 @@ def rollouts(group, *rewards):
         Result(
             group,
             group,
-            outcome=RolloutOutcome(reward, "", "answered", 1),
+            outcome=RolloutOutcome(reward, "", "answered", 1, {} if reward is None else {"success": float(reward > 0)}),
             lost="db_unavailable" if reward is None else None,
         )
         for reward in rewards
@@ -31,7 +36,7 @@ def test_results_stand_in_the_order_of_the_rows_and_lost_ones_have_no_advantage(
     from sql_agent.rollout_manager import LightningRolloutManager, Place
 
     manager = object.__new__(LightningRolloutManager)
-    manager.cfg, manager._judged = load_config(None), True
+    manager.cfg = load_config(None)
     places = [
         Place(0, [0, 2, 4], draws=[rollouts("a", 1.0, 0.0, None)]),
         Place(1, [1, 3, 5], draws=[rollouts("b", None, 1.0, None)]),
@@ -66,8 +71,103 @@ def test_the_group_with_spread_is_chosen_else_the_one_that_lost_least(draws, cho
 
     groups = [rollouts("g", *rewards) for rewards in draws]
     place = Place(0, list(range(len(draws[0]))), draws=groups)
-    assert place.choose(judged=True) is groups[chosen]
+    assert place.choose() is groups[chosen]
     assert [{r.set_aside for r in group} for group in groups] == [{cause} for cause in causes]
+
+
+# a reward model that fails for some ----------------------------------------------------------------------------------
+
+GONE = Opinion(None, "scorer_unavailable")
+RIGHT, WRONG, UNJUDGED = Score(1.0, "match"), Score(0.0, "wrong_answer"), Score(None, NO_JUDGE)
+
+
+def scored(*ends, preset="agentbench"):
+    """The results of one group, each reported by the runner's own code: pairs of a verdict and an opinion."""
+    from sql_agent.rollout_manager import Result
+
+    agent = SqlLitAgent(load_config(None, [f"rollout.reward={preset}", "reward_model.url=http://127.0.0.1:1"]))
+    results = []
+    for verdict, opinion in ends:
+        stop_reason = "max_turns" if opinion.reason == "no_answer" else "answered"
+        record = RolloutRecord("t", "k", stop_reason, verdict, 1, 0, [{"role": "assistant", "content": "4"}], 1, 1, 0.1)
+        outcome = RolloutOutcome(**json.loads(agent._reward_fields(record, opinion).attributes[OUTCOME]))
+        lost = outcome.reason if outcome.reward is None else None
+        row = Trajectory((1,), (2,), (1,), (-0.5,), num_turns=1)
+        results.append(Result("g", "t", outcome=outcome, lost=lost, trajectory=row, settled=True))
+    return results
+
+
+def trained(results):
+    from sql_agent.rollout_manager import LightningRolloutManager, Place
+
+    manager = object.__new__(LightningRolloutManager)
+    manager.cfg = load_config(None)
+    return manager._trained([Place(0, list(range(len(results))), draws=[results])])
+
+
+@pytest.mark.parametrize("ends", [
+    pytest.param([(RIGHT, Opinion(2.0))] + [(RIGHT, GONE)] * 3 + [(WRONG, Opinion(0.0))] * 4, id="three_right_ones"),
+    pytest.param([(RIGHT, Opinion(2.0))] * 4 + [(WRONG, GONE)] * 3 + [(WRONG, Opinion(0.0))], id="three_wrong_ones"),
+    pytest.param([(RIGHT, GONE)] * 4 + [(WRONG, Opinion(0.0))] * 4, id="all_right_ones"),
+    pytest.param([(RIGHT, GONE)] * 4 + [(WRONG, GONE)] * 4, id="all"),
+])  # fmt: skip
+def test_a_group_that_lost_scores_is_credited_by_correctness_whichever_rollouts_lost_them(ends):
+    """Four right, four wrong: mean 1/2, unbiased std sqrt(8 x 1/4 / 7) = 0.5345, so +/- 0.9354. Without the three right
+    ones that lost their score it would be mean 1/5, std sqrt(0.8 / 4) = 0.4472: +1.79 for the one, -0.45 for the wrong
+    ones; without all four there would be nothing to learn."""
+    results = trained(scored(*ends))
+    assert [r.advantage for r in results] == pytest.approx([0.9354] * 4 + [-0.9354] * 4, abs=1e-4)
+    assert [(r.reward, r.lost, r.unshaped) for r in results] == [
+        (reward, None, "scorer_unavailable") for reward in [1.0] * 4 + [0.0] * 4
+    ]
+
+
+def test_a_group_whose_scores_are_all_there_keeps_them():
+    first, second = trained(scored((RIGHT, Opinion(50.0)), (RIGHT, Opinion(-50.0))))
+    assert [(r.reward, r.unshaped) for r in (first, second)] == [(1.2, None), (0.8, None)]
+
+
+def test_a_mixed_group_whose_right_ones_all_lost_their_score_is_not_all_wrong():
+    from sql_agent.rollout_manager import without_spread
+    from sql_agent.rollout_metrics import batch_metrics
+
+    results = scored((RIGHT, GONE), (RIGHT, GONE), (WRONG, Opinion(0.0)), (WRONG, Opinion(0.0)))
+    assert without_spread(results) is None
+    metrics = batch_metrics(trained(results))
+    assert (metrics["group/all_wrong_frac"], metrics["group/zero_std_frac"]) == (0.0, 0.0)
+    assert (metrics["rollout/success"], metrics["reward/mean"], metrics["reward/unjudged_frac"]) == (0.5, 0.5, 0.0)
+    all_right = scored((RIGHT, GONE), (RIGHT, Opinion(0.5)))
+    assert without_spread(all_right) == "all_right"  # the score of the other one is no difference
+
+
+def test_without_a_judge_a_group_that_lost_scores_is_lost_whole():
+    """Four answers, four silences: only answers ask for a score. The one that got it, tanh(1) = 0.76, beside four -1
+    would be worth (0.76 + 0.648) / 0.787 = +1.79."""
+    silence = (UNJUDGED, Opinion(None, "no_answer"))
+    answers = [(UNJUDGED, Opinion(1.0))] + [(UNJUDGED, GONE)] * 3
+    results = trained(scored(*answers, *[silence] * 4))
+    assert [(r.reward, r.lost, r.advantage) for r in results] == [(None, "scorer_unavailable", None)] * 8
+    whole = trained(scored((UNJUDGED, Opinion(1.0)), silence))
+    assert [r.reward for r in whole] == [pytest.approx(math.tanh(1)), -1.0]
+
+
+def test_a_validation_keeps_the_success_of_rollouts_whose_score_is_lost():
+    from sql_agent.rollout_metrics import batch_metrics
+
+    rows = [dataclasses.replace(r, group=f"g{i}") for i, r in enumerate(scored((RIGHT, GONE), (WRONG, GONE)))]
+    metrics = batch_metrics([r for row in rows for r in trained([row])])
+    assert (metrics["rollout/success"], metrics["rollout/judged"], metrics["rollout/unshaped/scorer_unavailable"]) == (
+        0.5, 2.0, 2.0,
+    )  # fmt: skip
+
+
+def test_a_scorer_that_refuses_more_than_its_share_stops_the_step_and_one_that_is_away_has_its_own_limit():
+    from sql_agent.rollout_manager import TooManyLostError, check_lost
+
+    refused = scored(*[(RIGHT, Opinion(None, "scorer_refused"))] * 2, (WRONG, Opinion(0.0)))
+    with pytest.raises(TooManyLostError, match=r"2 of 3 rollouts were lost or refused a score.*name the field"):
+        check_lost(trained(refused), max_fraction=0.5)
+    check_lost(trained(scored(*[(RIGHT, GONE)] * 3)), max_fraction=0.5)
 
 
 def span(sequence_id, prompt, sampled):

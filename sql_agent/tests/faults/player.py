@@ -102,6 +102,8 @@ def facts(result: Any) -> dict[str, Any]:
         "task": result.task_id,
         "lost": result.lost,
         "reward": result.reward,
+        "base": outcome.metrics.get("reward_base") if outcome else None,
+        "unshaped": result.unshaped,
         "reason": outcome.reason if outcome else None,
         "turns": outcome.num_turns if outcome else None,
         "messages": outcome.record.get("messages") if outcome else None,
