@@ -93,6 +93,13 @@ PATCHES = (
         cpu=True,
     ),
     # verl's training workers
+    Patch(
+        "trainer",
+        f"{_PLUGIN}lost_mini_batches:_skip",
+        "verl.workers.engine_workers",
+        ("TrainingWorker.train_batch",),
+        "a mini-batch whose rows are all lost moves no weight",
+    ),
     Patch("trainer", f"{_PLUGIN}lora:_seed", _ENGINE, ("FSDPEngine.initialize",), "the same adapter at each start"),
     Patch(
         "trainer",

@@ -30,6 +30,7 @@ RENAMED = {
     "actor/entropy": "policy/entropy",
     "actor/grad_norm": "policy/grad_norm",
     "actor/lr": "policy/learning_rate",
+    "actor/skipped_updates": "policy/skipped_updates",
     "training/rollout_probs_diff_max": "engine/probs_diff_max",
     "training/rollout_probs_diff_mean": "engine/probs_diff_mean",
     "rollout_corr/kl": "engine/kl_k1",

@@ -1,5 +1,6 @@
 """What every verl process loads through `VERL_USE_EXTERNAL_MODULES`: our advantage estimator, exact prompts in vLLM's
-chat server, whole weights from LoRA runs, and, where `VERL_PLATFORM=cpu`, the CPU platform.
+chat server, whole weights from LoRA runs, no update on a mini-batch that was lost whole, and, where
+`VERL_PLATFORM=cpu`, the CPU platform.
 
 Nothing here changes what a caller asked for; each module says which upstream line it stands in for, and all of them
 are in the table of `sql_agent.patches`.
