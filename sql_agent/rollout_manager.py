@@ -31,7 +31,7 @@ from sql_agent.agl_light import agl
 from sql_agent.batch import to_tensors
 from sql_agent.dynamic_sampling import NoSpread, Task, no_spread, rollout_seed, spare_tasks
 from sql_agent.rewards import score_failure, without_score
-from sql_agent.rollout_metrics import batch_metrics, score_metrics, skill_metrics, success_of
+from sql_agent.rollout_metrics import batch_metrics, clip_metrics, score_metrics, skill_metrics, success_of
 from sql_agent.scoring import start_command
 from sql_agent.stitch import RolloutOutcome, Trajectory, all_there, read_outcome, read_turns, stitch
 from sql_agent.store import UNFINISHED, PatientStore
@@ -141,10 +141,11 @@ class LightningRolloutManager:
         batch = self._to_batch(results)
         ready = time.time()
         last_end = max((r.outcome.metrics["ended_at"] for r in played if r.outcome), default=ready)
+        limits = self.cfg.data.max_prompt_tokens, self.cfg.data.max_response_tokens
         metrics = (
             batch_metrics(played)
             | score_metrics(played)
-            | (skill_metrics(played) if validate else {})
+            | (skill_metrics(played) if validate else clip_metrics(results, *limits) | self._too_late(places))
             | {
                 "time/rollout_s": ready - started,
                 "time/batch_ready_s": ready - last_end,
@@ -222,14 +223,16 @@ class LightningRolloutManager:
             if (rollout.metadata or {}).get("run_id") == self.run.run_id:
                 await self.store.update_rollout(rollout.rollout_id, status="cancelled")
 
+    def _too_late(self, places: Sequence[Place]) -> dict[str, float]:
+        """Groups that another task would have replaced had there been time to play it; {} where none ever gives way."""
+        late = sum(_gives_way(place) for place in places)
+        return {"group/redraw_too_late": float(late)} if self.cfg.rollout.redraws else {}
+
     def _redraw(self, place: Place) -> tuple[Place, list[Result], list[Task]] | None:
         """The next group of a place whose last one has ended and has no spread; None while, or where, there is none."""
-        last = place.draws[-1]
-        if not place.spares or not all(result.settled for result in last):
+        if not _gives_way(place):
             return None
-        if without_spread(last) is None:
-            return None
-        task = place.spares.pop(0)
+        last, task = place.draws[-1], place.spares.pop(0)
         place.draws.append([new_result(result.group, task, len(place.draws)) for result in last])
         return place, place.draws[-1], [task] * len(last)
 
@@ -362,6 +365,12 @@ def without_spread(group: Sequence[Result]) -> NoSpread | None:
     """Why a group teaches nothing, its rewards made alike first (`share_score`)."""
     share_score(group)
     return no_spread([result.reward for result in group], [success_of(result) for result in group])
+
+
+def _gives_way(place: Place) -> bool:
+    """Whether the last group of a place has ended without spread and there is a task to play instead."""
+    last = place.draws[-1]
+    return bool(place.spares) and all(result.settled for result in last) and without_spread(last) is not None
 
 
 def _results(places: Iterable[Place]) -> list[Result]:

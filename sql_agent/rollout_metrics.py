@@ -129,6 +129,32 @@ def _shape_metrics(judged: Sequence[Result]) -> dict[str, float]:
     return metrics
 
 
+def clip_metrics(results: Sequence[Result], max_prompt_tokens: int, max_response_tokens: int) -> dict[str, float]:
+    """verl's `clip_ratio`s as they are meant; they take the place of verl's own in a step's metrics.
+
+    verl (trainer/ppo/metric_utils.py, `compute_data_metrics`) compares the length of a row with the width of the
+    batch. Ours is as wide as its longest row, which so always counted as clipped.
+
+    Args:
+        results: of the rows of the batch; those whose turns are not known are left out.
+    Returns:
+        The share of rollouts that `max_response_tokens` cut: their row is full, or a turn that would not fit is left
+        out of it. Of prompts, the share that is as long as may be. NaN where no row is known.
+    """
+    rows = [result.trajectory for result in results if result.trajectory is not None]
+    full = [
+        len(row.response_ids) >= max_response_tokens or (row.dropped_turns > 0 and row.prefix_break is None)
+        for row in rows
+    ]
+    prompts = [len(row.prompt_ids) >= max_prompt_tokens for row in rows]
+    clipped = float(np.mean(full)) if rows else float("nan")
+    return {
+        "response_length/clip_ratio": clipped,
+        "response_length_non_aborted/clip_ratio": clipped,
+        "prompt_length/clip_ratio": float(np.mean(prompts)) if rows else float("nan"),
+    }
+
+
 def _group_metrics(results: Sequence[Result]) -> dict[str, float]:
     """Groups of at least two rows; validation, one row per task, has none."""
     trained = [result for result in results if result.set_aside is None]

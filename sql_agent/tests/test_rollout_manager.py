@@ -172,6 +172,7 @@ def test_a_group_without_spread_gives_way_to_another_task(play, tmp_path):
         "group/played": 2.0,
         "group/set_aside_frac": 0.5,
         "group/set_aside/all_right": 1.0,
+        "group/redraw_too_late": 0.0,
     }
     assert (metrics["rollout/count"], metrics["reward/mean"]) == (
         4.0,
@@ -185,6 +186,19 @@ def test_a_group_without_spread_gives_way_to_another_task(play, tmp_path):
         (spare.id, 0.0, None, pytest.approx(-0.7071, abs=1e-4)),
         (spare.id, 1.0, None, pytest.approx(0.7071, abs=1e-4)),
     ])  # fmt: skip
+
+
+def test_a_group_that_no_time_was_left_to_replace_is_trained_on_and_counted(play):
+    """A rollout may take as long as the whole step, so a second one would not end in time."""
+    first, spare = KNOWN
+    settings = ["rollout.redraws=2", "rollout.step_timeout_s=10", "agent.rollout_timeout_s=10"]
+    batch, metrics = play([first], *settings, spares=[spare], script=half_right(spare, [first]))
+    assert all(first.gold.sql in sampled_text(batch, row) for row in range(2))
+    assert (metrics["group/redraw_too_late"], metrics["group/played"], metrics["group/zero_std_frac"]) == (
+        1.0,
+        1.0,
+        1.0,
+    )
 
 
 def test_where_no_draw_has_spread_the_first_one_is_trained_on(play):

@@ -1,10 +1,11 @@
 """`sql_agent.rollout_metrics`: what is logged of the reward model."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
 
-from sql_agent.rollout_metrics import batch_metrics, score_metrics, skill_metrics
+from sql_agent.rollout_metrics import batch_metrics, clip_metrics, score_metrics, skill_metrics
 from sql_agent.stitch import RolloutOutcome, Trajectory
 
 ROW = Trajectory((1,), (2,), (1,), (0.0,), num_turns=1)
@@ -134,6 +135,30 @@ def test_a_run_without_a_reward_model_logs_nothing_of_one():
 def judged(group, success, **which):
     metrics = {"success": success, "malformed_calls": 0.0, "seconds": 1.0, "ended_at": 0.0}
     return row(group, success, RolloutOutcome(success, "match", "answered", 1, metrics), **which)
+
+
+def test_a_rollout_is_clipped_where_its_row_is_full():
+    def of(tokens, **left_out):
+        each = judged("a", 1.0)
+        each.trajectory = Trajectory((1, 2), (3,) * tokens, (1,) * tokens, (0.0,) * tokens, 1, **left_out)
+        return each
+
+    gone = row("a", None, None, "rollout_failed")
+    rows = [
+        of(7),  # the longest of the others, and whole
+        of(8),  # as long as may be
+        of(5, dropped_turns=1),  # a turn more would not fit
+        of(5, dropped_turns=1, prefix_break="template"),  # cut for another reason
+        of(0, dropped_turns=1),  # not even the first one fits
+        gone,
+    ]
+    assert clip_metrics(rows, 3, 8) == {
+        "response_length/clip_ratio": 3 / 5,
+        "response_length_non_aborted/clip_ratio": 3 / 5,
+        "prompt_length/clip_ratio": 0.0,
+    }
+    assert clip_metrics(rows, 2, 8)["prompt_length/clip_ratio"] == 1.0
+    assert all(math.isnan(value) for value in clip_metrics([gone], 3, 8).values())
 
 
 def test_groups_that_were_set_aside_are_counted_by_cause_and_are_no_part_of_the_trained_ones():

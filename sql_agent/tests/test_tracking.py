@@ -2,11 +2,14 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 
 from sql_agent.config import load_config
+from sql_agent.rollout_metrics import clip_metrics
 from sql_agent.run_context import RunContext
+from sql_agent.stitch import Trajectory
 from sql_agent.tracking import drop_torn_line, earlier_steps, make_tracking
 
 
@@ -41,3 +44,32 @@ def test_a_number_that_is_none_is_written_as_null_and_not_there_for_what_goes_on
     assert (line["train_step"], line["reward/mean"], line["critic/score/mean"]) == (1, 0.5, None)
     assert [{**row, "at": 0} for row in earlier_steps(file)] == [{"train_step": 1, "at": 0, "reward/mean": 0.5}]
     assert math.isnan(shown[0]["metrics"]["critic/score/mean"])
+
+
+@pytest.mark.slow  # imports verl
+@pytest.mark.parametrize(("longest", "expected"), [(5, 0.0), (8, 1 / 3)])
+def test_a_row_is_not_clipped_for_being_the_longest_of_its_batch(tmp_path, longest, expected):
+    """Three rows, of which one is as long as the batch is wide; `data.max_response_tokens` is 8."""
+    from verl import DataProto
+    from verl.trainer.ppo.metric_utils import compute_data_metrics
+
+    from sql_agent.batch import to_tensors
+
+    rows = [Trajectory((1,), (2,) * n, (1,) * n, (0.0,) * n, num_turns=1) for n in (2, 3, longest)]
+    tensors = to_tensors(rows, [1.0, 0.0, 0.0], pad_id=0)
+    rewards = {"token_level_scores": tensors["rm_scores"], "token_level_rewards": tensors["rm_scores"]}
+    tensors |= rewards | {"advantages": tensors["rm_scores"], "returns": tensors["rm_scores"]}
+    theirs = compute_data_metrics(DataProto.from_single_dict(tensors), use_critic=False)
+    wrong = {"response_length/clip_ratio": 1 / 3, "response_length_non_aborted/clip_ratio": 1 / 3}
+    wrong |= {"prompt_length/clip_ratio": 1.0}
+    assert {name: theirs[name] for name in wrong} == pytest.approx(wrong)  # why there is a metric of ours
+
+    context = RunContext(load_config(None, [f"run_dir={tmp_path}"]), "run", "", 0, lambda _: None)
+    context.step_metrics |= clip_metrics([SimpleNamespace(trajectory=row) for row in rows], 4, 8)
+    config = {"actor_rollout_ref": {"rollout": {"dtype": "float32"}}}
+    make_tracking(context, lambda _: None)("project", "run", [], config).log(theirs, step=1)
+    line = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert {name: line[name] for name in wrong} == pytest.approx(
+        dict.fromkeys(wrong, expected) | {"prompt_length/clip_ratio": 0.0}
+    )
+    assert line["response_length/max"] == longest  # everything else is verl's
