@@ -117,6 +117,12 @@ def test_a_change_is_over_the_tasks_that_both_validations_judged():
     assert change(rows[:4]) is None
 
 
+def test_a_task_that_is_solved_in_part_is_not_solved():
+    before = [trajectory(0, task, value, validate=True) for task, value in [("a", 0.25), ("b", 1.0)]]
+    after = [trajectory(9, task, value, validate=True) for task, value in [("a", 0.75), ("b", 0.75)]]
+    assert change(before + after) == Change(tasks=2, gained=0, lost=1)
+
+
 def test_a_validation_that_was_made_again_counts_once_and_torn_lines_are_counted(run_dir):
     again = [trajectory(2, "a", 0.0, validate=True), trajectory(2, "a", 1.0, validate=True)]
     save(run_dir, "val_000002", again)
