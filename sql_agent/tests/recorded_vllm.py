@@ -73,8 +73,8 @@ def record(file: Path) -> None:
             log_probs = [step[i].logprob for step, i in zip(reply.logprobs or [], reply.token_ids, strict=True)]
             write(prompt=list(last.prompt_token_ids or []), sampled=list(reply.token_ids), log_probs=log_probs)
 
-    def recorded_continue(known, rendered_reply, rendered, eos):
-        exact = continue_exactly(known, rendered_reply, rendered, eos)
+    def recorded_continue(known, rendered, otherwise, ends):
+        exact = continue_exactly(known, rendered, otherwise, ends)
         write(known=list(known), seam=exact is not None, breaks=list(rendered[: len(known)]) != list(known))
         return exact
 

@@ -2,17 +2,13 @@
 
 import copy
 import json
+import tracemalloc
 from types import SimpleNamespace
 
 import pytest
 
-from sql_agent.verl_plugin.exact_prompts import (
-    RANDOM_ID,
-    ReplyMemory,
-    _wrap_chat_server,
-    continue_exactly,
-    conversation_key,
-)
+from sql_agent.continuation import OTHER
+from sql_agent.verl_plugin.exact_prompts import RANDOM_ID, ReplyMemory, _wrap_chat_server, conversation_key
 
 EOS = 99
 SYSTEM = {"role": "system", "content": "rules"}
@@ -25,21 +21,6 @@ def call(call_id, text=None, arguments="{}"):
 
 
 ONE, TWO = RANDOM_ID + "1", RANDOM_ID + "2"
-
-
-def test_sampled_ids_stay_and_only_what_follows_the_reply_is_taken_from_the_template():
-    known = [1, 2, 30, 31, EOS]  # 30, 31 were sampled; the template would write 35 instead
-    rendered_reply = [1, 2, 35, EOS, 10]  # 10: the line break after the end of a turn
-    rendered = [1, 2, 35, EOS, 10, 40, 41, 50]
-    assert continue_exactly(known, rendered_reply, rendered, EOS) == [1, 2, 30, 31, EOS, 10, 40, 41, 50]
-
-
-def test_a_reply_cut_before_its_end_is_closed():
-    assert continue_exactly([1, 30], [1, 35, EOS, 10], [1, 35, EOS, 10, 40], EOS) == [1, 30, EOS, 10, 40]
-
-
-def test_a_template_that_rewrites_history_has_no_seam():
-    assert continue_exactly([1, 30, EOS], [1, 35, EOS], [7, 35, EOS, 40], EOS) is None
 
 
 def test_a_reply_with_tool_calls_is_known_by_their_ids_however_it_is_written_down():
@@ -80,10 +61,33 @@ def test_the_same_text_in_other_tokens_is_nobodys():
 
 
 def test_the_oldest_conversation_is_forgotten_first():
-    memory = ReplyMemory(capacity=2)
+    """Room for 2,000 ids of four bytes and 512 bytes for each of two entries, not for a third one."""
+    memory = ReplyMemory(capacity=2 * (512 + 4000))
     for name in ("a", "b", "c"):
-        memory.remember([call(RANDOM_ID + name)], [1])
+        memory.remember([call(RANDOM_ID + name)], range(1000))
     assert [memory.recall([call(RANDOM_ID + name)]) is not None for name in ("a", "b", "c")] == [False, True, True]
+    memory.remember([call(RANDOM_ID + "c")], range(1000))  # said again: it takes no room twice
+    assert memory.recall([call(RANDOM_ID + "b")]) is not None
+    memory.remember([call(RANDOM_ID + "d")], range(1000, 3001))  # 8,516 bytes: it needs the room of both
+    assert [memory.recall([call(RANDOM_ID + name)]) is not None for name in ("b", "c", "d")] == [False, False, True]
+
+
+@pytest.mark.parametrize("reply", [call(ONE), {"role": "assistant", "content": "three"}], ids=["call", "words"])
+@pytest.mark.parametrize("tokens", [1, 1000])
+def test_the_memory_takes_no_more_bytes_than_it_says(reply, tokens):
+    """Ids beyond the small numbers that Python keeps once; words are known by all that was said before them."""
+    capacity = 2**20
+    memory = ReplyMemory(capacity)
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for k in range(3 * capacity // (512 + 4 * tokens)):  # three times what there is room for
+        messages = [{"role": "user", "content": f"{k} " * 2000}, {**reply}]
+        if "tool_calls" in reply:
+            messages[-1] = call(f"{RANDOM_ID}{k}")
+        memory.remember(messages, range(100_000, 100_000 + tokens))
+    taken = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert capacity / 2 < taken <= capacity
 
 
 THREE = {"role": "assistant", "content": "three"}
@@ -99,17 +103,19 @@ def ask(messages, user=None):
 
 
 def chat_server(max_model_len=100, calls=()):
-    """A chat server whose template writes 1, every reply as 35, any other message as 4, and 5 for the next reply; its
-    engine says 30, 31, EOS, which is the text "three" and these calls. Like vLLM it parses arguments in place."""
+    """A chat server whose template writes 1, every reply as 35 (another one than its engine's as 36), any other message
+    as 4, and 5 for the next reply; its engine says 30, 31, EOS, which is the text "three" and these calls. Like vLLM it
+    parses arguments in place."""
 
     class ChatServer:
-        model_config = SimpleNamespace(max_model_len=max_model_len)
+        model_config = SimpleNamespace(max_model_len=max_model_len, try_get_generation_config=lambda: {})
         renderer = SimpleNamespace(tokenizer=SimpleNamespace(eos_token_id=EOS))
 
         async def render_chat_request(self, request):
             ids = [1]
             for message in request.messages:
-                ids += [35, EOS] if message["role"] == "assistant" else [4]
+                other = OTHER in str(message)
+                ids += [36 if other else 35, EOS] if message["role"] == "assistant" else [4]
                 for made in message.get("tool_calls", ()):
                     made["function"]["arguments"] = json.loads(made["function"]["arguments"])
             return [], [{"prompt_token_ids": ids + [5] * request.add_generation_prompt}]

@@ -6,9 +6,10 @@ the ids that were sampled, and the rollout breaks into pieces that cannot be tra
 
 Here vLLM's chat server keeps, for the latest conversations, the ids up to and including each sampled reply. When a
 request continues one of them, those ids are used as they are and only what follows the reply is taken from the
-template. This holds for every model family whose template ends an assistant turn with the EOS token, whatever the agent
-makes of the tool call. A conversation it does not know (another replica's, an evicted one), or could take for another
-one, is rendered as always; the rollout manager counts the break if there is one.
+template (`sql_agent.continuation`). This holds for every model family whose template ends an assistant turn with a
+token that the engine stops at, whatever the agent makes of the tool call and the template of earlier turns. A
+conversation it does not know (another replica's, an evicted one), or could take for another one, is rendered as always;
+the rollout manager counts the break if there is one.
 
 Not for multi-modal prompts. Source of the two methods that are wrapped: vLLM
 entrypoints/openai/chat_completion/serving.py, `render_chat_request` and `chat_completion_full_generator`.
@@ -17,14 +18,21 @@ entrypoints/openai/chat_completion/serving.py, `render_chat_request` and `chat_c
 from __future__ import annotations
 
 import copy
+import functools
+import hashlib
 import json
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-CAPACITY = 4096
-"""Replies remembered per server: 16 MiB at 1,000 tokens each; far more than a batch of rollouts has open."""
+from sql_agent.continuation import another_reply, continue_exactly
+
+CAPACITY_BYTES = 64 * 2**20
+"""Memory of a server's replies: 16,000 of 1,000 tokens each; far more than a batch of rollouts has open."""
+ENTRY_BYTES = 512
+"""What an entry takes beside its ids: its key, its array, its place in the table (some 390 were measured)."""
 RANDOM_ID = "chatcmpl-tool-"
 """vLLM's `make_tool_call_id`. The ids of some parsers (kimi_k2) only count, and are the same in every conversation."""
 
@@ -37,49 +45,40 @@ def conversation_key(messages: Sequence[Mapping[str, Any]], scope: str | None = 
 
     Args:
         scope: what the client says of itself in every request (`user`); conversations of two scopes are never alike.
+    Returns:
+        A digest: 64 characters however long the conversation is.
     """
     ids = _tool_call_ids(messages[-1])
     if ids and all(call_id.startswith(RANDOM_ID) for call_id in ids):
-        return json.dumps([scope, ids])
-    return json.dumps([scope, *([m.get("role"), _text(m.get("content")), _calls(m)] for m in messages)])
-
-
-def continue_exactly(
-    known: Sequence[int], rendered_reply: Sequence[int], rendered: Sequence[int], eos: int
-) -> list[int] | None:
-    """The prompt that continues `known`, or None where the template leaves no seam to join at.
-
-    Args:
-        known: prompt and sampled ids up to the end of the reply.
-        rendered_reply: the template's ids of the conversation up to and including that reply, no generation prompt.
-        rendered: the template's ids of the whole request; begins with `rendered_reply`.
-        eos: ends an assistant turn.
-    Returns:
-        `known`, an EOS if the reply was cut before it, then everything that `rendered` has after the reply's EOS.
-    """
-    if list(rendered[: len(rendered_reply)]) != list(rendered_reply) or eos not in rendered_reply:
-        return None
-    end = len(rendered_reply) - list(reversed(rendered_reply)).index(eos)
-    closed = list(known) if known[-1] == eos else [*known, eos]
-    return closed + list(rendered[end:])
+        name = json.dumps([scope, ids])
+    else:
+        name = json.dumps([scope, *([m.get("role"), _text(m.get("content")), _calls(m)] for m in messages)])
+    return hashlib.sha256(name.encode()).hexdigest()
 
 
 class ReplyMemory:
     """The ids of the latest conversations, by `conversation_key`; the least recently used one goes first.
 
     Two rollouts of a task may say the same text in other tokens. Whoever comes back with it is not known then.
+
+    Args:
+        capacity: of all entries together, in bytes.
     """
 
-    def __init__(self, capacity: int = CAPACITY) -> None:
-        self._ids: OrderedDict[str, list[int] | None] = OrderedDict()
-        self._capacity = capacity
+    def __init__(self, capacity: int = CAPACITY_BYTES) -> None:
+        self._ids: OrderedDict[str, array[int] | None] = OrderedDict()
+        self._capacity, self._bytes = capacity, 0
 
     def remember(self, messages: Sequence[Mapping[str, Any]], ids: Iterable[int], scope: str | None = None) -> None:
-        key, ids = conversation_key(messages, scope), list(ids)
-        self._ids[key] = ids if self._ids.get(key, ids) == ids else None
+        key, new = conversation_key(messages, scope), array("i", ids)
+        known = self._ids.get(key, new)
+        if key in self._ids:
+            self._bytes -= _size(known)
+        self._ids[key] = entry = new if known == new else None
+        self._bytes += _size(entry)
         self._ids.move_to_end(key)
-        while len(self._ids) > self._capacity:
-            self._ids.popitem(last=False)
+        while self._bytes > self._capacity:
+            self._bytes -= _size(self._ids.popitem(last=False)[1])
 
     def recall(self, messages: Sequence[Mapping[str, Any]], scope: str | None = None) -> tuple[int, list[int]] | None:
         """Number of messages covered and their ids, for the last assistant message; None if it is not known."""
@@ -91,13 +90,18 @@ class ReplyMemory:
         if ids is None:
             return None
         self._ids.move_to_end(key)
-        return last + 1, ids
+        return last + 1, ids.tolist()
+
+
+def _size(ids: array[int] | None) -> int:
+    return ENTRY_BYTES + (0 if ids is None else len(ids) * ids.itemsize)
 
 
 def _wrap_chat_server(module: ModuleType) -> None:
     server = module.OpenAIServingChat
     render, generate = server.render_chat_request, server.chat_completion_full_generator
     memory = ReplyMemory()
+    ends = functools.cache(_ends)  # reads a file; a process has one server
 
     async def render_chat_request(self: Any, request: Any) -> Any:
         # Pydantic leaves `tool_calls` as one-shot iterators, and rendering parses their arguments in place; what the
@@ -113,14 +117,15 @@ def _wrap_chat_server(module: ModuleType) -> None:
             return rendered
         conversation, engine_inputs = rendered
         covered, ids = known
-        reply = request.model_copy(update={"messages": copy.deepcopy(sent[:covered]), "add_generation_prompt": False})
-        rendered_reply = await render(self, reply)
-        if isinstance(rendered_reply, tuple) and len(engine_inputs) == 1:
+        messages = copy.deepcopy(sent)
+        messages[covered - 1] = another_reply(messages[covered - 1])
+        otherwise = await render(self, request.model_copy(update={"messages": messages}))
+        if isinstance(otherwise, tuple) and len(engine_inputs) == 1:
             exact = continue_exactly(
                 ids,
-                rendered_reply[1][0]["prompt_token_ids"],
                 engine_inputs[0]["prompt_token_ids"],
-                self.renderer.tokenizer.eos_token_id,
+                otherwise[1][0]["prompt_token_ids"],
+                ends(self),
             )
             if exact is not None:
                 _check_length(exact, self.model_config.max_model_len)
@@ -141,6 +146,13 @@ def _wrap_chat_server(module: ModuleType) -> None:
 
     server.render_chat_request = render_chat_request
     server.chat_completion_full_generator = chat_completion_full_generator
+
+
+def _ends(server: Any) -> frozenset[int]:
+    """The tokens that the engine stops at, as vLLM gathers them (`SamplingParams.update_from_generation_config`):
+    Gemma's and Llama's turns end with another one than the tokenizer's EOS."""
+    more = server.model_config.try_get_generation_config().get("eos_token_id") or []
+    return frozenset([server.renderer.tokenizer.eos_token_id, *([more] if isinstance(more, int) else more)])
 
 
 def _check_length(ids: Sequence[int], max_model_len: int) -> None:

@@ -1,0 +1,157 @@
+"""How a conversation goes on from the ids that were sampled, and whether a chat template lets it.
+
+Pure and quick to import. vLLM's chat server continues conversations with it (`sql_agent.verl_plugin.exact_prompts`),
+and a model's template is tried with it before a run starts (`sql_agent.model_check`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Message = dict[str, Any]
+
+OTHER = "Another reply."
+"""What `another_reply` says. A reply of just these words is not continued exactly, which is then counted."""
+
+
+def another_reply(reply: Mapping[str, Any]) -> Message:
+    """A message for the same place in a conversation that says something else, with calls of the same ids and names."""
+    arguments = json.dumps({"other": OTHER})
+    calls = [
+        {**call, "function": {**call["function"], "arguments": arguments}} for call in reply.get("tool_calls") or []
+    ]
+    said: Message = {"content": "", "tool_calls": calls} if calls else {"content": OTHER}
+    return {"role": "assistant", **said}
+
+
+def continue_exactly(
+    known: Sequence[int], rendered: Sequence[int], otherwise: Sequence[int], ends: Collection[int]
+) -> list[int] | None:
+    """The prompt that continues `known`, or None where the template leaves no seam to join at.
+
+    What follows a reply is what two renderings of the conversation, that differ in this one reply, have in common at
+    their end: it begins with the token that ends the reply. A template may write the reply and everything before it as
+    it likes. Qwen3's, for one, adds an empty thought to a reply while it is the last one and drops the thoughts of
+    earlier replies, so no rendering without the later messages is a prefix of the one with them.
+
+    Args:
+        known: prompt and sampled ids up to the end of the reply.
+        rendered: the template's ids of the whole request.
+        otherwise: the same with `another_reply` in the reply's place.
+        ends: tokens that may end an assistant turn.
+    Returns:
+        `known`, the template's end of the turn if the reply does not end with it, then everything that follows.
+    """
+    shortest, common = min(len(rendered), len(otherwise)), 0
+    while common < shortest and rendered[-1 - common] == otherwise[-1 - common]:
+        common += 1
+    after = rendered[len(rendered) - common :]
+    seam = next((i for i, token in enumerate(after) if token in ends), None)
+    if common == shortest or seam is None:
+        return None
+    closed = list(known) if known[-1] == after[seam] else [*known, after[seam]]
+    return closed + list(after[seam + 1 :])
+
+
+class Render(Protocol):
+    def __call__(self, messages: Sequence[Message], *, prompt: bool) -> list[int]:
+        """The template's ids of a conversation; with `prompt`, up to where the next reply begins."""
+        ...
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A scripted reply, and what answers it."""
+
+    name: str
+    sampled: str
+    """The text that is sampled; its calls are in Hermes' form, which no template has to share."""
+    reply: Message
+    """What a chat server makes of it."""
+    answer: Message
+
+
+@dataclass(frozen=True)
+class Played:
+    """What became of a scripted conversation. Each field names its first such reply; None: there is none."""
+
+    broken: str | None
+    """The next prompt does not continue from what was sampled."""
+    rewritten: str | None
+    """Once it was answered, the template wrote the conversation up to it in another way."""
+
+
+THOUGHT = "<think>\nprobe_thought\n</think>\n\n"
+
+
+def script(*, tools: bool) -> list[Turn]:
+    """Replies with a thought, without one and with an empty one; with `tools`, replies with and without calls."""
+    words = [
+        ("words after a thought", f"{THOUGHT}probe_words"),
+        ("words", "probe_words"),
+        ("words after an empty thought", "<think>\n\n</think>\n\nprobe_words"),
+        ("words again", "probe_words"),
+    ]
+    turns = [Turn(name, said, {"role": "assistant", "content": said}, _user(i)) for i, (name, said) in enumerate(words)]
+    if not tools:
+        return turns
+    calls = [("a call after a thought", THOUGHT), ("a call", ""), ("a call after words", "probe_words\n")]
+    return [*(_call(name, said, 10 + i) for i, (name, said) in enumerate(calls)), *turns, _call("a last call", "", 20)]
+
+
+def play(
+    first: Sequence[Message],
+    turns: Sequence[Turn],
+    *,
+    render: Render,
+    encode: Callable[[str], list[int]],
+    decode: Callable[[list[int]], str],
+    ends: Collection[int],
+) -> Played:
+    """Play the script as a rollout: each prompt continues from what was sampled, which is cut into single characters,
+    as no tokenizer would cut it. After a break there is nothing to continue from, and the play is over.
+
+    Raises:
+        Exception: whatever the template raises.
+    """
+    messages, rewritten = list(first), None
+    prompt = render(messages, prompt=True)
+    for turn in turns:
+        known = [*prompt, *(token for character in turn.sampled for token in encode(character))]
+        replied = [*messages, turn.reply]
+        messages = [*replied, turn.answer]
+        rendered = render(messages, prompt=True)
+        otherwise = render([*replied[:-1], another_reply(turn.reply), turn.answer], prompt=True)
+        if rewritten is None and not _keeps(render(replied, prompt=False), rendered, ends):
+            rewritten = turn.name
+        exact = continue_exactly(known, rendered, otherwise, ends)
+        if exact is None or not _follows(decode(exact[len(known) :]), turn):
+            return Played(turn.name, rewritten)
+        prompt = exact
+    return Played(None, rewritten)
+
+
+def _follows(text: str, turn: Turn) -> bool:
+    """Whether what follows a reply is its answer, whole, and nothing of what was said before."""
+    return turn.answer["content"] in text and text.count("probe_") == 1
+
+
+def _keeps(before: Sequence[int], after: Sequence[int], ends: Collection[int]) -> bool:
+    """Whether a rendering begins with the one up to its last reply."""
+    length = max((i + 1 for i, token in enumerate(before) if token in ends), default=len(before))
+    return list(after[:length]) == list(before[:length])
+
+
+def _user(number: int) -> Message:
+    return {"role": "user", "content": f"probe_answer {number}."}
+
+
+def _call(name: str, said: str, number: int) -> Turn:
+    arguments = f'{{"query": "SELECT {number}"}}'
+    call = {"id": f"call_{number}", "type": "function", "function": {"name": "execute_sql", "arguments": arguments}}
+    sampled = f'{said}<tool_call>\n{{"name": "execute_sql", "arguments": {arguments}}}\n</tool_call>'
+    answer = {"role": "tool", "tool_call_id": call["id"], "name": "execute_sql", "content": f"probe_answer {number}."}
+    return Turn(name, sampled, {"role": "assistant", "content": said, "tool_calls": [call]}, answer)
