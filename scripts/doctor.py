@@ -1,4 +1,4 @@
-"""Can a run start on this machine? `python -m scripts.doctor [--model FOLDER] [--port N]`
+"""Can a run start on this machine? `python -m scripts.doctor [--model FOLDER [--protocol NAME]] [--port N]`
 
 Each check prints one line; a problem is followed by the line that mends it. Exit status 0: a run can start (warnings
 allowed), 1: it cannot. Looks at versions through their metadata only, so that it answers in a second and also where the
@@ -21,12 +21,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sql_agent.cpu_features import cpu_flags
 from sql_agent.model_check import SETUP, Problem, check_model_dir
 
+if TYPE_CHECKING:
+    from dbbench_adapter.protocols import ProtocolName
+
 ROOT = Path(__file__).resolve().parents[1]
 STORE_PORT = 9999
+PROTOCOLS = ("fc", "text", "lab")
+"""As `dbbench_adapter.protocols` has them, which needs packages that may be what is broken."""
 SETUP_AND_LOOK = f"{SETUP} && .venv/bin/python -m scripts.doctor"
 MIN_MEMORY_GIB = 8.0
 """A one-step run of the small policy on two cores took 6 GiB at its peak; the rest is room."""
@@ -153,12 +159,13 @@ def check_databases(mariadbd: str | None, install_db: str | None) -> Finding:
     return Finding("databases", f"{sqlite}, {missing}", (problem,))
 
 
-def check_model(path: Path) -> Finding:
-    problems = tuple(check_model_dir(path))
-    return Finding("model", f"{path}" if problems else f"{path}: complete, its chat template renders tools", problems)
+def check_model(path: Path, protocol: ProtocolName) -> Finding:
+    problems = tuple(check_model_dir(path, protocol))
+    sound = f"{path}: complete, conversations of protocol {protocol} go on from sampled ids"
+    return Finding("model", f"{path}" if problems else sound, problems)
 
 
-def examine(model: Path | None, port: int) -> list[Finding]:
+def examine(model: Path | None, port: int, protocol: ProtocolName = "fc") -> list[Finding]:
     """Look at the world; everything above takes plain values."""
     installed = installed_versions()
     pins, mend = wanted_packages(installed)
@@ -171,7 +178,7 @@ def examine(model: Path | None, port: int) -> list[Finding]:
         check_port(port),
         check_databases(shutil.which("mariadbd", path=path), shutil.which("mariadb-install-db", path=path)),
     ]
-    return findings + ([check_model(model)] if model else [])
+    return findings + ([check_model(model, protocol)] if model else [])
 
 
 def report(findings: list[Finding]) -> list[tuple[str, str]]:
@@ -207,9 +214,15 @@ def show(lines: list[tuple[str, str]]) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.doctor", description="Can a run start on this machine?")
     parser.add_argument("--model", type=Path, help="model folder to look at")
+    parser.add_argument(
+        "--protocol",
+        choices=PROTOCOLS,
+        default="fc",
+        help="what the model has to play, as agent.protocol; default fc",
+    )
     parser.add_argument("--port", type=int, default=STORE_PORT, help=f"the store's port; default {STORE_PORT}")
     args = parser.parse_args(argv)
-    findings = examine(args.model, args.port)
+    findings = examine(args.model, args.port, args.protocol)
     show(report(findings))
     return int(any(map(blocks, findings)))
 

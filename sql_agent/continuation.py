@@ -45,15 +45,21 @@ def continue_exactly(
     Returns:
         `known`, the template's end of the turn if the reply does not end with it, then everything that follows.
     """
+    seam = end_of_reply(rendered, otherwise, ends)
+    if seam is None:
+        return None
+    closed = list(known) if known[-1] == rendered[seam] else [*known, rendered[seam]]
+    return closed + list(rendered[seam + 1 :])
+
+
+def end_of_reply(rendered: Sequence[int], otherwise: Sequence[int], ends: Collection[int]) -> int | None:
+    """Where in `rendered` the token stands that ends the reply; None where there is none. See `continue_exactly`."""
     shortest, common = min(len(rendered), len(otherwise)), 0
     while common < shortest and rendered[-1 - common] == otherwise[-1 - common]:
         common += 1
-    after = rendered[len(rendered) - common :]
-    seam = next((i for i, token in enumerate(after) if token in ends), None)
-    if common == shortest or seam is None:
+    if common == shortest:  # the reply is left out
         return None
-    closed = list(known) if known[-1] == after[seam] else [*known, after[seam]]
-    return closed + list(after[seam + 1 :])
+    return next((i for i in range(len(rendered) - common, len(rendered)) if rendered[i] in ends), None)
 
 
 class Render(Protocol):
@@ -125,11 +131,12 @@ def play(
         messages = [*replied, turn.answer]
         rendered = render(messages, prompt=True)
         otherwise = render([*replied[:-1], another_reply(turn.reply), turn.answer], prompt=True)
-        if rewritten is None and not _keeps(render(replied, prompt=False), rendered, ends):
-            rewritten = turn.name
         exact = continue_exactly(known, rendered, otherwise, ends)
         if exact is None or not _follows(decode(exact[len(known) :]), turn):
             return Played(turn.name, rewritten)
+        before = rendered[: len(rendered) - (len(exact) - len(known))]
+        if rewritten is None and render(replied, prompt=False)[: len(before)] != before:
+            rewritten = turn.name
         prompt = exact
     return Played(None, rewritten)
 
@@ -137,12 +144,6 @@ def play(
 def _follows(text: str, turn: Turn) -> bool:
     """Whether what follows a reply is its answer, whole, and nothing of what was said before."""
     return turn.answer["content"] in text and text.count("probe_") == 1
-
-
-def _keeps(before: Sequence[int], after: Sequence[int], ends: Collection[int]) -> bool:
-    """Whether a rendering begins with the one up to its last reply."""
-    length = max((i + 1 for i, token in enumerate(before) if token in ends), default=len(before))
-    return list(after[:length]) == list(before[:length])
 
 
 def _user(number: int) -> Message:

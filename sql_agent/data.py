@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sql_agent.environments.base import Environment, Split
-from sql_agent.model_check import chat_template, render, special_tokens
+from sql_agent.model_check import render, special_tokens
 
 
 def fitting(split: Split, prompt_tokens: Callable[[Any], int], limit: int) -> Split:
@@ -27,13 +27,17 @@ def fitting(split: Split, prompt_tokens: Callable[[Any], int], limit: int) -> Sp
 
 
 class PromptTokenizer:
-    """Counts the tokens of a task's first prompt; reads the model's folder without torch, which is 10 s of imports."""
+    """Counts the tokens of a task's first prompt; reads the model's folder without torch, which is 10 s of imports.
 
-    def __init__(self, model: Path, environment: Environment) -> None:
+    Args:
+        template: the chat template of the run.
+    """
+
+    def __init__(self, model: Path, environment: Environment, template: str) -> None:
         from tokenizers import Tokenizer
 
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-        self._template, self._special = chat_template(model) or "", special_tokens(model)
+        self._template, self._special = template, special_tokens(model)
         self._environment = environment
 
     def prompt_tokens(self, task: Any) -> int:

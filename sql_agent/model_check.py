@@ -1,16 +1,27 @@
 """Can this folder be trained and served? Checked by reading it, before anything expensive starts.
 
-Looks at what the run relies on: config, tokenizer, a chat template that renders tool calls and tool results, complete
-weights. Leaves out whether vLLM knows the architecture and whether the model fits into memory. Imports no torch.
+Looks at what the run relies on: config, tokenizer, a chat template that renders what the run's protocol says and that
+can be continued from sampled ids, complete weights. Leaves out whether vLLM knows the architecture, which tool parser
+reads the model's calls, and whether the model fits into memory. Imports no torch, and nothing but the standard library
+before it looks at a template.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from sql_agent import continuation
+from sql_agent.continuation import Message, Played
+
+if TYPE_CHECKING:  # whoever looks at a machine has to answer where packages are broken
+    from tokenizers import Tokenizer
+
+    from dbbench_adapter.protocols import ProtocolName
 
 SETUP = "bash scripts/setup.sh"
 
@@ -32,14 +43,23 @@ class ModelFileError(ValueError):
     """A file of the folder cannot be read as what it should be; the message says which and why."""
 
 
-def check_model_dir(path: Path) -> list[Problem]:
-    """All problems of a Hugging Face model folder; an empty list means that a run can start from it."""
+def check_model_dir(path: Path, protocol: ProtocolName = "fc") -> list[Problem]:
+    """All problems of a Hugging Face model folder; without one that blocks, a run can start from it.
+
+    Args:
+        protocol: what the run plays; `fc` stands for every environment that offers tools.
+    """
     if not path.is_dir():
         make = "make a small policy with `.venv/bin/python -m scripts.make_tiny_policy`"
         fetch = f"fetch a model with `.venv/bin/hf download NAME --local-dir {path}`"
         return [Problem(f"model folder {path} does not exist", f"{make}, or {fetch}")]
-    checks = (check_config, check_tokenizer, check_template, check_weights)
-    return [problem for check in checks for problem in check(path)]
+    found = (
+        *check_config(path),
+        *check_tokenizer(path),
+        *check_template(path, protocol),
+        *check_weights(path),
+    )
+    return list(dict.fromkeys(found))  # two of them read config.json
 
 
 def fetch_again(path: Path) -> str:
@@ -95,21 +115,11 @@ def chat_template(path: Path) -> str | None:
 
 
 CALL = {"type": "function", "function": {"name": "execute_sql", "arguments": {"query": "SELECT probe_call"}}}
-PROBE: list[dict[str, Any]] = [
+PROBE: list[Message] = [
     {"role": "system", "content": "probe_system"},
     {"role": "user", "content": "probe_user"},
     {"role": "assistant", "content": "", "tool_calls": [{"id": "call_0", **CALL}]},
     {"role": "tool", "tool_call_id": "call_0", "name": "execute_sql", "content": "probe_result"},
-]
-PROBE_TOOLS: list[Any] = [
-    {
-        "type": "function",
-        "function": {
-            "name": "execute_sql",
-            "description": "Run one statement.",
-            "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
-        },
-    }
 ]
 PROBE_PARTS = {
     "probe_system": "the system message",
@@ -117,31 +127,169 @@ PROBE_PARTS = {
     "SELECT probe_call": "the arguments of tool calls",
     "probe_result": "tool results",
 }
+TEXT_PARTS = {"probe_question": "the user's messages", "probe_reply": "the replies"}
 
 
-def check_template(path: Path) -> Iterator[Problem]:
-    """Render one short conversation with a tool call, with transformers' own renderer, and look for its parts.
+def check_template(path: Path, protocol: ProtocolName = "fc") -> Iterator[Problem]:
+    """Render a short conversation with transformers' own renderer, look for its parts, and continue it as a rollout.
 
     A template that leaves out the tools' schemas passes: a policy may know its tools by training.
     """
-    write = f"write a template that renders tool calls to {path / 'chat_template.jinja'}, or take a model that has one"
+    file, what = path / "chat_template.jinja", "a tool call" if protocol == "fc" else "a conversation"
+    write = f"write one that can to {file}, or take a model that has one"
+    if protocol == "fc":
+        write = (
+            f"write a template that renders tool calls to {file}, take a model that has one, or set "
+            "agent.protocol=text, which needs no tools"
+        )
     try:
         template, tokens = chat_template(path), special_tokens(path)
+        if template is None:
+            yield Problem(f"{path} has no chat template (neither {file.name} nor tokenizer_config.json)", write)
+            return
+        missing = unrendered(template, tokens, protocol)
     except ModelFileError as error:
         yield Problem(str(error), fetch_again(path))
         return
-    if template is None:
-        yield Problem(f"{path} has no chat template (neither chat_template.jinja nor tokenizer_config.json)", write)
-        return
-    try:
-        missing = unrendered(template, tokens)
     except ImportError as error:
-        yield Problem(f"transformers cannot be imported ({error}), so the chat template was not tried", SETUP)
+        yield Problem(f"a package cannot be imported ({error}), so the chat template was not tried", SETUP)
+        return
     except Exception as error:  # a template is a program: it may raise anything, by accident or on purpose
-        yield Problem(f"the chat template of {path} cannot render a tool call ({type(error).__name__}: {error})", write)
-    else:
-        if missing:
-            yield Problem(f"the chat template of {path} leaves out {' and '.join(missing)}", write)
+        yield Problem(f"the chat template of {path} cannot render {what} ({type(error).__name__}: {error})", write)
+        return
+    if missing:
+        yield Problem(f"the chat template of {path} leaves out {' and '.join(missing)}", write)
+    elif (path / "tokenizer.json").is_file():
+        yield from check_continuation(path, protocol)
+
+
+def check_continuation(path: Path, protocol: ProtocolName) -> Iterator[Problem]:
+    """Whether rollouts go on from the ids that were sampled, with the template that a run would use."""
+    try:
+        _, played = template_of_run(path, protocol)
+    except ModelFileError as error:
+        yield Problem(str(error), fetch_again(path))
+        return
+    except Exception as error:  # as above
+        what = f"the chat template of {path} cannot render several turns ({type(error).__name__}: {error})"
+        yield Problem(what, f"write one that can to {path / 'chat_template.jinja'}")
+        return
+    if played.broken is not None:
+        yield Problem(
+            f"rollouts of protocol {protocol} cannot be trained whole with the chat template of {path}: after "
+            f"{played.broken} it writes no token that ends the turn, so the next prompt cannot continue what was "
+            "sampled",
+            f"end every assistant turn in {path / 'chat_template.jinja'} with the tokenizer's eos_token, or name the "
+            "token that ends it in eos_token_id of generation_config.json",
+        )
+    elif played.rewritten is not None:
+        yield Problem(
+            f"the chat template of {path} rewrites earlier turns (seen after {played.rewritten}), and TRL has no "
+            "version of it for training; rollouts are trained whole all the same, as they were sampled, but another "
+            "server would show the trained policy a history that it was not trained on",
+            f"write every assistant turn in {path / 'chat_template.jinja'} the same wherever it stands",
+            blocks=False,
+        )
+
+
+def template_of_run(path: Path, protocol: ProtocolName) -> tuple[str, Played]:
+    """The chat template that a run uses (`choose_template`), and how the scripted conversation goes with it.
+
+    Raises:
+        ModelFileError: the folder has none, or no tokenizer that can be read.
+        Exception: whatever the template raises.
+    """
+    from tokenizers import Tokenizer
+
+    own, tokens = chat_template(path), special_tokens(path)
+    if own is None:
+        raise ModelFileError(f"{path} has no chat template")
+    try:
+        tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    except Exception as error:  # the library raises nothing narrower
+        raise ModelFileError(f"{path / 'tokenizer.json'} cannot be read ({error})") from None
+    return choose_template(own, tokens, tokenizer, end_ids(path, tokenizer), protocol)
+
+
+def choose_template(
+    own: str, tokens: dict[str, Any], tokenizer: Tokenizer, ends: frozenset[int], protocol: ProtocolName
+) -> tuple[str, Played]:
+    """The model's own template, or TRL's version of it for training where the own one rewrites earlier turns: a server
+    without exact prompts then shows the trained policy what it was trained on. And how the conversation goes with it.
+
+    Args:
+        tokens: what the template may name, e.g. `bos_token`.
+        ends: ids of the tokens that end a reply.
+    """
+    played, better = play(own, tokens, tokenizer, ends, protocol), training_template(own)
+    if played.rewritten is not None and better is not None:
+        with_better = play(better, tokens, tokenizer, ends, protocol)
+        if with_better == Played(None, None):
+            return better, with_better
+    return own, played
+
+
+def training_template(template: str) -> str | None:
+    """TRL's version of a chat template for training; None where it has none.
+
+    What `trl.chat_template_utils.get_training_chat_template` answers, without importing TRL, which takes seconds.
+    """
+    spec = importlib.util.find_spec("trl")
+    folder = Path(spec.origin).parent / "chat_templates" if spec and spec.origin else Path()
+    for file in sorted(folder.glob("*_training.jinja")):
+        original = file.with_name(file.name.replace("_training", ""))
+        if original.is_file() and original.read_text(encoding="utf-8") == template:
+            return file.read_text(encoding="utf-8")
+    return None
+
+
+def play(
+    template: str, tokens: dict[str, Any], tokenizer: Tokenizer, ends: frozenset[int], protocol: ProtocolName
+) -> Played:
+    """Play the scripted conversation of a protocol with a template, as vLLM's chat server renders it."""
+    first, tools = opening(protocol)
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False).ids
+
+    def rendered(messages: Sequence[Message], *, prompt: bool) -> list[int]:
+        said = [_with_objects(message) for message in messages]
+        return encode(render(said, tools, template, tokens, prompt=prompt))
+
+    turns = continuation.script(tools=bool(tools))
+    return continuation.play(first, turns, render=rendered, encode=encode, decode=tokenizer.decode, ends=ends)
+
+
+def opening(protocol: ProtocolName) -> tuple[list[Message], list[Any]]:
+    """What a protocol says first, about a task that asks `probe_question`, and the tools that it offers."""
+    from dbbench_adapter.protocols import PROTOCOLS
+    from dbbench_adapter.types import Gold, Task
+
+    task = Task(id="", question="probe_question", kind="other", tables=(), gold=Gold())
+    return PROTOCOLS[protocol].messages(task), PROTOCOLS[protocol].tools
+
+
+def _with_objects(message: Message) -> Message:
+    """Arguments of calls as objects, which is what templates get from vLLM."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
+        for call in message.get("tool_calls") or []
+    ]
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def end_ids(path: Path, tokenizer: Tokenizer) -> frozenset[int]:
+    """The tokens at which vLLM ends a reply: the tokenizer's EOS, and those of generation_config.json, or of
+    config.json where there is none.
+
+    Raises:
+        ModelFileError: one of these files cannot be read.
+    """
+    eos = special_tokens(path).get("eos_token")
+    file = next((path / name for name in ("generation_config.json", "config.json") if (path / name).is_file()), None)
+    more = read_json(file).get("eos_token_id") if file else None
+    ids = [tokenizer.token_to_id(eos) if eos else None, *(more if isinstance(more, list) else [more])]
+    return frozenset(i for i in ids if i is not None)
 
 
 def special_tokens(path: Path) -> dict[str, Any]:
@@ -157,20 +305,28 @@ def special_tokens(path: Path) -> dict[str, Any]:
     return {name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items()}
 
 
-def render(messages: list[dict[str, Any]], tools: list[Any], template: str, tokens: dict[str, Any]) -> str:
-    """The conversation as text, up to the next assistant turn, by transformers' own renderer (without torch: 2 s)."""
+def render(
+    messages: Sequence[Message], tools: list[Any], template: str, tokens: dict[str, Any], *, prompt: bool = True
+) -> str:
+    """The conversation as text, with `prompt` up to the next assistant turn, by transformers' own renderer (without
+    torch: 2 s)."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    (prompt,), _ = render_jinja_template(
-        [messages], tools, chat_template=template, add_generation_prompt=True, **tokens
+    (text,), _ = render_jinja_template(
+        [list(messages)], tools or None, chat_template=template, add_generation_prompt=prompt, **tokens
     )
-    return prompt
+    return text
 
 
-def unrendered(template: str, tokens: dict[str, Any]) -> list[str]:
-    """The parts of the probe conversation that do not show up in the prompt."""
-    prompt = render(PROBE, PROBE_TOOLS, template, tokens)
-    return [part for mark, part in PROBE_PARTS.items() if mark not in prompt]
+def unrendered(template: str, tokens: dict[str, Any], protocol: ProtocolName) -> list[str]:
+    """The parts of a probe conversation that do not show up in the prompt."""
+    first, tools = opening(protocol)
+    messages, parts = PROBE, PROBE_PARTS
+    if not tools:
+        reply: Message = {"role": "assistant", "content": "probe_reply"}
+        messages, parts = [*first, reply, {"role": "user", "content": "probe"}], TEXT_PARTS
+    prompt = render(messages, tools, template, tokens)
+    return [part for mark, part in parts.items() if mark not in prompt]
 
 
 def check_weights(path: Path) -> Iterator[Problem]:

@@ -27,6 +27,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from dbbench_adapter.protocols import ProtocolName
 from sql_agent.checkpoints import MANIFEST, checkpoints, newest_whole, point_verl_at, step_of
 from sql_agent.config import TrainConfig, dump_config, load_config
 from sql_agent.environments import ENVIRONMENTS, make_environment
@@ -218,12 +219,24 @@ def check_port(port: int) -> None:
         ) from None
 
 
-def check_model(model: Path) -> None:
+def check_model(model: Path, protocol: ProtocolName) -> None:
+    """The model can be trained with this protocol; what does not keep a run from starting is printed.
+
+    Raises:
+        UsageError: with everything that does.
+    """
     from sql_agent.model_check import check_model_dir
 
-    problems = check_model_dir(model)
-    if problems:
-        raise UsageError("\n".join(str(problem) for problem in problems))
+    problems = check_model_dir(model, protocol)
+    if any(problem.blocks for problem in problems):
+        raise UsageError("\n".join(str(problem) for problem in problems if problem.blocks))
+    for problem in problems:
+        print(f"warning: {problem}")
+
+
+def protocol_of(cfg: TrainConfig) -> ProtocolName:
+    """What the model has to be able to play; `fc` in every environment that offers tools."""
+    return "fc" if make_environment(cfg).tools else cfg.agent.protocol
 
 
 def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str, Any]:
@@ -232,11 +245,13 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
 
     from dbbench_adapter.export import write_rows
     from sql_agent.data import PromptTokenizer, fitting
+    from sql_agent.model_check import chat_template, template_of_run
     from sql_agent.tracking import usable_loggers
 
     assert cfg.model is not None
     environment = make_environment(cfg)
-    tokenizer = PromptTokenizer(cfg.model, environment)
+    template, _ = template_of_run(cfg.model, protocol_of(cfg))
+    tokenizer = PromptTokenizer(cfg.model, environment, template)
     split = fitting(environment.load_split(cfg.data, cfg.seed), tokenizer.prompt_tokens, cfg.data.max_prompt_tokens)
     if len(split.train) < cfg.data.train_batch_size:
         raise UsageError(
@@ -244,7 +259,13 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
             "lower it, or give more tasks"
         )
     data = cfg.run_dir / "data"
-    files = Files(cfg.model.resolve(), (data / "train.parquet").resolve(), (data / "val.parquet").resolve(), checkpoint)
+    files = Files(
+        cfg.model.resolve(),
+        (data / "train.parquet").resolve(),
+        (data / "val.parquet").resolve(),
+        checkpoint,
+        None if template == chat_template(cfg.model) else template,
+    )
     for rows, file in ((split.train, files.train), (split.val, files.val)):
         rows = environment.verl_rows(rows)
         if checkpoint is not None:
@@ -252,6 +273,11 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
         write_rows(rows, file)
     overrides = to_verl(cfg, files, cpu=cpu)
     overrides["trainer"]["logger"] = usable_loggers(cfg.trainer.loggers)
+    if files.chat_template is not None:
+        print(
+            f"the chat template of {cfg.model} rewrites earlier turns; TRL's version of it for training, which does "
+            "not, is used and saved with every checkpoint"
+        )
     print(f"tasks: {len(split.train)} to train on, {len(split.val)} held out, {split.too_long} left out as too long")
     return {
         "config": str((cfg.run_dir / "config.yaml").resolve()),
@@ -523,7 +549,7 @@ def run(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) ->
 
         print("no --model given: making the small policy first (about a minute)")
         make_tiny_policy(TINY_POLICY)
-    check_model(cfg.model or TINY_POLICY)
+    check_model(cfg.model or TINY_POLICY, protocol_of(cfg))
     train(cfg, checkpoint, cpu=cpu, debug=debug)
 
 

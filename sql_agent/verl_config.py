@@ -41,6 +41,8 @@ class Files:
     val: Path
     checkpoint: Path | None = None
     """What the run goes on from; None starts it."""
+    chat_template: str | None = None
+    """In place of the model's own, for the sampler and for the tokenizer that is saved with checkpoints."""
 
 
 def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
@@ -56,6 +58,8 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
     checkpointing = cfg.engine.gradient_checkpointing
     fsdp: dict[str, Any] = {"use_torch_compile": not cpu, "seed": cfg.seed, "mixed_precision": mixed}
     vllm: dict[str, Any] = {"enable_auto_tool_choice": True, "tool_call_parser": cfg.rollout.tool_parser}
+    if files.chat_template is not None:
+        vllm["chat_template"] = files.chat_template
     if cpu:
         vllm["distributed_executor_backend"] = "uni"  # one process less to import torch and vLLM
     actor = {
@@ -143,6 +147,7 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
         "actor_rollout_ref": {
             "model": {
                 "path": str(files.model),
+                "custom_chat_template": files.chat_template,
                 "lora_rank": cfg.lora.rank,
                 "lora_alpha": cfg.lora.alpha,
                 # vLLM's chat server would answer with the bare base model: verl loads the adapter under a name of its

@@ -198,7 +198,7 @@ def test_brackets_reach_the_terminal(capsys: pytest.CaptureFixture[str]):
 def test_the_exit_status_says_whether_a_run_can_start(
     problems: tuple[Problem, ...], status: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(doctor, "examine", lambda model, port: [Finding("thing", "found", problems)])
+    monkeypatch.setattr(doctor, "examine", lambda *_: [Finding("thing", "found", problems)])
     assert doctor.main([]) == status
 
 

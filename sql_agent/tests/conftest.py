@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -105,6 +106,20 @@ def serve_scores(score, seen=None) -> Iterator[str]:
     """Serve `scoring_service` on loopback; yields its URL."""
     with oracle.serve(scoring_service(score, seen)) as base_url:
         yield base_url.removesuffix("/v1")
+
+
+def byte_tokenizer(*special: str) -> Any:
+    """A `tokenizers.Tokenizer` of bytes and these tokens, whose ids are 0, 1, ...: no family's own tokenizer is on the
+    machine, and where replies end is all that a template needs of it."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([*special, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
+    return tokenizer
 
 
 @pytest.fixture(scope="session")

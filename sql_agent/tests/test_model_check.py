@@ -4,9 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+import trl
 
-from sql_agent.model_check import Problem, check_model_dir, safetensors_bytes
+from sql_agent.model_check import Problem, check_model_dir, safetensors_bytes, template_of_run
+from sql_agent.tests.conftest import byte_tokenizer
 
+TRL_TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 HERMES = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
     "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
@@ -23,9 +26,9 @@ def safetensors(*, tensor_bytes: int = 4, cut: int = 0) -> bytes:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A folder that passes: one tensor, a template that renders tool calls."""
+    """A folder that passes: one tensor, a tokenizer of bytes, a template that renders tool calls."""
     (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
-    (tmp_path / "tokenizer.json").write_text("{}")
+    byte_tokenizer("<|im_end|>", "<|im_start|>").save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>", "pad_token": null}')
     (tmp_path / "chat_template.jinja").write_text(HERMES)
     (tmp_path / "model.safetensors").write_bytes(safetensors())
@@ -37,7 +40,10 @@ def fetch(path: Path) -> str:
 
 
 def write(path: Path) -> str:
-    return f"write a template that renders tool calls to {path}/chat_template.jinja, or take a model that has one"
+    return (
+        f"write a template that renders tool calls to {path}/chat_template.jinja, take a model that has one, or set "
+        "agent.protocol=text, which needs no tools"
+    )
 
 
 def test_a_complete_folder_has_no_problem(model: Path):
@@ -103,19 +109,22 @@ def test_a_template_without_tool_support_is_a_problem(model: Path, template: str
 
 def test_a_template_is_also_found_in_the_tokenizer_config(model: Path):
     (model / "chat_template.jinja").unlink()
-    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": HERMES}))
+    config = {"chat_template": HERMES, "eos_token": "<|im_end|>"}
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
     assert check_model_dir(model) == []
 
 
 def test_of_several_templates_the_one_for_tools_counts(model: Path):
     (model / "chat_template.jinja").unlink()
     templates = [{"name": "default", "template": PLAIN}, {"name": "tool_use", "template": HERMES}]
-    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    config = {"chat_template": templates, "eos_token": "<|im_end|>"}
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
     assert check_model_dir(model) == []
 
 
 def test_a_template_may_name_special_tokens(model: Path):
-    (model / "tokenizer_config.json").write_text('{"bos_token": {"content": "<s>", "special": true}}')
+    config = {"bos_token": {"content": "<s>", "special": True}, "eos_token": "<|im_end|>"}
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
     (model / "chat_template.jinja").write_text("{{ bos_token + '' }}" + HERMES)
     assert check_model_dir(model) == []
 
@@ -125,6 +134,65 @@ def test_an_unreadable_tokenizer_config_is_a_problem(model: Path):
     assert check_model_dir(model) == [
         Problem(f"{model}/tokenizer_config.json holds a list, expected an object", fetch(model))
     ]
+
+
+@pytest.mark.parametrize("protocol", ["text", "lab"])
+def test_a_protocol_of_plain_text_needs_no_tools(model: Path, protocol):
+    (model / "chat_template.jinja").write_text(PLAIN.replace("\n", "<|im_end|>\n"))
+    assert check_model_dir(model, protocol) == []
+    assert check_model_dir(model) == [
+        Problem(f"the chat template of {model} leaves out the arguments of tool calls", write(model))
+    ]
+
+
+def test_a_protocol_of_plain_text_needs_a_template_that_writes_its_messages(model: Path):
+    (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    mend = f"write one that can to {model}/chat_template.jinja, or take a model that has one"
+    what = f"the chat template of {model} leaves out the user's messages and the replies"
+    assert check_model_dir(model, "text") == [Problem(what, mend)]
+
+
+def test_turns_that_nothing_ends_cannot_be_trained_whole(model: Path):
+    (model / "chat_template.jinja").write_text(PLAIN)
+    (problem,) = check_model_dir(model, "text")
+    assert problem.blocks
+    assert problem.what == (
+        f"rollouts of protocol text cannot be trained whole with the chat template of {model}: after words after a "
+        "thought it writes no token that ends the turn, so the next prompt cannot continue what was sampled"
+    )
+
+
+@pytest.mark.parametrize("ends", ["1", "[0, 1]"])
+def test_turns_may_end_with_a_token_of_the_generation_config(model: Path, ends: str):
+    """Gemma's way: <|im_start|>, the byte tokenizer's second special token, plays <end_of_turn>."""
+    (model / "chat_template.jinja").write_text(PLAIN.replace("\n", "<|im_start|>\n"))
+    assert len(check_model_dir(model, "text")) == 1
+    (model / "generation_config.json").write_text(f'{{"eos_token_id": {ends}}}')
+    assert check_model_dir(model, "text") == []
+
+
+def test_qwen3_is_trained_with_trls_version_of_its_template(model: Path):
+    """Its own adds an empty thought to the last reply only, and drops the thoughts of earlier ones."""
+    own, training = ((TRL_TEMPLATES / f"{name}.jinja").read_text() for name in ("qwen3", "qwen3_training"))
+    (model / "chat_template.jinja").write_text(own)
+    assert check_model_dir(model) == []
+    template, played = template_of_run(model, "fc")
+    assert template == training
+    assert (played.broken, played.rewritten) == (None, None)
+
+
+def test_a_template_that_rewrites_earlier_turns_is_a_warning_where_trl_has_no_version_of_it(model: Path):
+    (model / "chat_template.jinja").write_text((TRL_TEMPLATES / "qwen3.jinja").read_text() + "{# ours #}")
+    (problem,) = check_model_dir(model)
+    assert not problem.blocks
+    assert "rewrites earlier turns (seen after a call), and TRL has no version of it" in problem.what
+    assert template_of_run(model, "fc")[0].endswith("{# ours #}")
+
+
+def test_a_tokenizer_that_cannot_be_read_is_a_problem(model: Path):
+    (model / "tokenizer.json").write_text("{}")
+    (problem,) = check_model_dir(model)
+    assert problem.what.startswith(f"{model}/tokenizer.json cannot be read (")
 
 
 def test_a_shard_that_the_index_names_must_be_there(model: Path):
