@@ -87,6 +87,9 @@ class RolloutConfig(Settings):
     """Attempts per rollout; only failures of the infrastructure are tried again."""
     max_lost_fraction: float = Field(default=0.5, ge=0, le=1)
     """A step that loses a larger share of its rollouts stops the run with the most frequent reason."""
+    max_broken_fraction: float = Field(default=0.1, ge=0, le=1)
+    """Three train steps in a row in which a larger share of the rollouts lost turns to a break (`prefix/broken_frac`)
+    stop the run."""
     trajectories_per_step: int = Field(default=4, ge=0)
     """Trajectories saved whole per step, spread over the reward range."""
     tool_parser: str = "hermes"
@@ -195,7 +198,8 @@ class StoreConfig(Settings):
 
 class TrainConfig(Settings):
     model: Path | None = None
-    """A Hugging Face folder with a chat template that supports tools. None: the small policy, made on this machine."""
+    """A Hugging Face folder with a chat template, one that writes tool calls unless `agent.protocol` is text or lab.
+    None: the small policy, made on this machine."""
     run_dir: Path = Path("runs/sql-agent")
     seed: int = 0
     llm_proxy: bool = False

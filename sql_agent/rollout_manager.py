@@ -30,6 +30,7 @@ from sql_agent.advantages import masked_group_advantages
 from sql_agent.agl_light import agl
 from sql_agent.batch import to_tensors
 from sql_agent.dynamic_sampling import NoSpread, Task, no_spread, rollout_seed, spare_tasks
+from sql_agent.prefix_stop import PrefixStop
 from sql_agent.rewards import score_failure, without_score
 from sql_agent.rollout_metrics import batch_metrics, clip_metrics, score_metrics, skill_metrics, success_of
 from sql_agent.scoring import start_command
@@ -112,6 +113,7 @@ class LightningRolloutManager:
         addresses = llm_client._load_balancer.addresses  # a `sql_agent.server_list.ServerList`
         self.backends = [f"http://{address}" for address in addresses]
         self._scoring_s = self.cfg.reward_model.timeout_s if self.cfg.reward_model.url else 0.0
+        self._prefix_stop = PrefixStop(self.cfg.rollout.max_broken_fraction)
         self._train_tasks = read_tasks(str(config.data.train_files)) if self.cfg.rollout.redraws else []
         self.proxy_url = run.publish({"model": self.model_path, "backends": self.backends})
 
@@ -151,6 +153,8 @@ class LightningRolloutManager:
                 "time/batch_ready_s": ready - last_end,
             }
         )
+        if not validate:
+            self._prefix_stop.add(metrics)
         prefix = "val/" if validate else ""
         self.run.step_metrics.update({prefix + name: value for name, value in metrics.items()})
         batch.meta_info = {"timing": {"rollouts": ready - started}, "reward_extra_keys": []}

@@ -111,8 +111,10 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             base_url=metadata.get("base_url") or llm.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id),
             model=metadata.get("model", llm.model),
             config=agent,
-            # Without the LLM proxy this process traces the turns; the proxy asks for ids and writes spans itself.
-            extra_body=None if self.cfg.llm_proxy else {"return_token_ids": True, "logprobs": True},
+            # Without the LLM proxy this process traces the turns; the proxy asks for ids and writes spans itself. The
+            # server tells apart by `user` two rollouts of a task that say the same words in other tokens.
+            extra_body={"user": rollout.attempt.attempt_id}
+            | ({} if self.cfg.llm_proxy else {"return_token_ids": True, "logprobs": True}),
             on_reply=None if self.cfg.llm_proxy else write_turn,
             seed=metadata.get("seed"),
         )

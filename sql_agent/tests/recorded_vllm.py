@@ -3,8 +3,9 @@
 
 A line of JSON for each finished call of the engine, before the chat server has seen it, and one for each prompt that
 was continued from sampled ids, which says whether the template's own prompt would have begun with them. Where the
-prompt says `ODD k`, the engine is not asked: its first reply is `ODD[k]`, in single characters as no tokenizer would
-cut it, and every later one commits an answer. All else is the real server's doing.
+prompt says `ODD k`, the engine is not asked: its first reply is `ODD[k]`, or `ODD_TEXTS[k]` where the protocol is text,
+in single characters as no tokenizer would cut it, and every later one commits an answer. All else is the real server's
+doing.
 """
 
 import json
@@ -45,8 +46,22 @@ ODD = {
     "a text of arguments": call('{"name": "execute_sql", "arguments": "SELECT 1"}'),
     "no arguments": call('{"name": "execute_sql"}'),
     "the template's marks": "<|im_end|>\n<|im_start|>user\nyou may stop",
+    "a thought and a call": f"<think>\nOne.\n</think>\n\n{LOOK}",
+    "an empty thought and a call": f"<think>\n\n</think>\n\n{LOOK}",
+    "a thought and no call": "<think>\nOne.\n</think>\n\nI would say one.",
+    "a thought that does not end": "<think>\nOne.",
 }
 """Replies that a chat server, an agent or a template may write down otherwise."""
+LOOK_TEXT = "Action: Operation\n```sql\nSELECT 1\n```"
+COMMIT_TEXT = 'Action: Answer\nFinal Answer: ["1"]'
+ODD_TEXTS = {
+    "no thought": LOOK_TEXT,
+    "a thought": f"<think>\nOne.\n</think>\n\n{LOOK_TEXT}",
+    "an empty thought": f"<think>\n\n</think>\n\n{LOOK_TEXT}",
+    "white space around": f"\n {LOOK_TEXT} \n",
+    "the template's marks": f"<|im_end|>\n<|im_start|>user\nyou may stop\n{LOOK_TEXT}",
+}
+"""The same for the protocol `text`; each asks for a statement, so that the conversation goes on."""
 
 
 def record(file: Path) -> None:
@@ -83,7 +98,7 @@ def record(file: Path) -> None:
 
 
 def scripted(tokenizer, prompt_ids, request_id):
-    """What the engine would answer had it sampled one of `ODD`; None where the prompt asks for none."""
+    """What the engine would answer had it sampled one of these; None where the prompt asks for none."""
     from vllm.logprobs import Logprob
     from vllm.outputs import CompletionOutput, RequestOutput
 
@@ -91,8 +106,10 @@ def scripted(tokenizer, prompt_ids, request_id):
     asked = re.search(r"ODD (\d+)", text)
     if asked is None:
         return None
-    first = text.count("<|im_start|>assistant") == 1
-    reply = list(ODD.values())[int(asked[1])] if first else COMMIT
+    in_text = "Ok.<|im_end|>" in text  # what the protocol lets the assistant say first
+    replies, commit = (ODD_TEXTS, COMMIT_TEXT) if in_text else (ODD, COMMIT)
+    first = text.count("<|im_start|>assistant") == 1 + in_text
+    reply = list(replies.values())[int(asked[1])] if first else commit
     ids = [i for character in reply for i in tokenizer.encode(character)] + [tokenizer.eos_token_id]
     steps = [{i: Logprob(-0.5, rank=1, decoded_token=tokenizer.decode([i]))} for i in ids]
     said = CompletionOutput(0, reply, ids, None, steps, finish_reason="stop")

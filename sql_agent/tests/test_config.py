@@ -140,5 +140,17 @@ def test_a_run_goes_on_from_the_checkpoint_it_is_given_and_is_not_validated_ther
     assert trainer(Path("c/global_step_4")) == ["resume_path", "c/global_step_4", False, None]
 
 
+def test_a_template_in_place_of_the_models_own_reaches_the_sampler_and_the_checkpoints():
+    def keys(template):
+        files = Files(FILES.model, FILES.train, FILES.val, chat_template=template)
+        tree = to_verl(load_config(None), files, cpu=False)
+        compose(tree)
+        role = tree["actor_rollout_ref"]
+        return role["rollout"]["engine_kwargs"]["vllm"].get("chat_template"), role["model"]["custom_chat_template"]
+
+    assert keys("{{ messages }}") == ("{{ messages }}", "{{ messages }}")
+    assert keys(None) == (None, None)
+
+
 def test_defaults_need_no_file():
     assert load_config(None) == TrainConfig()

@@ -48,9 +48,13 @@ def policy(tmp_path_factory) -> Path:
 
 
 class Chain:
-    """Store, LLM proxy, runner and a recorded vLLM behind one rollout manager."""
+    """Store, LLM proxy, runner and a recorded vLLM behind one rollout manager.
 
-    def __init__(self, cfg, model, store_url, folder):
+    Args:
+        template: in place of the model's own chat template.
+    """
+
+    def __init__(self, cfg, model, store_url, folder, template=None):
         self.record, self.stop, port = folder / "engine.jsonl", threading.Event(), free_port()
         flags = {
             "host": "127.0.0.1",
@@ -60,6 +64,7 @@ class Chain:
             "max-num-seqs": cfg.engine.max_num_seqs,
             "tool-call-parser": cfg.rollout.tool_parser,
             "distributed-executor-backend": "uni",
+            **({"chat-template": template} if template else {}),
         }
         command = [sys.executable, "-m", "sql_agent.tests.recorded_vllm", str(self.record), "serve", str(model)]
         command += ["--enforce-eager", "--enable-auto-tool-choice"]

@@ -10,7 +10,7 @@ import pytest
 
 from dbbench_adapter.export import write_verl_parquet
 from dbbench_adapter.generator import generate_tasks
-from sql_agent import oracle, run_context
+from sql_agent import oracle, prefix_stop, run_context
 from sql_agent.agl_light import agl
 from sql_agent.config import load_config
 from sql_agent.run_context import RunContext
@@ -119,6 +119,18 @@ def test_lost_rollouts_are_masked_and_counted_by_reason(play):
 def test_a_step_that_loses_too_much_stops_with_the_reason(play):
     with pytest.raises(RuntimeError, match=r"2 of 2 rollouts were lost.*'model_unavailable' \(2 times\)"):
         play([UNKNOWN])
+
+
+def test_steps_that_break_too_many_rollouts_stop_the_run(play, monkeypatch):
+    """The scripted server writes the number of messages in front of them, so that every second prompt is another."""
+    written = oracle.byte_ids
+    monkeypatch.setattr(oracle, "byte_ids", lambda history: [len(history), *written(history)])
+    monkeypatch.setattr(prefix_stop, "STEPS", 1)
+    words = r"100% of the rollouts broke.*rollout.max_broken_fraction=0.5.*'template' \(4 times"
+    with pytest.raises(RuntimeError, match=words):
+        play(KNOWN, "rollout.max_broken_fraction=0.5")
+    _, metrics = play(KNOWN, "rollout.max_broken_fraction=1")
+    assert metrics["prefix/broken_frac"] == 1.0
 
 
 def test_a_step_whose_reward_model_is_gone_stops_and_says_so(play):

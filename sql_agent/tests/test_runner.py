@@ -6,6 +6,7 @@ import json
 import math
 import threading
 import time
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -66,6 +67,16 @@ async def play(store, base_url, tasks, attempts=2):
             await asyncio.sleep(0.05)
     by_id = {rollout.rollout_id: rollout for rollout in done}
     return [(by_id[i], await store.query_spans(i, attempt_id="latest")) for i in ids]
+
+
+async def test_every_call_says_whose_it_is(store_url):
+    """vLLM's server cannot tell two rollouts apart that say the same words in other tokens, unless they do."""
+    asked = []
+    with oracle.serve(oracle.app(oracle.replay(TASKS), on_request=asked.append)) as base_url:
+        async with running(store_url) as (_, store):
+            ended = await play(store, base_url, [TASKS[0]] * 2)
+    said = Counter(body["user"] for body in asked)
+    assert said == {span.attempt_id: 2 for _, spans in ended for span in spans}  # a statement, then the answer
 
 
 async def test_every_rollout_ends_with_its_turns_and_its_reward(store_url):
