@@ -59,7 +59,8 @@ class DataConfig(Settings):
     max_prompt_tokens: int = Field(default=512, ge=16)
     """First-turn prompt; longer tasks are left out and counted. verl: data.max_prompt_length"""
     max_response_tokens: int = Field(default=768, ge=16)
-    """Everything after the first prompt: sampled turns and tool results. verl: data.max_response_length"""
+    """Everything after the first prompt: sampled turns and tool results; a reply is cut where it is full.
+    verl: data.max_response_length"""
 
 
 class RolloutConfig(Settings):
@@ -150,9 +151,10 @@ class EngineConfig(Settings):
     """Keep the input of each layer only and compute the rest again in the backward pass: a third more time, a fraction
     of the memory. None: on a GPU, not on a CPU. verl: actor_rollout_ref.model.enable_gradient_checkpointing"""
     n_gpus: int = Field(default=1, ge=1)
-    """GPUs of this node (on a CPU: 1 worker). verl: trainer.n_gpus_per_node"""
+    """GPUs of this node; 1 on a CPU. They share the rows of an update evenly. verl: trainer.n_gpus_per_node"""
     tensor_parallel_size: int = Field(default=1, ge=1)
-    """verl: actor_rollout_ref.rollout.tensor_model_parallel_size"""
+    """GPUs of one model server; divides `n_gpus` and the model's heads.
+    verl: actor_rollout_ref.rollout.tensor_model_parallel_size"""
     gpu_memory_utilization: float = Field(default=0.5, gt=0, lt=1)
     """Share of a GPU's memory for vLLM. verl: actor_rollout_ref.rollout.gpu_memory_utilization"""
     kv_cache_gib: int = Field(default=1, ge=1)
@@ -263,6 +265,23 @@ class TrainConfig(Settings):
         mini, batch = self.optim.mini_batch_size, self.data.train_batch_size
         if mini is not None and (mini > batch or batch % mini):
             raise ValueError(f"optim.mini_batch_size ({mini}) has to divide data.train_batch_size ({batch})")
+        return self
+
+    @model_validator(mode="after")
+    def _gpus_share_evenly(self) -> TrainConfig:
+        n_gpus, tensor_parallel = self.engine.n_gpus, self.engine.tensor_parallel_size
+        if n_gpus % tensor_parallel:
+            raise ValueError(
+                f"engine.tensor_parallel_size ({tensor_parallel}) has to divide engine.n_gpus ({n_gpus}): every model "
+                "server takes so many of them"
+            )
+        tasks, group = self.optim.mini_batch_size or self.data.train_batch_size, self.rollout.group_size
+        if tasks * group % n_gpus:  # verl workers/engine_workers.py, `train_mini_batch`
+            name = "optim.mini_batch_size" if self.optim.mini_batch_size else "data.train_batch_size"
+            raise ValueError(
+                f"engine.n_gpus ({n_gpus}) has to divide {name} ({tasks}) times rollout.group_size ({group}), "
+                f"{tasks * group} rows: every GPU trains on as many"
+            )
         return self
 
 

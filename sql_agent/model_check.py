@@ -92,6 +92,25 @@ def check_config(path: Path) -> Iterator[Problem]:
         yield Problem(str(error), fetch_again(path))
 
 
+def check_tensor_parallel(path: Path, size: int) -> Iterator[Problem]:
+    """What keeps `size` GPUs from sharing the model, by vLLM's rules (model_executor/layers/linear.py): each has as
+    many attention heads and feed-forward rows, and as many key-value heads or a copy of one."""
+    config = read_json(path / "config.json")
+    config = config.get("text_config", config)  # of a model that sees, too
+    heads = config.get("num_attention_heads", 0)
+    kv_heads = config.get("num_key_value_heads", heads)
+    uneven = [
+        f"{value} {name}"
+        for name, value in (("attention heads", heads), ("feed-forward rows", config.get("intermediate_size", 0)))
+        if value % size
+    ]
+    if kv_heads and max(kv_heads, size) % min(kv_heads, size):
+        uneven.append(f"{kv_heads} key-value heads")
+    if uneven:
+        what = f"engine.tensor_parallel_size is {size}, which does not share out the {', '.join(uneven)} of {path}"
+        yield Problem(what, "choose one that does; 1 always works")
+
+
 def check_tokenizer(path: Path) -> Iterator[Problem]:
     if not (path / "tokenizer.json").is_file():
         yield Problem(f"{path} has no tokenizer.json", f"{fetch_again(path)}, or save its tokenizer as a fast one")

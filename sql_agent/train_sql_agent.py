@@ -122,15 +122,28 @@ def resolve(args: argparse.Namespace) -> TrainConfig:
 
 
 def use_cpu(cfg: TrainConfig) -> bool:
-    """`auto` is a GPU where the NVIDIA driver answers, else the CPU."""
-    if cfg.engine.device == "cpu":
-        return True
-    has_gpu = shutil.which("nvidia-smi") is not None and (
-        subprocess.run(["nvidia-smi", "-L"], capture_output=True, timeout=30).returncode == 0
-    )
-    if cfg.engine.device == "gpu" and not has_gpu:
+    """`auto` is a GPU where the NVIDIA driver answers, else the CPU.
+
+    Raises:
+        UsageError: there are not as many GPUs as the run wants.
+    """
+    gpus = 0 if cfg.engine.device == "cpu" else count_gpus()
+    if cfg.engine.device == "gpu" and not gpus:
         raise UsageError("engine.device is gpu, but nvidia-smi finds none; use --device cpu")
-    return not has_gpu
+    if cfg.engine.n_gpus > max(gpus, 1):
+        there = f"{gpus} can be used here" if gpus else "this run is on a CPU, with one worker"
+        raise UsageError(f"engine.n_gpus is {cfg.engine.n_gpus}, but {there}; use --set engine.n_gpus={max(gpus, 1)}")
+    return not gpus
+
+
+def count_gpus() -> int:
+    """GPUs that the NVIDIA driver knows and CUDA_VISIBLE_DEVICES leaves to this process."""
+    if shutil.which("nvidia-smi") is None:
+        return 0
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30)
+    known = sum(line.startswith("GPU ") for line in listed.stdout.splitlines()) if listed.returncode == 0 else 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return known if visible is None else min(known, len([name for name in visible.split(",") if name.strip()]))
 
 
 def check_store(cfg: TrainConfig) -> None:
@@ -219,17 +232,20 @@ def check_port(port: int) -> None:
         ) from None
 
 
-def check_model(model: Path, protocol: ProtocolName) -> None:
+def check_model(model: Path, protocol: ProtocolName, tensor_parallel: int = 1) -> None:
     """The model can be trained with this protocol; what does not keep a run from starting is printed.
 
     Raises:
-        UsageError: with everything that does.
+        UsageError: with everything that does: it cannot be trained, or not be shared by so many GPUs.
     """
-    from sql_agent.model_check import check_model_dir
+    from sql_agent.model_check import check_model_dir, check_tensor_parallel
 
     problems = check_model_dir(model, protocol)
-    if any(problem.blocks for problem in problems):
-        raise UsageError("\n".join(str(problem) for problem in problems if problem.blocks))
+    blocking = [problem for problem in problems if problem.blocks] or list(
+        check_tensor_parallel(model, tensor_parallel)
+    )
+    if blocking:
+        raise UsageError("\n".join(map(str, blocking)))
     for problem in problems:
         print(f"warning: {problem}")
 
@@ -540,7 +556,6 @@ def run(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) ->
             "trainer.steps to go on, or give another --run-dir to start anew"
         )
         return
-    check_installed(cpu=cpu)
     check_store(cfg)
     check_reward_model(cfg)
     make_environment(cfg).prepare(print)
@@ -549,7 +564,7 @@ def run(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) ->
 
         print("no --model given: making the small policy first (about a minute)")
         make_tiny_policy(TINY_POLICY)
-    check_model(cfg.model or TINY_POLICY, protocol_of(cfg))
+    check_model(cfg.model or TINY_POLICY, protocol_of(cfg), cfg.engine.tensor_parallel_size)
     train(cfg, checkpoint, cpu=cpu, debug=debug)
 
 
@@ -568,6 +583,8 @@ def main(argv: list[str] | None = None) -> int:
             print(f"# settings\n{dump_config(cfg)}\n# verl's keys\n{json.dumps(overrides, indent=2)}")
             return 0
         trains = os.environ.get("AGL_CURRENT_ROLE", "both") != "runner"
+        if trains:  # runners need neither verl nor vLLM
+            check_installed(cpu=cpu)
         with claim(cfg.run_dir) if trains else nullcontext():
             run(cfg, go_on_from(cfg, cpu=cpu) if trains else None, cpu=cpu, debug=args.debug)
     except ValidationError as error:

@@ -50,6 +50,15 @@ def test_what_is_saved_reads_back_equal(tmp_path):
         (["reward_model.url=http://h:1", "reward_model.give_up_s=601"], "a step would end before it says"),
         (["env.type=medical", "data.skills=[select]"], "data.skills are of env.type=dbbench"),
         (["agent.max_tokens=900"], "longer than data.max_response_tokens"),
+        (["engine.n_gpus=4", "engine.tensor_parallel_size=3"], r"tensor_parallel_size \(3\) has to divide .*\(4\)"),
+        (["engine.tensor_parallel_size=2"], r"tensor_parallel_size \(2\) has to divide engine.n_gpus \(1\)"),
+        # 8 tasks of 4 rollouts
+        (["engine.n_gpus=3"], r"n_gpus \(3\) has to divide data.train_batch_size \(8\) times .* \(4\), 32 rows"),
+        # updates of 2 tasks of 4 rollouts
+        (
+            ["engine.n_gpus=16", "optim.mini_batch_size=2"],
+            r"\(16\) has to divide optim.mini_batch_size \(2\) .* 8 rows",
+        ),
     ],
 )
 def test_a_setting_that_does_not_fit_is_named(overrides, words):
@@ -113,7 +122,7 @@ def test_a_key_the_installed_verl_lacks_is_refused():
         ("lora.alpha=32", "actor_rollout_ref.model.lora_alpha", 32),
         ("lora.target_modules=q_proj", "actor_rollout_ref.model.target_modules", "q_proj"),
         ("engine.n_gpus=4", "trainer.n_gpus_per_node", 4),
-        ("engine.tensor_parallel_size=2", "actor_rollout_ref.rollout.tensor_model_parallel_size", 2),
+        ("engine={n_gpus: 2, tensor_parallel_size: 2}", "actor_rollout_ref.rollout.tensor_model_parallel_size", 2),
         ("engine.gpu_memory_utilization=0.7", "actor_rollout_ref.rollout.gpu_memory_utilization", 0.7),
         ("engine.max_num_seqs=17", "actor_rollout_ref.rollout.max_num_seqs", 17),
         ("rollout.tool_parser=xlam", "actor_rollout_ref.rollout.engine_kwargs.vllm.tool_call_parser", "xlam"),

@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 import trl
 
-from sql_agent.model_check import Problem, check_model_dir, safetensors_bytes, template_of_run
+from sql_agent.model_check import (
+    Problem,
+    check_model_dir,
+    check_tensor_parallel,
+    safetensors_bytes,
+    template_of_run,
+)
 from sql_agent.tests.conftest import byte_tokenizer
 
 TRL_TEMPLATES = Path(trl.__file__).parent / "chat_templates"
@@ -48,6 +54,32 @@ def write(path: Path) -> str:
 
 def test_a_complete_folder_has_no_problem(model: Path):
     assert check_model_dir(model) == []
+
+
+QWEN = {"num_attention_heads": 14, "num_key_value_heads": 2, "intermediate_size": 4864}  # Qwen2.5-0.5B
+SMOL = {"num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536}  # SmolLM2-135M
+
+
+@pytest.mark.parametrize(
+    ("config", "size", "uneven"),
+    [
+        (QWEN, 1, None),
+        (QWEN, 2, None),
+        (QWEN, 4, "the 14 attention heads of"),  # each key-value head twice
+        (QWEN, 7, "the 4864 feed-forward rows, 2 key-value heads of"),  # 14 / 7 = 2
+        (SMOL, 2, "the 9 attention heads, 3 key-value heads of"),  # 1536 / 2 = 768
+        (SMOL, 3, None),
+        (SMOL, 9, "the 1536 feed-forward rows of"),  # each key-value head three times
+        ({"text_config": SMOL, "num_attention_heads": 16}, 3, None),
+        ({}, 2, None),  # a model of another kind: vLLM's to say
+    ],
+)
+def test_gpus_that_cannot_share_a_model_are_named(tmp_path, config, size, uneven):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    problems = [problem.what for problem in check_tensor_parallel(tmp_path, size)]
+    assert len(problems) == (uneven is not None)
+    if uneven:
+        assert f"engine.tensor_parallel_size is {size}, which does not share out {uneven} {tmp_path}" in problems[0]
 
 
 def test_a_missing_folder_is_the_only_problem(tmp_path: Path):

@@ -19,12 +19,14 @@ from sql_agent.config import dump_config, load_config
 from sql_agent.tests.conftest import free_port, serve_scores
 from sql_agent.train_sql_agent import (
     UsageError,
+    check_model,
     claim,
     main,
     parse_args,
     refuse_other_tasks,
     resolve,
     set_aside,
+    use_cpu,
     write_start,
 )
 
@@ -59,6 +61,34 @@ def test_what_cannot_work_is_refused(capsys, tmp_path, arguments, words):
 @pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="there is a GPU here")
 def test_a_gpu_that_is_not_there_is_said(capsys, tmp_path):
     assert "use --device cpu" in error_of(capsys, "--run-dir", str(tmp_path), "--device", "gpu", "--model", "nowhere")
+
+
+def test_a_run_on_a_cpu_has_one_worker(capsys, tmp_path):
+    arguments = ["--run-dir", str(tmp_path), "--device", "cpu", "--set", "engine.n_gpus=2"]
+    assert "on a CPU, with one worker; use --set engine.n_gpus=1" in error_of(capsys, *arguments)
+
+
+@pytest.mark.parametrize(("visible", "wanted", "there"), [(None, 4, 2), ("1", 2, 1), ("0, 1", 2, 2), ("", 2, 0)])
+def test_more_gpus_than_there_are_is_refused(monkeypatch, tmp_path, visible, wanted, there):
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text("#!/bin/sh\necho 'GPU 0: H100'\necho '  MIG 1g'\necho 'GPU 1: H100'\n")
+    driver.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    cfg = load_config(None, [f"engine.n_gpus={wanted}"])
+    if wanted <= there:
+        assert not use_cpu(cfg)
+        return
+    words = f"is {wanted}, but {there} can be used" if there else "on a CPU, with one worker"
+    with pytest.raises(UsageError, match=words):
+        use_cpu(cfg)
+
+
+def test_gpus_that_cannot_share_the_model_are_refused_before_anything_loads(tmp_path, random_policy_folder):
+    with pytest.raises(UsageError, match="is 3, which does not share out the 2 attention heads, 32 feed-forward rows"):
+        check_model(random_policy_folder, 3)
 
 
 def test_a_library_that_is_not_the_one_we_change_is_refused_before_anything_loads(capsys, tmp_path, monkeypatch):
