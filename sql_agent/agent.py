@@ -41,7 +41,7 @@ from dbbench_adapter.backends import BackendUnavailable, TableError
 from dbbench_adapter.protocols import Status
 from dbbench_adapter.types import Score
 from sql_agent.environments.base import CallingEpisode, Environment, EnvironmentTask, Episode, WritingEpisode
-from sql_agent.types import MAX_RETRIES, AgentConfig, RolloutRecord, StopReason
+from sql_agent.types import MAX_RETRIES, ROW_END, AgentConfig, RolloutRecord, StopReason
 
 __all__ = ["AgentConfig", "RolloutRecord", "run_rollout", "size_thread_pool"]
 
@@ -69,6 +69,7 @@ async def run_rollout(
     extra_body: Json | None = None,
     on_reply: Callable[[ChatCompletion], None] | None = None,
     seed: int | None = None,
+    max_response_tokens: int | None = None,
 ) -> RolloutRecord:
     """Play one task from its first prompt to a named end, and judge what is left behind.
 
@@ -80,6 +81,8 @@ async def run_rollout(
         extra_body: further fields of each request, for example `{"return_token_ids": True}` for vLLM.
         on_reply: sees each reply as the endpoint gave it.
         seed: of the sampler; the same one gives the same rollout from an endpoint that computes the same logits.
+        max_response_tokens: what may follow the first prompt, tool results included. verl's vLLM cuts the reply that
+            would go beyond (`sql_agent.verl_plugin.row_end`); any other server passes over it.
     Returns:
         The record. Ends of the policy's doing are judged. `Score(None, reason)` is left for the others: a model or a
         database that cannot be reached (`model_unavailable`, `db_unavailable`), a rollout that ran into its deadline
@@ -95,7 +98,8 @@ async def run_rollout(
         try:
             async with asyncio.timeout(config.rollout_timeout_s):
                 await rollout.blocking(rollout.open)
-                policy = _PolicyModel(model, _client(base_url, api_key), rollout, config, extra_body, seed)
+                client = _client(base_url, api_key)
+                policy = _PolicyModel(model, client, rollout, config, extra_body, seed, max_response_tokens)
                 stop = await (_play if environment.tools else _converse)(rollout, policy)
         except TimeoutError:
             stop = "timeout"
@@ -245,9 +249,11 @@ class _PolicyModel(OpenAIChatCompletionsModel):
         config: AgentConfig,
         extra_body: Json | None,
         seed: int | None,
+        max_response_tokens: int | None,
     ) -> None:
         super().__init__(model=model, openai_client=client.with_options(timeout=config.turn_timeout_s))
-        self._rollout, self._config, self._extra_body = rollout, config, extra_body
+        self._rollout, self._config, self._extra_body = rollout, config, extra_body or {}
+        self._max_response_tokens = max_response_tokens
         self._seeds = None if seed is None else random.Random(seed)
 
     async def _fetch_response(self, *_args: Any, **_kwargs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -261,7 +267,7 @@ class _PolicyModel(OpenAIChatCompletionsModel):
             max_tokens=self._config.max_tokens,
             # each turn has its own: one seed for all would draw the same numbers in every turn
             seed=omit if self._seeds is None else self._seeds.getrandbits(31),
-            extra_body=self._extra_body,
+            extra_body=self._extra_body or None,
         )
         self._rollout.waits_for = "no call"
         if not isinstance(completion, ChatCompletion) or not completion.choices or not completion.choices[0].message:
@@ -269,6 +275,9 @@ class _PolicyModel(OpenAIChatCompletionsModel):
         if completion.choices[0].finish_reason == "abort":  # vLLM's word for a request that was ended from outside
             raise ModelBehaviorError("the model server broke its reply off (finish_reason abort)")
         self._rollout.take_reply(completion)
+        if self._max_response_tokens is not None and self._rollout.num_turns == 1 and completion.usage is not None:
+            end = completion.usage.prompt_tokens + self._max_response_tokens
+            self._extra_body = {**self._extra_body, "vllm_xargs": {ROW_END: end}}
         if completion.choices[0].finish_reason == "length":
             raise _CutReply
         return completion

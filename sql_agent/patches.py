@@ -6,7 +6,8 @@ nothing raises where it is made (`install`, `change`), and a process that needs 
 it begins its work (`require`). What upstream offers for extension and does not replace anything (an advantage
 estimator, a platform, a router class) is not in the table: it is missed loudly.
 
-A new one is one line in `PATCHES`, and the function that it names. Importing this module is instant.
+A new one is one line in `PATCHES`, and the function that it names. Of two that replace the same, the later one wraps
+the earlier one. Importing this module is instant.
 """
 
 from __future__ import annotations
@@ -71,10 +72,24 @@ PATCHES = (
     ),
     Patch(
         "server",
+        f"{_PLUGIN}row_end:_reply_may_be_shorter",
+        "vllm.entrypoints.openai.chat_completion.serving",
+        ("OpenAIServingChat.render_chat_request",),
+        "a rollout may use its whole row",
+    ),
+    Patch(
+        "server",
         f"{_PLUGIN}model_server:_check_before_serving",
         "verl.workers.rollout.vllm_rollout.vllm_async_server",
         ("vLLMHttpServer.run_server",),
         "a server without one of these changes does not start",
+    ),
+    Patch(
+        "server",
+        f"{_PLUGIN}model_server:_look_at_answer",
+        "verl.workers.rollout.vllm_rollout.vllm_async_server",
+        ("vLLMHttpServer.clear_kv_cache",),
+        "no step samples on keys and values of old weights",
     ),
     Patch(
         "server",

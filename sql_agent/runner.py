@@ -117,6 +117,7 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             | ({} if self.cfg.llm_proxy else {"return_token_ids": True, "logprobs": True}),
             on_reply=None if self.cfg.llm_proxy else write_turn,
             seed=metadata.get("seed"),
+            max_response_tokens=self.cfg.data.max_response_tokens,
         )
         await asyncio.gather(*writing)
         last_attempt = rollout.attempt.sequence_id >= self.cfg.rollout.max_attempts

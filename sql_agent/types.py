@@ -27,6 +27,11 @@ MAX_RETRIES = 2
 """Of one model call, by the OpenAI client, with its exponential backoff."""
 
 
+ROW_END = "row_end"
+"""Argument of a request to verl's vLLM (`vllm_xargs`): tokens, prompt and reply together, at which its rollout is full
+(`sql_agent.verl_plugin.row_end`)."""
+
+
 class AgentConfig(BaseModel):
     """Limits and sampling of one rollout. Deadlines nest: statement <= turn, and all tries of a turn <= rollout."""
 

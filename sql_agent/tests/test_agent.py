@@ -374,6 +374,19 @@ async def test_extra_fields_reach_the_endpoint_and_replies_are_seen_as_it_gave_t
     assert replies == ["same", "same"]  # in the record the second has an id of its own
 
 
+async def test_from_the_second_turn_on_the_endpoint_is_told_where_the_row_ends(backend):
+    requests, replies = [], []
+    script = recite([calls(sql(LOOK)), calls(sql(LOOK)), calls(commit("Pear"))])
+    with serve(app(script, on_request=requests.append)) as url:
+        await run_rollout(
+            CHEAPEST, base_url=url, model="oracle", environment=DbBench("fc", backend=backend), config=GREEDY,
+            on_reply=replies.append, max_response_tokens=768,
+        )  # fmt: skip
+    end = replies[0].usage.prompt_tokens + 768  # of the first prompt, whatever the later ones have
+    assert [body.get("vllm_xargs") for body in requests] == [None, {"row_end": end}, {"row_end": end}]
+    assert [body["max_tokens"] for body in requests] == [512] * 3
+
+
 async def test_every_turn_samples_with_a_seed_of_its_own_that_the_rollouts_seed_gives(play):
     seeds = []
     for seed in (7, 7, 8):

@@ -1,4 +1,5 @@
-"""verl's model server (workers/rollout/vllm_rollout/vllm_async_server.py) looks at itself before it serves."""
+"""verl's model server (workers/rollout/vllm_rollout/vllm_async_server.py, `vLLMHttpServer`) looks before it goes on:
+that none of our changes is missing when it serves, that vLLM's prefix cache is empty when it has new weights."""
 
 from __future__ import annotations
 
@@ -6,6 +7,10 @@ from types import ModuleType
 from typing import Any
 
 from sql_agent import patches
+
+
+class StaleCacheError(RuntimeError):
+    """vLLM keeps keys and values of the old weights."""
 
 
 def _check_before_serving(module: ModuleType) -> None:
@@ -16,3 +21,18 @@ def _check_before_serving(module: ModuleType) -> None:
         patches.require("server")
 
     module.vLLMHttpServer.run_server = run_server
+
+
+def _look_at_answer(module: ModuleType) -> None:
+    upstream = module.vLLMHttpServer.clear_kv_cache
+
+    async def clear_kv_cache(self: Any) -> None:
+        if self.node_rank == 0 and not await self.engine.reset_prefix_cache(reset_connector=True):
+            raise StaleCacheError(
+                "vLLM could not empty its prefix cache after a weight sync, since calls are in flight: the next "
+                "rollouts would be sampled on keys and values of the old weights. Calls have to end before; see "
+                "sql_agent/weight_sync.py"
+            )
+        await upstream(self)
+
+    module.vLLMHttpServer.clear_kv_cache = clear_kv_cache

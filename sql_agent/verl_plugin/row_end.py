@@ -1,0 +1,57 @@
+"""A reply may be as long as what is left of its rollout's row.
+
+vLLM's chat server (entrypoints/openai/chat_completion/protocol.py, `build_tok_params`) refuses a prompt that leaves
+less than `max_tokens` of `max_model_len`. That would end a rollout long before its row is full: with 512 tokens a reply
+and a row of 512 + 768, one whose first prompt has 500 could use 268 of its 768. Here the prompt may fill the row but
+for one token, and the reply gets what is left, `max_tokens` at most. So `max_model_len` stays the longest row: no KV
+cache is needed for more, and a model whose positions just hold it can be served.
+
+Where the row ends is the client's to say, in `vllm_xargs` (`sql_agent.types.ROW_END`): first prompts differ in length,
+and the engine is the first to know how long the next prompt is.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from sql_agent.types import ROW_END
+
+
+def _reply_may_be_shorter(module: ModuleType) -> None:
+    upstream = module.OpenAIServingChat.render_chat_request
+
+    async def render_chat_request(self: Any, request: Any) -> Any:
+        if request.max_tokens is None:
+            return await upstream(self, request)
+        asked, request.max_tokens = request.max_tokens, None
+        rendered = await upstream(self, request)
+        request.max_tokens = asked
+        if isinstance(rendered, tuple):  # else an error
+            end = min(
+                (request.vllm_xargs or {}).get(ROW_END, self.model_config.max_model_len),
+                self.model_config.max_model_len,
+            )
+            request.max_tokens = reply_tokens(asked, end, max(len(one["prompt_token_ids"]) for one in rendered[1]))
+        return rendered
+
+    module.OpenAIServingChat.render_chat_request = render_chat_request
+
+
+def reply_tokens(asked: int, row_end: int, prompt: int) -> int:
+    """Tokens that a reply may have.
+
+    Args:
+        asked: the request's `max_tokens`.
+        row_end: tokens of the whole row.
+        prompt: tokens of this request's prompt.
+    Raises:
+        VLLMValidationError: the prompt fills the row; a client takes it for a full context.
+    """
+    if prompt >= row_end:
+        from vllm.exceptions import VLLMValidationError
+
+        raise VLLMValidationError(
+            f"This rollout's maximum context length is {row_end} tokens, and the prompt has {prompt}"
+        )
+    return min(asked, row_end - prompt)
