@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import platform
 import random
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from dbbench_adapter.load import load_tasks, refuse_repeated_ids, task_file, write_tasks
 from dbbench_adapter.outputs import check_output
@@ -28,6 +29,43 @@ from dbbench_adapter.types import Task
 PARTS = ("train", "validation", "test")
 MANIFEST = "manifest.json"
 MANIFEST_VERSION = 1
+
+
+class _OfKind(Protocol):
+    @property
+    def kind(self) -> str: ...
+
+
+T = TypeVar("T", bound=_OfKind)
+
+
+def draw_by_kind(tasks: Sequence[T], limit: int | None, seed: int) -> list[T]:
+    """At most `limit` tasks, of every kind the same number, in the order given; a file may be sorted by kind.
+
+    A kind that has fewer than its share gives all it has, and the others share the rest. Where the numbers cannot be
+    equal, the kinds that come first in `tasks` have one more. So success on what is drawn weighs the kinds alike, not
+    by their share of `tasks`. What a smaller limit draws is drawn by a larger one too.
+
+    Args:
+        limit: 1 or more; None, or one that covers them: all of them.
+        seed: the same seed, tasks and limit give the same draw.
+    """
+    if limit is None or limit >= len(tasks):
+        return list(tasks)
+    places: dict[str, list[int]] = {}
+    for place, task in enumerate(tasks):
+        places.setdefault(task.kind, []).append(place)
+    rng = random.Random(seed)
+    for of_kind in places.values():
+        rng.shuffle(of_kind)
+    rounds = itertools.zip_longest(*places.values())  # in each round one task of every kind that has any left
+    drawn = [place for one_round in rounds for place in one_round if place is not None][:limit]
+    return [tasks[place] for place in sorted(drawn)]
+
+
+def count_kinds(tasks: Iterable[_OfKind]) -> dict[str, int]:
+    """How many tasks there are of each kind, kinds in the order in which they come."""
+    return dict(Counter(task.kind for task in tasks))
 
 
 def split_by_table(tasks: Sequence[Task], held_out_fraction: float, seed: int) -> tuple[list[Task], list[Task]]:

@@ -71,6 +71,7 @@ def load_split(cfg: GreedyGrpoConfig) -> "tuple[Sequence[Task], Sequence[Task]]"
     """
     from dbbench_adapter.generator import generate_tasks
     from dbbench_adapter.load import load_tasks
+    from dbbench_adapter.splits import count_kinds, draw_by_kind
     from sql_agent.local.experiment import TaskConfig
     from sql_agent.local.skill_tasks import draws, held_out_tasks
 
@@ -82,8 +83,9 @@ def load_split(cfg: GreedyGrpoConfig) -> "tuple[Sequence[Task], Sequence[Task]]"
         return tasks, [task for of_skill in listed.values() for task in of_skill]
     if cfg.data:
         found = load_tasks(cfg.data)
-        tasks = found[: cfg.num_tasks]
-        print(f"{cfg.data}: the first {len(tasks)} of {len(found)} tasks (--num_tasks)", flush=True)
+        tasks = draw_by_kind(found, cfg.num_tasks, cfg.seed)
+        kinds = ", ".join(f"{kind} {count}" for kind, count in count_kinds(tasks).items())
+        print(f"{cfg.data}: {len(tasks)} of {len(found)} tasks (--num_tasks): {kinds}", flush=True)
     else:
         tasks = generate_tasks(cfg.num_tasks, seed=cfg.seed)
     return tasks, generate_tasks(cfg.eval_tasks, seed=1, split="held_out") if cfg.eval_tasks else []

@@ -53,7 +53,8 @@ class DataConfig(Settings):
     skills: tuple[str, ...] = ()
     """Keep tasks that show one of these skills, to train on and held out; empty keeps all. dbbench only."""
     val_limit: int = Field(default=64, ge=1)
-    """Held-out tasks evaluated at each validation (the first ones, in file order)."""
+    """Held-out tasks evaluated at each validation, of every kind the same number; the seed draws them, once for a
+    run."""
     train_batch_size: int = Field(default=8, ge=1)
     """Tasks per train step. verl: data.train_batch_size"""
     max_prompt_tokens: int = Field(default=512, ge=16)

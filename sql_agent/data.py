@@ -1,11 +1,13 @@
-"""Which tasks of a run fit, by the length of their first prompt; where they come from is their environment's affair."""
+"""Which tasks a run takes: those that fit, and of the held-out ones a draw. Leaves out where they come from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dbbench_adapter.splits import count_kinds, draw_by_kind
 from sql_agent.environments.base import Environment, Split
 from sql_agent.model_check import render, special_tokens
 
@@ -24,6 +26,41 @@ def fitting(split: Split, prompt_tokens: Callable[[Any], int], limit: int) -> Sp
             f"data.max_prompt_tokens={limit} tokens; raise it"
         )
     return Split(train, val, too_long)
+
+
+def drawn(split: Split, val_limit: int, seed: int) -> Split:
+    """With at most `val_limit` held-out tasks, evenly over their kinds; the same ones for the same seed."""
+    return replace(split, val=draw_by_kind(split.val, val_limit, seed))
+
+
+def kinds_of(split: Split) -> dict[str, dict[str, int]]:
+    """Tasks per kind of both halves, for the record of a run."""
+    return {"train": count_kinds(split.train), "held_out": count_kinds(split.val)}
+
+
+def say_kinds(split: Split, held_out: int) -> list[str]:
+    """What is trained on and what is measured, in words, a line each.
+
+    Args:
+        held_out: tasks that the held-out ones were drawn from.
+    """
+    train, val = kinds_of(split).values()
+    draw = f" of {held_out}, drawn evenly by kind" if held_out > len(split.val) else ""
+    train_and_val = f"{len(split.train)} to train on, {len(split.val)} held out{draw}"
+    lines = [
+        f"tasks: {train_and_val}, {split.too_long} left out as too long",
+        f"to train on, by kind: {in_words(train)}",
+        f"held out, by kind: {in_words(val)}",
+    ]
+    if unseen := [kind for kind in val if kind not in train]:
+        lines.append(f"warning: held out, but never trained on: {', '.join(unseen)}")
+    if unmeasured := [kind for kind in train if kind not in val]:
+        lines.append(f"warning: trained on, but not held out, so not measured: {', '.join(unmeasured)}")
+    return lines
+
+
+def in_words(kinds: Mapping[str, int]) -> str:
+    return ", ".join(f"{kind} {count}" for kind, count in kinds.items())
 
 
 class PromptTokenizer:

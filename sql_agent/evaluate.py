@@ -28,6 +28,7 @@ from dbbench_adapter.judges import JUDGES
 from dbbench_adapter.load import load_tasks
 from dbbench_adapter.protocols import PROTOCOLS
 from dbbench_adapter.skills import SKILLS
+from dbbench_adapter.splits import draw_by_kind
 from dbbench_adapter.types import Task
 from sql_agent.agent import run_rollout, size_thread_pool
 from sql_agent.environments.dbbench import DbBench
@@ -56,7 +57,13 @@ class Summary:
 def main(argv: Sequence[str] | None = None) -> None:
     args = _parse(argv)
     console = Console()
-    tasks = evenly(_load(args.tasks), args.limit)
+    found = _load(args.tasks)
+    tasks = draw_by_kind(found, args.limit, seed=0)  # what a run with seed 0 holds out of the same file
+    if len(tasks) < len(found):
+        console.print(
+            f"{len(tasks)} of {len(found)} tasks, drawn evenly by kind: the row of all types weighs the types as they "
+            "are drawn, not as they are in the file"
+        )
     api_key = os.environ.get("OPENAI_API_KEY", "-")
     check_endpoint(args.base_url, args.model, api_key)
     records: list[RolloutRecord] = []
@@ -107,13 +114,6 @@ async def each(
     async with asyncio.TaskGroup() as group:
         for _ in range(min(concurrency, len(tasks))):
             group.create_task(work())
-
-
-def evenly(tasks: Sequence[Task], limit: int | None) -> list[Task]:
-    """`limit` tasks at even distances over the file, which is sorted by type where it comes from the benchmark."""
-    if limit is None or limit >= len(tasks):
-        return list(tasks)
-    return [tasks[i * len(tasks) // limit] for i in range(limit)]
 
 
 def check_endpoint(base_url: str, model: str, api_key: str) -> None:
@@ -266,7 +266,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--judge", choices=tuple(JUDGES), default="strict", help="DB-Bench's own: text, fc, lab; default strict"
     )
     parser.add_argument("--protocol", choices=tuple(PROTOCOLS), default="fc", help="how the agent acts (default fc)")
-    parser.add_argument("--limit", type=int, help="only this many tasks, at even distances over the file")
+    parser.add_argument(
+        "--limit", type=int, help="only this many tasks, evenly over the question types; always the same ones"
+    )
     parser.add_argument("--concurrency", type=int, default=16, help="rollouts in flight (default 16)")
     parser.add_argument("--temperature", type=float, default=0.0, help="default 0: greedy")
     parser.add_argument("--output", type=Path, help="file for the trajectories (default runs/evaluate/TIME.jsonl)")

@@ -260,7 +260,7 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
     from omegaconf import OmegaConf
 
     from dbbench_adapter.export import write_rows
-    from sql_agent.data import PromptTokenizer, fitting
+    from sql_agent.data import PromptTokenizer, drawn, fitting, say_kinds
     from sql_agent.model_check import chat_template, template_of_run
     from sql_agent.tracking import usable_loggers
 
@@ -268,7 +268,8 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
     environment = make_environment(cfg)
     template, _ = template_of_run(cfg.model, protocol_of(cfg))
     tokenizer = PromptTokenizer(cfg.model, environment, template)
-    split = fitting(environment.load_split(cfg.data, cfg.seed), tokenizer.prompt_tokens, cfg.data.max_prompt_tokens)
+    whole = fitting(environment.load_split(cfg.data, cfg.seed), tokenizer.prompt_tokens, cfg.data.max_prompt_tokens)
+    split = drawn(whole, cfg.data.val_limit, cfg.seed)
     if len(split.train) < cfg.data.train_batch_size:
         raise UsageError(
             f"{len(split.train)} training tasks are fewer than data.train_batch_size={cfg.data.train_batch_size}; "
@@ -294,12 +295,13 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
             f"the chat template of {cfg.model} rewrites earlier turns; TRL's version of it for training, which does "
             "not, is used and saved with every checkpoint"
         )
-    print(f"tasks: {len(split.train)} to train on, {len(split.val)} held out, {split.too_long} left out as too long")
+    print("\n".join(say_kinds(split, len(whole.val))))
     return {
         "config": str((cfg.run_dir / "config.yaml").resolve()),
         "verl": OmegaConf.to_container(compose(overrides), resolve=False),
         "environment": worker_environment(cfg, cpu=cpu),  # of verl's Ray actors
         "pad_id": tokenizer.pad_id,
+        "tasks": kinds_of(split),
     }
 
 
@@ -489,6 +491,7 @@ def make_algorithm(cfg: TrainConfig, checkpoint: Path | None, run_id: str, ray_d
         point_verl_at(checkpoint)
     (cfg.run_dir / "config.yaml").write_text(dump_config(cfg))
     start = {"run_id": run_id, "commit": commit, "device": "cpu" if cpu else "gpu", "argv": sys.argv}
+    start["tasks"] = order.pop("tasks")  # by kind, in run.json
     write_start(cfg.run_dir, start | {"started_at": time.time()}, resumed=checkpoint is not None)
     return VerlGrpo(cfg, order, driver, Console(cfg).show)
 

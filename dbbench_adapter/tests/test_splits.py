@@ -7,7 +7,7 @@ import math
 import pytest
 
 from dbbench_adapter.load import load_tasks, write_tasks
-from dbbench_adapter.splits import main, split_by_table, split_tasks
+from dbbench_adapter.splits import count_kinds, draw_by_kind, main, split_by_table, split_tasks
 from dbbench_adapter.types import Column, Gold, Table, Task
 
 
@@ -143,3 +143,50 @@ def test_lifelong_is_split_over_its_360_tables(data_file):
     assert [len(names) for names in tables] == [288, 36, 36]
     assert sum(len(part) for part in parts) == 500
     assert len(set.union(*tables)) == 360
+
+
+# a draw by kind -------------------------------------------------------------------------------------------------------
+
+# sorted by kind, as AgentBench's file is: five a, four b, one c
+SORTED = [over(index, f"T{index}", kind=kind) for index, kind in enumerate("aaaaabbbbc")]
+
+
+@pytest.mark.parametrize(("limit", "expected"), [
+    pytest.param(2, {"a": 1, "b": 1}, id="fewer_than_kinds_the_first_ones"),
+    pytest.param(3, {"a": 1, "b": 1, "c": 1}, id="one_of_each"),
+    # 6 / 3 = 2 each; c has 1, and what it is short of goes to a, which comes first
+    pytest.param(6, {"a": 3, "b": 2, "c": 1}, id="a_small_kind_gives_all_it_has"),
+    pytest.param(9, {"a": 4, "b": 4, "c": 1}, id="only_the_largest_kind_has_any_left"),
+])  # fmt: skip
+def test_a_draw_has_the_same_number_of_every_kind(limit, expected):
+    for seed in range(20):
+        drawn = draw_by_kind(SORTED, limit, seed)
+        assert count_kinds(drawn) == expected
+        assert drawn == [task for task in SORTED if task in drawn]  # in the order given
+
+
+@pytest.mark.parametrize("limit", [10, 11, None])
+def test_a_draw_of_all_tasks_is_all_of_them_in_their_order(limit):
+    assert draw_by_kind(SORTED, limit, seed=3) == SORTED
+
+
+def test_the_seed_fixes_a_draw_and_a_smaller_one_is_part_of_a_larger_one():
+    draws = {ids(draw_by_kind(SORTED, 4, seed)) for seed in range(20)}
+    assert len(draws) > 1
+    assert draw_by_kind(SORTED, 4, 7) == draw_by_kind(SORTED, 4, 7)
+    assert set(ids(draw_by_kind(SORTED, 4, 7))) < set(ids(draw_by_kind(SORTED, 7, 7)))
+
+
+def test_64_of_agentbenchs_tasks_are_of_all_ten_kinds(data_file):
+    tasks = load_tasks(data_file("agentbench/standard.jsonl"))
+    assert len(count_kinds(tasks[:64])) == 4  # the file is sorted by kind
+    # 64 = 6 x 10 + 4: the four kinds that come first in the file have 7
+    seven = ("other", "counting", "comparison", "ranking")
+    expected = {kind: 7 if kind in seven else 6 for kind in count_kinds(tasks)}
+    assert len(expected) == 10
+    assert count_kinds(draw_by_kind(tasks, 64, seed=0)) == expected
+
+
+def test_128_of_lifelongagentbenchs_tasks_have_as_many_of_the_rare_kinds_as_of_selects(data_file):
+    drawn = draw_by_kind(load_tasks(data_file("lifelong/entry_dict.json")), 128, seed=0)  # of 350, 56, 52 and 42
+    assert count_kinds(drawn) == {"SELECT": 32, "INSERT": 32, "UPDATE": 32, "DELETE": 32}

@@ -117,7 +117,7 @@ class Environment(ABC):
 
     @abstractmethod
     def load_split(self, data: DataConfig, seed: int) -> Split:
-        """Tasks to train on and held-out ones.
+        """Tasks to train on and all held-out ones; `sql_agent.data.drawn` takes `data.val_limit` of those.
 
         Raises:
             ValueError: a file is missing, or names a row that does not parse.

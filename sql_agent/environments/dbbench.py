@@ -67,7 +67,7 @@ class DbBench(Environment):
             train, val = split_by_table(load_tasks(data.train_file), data.held_out_fraction, seed)
         else:
             train, val = load_tasks(data.train_file), load_tasks(data.val_file)
-        return Split(of_skills(train, data.skills), of_skills(val, data.skills)[: data.val_limit])
+        return Split(of_skills(train, data.skills), of_skills(val, data.skills))
 
     def task(self, fields: dict[str, Any]) -> Task:
         return Task.from_dict(fields)

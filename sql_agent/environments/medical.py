@@ -81,7 +81,7 @@ class Medical(Environment):
         else:
             train, val = read_questions(data.train_file), read_questions(data.val_file)
         check_questions([*train, *val], self._database, self.schema)
-        return Split(train, val[: data.val_limit])
+        return Split(train, val)
 
     def _made(self, count: int, half: Half, fraction: float, seed: int) -> list[Question]:
         return make_questions(self._database, self.schema, count, half=half, held_out_fraction=fraction, seed=seed)

@@ -89,7 +89,7 @@ class GreedyGrpoConfig(Settings):
     data: Path | None = None
     """Task file, in any form that DB-Bench tasks come in; none: `num_tasks` are generated."""
     num_tasks: int = Field(default=200, ge=1)
-    """Tasks to train on: generated, or the first ones of `data`."""
+    """Tasks to train on: generated, or drawn from `data` by the seed, of every kind the same number."""
     skills: tuple[str, ...] = ()
     """Skills, separated by commas, that generated tasks show, e.g. select,delete; none: tasks of every kind."""
     eval_tasks: int = Field(default=0, ge=0)

@@ -22,6 +22,7 @@ from dbbench_adapter.backends import open_backend
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.load import load_tasks
 from dbbench_adapter.outputs import check_output
+from dbbench_adapter.splits import draw_by_kind
 from reward_model.base_model import load_tokenizer, weights_sha256
 from reward_model.training import TrainingError, git_commit, tokenizer_sha256, versions
 from sql_agent.gsm8k.load import load_problems
@@ -261,7 +262,7 @@ def demonstrations(cfg: SftConfig) -> Demonstrations:
         return gsm8k_demonstrations(load_problems(where, limit=limit, seed=cfg.seed))
     tasks = load_tasks(cfg.tasks) if cfg.tasks else generate_tasks(cfg.max_samples or GENERATED, seed=cfg.seed)
     with open_backend("sqlite") as backend:
-        return dbbench_demonstrations(tasks[: cfg.max_samples], backend, cfg.protocol)
+        return dbbench_demonstrations(draw_by_kind(tasks, cfg.max_samples, cfg.seed), backend, cfg.protocol)
 
 
 def describe_data(cfg: SftConfig, found: Demonstrations, encoded: list[Encoded], say: Say) -> None:

@@ -30,7 +30,8 @@ class SftConfig(Settings):
     gradient_accumulation_steps: int = Field(default=1, ge=1)
     """Forward passes per update; the loss is the mean over the tokens of all of them."""
     max_samples: int | None = Field(default=None, ge=1)
-    """At most so many conversations; none: all of a file, 512 where they are generated."""
+    """At most so many conversations, of task files evenly over the kinds; none: all of a file, 512 where they are
+    generated."""
     learning_rate: float = Field(default=2e-4, gt=0, le=1)
     """Falls linearly to 0."""
     lora_r: int = Field(default=16, ge=0, le=1024)
@@ -50,7 +51,7 @@ class SftConfig(Settings):
     save_steps: int = Field(default=100, ge=1)
     """Updates between checkpoints; a run that is killed loses at most so many."""
     seed: int = Field(default=0, ge=0)
-    """Of the new adapter, the order, dropout and generated tasks."""
+    """Of the new adapter, the order, dropout, generated tasks and the draw of `max_samples`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU where there is one."""
 

@@ -16,6 +16,7 @@ from dbbench_adapter.single_skill import (
     write_single_skill,
 )
 from dbbench_adapter.skills import SKILLS
+from dbbench_adapter.splits import draw_by_kind
 from dbbench_adapter.synthesis import Split
 from dbbench_adapter.types import Task
 from sql_agent.local.experiment import TaskConfig
@@ -39,7 +40,7 @@ def draws(cfg: TaskConfig, *, seed: int) -> SingleSkillTaskGenerator:
 
 
 def held_out_tasks(cfg: TaskConfig, per_skill: int) -> dict[str, list[Task]]:
-    """The first so many held-out tasks of each skill that is trained; fewer where the file has no more.
+    """So many held-out tasks of each skill that is trained, evenly over their kinds; fewer where the file has no more.
 
     Raises:
         TaskFileError: see `draws`.
@@ -53,7 +54,7 @@ def held_out_tasks(cfg: TaskConfig, per_skill: int) -> dict[str, list[Task]]:
                 f"{cfg.held_out_data} has no tasks of {', '.join(missing)}; give a larger file, or name the skills to "
                 "train in task.skills"
             )
-        return {skill: found[skill][:per_skill] for skill in skills}
+        return {skill: draw_by_kind(found[skill], per_skill, HELD_OUT_SEED) for skill in skills}
     if cfg.generator == "plain":
         sources = _plain_sources("held_out", HELD_OUT_SEED)
     else:

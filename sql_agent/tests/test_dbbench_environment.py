@@ -1,10 +1,14 @@
 """`sql_agent.environments.dbbench`: which tasks a run trains on."""
 
+from dataclasses import replace
+
 import pytest
 
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.load import write_tasks
 from sql_agent.config import DataConfig
+from sql_agent.data import drawn, fitting, kinds_of, say_kinds
+from sql_agent.environments.base import Split
 from sql_agent.environments.dbbench import DbBench
 
 
@@ -49,3 +53,43 @@ def test_skills_that_nothing_shows_are_named_beside_those_that_are_there(split, 
     write_tasks(file, [task for task in generate_tasks(32, seed=0) if "delete" in task.skills])
     with pytest.raises(ValueError, match="these tasks show delete, where_single_condition"):
         split(train_file=file, skills=("insert",))
+
+
+# the held-out draw ----------------------------------------------------------------------------------------------------
+
+EIGHT_KINDS = [replace(task, kind=f"kind {i // 8}") for i, task in enumerate(generate_tasks(64, seed=0))]  # sorted
+
+
+def test_held_out_tasks_are_drawn_of_every_kind_after_those_that_are_too_long_are_gone(split, tmp_path):
+    write_tasks(tmp_path / "tasks.jsonl", EIGHT_KINDS)
+    found = split(train_file=tmp_path / "tasks.jsonl", val_file=tmp_path / "tasks.jsonl", val_limit=16)
+    too_long = {task.id for task in EIGHT_KINDS[1::2]}
+    whole = fitting(found, lambda task: 513 if task.id in too_long else 512, 512)
+    assert (len(whole.val), whole.too_long) == (32, 64)
+    assert set(kinds_of(drawn(whole, 16, seed=0))["held_out"].values()) == {2}  # 16 of eight kinds
+    assert drawn(whole, 16, seed=0) == drawn(whole, 16, seed=0) != drawn(whole, 16, seed=1)
+
+
+def test_a_limit_that_covers_the_held_out_tasks_changes_nothing(split):
+    found = split(generate=16, val_limit=192, skills=("delete", "order_by_single_column"))  # as in demo.yaml
+    assert drawn(found, 192, seed=0) == found
+
+
+def test_the_kinds_are_named_and_those_that_are_in_one_half_only():
+    def of_kinds(kinds):
+        return [replace(EIGHT_KINDS[0], id=f"t-{i}", kind=kind) for i, kind in enumerate(kinds)]
+
+    parts = Split(of_kinds(["INSERT", "other", "INSERT"]), of_kinds(["other", "UPDATE"]), too_long=4)
+    assert say_kinds(parts, held_out=9) == [
+        "tasks: 3 to train on, 2 held out of 9, drawn evenly by kind, 4 left out as too long",
+        "to train on, by kind: INSERT 2, other 1",
+        "held out, by kind: other 1, UPDATE 1",
+        "warning: held out, but never trained on: UPDATE",
+        "warning: trained on, but not held out, so not measured: INSERT",
+    ]
+    assert say_kinds(Split(parts.val, parts.val), held_out=2) == [
+        "tasks: 2 to train on, 2 held out, 0 left out as too long",
+        "to train on, by kind: other 1, UPDATE 1",
+        "held out, by kind: other 1, UPDATE 1",
+    ]
+    assert kinds_of(parts) == {"train": {"INSERT": 2, "other": 1}, "held_out": {"other": 1, "UPDATE": 1}}

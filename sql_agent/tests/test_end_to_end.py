@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow.parquet as pq
 import pytest
 
 from sql_agent.agl_light import agl
@@ -104,6 +105,13 @@ def test_two_steps_happened_and_the_console_shows_them(first_run):
     assert "step 1/2" in first_run.out
     assert "step 2/2" in first_run.out
     assert first_run.metrics[1]["reward/unjudged_frac"] == 0.0
+
+
+def test_the_kinds_that_are_trained_on_and_held_out_are_named_and_kept(first_run):
+    kinds = json.loads((first_run.dir / "run.json").read_text())["tasks"]
+    assert sum(kinds["held_out"].values()) == pq.read_table(first_run.dir / "data" / "val.parquet").num_rows
+    for words, half in (("to train on, by kind: ", "train"), ("held out, by kind: ", "held_out")):
+        assert words + ", ".join(f"{kind} {count}" for kind, count in kinds[half].items()) in first_run.out
 
 
 def test_the_store_holds_every_turn_and_every_reward(first_run):

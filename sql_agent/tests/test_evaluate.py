@@ -12,7 +12,7 @@ import pytest
 from dbbench_adapter.load import load_tasks, write_tasks
 from dbbench_adapter.types import Column, Gold, Score, Table, Task
 from sql_agent import oracle
-from sql_agent.evaluate import Rate, evenly, main, summarise, three_way_mean
+from sql_agent.evaluate import Rate, main, summarise, three_way_mean
 from sql_agent.types import RolloutRecord
 
 ROOT = Path(__file__).parents[2]
@@ -110,9 +110,19 @@ def test_the_three_way_mean_weighs_question_types_and_not_tasks():
     assert three_way_mean([*selects, record("INSERT", 1.0), record("UPDATE", 0.0)]) == pytest.approx(1.25 / 3)
 
 
-@pytest.mark.parametrize(("limit", "expected"), [(None, [0, 1, 2, 3, 4]), (2, [0, 2]), (9, [0, 1, 2, 3, 4])])
-def test_a_limit_takes_tasks_at_even_distances(limit, expected):
-    assert evenly(range(5), limit) == expected
+def test_a_limit_takes_tasks_of_every_question_type_and_says_so(tmp_path, capsys):
+    kinds = ["other"] * 4 + ["INSERT"] * 4  # sorted by type: the first two would be of one
+    tasks = [Task.from_dict({**CHEAPEST.to_dict(), "id": f"t-{i}", "kind": k, "question": f"Cheapest, {i}?"})
+             for i, k in enumerate(kinds)]  # fmt: skip
+    write_tasks(tmp_path / "tasks.jsonl", tasks)
+    output = tmp_path / "out.jsonl"
+    with oracle.serve(oracle.app(oracle.replay(tasks))) as url:
+        main([
+            "--base-url", url, "--model", "oracle", "--tasks", str(tmp_path / "tasks.jsonl"),
+            "--output", str(output), "--limit", "2",
+        ])  # fmt: skip
+    assert sorted(json.loads(line)["kind"] for line in output.read_text().splitlines()) == ["INSERT", "other"]
+    assert "2 of 8 tasks, drawn evenly by kind" in capsys.readouterr().out
 
 
 # interruption -------------------------------------------------------------------------------------------------------

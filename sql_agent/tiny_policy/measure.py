@@ -25,6 +25,7 @@ from dbbench_adapter.backends import Backend, open_backend
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.load import load_tasks
 from dbbench_adapter.protocols import fc
+from dbbench_adapter.splits import draw_by_kind
 from dbbench_adapter.types import Task
 from sql_agent.tiny_policy.tokenizer import END_ID, Message
 
@@ -111,7 +112,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=96, help="tasks to play (default 96)")
     args = parser.parse_args()
     tasks = load_tasks(args.tasks) if args.tasks else generate_tasks(args.limit, seed=SEED, split="held_out")
-    tasks = tasks[: args.limit]
+    tasks = draw_by_kind(tasks, args.limit, SEED)
     tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="left")
     policy = AutoModelForCausalLM.from_pretrained(args.model)
     torch.set_num_threads(1)
