@@ -17,7 +17,9 @@ from typing import Any
 from sql_agent.report.page import render
 from sql_agent.report.reading import Run, change, checkpoints, held_out, is_running, read_run
 
-SERVE = "vllm serve {model} --enable-auto-tool-choice --tool-call-parser hermes --host 127.0.0.1"
+SERVE = (
+    "vllm serve {model} --generation-config vllm --enable-auto-tool-choice --tool-call-parser hermes --host 127.0.0.1"
+)
 SERVE_CPU = "VLLM_CPU_KVCACHE_SPACE=1 {serve} --dtype float32 --enforce-eager"
 POLL_S = 3.0
 

@@ -253,6 +253,16 @@ class TrainConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _trains_the_policy_that_samples(self) -> TrainConfig:
+        if self.agent.top_p < 1:
+            raise ValueError(
+                f"agent.top_p is {self.agent.top_p:g}: the sampler would leave out the less likely tokens, and the "
+                "update would take its samples for those of a policy that does not; leave it at 1 (a lower "
+                "agent.temperature sharpens both alike)"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _reply_fits(self) -> TrainConfig:
         if self.agent.max_tokens > self.data.max_response_tokens:
             raise ValueError(

@@ -40,8 +40,8 @@ ALARMS = {
     "reward_model/alarm": f"over the last {WINDOW} steps the reward model's score rose while correctness fell; the "
     "policy learns to please the scorer. Read the trajectories; lower reward_model.weight or train the scorer on them",
     "engine/alarm": "the sampler gives the tokens it sampled other probabilities than the trainer does; the policy "
-    "learns from samples that are not its own. Set agent.top_p back to 1 if it is lower; else compare engine/kl_k3 "
-    "over the steps: it grows when weights do not reach the sampler, and stays where its dtype or template is another",
+    "learns from samples that are not its own. Compare engine/kl_k3 over the steps: it grows when weights do not reach "
+    "the sampler, and stays where its dtype or template is another",
 }
 """What a metric says when it turns 1, once each time it does."""
 LINE = [

@@ -3,7 +3,7 @@ policy's own then, and the update is off-policy without knowing it.
 
 In float32 both compute the same to 1e-5, so one token that differs is a fault. In bfloat16 single tokens differ by 0.1
 and more without any fault, since a logit between 16 and 32 is rounded to an eighth; only their mean tells. A small
-fault hides below that limit: `agent.top_p` of 0.9, a sampler that is a step or two behind.
+fault hides below that limit: a sampler that cuts at top-p 0.9, one that is a step or two behind.
 """
 
 from __future__ import annotations

@@ -260,7 +260,7 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
     from omegaconf import OmegaConf
 
     from dbbench_adapter.export import write_rows
-    from sql_agent.data import PromptTokenizer, drawn, fitting, say_kinds
+    from sql_agent.data import PromptTokenizer, drawn, fitting, kinds_of, say_kinds
     from sql_agent.model_check import chat_template, template_of_run
     from sql_agent.tracking import usable_loggers
 

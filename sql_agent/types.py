@@ -46,6 +46,7 @@ class AgentConfig(BaseModel):
     temperature: float = Field(default=1.0, ge=0)
     """0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """1 samples from all tokens, the only value that can be trained on: the update's log-probs are those of all."""
     statement_timeout_s: float = Field(default=5.0, gt=0)
     """Wall clock of one SQL statement, in seconds."""
     turn_timeout_s: float = Field(default=90.0, gt=0)

@@ -60,6 +60,10 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
     vllm: dict[str, Any] = {"enable_auto_tool_choice": True, "tool_call_parser": cfg.rollout.tool_parser}
     if files.chat_template is not None:
         vllm["chat_template"] = files.chat_template
+    # A folder's own sampling settings would be the chat server's defaults. verl overrides some (temperature, top-p,
+    # top-k, repetition penalty) and not all (min-p), and the log-probs that are trained know of none. Where a reply
+    # ends is still read from there.
+    vllm["generation_config"] = "vllm"
     if cpu:
         vllm["distributed_executor_backend"] = "uni"  # one process less to import torch and vLLM
     actor = {

@@ -119,7 +119,7 @@ def test_the_flags_have_the_names_and_defaults_that_people_know(capsys):
         main(["--help"])
     shown = " ".join(capsys.readouterr().out.split())
     defaults = {
-        "group_size": 4, "max_new_tokens": 512, "temperature": 0.8, "top_p": 0.95, "lora_r": 16, "lora_alpha": 32,
+        "group_size": 4, "max_new_tokens": 512, "temperature": 0.8, "top_p": 1.0, "lora_r": 16, "lora_alpha": 32,
         "lora_dropout": 0.05, "learning_rate": 2e-5, "weight_decay": 0.01, "beta": 0.04, "clip_param": 0.2,
         "grad_accum": 1, "max_grad_norm": 1.0, "num_epochs": 1, "max_rounds": 3,
     }  # fmt: skip

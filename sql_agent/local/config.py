@@ -109,8 +109,9 @@ class GreedyGrpoConfig(Settings):
     """Of one reply."""
     temperature: float = Field(default=0.8, gt=0, le=10)
     """Of the sampled episodes."""
-    top_p: float = Field(default=0.95, gt=0, le=1)
-    """Of the sampled episodes; log-probs are those before the cut."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Of the sampled episodes. Below 1 the gradient is not that of the policy that sampled: log-probs are before the
+    cut."""
     adapter: AdapterConfig = AdapterConfig()
     optim: OptimConfig = OptimConfig()
     loss: LossConfig = LossConfig()
@@ -163,8 +164,9 @@ class Gsm8kGrpoConfig(Settings):
     """Of one reply."""
     temperature: float = Field(default=0.8, gt=0, le=10)
     """Of the sampled episodes."""
-    top_p: float = Field(default=0.95, gt=0, le=1)
-    """Of the sampled episodes; log-probs are those before the cut."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Of the sampled episodes. Below 1 the gradient is not that of the policy that sampled: log-probs are before the
+    cut."""
     adapter: AdapterConfig = AdapterConfig()
     optim: OptimConfig = OptimConfig()
     loss: LossConfig = LossConfig()

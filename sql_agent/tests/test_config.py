@@ -104,8 +104,9 @@ def test_a_key_the_installed_verl_lacks_is_refused():
         ("data.max_prompt_tokens=100", "data.max_prompt_length", 100),
         ("data.max_response_tokens=2000", "data.max_response_length", 2000),
         ("data.val_limit=9", "data.val_batch_size", 9),
+        # the folder's own sampling settings stay out of the sampler
+        ("agent.temperature=0.7", "actor_rollout_ref.rollout.engine_kwargs.vllm.generation_config", "vllm"),
         ("agent.temperature=0.7", "actor_rollout_ref.rollout.temperature", 0.7),
-        ("agent.top_p=0.9", "actor_rollout_ref.rollout.top_p", 0.9),
         ("optim.learning_rate=0.01", "actor_rollout_ref.actor.optim.lr", 0.01),
         ("optim.weight_decay=0.5", "actor_rollout_ref.actor.optim.weight_decay", 0.5),
         ("optim.warmup_steps=3", "actor_rollout_ref.actor.optim.lr_warmup_steps", 3),

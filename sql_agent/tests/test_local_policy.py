@@ -1,6 +1,7 @@
 """The policy in one process: what it samples, what it thinks of it afterwards, and what its reference is."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -71,6 +72,18 @@ def test_log_probs_are_those_of_the_whole_vocabulary_at_the_temperature_sampled_
         logits = policy.model(rows.ids).logits / 2.0
     by_hand = torch.log_softmax(logits[0, 2:-1], -1).gather(-1, rows.ids[0, 3:, None]).squeeze(-1)
     torch.testing.assert_close(policy.log_probs(rows, temperature=2.0)[0, 3:], by_hand, atol=1e-5, rtol=0)
+
+
+def test_a_folders_own_sampling_settings_change_nothing(random_policy_folder, tmp_path):
+    settings = {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}
+    shutil.copytree(random_policy_folder, tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps(settings | {"min_p": 0.3, "eos_token_id": 3}))
+    drawn = []
+    for folder in (random_policy_folder, tmp_path / "model"):
+        torch.manual_seed(0)
+        policy = load_policy(folder, adapter=AdapterConfig(), device="cpu")
+        drawn.append(policy.generate(PROMPTS, [Sampling(1.0), Sampling(1.0), GREEDY], max_new_tokens=24))
+    assert drawn[0] == drawn[1]
 
 
 def test_a_reply_in_a_batch_is_the_reply_alone(policy):

@@ -50,6 +50,7 @@ def error_of(capsys, *arguments):
         pytest.param(["--reward-model-url", "http://h:99999"], "config: reward_model.url: ", id="no_port"),
         pytest.param(["--set", "data.generate={"], "--set data.generate is not YAML", id="not_yaml"),
         pytest.param(["--set", "agent.temperature=0"], "all rollouts of a group would be equal", id="no_sampling"),
+        pytest.param(["--set", "agent.top_p=0.95"], "agent.top_p is 0.95: the sampler would leave out", id="top_p"),
         pytest.param(["--config", "nowhere.yaml"], "nowhere.yaml does not exist", id="missing_config"),
         pytest.param(["--model", "nowhere"], "model folder nowhere does not exist", id="missing_model"),
     ],
