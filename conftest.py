@@ -1,8 +1,14 @@
-"""What tests of every package use; it has to stand here to be known wherever pytest is started from."""
+"""What tests of every package use; it has to stand here to be known wherever pytest is started from.
 
+Nothing asks the hub of Hugging Face: a test that wants one serves it on loopback.
+"""
+
+import os
 import signal
 
 import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def pytest_addoption(parser):

@@ -247,7 +247,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m reward_model.evaluate", description="Measure a reward model on held-out pairs."
     )
     parser.add_argument(
-        "--model", type=Path, required=True, help="output of reward_modeling.py or of reward_model.merge"
+        "--model",
+        type=Path,
+        required=True,
+        help="output of reward_modeling.py or of reward_model.merge, or a model's id on the hub",
     )
     parser.add_argument("--data", type=Path, required=True, help="held-out preferences, JSONL")
     parser.add_argument("--output", type=Path, metavar="DIR", help="write evaluation.json and evaluation.png there")
@@ -255,6 +258,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from transformers.utils.logging import disable_progress_bar
 
     from reward_model.base_model import file_sha256
+    from reward_model.hub import TRAIN, ModelNotFoundError, model_folder
     from reward_model.preferences import PreferenceFileError, check_output, read_preferences
     from reward_model.scorer import ModelError, Scorer
     from reward_model.training import git_commit, versions
@@ -265,8 +269,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.output:
             for name in ("evaluation.json", "evaluation.png"):
                 check_output(args.output / name, "--output", overwrite=True)
-        result = evaluate(Scorer.load(args.model), rows)
-    except (ModelError, PreferenceFileError) as error:
+        result = evaluate(Scorer.load(model_folder(args.model, otherwise=TRAIN)), rows)
+    except (ModelError, ModelNotFoundError, PreferenceFileError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     show(result)

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from reward_model.hub import TRAIN, go_offline, model_folder
 from reward_model.service.access import TOKEN_VARIABLE, positive, read_token
 from reward_model.service.batching import Batcher
 from reward_model.service.schemas import MAX_ITEMS
@@ -43,11 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     try:
         token = read_token(args.host, args.token_file)
+        go_offline()
+        args.model_path = model_folder(args.model_path, otherwise=TRAIN)
         check_model(args.model_path)
     except ValueError as error:
         parser.error(str(error))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     # Threads that wait in a loop for each other stand still when something else has their core: 20 times slower beside
     # a busy process (measured). Read when torch is imported, so set before.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -58,7 +60,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python reward_model/inference_api.py", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--model_path", type=Path, required=True, help="a merged model, or an adapter beside its base")
+    parser.add_argument(
+        "--model_path", type=Path, required=True, help="a merged model, its folder or ORG/NAME, or an adapter's folder"
+    )
     parser.add_argument("--host", default="127.0.0.1", help=f"default %(default)s; any other needs {TOKEN_VARIABLE}")
     parser.add_argument(
         "--port", type=port_number, default=8008, help="default %(default)s; 0: a free one, named in the log"

@@ -140,7 +140,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m reward_model.merge", description="Merge an adapter into its base.")
     parser.add_argument("--adapter", type=Path, required=True, help="output of reward_modeling.py")
     parser.add_argument("--output", type=Path, required=True, help="folder to write; must not be there yet")
-    parser.add_argument("--base", type=Path, help="the base's folder; default: the one in the adapter's record")
+    parser.add_argument(
+        "--base", type=Path, help="the base, a folder or an id on the hub; default: the one in the record"
+    )
     parser.add_argument(
         "--data", type=Path, help="preferences to compare scores on; default: those of training, the first 32"
     )
@@ -151,12 +153,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     from transformers.utils.logging import disable_progress_bar
 
     from reward_model.base_model import BaseModelError
+    from reward_model.hub import ModelNotFoundError, model_folder
     from reward_model.preferences import PreferenceFileError
 
     disable_progress_bar()
     try:
-        about = merge(args.adapter, args.output, base=args.base, data=args.data, bound=args.bound)
-    except (MergeError, BaseModelError, PreferenceFileError) as error:
+        about = merge(
+            args.adapter, args.output, base=args.base and model_folder(args.base), data=args.data, bound=args.bound
+        )
+    except (MergeError, BaseModelError, ModelNotFoundError, PreferenceFileError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(

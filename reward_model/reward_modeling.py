@@ -7,7 +7,7 @@
   --dataset_name FILE          preferences, as convert_dpo_format.py writes them
   --eval_dataset_name FILE     held-out preferences
   --held_out_fraction 0.1      without such a file: share of the pairs held out, whole prompts at a time; 0 for none
-  --model_name_or_path FOLDER  the language model to start from
+  --model_name_or_path MODEL   the language model to start from: a folder, or its id on the hub, ORG/NAME
   --output_dir OUT             adapter, tokenizer, reward_model.json, metrics.jsonl and checkpoints
   --no_use_peft                train all weights; default is LoRA on all linear layers (--lora_r 16 --lora_alpha 32)
   --learning_rate 1e-4         --num_train_epochs 3  --per_device_train_batch_size 8  --max_length 1024 (tokens)
@@ -33,13 +33,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from reward_model.hub import ModelNotFoundError, go_offline, model_folder
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if {"-h", "--help"} & set(arguments):
         print(__doc__)
         return 0
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # base and data are local; TRL would report the run otherwise
+    go_offline()  # TRL would report the run otherwise
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import yaml
@@ -50,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         train(*parse(arguments))
-    except (BaseModelError, PreferenceFileError, TrainingError, yaml.YAMLError) as error:
+    except (BaseModelError, ModelNotFoundError, PreferenceFileError, TrainingError, yaml.YAMLError) as error:
         if os.environ.get("RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)
         return 1
@@ -80,8 +82,8 @@ def train(data: Any, args: Any, model: Any) -> None:
     """Check everything, then train, save and say where.
 
     Raises:
-        BaseModelError, PreferenceFileError, TrainingError: what is wrong, before the weights are read; only a loss that
-            is no number comes later.
+        BaseModelError, ModelNotFoundError, PreferenceFileError, TrainingError: what is wrong, before the weights are
+            read; only a loss that is no number comes later.
     """
     import datasets
     from transformers.trainer_callback import PrinterCallback
@@ -109,8 +111,8 @@ def train(data: Any, args: Any, model: Any) -> None:
     disable_progress_bar()
     say = print if args.process_index == 0 else lambda *parts: None
     if not model.model_name_or_path:
-        raise TrainingError("--model_name_or_path is missing: the folder of the language model to start from")
-    base, output = Path(model.model_name_or_path), Path(args.output_dir)
+        raise TrainingError("--model_name_or_path is missing: the language model to start from, a folder or ORG/NAME")
+    base, output = model_folder(model.model_name_or_path, say=say), Path(args.output_dir)
     tokenizer = load_tokenizer(base, Path(args.chat_template_path) if args.chat_template_path else None)
     args.chat_template_path = None  # done: TRL would set it once more
     check_base(base, tokenizer)

@@ -1,4 +1,4 @@
-"""Can a run start on this machine? `python -m scripts.doctor [--model FOLDER [--protocol NAME]] [--port N]`
+"""Can a run start on this machine? `python -m scripts.doctor [--model MODEL [--protocol NAME]] [--port N]`
 
 Each check prints one line; a problem is followed by the line that mends it. Exit status 0: a run can start (warnings
 allowed), 1: it cannot. Looks at versions through their metadata only, so that it answers in a second and also where the
@@ -23,6 +23,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from reward_model.hub import ModelNotFoundError, model_folder
 from sql_agent.cpu_features import cpu_flags
 from sql_agent.model_check import SETUP, Problem, check_model_dir
 
@@ -159,7 +160,14 @@ def check_databases(mariadbd: str | None, install_db: str | None) -> Finding:
     return Finding("databases", f"{sqlite}, {missing}", (problem,))
 
 
-def check_model(path: Path, protocol: ProtocolName) -> Finding:
+def check_model(name: Path, protocol: ProtocolName) -> Finding:
+    try:
+        path = model_folder(name)
+    except ModelNotFoundError as error:
+        what, _, mend = str(error).partition("; ")
+        return Finding("model", f"{name}", (Problem(what, mend),))
+    except ImportError as error:  # the packages are what is broken
+        return Finding("model", f"{name}", (Problem(f"huggingface_hub cannot be imported ({error})", SETUP),))
     problems = tuple(check_model_dir(path, protocol))
     sound = f"{path}: complete, conversations of protocol {protocol} go on from sampled ids"
     return Finding("model", f"{path}" if problems else sound, problems)
@@ -213,7 +221,7 @@ def show(lines: list[tuple[str, str]]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.doctor", description="Can a run start on this machine?")
-    parser.add_argument("--model", type=Path, help="model folder to look at")
+    parser.add_argument("--model", type=Path, help="model to look at: a folder, or its id on the hub, ORG/NAME")
     parser.add_argument(
         "--protocol",
         choices=PROTOCOLS,

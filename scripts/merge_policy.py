@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reward_model.hub import go_offline, model_folder
 from sql_agent.checkpoints import MANIFEST, checkpoints, fault_of, newest_whole
 from sql_agent.types import AgentConfig
 
@@ -255,7 +256,7 @@ def open_adapter(adapter: Path, base: Path | None) -> Source:
     Raises:
         ValueError: the adapter or its base is not there, or not whole.
     """
-    from sql_agent.local.start import StartError, check_model
+    from sql_agent.local.start import check_model
 
     if not (adapter / ADAPTER_FILE).is_file():
         whole = (adapter / "config.json").is_file()
@@ -266,7 +267,8 @@ def open_adapter(adapter: Path, base: Path | None) -> Source:
         base = Path(json.loads((adapter / ADAPTER_FILE).read_text())["base_model_name_or_path"])
     try:
         check_model(str(base))
-    except StartError as error:
+        base = model_folder(base)
+    except ValueError as error:
         raise MergeError(f"--base: {error}") from error
     import torch
     from peft import PeftModel
@@ -286,18 +288,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--checkpoint", "--local_dir", type=Path, metavar="PATH", help="run directory or checkpoint")
-    source.add_argument("--adapter", type=Path, metavar="FOLDER", help="LoRA adapter")
-    parser.add_argument("--base", type=Path, metavar="FOLDER", help="the adapter's base; default: the one it names")
+    source.add_argument("--adapter", type=Path, metavar="FOLDER", help="LoRA adapter, or its id on the hub")
+    parser.add_argument(
+        "--base",
+        type=Path,
+        metavar="FOLDER",
+        help="the adapter's base; default: the one it names; or its id on the hub",
+    )
     parser.add_argument(
         "--output", "--target_dir", type=Path, required=True, metavar="FOLDER", help="to write; must not be there yet"
     )
     args = parser.parse_args(argv)
     if args.base and not args.adapter:
         parser.error("--base belongs to --adapter; a checkpoint has its base inside")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    go_offline()
     try:
         if os.path.lexists(args.output):
             raise MergeError(f"{args.output} is there already; name another --output")
+        args.adapter = args.adapter and model_folder(args.adapter)
         path = args.adapter or args.checkpoint
         if not path.is_dir():
             raise MergeError(f"{path} is no folder; give a run directory, a checkpoint or an adapter")

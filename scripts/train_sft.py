@@ -21,6 +21,7 @@ if __package__ in (None, ""):
 import argparse
 from collections.abc import Sequence
 
+from reward_model.hub import go_offline
 from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.local.sft_config import SftConfig
 from sql_agent.processes import ends_in_order
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # one process, one GPU
     if cfg.dataset != "gsm8k":
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing else is fetched
+        go_offline()
     from sql_agent.local.sft import TrainingError, prepare, train
 
     try:

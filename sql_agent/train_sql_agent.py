@@ -1,8 +1,9 @@
 """Train a SQL agent by GRPO: agent-lightning's store and proxy, vLLM, verl. `--help` shows the flags.
 
     python sql_agent/train_sql_agent.py --ci-fast
-    AGL_MANAGED_STORE=0 python sql_agent/train_sql_agent.py --llm-proxy --model PATH \\
-        --external-store-address http://localhost:9999
+    AGL_MANAGED_STORE=0 python sql_agent/train_sql_agent.py --llm-proxy --model MODEL
+
+The second takes the store that `agl store --port 9999` keeps; --external-store-address names another.
 """
 
 import os
@@ -28,6 +29,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from dbbench_adapter.protocols import ProtocolName
+from reward_model.hub import ModelNotFoundError, model_folder
 from sql_agent.checkpoints import MANIFEST, checkpoints, newest_whole, point_verl_at, step_of
 from sql_agent.config import TrainConfig, dump_config, load_config
 from sql_agent.environments import ENVIRONMENTS, make_environment
@@ -39,6 +41,8 @@ from sql_agent.verl_config import Files, compose, to_verl, worker_environment
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY_POLICY = ROOT / "models" / "tiny-sql"
+USUAL_STORE = "http://localhost:9999"
+"""Where `agl store --port 9999` is; taken where AGL_MANAGED_STORE=0 comes without an address."""
 
 
 class UsageError(ValueError):
@@ -54,13 +58,17 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--set", action="append", default=[], metavar="A.B=C", dest="overrides", help="one setting; repeat for more"
     )
-    parser.add_argument("--model", type=Path, help="Hugging Face folder of the policy; default: a small one, made here")
+    parser.add_argument(
+        "--model",
+        type=Path,
+        help="the policy, a Hugging Face folder or its id on the hub, ORG/NAME; default: a small one, made here",
+    )
     parser.add_argument("--env", choices=sorted(ENVIRONMENTS), help="what to train on; default dbbench")
     parser.add_argument("--train-file", type=Path, help="tasks to train on; default: generated")
     parser.add_argument("--val-file", type=Path, help="held-out tasks; default: split off or generated")
     parser.add_argument("--device", choices=["auto", "cpu", "gpu"])
     parser.add_argument("--llm-proxy", action="store_true", help="trace turns in the LLM proxy, not in the runner")
-    parser.add_argument("--external-store-address", metavar="URL", help="a running `agl store`")
+    parser.add_argument("--external-store-address", metavar="URL", help=f"a running `agl store`; default {USUAL_STORE}")
     parser.add_argument("--reward-model-url", metavar="URL", help="a scoring service; its score joins the reward")
     parser.add_argument("--n-runners", type=int, help="runner processes")
     parser.add_argument("--lora", action="store_true", help="train a LoRA adapter instead of all weights")
@@ -146,23 +154,29 @@ def count_gpus() -> int:
     return known if visible is None else min(known, len([name for name in visible.split(",") if name.strip()]))
 
 
+def with_store(cfg: TrainConfig) -> TrainConfig:
+    """With the usual address where the store is kept outside and none was given; says so."""
+    if cfg.store.address is not None or store_is_managed():
+        return cfg
+    print(f"AGL_MANAGED_STORE=0 and no --external-store-address: taking the store at {USUAL_STORE}", file=sys.stderr)
+    return cfg.model_copy(update={"store": cfg.store.model_copy(update={"address": USUAL_STORE})})
+
+
+def store_is_managed() -> bool:
+    return os.environ.get("AGL_MANAGED_STORE", "1") != "0"
+
+
 def check_store(cfg: TrainConfig) -> None:
     """An outside store has to be there, be wanted, and be nobody else's.
 
     Raises:
         UsageError: with the setting or the command that mends it.
     """
-    managed = os.environ.get("AGL_MANAGED_STORE", "1") != "0"
     role = os.environ.get("AGL_CURRENT_ROLE", "both")
     if cfg.store.address is None:
-        if not managed:
-            raise UsageError(
-                "AGL_MANAGED_STORE=0 says that the store is kept outside; give its address with "
-                "--external-store-address http://localhost:9999, or unset AGL_MANAGED_STORE"
-            )
         check_port(cfg.store.port)
         return
-    if managed:
+    if store_is_managed():
         raise UsageError(
             "--external-store-address needs AGL_MANAGED_STORE=0 in the environment, or agent-lightning starts a store "
             "of its own beside it; run: AGL_MANAGED_STORE=0 python sql_agent/train_sql_agent.py ..."
@@ -230,6 +244,15 @@ def check_port(port: int) -> None:
         raise UsageError(
             f"port {port} is taken ({error.strerror}); choose another with --set store.port=N, 0 takes a free one"
         ) from None
+
+
+def find_model(model: Path) -> Path:
+    """Its folder; the id of a model on the hub becomes the folder of the cache that holds it.
+
+    Raises:
+        ModelNotFoundError: see `reward_model.hub.model_folder`.
+    """
+    return model if model == TINY_POLICY else model_folder(model)
 
 
 def check_model(model: Path, protocol: ProtocolName, tensor_parallel: int = 1) -> None:
@@ -457,7 +480,10 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
         return
     old = load_config(saved)
     pairs: dict[str, tuple[Any, Any]] = {name: (getattr(old, name), getattr(cfg, name)) for name in RESUMED}
-    pairs["model"] = ((old.model or TINY_POLICY).resolve(), (cfg.model or TINY_POLICY).resolve())
+    model = cfg.model or TINY_POLICY
+    with suppress(ModelNotFoundError):  # what is not there is another one
+        model = find_model(model)
+    pairs["model"] = ((old.model or TINY_POLICY).resolve(), model.resolve())
     pairs |= {
         f"rollout.{name}": (getattr(old.rollout, name), getattr(cfg.rollout, name))
         for name in ("group_size", "reward", "judge")
@@ -567,6 +593,7 @@ def run(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) ->
 
         print("no --model given: making the small policy first (about a minute)")
         make_tiny_policy(TINY_POLICY)
+    cfg = cfg.model_copy(update={"model": find_model(cfg.model or TINY_POLICY)})
     check_model(cfg.model or TINY_POLICY, protocol_of(cfg), cfg.engine.tensor_parallel_size)
     train(cfg, checkpoint, cpu=cpu, debug=debug)
 
@@ -577,6 +604,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         cfg = resolve(args)
         cfg = cfg.model_copy(update={"model": cfg.model or TINY_POLICY, "run_dir": cfg.run_dir.resolve()})
+        cfg = with_store(cfg)
         check_judged(cfg)
         cpu = use_cpu(cfg)
         if args.dry_run:

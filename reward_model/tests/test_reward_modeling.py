@@ -40,7 +40,10 @@ def command(base: Path, pairs: Path, output: Path, *flags: str) -> list[str]:
         ),
         (["--dataset_name", "gone.jsonl"], "gone.jsonl does not exist; reward_model/convert_dpo_format.py makes such"),
         (["--eval_dataset_name", "gone.jsonl"], "gone.jsonl does not exist"),
-        (["--model_name_or_path", "gone"], "model folder gone does not exist; give a Hugging Face folder"),
+        (
+            ["--model_name_or_path", "gone"],
+            "gone is no folder, and no model of that name is whole in the Hugging Face cache",
+        ),
         (["--chat_template_path", "gone.jinja"], "--chat_template_path gone.jinja is neither a Jinja file nor"),
         (["--resume_from_checkpoint", "gone"], "--resume_from_checkpoint gone is no checkpoint of this command"),
         (["--config", "gone.yaml"], "--config gone.yaml cannot be read: No such file or directory"),
@@ -72,7 +75,10 @@ def test_a_file_that_holds_no_preferences_is_refused(base, tmp_path, capsys, tex
 
 def test_a_model_has_to_be_named(pairs, capsys):
     assert main(["--dataset_name", str(pairs)]) == 1
-    assert "--model_name_or_path is missing: the folder of the language model" in capsys.readouterr().err
+    assert (
+        "--model_name_or_path is missing: the language model to start from, a folder or ORG/NAME"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_misspelt_setting_in_the_file_is_refused(base, pairs, tmp_path, capsys):

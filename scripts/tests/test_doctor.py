@@ -202,6 +202,20 @@ def test_the_exit_status_says_whether_a_run_can_start(
     assert doctor.main([]) == status
 
 
+def test_a_model_may_be_named_by_its_id_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    place = tmp_path / "models--org--small"
+    (place / "refs").mkdir(parents=True)
+    (place / "refs" / "main").write_text("abc")
+    snapshot = place / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (snapshot / name).write_text("{}")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    found = doctor.check_model(Path("org/small"))
+    assert found.found == str(snapshot)
+    assert f"{snapshot} has no chat template" in " ".join(problem.what for problem in found.problems)
+
+
 def test_a_missing_model_folder_keeps_a_run_from_starting(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert doctor.main(["--model", str(tmp_path / "nothing")]) == 1
-    assert f"model folder {tmp_path}/nothing does not exist" in capsys.readouterr().out
+    assert f"{tmp_path}/nothing is no folder" in capsys.readouterr().out

@@ -123,7 +123,8 @@ def test_what_is_missing_comes_with_what_to_do(light, monkeypatch, capsys):
     overrides = "language_model.model_path=no/where", "language_model.device=cuda", "task.backend=postgres"
     status, said = prepared(capsys, *overrides)
     assert status == 1
-    assert "-> fetch it with `.venv/bin/hf download no/where`" in said
+    assert "no/where is no folder, and no model of that name" in said
+    assert "unset that, fetch it elsewhere with `.venv/bin/hf download no/where`" in said
     assert "-> take a GPU, or --set language_model.device=cpu" in said
     assert "problem database postgres" in said and "--set task.backend=sqlite" in said
 

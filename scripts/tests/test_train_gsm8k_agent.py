@@ -150,7 +150,10 @@ def test_a_flag_out_of_range_says_its_range(arguments, words, tmp_path, capsys):
 
 
 def test_a_model_that_is_not_there_is_said_first(tmp_path):
-    with pytest.raises(SystemExit, match=r"nowhere is no folder, and no model of that name .*hf download nowhere"):
+    with pytest.raises(
+        SystemExit,
+        match=r"nowhere is no folder, and no model of that name .*; a model on the hub has an id of two parts",
+    ):
         main(["--model_path", "nowhere", "--dataset", "generated", "--output_dir", str(tmp_path / "run")])
 
 

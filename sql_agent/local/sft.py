@@ -24,6 +24,7 @@ from dbbench_adapter.load import load_tasks
 from dbbench_adapter.outputs import check_output
 from dbbench_adapter.splits import draw_by_kind
 from reward_model.base_model import load_tokenizer, weights_sha256
+from reward_model.hub import model_folder
 from reward_model.training import TrainingError, git_commit, tokenizer_sha256, versions
 from sql_agent.gsm8k.load import load_problems
 from sql_agent.local.sft_config import GENERATED, SftConfig
@@ -144,25 +145,10 @@ def next_commands(cfg: SftConfig) -> list[str]:
 # What is checked ------------------------------------------------------------------------------------------------------
 
 
-def model_folder(model_path: str) -> Path:
-    """The folder itself, or where the Hugging Face cache holds the model of that name."""
-    if Path(model_path).is_dir():
-        return Path(model_path)
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(model_path, local_files_only=True))
-    except OSError as error:
-        raise TrainingError(
-            f"{model_path} is no folder, and the Hugging Face cache does not hold it ({error}); fetch it with "
-            f"`.venv/bin/hf download {model_path}`"
-        ) from None
-
-
 def base_of(model: Path) -> Path:
     if not (model / ADAPTER_FILE).is_file():
         return model
-    return model_folder(read_json(model / ADAPTER_FILE)["base_model_name_or_path"])
+    return model_folder(read_json(model / ADAPTER_FILE)["base_model_name_or_path"], fetch=False)
 
 
 def new_adapter(cfg: SftConfig, *, is_adapter: bool) -> Lora | None:

@@ -18,7 +18,7 @@ class SftConfig(Settings):
     """`scripts/train_sft.py`: its flags, their defaults."""
 
     model_path: str
-    """A Hugging Face chat model, a folder or a name in the cache, or the folder of an adapter, which is trained on."""
+    """A Hugging Face chat model, or an adapter, which is trained on: a folder, or an id on the hub, ORG/NAME."""
     dataset: str
     """What to learn from: dbbench, gsm8k, or a JSONL file of messages."""
     output_dir: Path = Path("outputs/sft")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dbbench_adapter.protocols import Message
+from reward_model.hub import ModelNotFoundError, go_offline, model_folder
 from sql_agent.local.config import AdapterConfig, ModelConfig, OptimConfig
 from sql_agent.local.types import DivergedError, UnjudgedError
 from sql_agent.model_check import (
@@ -96,8 +97,8 @@ def start_policy(
         StartError: a model that is not there or not whole, 4 bits without what they need.
         ChatTemplateError: see `Conversation`.
     """
-    for path in filter(None, (model.model_path, reference_path)):
-        check_model(path)
+    model = model.model_copy(update={"model_path": check_model(model.model_path)})
+    reference_path = check_model(reference_path) if reference_path else None
     import torch
 
     device = ("cuda" if torch.cuda.is_available() else "cpu") if model.device == "auto" else model.device
@@ -153,13 +154,15 @@ def check_device(device: str, *, load_in_4bit: bool, has_gpu: bool) -> None:
         raise StartError("--load_in_4bit needs bitsandbytes, which is not installed: `uv pip install bitsandbytes`")
 
 
-def check_model(path: str, _adapters: tuple[str, ...] = ()) -> None:
-    """A model's or an adapter's folder, or a name in the Hugging Face cache, is there and whole.
+def check_model(path: str, _adapters: tuple[str, ...] = ()) -> str:
+    """A model's or an adapter's folder is there and whole, or a model of the hub is in the cache or fetched to it.
 
+    Returns:
+        What to load: `path`, by which an adapter names its base; of the id of an adapter its folder.
     Raises:
-        StartError: it is not.
+        StartError: it is not, and cannot be had.
     """
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    go_offline()
     # read when torch is imported: threads that wait in a loop stand still where something else has their core
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     folder = Path(path)
@@ -179,23 +182,15 @@ def check_model(path: str, _adapters: tuple[str, ...] = ()) -> None:
             check_model(base, (*_adapters, str(folder.resolve())))
         except StartError as error:
             raise StartError(f"the adapter in {folder} needs its base: {error}") from error
-        return
+        return path
     if folder.is_dir():
         problems = [p for check in (check_config, check_tokenizer, check_weights) for p in check(folder) if p.blocks]
         if problems:
             raise StartError(str(problems[0]))
-        return
-    if os.environ["HF_HUB_OFFLINE"] == "1":
-        from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
-
-        try:
-            cached = isinstance(try_to_load_from_cache(path, "config.json"), str)
-        except HFValidationError:
-            cached = False
-        if not cached:
-            raise StartError(
-                f"{path} is no folder, and no model of that name is in the Hugging Face cache; fetch it with "
-                f"`.venv/bin/hf download {path}`, or make a small one with `.venv/bin/python "
-                "-m scripts.make_tiny_policy`"
-            )
+        return path
+    try:
+        found = model_folder(path, fetch=not _adapters)  # an adapter's base was named by the adapter, not by the user
+    except ModelNotFoundError as error:
+        raise StartError(str(error)) from None
+    check_model(str(found), _adapters)
+    return str(found) if (found / ADAPTER_FILE).is_file() else path

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 
@@ -10,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from sql_agent.local.config import AdapterConfig, GreedyGrpoConfig, ModelConfig
-from sql_agent.local.start import StartError, check_device, check_model, failures_in_words
+from sql_agent.local.start import StartError, check_device, check_model, failures_in_words, start_policy
 from sql_agent.local.types import UnjudgedError
 
 
@@ -41,6 +42,39 @@ def test_an_adapter_that_cannot_be_used_is_named(random_policy_folder, tmp_path)
     (tmp_path / "d" / "adapter_config.json").write_text("[]")
     with pytest.raises(StartError, match="holds a list, expected an object"):
         check_model(str(tmp_path / "d"))
+
+
+def in_cache(cache, id: str, folder):
+    """The folder's files as the model `id` of a Hugging Face cache; returns where they lie."""
+    place = cache / f"models--{id.replace('/', '--')}"
+    shutil.copytree(folder, place / "snapshots" / "abc")
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text("abc")
+    return place / "snapshots" / "abc"
+
+
+def test_a_model_in_the_cache_keeps_its_id_and_an_adapter_there_becomes_its_folder(
+    random_policy_folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    in_cache(tmp_path, "org/policy", random_policy_folder)
+    assert check_model("org/policy") == "org/policy"  # the name that adapters on it have for it
+    found = in_cache(tmp_path, "org/adapter", adapter(tmp_path / "a", "org/policy"))
+    assert check_model("org/adapter") == str(found)
+    (found / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/elsewhere"}))
+    with pytest.raises(StartError, match=r"needs its base: org/elsewhere is no folder.*; fetch it with `.*elsewhere`"):
+        check_model("org/adapter")  # whatever the hub has: the user did not name the base
+
+
+def test_a_policy_is_loaded_by_the_id_of_a_model_and_of_an_adapter(random_policy_folder, tmp_path, monkeypatch):
+    for module in ("huggingface_hub.constants", "transformers.utils.hub.constants"):
+        monkeypatch.setattr(f"{module}.HF_HUB_CACHE", str(tmp_path / "hub"))
+    in_cache(tmp_path / "hub", "org/policy", random_policy_folder)
+    start_policy(ModelConfig(model_path="org/policy"), AdapterConfig(r=4), tools=[], seed=0).save(tmp_path / "a")
+    assert json.loads((tmp_path / "a/adapter_config.json").read_text())["base_model_name_or_path"] == "org/policy"
+    in_cache(tmp_path / "hub", "org/adapter", tmp_path / "a")
+    again = start_policy(ModelConfig(model_path="org/adapter"), AdapterConfig(), tools=[], seed=0)
+    assert again.model.peft_config["default"].r == 4
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from dbbench_adapter.export import write_rows
-from sql_agent import patches
+from sql_agent import patches, train_sql_agent
 from sql_agent.agl_light import agl
 from sql_agent.checkpoints import checkpoints, describe, seal
 from sql_agent.config import dump_config, load_config
@@ -20,7 +20,9 @@ from sql_agent.tests.conftest import free_port, serve_scores
 from sql_agent.train_sql_agent import (
     UsageError,
     check_model,
+    check_resume,
     claim,
+    find_model,
     main,
     parse_args,
     refuse_other_tasks,
@@ -52,7 +54,7 @@ def error_of(capsys, *arguments):
         pytest.param(["--set", "agent.temperature=0"], "all rollouts of a group would be equal", id="no_sampling"),
         pytest.param(["--set", "agent.top_p=0.95"], "agent.top_p is 0.95: the sampler would leave out", id="top_p"),
         pytest.param(["--config", "nowhere.yaml"], "nowhere.yaml does not exist", id="missing_config"),
-        pytest.param(["--model", "nowhere"], "model folder nowhere does not exist", id="missing_model"),
+        pytest.param(["--model", "nowhere"], "nowhere is no folder, and no model of that name", id="missing_model"),
     ],
 )
 def test_what_cannot_work_is_refused(capsys, tmp_path, arguments, words):
@@ -106,9 +108,15 @@ def test_an_outside_store_has_to_be_meant(capsys, tmp_path):
     assert "needs AGL_MANAGED_STORE=0" in error
 
 
-def test_an_unmanaged_store_needs_an_address(capsys, tmp_path, monkeypatch):
+def test_an_unmanaged_store_without_an_address_is_the_usual_one_which_is_said(capsys, tmp_path, monkeypatch):
+    assert train_sql_agent.USUAL_STORE == "http://localhost:9999"
+    port = free_port()  # the machine's own 9999 may be taken
+    monkeypatch.setattr(train_sql_agent, "USUAL_STORE", f"http://localhost:{port}")
     monkeypatch.setenv("AGL_MANAGED_STORE", "0")
-    assert "--external-store-address http://localhost:9999" in error_of(capsys, "--run-dir", str(tmp_path))
+    said = error_of(capsys, "--run-dir", str(tmp_path))
+    assert f"no --external-store-address: taking the store at http://localhost:{port}\n" in said
+    assert f"no agent-lightning store answers at http://localhost:{port}" in said
+    assert said.endswith(f"start one with `agl store --host 127.0.0.1 --port {port}`")
 
 
 def test_a_store_that_is_not_there_comes_with_the_command_that_starts_it(capsys, tmp_path, monkeypatch):
@@ -130,7 +138,7 @@ async def test_a_store_in_which_another_run_is_going_is_left_alone(capsys, tmp_p
         assert "belongs to run other, which is still going" in error_of(capsys, *arguments)
         # the same run, killed: its process is gone, so its store is free at once
         await store.update_worker("trainer", {"state": "running", "run_id": "other", "host": host, "pid": 2**22 - 1})
-        assert "model folder nowhere" in error_of(capsys, *arguments)
+        assert "nowhere is no folder" in error_of(capsys, *arguments)
     finally:
         await store.update_worker("trainer", {"state": "idle"})
         await store.close()
@@ -170,6 +178,21 @@ def checkpoint_of(run_dir, step, *, workers=1):
     return checkpoint
 
 
+def test_the_id_of_a_model_means_the_same_folder_when_the_run_goes_on(tmp_path, monkeypatch, random_policy_folder):
+    snapshot = tmp_path / "hub" / "models--org--policy" / "snapshots" / "abc"
+    shutil.copytree(random_policy_folder, snapshot)
+    (tmp_path / "hub" / "models--org--policy" / "refs").mkdir()
+    (tmp_path / "hub" / "models--org--policy" / "refs" / "main").write_text("abc")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    cfg = resolve(parse_args(["--model", "org/policy", "--run-dir", str(tmp_path)]))
+    assert find_model(cfg.model) == snapshot
+    checkpoint = checkpoint_of(tmp_path, 1)
+    (tmp_path / "config.yaml").write_text(dump_config(cfg.model_copy(update={"model": snapshot})))
+    check_resume(cfg, checkpoint, cpu=True)
+    with pytest.raises(UsageError, match=r"trained with other settings \(model;"):
+        check_resume(cfg.model_copy(update={"model": random_policy_folder}), checkpoint, cpu=True)
+
+
 def test_a_finished_run_is_not_trained_further(capsys, tmp_path):
     checkpoint_of(tmp_path, 20)
     assert main(["--run-dir", str(tmp_path), "--set", "trainer.steps=20"]) == 0
@@ -184,7 +207,7 @@ def test_a_run_goes_on_as_what_it_was(capsys, tmp_path):
     url = ["--reward-model-url", "http://127.0.0.1:1"]
     assert "(reward_model;" in error_of(capsys, "--run-dir", str(tmp_path), "--set", "data.generate=64", *url)
     # a learning rate may change, and a new start may change everything
-    assert "model folder nowhere" in error_of(
+    assert "nowhere is no folder" in error_of(
         capsys, "--run-dir", str(tmp_path), "--resume", "never", "--model", "nowhere"
     )
 

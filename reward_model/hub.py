@@ -1,0 +1,192 @@
+"""Where a model is that somebody names: its folder, the Hugging Face cache, or the hub. Importing this is instant.
+
+The hub is asked for one thing only: a model that a command was given by its id, ORG/NAME, and that the cache does not
+hold whole. Naming it is asking for it; everything else of a run stays offline. Leaves out revisions other than main.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from pathlib import Path
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+OWN_FOLDERS = ("models", "outputs", "runs")
+"""What the commands here write below; a name in there is a path, though nothing may be there yet."""
+FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
+WEIGHTS = ["*.safetensors", "pytorch_model*.bin"]
+"""The first form that a model has is fetched."""
+BELOW = ["*/*"]
+"""Copies for other software, and checkpoints."""
+TRAIN = "give the output of reward_modeling.py or of reward_model.merge"
+MAKE = "make a small one with `.venv/bin/python -m scripts.make_tiny_policy`"
+
+_set_here = False
+"""Whether HF_HUB_OFFLINE is this process's own doing, not the user's."""
+
+
+class ModelNotFoundError(ValueError):
+    """A name that is no folder, and not to be had from the cache or the hub; the message says why and what to do."""
+
+
+def go_offline() -> None:
+    """Nothing asks the hub from here on but `model_folder`, unless the user's HF_HUB_OFFLINE=0 says otherwise. Before
+    whatever imports huggingface_hub, which reads the variable then."""
+    global _set_here
+    if "HF_HUB_OFFLINE" not in os.environ:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        _set_here = True
+
+
+def model_folder(
+    name: str | Path, *, fetch: bool = True, say: Callable[[str], None] | None = None, otherwise: str = MAKE
+) -> Path:
+    """The folder of a model.
+
+    Args:
+        name: a folder, or the id of a model on the hub, ORG/NAME.
+        fetch: whether the hub may be asked where the cache does not hold the model whole.
+        say: is told before anything is fetched; None: standard error.
+        otherwise: what else to do, for the message where there is no such model.
+    Raises:
+        ModelNotFoundError: there is no such folder, and no such model, or it cannot be reached.
+    """
+    if Path(name).is_dir():
+        return Path(name)
+    id = str(name)
+    if not may_be_id(id):
+        raise ModelNotFoundError(
+            f"{id} is no folder; give a model's folder or its id on the hub, ORG/NAME, or {otherwise}"
+        )
+    import httpx
+
+    folder = _cached(id)
+    if folder is not None:
+        return folder
+    nowhere = f"{id} is no folder, and no model of that name is whole in the Hugging Face cache ({_cache()})"
+    by_hand = (
+        f"fetch it elsewhere with `.venv/bin/hf download {id}` and bring the folder that it prints, or {otherwise}"
+    )
+    if "/" not in id:
+        raise ModelNotFoundError(f"{nowhere}; a model on the hub has an id of two parts, ORG/NAME; or {otherwise}")
+    if not fetch:
+        raise ModelNotFoundError(f"{nowhere}; fetch it with `.venv/bin/hf download {id}`")
+    if _forbidden():
+        raise ModelNotFoundError(f"{nowhere}, and HF_HUB_OFFLINE forbids to fetch it; unset that, {by_hand}")
+    (say or _say)(f"{nowhere}: fetching it from {_endpoint()}")
+    try:
+        return _fetch(id)
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(f"{nowhere}, {error}, or {otherwise}") from None
+    except (OSError, httpx.HTTPError) as error:
+        cause = error.__cause__ or error
+        failed = f"it could not be fetched from {_endpoint()} ({type(cause).__name__}: {_first_line(cause)})"
+        raise ModelNotFoundError(f"{nowhere}, and {failed}; look at the network, {by_hand}") from None
+
+
+def may_be_id(name: str) -> bool:
+    """Whether it can be an id (`gpt2` and the like are old ones of one part), and no path of a folder that is not
+    there."""
+    first = name.split("/", 1)[0]
+    whole = HUB_ID.fullmatch(name if "/" in name else f"any/{name}") is not None
+    return whole and not ("/" in name and (first in (".", "..", *OWN_FOLDERS) or Path(first).is_dir()))
+
+
+def _cached(id: str) -> Path | None:
+    """The cache's folder of a model; None where it is not there, or not whole."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        folder = Path(snapshot_download(id, local_files_only=True, allow_patterns=FILES, ignore_patterns=BELOW))
+    except (OSError, HFValidationError):
+        return None
+    return folder if _is_whole(folder) else None
+
+
+def _is_whole(folder: Path) -> bool:
+    if (folder / "adapter_config.json").is_file():
+        return _has_weights(folder)
+    named = any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json"))
+    return (folder / "config.json").is_file() and named and _has_weights(folder)
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether there are weights, and of weights in several files each that the index names."""
+    for index in (folder / "model.safetensors.index.json", folder / "pytorch_model.bin.index.json"):
+        if index.is_file():
+            try:
+                names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+            except (ValueError, KeyError, AttributeError):
+                return False
+            return all((folder / name).is_file() for name in names)
+    return any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
+
+
+def _fetch(id: str) -> Path:
+    """
+    Raises:
+        ModelNotFoundError: the hub says that there is nothing to be had; ends with what to do.
+        OSError, httpx.HTTPError: it cannot be reached, or the cache not written.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    log_in = "`.venv/bin/hf auth login`"
+    try:
+        with _online():
+            there = [file.rfilename for file in HfApi().model_info(id).siblings or ()]
+            weights = next((kind for kind in WEIGHTS if any(fnmatch(file, kind) for file in there)), None)
+            if weights is None:
+                what = f"and at {_endpoint()} it has no weights of a form that is read here ({', '.join(WEIGHTS)})"
+                raise ModelNotFoundError(f"{what}; take another model")
+            return Path(snapshot_download(id, allow_patterns=[*FILES, weights], ignore_patterns=BELOW))
+    except GatedRepoError:
+        page = f"{_endpoint()}/{id}"
+        raise ModelNotFoundError(f"and its terms have to be accepted; do so at {page}, then {log_in}") from None
+    except RepositoryNotFoundError:
+        what = f"nor is there one at {_endpoint()}"
+        raise ModelNotFoundError(f"{what}; look at the spelling, and if it is private do {log_in}") from None
+
+
+def _forbidden() -> bool:
+    from huggingface_hub.constants import is_offline_mode
+
+    return is_offline_mode() and not _set_here
+
+
+@contextmanager
+def _online() -> Iterator[None]:
+    """huggingface_hub asks this constant before each request."""
+    from huggingface_hub import constants
+
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, False
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _cache() -> str:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return HF_HUB_CACHE
+
+
+def _endpoint() -> str:
+    from huggingface_hub.constants import ENDPOINT
+
+    return ENDPOINT
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0][:200]
