@@ -3,8 +3,9 @@
     python -m dbbench_adapter.splits --input FILE... --output_dir DIR --fractions 0.8,0.1,0.1 --seed 0
 
 writes train.jsonl, validation.jsonl, test.jsonl and manifest.json (inputs and parts with their SHA-256, counts, seed,
-fractions, versions). The same inputs, seed and fractions give the same bytes. Leaves out balancing kinds or skills:
-whole groups of tasks over the same tables are drawn, and what that gave is in the manifest.
+fractions, versions). The same inputs, seed and fractions give the same bytes. Whole groups of tasks over the same
+tables are drawn, so that every kind of task is in every part where its tables allow it. Leaves out balancing the
+numbers of kinds or skills; what the draw gave is in the manifest.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import platform
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -86,6 +87,9 @@ def split_by_table(tasks: Sequence[Task], held_out_fraction: float, seed: int) -
 def split_tasks(tasks: Sequence[Task], fractions: Sequence[float], seed: int) -> list[list[Task]]:
     """One part per fraction, no table name in two of them; each part keeps the order given.
 
+    The groups of tables are drawn by the seed; where a part has no task of a kind, one of its groups is exchanged for
+    one that has, unless that would take a kind from a part.
+
     Args:
         fractions: shares of the table groups, each in (0, 1), adding up to 1; every part gets at least one group.
         seed: the same seed, tasks and fractions give the same parts.
@@ -109,10 +113,45 @@ def split_tasks(tasks: Sequence[Task], fractions: Sequence[float], seed: int) ->
         count = max(round(fractions[part] * len(names)), 1)
         drawn = [name for name in names if name not in part_of][: min(count, len(names) - len(part_of) - part)]
         part_of |= dict.fromkeys(drawn, part)
+    kinds_of: dict[str, set[str]] = {name: set() for name in names}
+    for task, group in zip(tasks, groups, strict=True):
+        kinds_of[group].add(task.kind)
+    part_of = _with_every_kind({name: part_of.get(name, 0) for name in names}, kinds_of, len(fractions))
     parts: list[list[Task]] = [[] for _ in fractions]
     for task, group in zip(tasks, groups, strict=True):
-        parts[part_of.get(group, 0)].append(task)
+        parts[part_of[group]].append(task)
     return parts
+
+
+def _with_every_kind(part_of: Mapping[str, int], kinds_of: Mapping[str, set[str]], parts: int) -> dict[str, int]:
+    """The parts of the groups after as few exchanges as give each part the kinds that it lacked, where one can.
+
+    Args:
+        part_of: the part of each group, groups in the order in which they are tried.
+    """
+    part_of = dict(part_of)
+    bearers = [
+        Counter(kind for name in part_of if part_of[name] == part for kind in kinds_of[name]) for part in range(parts)
+    ]
+
+    def keeps(part: int, gives: str, takes: str) -> bool:
+        return all(bearers[part][kind] > 1 or kind in kinds_of[takes] for kind in kinds_of[gives])
+
+    for part, kind in itertools.product(range(parts), sorted(set().union(*kinds_of.values()))):
+        if bearers[part][kind]:
+            continue
+        wanted = [name for name in part_of if kind in kinds_of[name]]
+        own = [name for name in part_of if part_of[name] == part]
+        for takes, gives in itertools.product(wanted, own):
+            other = part_of[takes]
+            if keeps(part, gives, takes) and keeps(other, takes, gives):
+                part_of[takes], part_of[gives] = part, other
+                bearers[part] += Counter(kinds_of[takes])
+                bearers[part] -= Counter(kinds_of[gives])
+                bearers[other] += Counter(kinds_of[gives])
+                bearers[other] -= Counter(kinds_of[takes])
+                break
+    return part_of
 
 
 def table_groups(tasks: Sequence[Task]) -> list[str]:

@@ -145,6 +145,34 @@ def test_lifelong_is_split_over_its_360_tables(data_file):
     assert len(set.union(*tables)) == 360
 
 
+# every kind in every part ---------------------------------------------------------------------------------------------
+
+
+def kinds_and_sizes(parts):
+    return [(len(part), set(count_kinds(part))) for part in parts]
+
+
+def test_every_part_has_every_kind_whose_tables_allow_it():
+    # ten tables of kind a, three of b: drawn blindly, b would often be missing in a part of one or two tables
+    tasks = [over(index, f"T{index}", kind="a" if index < 10 else "b") for index in range(13)]
+    for seed in range(30):
+        # 13 x 0.15 = 1.95, rounded 2, for either held-out part
+        assert kinds_and_sizes(split_tasks(tasks, (0.7, 0.15, 0.15), seed)) == [(9, {"a", "b"})] + 2 * [(2, {"a", "b"})]
+
+
+def test_a_kind_with_one_table_stays_where_it_was_drawn():
+    tasks = [over(index, f"T{index}", kind="ab"[index == 9]) for index in range(10)]
+    where = {tuple("b" in kinds for _, kinds in kinds_and_sizes(split_tasks(tasks, (0.8, 0.2), s))) for s in range(30)}
+    assert where == {(True, False), (False, True)}
+
+
+def test_a_fifth_of_agentbenchs_tables_holds_out_tasks_of_all_ten_kinds(data_file):
+    tasks = load_tasks(data_file("agentbench/standard.jsonl"))
+    for seed in range(10):
+        train, held_out = split_by_table(tasks, 0.2, seed)
+        assert count_kinds(train).keys() == count_kinds(held_out).keys() == count_kinds(tasks).keys()
+
+
 # a draw by kind -------------------------------------------------------------------------------------------------------
 
 # sorted by kind, as AgentBench's file is: five a, four b, one c

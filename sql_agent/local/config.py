@@ -50,7 +50,7 @@ class OptimConfig(Settings):
 
 class ModelConfig(Settings):
     model_path: str
-    """A Hugging Face model or an adapter on one: a folder, or its id on the hub, ORG/NAME, fetched if the cache lacks it."""
+    """A Hugging Face model, or an adapter on one: a folder, or its id on the hub, ORG/NAME."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU where there is one."""
     load_in_4bit: bool = False
