@@ -201,9 +201,8 @@ class StoreConfig(Settings):
 
 class TrainConfig(Settings):
     model: Path | None = None
-    """A Hugging Face folder, or the id of a model on the hub (ORG/NAME), with a chat template, one that writes tool calls
-    unless `agent.protocol` is text or lab.
-    None: the small policy, made on this machine."""
+    """A Hugging Face folder, or the id of a model on the hub (ORG/NAME), with a chat template, one that writes tool
+    calls unless `agent.protocol` is text or lab. None: the small policy, made on this machine."""
     run_dir: Path = Path("runs/sql-agent")
     seed: int = 0
     llm_proxy: bool = False
