@@ -116,6 +116,7 @@ class LightningRolloutManager:
         self._prefix_stop = PrefixStop(self.cfg.rollout.max_broken_fraction)
         self._train_tasks = read_tasks(str(config.data.train_files)) if self.cfg.rollout.redraws else []
         self.proxy_url = run.publish({"model": self.model_path, "backends": self.backends})
+        self._resources_id: str | None = None
 
     @classmethod
     def create(cls, *args: Any, **kwargs: Any) -> LightningRolloutManager:
@@ -198,8 +199,7 @@ class LightningRolloutManager:
         return results
 
     async def _play(self, places: Sequence[Place], tasks: Sequence[Task], *, validate: bool, step: int) -> None:
-        resources = await self.store.add_resources({"main_llm": self._resource()})
-        order = _Order(resources.resources_id, step, validate)
+        order = _Order(await self._publish(), step, validate)
         firsts = [(place, place.draws[0], [tasks[row] for row in place.rows]) for place in places]
         pending = await self._enqueue(firsts, order)
         reading: set[asyncio.Task[None]] = set()
@@ -218,14 +218,15 @@ class LightningRolloutManager:
         for result in pending.values():  # late ones are nobody's: their ids are never asked for again
             result.lost = "step_deadline"
         await asyncio.gather(*reading)
-        await self._cancel_unfinished()
+        await self._cancel_unfinished(pending)
         check_scorer(_results(places), self.cfg.reward_model)
 
-    async def _cancel_unfinished(self) -> None:
-        """Of this run: rollouts that are late, and those that a fault has queued twice."""
-        for rollout in await self.store.query_rollouts(status_in=UNFINISHED):
-            if (rollout.metadata or {}).get("run_id") == self.run.run_id:
-                await self.store.update_rollout(rollout.rollout_id, status="cancelled")
+    async def _cancel_unfinished(self, late: Iterable[str]) -> None:
+        """Of this run: rollouts that are late, though they may have ended since, and those queued twice by a fault."""
+        unfinished = await self.store.query_rollouts(status_in=UNFINISHED)
+        ours = [r.rollout_id for r in unfinished if (r.metadata or {}).get("run_id") == self.run.run_id]
+        for rollout_id in {*ours, *late}:
+            await self.store.update_rollout(rollout_id, status="cancelled")
 
     def _too_late(self, places: Sequence[Place]) -> dict[str, float]:
         """Groups that another task would have replaced had there been time to play it; {} where none ever gives way."""
@@ -239,6 +240,13 @@ class LightningRolloutManager:
         last, task = place.draws[-1], place.spares.pop(0)
         place.draws.append([new_result(result.group, task, len(place.draws)) for result in last])
         return place, place.draws[-1], [task] * len(last)
+
+    async def _publish(self) -> str:
+        """The id of the resource that names the model's address; it is published once, a store removes none."""
+        if self._resources_id is None:
+            resources = await self.store.add_resources({"main_llm": self._resource()})
+            self._resources_id = str(resources.resources_id)
+        return self._resources_id
 
     def _resource(self) -> Any:
         if self.proxy_url is None:
@@ -291,6 +299,7 @@ class LightningRolloutManager:
     async def _read(self, rollout: Any, result: Result) -> None:
         await self._read_spans(rollout, result)
         result.settled = True
+        await self.store.mark_read(rollout)
 
     async def _read_spans(self, rollout: Any, result: Result) -> None:
         """Read one finished rollout's spans into `result`; spans may arrive a moment after its end."""

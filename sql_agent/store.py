@@ -27,6 +27,8 @@ LONGEST_PAUSE_S = 2.0
 """Between two tries; the first pause is a tenth of a second, each further one twice as long."""
 UNFINISHED: list[Any] = ["queuing", "preparing", "running", "requeuing"]
 """States of a rollout that somebody may still play."""
+READ = "spans_read"
+"""Metadata of a rollout whose spans nobody reads again; `sql_agent.store_server` frees them."""
 _ENQUEUE = "/queues/rollouts/enqueue"
 _FAILURES = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
 """Of a call; ValueError: the answer is no JSON."""
@@ -87,6 +89,10 @@ class PatientStore(agl.LightningStoreClient):
             if any(rollout.status == "cancelled" for rollout in ended):
                 return await self.get_latest_attempt(rollout_id)
         return await super().update_attempt(rollout_id, attempt_id, **changes)
+
+    async def mark_read(self, rollout: Any) -> None:
+        """Let the store free what this rollout left; one that is kept by `agl store` notes it and frees nothing."""
+        await self.update_rollout(rollout.rollout_id, metadata={**(rollout.metadata or {}), READ: True})
 
 
 class _Patience:

@@ -528,6 +528,7 @@ def fit(cfg: TrainConfig, algorithm: Any, *, debug: bool) -> None:
     from sql_agent.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
     from sql_agent.runner_processes import LastingRunners
     from sql_agent.store import PatientStore
+    from sql_agent.store_server import BoundedStore
 
     agl.setup_logging("DEBUG" if debug else "CRITICAL")  # what fails here is printed once, by `main`
     logging.getLogger("uvicorn.error").addFilter(lambda record: debug or record.levelno >= logging.WARNING)
@@ -542,7 +543,7 @@ def fit(cfg: TrainConfig, algorithm: Any, *, debug: bool) -> None:
         algorithm=algorithm,
         runner=runner,
         n_runners=cfg.rollout.n_runners,
-        store=PatientStore(cfg.store.address) if cfg.store.address else None,
+        store=PatientStore(cfg.store.address) if cfg.store.address else BoundedStore(),
         tracer=runner.tracer,
         adapter=agl.LlmProxyTraceToTriplet(),
         strategy=LastingRunners(

@@ -2,11 +2,14 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import requests
 
 from dbbench_adapter.export import write_verl_parquet
 from dbbench_adapter.generator import generate_tasks
@@ -15,7 +18,8 @@ from sql_agent.agl_light import agl
 from sql_agent.config import load_config
 from sql_agent.run_context import RunContext
 from sql_agent.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
-from sql_agent.tests.conftest import free_port
+from sql_agent.store import PatientStore
+from sql_agent.tests.conftest import free_port, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -27,12 +31,13 @@ SETTINGS = ["agent.rollout_timeout_s=15", "agent.turn_timeout_s=5", "rollout.spa
 
 @pytest.fixture
 def play(store_url, tmp_path):
-    """Runs one batch through the manager: `play(tasks, settings, runner=True, spares=(), script=)` -> (batch, metrics).
+    """Runs batches through a manager: `play(tasks, settings, runner=True, spares=(), script=)` -> (batch, metrics).
 
-    `spares` are the training tasks that a group without spread may give way to; without any, none does.
+    `spares` are the training tasks that a group without spread may give way to; without any, none does. The last of
+    `steps` batches is answered. `store` is another one than the module's.
     """
 
-    def run(tasks, *settings, runner=True, spares=(), script=None):
+    def run(tasks, *settings, runner=True, spares=(), script=None, store=store_url, steps=1):
         import torch
         from verl import DataProto
 
@@ -43,7 +48,7 @@ def play(store_url, tmp_path):
         write_verl_parquet([*tasks, *spares], train_file)
         with oracle.serve(oracle.app(script or oracle.replay(KNOWN), model="policy")) as base_url:
             address = base_url.removeprefix("http://").removesuffix("/v1")
-            context = RunContext(cfg, "run", store_url, 0, lambda _: None)
+            context = RunContext(cfg, "run", store, 0, lambda _: None)
             run_context.enter(context)
             config = SimpleNamespace(
                 actor_rollout_ref=SimpleNamespace(model=SimpleNamespace(path="policy")),
@@ -62,10 +67,12 @@ def play(store_url, tmp_path):
                 meta_info={"global_steps": 1},
             )
             stop = threading.Event()
-            thread = threading.Thread(target=_work, args=(cfg, store_url, stop))
+            thread = threading.Thread(target=_work, args=(cfg, store, stop))
             if runner:
                 thread.start()
             try:
+                for _ in range(steps - 1):
+                    manager.generate_sequences(prompts)
                 return manager.generate_sequences(prompts), dict(context.step_metrics)
             finally:
                 stop.set()
@@ -218,3 +225,39 @@ def test_where_no_draw_has_spread_the_first_one_is_trained_on(play):
     batch, metrics = play([first], "rollout.redraws=1", spares=[spare])
     assert all(first.gold.sql in sampled_text(batch, row) for row in range(2))
     assert (metrics["group/zero_std_frac"], metrics["group/set_aside/all_right"]) == (1.0, 1.0)
+
+
+@pytest.fixture
+def bounded_store_url():
+    port = free_port()
+    with subprocess.Popen([sys.executable, "-m", "sql_agent.store_server", "--port", str(port)]) as process:
+        wait_for(f"http://127.0.0.1:{port}/v1/agl/health", process)
+        yield f"http://127.0.0.1:{port}"
+        process.terminate()
+
+
+def in_store(url):
+    """Rollouts, spans and published resources in the store; the states of the rollouts."""
+    statistics = requests.get(f"{url}/v1/agl/statistics", timeout=5).json()
+    rollouts = requests.get(f"{url}/v1/agl/rollouts", timeout=5).json()["items"]
+    numbers = [statistics[name] for name in ("total_rollouts", "total_spans", "total_resources")]
+    return numbers, {rollout["status"] for rollout in rollouts}
+
+
+def test_a_store_that_forgets_holds_no_spans_between_steps(play, bounded_store_url):
+    batch, _ = play(KNOWN, store=bounded_store_url, steps=3)
+    assert batch.batch["rm_scores"].sum(dim=1).tolist() == [1.0] * 4
+    assert in_store(bounded_store_url) == ([12, 0, 1], {"succeeded"})  # 3 steps of 2 tasks twice; one address
+
+
+def test_a_rollout_that_ends_as_its_step_does_leaves_nothing(play, bounded_store_url, monkeypatch):
+    async def silent(self, **_):  # all of them end, and the manager does not hear of it in time
+        return []
+
+    monkeypatch.setattr(PatientStore, "wait_for_rollouts", silent)
+    settings = ["rollout.step_timeout_s=5", "agent.rollout_timeout_s=4", "agent.turn_timeout_s=4"]
+    _, metrics = play(
+        KNOWN, *settings, "agent.statement_timeout_s=1", "rollout.max_lost_fraction=1", store=bounded_store_url
+    )
+    assert metrics["rollout/lost/step_deadline"] == 4.0
+    assert in_store(bounded_store_url) == ([4, 0, 1], {"cancelled"})

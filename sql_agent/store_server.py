@@ -1,0 +1,165 @@
+"""agent-lightning's store in memory that lets go of what has been read, so that a long run stays as large as a step.
+
+Upstream's keeps every span of every rollout until a share of the host's memory is full. No request of its HTTP
+interface removes anything, so the store that a run keeps itself is this one, and this command keeps one outside:
+
+    python -m sql_agent.store_server --port 9999
+
+It takes the place of `agl store` and serves the same interface and dashboard. Leaves out a backend other than memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+from pydantic import BaseModel
+
+from sql_agent.agl_light import agl
+from sql_agent.store import READ
+
+logger = logging.getLogger(__name__)
+
+KEPT_ROLLOUTS = 2048
+"""Rollouts that nobody reads again and that stay listed, without spans; older ones are forgotten."""
+UNREAD_S = 3600.0
+"""After this long nobody reads a finished rollout: it was queued twice, or its run was killed."""
+SPANS_SHARE = 0.25
+"""Of the memory limit: unread spans may take so much; the policy and its sampler may share the container."""
+_TOUCHED: list[Any] = ["rollouts", "attempts", "spans", "span_sequence_ids"]
+
+
+class BoundedStore(agl.InMemoryLightningStore):
+    """Keeps the spans of a rollout until the rollout is marked as read (`sql_agent.store.READ`) or is cancelled."""
+
+    def __init__(self) -> None:
+        budget = int(SPANS_SHARE * memory_limit_bytes())
+        super().__init__(
+            thread_safe=True,
+            eviction_memory_threshold=budget,
+            safe_memory_threshold=int(0.8 * budget),
+            span_size_estimator=span_bytes,
+        )
+        self._closed: dict[str, None] = {}
+        """Rollouts whose spans nobody wants, in the order in which that became known."""
+
+    async def enqueue_many_rollouts(self, rollouts: Sequence[Any]) -> Sequence[Any]:
+        queued = await super().enqueue_many_rollouts(rollouts)
+        old = time.time() - UNREAD_S
+        finished = await self.collections.rollouts.query({"status": {"within": ["succeeded", "failed"]}})
+        for rollout in finished.items:
+            if rollout.rollout_id not in self._closed and (rollout.end_time or time.time()) < old:
+                await self._close(rollout.rollout_id)
+        return queued
+
+    async def _post_update_rollout(self, rollouts: Sequence[Any], skip_enqueue: bool = False) -> None:
+        await super()._post_update_rollout(rollouts, skip_enqueue=skip_enqueue)
+        for rollout, _ in rollouts:
+            if rollout.status == "cancelled" or (rollout.metadata or {}).get(READ):
+                await self._close(rollout.rollout_id)
+
+    async def _close(self, rollout_id: str) -> None:
+        async with self.collections.atomic(mode="rw", labels=_TOUCHED) as collections:
+            await self._drop_spans(collections, rollout_id)
+            self._closed[rollout_id] = None
+            while len(self._closed) > KEPT_ROLLOUTS:
+                oldest = next(iter(self._closed))
+                del self._closed[oldest]
+                await self._forget(collections, oldest)
+
+    async def _add_many_spans_helper(self, rollout_id: str, attempt_id: str, spans: Sequence[Any]) -> Sequence[Any]:
+        """Late spans are taken and dropped: to whoever sends them, a refusal would look like a failing store."""
+        known = await self.collections.rollouts.get({"rollout_id": {"exact": rollout_id}})
+        if known is None:
+            await self.collections.span_sequence_ids.pop(rollout_id)
+        if known is None or rollout_id in self._closed:
+            return []
+        return await super()._add_many_spans_helper(rollout_id, attempt_id, spans)
+
+    async def _post_add_spans(self, spans: Sequence[Any], rollout_id: str, attempt_id: str) -> None:
+        await super()._post_add_spans(spans, rollout_id, attempt_id)
+        if rollout_id in self._closed:  # since these spans were let in
+            async with self.collections.atomic(mode="rw", labels=_TOUCHED) as collections:
+                await self._drop_spans(collections, rollout_id)
+
+    async def _drop_spans(self, collections: Any, rollout_id: str) -> None:
+        spans = await collections.spans.query({"rollout_id": {"exact": rollout_id}})
+        await collections.spans.delete(spans.items)  # upstream's eviction leaves them in the collection's size
+        await self._evict_spans_for_rollout(collections, rollout_id)
+
+    async def _maybe_evict_spans(self, collections: Any) -> None:
+        if self._total_span_bytes > self._eviction_threshold_bytes:
+            logger.warning(
+                "spans that nobody has read take %.0f MiB, more than %.0f %% of the memory that this process may use: "
+                "those of the oldest rollouts go, and these are lost under missing_spans; ask for fewer rollouts at a "
+                "time or give the store more memory",
+                self._total_span_bytes / 2**20,
+                100 * SPANS_SHARE,
+            )
+        await super()._maybe_evict_spans(collections)
+
+    async def _evict_spans_for_rollout(self, collections: Any, rollout_id: str) -> None:
+        await super()._evict_spans_for_rollout(collections, rollout_id)
+        self._evicted_rollout_span_sets.discard(rollout_id)  # whoever asks is told of none, not that the store failed
+
+    async def _forget(self, collections: Any, rollout_id: str) -> None:
+        rollouts = await collections.rollouts.query({"rollout_id": {"exact": rollout_id}})
+        attempts = await collections.attempts.query({"rollout_id": {"exact": rollout_id}})
+        await collections.rollouts.delete(rollouts.items)
+        await collections.attempts.delete(attempts.items)
+        collections.attempts._items.pop(rollout_id, None)  # the empty shelf they lay on
+        await collections.span_sequence_ids.pop(rollout_id)
+        self._completion_events.pop(rollout_id, None)
+        self._start_time_by_rollout.pop(rollout_id, None)
+        self._running_rollout_ids.discard(rollout_id)
+
+
+def span_bytes(span: BaseModel) -> int:
+    """Memory of a span that came in as JSON: its lists of token ids and log-probs, a number at a time, and its texts.
+
+    Upstream's default asks every number for its size, which takes longer than storing the span.
+    """
+    size = 4096  # the empty span: some thirty small objects
+    for value in getattr(span, "attributes", {}).values():
+        size += sys.getsizeof(value) + (32 * len(value) if isinstance(value, list) else 0)
+    return size
+
+
+def memory_limit_bytes(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
+    """What this process may use: the host's memory, or the lowest limit of the control groups around it."""
+    limits = [psutil.virtual_memory().total]
+    for line in proc.read_text().splitlines() if proc.is_file() else ():
+        _, controllers, group = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        top, name = (root, "memory.max") if controllers == "" else (root / "memory", "memory.limit_in_bytes")
+        folder = top / group.lstrip("/")
+        for place in (folder, *folder.parents):
+            if (
+                place.is_relative_to(top)
+                and (file := place / name).is_file()
+                and (text := file.read_text()).strip().isdigit()
+            ):
+                limits.append(int(text))
+    return min(limits)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--host", default="127.0.0.1", help="interface to listen on (default loopback)")
+    parser.add_argument("--port", type=int, default=9999, help="default 9999")
+    args = parser.parse_args()
+    agl.setup_logging("INFO")
+    server = agl.LightningStoreServer(BoundedStore(), host=args.host, port=args.port, launch_mode="asyncio")
+    asyncio.run(server.run_forever())
+
+
+if __name__ == "__main__":
+    main()
