@@ -22,7 +22,6 @@ import re
 import socket
 import sys
 import time
-from collections import Counter
 from collections.abc import Coroutine
 from typing import Any, ClassVar, TypeVar
 
@@ -41,6 +40,7 @@ from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
+from sql_agent.call_counter import CallCounter
 from sql_agent.stitch import TURN_SPAN, turn_attributes
 from sql_agent.store import PatientStore
 
@@ -65,7 +65,7 @@ class RolloutRoute:
 
     def __init__(self, app: Any) -> None:
         self.app = app
-        self._sequence_ids: Counter[tuple[str, str]] = Counter()
+        self._calls = CallCounter()
         self._session: aiohttp.ClientSession | None = None
         self._writing: set[asyncio.Task[None]] = set()
 
@@ -75,8 +75,7 @@ class RolloutRoute:
             await self.app(scope, receive, send)
             return
         rollout_id, attempt_id = match.groups()
-        self._sequence_ids[rollout_id, attempt_id] += 1
-        sequence_id = self._sequence_ids[rollout_id, attempt_id]
+        sequence_id = self._calls.next(rollout_id, attempt_id)
         started = time.time()
         answered = await unless_gone(self._ask(await Request(scope, receive).body()), receive)
         if answered is None:

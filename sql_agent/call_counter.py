@@ -1,0 +1,29 @@
+"""Numbers the calls of each attempt, in bounded memory."""
+
+from __future__ import annotations
+
+KEPT = 8192
+"""Attempts that are remembered: many times those that runners have in flight; about 2 MiB."""
+
+
+class CallCounter:
+    """
+    Args:
+        kept: attempts; one that has not called while so many others did has ended, and is forgotten.
+    """
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self._kept = kept
+        self._calls: dict[tuple[str, str], int] = {}
+        """Calls so far of each attempt, the one that called last at the end."""
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def next(self, rollout_id: str, attempt_id: str) -> int:
+        """1 for the first call of an attempt, 2 for its second."""
+        number = self._calls.pop((rollout_id, attempt_id), 0) + 1
+        self._calls[rollout_id, attempt_id] = number
+        if len(self._calls) > self._kept:
+            del self._calls[next(iter(self._calls))]
+        return number
