@@ -36,19 +36,15 @@ def wait_for(url: str, process: subprocess.Popen, timeout_s: float = 90.0) -> No
     raise TimeoutError(url)
 
 
-# `agl store` without its import of LiteLLM, which the store never uses: 2 s instead of 12.
-AGL_STORE = "import sql_agent.agl_light; from agentlightning.cli.store import main; main()"
-
-
 def start_store(port: int) -> subprocess.Popen:
-    process = subprocess.Popen([sys.executable, "-c", AGL_STORE, "--host", "127.0.0.1", "--port", str(port)])
+    process = subprocess.Popen([sys.executable, "-m", "sql_agent.store_server", "--port", str(port)])
     wait_for(f"http://127.0.0.1:{port}/v1/agl/health", process)
     return process
 
 
 @pytest.fixture(scope="session")
 def store_url() -> Iterator[str]:
-    """A running `agl store`; tests share it, so each looks at its own rollouts only."""
+    """A running store, as a run keeps it; tests share it, so each looks at its own rollouts only."""
     port = free_port()
     process = start_store(port)
     yield f"http://127.0.0.1:{port}"

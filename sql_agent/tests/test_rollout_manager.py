@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 import threading
 from types import SimpleNamespace
 
@@ -19,7 +17,7 @@ from sql_agent.config import load_config
 from sql_agent.run_context import RunContext
 from sql_agent.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
 from sql_agent.store import PatientStore
-from sql_agent.tests.conftest import free_port, wait_for
+from sql_agent.tests.conftest import free_port, start_store
 
 pytestmark = pytest.mark.slow
 
@@ -228,12 +226,12 @@ def test_where_no_draw_has_spread_the_first_one_is_trained_on(play):
 
 
 @pytest.fixture
-def bounded_store_url():
+def new_store_url():
     port = free_port()
-    with subprocess.Popen([sys.executable, "-m", "sql_agent.store_server", "--port", str(port)]) as process:
-        wait_for(f"http://127.0.0.1:{port}/v1/agl/health", process)
-        yield f"http://127.0.0.1:{port}"
-        process.terminate()
+    process = start_store(port)
+    yield f"http://127.0.0.1:{port}"
+    process.terminate()
+    process.wait(20)
 
 
 def in_store(url):
@@ -244,20 +242,20 @@ def in_store(url):
     return numbers, {rollout["status"] for rollout in rollouts}
 
 
-def test_a_store_that_forgets_holds_no_spans_between_steps(play, bounded_store_url):
-    batch, _ = play(KNOWN, store=bounded_store_url, steps=3)
+def test_the_store_holds_no_spans_between_steps(play, new_store_url):
+    batch, _ = play(KNOWN, store=new_store_url, steps=3)
     assert batch.batch["rm_scores"].sum(dim=1).tolist() == [1.0] * 4
-    assert in_store(bounded_store_url) == ([12, 0, 1], {"succeeded"})  # 3 steps of 2 tasks twice; one address
+    assert in_store(new_store_url) == ([12, 0, 1], {"succeeded"})  # 3 steps of 2 tasks twice; one address
 
 
-def test_a_rollout_that_ends_as_its_step_does_leaves_nothing(play, bounded_store_url, monkeypatch):
+def test_a_rollout_that_ends_as_its_step_does_leaves_nothing(play, new_store_url, monkeypatch):
     async def silent(self, **_):  # all of them end, and the manager does not hear of it in time
         return []
 
     monkeypatch.setattr(PatientStore, "wait_for_rollouts", silent)
     settings = ["rollout.step_timeout_s=5", "agent.rollout_timeout_s=4", "agent.turn_timeout_s=4"]
     _, metrics = play(
-        KNOWN, *settings, "agent.statement_timeout_s=1", "rollout.max_lost_fraction=1", store=bounded_store_url
+        KNOWN, *settings, "agent.statement_timeout_s=1", "rollout.max_lost_fraction=1", store=new_store_url
     )
     assert metrics["rollout/lost/step_deadline"] == 4.0
-    assert in_store(bounded_store_url) == ([4, 0, 1], {"cancelled"})
+    assert in_store(new_store_url) == ([4, 0, 1], {"cancelled"})
