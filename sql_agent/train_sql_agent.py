@@ -185,6 +185,7 @@ def check_store(cfg: TrainConfig) -> None:
     import requests
 
     from sql_agent.runner import TRAINER_GONE_S, TRAINER_WORKER
+    from sql_agent.store_server import BoundedStore
 
     try:
         health = requests.get(f"{cfg.store.address}/v1/agl/health", timeout=5)
@@ -205,6 +206,13 @@ def check_store(cfg: TrainConfig) -> None:
         raise UsageError(
             f"the store at {cfg.store.address} belongs to run {stats.get('run_id')}, which is still going; "
             "start another store on another port"
+        )
+    statistics = requests.get(f"{cfg.store.address}/v1/agl/statistics", timeout=5)
+    if role != "runner" and statistics.ok and statistics.json().get("name") != BoundedStore.__name__:
+        port = cfg.store.address.rsplit(":", 1)[-1].strip("/")
+        print(
+            f"the store at {cfg.store.address} keeps every span of every rollout, so it grows with each step; one that "
+            f"is started with `python -m sql_agent.store_server --port {port}` frees what has been read"
         )
 
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,7 @@ from sql_agent import patches, train_sql_agent
 from sql_agent.agl_light import agl
 from sql_agent.checkpoints import checkpoints, describe, seal
 from sql_agent.config import dump_config, load_config
-from sql_agent.tests.conftest import free_port, serve_scores
+from sql_agent.tests.conftest import free_port, serve_scores, wait_for
 from sql_agent.train_sql_agent import (
     UsageError,
     check_model,
@@ -142,6 +143,29 @@ async def test_a_store_in_which_another_run_is_going_is_left_alone(capsys, tmp_p
     finally:
         await store.update_worker("trainer", {"state": "idle"})
         await store.close()
+
+
+@pytest.mark.slow
+def test_a_store_that_keeps_every_span_is_named_with_the_command_that_starts_one_that_does_not(
+    capsys, tmp_path, monkeypatch, store_url
+):
+    monkeypatch.setenv("AGL_MANAGED_STORE", "0")
+
+    def said(address):
+        main(["--run-dir", str(tmp_path), "--external-store-address", address, "--model", "nowhere"])
+        return capsys.readouterr().out
+
+    port = free_port()
+    command = [str(Path(sys.executable).with_name("agl")), "store", "--host", "127.0.0.1", "--port", str(port)]
+    with subprocess.Popen(command, env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}) as upstream:
+        try:
+            wait_for(f"http://127.0.0.1:{port}/v1/agl/health", upstream)
+            words = said(f"http://127.0.0.1:{port}")
+        finally:
+            upstream.terminate()
+    assert "keeps every span of every rollout, so it grows with each step" in words
+    assert f"`python -m sql_agent.store_server --port {port}` frees what has been read" in words
+    assert "keeps every span" not in said(store_url)
 
 
 def test_a_reward_model_that_is_not_there_is_named_with_the_command_that_starts_it(capsys, tmp_path):
