@@ -25,6 +25,8 @@ from pydantic import BaseModel
 from sql_agent.agl_light import agl
 from sql_agent.store import READ
 
+UNSET = agl.store.base.UNSET  # an import of agentlightning would load LiteLLM
+
 logger = logging.getLogger(__name__)
 
 KEPT_ROLLOUTS = 2048
@@ -73,6 +75,14 @@ class BoundedStore(agl.InMemoryLightningStore):
                 oldest = next(iter(self._closed))
                 del self._closed[oldest]
                 await self._forget(collections, oldest)
+
+    async def _unlocked_update_rollout_only(
+        self, collections: Any, rollout_id: str, status: Any = UNSET, **changes: Any
+    ) -> Any:
+        """A rollout that nobody waits for stays as it is: a failed attempt would queue a cancelled one again."""
+        if rollout_id in self._closed:
+            status = UNSET
+        return await super()._unlocked_update_rollout_only(collections, rollout_id, status=status, **changes)
 
     async def _add_many_spans_helper(self, rollout_id: str, attempt_id: str, spans: Sequence[Any]) -> Sequence[Any]:
         """Late spans are taken and dropped: to whoever sends them, a refusal would look like a failing store."""

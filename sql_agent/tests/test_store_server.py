@@ -74,6 +74,18 @@ async def test_late_spans_of_a_cancelled_or_read_rollout_do_not_stay():
     assert await spans_left(store) == (0, 0, 0)
 
 
+@pytest.mark.parametrize("status", ["failed", "timeout", "succeeded"])
+async def test_a_cancelled_rollout_stays_cancelled_however_its_attempt_ends(status):
+    store = BoundedStore()
+    retry = agl.RolloutConfig(max_attempts=3, retry_condition=["failed", "timeout"])
+    await store.enqueue_many_rollouts([agl.EnqueueRolloutRequest(input={}, config=retry)])
+    (rollout,) = await store.dequeue_many_rollouts(limit=1, worker_id="runner")
+    await store.update_rollout(rollout.rollout_id, status="cancelled")
+    await store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status=status)
+    assert (await store.get_rollout_by_id(rollout.rollout_id)).status == "cancelled"
+    assert list(await store.dequeue_many_rollouts(limit=1)) == []
+
+
 async def test_a_span_that_was_let_in_just_before_its_rollout_was_read_goes_too(monkeypatch):
     store = BoundedStore()
     (rollout,) = await played(store)
