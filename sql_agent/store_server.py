@@ -69,7 +69,7 @@ class BoundedStore(agl.InMemoryLightningStore):
 
     async def _close(self, rollout_id: str) -> None:
         async with self.collections.atomic(mode="rw", labels=_TOUCHED) as collections:
-            await self._drop_spans(collections, rollout_id)
+            await self._evict_spans_for_rollout(collections, rollout_id)
             self._closed[rollout_id] = None
             while len(self._closed) > KEPT_ROLLOUTS:
                 oldest = next(iter(self._closed))
@@ -97,12 +97,7 @@ class BoundedStore(agl.InMemoryLightningStore):
         await super()._post_add_spans(spans, rollout_id, attempt_id)
         if rollout_id in self._closed:  # since these spans were let in
             async with self.collections.atomic(mode="rw", labels=_TOUCHED) as collections:
-                await self._drop_spans(collections, rollout_id)
-
-    async def _drop_spans(self, collections: Any, rollout_id: str) -> None:
-        spans = await collections.spans.query({"rollout_id": {"exact": rollout_id}})
-        await collections.spans.delete(spans.items)  # upstream's eviction leaves them in the collection's size
-        await self._evict_spans_for_rollout(collections, rollout_id)
+                await self._evict_spans_for_rollout(collections, rollout_id)
 
     async def _maybe_evict_spans(self, collections: Any) -> None:
         if self._total_span_bytes > self._eviction_threshold_bytes:
@@ -116,6 +111,8 @@ class BoundedStore(agl.InMemoryLightningStore):
         await super()._maybe_evict_spans(collections)
 
     async def _evict_spans_for_rollout(self, collections: Any, rollout_id: str) -> None:
+        spans = await collections.spans.query({"rollout_id": {"exact": rollout_id}})
+        await collections.spans.delete(spans.items)  # upstream's eviction leaves them in the collection's size
         await super()._evict_spans_for_rollout(collections, rollout_id)
         self._evicted_rollout_span_sets.discard(rollout_id)  # whoever asks is told of none, not that the store failed
 
