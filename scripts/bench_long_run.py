@@ -1,4 +1,4 @@
-"""How much the processes of a run grow over 200 steps: `python -m scripts.bench_long_run`; about half an hour.
+"""How much the processes of a run grow over 200 steps: `python -m scripts.bench_long_run`; about ten minutes.
 
 Prints a table; doc/benchmarks.md says what is measured. Ends with 1 if a process that may not grow does.
 """
@@ -10,18 +10,18 @@ import sys
 import tempfile
 from pathlib import Path
 
-from scripts.bench import long_run, report
+from scripts.bench import report
+from scripts.bench.long_run import PARTS
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m scripts.bench_long_run", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--stores", default=",".join(long_run.STORES), help="some of %(default)s")
-    parser.add_argument("--steps", type=int, default=long_run.STEPS, help="default %(default)s")
-    args = parser.parse_args()
+    parser.add_argument("--only", choices=PARTS, help="one part")
+    only = parser.parse_args().only
     with tempfile.TemporaryDirectory(prefix="agentgrpo-bench-") as folder:
-        rows = long_run.measure(Path(folder), args.stores.split(","), steps=args.steps)
+        rows = [row for name, part in PARTS.items() if only in (None, name) for row in part(Path(folder))]
     print(report.table(rows))
     return 1 if any(row.met is False for row in rows) else 0
 

@@ -29,7 +29,7 @@ UNSET = agl.store.base.UNSET  # an import of agentlightning would load LiteLLM
 
 logger = logging.getLogger(__name__)
 
-KEPT_ROLLOUTS = 2048
+KEPT_ROLLOUTS = 1024
 """Rollouts that nobody reads again and that stay listed, without spans; older ones are forgotten."""
 UNREAD_S = 3600.0
 """After this long nobody reads a finished rollout: it was queued twice, or its run was killed."""

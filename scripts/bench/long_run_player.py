@@ -1,8 +1,8 @@
 """Steps of rollouts as a run asks for them, in a process of its own:
-`python -m scripts.bench.long_run_player STORE_URL STORE_PID SERVER TASKS STEPS SETTING...`.
+`python -m scripts.bench.long_run_player STORE_URL SERVER TASKS STEPS SETTING...`.
 
-Stands where the command and verl's driver stand: `train_sql_agent.fit` keeps the store (STORE_PID 0) and forks the
-runners, the rollout manager asks for the rollouts through the LLM proxy. Answers a line of JSON after every step.
+Stands where the command and verl's driver stand: `train_sql_agent.fit` keeps the store and forks the runners, the
+rollout manager asks for the rollouts through the LLM proxy. Answers a line of JSON after every step.
 """
 
 from __future__ import annotations
@@ -34,14 +34,13 @@ class Steps(agl.Algorithm):
         self,
         cfg: TrainConfig,
         store_url: str,
-        store_pid: int,
         server: str,
         tasks: list[str],
         steps: int,
         events: Events,
     ) -> None:
         super().__init__()
-        self.cfg, self.store_url, self.store_pid, self.server = cfg, store_url, store_pid, server
+        self.cfg, self.store_url, self.server = cfg, store_url, server
         self.tasks, self.steps, self.events = tasks, steps, events
         self.proxy: subprocess.Popen[str] | None = None
 
@@ -91,21 +90,24 @@ class Steps(agl.Algorithm):
         me = psutil.Process()
         assert self.proxy is not None
         runners = [runner for keeper in me.children() for runner in keeper.children() if keeper.pid != self.proxy.pid]
-        parts = {"command": [me], "runners": runners, "LLM proxy": [psutil.Process(self.proxy.pid)]}
-        parts |= {"store": [psutil.Process(self.store_pid)]} if self.store_pid else {}
+        parts = {
+            "command, with store and rollout manager": [me],
+            "runners": runners,
+            "LLM proxy": [psutil.Process(self.proxy.pid)],
+        }
         return {part: sum(p.memory_info().rss for p in processes) / 2**20 for part, processes in parts.items()}
 
 
 def main() -> None:
     events = Events()
     end_with_parent()
-    store_url, store_pid, server, file, steps, *settings = sys.argv[1:]
+    store_url, server, file, steps, *settings = sys.argv[1:]
     cfg = load_config(None, settings)
     cfg.run_dir.mkdir(parents=True, exist_ok=True)
     os.environ[RUN_ID] = run_id = uuid.uuid4().hex[:12]
     tasks = Path(file).read_text().splitlines()
     try:
-        fit(cfg, Steps(cfg, store_url, int(store_pid), server, tasks, int(steps), events), debug=False)
+        fit(cfg, Steps(cfg, store_url, server, tasks, int(steps), events), debug=False)
     finally:
         end_run(run_id)
 
