@@ -1,6 +1,6 @@
 """How a run's processes grow over 200 steps of rollouts.
 
-The chain: everything around verl as in a run, with the store in the command (`scripts.bench.long_run_player`); the model
+The chain: everything around verl as in a run, store in the command (`scripts.bench.long_run_player`); the model
 is a script, so that a step takes a second or two. The store alone, kept outside in two ways: the requests of runners,
 LLM proxy and rollout manager, with spans of a 7B model's lengths.
 """
