@@ -125,6 +125,12 @@ def check_base(path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     _check_embeddings(path, model, tokenizer)
 
 
+def num_parameters(path: Path) -> int:
+    """Of the classifier that the base becomes, from its config alone."""
+    with torch.device("meta"):
+        return AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(path)).num_parameters()
+
+
 def _check_embeddings(path: Path, model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
     embedding = model.get_input_embeddings().weight
     highest = max(tokenizer.get_vocab().values())

@@ -90,7 +90,7 @@ def train(data: Any, args: Any, model: Any) -> None:
     from transformers.utils.logging import disable_progress_bar
     from trl.trainer.utils import get_peft_config, get_quantization_config
 
-    from reward_model.base_model import check_base, file_sha256, load_tokenizer, weights_sha256
+    from reward_model.base_model import check_base, file_sha256, load_tokenizer, num_parameters, weights_sha256
     from reward_model.preferences import read_preferences
     from reward_model.training import (
         PairTrainer,
@@ -116,6 +116,7 @@ def train(data: Any, args: Any, model: Any) -> None:
     tokenizer = load_tokenizer(base, Path(args.chat_template_path) if args.chat_template_path else None)
     args.chat_template_path = None  # done: TRL would set it once more
     check_base(base, tokenizer)
+    args.suit(num_parameters(base))
 
     rows, dataset = read_preferences(Path(data.dataset_name)), Path(data.dataset_name)
     if data.eval_dataset_name:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16")
+LARGE = 20_000_000
+"""Parameters from which bfloat16 gains: the casts of a smaller model cost more than its matrix products save."""
 
 
 @cache
@@ -26,3 +29,12 @@ def bfloat16_pays() -> bool:
     There autocast trains about twice as fast as float32; elsewhere bfloat16 is emulated and slower.
     """
     return any(flag in cpu_flags() for flag in BFLOAT16_FLAGS)
+
+
+def uses_bfloat16(precision: Literal["auto", "float32", "bfloat16"], parameters: int) -> bool:
+    """Whether a model is trained under bfloat16 autocast on this CPU; its trained weights are float32 either way.
+
+    Args:
+        precision: auto is bfloat16 where it pays, for a model of `LARGE` parameters or more.
+    """
+    return precision == "bfloat16" or (precision == "auto" and parameters >= LARGE and bfloat16_pays())

@@ -37,15 +37,19 @@ def counting_pairs(count: int) -> list[Preference]:
     ]
 
 
-def make_base(folder: Path, dtype: str = "float32") -> Path:
-    """An untrained Qwen3 of one layer, 20,000 weights, with the small policy's tokenizer and ChatML template."""
+def make_base(folder: Path, dtype: str = "float32", vocab_size: int | None = None) -> Path:
+    """An untrained Qwen3 of one layer, 20,000 weights, with the small policy's tokenizer and ChatML template.
+
+    Args:
+        vocab_size: embeddings, where there shall be more than the tokenizer has tokens.
+    """
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     from sql_agent.tiny_policy.tokenizer import build_tokenizer
 
     tokenizer = build_tokenizer(["Which number comes after 41?"])
     config = Qwen3Config(
-        vocab_size=len(tokenizer),
+        vocab_size=vocab_size or len(tokenizer),
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=1,

@@ -3,7 +3,9 @@ import math
 from types import SimpleNamespace
 
 import pytest
+import torch
 from datasets import Dataset
+from torch.nn.functional import logsigmoid
 from transformers import AutoTokenizer
 from trl.trainer.reward_trainer import RewardTrainer
 
@@ -12,7 +14,9 @@ from reward_model.scorer import RECORD
 from reward_model.tests.conftest import assistant, counting_pairs, user
 from reward_model.training import (
     METRICS,
+    PairTrainer,
     RunLog,
+    TrainingArguments,
     TrainingError,
     checkpoint_to_resume,
     encode_pairs,
@@ -232,3 +236,58 @@ def test_a_named_checkpoint_has_to_be_one(tmp_path):
     with pytest.raises(TrainingError, match=r"checkpoint-2 is no checkpoint of this command: no reward_model.json"):
         checkpoint_to_resume(arguments(tmp_path, tmp_path / "checkpoint-2"), RUN)
     assert checkpoint_to_resume(arguments(tmp_path, tmp_path / "checkpoint-1"), RUN) == tmp_path / "checkpoint-1"
+
+
+# The loop -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", [1, 160, 10_000], ids=["one_pair", "some_pairs", "whole_batch"])
+def test_micro_batches_change_the_memory_and_not_the_gradient_nor_the_metrics(base, tmp_path, tokens):
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    long = Preference(prompt=(user("count on " * 10),), chosen=(assistant("1"),), rejected=(assistant("2 " * 9),))
+    rows = encode_pairs([long, *counting_pairs(4)], tokenizer, 256, "rows")
+    args = TrainingArguments(
+        output_dir=str(tmp_path), use_cpu=True, disable_dropout=True, micro_batch_tokens=tokens, report_to="none",
+        per_device_train_batch_size=5, eval_strategy="no",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    trainer = PairTrainer(model=str(base), args=args, train_dataset=rows, processing_class=tokenizer)
+    batch = trainer.data_collator([trainer.train_dataset[index] for index in range(5)])
+    assert len(list(trainer._parts(batch))) == {1: 5, 160: 2, 10_000: 1}[tokens]
+    model, trainer.current_gradient_accumulation_steps = trainer.model.train(), 1
+    loss = trainer.training_step(model, batch)
+    gradient = torch.cat([weight.grad.flatten() for weight in model.parameters()])
+
+    model.zero_grad()
+    scores = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.squeeze(-1)
+    chosen, rejected = scores.chunk(2)
+    whole = -logsigmoid(chosen - rejected).mean() + 0.01 * (chosen + rejected).square().mean()
+    whole.backward()
+    torch.testing.assert_close(loss, whole.detach(), rtol=1e-5, atol=1e-6)
+    expected = torch.cat([weight.grad.flatten() for weight in model.parameters()])
+    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
+    assert {name: values for name, values in trainer._metrics["train"].items()} == {
+        "num_tokens": [batch["attention_mask"].sum().item()],
+        "min_reward": pytest.approx([scores.min().item()], abs=1e-6),
+        "mean_reward": pytest.approx([scores.mean().item()], abs=1e-6),
+        "max_reward": pytest.approx([scores.max().item()], abs=1e-6),
+        "accuracy": pytest.approx([(chosen > rejected).float().mean().item()]),
+        "margin": pytest.approx([(chosen - rejected).mean().item()], abs=1e-6),
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "parameters", "pays", "expected"),
+    [
+        pytest.param({}, 134_515_008, True, True, id="large_model"),
+        pytest.param({}, 918_000, True, False, id="small_model"),
+        pytest.param({}, 134_515_008, False, False, id="cpu_without_it"),
+        pytest.param({"bf16": False}, 134_515_008, True, False, id="refused"),
+        pytest.param({"bf16": True}, 918_000, False, True, id="asked_for"),
+    ],
+)
+def test_a_cpu_trains_in_bfloat16_where_that_pays(monkeypatch, tmp_path, given, parameters, pays, expected):
+    monkeypatch.setattr("sql_agent.cpu_features.bfloat16_pays", lambda: pays)
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", **given)
+    args.suit(parameters)
+    assert (args.bf16, args.mixed_precision) == (expected, "bf16" if expected else "no")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from reward_model.tests.conftest import make_base
 from scripts.train_sft import main
@@ -125,6 +126,63 @@ def test_the_loss_that_trl_computes_is_the_cross_entropy_of_what_the_assistant_s
         model(torch.tensor([run.encoded[0].ids])).logits[0, :-1], torch.tensor(run.encoded[0].ids[1:])
     )
     assert abs(everything - loss) > 1e-3
+
+
+class Largest(TorchDispatchMode):
+    """Notes the most numbers that a tensor made inside holds."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for one in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(one, torch.Tensor):
+                self.numbers = max(self.numbers, one.numel())
+        return made
+
+
+def test_no_step_makes_logits_of_all_tokens(rows, tmp_path):
+    base = make_base(tmp_path / "base", vocab_size=100_000)
+    cfg = SftConfig(model_path=str(base), dataset=str(rows), output_dir=tmp_path / "out", max_length=256)
+    run = prepare(cfg, resume=False, say=lambda line: None)
+    model = load_trainable(base, base, all_weights=False, device="cpu")
+    trainer = make_trainer(model, run.tokenizer, run.encoded, cfg, lora=run.lora, record={})
+    trainer.create_optimizer()
+    batch = trainer.data_collator([trainer.train_dataset[index] for index in range(8)])
+    with Largest() as made:
+        trainer.training_step(trainer.model, batch)
+    weights = 100_000 * trainer.model.config.hidden_size
+    assert made.numbers <= weights < batch["input_ids"].numel() * 100_000 // 8
+
+
+@pytest.mark.parametrize("tokens", [1, 60, 10_000], ids=["one_row", "some_rows", "whole_batch"])
+def test_micro_batches_change_the_memory_and_not_the_gradient_nor_the_metrics(base, rows, tmp_path, tokens):
+    settings = {"output_dir": tmp_path / "out", "max_length": 256, "lora_r": 0, "micro_batch_tokens": tokens}
+    cfg = SftConfig(model_path=str(base), dataset=str(rows), **settings)
+    run = prepare(cfg, resume=False, say=lambda line: None)
+    model = load_trainable(base, base, all_weights=True, device="cpu")
+    trainer = make_trainer(model, run.tokenizer, run.encoded, cfg, lora=None, record={})
+    trainer.create_optimizer()
+    batch = trainer.data_collator([trainer.train_dataset[index] for index in (0, 9, 3)])
+    loss = trainer.training_step(trainer.model, batch)
+    gradient = torch.cat([weight.grad.flatten() for weight in model.parameters()])
+
+    model.zero_grad()
+    logits = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1]
+    labels = batch["labels"][:, 1:]
+    whole = cross_entropy(logits.flatten(0, 1), labels.flatten())  # -100 is left out
+    whole.backward()
+    torch.testing.assert_close(loss, whole.detach(), rtol=1e-5, atol=1e-6)
+    expected = torch.cat([weight.grad.flatten() for weight in model.parameters()])
+    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
+
+    learnt = labels != -100
+    distribution = torch.distributions.Categorical(logits=logits[learnt])
+    noted = trainer._metrics["train"]
+    assert noted["entropy"] == pytest.approx([distribution.entropy().mean().item()], rel=1e-4)
+    right = (logits[learnt].argmax(-1) == labels[learnt]).float().mean().item()
+    assert noted["mean_token_accuracy"] == pytest.approx([right])
+    assert noted["num_tokens"] == [batch["attention_mask"].sum().item()]
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from dbbench_adapter.protocols import ProtocolName
 from sql_agent.types import AgentConfig
 
 LossName = Literal["grpo", "reinforce"]
+CpuPrecision = Literal["auto", "float32", "bfloat16"]
 
 
 class Settings(BaseModel):
@@ -43,9 +44,9 @@ class OptimConfig(Settings):
     """Norm that a larger gradient is scaled down to."""
     grad_accum: int = Field(default=1, ge=1)
     """Batches (groups, under greedy-then-GRPO) whose gradients are averaged into one step."""
-    micro_batch_tokens: int = Field(default=4096, ge=1)
-    """Tokens, padding included, of one forward and backward pass; at least one trajectory. Changes memory, not the
-    result."""
+    micro_batch_tokens: int | None = Field(default=None, ge=1)
+    """Tokens, padding included, of one forward and backward pass; at least one trajectory; none: 1024 on a CPU, 4096 on
+    a GPU. Changes memory, not the result."""
 
 
 class ModelConfig(Settings):
@@ -55,6 +56,9 @@ class ModelConfig(Settings):
     """auto: a GPU where there is one."""
     load_in_4bit: bool = False
     """Hold the base in 4 bits (NF4); needs bitsandbytes and a GPU."""
+    precision: CpuPrecision = "auto"
+    """Of the update's matrix products on a CPU. auto: bfloat16 where the CPU has it in hardware (AVX-512 BF16, AMX) and
+    the model has 20 million weights or more. Weights and sampling stay float32. A GPU takes bfloat16."""
     gradient_checkpointing: bool = False
     """Compute activations twice instead of keeping them: a third slower, a fraction of the memory."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from reward_model.micro_batches import micro_batch_tokens, micro_batches
 from sql_agent.local.config import LossConfig, OptimConfig
 from sql_agent.local.losses import GrpoStats, grpo_loss, reinforce_loss, token_weights
 from sql_agent.local.policy import LocalPolicy, Rows
@@ -69,15 +70,14 @@ class Learner:
     ) -> dict[str, float]:
         # micro-batches of trajectories of like length; weights are made over all of them, so that they add up to the
         # loss of the whole batch
-        order = sorted(
-            range(len(trajectories)), key=lambda i: len(trajectories[i].prompt_ids + trajectories[i].response_ids)
-        )
+        most = micro_batch_tokens(self._optim.micro_batch_tokens, self._policy.device.type)
+        parts = micro_batches([num_tokens(t) for t in trajectories], most)
         total, done = 0.0, GrpoStats()
         masks = Rows.of(trajectories, pad_id=self._policy.pad_id).mask
         weights = token_weights(masks, self._loss.aggregation, max_tokens=self._loss.max_tokens)
         self._policy.model.train()  # dropout, and gradient checkpointing works in this mode alone
         try:
-            for part in _micro_batches(order, trajectories, self._optim.micro_batch_tokens):
+            for part in parts:
                 rows = Rows.of([trajectories[i] for i in part], pad_id=self._policy.pad_id, device=self._policy.device)
                 own_weights = weights[part, : rows.ids.shape[1]].to(self._policy.device)
                 loss, stats = self._loss_of(rows, torch.tensor([advantages[i] for i in part]), own_weights, temperature)
@@ -173,15 +173,3 @@ def _shown(stats: GrpoStats) -> dict[str, float]:
         "policy/ratio_max": stats.ratio_max,
     }
     return shown if stats.kl_k3 is None else shown | {"policy/kl_k3": stats.kl_k3}
-
-
-def _micro_batches(order: Sequence[int], trajectories: Sequence[Trajectory], max_tokens: int) -> list[list[int]]:
-    """Cut `order`, which is by length, so that padded to its longest no part has more tokens; one row at least."""
-    parts: list[list[int]] = []
-    for i in order:
-        length = num_tokens(trajectories[i])
-        if parts and (len(parts[-1]) + 1) * length <= max_tokens:
-            parts[-1].append(i)
-        else:
-            parts.append([i])
-    return parts

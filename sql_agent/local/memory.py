@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from reward_model.micro_batches import micro_batch_tokens
 from sql_agent.local.config import AdapterConfig, ModelConfig, OptimConfig
 
 Precision = Literal["float32", "bfloat16", "4bit"]
@@ -347,7 +348,7 @@ def memory_warning(
         prompt_tokens,
         replies,
         max_new_tokens,
-        optim.micro_batch_tokens,
+        micro_batch_tokens(optim.micro_batch_tokens, device),
         model.gradient_checkpointing,
         reference,
     )

@@ -28,7 +28,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from sql_agent.local.config import AdapterConfig
+from sql_agent.cpu_features import uses_bfloat16
+from sql_agent.local.config import AdapterConfig, CpuPrecision
+from sql_agent.local.head import output_layer, score_tokens
 from sql_agent.local.start import ADAPTER_FILE
 from sql_agent.local.types import Sample, Sampling
 from sql_agent.stitch import Trajectory
@@ -75,11 +77,17 @@ class LocalPolicy:
     Args:
         model: with the trained adapter active.
         reference: a separate frozen model; None: the model as it was loaded (see `reference_log_probs`).
+        bfloat16: whether log-probs are computed under bfloat16 autocast on a CPU; sampling is not.
+    Raises:
+        ValueError: the adapter is on the output layer.
     """
 
-    def __init__(self, model: PeftModel, tokenizer: PreTrainedTokenizerBase, reference: Any = None) -> None:
-        self.model, self.tokenizer, self._reference = model, tokenizer, reference
+    def __init__(
+        self, model: PeftModel, tokenizer: PreTrainedTokenizerBase, reference: Any = None, *, bfloat16: bool = False
+    ) -> None:
+        self.model, self.tokenizer, self._reference, self._bfloat16 = model, tokenizer, reference, bfloat16
         base: Any = model.get_base_model()
+        output_layer(base)
         self.max_positions = int(getattr(base.config.get_text_config(), "max_position_embeddings", 0) or 1 << 20)
         stops: Any = base.generation_config.eos_token_id if base.generation_config is not None else None
         stops = stops if isinstance(stops, list) else [stops]
@@ -162,16 +170,21 @@ class LocalPolicy:
         Args:
             temperature: that they were sampled with.
         """
-        return _log_probs(self.model, rows, temperature)
+        return self._log_probs(self.model, rows, temperature)
 
     @torch.no_grad()
     def reference_log_probs(self, rows: Rows, *, temperature: float = 1.0) -> Tensor:
         """The same under the reference policy: the separate model where there is one, else the model as it was loaded,
         which is the base with its adapter switched off, or with the adapter it came with."""
         if self._reference is not None:
-            return _log_probs(self._reference, rows, temperature)
+            return self._log_probs(self._reference, rows, temperature)
         with self._as_loaded():
-            return _log_probs(self.model, rows, temperature)
+            return self._log_probs(self.model, rows, temperature)
+
+    def _log_probs(self, model: Any, rows: Rows, temperature: float) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._bfloat16):
+            scores = score_tokens(model, rows.ids, rows.attention, rows.mask, temperature=temperature or 1.0)
+        return scores.log_probs.new_zeros(rows.mask.shape).masked_scatter(rows.mask, scores.log_probs)
 
     @contextmanager
     def _as_loaded(self) -> Iterator[None]:
@@ -211,19 +224,6 @@ class LocalPolicy:
                 f"the adapter in {folder} has other tensors than this run's; resume with the same settings"
             )
         set_peft_model_state_dict(self.model, weights)
-
-
-def _log_probs(model: Any, rows: Rows, temperature: float) -> Tensor:
-    # logits are made only where some row has a sampled token: with 150,000 tokens of vocabulary they are what fills
-    # the memory
-    columns = rows.mask.any(dim=0).nonzero().squeeze(-1)
-    logits = model(
-        input_ids=rows.ids, attention_mask=rows.attention, logits_to_keep=columns - 1, use_cache=False
-    ).logits.float() / (temperature or 1.0)
-    chosen = logits.gather(-1, rows.ids[:, columns].unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
-    whole = torch.zeros(rows.ids.shape, dtype=chosen.dtype, device=chosen.device)
-    whole[:, columns] = chosen
-    return torch.where(rows.mask, whole, 0.0)
 
 
 class _SampleAndRecord(LogitsProcessor):
@@ -277,6 +277,7 @@ def load_policy(
     reference_path: str | Path | None = None,
     load_in_4bit: bool = False,
     gradient_checkpointing: bool = False,
+    precision: CpuPrecision = "auto",
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> LocalPolicy:
     """A policy ready to sample and to be trained.
@@ -286,9 +287,10 @@ def load_policy(
             it is the reference; its own rank counts.
         device: cpu or cuda.
         reference_path: a separate frozen reference model.
+        precision: of log-probs and their gradient on a CPU.
         tokenizer: the model's, where it has been loaded already.
     Raises:
-        ValueError: 4-bit without bitsandbytes or without a GPU.
+        ValueError: 4-bit without bitsandbytes or without a GPU; an adapter on the output layer.
     """
     tokenizer = tokenizer or AutoTokenizer.from_pretrained(path)
     trained = Path(path) if (Path(path) / ADAPTER_FILE).is_file() else None
@@ -314,7 +316,8 @@ def load_policy(
     if gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     frozen = load_model(reference_path, device=device).eval().requires_grad_(False) if reference_path else None
-    return LocalPolicy(model, tokenizer, frozen)  # pyright: ignore[reportArgumentType]
+    bfloat16 = device == "cpu" and uses_bfloat16(precision, base.num_parameters())
+    return LocalPolicy(model, tokenizer, frozen, bfloat16=bfloat16)  # pyright: ignore[reportArgumentType]
 
 
 def load_model(path: str | Path, *, device: str, load_in_4bit: bool = False) -> Any:

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from dbbench_adapter.protocols import ProtocolName
-from sql_agent.local.config import Settings
+from sql_agent.local.config import CpuPrecision, Settings
 
 GENERATED = 512
 """Demonstrations made where neither a file nor `max_samples` says how many."""
@@ -26,9 +26,12 @@ class SftConfig(Settings):
     num_epochs: int = Field(default=3, ge=1)
     """Passes over the data."""
     batch_size: int = Field(default=8, ge=1)
-    """Conversations of one forward pass."""
+    """Conversations of one batch."""
     gradient_accumulation_steps: int = Field(default=1, ge=1)
-    """Forward passes per update; the loss is the mean over the tokens of all of them."""
+    """Batches per update; the loss is the mean over the tokens of all of them."""
+    micro_batch_tokens: int | None = Field(default=None, ge=1)
+    """Tokens, padding included, of one forward and backward pass; at least one conversation; none: 1024 on a CPU,
+    4096 on a GPU. Changes memory, not the result."""
     max_samples: int | None = Field(default=None, ge=1)
     """At most so many conversations, of task files evenly over the kinds; none: all of a file, 512 where they are
     generated."""
@@ -54,6 +57,9 @@ class SftConfig(Settings):
     """Of the new adapter, the order, dropout, generated tasks and the draw of `max_samples`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU where there is one."""
+    precision: CpuPrecision = "auto"
+    """Of matrix products on a CPU. auto: bfloat16 where the CPU has it in hardware (AVX-512 BF16, AMX) and the model
+    has 20 million weights or more. Weights stay float32. A GPU takes bfloat16."""
 
     @property
     def source(self) -> Literal["dbbench", "gsm8k", "file"]:

@@ -1,7 +1,6 @@
 """Supervised fine-tuning on TRL's `SFTTrainer`: the loop's settings, its log, its checkpoints and its result.
 
-TRL's defaults hold wherever this module says nothing else. Leaves out the loss and the loop, which are TRL's, and
-several processes.
+TRL's defaults hold wherever this module says nothing else. Leaves out the loop, which is TRL's, and several processes.
 """
 
 from __future__ import annotations
@@ -23,7 +22,10 @@ from transformers.trainer_callback import PrinterCallback
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
+from reward_model.micro_batches import micro_batch_tokens, micro_batches
 from reward_model.training import METRICS, RunLog, TrainingError
+from sql_agent.cpu_features import uses_bfloat16
+from sql_agent.local.head import score_tokens
 from sql_agent.local.sft_config import SftConfig
 from sql_agent.local.sft_data import Encoded
 from sql_agent.local.start import ADAPTER_FILE
@@ -44,12 +46,29 @@ class Lora:
 
 
 class Trainer(SFTTrainer):
-    """TRL's trainer, stopped by the first loss that is no number, and counting tokens on from a checkpoint."""
+    """TRL's trainer with bounded memory: micro-batches, and logits of what is learnt alone, a tile at a time.
 
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    TRL's loss does the latter on a GPU; on a CPU it makes logits of prompts and padding too. Also stopped by the first
+    loss that is no number, and counting tokens on from a checkpoint.
+    """
+
+    def __init__(self, *args: Any, micro_batch_tokens: int, **kwargs: Any) -> None:
+        self._micro_batch_tokens = micro_batch_tokens
+        self._seen: list[tuple[int, int, float]] = []  # a micro-batch: tokens learnt, likeliest ones, sum of entropies
+        super().__init__(*args, **kwargs)
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         self._total_train_tokens = self.state.num_input_tokens_seen  # TRL starts at 0 each time; the state is saved
-        loss = super().training_step(*args, **kwargs)
-        self.state.num_input_tokens_seen = self._total_train_tokens
+        if num_items_in_batch is None:
+            num_items_in_batch = _learnt(inputs).sum()
+        self._seen, losses = [], []
+        lengths = inputs["attention_mask"].sum(-1).tolist()
+        for part in micro_batches(lengths, self._micro_batch_tokens):
+            width = max(lengths[i] for i in part)
+            own = {name: rows[part, :width] for name, rows in inputs.items()}
+            losses.append(super().training_step(model, own, num_items_in_batch))
+        loss = torch.stack(losses).sum()
+        self._note_metrics()
         if not torch.isfinite(loss):
             raise TrainingError(
                 f"the loss is {loss.item()} at step {self.state.global_step + 1}; lower --learning_rate (now "
@@ -57,6 +76,32 @@ class Trainer(SFTTrainer):
                 "--model_path hold NaN"
             )
         return loss
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        """Mean cross-entropy of what is learnt; divided by `num_items_in_batch`, the tokens learnt in an update."""
+        learnt = _learnt(inputs)
+        with self.accelerator.autocast():
+            found = score_tokens(model, inputs["input_ids"], inputs["attention_mask"], learnt, metrics=True)
+        self._seen.append((len(found.is_top1), int(found.is_top1.sum()), float(found.entropy.sum())))
+        self._total_train_tokens += int(inputs["attention_mask"].sum())
+        return -found.log_probs.sum() / (num_items_in_batch or max(1, int(learnt.sum())))
+
+    def _note_metrics(self) -> None:
+        """Under TRL's names, over all tokens of the batch alike."""
+        tokens, likeliest, entropy = map(sum, zip(*self._seen, strict=True))
+        noted = self._metrics["train"]
+        noted["entropy"].append(entropy / max(1, tokens))
+        noted["mean_token_accuracy"].append(likeliest / max(1, tokens))
+        noted["num_tokens"] = [self._total_train_tokens]
+
+
+def _learnt(inputs: Any) -> torch.Tensor:
+    """True where a token is learnt, shape (B, T); nothing comes before the first, so it is not."""
+    learnt = inputs["labels"] != -100
+    learnt[:, 0] = False
+    return learnt
 
 
 def make_trainer(
@@ -75,6 +120,7 @@ def make_trainer(
         record: goes beside each checkpoint.
     """
     on_gpu = model.device.type == "cuda"
+    on_cpu_bfloat16 = not on_gpu and uses_bfloat16(cfg.precision, model.num_parameters())
     args = SFTConfig(
         output_dir=str(cfg.output_dir / CHECKPOINTS),
         num_train_epochs=cfg.num_epochs,
@@ -89,7 +135,7 @@ def make_trainer(
         logging_nan_inf_filter=False,
         max_length=None,  # what is too long was left out; TRL would cut it
         use_cpu=not on_gpu,
-        bf16=on_gpu and torch.cuda.is_bf16_supported(),
+        bf16=on_cpu_bfloat16 or (on_gpu and torch.cuda.is_bf16_supported()),
         gradient_checkpointing=on_gpu,
         dataloader_pin_memory=on_gpu,
         disable_tqdm=True,
@@ -101,6 +147,7 @@ def make_trainer(
     trainer = Trainer(
         model=model,
         args=args,
+        micro_batch_tokens=micro_batch_tokens(cfg.micro_batch_tokens, model.device.type),
         train_dataset=as_dataset(encoded),
         processing_class=tokenizer,
         peft_config=peft_config,

@@ -137,6 +137,7 @@ def start_policy(
         reference_path=reference_path,
         load_in_4bit=model.load_in_4bit,
         gradient_checkpointing=model.gradient_checkpointing,
+        precision=model.precision,
         tokenizer=tokenizer,
     )
 

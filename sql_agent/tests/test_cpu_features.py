@@ -1,7 +1,7 @@
 import pytest
 
 from sql_agent import cpu_features
-from sql_agent.cpu_features import bfloat16_pays, parse_flags
+from sql_agent.cpu_features import bfloat16_pays, parse_flags, uses_bfloat16
 
 
 def test_flags_are_read_from_every_processor_of_cpuinfo():
@@ -22,3 +22,18 @@ def test_flags_are_read_from_every_processor_of_cpuinfo():
 def test_bfloat16_pays_where_the_cpu_has_it(monkeypatch, flags, pays):
     monkeypatch.setattr(cpu_features, "cpu_flags", lambda: frozenset(flags))
     assert bfloat16_pays() is pays
+
+
+@pytest.mark.parametrize(
+    ("precision", "parameters", "pays", "expected"),
+    [
+        pytest.param("auto", 134_515_008, True, True, id="auto_large_model"),
+        pytest.param("auto", 918_000, True, False, id="auto_small_model"),
+        pytest.param("auto", 134_515_008, False, False, id="auto_cpu_without_it"),
+        pytest.param("float32", 134_515_008, True, False, id="float32"),
+        pytest.param("bfloat16", 918_000, False, True, id="bfloat16"),
+    ],
+)
+def test_a_large_model_is_trained_in_bfloat16_where_that_pays(monkeypatch, precision, parameters, pays, expected):
+    monkeypatch.setattr(cpu_features, "bfloat16_pays", lambda: pays)
+    assert uses_bfloat16(precision, parameters) is expected

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sql_agent.local.config import AdapterConfig, LossConfig, OptimConfig
-from sql_agent.local.learner import Learner, _micro_batches
+from sql_agent.local.learner import Learner
 from sql_agent.local.policy import LocalPolicy, Rows, load_policy
 from sql_agent.local.types import DivergedError
 from sql_agent.stitch import Trajectory
@@ -75,15 +75,6 @@ def test_micro_batches_change_the_memory_and_not_the_gradient(policy, aggregatio
         learner.optimiser.zero_grad()
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], atol=1e-7, rtol=1e-4)
-
-
-def test_micro_batches_are_cut_by_their_padded_size():
-    lengths = {0: 2, 1: 3, 2: 3, 3: 7}
-    trajectories = [Trajectory((1,), (2,) * (n - 1), (1,) * (n - 1), (0.0,) * (n - 1), 1) for n in lengths.values()]
-    # 2 rows of 3 are 6 tokens, 3 rows of 3 would be 9; 2 rows of 7 would be 14
-    assert _micro_batches([0, 1, 2, 3], trajectories, 8) == [[0, 1], [2], [3]]
-    assert _micro_batches([0, 1, 2, 3], trajectories, 1) == [[0], [1], [2], [3]]
-    assert _micro_batches([0, 1, 2, 3], trajectories, 28) == [[0, 1, 2, 3]]
 
 
 def test_accumulated_batches_are_one_step_with_their_mean_gradient(policy):

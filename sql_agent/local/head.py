@@ -1,0 +1,82 @@
+"""Log-probs of chosen tokens without the logits of all: the output layer sees only the places in question, and of
+their logits only a tile of the vocabulary exists at a time.
+
+The kernel is TRL's `ChunkedLogProbFunction`, exact in value and gradient, in float32 whatever the layer computes in.
+TRL's own trainers give it every place on a CPU, prompts and padding included. Leaves out adapters on the output layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from trl.kernels import ChunkedLogProbFunction
+
+VOCAB_TILE = 4096
+"""Columns of a tile. 1,000 places take 16 MiB of logits, a few times over; wider tiles are slower on a CPU."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the model says of the chosen tokens, row by row; every field has shape (N,), float32."""
+
+    log_probs: Tensor
+    """With gradient, in nats."""
+    entropy: Tensor
+    """Of the distribution that each token is drawn from, in nats, without gradient."""
+    is_top1: Tensor
+    """Whether the token is the likeliest, bool."""
+
+
+def score_tokens(
+    model: Any, ids: Tensor, attention: Tensor, chosen: Tensor, *, temperature: float = 1.0, metrics: bool = False
+) -> Scores:
+    """One forward pass over whole rows; the output layer at the places before chosen tokens.
+
+    Args:
+        model: a causal LM of transformers, or a PEFT model around one.
+        ids: tokens, padded right, shape (B, T).
+        attention: 1 on tokens, 0 on padding, shape (B, T).
+        chosen: True where a token's log-prob is wanted, shape (B, T); no first token can be.
+        temperature: that logits are divided by, above 0.
+        metrics: whether entropy and is_top1 are wanted; empty otherwise.
+    Raises:
+        ValueError: the output layer carries an adapter.
+    """
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    head = output_layer(base)
+    hidden = base.base_model(input_ids=ids, attention_mask=attention, use_cache=False).last_hidden_state
+    places = chosen[:, 1:]
+    softcap, scale = _of_logits(base.config.get_text_config())
+    wanted = ("entropy", "is_top1") if metrics else ()
+    log_probs, entropy, _, _, is_top1 = ChunkedLogProbFunction.apply(
+        hidden[:, :-1][places], head.weight, head.bias, ids[:, 1:][places], temperature, VOCAB_TILE, softcap, scale,
+        ("log_probs", *wanted),
+    )  # fmt: skip
+    none = log_probs.new_zeros(0)
+    return Scores(log_probs, entropy.detach() if metrics else none, is_top1 if metrics else none.bool())
+
+
+def output_layer(base: Any) -> torch.nn.Linear:
+    """
+    Raises:
+        ValueError: it carries an adapter, whose part the kernel would leave out.
+    """
+    head = base.get_output_embeddings()
+    if type(head) is not torch.nn.Linear:
+        raise ValueError(
+            f"the output layer is a {type(head).__name__}, expected a plain Linear: adapters on it are not supported; "
+            "leave lm_head out of target_modules and modules_to_save"
+        )
+    return head
+
+
+def _of_logits(config: Any) -> tuple[float | None, float]:
+    """What some architectures do to their logits, as TRL's `add_fused_lm_head` has it: a cap, and a factor."""
+    names = ("logit_scale", "output_multiplier", "lm_head_multiplier")
+    scale = next((found for name in names if (found := getattr(config, name, None)) is not None), None)
+    if scale is None and (given := getattr(config, "logits_scaling", None)) is not None:
+        scale = given if config.model_type == "hyperclovax" else 1 / given
+    return getattr(config, "final_logit_softcapping", None), 1.0 if scale is None else scale
