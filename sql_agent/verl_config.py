@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sql_agent.config import TrainConfig
-from sql_agent.cpu_features import bfloat16_pays
+from sql_agent.cpu_features import uses_bfloat16
 
 ROLLOUT_MANAGER = "sql_agent.rollout_manager.LightningRolloutManager"
 PLUGIN = "sql_agent.verl_plugin"
@@ -182,16 +182,14 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
     }
 
 
-SMALL_MODEL_BYTES = 100 * 2**20
-"""Weights below this are trained in float32 on every CPU: there converting costs what multiplying faster saves."""
-
-
 def precision(cfg: TrainConfig, model: Path, *, cpu: bool) -> str:
-    """What the trainer and the sampler compute in, "float32" or "bfloat16"; `engine.precision` or what pays here."""
-    if cfg.engine.precision != "auto":
-        return cfg.engine.precision
-    large = sum(file.stat().st_size for file in model.glob("*.safetensors")) >= SMALL_MODEL_BYTES
-    return "bfloat16" if not cpu or (large and bfloat16_pays()) else "float32"
+    """What the trainer and the sampler compute in, "float32" or "bfloat16": `engine.precision`, or what pays here."""
+    if not cpu:
+        return "bfloat16" if cfg.engine.precision == "auto" else cfg.engine.precision
+    parameters = (
+        sum(file.stat().st_size for file in model.glob("*.safetensors")) // 4
+    )  # half of them where saved in 16 bit
+    return "bfloat16" if uses_bfloat16(cfg.engine.precision, parameters) else "float32"
 
 
 def compose(overrides: dict[str, Any]) -> Any:
