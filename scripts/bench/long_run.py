@@ -37,7 +37,7 @@ KEEPING_STEPS = 40
 ROLLOUTS = 16
 CHAIN_TURNS = 4
 SEVEN_B_TURNS = [(1_500 + 800 * turn, 300) for turn in range(5)]
-"""Tokens of prompt and reply of each turn: a rollout of 0.9 MiB of spans."""
+"""Tokens of prompt and reply of each turn: a rollout of 0.7 MiB of spans."""
 STEP_ROLLOUTS = 512
 MOST_GROWTH_MIB = 16.0
 START_S = 180.0

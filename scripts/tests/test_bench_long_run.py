@@ -1,0 +1,20 @@
+"""The benchmark of long runs: what its rows say, and a short one of its parts against a real store."""
+
+import pytest
+
+from scripts.bench import long_run
+from scripts.bench.children import python
+
+
+def test_growth_counts_from_the_end_of_the_warm_steps():
+    seen = [{"runners": 100.0 + min(step, 90)} for step in range(1, 201)]  # grows a MiB a step until step 90
+    (row,) = long_run._growth("the chain: ", seen)
+    assert (row.what, row.value, row.met) == ("the chain: runners, growth", 10.0, True)  # 190 at the end, 180 after 80
+    assert row.limit == "101 MiB after a step, 180 after 80, 190 at the end"
+
+
+@pytest.mark.slow
+def test_a_store_that_frees_what_was_read_stays_as_large_as_it_was(tmp_path):
+    # 10 further steps of 16 rollouts of 0.7 MiB would be 112 MiB
+    seen = long_run._store_alone(python("sql_agent.store_server"), tmp_path, 15)
+    assert seen[-1]["store"] - seen[4]["store"] < 40
