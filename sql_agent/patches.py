@@ -198,6 +198,26 @@ PATCHES = (
     ),
     Patch(
         "own",
+        "sql_agent.store_server:BoundedStore",
+        "agentlightning.store.memory",
+        tuple(
+            f"InMemoryLightningStore.{name}"
+            for name in ("_post_update_rollout", "_post_add_spans", "_maybe_evict_spans", "_evict_spans_for_rollout")
+        ),
+        "spans go once they are read",
+    ),
+    Patch(
+        "own",
+        "sql_agent.store_server:BoundedStore",
+        "agentlightning.store.collection_based",
+        tuple(
+            f"CollectionBasedLightningStore.{name}"
+            for name in ("_add_many_spans_helper", "_unlocked_update_rollout_only")
+        ),
+        "late spans of a rollout that ended are dropped",
+    ),
+    Patch(
+        "own",
         "sql_agent.runner_processes:LastingRunners",
         "agentlightning.execution.client_server",
         tuple(f"ClientServerExecutionStrategy.{name}" for name in ("_spawn_runners", "_shutdown_processes")),
