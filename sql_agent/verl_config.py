@@ -16,6 +16,7 @@ from sql_agent.config import TrainConfig
 from sql_agent.cpu_features import uses_bfloat16
 
 ROLLOUT_MANAGER = "sql_agent.rollout_manager.LightningRolloutManager"
+WEIGHT_SYNC = "sql_agent.weight_sync.QuietWeightSync"
 PLUGIN = "sql_agent.verl_plugin"
 ROUTER = Path(__file__).with_name("verl_plugin") / "router.yaml"
 
@@ -23,6 +24,7 @@ ROUTER = Path(__file__).with_name("verl_plugin") / "router.yaml"
 # (workers/config/rollout.py) and arguments it hands through to ray.init, transformers and vLLM.
 UNLISTED_KEYS = (
     "actor_rollout_ref.rollout.agent.agent_loop_manager_class",
+    "actor_rollout_ref.rollout.checkpoint_manager_class",
     "actor_rollout_ref.rollout.enable_sleep_mode",
     "actor_rollout_ref.rollout.engine_kwargs.vllm.",
     "actor_rollout_ref.model.override_config.",
@@ -111,6 +113,7 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
         "calculate_log_probs": True,
         "router_config_path": str(ROUTER),
         "agent": {"num_workers": 1, "agent_loop_manager_class": ROLLOUT_MANAGER},
+        "checkpoint_manager_class": WEIGHT_SYNC,
         "val_kwargs": {"do_sample": False, "temperature": 0.0, "n": 1},
         "engine_kwargs": {"vllm": vllm},
     }

@@ -1,5 +1,6 @@
 """What several test modules start: agent-lightning's store for real, a scoring service that is scripted."""
 
+import shutil
 import socket
 import subprocess
 import sys
@@ -146,3 +147,22 @@ def random_policy_folder(tmp_path_factory) -> Path:
     Qwen3ForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def with_random_weights(base: Path, folder: Path, *, seed: int) -> Path:
+    """A copy of the model in `base` with other random weights, ten times as large, so that a token depends on those
+    before it, and heads of 32, the least that vLLM has kernels for on a CPU."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shutil.copytree(base, folder)
+    torch.manual_seed(seed)
+    config = AutoConfig.from_pretrained(base, head_dim=32, initializer_range=0.2)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def served_policy_folder(random_policy_folder, tmp_path_factory) -> Path:
+    """A random policy that vLLM can serve on a CPU."""
+    return with_random_weights(random_policy_folder, tmp_path_factory.mktemp("served-policy") / "policy", seed=0)

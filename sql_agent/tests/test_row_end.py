@@ -70,21 +70,21 @@ async def test_what_the_server_refuses_for_another_reason_stays_refused():
 
 
 @pytest.fixture(scope="module")
-def vllm(random_policy_folder, tmp_path_factory):
+def vllm(served_policy_folder, tmp_path_factory):
     """vLLM as verl serves it, with the longest row of 100 + 200 tokens as its context."""
     cfg = load_config(None, ["data.max_prompt_tokens=100", "data.max_response_tokens=200", "agent.max_tokens=150"])
     unused = tmp_path_factory.mktemp("row-end") / "unused"
-    limit = to_verl(cfg, Files(random_policy_folder, unused, unused), cpu=True)["actor_rollout_ref"]["rollout"]
+    limit = to_verl(cfg, Files(served_policy_folder, unused, unused), cpu=True)["actor_rollout_ref"]["rollout"]
     port = free_port()
     command = [sys.executable, "-m", "sql_agent.tests.recorded_vllm", str(unused.with_name("engine.jsonl")), "serve"]
-    command += [str(random_policy_folder), "--port", str(port), "--max-model-len", str(limit["max_model_len"])]
+    command += [str(served_policy_folder), "--port", str(port), "--max-model-len", str(limit["max_model_len"])]
     command += ["--enforce-eager", "--dtype", "float32", "--distributed-executor-backend", "uni"]
     log = unused.with_name("vllm.log")
     with log.open("w") as out:
         server = subprocess.Popen(command, env=os.environ | worker_environment(cfg, cpu=True), stdout=out, stderr=out)
     try:
         wait_for(f"http://127.0.0.1:{port}/health", server, 300)
-        yield f"http://127.0.0.1:{port}/v1/chat/completions", str(random_policy_folder)
+        yield f"http://127.0.0.1:{port}/v1/chat/completions", str(served_policy_folder)
     finally:
         server.terminate()
         server.wait(30)

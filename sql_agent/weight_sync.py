@@ -1,0 +1,31 @@
+"""verl's weight sync, with nothing in flight (`actor_rollout_ref.rollout.checkpoint_manager_class`).
+
+The trainer sends new weights when its rollouts have ended, but calls may go on: of a rollout that was late, or of a
+client that has gone. vLLM does not empty its prefix cache then, answers False, which verl passes over, and the next
+step samples on keys and values of the old weights. Here every call is ended, and the cache emptied, as soon as a batch
+of rollouts is there; a call that comes later waits until its server has the new weights.
+`sql_agent.verl_plugin.model_server` looks at vLLM's answer. Source: verl checkpoint_engine/base.py,
+`CheckpointEngineManager`; trainer/ppo/ray_trainer.py calls the two methods in turn.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl.checkpoint_engine import CheckpointEngineManager
+from verl.utils.ray_utils import auto_await
+
+
+class QuietWeightSync(CheckpointEngineManager):
+    @auto_await
+    async def sleep_replicas(self) -> None:
+        """End what is in flight and keep what comes waiting, then free the servers' memory where that is wanted."""
+        await self.abort_replicas()
+        await super().sleep_replicas()
+
+    @auto_await
+    async def update_weights(self, global_steps: int | None = None) -> dict[str, Any]:
+        """Send the weights, then let the servers go on."""
+        metrics = await super().update_weights(global_steps)  # pyright: ignore[reportArgumentType]
+        await self.resume_generation_replicas()
+        return metrics
