@@ -44,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     go_offline()  # TRL would report the run otherwise
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # read when torch is imported: threads that wait in a loop stand still where something else has their core
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import yaml
 
     from reward_model.base_model import BaseModelError

@@ -41,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     cfg = read_flags(parser, SftConfig, args)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL would report the run otherwise
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # read when torch is imported: threads that wait in a loop stand still where something else has their core
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # one process, one GPU
     if cfg.dataset != "gsm8k":
         go_offline()

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from scripts.bench.children import ROOT, python
 from scripts.bench.local_models import config_of, save_random_model
@@ -21,10 +22,10 @@ from scripts.bench.report import Row
 from sql_agent.local.config import AdapterConfig, LossConfig, OptimConfig
 from sql_agent.local.memory import Estimate, estimate, give_back_freed_memory, shape_of
 
-GROUP, SEQUENCE, SAMPLED = 8, 512, 256
+GROUP = 8
 NEW_TOKENS = 16
-"""Sampled in one reply; the prompt before it makes up `SEQUENCE`."""
-TOLERANCE = 0.3
+"""Sampled in one reply; the prompt before it makes up the sequence."""
+TOLERANCE = 0.15
 """How far the estimate may be off."""
 
 
@@ -35,12 +36,16 @@ class Point:
     gradient_checkpointing: bool = False
     micro_batch_tokens: int = 4096
     dropout: float = 0.05
+    precision: Literal["float32", "bfloat16"] = "float32"
+    sequence: int = 512
+    """Tokens of a trajectory, half of them sampled."""
 
     @property
     def name(self) -> str:
         kept = ", checkpointing" if self.gradient_checkpointing else ""
         plain = "" if self.dropout else ", no dropout"
-        return f"{self.size}, rank {self.rank}, micro-batches of {self.micro_batch_tokens:,} tokens{kept}{plain}"
+        how = f"{self.sequence} tokens each, {self.precision}, micro-batches of {self.micro_batch_tokens:,} tokens"
+        return f"{self.size}, rank {self.rank}, {how}{kept}{plain}"
 
 
 POINTS = (
@@ -50,6 +55,9 @@ POINTS = (
     Point("60M", 16, dropout=0.0),
     Point("60M", 16, gradient_checkpointing=True),
     Point("60M", 16, micro_batch_tokens=1024),
+    Point("135M", 16, micro_batch_tokens=1024, sequence=768),
+    Point("135M", 16, micro_batch_tokens=1024, sequence=768, precision="bfloat16"),
+    Point("135M", 16, micro_batch_tokens=1024, sequence=768, precision="bfloat16", gradient_checkpointing=True),
     Point("250M", 16, micro_batch_tokens=2048),
     Point("250M", 16, gradient_checkpointing=True, micro_batch_tokens=2048),
 )
@@ -76,10 +84,10 @@ def estimate_of(point: Point) -> Estimate:
     return estimate(
         shape_of(config_of(point.size)),
         AdapterConfig(r=point.rank, dropout=point.dropout),
-        precision="float32",
+        precision="autocast" if point.precision == "bfloat16" else "float32",
         group_size=GROUP,
-        sequence_tokens=SEQUENCE,
-        sampled_tokens=SAMPLED,
+        sequence_tokens=point.sequence,
+        sampled_tokens=point.sequence // 2,
         micro_batch_tokens=point.micro_batch_tokens,
         gradient_checkpointing=point.gradient_checkpointing,
         reference=False,
@@ -132,20 +140,19 @@ def main() -> None:
         adapter=AdapterConfig(r=point.rank, dropout=point.dropout),
         device="cpu",
         gradient_checkpointing=point.gradient_checkpointing,
+        precision=point.precision,
     )
-    ids = torch.randint(3, 1000, (GROUP, SEQUENCE)).tolist()
+    ids = torch.randint(3, 1000, (GROUP, point.sequence)).tolist()
     _new_peak()
     policy.generate(
-        [row[: SEQUENCE - NEW_TOKENS] for row in ids],
+        [row[: point.sequence - NEW_TOKENS] for row in ids],
         [Sampling(top_p=0.95)] * GROUP,
         max_new_tokens=NEW_TOKENS,
         min_new_tokens=NEW_TOKENS,
     )
     sampling = _peak() - baseline
-    prompt = SEQUENCE - SAMPLED
-    trajectories = [
-        Trajectory(tuple(row[:prompt]), tuple(row[prompt:]), (1,) * SAMPLED, (-7.0,) * SAMPLED, 1) for row in ids
-    ]
+    said = point.sequence // 2
+    trajectories = [Trajectory(tuple(row[:-said]), tuple(row[-said:]), (1,) * said, (-7.0,) * said, 1) for row in ids]
     learner = Learner(policy, OptimConfig(micro_batch_tokens=point.micro_batch_tokens), LossConfig())
     learner.learn([Trajectory((5,), (6,), (1,), (-7.0,), 1)] * 2, [1.0, -1.0], temperature=1.0)
     _new_peak()

@@ -1,4 +1,4 @@
-"""Models of the local training benchmark: random Qwen2 and Qwen3 of a given size, made on the spot."""
+"""Models of the local training benchmark: random Qwen2, Qwen3 and Llama of a given size, made on the spot."""
 
 from __future__ import annotations
 
@@ -8,9 +8,18 @@ from typing import Any
 SIZES: dict[str, dict[str, Any]] = {
     "1M": {"model_type": "qwen3", "hidden_size": 128, "layers": 4, "heads": 4, "kv_heads": 2, "vocab_size": 1024},
     "60M": {"model_type": "qwen2", "hidden_size": 512, "layers": 16, "heads": 8, "kv_heads": 2, "vocab_size": 32000},
+    "135M": {
+        "model_type": "llama",
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "layers": 30,
+        "heads": 9,
+        "kv_heads": 3,
+        "vocab_size": 49152,
+    },
     "250M": {"model_type": "qwen3", "hidden_size": 1024, "layers": 16, "heads": 16, "kv_heads": 8, "vocab_size": 32000},
 }
-"""By name: about so many parameters, the output layer tied to the embedding."""
+"""By name: about so many parameters, the output layer tied to the embedding. 135M is SmolLM2's shape."""
 
 SURENESS = 12.0
 """Factor of all logits, whose standard deviation is 0.3 to 0.6 without it."""
@@ -22,7 +31,7 @@ def config_of(size: str) -> dict[str, Any]:
     return {
         "model_type": own["model_type"],
         "hidden_size": own["hidden_size"],
-        "intermediate_size": 3 * own["hidden_size"],
+        "intermediate_size": own.get("intermediate_size", 3 * own["hidden_size"]),
         "num_hidden_layers": own["layers"],
         "num_attention_heads": own["heads"],
         "num_key_value_heads": own["kv_heads"],

@@ -62,8 +62,8 @@ def test_an_estimate_is_off_by_its_distance_to_the_measurement():
     expected = Estimate(0, 0, 0, 0, 0, 90 * 2**20, 30 * 2**20)
     point = local_memory.Point("1M", 8)
     off, *_ = local_memory.rows_of(point, expected, {"update": 100 * 2**20, "sampling": 2**20})
-    assert off.value == pytest.approx(20.0) and off.met
-    assert off.what == "1M, rank 8, micro-batches of 4,096 tokens: update, estimate off by"
+    assert off.value == pytest.approx(20.0) and not off.met
+    assert off.what == "1M, rank 8, 512 tokens each, float32, micro-batches of 4,096 tokens: update, estimate off by"
 
 
 def test_wrong_options_are_named_with_what_would_do(capsys, tmp_path):

@@ -1,8 +1,8 @@
 """What local training needs of memory, computed from a model's config.json before anything is loaded.
 
 By formula, for models built like Llama and Qwen (`KNOWN_TYPES`): what autograd keeps of each layer with a LoRA adapter,
-the KV cache, logits. Leaves out what torch and CUDA need for themselves (about 0.5 GB on a GPU, which counts as used
-once CUDA runs), fragmentation, and models of other kinds. How far off it is: doc/benchmarks.md.
+the KV cache, a tile of logits. Leaves out what CUDA needs for itself (about 0.5 GB, which counts as used once it
+runs), fragmentation, and models of other kinds. How far off it is: doc/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -15,14 +15,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from reward_model.micro_batches import micro_batch_tokens
+from sql_agent.cpu_features import uses_bfloat16
 from sql_agent.local.config import AdapterConfig, ModelConfig, OptimConfig
 
-Precision = Literal["float32", "bfloat16", "4bit"]
+Precision = Literal["float32", "autocast", "bfloat16", "4bit"]
+"""autocast: weights in float32, the matrix products of the update in bfloat16, as on a CPU that has it."""
 KNOWN_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 NF4_BYTES = 0.516
 """Of a parameter: 4 bits, and a scale per 64 of them that is itself 8 bits (double quantisation)."""
-LOGIT_COPIES = 4
-"""Of the logits at most, while the gradient of their logsumexp is made."""
+VOCAB_TILE, PLACE_TILE = 4096, 4096
+"""Tokens of the vocabulary, and places, whose logits exist at a time (`sql_agent.local.head`)."""
+LOGIT_COPIES = 9
+"""Of a tile of logits at most, while its gradient is made."""
+CPU_RUNTIME = 96 * 2**20
+"""Measured: what updates of four sizes held beyond their tensors."""
 ANSWER_TOKENS = 128
 """Allowed for what a database answers to a reply, and the template around it."""
 MIN_NEW_TOKENS = 64
@@ -163,6 +169,8 @@ class Estimate:
     """One layer's activations while prompts are read, and what is done with a row of logits."""
     activations: int
     logits: int
+    runtime: int = 0
+    """Code and scratch of torch that come into memory with the first update on a CPU."""
 
     @property
     def at_sampling(self) -> int:
@@ -170,7 +178,7 @@ class Estimate:
 
     @property
     def at_update(self) -> int:
-        return self.weights + self.adapter + self.reference + self.activations + self.logits
+        return self.weights + self.adapter + self.reference + self.activations + self.logits + self.runtime
 
     @property
     def peak(self) -> int:
@@ -191,7 +199,7 @@ def estimate(
 ) -> Estimate:
     """
     Args:
-        precision: float32 on a CPU; bfloat16 and 4bit on a GPU.
+        precision: float32 or autocast on a CPU; bfloat16 and 4bit on a GPU.
         group_size: episodes sampled side by side.
         sequence_tokens: of the longest trajectory, prompt included.
         sampled_tokens: of these, from the first reply on; only they get logits.
@@ -199,18 +207,20 @@ def estimate(
     """
     act = 2 if precision == "bfloat16" else 4  # in 4 bits everything between the matrices is float32, as PEFT has it
     others = shape.parameters - shape.linear_parameters
-    plain = shape.parameters * (4 if precision == "float32" else 2)
+    plain = shape.parameters * (4 if precision in ("float32", "autocast") else 2)
     weights = int(shape.linear_parameters * NF4_BYTES) + 4 * others if precision == "4bit" else plain
     rows = min(group_size, max(1, micro_batch_tokens // sequence_tokens))
     tokens, read = rows * sequence_tokens, group_size * sequence_tokens
     passing = act * (4 * shape.intermediate + 3 * shape.hidden)  # per token, in the layer that is being computed
     kept = _kept_by_layer(shape, adapter, precision, sequence_tokens)
-    one_logits = 4 * rows * sampled_tokens * shape.vocab
-    at_logits, in_layer = LOGIT_COPIES * one_logits, tokens * passing
+    tile = 4 * min(rows * sampled_tokens, PLACE_TILE) * min(shape.vocab, VOCAB_TILE)
+    at_logits, in_layer = LOGIT_COPIES * tile, tokens * passing
     if gradient_checkpointing:
         activations, in_layer = shape.layers * tokens * shape.hidden * act, in_layer + tokens * kept
     else:
         activations = shape.layers * tokens * kept
+        if precision == "autocast":
+            activations += 2 * shape.linear_parameters  # frozen matrices in bfloat16, kept for the way back
     keys = shape.kv_heads * shape.head_dim
     return Estimate(
         weights=weights,
@@ -220,20 +230,23 @@ def estimate(
         sampling=read * (passing + 4 * sequence_tokens) + 7 * 4 * group_size * shape.vocab,
         activations=activations + max(0, in_layer - at_logits),
         logits=at_logits,
+        runtime=CPU_RUNTIME if precision in ("float32", "autocast") else 0,
     )
 
 
 def _kept_by_layer(shape: ModelShape, adapter: AdapterConfig, precision: Precision, sequence_tokens: int) -> int:
     """Bytes that autograd keeps of one token in one layer."""
-    act = 2 if precision == "bfloat16" else 4
-    noise = 4 if precision == "float32" else 1  # of dropout: numbers on a CPU, a mask of bytes on a GPU
+    act = 2 if precision in ("bfloat16", "autocast") else 4
+    noise = 4 if precision in ("float32", "autocast") else 1  # of dropout: numbers on a CPU, a mask of bytes on a GPU
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     adapted = shape.adapted(adapter)
     inputs = {name: shape.linears[name][0] for name in adapted}
     base = 4 * 2 * shape.hidden + act * (4 * queries + 3 * shape.intermediate) + 4 * sequence_tokens
     if shape.head_norms:
         base += 4 * (queries + keys)
-    if adapter.dropout:
+    if precision == "autocast":  # each adapter casts its input for itself
+        lora = (2 + (noise if adapter.dropout else 0)) * sum(inputs.values())
+    elif adapter.dropout:
         lora = (4 + noise) * sum(inputs.values())
     elif precision == "bfloat16":
         lora = 4 * sum(inputs.values())  # each adapter casts its input for itself
@@ -241,7 +254,7 @@ def _kept_by_layer(shape: ModelShape, adapter: AdapterConfig, precision: Precisi
         # queries, keys and values share their input, so do gate and up; that of o is the attention's output
         shared = {"q_proj": "attention", "k_proj": "attention", "v_proj": "attention", "down_proj": "down"}
         lora = 4 * sum({shared.get(name, "mlp"): size for name, size in inputs.items() if name != "o_proj"}.values())
-    return base + lora + 4 * adapter.r * len(adapted)
+    return base + lora + (2 if precision == "autocast" else 4) * adapter.r * len(adapted)
 
 
 def available_bytes(device: str) -> int:
@@ -343,7 +356,7 @@ def memory_warning(
     demand = Demand(
         shape,
         adapter,
-        "float32" if device == "cpu" else "4bit" if model.load_in_4bit else "bfloat16",
+        _precision(model, device, shape.parameters),
         group_size,
         prompt_tokens,
         replies,
@@ -353,6 +366,12 @@ def memory_warning(
         reference,
     )
     return warning_of(demand, available_bytes(device))
+
+
+def _precision(model: ModelConfig, device: str, parameters: int) -> Precision:
+    if device == "cpu":
+        return "autocast" if uses_bfloat16(model.precision, parameters) else "float32"
+    return "4bit" if model.load_in_4bit else "bfloat16"
 
 
 def warning_of(demand: Demand, available: int) -> str | None:
