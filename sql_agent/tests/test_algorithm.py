@@ -4,11 +4,12 @@ import asyncio
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from sql_agent import algorithm
-from sql_agent.algorithm import VerlGrpo
+from sql_agent.algorithm import VerlGrpo, spawn
 from sql_agent.config import load_config
 from sql_agent.run_context import TrainingFailedError
 
@@ -45,3 +46,9 @@ async def test_a_driver_that_has_finished_and_does_not_end_is_not_waited_for(mon
 async def test_a_driver_that_fails_is_quoted_whether_it_ends_or_not(monkeypatch, tmp_path, code, words):
     with pytest.raises(TrainingFailedError, match=words):
         await follow(monkeypatch, tmp_path, code)
+
+
+def test_a_child_finds_the_package_though_the_command_was_typed_inside_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[1])  # whose types.py `python -m` would find before Python's own
+    process = spawn("sql_agent.success", log=tmp_path / "log")
+    assert process.wait(60) == 0, (tmp_path / "log").read_text()
