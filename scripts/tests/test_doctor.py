@@ -211,7 +211,7 @@ def test_a_model_may_be_named_by_its_id_on_the_hub(tmp_path: Path, monkeypatch: 
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         (snapshot / name).write_text("{}")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    found = doctor.check_model(Path("org/small"))
+    found = doctor.check_model(Path("org/small"), "fc")
     assert found.found == str(snapshot)
     assert f"{snapshot} has no chat template" in " ".join(problem.what for problem in found.problems)
 

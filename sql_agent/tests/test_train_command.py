@@ -92,7 +92,7 @@ def test_more_gpus_than_there_are_is_refused(monkeypatch, tmp_path, visible, wan
 
 def test_gpus_that_cannot_share_the_model_are_refused_before_anything_loads(tmp_path, random_policy_folder):
     with pytest.raises(UsageError, match="is 3, which does not share out the 2 attention heads, 32 feed-forward rows"):
-        check_model(random_policy_folder, 3)
+        check_model(random_policy_folder, "fc", 3)
 
 
 def test_a_library_that_is_not_the_one_we_change_is_refused_before_anything_loads(capsys, tmp_path, monkeypatch):
