@@ -346,7 +346,7 @@ from pathlib import Path
 from sql_agent.train_sql_agent import claim
 with claim(Path({str(tmp_path)!r})):
     os.fork()
-    print("up", flush=True)  # each of the two
+    os.write(1, b"up\\n")  # each of the two, in one piece
     time.sleep(60)
 """
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True)
