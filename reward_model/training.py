@@ -26,7 +26,7 @@ from trl.trainer.model_config import ModelConfig
 from trl.trainer.reward_config import RewardConfig
 from trl.trainer.reward_trainer import RewardTrainer
 
-from reward_model.micro_batches import micro_batch_tokens, micro_batches
+from reward_model.micro_batches import micro_batch_tokens, micro_batches, recomputed
 from reward_model.preferences import PreferenceFileError
 from reward_model.scorer import RECORD, encode_conversation
 from reward_model.types import Preference
@@ -92,7 +92,8 @@ class TrainingArguments(RewardConfig):
         default=None,
         metadata={
             "help": "Tokens, padding included, of one forward and backward pass, at least one pair; default 1024 on a "
-            "CPU, 4096 on a GPU. Changes memory, not the result. Several processes do not cut their batches."
+            "CPU, 4096 on a GPU. Longer pairs compute their activations twice. Changes memory, not the result. Several "
+            "processes do not cut their batches."
         },
     )
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Hide losses that are NaN; never wanted."})
@@ -238,7 +239,9 @@ class PairTrainer(RewardTrainer):
         losses, shares = [], []
         for own, share in self._parts(inputs):
             self._share = share
-            losses.append(super().training_step(model, own, *args, **kwargs))
+            too_long = own["input_ids"].numel() > self._most_tokens() and self.accelerator.num_processes == 1
+            with recomputed(self.model, when=too_long):
+                losses.append(super().training_step(model, own, *args, **kwargs))
             shares.append(share)
         loss = torch.stack(losses).sum()
         for name, values in noted.items():
@@ -259,15 +262,17 @@ class PairTrainer(RewardTrainer):
         found: Any = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         return found if return_outputs else found * (self._share if model.training else 1.0)
 
+    def _most_tokens(self) -> int:
+        args: Any = self.args
+        return micro_batch_tokens(args.micro_batch_tokens, args.device.type)
+
     def _parts(self, inputs: Any) -> Iterator[tuple[dict[str, torch.Tensor], float]]:
         """The batch in micro-batches, whole pairs each, with their shares; chosen sides stand before rejected ones."""
         lengths = inputs["attention_mask"].sum(-1)
         pairs = len(lengths) // 2
         longer = torch.maximum(lengths[:pairs], lengths[pairs:]).tolist()
-        args: Any = self.args
-        most = micro_batch_tokens(args.micro_batch_tokens, args.device.type)
         several = self.accelerator.num_processes > 1  # each would wait for the others' passes, which may be fewer
-        for part in [list(range(pairs))] if several else micro_batches(longer, most // 2):
+        for part in [list(range(pairs))] if several else micro_batches(longer, self._most_tokens() // 2):
             rows, width = [*part, *(pairs + i for i in part)], max(longer[i] for i in part)
             yield {name: values[rows, :width] for name, values in inputs.items()}, len(part) / pairs
 

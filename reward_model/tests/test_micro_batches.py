@@ -1,4 +1,7 @@
-from reward_model.micro_batches import micro_batches
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from reward_model.micro_batches import micro_batches, recomputed
 
 
 def test_micro_batches_are_cut_by_their_padded_size():
@@ -10,3 +13,26 @@ def test_micro_batches_are_cut_by_their_padded_size():
 
 def test_rows_of_like_length_come_together():
     assert micro_batches([9, 1, 8, 2], 16) == [[1, 3], [2], [0]]  # 2 rows of 9 would be 18
+
+
+def test_a_row_longer_than_a_micro_batch_keeps_a_fraction_of_the_activations_and_its_gradient():
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 8, "num_attention_heads": 2}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", vocab_size=50, **shape)).train()
+    ids, kept, gradients = torch.arange(40)[None], [], []
+
+    def note(tensor):
+        kept[-1] += tensor.numel()
+        return tensor
+
+    for when in (False, True):
+        kept.append(0)
+        with recomputed(model, when=when), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        with recomputed(model, when=when):
+            loss.backward()
+        gradients.append([weight.grad.clone() for weight in model.parameters()])
+        model.zero_grad()
+    assert kept[1] < kept[0] / 3  # one input a layer, and the head
+    torch.testing.assert_close(gradients[1], gradients[0])
+    assert not model.is_gradient_checkpointing

@@ -45,8 +45,8 @@ class OptimConfig(Settings):
     grad_accum: int = Field(default=1, ge=1)
     """Batches (groups, under greedy-then-GRPO) whose gradients are averaged into one step."""
     micro_batch_tokens: int | None = Field(default=None, ge=1)
-    """Tokens, padding included, of one forward and backward pass; at least one trajectory; none: 1024 on a CPU, 4096 on
-    a GPU. Changes memory, not the result."""
+    """Tokens, padding included, of one forward and backward pass; a longer trajectory is alone in its own and
+    computes activations twice. None: 1024 on a CPU, 4096 on a GPU. Changes memory, not the result."""
 
 
 class ModelConfig(Settings):

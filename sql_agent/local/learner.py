@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from reward_model.micro_batches import micro_batch_tokens, micro_batches
+from reward_model.micro_batches import micro_batch_tokens, micro_batches, recomputed
 from sql_agent.local.config import LossConfig, OptimConfig
 from sql_agent.local.losses import GrpoStats, grpo_loss, reinforce_loss, token_weights
 from sql_agent.local.policy import LocalPolicy, Rows
@@ -80,8 +80,10 @@ class Learner:
             for part in parts:
                 rows = Rows.of([trajectories[i] for i in part], pad_id=self._policy.pad_id, device=self._policy.device)
                 own_weights = weights[part, : rows.ids.shape[1]].to(self._policy.device)
-                loss, stats = self._loss_of(rows, torch.tensor([advantages[i] for i in part]), own_weights, temperature)
-                loss.backward()
+                own_advantages = torch.tensor([advantages[i] for i in part])
+                with recomputed(self._policy.model, when=rows.ids.shape[1] > most):
+                    loss, stats = self._loss_of(rows, own_advantages, own_weights, temperature)
+                    loss.backward()
                 total, done = total + loss.item(), done + stats
         finally:
             self._policy.model.eval()

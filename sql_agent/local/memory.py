@@ -215,7 +215,7 @@ def estimate(
     kept = _kept_by_layer(shape, adapter, precision, sequence_tokens)
     tile = 4 * min(rows * sampled_tokens, PLACE_TILE) * min(shape.vocab, VOCAB_TILE)
     at_logits, in_layer = LOGIT_COPIES * tile, tokens * passing
-    if gradient_checkpointing:
+    if gradient_checkpointing or sequence_tokens > micro_batch_tokens:  # a longer row is recomputed
         activations, in_layer = shape.layers * tokens * shape.hidden * act, in_layer + tokens * kept
     else:
         activations = shape.layers * tokens * kept

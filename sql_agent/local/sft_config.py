@@ -30,8 +30,8 @@ class SftConfig(Settings):
     gradient_accumulation_steps: int = Field(default=1, ge=1)
     """Batches per update; the loss is the mean over the tokens of all of them."""
     micro_batch_tokens: int | None = Field(default=None, ge=1)
-    """Tokens, padding included, of one forward and backward pass; at least one conversation; none: 1024 on a CPU,
-    4096 on a GPU. Changes memory, not the result."""
+    """Tokens, padding included, of one forward and backward pass; a longer conversation is alone in its own and
+    computes activations twice. None: 1024 on a CPU, 4096 on a GPU. Changes memory, not the result."""
     max_samples: int | None = Field(default=None, ge=1)
     """At most so many conversations, of task files evenly over the kinds; none: all of a file, 512 where they are
     generated."""
