@@ -50,6 +50,12 @@ def _update(model: Path, folder: Path) -> list[Row]:
     return update.measure(model, folder)
 
 
+def _shared(model: Path, folder: Path) -> list[Row]:
+    from scripts.bench import shared_prompts
+
+    return shared_prompts.measure(model, folder)
+
+
 def _tokens(model: Path, folder: Path) -> list[Row]:
     from scripts.bench import trained_tokens
 
@@ -65,6 +71,7 @@ def _proxy(model: Path, folder: Path) -> list[Row]:
 PARTS: dict[str, Callable[[Path, Path], list[Row]]] = {
     "startup": _startup,
     "update": _update,
+    "shared": _shared,
     "tokens": _tokens,
     "proxy": _proxy,
     "overhead": _overhead,

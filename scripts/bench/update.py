@@ -44,8 +44,10 @@ class Setting:
     pad_to: int | None = None
     """Width of every row; None: the longest row's."""
     upstream: bool = False
-    """verl's own log-softmax and transformers' own attention, not what `sql_agent.verl_plugin` puts in their place."""
+    """verl's own engine and transformers' own attention, not what `sql_agent.verl_plugin` puts in their place."""
     verl: Mapping[str, Any] = field(default_factory=dict)
+    more: tuple[str, ...] = ()
+    """Further settings of ours."""
 
 
 def settings(cores: int) -> list[Setting]:
@@ -97,7 +99,7 @@ def run_worker(
 ) -> dict[str, Any]:
     """What `scripts.bench.update_worker` measured of each batch; `GROUP_SIZE` divides the number of its rows."""
     overrides = [f"data.train_batch_size={GROUPS}", f"rollout.group_size={GROUP_SIZE}"]
-    overrides += [f"engine.train_threads={setting.threads}"]
+    overrides += [f"engine.train_threads={setting.threads}", f"model={model}", *setting.more]
     spec = {
         "settings": overrides,
         "verl": dict(setting.verl),
@@ -109,6 +111,8 @@ def run_worker(
         "port": free_port(),
     }
     environment = worker_environment(load_config(None, overrides), cpu=True)
+    if setting.upstream:
+        environment["VERL_ENGINE_DEVICE"] = "cuda"  # the name of verl's own engine, which runs on a CPU too
     with started(python("scripts.bench.update_worker"), log, environment, talks=True) as worker:
         say(worker, spec)
         return answer(worker, log)

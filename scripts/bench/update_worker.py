@@ -7,7 +7,6 @@ verl's own actor worker (`ActorRolloutRefWorker`, role "actor") without Ray, dri
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
@@ -49,6 +48,7 @@ def main() -> None:
 
 def _measure(verl: Any, worker: Any, rows: Sequence[Any], pad_to: int | None, repeats: int) -> dict[str, Any]:
     """Seconds of each repetition, and the sum of the trained tokens' log-probs before the first update."""
+    import numpy as np
     from verl import DataProto
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
@@ -56,7 +56,9 @@ def _measure(verl: Any, worker: Any, rows: Sequence[Any], pad_to: int | None, re
     seconds: dict[str, list[float]] = {"log_probs_s": [], "update_s": []}
     log_prob_sum = None
     for _ in range(1 + repeats):  # the first warms up
-        batch = DataProto.from_single_dict(make_batch(rows, pad_to))
+        group = verl.actor_rollout_ref.rollout.n
+        ids = np.array([str(i // group) for i in range(len(rows))], dtype=object)
+        batch = DataProto.from_single_dict(make_batch(rows, pad_to) | {"uid": ids})
         lengths = [len(prompt) + len(response) for prompt, response, _ in rows]
         batch.meta_info = {"temperature": 1.0, "global_token_num": lengths}
         started = time.perf_counter()
@@ -89,18 +91,11 @@ def make_batch(rows: Sequence[Any], pad_to: int | None) -> dict[str, Any]:
 
 
 def _restore_upstream() -> None:
-    """Put back verl's log-softmax, read from its file, and transformers' attention; the plugin replaces both."""
+    """Put back transformers' attention, which the plugin replaces."""
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-    from verl.utils import torch_functional
 
-    assert torch_functional.__file__
-    spec = importlib.util.spec_from_file_location("pristine_torch_functional", torch_functional.__file__)
-    assert spec and spec.loader
-    pristine = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(pristine)
-    torch_functional.logprobs_from_logits_v2 = pristine.logprobs_from_logits_v2
     AttentionInterface.register("sdpa", sdpa_attention_forward)
     AttentionMaskInterface.register("sdpa", sdpa_mask)
 
