@@ -56,6 +56,12 @@ def _shared(model: Path, folder: Path) -> list[Row]:
     return shared_prompts.measure(model, folder)
 
 
+def _memory(model: Path, folder: Path) -> list[Row]:
+    from scripts.bench import memory
+
+    return memory.measure(model, folder)
+
+
 def _tokens(model: Path, folder: Path) -> list[Row]:
     from scripts.bench import trained_tokens
 
@@ -72,6 +78,7 @@ PARTS: dict[str, Callable[[Path, Path], list[Row]]] = {
     "startup": _startup,
     "update": _update,
     "shared": _shared,
+    "memory": _memory,
     "tokens": _tokens,
     "proxy": _proxy,
     "overhead": _overhead,
