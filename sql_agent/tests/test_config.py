@@ -1,12 +1,13 @@
 """Settings: the later wins, misspelt keys stop, every field reaches verl."""
 
+import os
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from sql_agent.config import TrainConfig, dump_config, load_config
-from sql_agent.verl_config import Files, compose, to_verl
+from sql_agent.verl_config import Files, compose, precision, to_verl
 
 FILES = Files(Path("model"), Path("train.parquet"), Path("val.parquet"))
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
@@ -164,3 +165,36 @@ def test_a_template_in_place_of_the_models_own_reaches_the_sampler_and_the_check
 
 def test_defaults_need_no_file():
     assert load_config(None) == TrainConfig()
+
+
+def test_precision_is_what_was_asked_for_else_what_pays(tmp_path, monkeypatch):
+    (tmp_path / "model.safetensors").touch()
+    os.truncate(tmp_path / "model.safetensors", 4 * 20_000_000)  # a sparse file: no byte is written
+    auto, small = load_config(None), FILES.model
+    monkeypatch.setattr("sql_agent.cpu_features.bfloat16_pays", lambda: True)
+    assert [precision(auto, model, cpu=True) for model in (tmp_path, small)] == ["bfloat16", "float32"]
+    assert precision(load_config(None, ["engine.precision=float32"]), tmp_path, cpu=True) == "float32"
+    monkeypatch.setattr("sql_agent.cpu_features.bfloat16_pays", lambda: False)
+    assert precision(auto, tmp_path, cpu=True) == "float32"
+    assert precision(load_config(None, ["engine.precision=bfloat16"]), small, cpu=True) == "bfloat16"
+    assert precision(auto, small, cpu=False) == "bfloat16"
+    assert precision(load_config(None, ["engine.precision=float32"]), small, cpu=False) == "float32"
+
+
+def test_a_cpu_keeps_weights_in_float32_whatever_it_computes_in():
+    def mixed(asked, cpu):
+        role = to_verl(load_config(None, [f"engine.precision={asked}"]), FILES, cpu=cpu)["actor_rollout_ref"]
+        return role["actor"]["fsdp_config"]["mixed_precision"]["param_dtype"], role["rollout"]["dtype"]
+
+    assert mixed("bfloat16", True) == ("fp32", "bfloat16")  # its engine autocasts
+    assert mixed("float32", True) == ("fp32", "float32")
+    assert mixed("bfloat16", False) == ("bf16", "bfloat16")
+    assert mixed("float32", False) == ("fp32", "float32")
+
+
+@pytest.mark.parametrize(
+    ("asked", "cpu", "found"), [("null", True, False), ("null", False, True), ("true", True, True)]
+)
+def test_gradient_checkpointing_is_a_gpus_default(asked, cpu, found):
+    cfg = load_config(None, [f"engine.gradient_checkpointing={asked}"])
+    assert to_verl(cfg, FILES, cpu=cpu)["actor_rollout_ref"]["model"]["enable_gradient_checkpointing"] is found
