@@ -73,6 +73,15 @@ class CpuEngine(FSDPEngineWithLMHead):
         head.forward = self._log_prob_head
         return module
 
+    def _build_lora_module(self, module: Any) -> Any:
+        head = module.get_output_embeddings()
+        module = super()._build_lora_module(module)  # pyright: ignore[reportAttributeAccessIssue]
+        if module.get_base_model().get_output_embeddings() is not head:
+            raise NotImplementedError(
+                "an adapter on the output layer cannot be trained on a CPU; leave lm_head out of lora.target_modules"
+            )
+        return module
+
     def forward_backward_batch(self, data: Any, loss_function: Callable, forward_only: bool = False) -> Any:
         limit = data["max_token_len_per_gpu"]
         rows = _rows(data)
