@@ -63,7 +63,7 @@ def test_a_token_that_no_header_takes_is_refused(monkeypatch):
     ("arguments", "said"),
     [
         (["--model_path", ".", "--host", "0.0.0.0"], "needs a token"),
-        (["--model_path", "nowhere"], "nowhere is no folder, and no model of that name"),
+        (["--model_path", "/nowhere"], "/nowhere is no folder; give a model's folder or its id on the hub"),
         (["--model_path", "scripts"], "no config.json or adapter_config.json there"),
         (["--model_path", ".", "--token_file", "nowhere"], "no such file"),
         (["--model_path", ".", "--port", "65536"], "65536: expected 0 to 65535"),
