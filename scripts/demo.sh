@@ -52,8 +52,10 @@ if [[ -n ${split:-} ]]; then
     tasks=(--train-file "$split/train.jsonl" --val-file "$split/test.jsonl" --set "seed=${SEED:-0}")
     if [[ ! -f $model/sft.json ]]; then
         say "SFT on the oracle's episodes of $split/train.jsonl"
+        resume=()
+        [[ -d $model/checkpoints ]] && resume=(--resume)
         "$python" scripts/train_sft.py --model_path models/smollm2-135m-instruct --dataset dbbench --tasks "$split/train.jsonl" \
-            --lora_r 0 --learning_rate 5e-4 --num_epochs 1 --batch_size 8 --output_dir "$model"
+            --lora_r 0 --learning_rate 5e-4 --num_epochs 1 --batch_size 8 --save_steps 15 --output_dir "$model" "${resume[@]}"
     fi
 else
     "$python" -m scripts.make_tiny_policy --output "$model" --steps 320 # solves about half: there is something to learn
