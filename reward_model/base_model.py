@@ -126,7 +126,7 @@ def check_base(path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def num_parameters(path: Path) -> int:
-    """Of the classifier that the base becomes, from its config alone."""
+    """Number of parameters of the classifier that the base becomes, read from its config alone."""
     with torch.device("meta"):
         return AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(path)).num_parameters()
 

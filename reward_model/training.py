@@ -230,7 +230,7 @@ class PairTrainer(RewardTrainer):
     checkpoint."""
 
     _share = 1.0
-    """Of the batch's pairs, in the micro-batch that is computed; the batch's loss is the mean over its pairs."""
+    """Share of the batch's pairs in the current micro-batch; the batch's loss is the mean over its pairs."""
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         self._total_train_tokens = self.state.num_input_tokens_seen  # TRL starts at 0 each time; the state is saved

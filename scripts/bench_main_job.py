@@ -86,16 +86,24 @@ PARTS: dict[str, Callable[[Path, Path], list[Row]]] = {
 }
 
 
+ON_REQUEST = ("shared", "memory")
+"""Parts that are measured only with --only; they want `--model models/smollm2-135m-instruct`."""
+
+
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m scripts.bench_main_job", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--only", metavar="PART,...", help=f"some of {', '.join(PARTS)}; default: all")
+    parser.add_argument(
+        "--only",
+        metavar="PART,...",
+        help=f"some of {', '.join(PARTS)}; default: all but {', '.join(ON_REQUEST)}, which want a pretrained --model",
+    )
     parser.add_argument("--model", type=Path, default=MODEL, help="policy; default models/tiny-sql")
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
     parser.add_argument("--write-doc", action="store_true", help="put the figures into doc/benchmarks.md")
     args = parser.parse_args(argv)
-    args.parts = args.only.split(",") if args.only else list(PARTS)
+    args.parts = args.only.split(",") if args.only else [part for part in PARTS if part not in ON_REQUEST]
     if unknown := [part for part in args.parts if part not in PARTS]:
         parser.error(f"--only: no part {', '.join(unknown)}; known: {', '.join(PARTS)}")
     if args.write_doc and args.only:

@@ -5,7 +5,7 @@
 #
 # Without --pretrained: a small policy and generated tasks, or those of a file; DBBENCH_DATA takes LifelongAgentBench's
 # entry_dict.json from a folder. With it: SmolLM2-135M-Instruct, SFT on oracle episodes of LifelongAgentBench's training
-# part, then GRPO on it; held-out tasks share no table with either. SEED=0 is of GRPO.
+# part, then GRPO on it; held-out tasks share no table with either. SEED (default 0) seeds the GRPO run only.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -25,7 +25,7 @@ die() {
 }
 
 file=
-if [[ -n ${DBBENCH_DATA:-} ]]; then
+if [[ ${1:-} != --tasks && -n ${DBBENCH_DATA:-} ]]; then
     file=$(find "$DBBENCH_DATA" -name entry_dict.json -print -quit 2>/dev/null || true)
     [[ -n $file ]] || die "no entry_dict.json (LifelongAgentBench) under DBBENCH_DATA=$DBBENCH_DATA; give one file with: bash scripts/demo.sh --tasks FILE"
 fi

@@ -162,7 +162,7 @@ def check_databases(mariadbd: str | None, install_db: str | None) -> Finding:
 
 def check_model(name: Path, protocol: ProtocolName) -> Finding:
     try:
-        path = model_folder(name)
+        path = model_folder(name, fetch=False)
     except ModelNotFoundError as error:
         what, _, mend = str(error).partition("; ")
         return Finding("model", f"{name}", (Problem(what, mend),))
@@ -221,7 +221,9 @@ def show(lines: list[tuple[str, str]]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.doctor", description="Can a run start on this machine?")
-    parser.add_argument("--model", type=Path, help="model to look at: a folder, or its id on the hub, ORG/NAME")
+    parser.add_argument(
+        "--model", type=Path, help="model to look at: a folder, or the id (ORG/NAME) of one in the Hugging Face cache"
+    )
     parser.add_argument(
         "--protocol",
         choices=PROTOCOLS,

@@ -188,7 +188,8 @@ class TrainerConfig(Settings):
 
 class StoreConfig(Settings):
     address: str | None = None
-    """An `agl store` that is kept outside. None: the run keeps its own."""
+    """Address of a store that is kept outside (`python -m sql_agent.store_server`, or `agl store`). None: the run keeps
+    its own."""
 
     @field_validator("address")
     @classmethod

@@ -34,7 +34,7 @@ KEPT_ROLLOUTS = 1024
 UNREAD_S = 3600.0
 """After this long nobody reads a finished rollout: it was queued twice, or its run was killed."""
 SPANS_SHARE = 0.25
-"""Of the memory limit: unread spans may take so much; the policy and its sampler may share the container."""
+"""Share of the memory limit: unread spans may take so much; the policy and its sampler may share the container."""
 _TOUCHED: list[Any] = ["rollouts", "attempts", "spans", "span_sequence_ids"]
 
 

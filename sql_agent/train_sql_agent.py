@@ -68,7 +68,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--val-file", type=Path, help="held-out tasks; default: split off or generated")
     parser.add_argument("--device", choices=["auto", "cpu", "gpu"])
     parser.add_argument("--llm-proxy", action="store_true", help="trace turns in the LLM proxy, not in the runner")
-    parser.add_argument("--external-store-address", metavar="URL", help=f"a running `agl store`; default {USUAL_STORE}")
+    parser.add_argument(
+        "--external-store-address",
+        metavar="URL",
+        help="a store kept outside (`python -m "
+        f"sql_agent.store_server`, `agl store`); needs AGL_MANAGED_STORE=0, and is {USUAL_STORE} then unless given",
+    )
     parser.add_argument("--reward-model-url", metavar="URL", help="a scoring service; its score joins the reward")
     parser.add_argument("--n-runners", type=int, help="runner processes")
     parser.add_argument("--lora", action="store_true", help="train a LoRA adapter instead of all weights")
@@ -155,7 +160,7 @@ def count_gpus() -> int:
 
 
 def with_store(cfg: TrainConfig) -> TrainConfig:
-    """With the usual address where the store is kept outside and none was given; says so."""
+    """The config with the usual address filled in where the store is kept outside and none was given; says so."""
     if cfg.store.address is not None or store_is_managed():
         return cfg
     print(f"AGL_MANAGED_STORE=0 and no --external-store-address: taking the store at {USUAL_STORE}", file=sys.stderr)

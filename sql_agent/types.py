@@ -24,7 +24,7 @@ StopReason = Literal[
 """How a rollout ended. The last four are not the policy's doing and their score is None; the others are judged."""
 
 MAX_RETRIES = 2
-"""Of one model call, by the OpenAI client, with its exponential backoff."""
+"""Retries of one model call, by the OpenAI client, with its exponential backoff."""
 
 
 ROW_END = "row_end"

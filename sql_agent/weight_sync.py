@@ -1,8 +1,8 @@
 """verl's weight sync, with nothing in flight (`actor_rollout_ref.rollout.checkpoint_manager_class`).
 
 The trainer sends new weights when its rollouts have ended, but calls may go on: of a rollout that was late, or of a
-client that has gone. vLLM does not empty its prefix cache then, answers False, which verl passes over, and the next
-step samples on keys and values of the old weights. Here every call is ended, and the cache emptied, as soon as a batch
+client that has gone. vLLM then keeps its prefix cache and answers False; verl ignores the answer, and the next step
+would sample on keys and values of the old weights. Here every call is ended, and the cache emptied, as soon as a batch
 of rollouts is there; a call that comes later waits until its server has the new weights.
 `sql_agent.verl_plugin.model_server` looks at vLLM's answer. Source: verl checkpoint_engine/base.py,
 `CheckpointEngineManager`; trainer/ppo/ray_trainer.py calls the two methods in turn.

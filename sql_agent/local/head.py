@@ -25,7 +25,7 @@ class Scores:
     log_probs: Tensor
     """With gradient, in nats."""
     entropy: Tensor
-    """Of the distribution that each token is drawn from, in nats, without gradient."""
+    """Entropy of the distribution that each token is drawn from, in nats, without gradient."""
     is_top1: Tensor
     """Whether the token is the likeliest, bool."""
 

@@ -26,7 +26,7 @@ NF4_BYTES = 0.516
 VOCAB_TILE, PLACE_TILE = 4096, 4096
 """Tokens of the vocabulary, and places, whose logits exist at a time (`sql_agent.local.head`)."""
 LOGIT_COPIES = 9
-"""Of a tile of logits at most, while its gradient is made."""
+"""Copies of a tile of logits that exist at most, while its gradient is made."""
 CPU_RUNTIME = 96 * 2**20
 """Measured: what updates of four sizes held beyond their tensors."""
 ANSWER_TOKENS = 128

@@ -58,7 +58,7 @@ class SftConfig(Settings):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU where there is one."""
     precision: CpuPrecision = "auto"
-    """Of matrix products on a CPU. auto: bfloat16 where the CPU has it in hardware (AVX-512 BF16, AMX) and the model
+    """Precision of matrix products on a CPU. auto: bfloat16 where the CPU has it in hardware (AVX-512 BF16, AMX) and the model
     has 20 million weights or more. Weights stay float32. A GPU takes bfloat16."""
 
     @property

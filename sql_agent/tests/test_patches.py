@@ -199,7 +199,7 @@ def test_a_training_worker_has_every_change_once_its_engine_is_imported():
         "print(AttentionInterface._global_mapping['sdpa'].__module__)",
         "print(transformer_impl.FSDPEngine.initialize.__module__)",
     )
-    assert result.stdout.split()[-2:] == ["sql_agent.verl_plugin.packed_attention", "sql_agent.verl_plugin.lora"], (
+    assert result.stdout.split()[-2:] == ["sql_agent.verl_plugin.shared_prefix", "sql_agent.verl_plugin.lora"], (
         result.stderr[-2000:]
     )
 

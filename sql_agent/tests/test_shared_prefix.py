@@ -81,5 +81,5 @@ def test_a_window_that_is_shorter_than_a_row_is_refused():
     zeros = torch.zeros(1, 1, 3, 1)
     segments = (Segment(0, 3, 0, ()),)
     shared_prefix_attention(torch.nn.Module(), zeros, zeros, zeros, None, segments=segments, sliding_window=3)
-    with pytest.raises(NotImplementedError, match="looks back 2 tokens only"):
+    with pytest.raises(NotImplementedError, match="sliding_window=2, and rows have up to 3 tokens"):
         shared_prefix_attention(torch.nn.Module(), zeros, zeros, zeros, None, segments=segments, sliding_window=2)

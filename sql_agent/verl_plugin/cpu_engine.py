@@ -28,7 +28,7 @@ from sql_agent.verl_plugin.shared_prefix import PackedRows, pack_rows
 
 CHUNK = 256
 """Positions whose logits exist at a time: 50 MB in float32 at a vocabulary of 49,152."""
-UNSUPPORTED = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+UNSUPPORTED = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier")
 """Fields of a model's config that change logits after the head, where they are neither None nor 1."""
 
 
@@ -68,7 +68,10 @@ class CpuEngine(FSDPEngineWithLMHead):
         head = module.get_output_embeddings()
         if changed or getattr(head, "bias", None) is not None:
             what = f"sets {', '.join(changed)}" if changed else "has a bias in its output layer"
-            raise NotImplementedError(f"{module.config.model_type} {what}, which training on a CPU leaves out")
+            raise NotImplementedError(
+                f"{module.config.model_type} {what}; training on a CPU does not support that: take another model, or "
+                "train this one on a GPU"
+            )
         self._log_prob_head = LogProbHead(head)
         head.forward = self._log_prob_head
         return module

@@ -1,4 +1,4 @@
-"""A verl platform for machines without a GPU: FSDP2 over gloo, float32, one worker that Ray knows as one "GPU".
+"""A verl platform for machines without a GPU: FSDP2 over gloo, float32 weights, one worker that Ray knows as a "GPU".
 
 Left out: several CPU workers on one node (verl's device index is always 0 here) and every profiler.
 """

@@ -127,8 +127,9 @@ def shared_prefix_attention(
     longest = max(segment.depth + segment.length for segment in segments)
     if softcap is not None or (sliding_window is not None and sliding_window < longest):
         raise NotImplementedError(
-            f"{type(module).__name__} caps scores or looks back {sliding_window} tokens only, which training on a CPU "
-            "leaves out; train this model on a GPU, or rows that fit into its window"
+            f"{type(module).__name__} has softcap={softcap} and sliding_window={sliding_window}, and rows have up to "
+            f"{longest} tokens; training on a CPU supports neither a cap nor a shorter window: train on a GPU, or "
+            "lower data.max_prompt_tokens and data.max_response_tokens"
         )
     lengths = [segment.length for segment in segments]
     queries, keys, values = query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2)
