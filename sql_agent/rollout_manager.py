@@ -222,7 +222,7 @@ class LightningRolloutManager:
         check_scorer(_results(places), self.cfg.reward_model)
 
     async def _cancel_unfinished(self, late: Iterable[str]) -> None:
-        """Cancel this run's rollouts that are late, though they may have ended since, or were queued twice by a fault."""
+        """Cancel this run's rollouts that are late (they may have ended since) or were queued twice by a fault."""
         unfinished = await self.store.query_rollouts(status_in=UNFINISHED)
         ours = [r.rollout_id for r in unfinished if (r.metadata or {}).get("run_id") == self.run.run_id]
         for rollout_id in {*ours, *late}:
