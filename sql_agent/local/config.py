@@ -57,8 +57,8 @@ class ModelConfig(Settings):
     load_in_4bit: bool = False
     """Hold the base in 4 bits (NF4); needs bitsandbytes and a GPU."""
     precision: CpuPrecision = "auto"
-    """Precision of the update's matrix products on a CPU. auto: bfloat16 where the CPU has it in hardware (AVX-512 BF16,
-    AMX) and the model has 20 million weights or more. Weights and sampling stay float32. A GPU takes bfloat16."""
+    """Precision of the update's matrix products on a CPU. auto: bfloat16 where the CPU has it in hardware (AVX-512
+    BF16, AMX) and the model has 20 million weights or more. Weights and sampling stay float32. A GPU takes bfloat16."""
     gradient_checkpointing: bool = False
     """Compute activations twice instead of keeping them: a third slower, a fraction of the memory."""
 

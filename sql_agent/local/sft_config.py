@@ -58,8 +58,8 @@ class SftConfig(Settings):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU where there is one."""
     precision: CpuPrecision = "auto"
-    """Precision of matrix products on a CPU. auto: bfloat16 where the CPU has it in hardware (AVX-512 BF16, AMX) and the
-    model has 20 million weights or more. Weights stay float32. A GPU takes bfloat16."""
+    """Precision of matrix products on a CPU. auto: bfloat16 where the CPU has it in hardware (AVX-512 BF16, AMX) and
+    the model has 20 million weights or more. Weights stay float32. A GPU takes bfloat16."""
 
     @property
     def source(self) -> Literal["dbbench", "gsm8k", "file"]:
