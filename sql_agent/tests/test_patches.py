@@ -188,11 +188,12 @@ def in_verl(cfg, *lines: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow  # imports verl
-def test_a_training_worker_has_every_change_once_its_engine_is_imported():
+def test_a_training_worker_has_every_change_once_it_is_imported():
     from sql_agent.config import TrainConfig
 
     result = in_verl(
         TrainConfig(),
+        "from verl.workers import engine_workers",
         "from verl.workers.engine.fsdp import transformer_impl",
         "patches.require('trainer')",
         "from transformers import AttentionInterface",

@@ -208,7 +208,7 @@ def test_a_group_without_spread_gives_way_to_another_task(play, tmp_path):
 def test_a_group_that_no_time_was_left_to_replace_is_trained_on_and_counted(play):
     """A rollout may take as long as the whole step, so a second one would not end in time."""
     first, spare = KNOWN
-    settings = ["rollout.redraws=2", "rollout.step_timeout_s=10", "agent.rollout_timeout_s=10"]
+    settings = ["rollout.redraws=2", "rollout.step_timeout_s=15"]
     batch, metrics = play([first], *settings, spares=[spare], script=half_right(spare, [first]))
     assert all(first.gold.sql in sampled_text(batch, row) for row in range(2))
     assert (metrics["group/redraw_too_late"], metrics["group/played"], metrics["group/zero_std_frac"]) == (
@@ -253,7 +253,7 @@ def test_a_rollout_that_ends_as_its_step_does_leaves_nothing(play, new_store_url
         return []
 
     monkeypatch.setattr(PatientStore, "wait_for_rollouts", silent)
-    settings = ["rollout.step_timeout_s=5", "agent.rollout_timeout_s=4", "agent.turn_timeout_s=4"]
+    settings = ["rollout.step_timeout_s=5", "agent.rollout_timeout_s=4", "agent.turn_timeout_s=1.3"]
     _, metrics = play(
         KNOWN, *settings, "agent.statement_timeout_s=1", "rollout.max_lost_fraction=1", store=new_store_url
     )

@@ -188,12 +188,15 @@ async def read(*answers, status="succeeded", settings=()):
     """The result after the store gave these answers one after the other, and what it was asked."""
     from sql_agent.rollout_manager import LightningRolloutManager, Result
 
-    left, asked = list(answers), []
+    left, asked, marked = list(answers), [], []
 
     class Store:
         async def query_spans(self, rollout_id, attempt_id):
             asked.append((rollout_id, attempt_id))
             return left.pop(0) if len(left) > 1 else left[0]
+
+        async def mark_read(self, rollout):
+            marked.append(rollout.rollout_id)
 
     manager = object.__new__(LightningRolloutManager)
     manager.cfg = load_config(None, ["rollout.poll_s=0.001", "rollout.span_timeout_s=0.05", *settings])
@@ -201,6 +204,7 @@ async def read(*answers, status="succeeded", settings=()):
     result = Result("g", "task")
     await manager._read(SimpleNamespace(rollout_id="r", status=status), result)
     assert result.settled
+    assert marked == ["r"]  # whatever became of it, nobody asks for its spans again
     return result, asked
 
 
