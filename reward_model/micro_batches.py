@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,7 +20,9 @@ def micro_batch_tokens(asked: int | None, device: str) -> int:
 
 
 def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Indices, shortest first, cut so that padded to its longest no part has more tokens; one index at least.
+    """Indices, cut so that padded to its longest no part has more tokens; one index at least.
+
+    The longest come first: in a heap a shorter row's tensors fit where a longer one's were, not the other way round.
 
     Args:
         lengths: tokens of each row, or of a group of rows that stays together.
@@ -30,7 +33,19 @@ def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
             parts[-1].append(i)
         else:
             parts.append([i])
-    return parts
+    return parts[::-1]
+
+
+def return_freed_memory() -> None:
+    """Have glibc give the free pages of its heap back to the system.
+
+    After an update: else each leaves holes between what lives on, and a long run held twice what it needs (9.5 instead
+    of 4.5 GiB). Costs nothing that could be measured; `sql_agent.local.memory.give_back_freed_memory` holds less in
+    between and costs a third of the speed. Elsewhere (musl, macOS) nothing is done.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from trl.trainer.model_config import ModelConfig
 from trl.trainer.reward_config import RewardConfig
 from trl.trainer.reward_trainer import RewardTrainer
 
-from reward_model.micro_batches import micro_batch_tokens, micro_batches, recomputed
+from reward_model.micro_batches import micro_batch_tokens, micro_batches, recomputed, return_freed_memory
 from reward_model.preferences import PreferenceFileError
 from reward_model.scorer import RECORD, encode_conversation
 from reward_model.types import Preference
@@ -243,6 +243,7 @@ class PairTrainer(RewardTrainer):
             with recomputed(self.model, when=too_long):
                 losses.append(super().training_step(model, own, *args, **kwargs))
             shares.append(share)
+        return_freed_memory()
         loss = torch.stack(losses).sum()
         for name, values in noted.items():
             start = before.get(name, 0)

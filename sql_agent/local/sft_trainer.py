@@ -22,7 +22,7 @@ from transformers.trainer_callback import PrinterCallback
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
-from reward_model.micro_batches import micro_batch_tokens, micro_batches, recomputed
+from reward_model.micro_batches import micro_batch_tokens, micro_batches, recomputed, return_freed_memory
 from reward_model.training import METRICS, RunLog, TrainingError
 from sql_agent.cpu_features import uses_bfloat16
 from sql_agent.local.head import score_tokens
@@ -68,6 +68,7 @@ class Trainer(SFTTrainer):
             own = {name: rows[part, :width] for name, rows in inputs.items()}
             with recomputed(self.model, when=width > self._micro_batch_tokens):
                 losses.append(super().training_step(model, own, num_items_in_batch))
+        return_freed_memory()
         loss = torch.stack(losses).sum()
         self._note_metrics()
         if not torch.isfinite(loss):
