@@ -32,9 +32,10 @@ fi
 if [[ ${1:-} == --pretrained ]]; then
     [[ -n $file ]] || die "DBBENCH_DATA has to name the folder of LifelongAgentBench's entry_dict.json. $python scripts/download_huggingface_data.py --output_dir data/lifelong fetches it; then DBBENCH_DATA=data/lifelong make demo-pretrained"
     config=sql_agent/configs/pretrained.yaml
-    model=models/smollm2-135m-lifelong
-    run_dir=${run_dir:-runs/demo-pretrained}
-    split=data/lifelong-split
+    of=$(sha256sum "$file" | cut -c1-8) # other tasks, another split and another SFT
+    model=models/smollm2-135m-sft-$of
+    run_dir=${run_dir:-runs/demo-pretrained-${SEED:-0}}
+    split=data/split-$of
 elif [[ ${1:-} == --tasks ]]; then
     [[ -f ${2:-} ]] || die "--tasks ${2:-}: no such file"
     tasks=(--train-file "$2" --set 'data.skills=[]')
@@ -45,32 +46,42 @@ fi
 # other tasks, other run: a run goes on as what it was
 run_dir=${run_dir:-runs/demo${tasks[1]:+-$(basename "${tasks[1]%.*}")}}
 
-"$python" -m scripts.doctor --port "$port"
+# every child ends with this script, however it ends; bash would start those in the background deaf to SIGINT
+child=(env --default-signal=INT setpriv --pdeathsig TERM)
+running=
+store=
+trap '[[ -z $store ]] || { kill "$store" 2>/dev/null; wait "$store" 2>/dev/null || true; }' EXIT
+trap '[[ -z $running ]] || wait "$running" || true; exit 130' INT # from a terminal the child has it as well
+trap '[[ -z $running ]] || { kill "$running"; wait "$running" || true; }; exit 143' TERM HUP
+
+# Runs a command to its end. Unlike for a child in the foreground, the traps above act at once.
+run() {
+    "${child[@]}" "$@" &
+    running=$!
+    wait "$running"
+    running=
+}
+
+run "$python" -m scripts.doctor --port "$port"
 if [[ -n ${split:-} ]]; then
-    "$python" -m scripts.make_pretrained_policy
-    [[ -f $split/manifest.json ]] || "$python" -m dbbench_adapter.splits --input "$file" --output_dir "$split" --fractions 0.66,0.04,0.3
+    run "$python" -m scripts.make_pretrained_policy
+    [[ -f $split/manifest.json ]] || run "$python" -m dbbench_adapter.splits --input "$file" --output_dir "$split" --fractions 0.66,0.04,0.3
     tasks=(--train-file "$split/train.jsonl" --val-file "$split/test.jsonl" --set "seed=${SEED:-0}")
     if [[ ! -f $model/sft.json ]]; then
         say "SFT on the oracle's episodes of $split/train.jsonl"
         resume=()
         [[ -d $model/checkpoints ]] && resume=(--resume)
-        "$python" scripts/train_sft.py --model_path models/smollm2-135m-instruct --dataset dbbench --tasks "$split/train.jsonl" \
+        run "$python" scripts/train_sft.py --model_path models/smollm2-135m-instruct --dataset dbbench --tasks "$split/train.jsonl" \
             --lora_r 0 --learning_rate 5e-4 --num_epochs 1 --batch_size 8 --save_steps 15 --output_dir "$model" "${resume[@]}"
     fi
 else
-    "$python" -m scripts.make_tiny_policy --output "$model" --steps 320 # solves about half: there is something to learn
+    run "$python" -m scripts.make_tiny_policy --output "$model" --steps 320 # solves about half: there is something to learn
 fi
 
 mkdir -p "$run_dir"
 say "starting the store: agl store --host 127.0.0.1 --port $port"
-# both children end with this script, however it ends; bash would start them deaf to SIGINT
-child=(env --default-signal=INT setpriv --pdeathsig TERM)
-training=
 "${child[@]}" .venv/bin/agl store --host 127.0.0.1 --port "$port" >"$run_dir/store.log" 2>&1 &
 store=$!
-trap 'kill "$store" 2>/dev/null; wait "$store" 2>/dev/null || true' EXIT
-trap '[[ -z $training ]] || wait "$training" || true; exit 130' INT # from a terminal the training has it as well
-trap '[[ -z $training ]] || { kill "$training"; wait "$training" || true; }; exit 143' TERM HUP
 for _ in $(seq 240); do
     kill -0 "$store" 2>/dev/null || die "the store ended; its log is $run_dir/store.log. Is port $port taken? STORE_PORT=9998 make demo"
     "$python" -c "import urllib.request as u; u.urlopen('http://127.0.0.1:$port/v1/agl/health', timeout=1)" 2>/dev/null && break
@@ -78,10 +89,8 @@ for _ in $(seq 240); do
 done
 
 say "training: $config"
-AGL_MANAGED_STORE=0 "${child[@]}" "$python" sql_agent/train_sql_agent.py --llm-proxy \
-    --external-store-address "http://127.0.0.1:$port" --config "$config" --model "$model" --run-dir "$run_dir" "${tasks[@]}" &
-training=$!
-wait "$training" # unlike a child in the foreground it lets the traps above act at once
+AGL_MANAGED_STORE=0 run "$python" sql_agent/train_sql_agent.py --llm-proxy \
+    --external-store-address "http://127.0.0.1:$port" --config "$config" --model "$model" --run-dir "$run_dir" "${tasks[@]}"
 
 say "done"
-"$python" -m scripts.report "$run_dir"
+run "$python" -m scripts.report "$run_dir"

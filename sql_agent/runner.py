@@ -121,7 +121,9 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         )
         await asyncio.gather(*writing)
         last_attempt = rollout.attempt.sequence_id >= self.cfg.rollout.max_attempts
-        if record.score.value is None and record.score.reason != NO_JUDGE and not last_attempt:
+        # a second try after a deadline would end after the step's own
+        final = record.stop_reason == "timeout" or record.score.reason == NO_JUDGE or last_attempt
+        if record.score.value is None and not final:
             await asyncio.sleep(RETRY_PAUSE_S)
             raise RolloutLostError(f"{record.score.reason}: {record.error}")
         opinion = await self.scorer.opinion(record) if self.scorer else None

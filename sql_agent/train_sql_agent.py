@@ -472,8 +472,11 @@ def set_aside(run_dir: Path, after: int | None = None) -> Path | None:
     return aside if moved else None
 
 
-RESUMED = ("env", "data", "agent", "lora", "seed")
-"""Settings that a run cannot change when it goes on; beside the model, the group size and what a reward means."""
+RESUMED = ("env", "data", "lora", "seed")
+"""Settings that a run cannot change when it goes on; beside the model, how the agent acts, the group size and what a
+reward means."""
+WALL_CLOCK = {"turn_timeout_s", "rollout_timeout_s"}
+"""Limits of the agent that lose a rollout and change none."""
 
 
 def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
@@ -491,7 +494,13 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
     saved = cfg.run_dir / "config.yaml"
     if not saved.is_file():
         return
-    old = load_config(saved)
+    try:
+        old = load_config(saved)
+    except ValidationError as error:
+        raise UsageError(
+            f"{saved} holds settings that this version refuses ({error.errors()[0]['msg']}), so the run cannot go on; "
+            "give another --run-dir, or --resume never to start anew there"
+        ) from None
     pairs: dict[str, tuple[Any, Any]] = {name: (getattr(old, name), getattr(cfg, name)) for name in RESUMED}
     model = cfg.model or TINY_POLICY
     with suppress(ModelNotFoundError):  # what is not there is another one
@@ -501,6 +510,7 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
         f"rollout.{name}": (getattr(old.rollout, name), getattr(cfg.rollout, name))
         for name in ("group_size", "reward", "judge")
     }
+    pairs["agent"] = (old.agent.model_dump(exclude=WALL_CLOCK), cfg.agent.model_dump(exclude=WALL_CLOCK))
     pairs["reward_model"] = (_shaping(old.reward_model), _shaping(cfg.reward_model))
     changed = [name for name, (before, now) in pairs.items() if before != now]
     if changed:

@@ -169,7 +169,7 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
             "ref": {
                 "log_prob_use_dynamic_bsz": True,
                 "log_prob_max_token_len_per_gpu": micro_batch,
-                **({"fsdp_config": {"mixed_precision": mixed, "use_torch_compile": False}} if cpu else {}),
+                "fsdp_config": {"mixed_precision": mixed, **({"use_torch_compile": False} if cpu else {})},
             },
             "rollout": rollout,
         },

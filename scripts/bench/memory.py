@@ -44,8 +44,15 @@ def measure(model: Path, folder: Path) -> list[Row]:
                 highest |= found | Counter({"all": found.total()})
                 time.sleep(SAMPLE_S)
         finally:
+            late = process.poll() is None
             process.terminate()
-            process.wait(30)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+    if late:
+        raise RuntimeError(f"the run was not done after {TIMEOUT_S:.0f} s")
     if process.returncode:
         raise RuntimeError(
             f"the run ended with {process.returncode}; its log: {(folder / 'memory.log').read_text()[-2000:]}"

@@ -85,7 +85,7 @@ class LocalPolicy:
     def __init__(
         self, model: PeftModel, tokenizer: PreTrainedTokenizerBase, reference: Any = None, *, bfloat16: bool = False
     ) -> None:
-        self.model, self.tokenizer, self._reference, self._bfloat16 = model, tokenizer, reference, bfloat16
+        self.model, self.tokenizer, self._reference, self.bfloat16 = model, tokenizer, reference, bfloat16
         base: Any = model.get_base_model()
         output_layer(base)
         self.max_positions = int(getattr(base.config.get_text_config(), "max_position_embeddings", 0) or 1 << 20)
@@ -182,7 +182,7 @@ class LocalPolicy:
             return self._log_probs(self.model, rows, temperature)
 
     def _log_probs(self, model: Any, rows: Rows, temperature: float) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._bfloat16):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.bfloat16):
             scores = score_tokens(model, rows.ids, rows.attention, rows.mask, temperature=temperature or 1.0)
         return scores.log_probs.new_zeros(rows.mask.shape).masked_scatter(rows.mask, scores.log_probs)
 

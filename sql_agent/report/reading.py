@@ -11,6 +11,8 @@ from math import comb
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
 from reward_model.stats import wilson_interval
 from sql_agent.config import TrainConfig, load_config
 
@@ -96,7 +98,14 @@ def read_run(folder: Path) -> Run:
     for name in ("config.yaml", "run.json"):
         if not (folder / name).is_file():
             raise ValueError(f"{folder / name} does not exist; expected the folder of a training run (--run-dir)")
-    config = load_config(folder / "config.yaml")
+    try:
+        config = load_config(folder / "config.yaml")
+    except ValidationError as error:
+        what = error.errors()[0]["msg"]
+        raise ValueError(
+            f"{folder / 'config.yaml'} holds settings that this version refuses ({what}); report the run with the "
+            "version that wrote it (run.json names the commit), or correct the file"
+        ) from None
     trajectories, unreadable = read_trajectories(folder / "trajectories")
     try:
         facts = json.loads((folder / "run.json").read_text())

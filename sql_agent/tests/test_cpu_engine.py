@@ -68,3 +68,22 @@ def test_rows_of_a_group_are_told_by_their_ids():
     assert group_size(["a", "b", "a", "b"], 4) == 1  # not side by side
     assert group_size(["a", "a", "b"], 3) == 1  # not alike
     assert group_size(None, 4) == 1
+
+
+@pytest.mark.slow  # imports verl
+def test_a_model_that_carries_a_state_from_token_to_token_is_refused():
+    """Its rows would run into one another where attention keeps them apart."""
+    lines = [
+        "import verl.workers.engine.fsdp",
+        "from types import SimpleNamespace as N",
+        "from sql_agent.verl_plugin.cpu_engine import CpuEngine",
+        "from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead",
+        "from transformers import Qwen3NextConfig",
+        "config = Qwen3NextConfig(num_hidden_layers=4)",
+        "FSDPEngineWithLMHead._build_module = lambda self: N(config=config)",
+        "object.__new__(CpuEngine)._build_module()",
+    ]
+    environment = os.environ | worker_environment(load_config(None), cpu=True)
+    command = [sys.executable, "-c", "\n".join(["import verl", *lines])]
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)
+    assert "NotImplementedError: qwen3_next has layers of kind linear_attention, which carry a state" in result.stderr

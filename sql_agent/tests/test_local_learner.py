@@ -125,6 +125,13 @@ def test_the_ratio_is_against_the_log_probs_that_were_recorded(policy):
     assert metrics["policy/ratio_mean"] == pytest.approx(0.5, abs=1e-4)  # recorded as twice as likely as they are now
 
 
+def test_in_bfloat16_the_ratio_is_1_for_the_recorded_log_probs_are_of_another_precision(random_policy_folder):
+    torch.manual_seed(0)
+    policy = load_policy(random_policy_folder, adapter=NO_DROPOUT, device="cpu", precision="bfloat16")
+    metrics = Learner(policy, FAST, LossConfig(beta=0.0)).learn(TRAJECTORIES[:1], [1.0], temperature=1.0).metrics
+    assert (metrics["policy/ratio_mean"], metrics["policy/ratio_max"], metrics["policy/clip_frac"]) == (1.0, 1.0, 0.0)
+
+
 @pytest.mark.parametrize(
     ("trajectory", "advantage"),
     [

@@ -112,6 +112,19 @@ async def test_an_unreachable_model_is_tried_again_then_reported_as_unjudged(sto
     assert [attempt.status for attempt in attempts] == ["failed", "succeeded"]
 
 
+async def test_a_rollout_that_ran_into_its_deadline_is_not_played_again(store_url):
+    """A second attempt would end after the step that waits for it, under the step's name instead of this one."""
+    cfg = load_config(None, ["agent={turn_timeout_s: 0.3, rollout_timeout_s: 1, statement_timeout_s: 0.2}"])
+    with oracle.serve(oracle.app(oracle.replay(TASKS), latency_s=5.0)) as base_url:
+        async with running(store_url, cfg) as (_, store):
+            ((rollout, spans),) = await play(store, base_url, TASKS[:1])
+            attempts = await store.query_attempts(rollout.rollout_id)
+    outcome = read_outcome(spans)
+    assert outcome is not None
+    assert (outcome.reward, outcome.stop_reason) == (None, "timeout")
+    assert [attempt.status for attempt in attempts] == ["succeeded"]
+
+
 async def test_a_claim_whose_answer_was_lost_goes_back_into_the_queue(store_url, monkeypatch):
     monkeypatch.setattr(runner, "GIVE_BACK_S", 0.5)
     with oracle.serve(oracle.app(oracle.replay(TASKS))) as base_url, FaultProxy(store_url).serving() as proxy:

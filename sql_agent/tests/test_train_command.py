@@ -217,6 +217,21 @@ def test_the_id_of_a_model_means_the_same_folder_when_the_run_goes_on(tmp_path, 
         check_resume(cfg.model_copy(update={"model": random_policy_folder}), checkpoint, cpu=True)
 
 
+def test_a_run_may_go_on_with_other_wall_clock_limits_and_not_with_settings_that_are_refused(tmp_path):
+    checkpoint = checkpoint_of(tmp_path, 1)
+    cfg = load_config(None, [f"run_dir={tmp_path}"])
+    longer = cfg.model_copy(update={"agent": cfg.agent.model_copy(update={"rollout_timeout_s": 500.0})})
+    (tmp_path / "config.yaml").write_text(dump_config(longer))
+    check_resume(cfg, checkpoint, cpu=True)
+    hotter = cfg.model_copy(update={"agent": cfg.agent.model_copy(update={"temperature": 0.5})})
+    with pytest.raises(UsageError, match=r"trained with other settings \(agent;"):
+        check_resume(hotter, checkpoint, cpu=True)
+    # as an earlier version wrote it
+    (tmp_path / "config.yaml").write_text(dump_config(cfg).replace("turn_timeout_s: 90.0", "turn_timeout_s: 120.0"))
+    with pytest.raises(UsageError, match=r"config.yaml holds settings that this version refuses \(.*deadlines"):
+        check_resume(cfg, checkpoint, cpu=True)
+
+
 def test_a_finished_run_is_not_trained_further(capsys, tmp_path):
     checkpoint_of(tmp_path, 20)
     assert main(["--run-dir", str(tmp_path), "--set", "trainer.steps=20"]) == 0

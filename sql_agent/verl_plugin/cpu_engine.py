@@ -31,6 +31,9 @@ CHUNK = 256
 UNSUPPORTED = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier")
 """Fields of a model's config that change logits after the head, where they are neither None nor 1."""
 
+ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
+"""Kinds of layers (`layer_types` of a model's config) that see other tokens through attention alone."""
+
 
 class LogProbHead:
     """Stands in for the forward of a model's output layer and answers log-probs and entropies instead of logits.
@@ -64,7 +67,14 @@ class CpuEngine(FSDPEngineWithLMHead):
 
     def _build_module(self) -> torch.nn.Module:
         module: Any = super()._build_module()  # pyright: ignore[reportAttributeAccessIssue]
-        changed = [name for name in UNSUPPORTED if getattr(module.config, name, None) not in (None, 1, 1.0)]
+        config = module.config.get_text_config()
+        if recurrent := set(getattr(config, "layer_types", None) or ()) - ATTENTION_LAYERS:
+            raise NotImplementedError(
+                f"{config.model_type} has layers of kind {', '.join(sorted(recurrent))}, which carry a state from "
+                "token to token: rows packed side by side would run into one another. Train it on a GPU, or take "
+                "another model"
+            )
+        changed = [name for name in UNSUPPORTED if getattr(config, name, None) not in (None, 1, 1.0)]
         head = module.get_output_embeddings()
         if changed or getattr(head, "bias", None) is not None:
             what = f"sets {', '.join(changed)}" if changed else "has a bias in its output layer"
@@ -91,7 +101,7 @@ class CpuEngine(FSDPEngineWithLMHead):
         size = group_size(tu.get(data, "uid", default=None), len(rows))
         # as many rows of a group together as fit into a micro-batch with their prompt counted once
         together = next(n for n in range(size, 0, -1) if size % n == 0 and (n == 1 or _tokens(rows, n) <= limit))
-        # verl counts a shared prompt in every row
+        # verl counts a shared prompt in every row, so groups that share little may make up to `alone` tokens together
         alone = max(sum(map(len, rows[i : i + together])) for i in range(0, len(rows), together))
         tu.assign_non_tensor(data, force_group_size=together, max_token_len_per_gpu=max(limit, alone))
         return super().forward_backward_batch(data, loss_function, forward_only)
