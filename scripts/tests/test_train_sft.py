@@ -155,9 +155,9 @@ def test_no_step_makes_logits_of_all_tokens(rows, tmp_path):
     assert made.numbers <= weights < batch["input_ids"].numel() * 100_000 // 8
 
 
-@pytest.mark.parametrize("tokens", [1, 60, 10_000], ids=["one_row", "some_rows", "whole_batch"])
-def test_micro_batches_change_the_memory_and_not_the_gradient_nor_the_metrics(base, rows, tmp_path, tokens):
-    settings = {"output_dir": tmp_path / "out", "max_length": 256, "lora_r": 0, "micro_batch_tokens": tokens}
+@pytest.mark.parametrize("most", [1, 60, 10_000], ids=["one_row", "some_rows", "whole_batch"])
+def test_micro_batches_change_the_memory_and_not_the_gradient_nor_the_metrics(base, rows, tmp_path, most):
+    settings = {"output_dir": tmp_path / "out", "max_length": 256, "lora_r": 0, "micro_batch_tokens": most}
     cfg = SftConfig(model_path=str(base), dataset=str(rows), **settings)
     run = prepare(cfg, resume=False, say=lambda line: None)
     model = load_trainable(base, base, all_weights=True, device="cpu")
@@ -182,7 +182,10 @@ def test_micro_batches_change_the_memory_and_not_the_gradient_nor_the_metrics(ba
     assert noted["entropy"] == pytest.approx([distribution.entropy().mean().item()], rel=1e-4)
     right = (logits[learnt].argmax(-1) == labels[learnt]).float().mean().item()
     assert noted["mean_token_accuracy"] == pytest.approx([right])
-    assert noted["num_tokens"] == [batch["attention_mask"].sum().item()]
+    tokens = batch["attention_mask"].sum().item()
+    assert noted["num_tokens"] == [tokens]
+    trainer.training_step(trainer.model, batch)
+    assert noted["num_tokens"] == [2 * tokens]
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------

@@ -70,6 +70,7 @@ class Trainer(SFTTrainer):
                 losses.append(super().training_step(model, own, num_items_in_batch))
         return_freed_memory()
         loss = torch.stack(losses).sum()
+        self.state.num_input_tokens_seen = self._total_train_tokens
         self._note_metrics()
         if not torch.isfinite(loss):
             raise TrainingError(
