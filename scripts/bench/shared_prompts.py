@@ -1,6 +1,6 @@
 """Log-probs and update of groups that share their first prompt, against the same rows with prompts of their own.
 
-One group of eight rollouts at the lengths of LifelongAgentBench's tasks under a pretrained policy: a first prompt of
+Two groups of eight rollouts at the lengths of LifelongAgentBench's tasks under a pretrained policy: a first prompt of
 440 tokens, then 310, of which every third is a tool's. Run with `--model models/smollm2-135m-instruct`; a small model
 shows nothing, since its prompts cost nothing.
 """
@@ -14,30 +14,32 @@ from pathlib import Path
 from scripts.bench.report import Row
 from scripts.bench.update import Setting, UpdateRow, median, run_worker
 
-PROMPT, RESPONSE, GROUP = 440, 310, 8
-REPEATS = 3
+PROMPT, RESPONSE, GROUP, GROUPS = 440, 310, 8, 2
+REPEATS = 2
 
 
-def rows_of_a_group(*, shared: bool) -> list[UpdateRow]:
-    """Eight rows whose prompts are one, or differ from their first token on."""
+def random_groups(*, shared: bool) -> list[UpdateRow]:
+    """Rows of random ids; the prompts of a group are one, or differ from their first token on."""
     draw = random.Random(0)
-    prompt = [draw.randrange(1000) for _ in range(PROMPT)]
     mask = [int(i % 3 != 2) for i in range(RESPONSE)]
-    return [
-        (prompt if shared else [member, *prompt[1:]], [draw.randrange(1000) for _ in range(RESPONSE)], mask)
-        for member in range(GROUP)
-    ]
+    rows: list[UpdateRow] = []
+    for _ in range(GROUPS):
+        prompt = [draw.randrange(1000) for _ in range(PROMPT)]
+        for member in range(GROUP):
+            own = prompt if shared else [member, *prompt[1:]]
+            rows.append((own, [draw.randrange(1000) for _ in range(RESPONSE)], mask))
+    return rows
 
 
 def measure(model: Path, folder: Path) -> list[Row]:
     setting = Setting(
-        "one group", os.cpu_count() or 1, more=(f"rollout.group_size={GROUP}", "engine.gradient_checkpointing=true")
+        "two groups", os.cpu_count() or 1, more=(f"rollout.group_size={GROUP}", "engine.gradient_checkpointing=true")
     )
-    batches = {"apart": rows_of_a_group(shared=False), "shared": rows_of_a_group(shared=True)}
+    batches = {"apart": random_groups(shared=False), "shared": random_groups(shared=True)}
     found = run_worker(batches, model, folder / "shared.log", setting, repeats=REPEATS)
     apart, shared = found["apart"], found["shared"]
     seconds = {name: median(r, "log_probs_s") + median(r, "update_s") for name, r in found.items()}
-    tokens = GROUP * (PROMPT + RESPONSE), PROMPT + GROUP * RESPONSE
+    tokens = GROUPS * GROUP * (PROMPT + RESPONSE), GROUPS * (PROMPT + GROUP * RESPONSE)
     limit = "attention and the head cost the same; recomputed activations"
     return [
         Row("tokens, shared / apart", tokens[1] / tokens[0], "x", 0.5, "at most", f"{tokens[1]} of {tokens[0]}"),

@@ -11,6 +11,7 @@ Leaves out sliding windows and capped scores; a row may hold any number of turns
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -35,6 +36,11 @@ class Segment:
     """Position of its first token in its rows."""
     ancestors: tuple[int, ...]
     """Numbers of the segments that precede it in its rows, first one first."""
+
+    @functools.cached_property
+    def mask(self) -> torch.Tensor:
+        """What its tokens see of its row, shape (length, depth + length): all before the segment, then up to each."""
+        return torch.ones(self.length, self.depth + self.length, dtype=torch.bool).tril(self.depth)
 
 
 @dataclass(frozen=True)
@@ -138,15 +144,12 @@ def shared_prefix_attention(
     for number, segment in enumerate(segments):
         if segment.ancestors:
             seen = [*segment.ancestors, number]
-            # all of what precedes the segment, and the segment itself up to each token
-            mask = torch.ones(segment.length, segment.depth + segment.length, dtype=torch.bool).tril(segment.depth)
+            sees = {"attn_mask": segment.mask}
             states = torch.cat([keys[s] for s in seen], 2), torch.cat([values[s] for s in seen], 2)
         else:
-            mask, states = None, (keys[number], values[number])
+            sees, states = {"is_causal": True}, (keys[number], values[number])
         attended.append(
-            scaled_dot_product_attention(
-                queries[number], *states, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
-            )
+            scaled_dot_product_attention(queries[number], *states, scale=scaling, enable_gqa=grouped, **sees)
         )
     return torch.cat(attended, 2).transpose(1, 2).contiguous(), None
 
