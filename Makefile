@@ -10,7 +10,7 @@ setup:  ## make .venv with all packages; skips what is done
 demo: setup  ## train a small agent on a CPU and report (under 15 minutes after setup); DBBENCH_DATA=FOLDER for real tasks
 	@bash scripts/demo.sh
 
-demo-pretrained: setup  ## train a pretrained model on LifelongAgentBench (two hours on two cores): DBBENCH_DATA=FOLDER make demo-pretrained
+demo-pretrained: setup  ## fine-tune and train a pretrained model on LifelongAgentBench, hours on two cores: DBBENCH_DATA=FOLDER make demo-pretrained
 	@bash scripts/demo.sh --pretrained
 
 test: setup  ## run every test, the end-to-end run included
