@@ -29,7 +29,7 @@ def fitting(split: Split, prompt_tokens: Callable[[Any], int], limit: int) -> Sp
 
 
 def drawn(split: Split, val_limit: int, seed: int) -> Split:
-    """With at most `val_limit` held-out tasks, evenly over their kinds; the same ones for the same seed."""
+    """The split with at most `val_limit` held-out tasks, evenly over their kinds; the same ones for the same seed."""
     return replace(split, val=draw_by_kind(split.val, val_limit, seed))
 
 

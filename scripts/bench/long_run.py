@@ -33,7 +33,7 @@ from sql_agent.verl_config import worker_environment
 STEPS, WARM_STEPS = 200, 80
 """Growth is counted from the end of the warm steps on: 1,280 rollouts, more than a store lists (1,024)."""
 KEEPING_STEPS = 40
-"""Of a store that keeps everything; it fills memory no faster later."""
+"""Steps against a store that keeps everything; it fills memory no faster later."""
 ROLLOUTS = 16
 CHAIN_TURNS = 4
 SEVEN_B_TURNS = [(1_500 + 800 * turn, 300) for turn in range(5)]

@@ -114,8 +114,8 @@ class GreedyGrpoConfig(Settings):
     temperature: float = Field(default=0.8, gt=0, le=10)
     """Of the sampled episodes."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Of the sampled episodes. Below 1 the gradient is not that of the policy that sampled: log-probs are before the
-    cut."""
+    """Nucleus of the sampled episodes. Below 1 the gradient is not that of the policy that sampled: log-probs are
+    before the cut."""
     adapter: AdapterConfig = AdapterConfig()
     optim: OptimConfig = OptimConfig()
     loss: LossConfig = LossConfig()
@@ -169,8 +169,8 @@ class Gsm8kGrpoConfig(Settings):
     temperature: float = Field(default=0.8, gt=0, le=10)
     """Of the sampled episodes."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Of the sampled episodes. Below 1 the gradient is not that of the policy that sampled: log-probs are before the
-    cut."""
+    """Nucleus of the sampled episodes. Below 1 the gradient is not that of the policy that sampled: log-probs are
+    before the cut."""
     adapter: AdapterConfig = AdapterConfig()
     optim: OptimConfig = OptimConfig()
     loss: LossConfig = LossConfig()

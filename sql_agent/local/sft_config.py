@@ -54,7 +54,7 @@ class SftConfig(Settings):
     save_steps: int = Field(default=100, ge=1)
     """Updates between checkpoints; a run that is killed loses at most so many."""
     seed: int = Field(default=0, ge=0)
-    """Of the new adapter, the order, dropout, generated tasks and the draw of `max_samples`."""
+    """Seeds the new adapter, the order, dropout, generated tasks and the draw of `max_samples`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU where there is one."""
     precision: CpuPrecision = "auto"

@@ -144,12 +144,14 @@ def shared_prefix_attention(
     for number, segment in enumerate(segments):
         if segment.ancestors:
             seen = [*segment.ancestors, number]
-            sees = {"attn_mask": segment.mask}
+            mask = segment.mask
             states = torch.cat([keys[s] for s in seen], 2), torch.cat([values[s] for s in seen], 2)
         else:
-            sees, states = {"is_causal": True}, (keys[number], values[number])
+            mask, states = None, (keys[number], values[number])
         attended.append(
-            scaled_dot_product_attention(queries[number], *states, scale=scaling, enable_gqa=grouped, **sees)
+            scaled_dot_product_attention(
+                queries[number], *states, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
+            )
         )
     return torch.cat(attended, 2).transpose(1, 2).contiguous(), None
 
