@@ -3,6 +3,7 @@
 Nothing asks the hub of Hugging Face: a test that wants one serves it on loopback.
 """
 
+import logging
 import os
 import signal
 
@@ -14,6 +15,18 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="long tests at full size: hostile statements, fuzzing, 1,000 "
                      "rollouts; minutes to an hour")  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def root_log_levels():
+    """Every test leaves the levels of the root logger and its handlers as they were.
+
+    vLLM's server sets them to ERROR when it is imported, pytest's own handlers included.
+    """
+    levels = [(each, each.level) for each in (logging.root, *logging.root.handlers)]
+    yield
+    for each, level in levels:
+        each.setLevel(level)
 
 
 @pytest.fixture
