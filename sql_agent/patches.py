@@ -115,6 +115,13 @@ PATCHES = (
         ("TrainingWorker.train_batch",),
         "a mini-batch whose rows are all lost moves no weight",
     ),
+    Patch(
+        "trainer",
+        f"{_PLUGIN}trl_class:_hide_trl",
+        "verl.utils.import_utils",
+        ("is_trl_available",),
+        "verl patches a class that TRL 1.16 no longer has",
+    ),
     Patch("trainer", f"{_PLUGIN}lora:_seed", _ENGINE, ("FSDPEngine.initialize",), "the same adapter at each start"),
     Patch(
         "trainer",
@@ -145,14 +152,6 @@ PATCHES = (
         "torch.distributed",
         ("init_process_group",),
         "verl names the CPU's backend twice, which torch refuses",
-        cpu=True,
-    ),
-    Patch(
-        "trainer",
-        f"{_PLUGIN}cpu_platform:_hide_trl",
-        "verl.utils.import_utils",
-        ("is_trl_available",),
-        "verl patches a class that TRL 1.16 no longer has",
         cpu=True,
     ),
     Patch(

@@ -163,7 +163,11 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
                 "target_modules": cfg.lora.target_modules,
                 "use_remove_padding": True,
                 "enable_gradient_checkpointing": not cpu if checkpointing is None else checkpointing,
-                **({"override_config": {"attn_implementation": "sdpa"}} if cpu else {}),
+                # torch's own: verl's default is the package flash_attn, which is in neither set of versions
+                "override_config": {"attn_implementation": "sdpa"},
+                # verl would make all logits of a micro-batch and take their log-probs row by row, a row being a token
+                "use_fused_kernels": not cpu,
+                "fused_kernel_options": {"impl_backend": "torch"},
             },
             "actor": actor,
             "ref": {
@@ -232,12 +236,13 @@ def worker_environment(cfg: TrainConfig, *, cpu: bool) -> dict[str, str]:
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # despite its name: Ray and the model servers stay on loopback
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "TOKENIZERS_PARALLELISM": "false",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
     }
     if cpu:
         threads = cfg.engine.train_threads or os.cpu_count() or 1
         env |= {
             "VERL_PLATFORM": "cpu",
-            "GLOO_SOCKET_IFNAME": "lo",
             "VLLM_TARGET_DEVICE": "cpu",
             "VLLM_CPU_KVCACHE_SPACE": str(cfg.engine.kv_cache_gib),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -125,11 +125,6 @@ def install() -> None:
     PlatformRegistry.register(platform="cpu")(CpuPlatform)
 
 
-def _hide_trl(module: types.ModuleType) -> None:
-    """verl patches a TRL class that TRL 1.16 no longer has, wherever it finds TRL installed."""
-    module.is_trl_available = lambda: False  # type: ignore[attr-defined]
-
-
 def _reference_stays(module: types.ModuleType) -> None:
     """verl keeps the reference policy in pinned memory of the CPU, from where it visits a GPU; here it stays."""
     module.CPUOffloadPolicy = lambda **_: None  # type: ignore[attr-defined]
