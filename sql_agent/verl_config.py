@@ -262,8 +262,9 @@ def worker_environment(cfg: TrainConfig, *, cpu: bool) -> dict[str, str]:
 def _openmp() -> dict[str, str]:
     """How threads wait for each other between the parallel regions of a forward pass, thousands a second.
 
-    Intel's OpenMP (the package intel-openmp, which vLLM's CPU guide recommends) spins for a millisecond and then sleeps;
-    GNU's either sleeps at once or spins against the other processes. Decoding: 406 and 280 tokens/s (doc/benchmarks.md).
+    Intel's OpenMP, which vLLM's CPU guide recommends and its package brings, spins for a millisecond and then sleeps;
+    GNU's sleeps at once, or spins against the other processes. It decodes 406 tokens/s instead of 280
+    (doc/benchmarks.md).
     """
     library = Path(sys.prefix) / "lib" / "libiomp5.so"
     if library.is_file():

