@@ -243,7 +243,7 @@ class PairTrainer(RewardTrainer):
             with recomputed(self.model, when=too_long):
                 losses.append(super().training_step(model, own, *args, **kwargs))
             shares.append(share)
-        return_freed_memory()
+            return_freed_memory()
         loss = torch.stack(losses).sum()
         for name, values in noted.items():
             start = before.get(name, 0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -252,24 +251,11 @@ def worker_environment(cfg: TrainConfig, *, cpu: bool) -> dict[str, str]:
             "TORCHDYNAMO_DISABLE": "1",  # vLLM would have a C++ compiler make one loop of its sampler, in /tmp
             # Ray sets OMP_NUM_THREADS=1 where it is unset; the training worker raises its own count to train_threads.
             "OMP_NUM_THREADS": str(cfg.engine.sampler_threads),
-            **_openmp(),
+            "OMP_WAIT_POLICY": "PASSIVE",  # idle threads of one process would otherwise spin against the others
             "AGENTGRPO_TRAIN_THREADS": str(threads),
             "AGENTGRPO_PRECISION": precision(cfg, cfg.model, cpu=True) if cfg.model else "float32",
         }
     return env
-
-
-def _openmp() -> dict[str, str]:
-    """How threads wait for each other between the parallel regions of a forward pass, thousands a second.
-
-    Intel's OpenMP, which vLLM's CPU guide recommends and its package brings, spins for a millisecond and then sleeps;
-    GNU's sleeps at once, or spins against the other processes. It decodes 406 tokens/s instead of 280
-    (doc/benchmarks.md).
-    """
-    library = Path(sys.prefix) / "lib" / "libiomp5.so"
-    if library.is_file():
-        return {"LD_PRELOAD": str(library), "KMP_BLOCKTIME": "1"}
-    return {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def _has(tree: Any, key: str) -> bool:

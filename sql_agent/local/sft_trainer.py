@@ -68,7 +68,7 @@ class Trainer(SFTTrainer):
             own = {name: rows[part, :width] for name, rows in inputs.items()}
             with recomputed(self.model, when=width > self._micro_batch_tokens):
                 losses.append(super().training_step(model, own, num_items_in_batch))
-        return_freed_memory()
+            return_freed_memory()
         loss = torch.stack(losses).sum()
         self.state.num_input_tokens_seen = self._total_train_tokens
         self._note_metrics()

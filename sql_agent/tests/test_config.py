@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from sql_agent.config import TrainConfig, dump_config, load_config
-from sql_agent.verl_config import Files, compose, precision, to_verl, worker_environment
+from sql_agent.verl_config import Files, compose, precision, to_verl
 
 FILES = Files(Path("model"), Path("train.parquet"), Path("val.parquet"))
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
@@ -205,18 +205,3 @@ def test_a_gpu_takes_torchs_attention_and_makes_no_logits_of_a_whole_micro_batch
     assert model["override_config"] == {"attn_implementation": "sdpa"}  # flash-attn is in neither set of versions
     assert (model["use_fused_kernels"], model["fused_kernel_options"]) == (True, {"impl_backend": "torch"})
     assert to_verl(load_config(None), FILES, cpu=True)["actor_rollout_ref"]["model"]["use_fused_kernels"] is False
-
-
-@pytest.mark.parametrize(
-    ("installed", "found"),
-    [(True, {"LD_PRELOAD": "{}/lib/libiomp5.so", "KMP_BLOCKTIME": "1"}), (False, {"OMP_WAIT_POLICY": "PASSIVE"})],
-)
-def test_threads_on_a_cpu_wait_in_intels_openmp_where_it_is_installed(tmp_path, monkeypatch, installed, found):
-    monkeypatch.setattr("sys.prefix", str(tmp_path))
-    if installed:
-        (tmp_path / "lib").mkdir()
-        (tmp_path / "lib" / "libiomp5.so").touch()
-    environment = worker_environment(load_config(None), cpu=True)
-    names = ("LD_PRELOAD", "KMP_BLOCKTIME", "OMP_WAIT_POLICY")
-    chosen = {name: environment[name] for name in names if name in environment}
-    assert chosen == {name: value.format(tmp_path) for name, value in found.items()}

@@ -108,9 +108,10 @@ class CpuEngine(FSDPEngineWithLMHead):
         try:
             return super().forward_backward_batch(data, loss_function, forward_only)
         finally:
-            return_freed_memory()  # two steps of 64 rollouts of the 135 M policy held 6.5 GiB and rising
+            return_freed_memory()
 
     def forward_step(self, micro_batch: Any, loss_function: Callable | None, forward_only: bool) -> Any:
+        return_freed_memory()  # of the micro-batch before
         packed = pack_rows(_rows(micro_batch))
         at, labels, places = trained_positions(micro_batch, packed)
         head = self._log_prob_head
