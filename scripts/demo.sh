@@ -4,8 +4,8 @@
 #   bash scripts/demo.sh [--pretrained | --tasks FILE]     DBBENCH_DATA=FOLDER, RUN_DIR=runs/demo, STORE_PORT=9999
 #
 # Without --pretrained: a small policy and generated tasks, or those of a file; DBBENCH_DATA takes LifelongAgentBench's
-# entry_dict.json from a folder. With it: SmolLM2-135M-Instruct, SFT on oracle episodes of LifelongAgentBench's training
-# part, then GRPO on it; held-out tasks share no table with either. SEED (default 0) seeds the GRPO run only.
+# entry_dict.json from a folder. With it: SmolLM2-135M-Instruct, SFT on 128 oracle episodes of LifelongAgentBench's
+# training part, then GRPO on all of that part; held-out tasks share no table with it. SEED (0) seeds the GRPO run only.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -1,11 +1,12 @@
 """verl's own actor worker on a CPU, without Ray, against transformers' own forward of each row by itself.
 
-    python -m sql_agent.tests.engine_worker MODEL PORT PRECISION PROMPT RESPONSE GROUPS
+    python -m sql_agent.tests.engine_worker MODEL PORT PRECISION PROMPT RESPONSE GROUPS REPEATS
 
 Plays no episode: rows of random tokens, `GROUPS` groups of four rollouts, each a prompt of PROMPT tokens that its group
 shares, and a response of RESPONSE tokens of which every third is a tool's; one rollout is lost. Answers a line of JSON:
 the largest difference of log-probs and entropies in nats, the largest relative one of a weight's gradient, seconds of
-CPU time both ways, tokens both ways, and what is resident at most, in GiB.
+CPU time both ways, what is resident at most, in GiB, and how many of REPEATS further updates by two threads, from the
+same weights and rows, give other gradients than the first of them, in any bit.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import resource
 import sys
 import time
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +29,7 @@ GROUP = 4
 
 def main() -> None:
     model, port, precision, *sizes = sys.argv[1:]
-    prompt, response, groups = map(int, sizes)
+    prompt, response, groups, repeats = map(int, sizes)
     os.environ |= {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     import torch
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
@@ -62,9 +64,20 @@ def main() -> None:
         return 0.0
 
     engine.optimizer_step = keep_gradients
+    whole = batch.union(old)
     started = time.process_time()
-    RayPPOTrainer._update_actor(trainer, batch.union(old))
+    RayPPOTrainer._update_actor(trainer, deepcopy(whole))
     update_s = time.process_time() - started
+    first = dict(gradients)
+
+    torch.set_num_threads(2)
+    repeated = []
+    for _ in range(repeats):
+        for weight in engine.module.parameters():
+            weight.grad = None
+        RayPPOTrainer._update_actor(trainer, deepcopy(whole))
+        repeated.append(dict(gradients))
+    gradients = first
 
     resident_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     from transformers import AutoModelForCausalLM
@@ -89,6 +102,9 @@ def main() -> None:
         "untrained": float(old.batch["old_log_probs"][~batch.batch["response_mask"].bool()].abs().max()),
         "cpu_s": {"log_probs": log_prob_s, "update": update_s, "apart": apart_s},
         "resident_gib": resident_gib,
+        "repeats_that_differ": sum(
+            any(not torch.equal(gradient, repeated[0][name]) for name, gradient in again.items()) for again in repeated
+        ),
     }
     print(json.dumps(answer))
     sys.stdout.flush()

@@ -15,13 +15,13 @@ from sql_agent.verl_config import worker_environment
 ROOT = Path(__file__).parents[2]
 
 
-def played(model, precision, prompt, response, groups):
+def played(model, precision, prompt, response, groups, repeats=0):
     """What `engine_worker` answers."""
     command = [sys.executable, "-m", "sql_agent.tests.engine_worker", str(model), str(free_port()), precision]
     settings = [f"model={model}", f"engine.precision={precision}"]
     environment = os.environ | worker_environment(load_config(None, settings), cpu=True)
     result = subprocess.run(
-        [*command, *map(str, (prompt, response, groups))],
+        [*command, *map(str, (prompt, response, groups, repeats))],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -58,6 +58,12 @@ def test_log_probs_entropies_and_gradients_are_those_of_rows_apart(model):
     assert found["entropies"] < 1e-4
     assert found["gradients"] < 1e-3
     assert found["untrained"] == 0.0  # of a tool's tokens nothing is computed, and nothing read
+
+
+@pytest.mark.slow
+def test_an_update_by_two_threads_has_the_same_bits_every_time(model):
+    """Rows that share a sampled turn share its hidden states. 32,768 numbers are what torch splits among threads."""
+    assert played(model, "float32", 20, 600, 1, repeats=60)["repeats_that_differ"] == 0
 
 
 def test_rows_of_a_group_are_told_by_their_ids():

@@ -45,19 +45,19 @@ class LogProbHead:
 
     def __init__(self, head: torch.nn.Module) -> None:
         self._head = head
-        self.labels = torch.empty(0, dtype=torch.long)
-        """Shape (K,): the next tokens of the K positions that the coming forward keeps."""
+        self.rows = self.labels = torch.empty(0, dtype=torch.long)
+        """Shape (K,): for each trained position, which of the U hidden states is its, and its next token."""
         self.temperature = 1.0
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Shape (1, K, D) to (1, K, 2): log-prob of the label and entropy in nats.
+        """Shape (1, U, D) to (1, K, 2): log-prob of the label and entropy in nats.
 
         In float32 always: at a logit of 20, bfloat16 is off by up to 0.06 nats (arXiv:2506.13585 sec. 3.2 saw what that
         does to training).
         """
         with torch.autocast("cpu", enabled=False):
             log_probs, entropies = FusedLinearForPPOFunction.apply(
-                hidden[0].float(), self._head.weight, self.labels, self.temperature, CHUNK
+                hidden[0].float().index_select(0, self.rows), self._head.weight, self.labels, self.temperature, CHUNK
             )
         return torch.stack([log_probs[None], entropies[None]], -1)  # no view, which FSDP warns of
 
@@ -115,6 +115,9 @@ class CpuEngine(FSDPEngineWithLMHead):
         packed = pack_rows(_rows(micro_batch))
         at, labels, places = trained_positions(micro_batch, packed)
         head = self._log_prob_head
+        # Each hidden state is kept once. Rows that share a sampled turn share its positions, and several threads add up
+        # the gradient of indexing by repeated positions in any order; index_select's is added up in one.
+        kept_at, head.rows = at.unique(return_inverse=True)
         head.labels, head.temperature = labels, _temperature(micro_batch["temperature"])
         with torch.autocast("cpu", torch.bfloat16, enabled=os.environ.get("AGENTGRPO_PRECISION") == "bfloat16"):
             kept = self.module(  # pyright: ignore[reportAttributeAccessIssue]
@@ -122,7 +125,7 @@ class CpuEngine(FSDPEngineWithLMHead):
                 attention_mask=None,
                 position_ids=packed.position_ids[None],
                 segments=packed.segments,
-                logits_to_keep=at,
+                logits_to_keep=kept_at,
                 use_cache=False,
             ).logits[0]
         offsets = micro_batch["input_ids"].offsets()
