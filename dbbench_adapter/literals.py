@@ -14,6 +14,7 @@ import datetime
 import operator
 import warnings
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 from dbbench_adapter.types import Cell, Rows
@@ -21,6 +22,8 @@ from dbbench_adapter.types import Cell, Rows
 MAX_CHARS = 200_000
 """Longer texts are not parsed: the longest result of the 500 LifelongAgentBench references has 1,583."""
 _MAX_BITS = 14_000  # Python prints no integer of more than 4,300 digits
+_MAX_ADJUSTED = 300
+"""Digits before the point of a decimal; MySQL's have at most 65."""
 _UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
     ast.UAdd: operator.pos,
     ast.USub: operator.neg,
@@ -56,7 +59,8 @@ def parse_rows(text: str) -> Rows | None:
     """The rows of a printed driver result such as `[('a', 1), ('b', Decimal('2.50'))]`.
 
     Returns:
-        One tuple per row; decimals as float, dates as ISO text; None where the text is not a list of tuples or lists.
+        One tuple per row; decimals with a point as float, without one as int, dates as ISO text; None
+        where the text is not a list of tuples or lists.
     """
     try:
         node = _parse(text.strip())
@@ -134,14 +138,22 @@ def _cell(node: ast.expr) -> Cell:
     raise ValueError(f"a cell is text, a number or None, got {type(value).__name__}")
 
 
+def _decimal(value: Any) -> int | float:
+    """An integer where no point is printed: the sum of a column of integers is a decimal to MySQL's drivers."""
+    number = Decimal(value)
+    if not number.is_finite() or abs(number.adjusted()) > _MAX_ADJUSTED:
+        raise ValueError("a number too large or small to be one of a database")
+    return int(number) if number.as_tuple().exponent == 0 else float(number)
+
+
 def _constructed(name: str, arguments: list[Any]) -> Cell:
     try:
         if name in ("Decimal", "decimal.Decimal"):
-            return float(*arguments)
+            return _decimal(*arguments)
         if name in ("datetime.date", "date"):
             return datetime.date(*arguments).isoformat()
         if name in ("datetime.datetime", "datetime"):
             return datetime.datetime(*arguments).isoformat(sep=" ")
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, ArithmeticError) as error:
         raise ValueError(f"{name}: {error}") from None
     raise ValueError(f"a call of {name}")

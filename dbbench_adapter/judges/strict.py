@@ -1,7 +1,8 @@
 """Our own judge, the default in training: as hard to please by accident as to fool.
 
-Answers are compared as multisets, in order only where the task orders; numbers with a tolerance, and never with texts
-that are none; NULL only with NULL. Changes are judged by the content of all tables, not by a hash of some columns.
+Answers are compared as multisets, in order only where the task orders; whole numbers exactly, others with a tolerance,
+and never with texts that are none; NULL only with NULL. Changes are judged by the content of all tables, not by a hash
+of some columns.
 
 What counts as given: one answer per value, or per row printed as a tuple or list (`('Pear', 4)`); a lone row may also
 come value by value, and everything as one text that holds the list. It does not guard against a gold that is wrong.
@@ -12,7 +13,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from typing import Any
 
 from dbbench_adapter.backends import Snapshot
@@ -24,8 +26,14 @@ RELATIVE_TOLERANCE = 1e-9
 DECIMALS = 4
 """MySQL gives averages four decimals: where the gold has no more, what rounds to it is the same answer."""
 _NULLS = frozenset({"none", "null"})
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE | re.ASCII)
+_WHOLE_OR_DECIMAL = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?", re.ASCII)
+"""A number as databases and Python print it; `007`, `+7` and `7.` are other texts."""
+_POWER_OF_TEN = re.compile(r"[eE][-+]?\d{1,3}", re.ASCII)
+"""What may follow where the gold is no whole number: so are large and small ones printed."""
 _MAX_DIGITS = 300
+"""Of a text that is read as a number; no engine prints a longer one."""
+_MAX_PAIRED = 1_000
+"""Rows that differ in the digits of a number alone and that sorting does not pair off."""
 _CELLS = str | int | float | None
 
 
@@ -64,8 +72,7 @@ def same_rows(given: Rows, expected: Rows, *, ordered: bool) -> bool:
 def same_state(found: Snapshot, expected: Snapshot) -> bool:
     """Whether two databases hold the same tables, columns and rows; rows have no order."""
     return found.keys() == expected.keys() and all(
-        found[name].columns == expected[name].columns
-        and Counter(map(_row_key, found[name].rows)) == Counter(map(_row_key, expected[name].rows))
+        found[name].columns == expected[name].columns and _same_content(found[name].rows, expected[name].rows)
         for name in expected
     )
 
@@ -120,19 +127,63 @@ def meant(label: Cell) -> Cell:
     """A label, which is a text whatever it means, as the number or NULL that it reads like."""
     if not isinstance(label, str):
         return label
-    number = _number(label)
-    return None if label.strip().casefold() in _NULLS else label if number is None else number
+    if label.strip().casefold() in _NULLS:
+        return None
+    number = _number(label.strip(), whole=False)
+    if number is None or not math.isfinite(number):
+        return label
+    return int(number) if label.strip().lstrip("-").isdigit() else float(number)
 
 
 def _matched(given: Rows, expected: Rows) -> bool:
     """Whether the rows pair off one to one. Identical rows do first: that could only be wrong where numbers lie closer
-    together than the tolerance. The rest by augmenting paths, for closeness is not transitive."""
+    together than the tolerance."""
     identical = Counter(map(_typed, given)) & Counter(map(_typed, expected))
-    given, expected = _without(given, identical), _without(expected, identical)
-    fitting = [[j for j, row in enumerate(expected) if _same_row(answer, row)] for answer in given]
+    return _paired(_without(given, identical), _without(expected, identical), _same_row)
+
+
+def _paired(given: Sequence[Row], expected: Sequence[Row], same: Callable[[Row, Row], bool]) -> bool:
+    """Whether the rows pair off one to one, by augmenting paths: closeness is not transitive."""
+    fitting = [[j for j, row in enumerate(expected) if same(answer, row)] for answer in given]
     of_expected: dict[int, int] = {}  # index into expected -> index into given
     of_given: dict[int, int] = {}
     return all(_placed(i, fitting, of_expected, of_given) for i in range(len(given)))
+
+
+def _same_content(found: Rows, expected: Rows) -> bool:
+    """Whether two tables hold the same rows, but for the last digits of numbers that are not whole.
+
+    Identical rows pair off first. The others do among those that are alike otherwise: in sorted order, which is right
+    for one such column, else in any, up to `_MAX_PAIRED` rows.
+    """
+    counts = Counter(found), Counter(expected)
+    if len(found) != len(expected):
+        return False
+    alike = _by_exact_cells(counts[0] - counts[1]), _by_exact_cells(counts[1] - counts[0])
+    return alike[0].keys() == alike[1].keys() and all(
+        len(rows) == len(alike[1][key])
+        and (
+            all(map(_close, rows, alike[1][key])) or (len(rows) <= _MAX_PAIRED and _paired(rows, alike[1][key], _close))
+        )
+        for key, rows in alike[0].items()
+    )
+
+
+def _by_exact_cells(rows: Counter[Row]) -> dict[Row, list[Row]]:
+    """The floats of the rows, sorted, by the cells that are none; ... stands for a float."""
+    alike: dict[Any, list[Row]] = {}
+    for row in rows.elements():
+        key = tuple(... if isinstance(cell, float) else cell for cell in row)
+        alike.setdefault(key, []).append(tuple(cell for cell in row if isinstance(cell, float)))
+    return {key: sorted(floats) for key, floats in alike.items()}
+
+
+def _close(found: Row, expected: Row) -> bool:
+    return all(map(_is_close, found, expected))
+
+
+def _is_close(found: Any, expected: Any) -> bool:
+    return math.isclose(found, expected, rel_tol=RELATIVE_TOLERANCE)
 
 
 def _typed(row: Row) -> tuple[tuple[type, Cell], ...]:
@@ -181,27 +232,30 @@ def _same_cell(given: Cell, expected: Cell) -> bool:
         return given is None or (isinstance(given, str) and given.strip().casefold() in _NULLS)
     if isinstance(expected, str):
         return isinstance(given, str) and given.strip() == expected.strip()
-    number = _number(given)
-    if number is None:
+    whole = isinstance(expected, int)
+    number = _number(given.strip(), whole=whole) if isinstance(given, str) else given
+    if number is None or isinstance(number, bool):
         return False
-    if isinstance(number, int) and isinstance(expected, int):
+    if whole:
         return number == expected
-    is_average = isinstance(expected, float) and round(expected, DECIMALS) == expected
-    absolute = 0.5001 * 10**-DECIMALS if is_average else 0.0
+    absolute = 0.5001 * 10**-DECIMALS if round(expected, DECIMALS) == expected else 0.0  # an average
     try:
         return math.isclose(number, expected, rel_tol=RELATIVE_TOLERANCE, abs_tol=absolute)
     except OverflowError:  # an integer beyond all floats
         return False
 
 
-def _number(cell: Cell) -> int | float | None:
-    """A number, or the one that a text is from end to end."""
-    if isinstance(cell, str):
-        text = cell.strip()
-        if not _NUMBER.fullmatch(text):
-            return None
-        return int(text) if text.lstrip("+-").isdigit() and len(text) <= _MAX_DIGITS else float(text)
-    return None if isinstance(cell, bool) else cell
+def _number(text: str, *, whole: bool) -> Decimal | None:
+    """The number that a text is from end to end, to its last digit.
+
+    Args:
+        whole: the gold is an integer, which nothing prints with a power of ten.
+    """
+    match = _WHOLE_OR_DECIMAL.match(text) if len(text) <= _MAX_DIGITS else None
+    rest = text[match.end() :] if match else ""
+    if match is None or (rest and (whole or not _POWER_OF_TEN.fullmatch(rest))):
+        return None
+    return Decimal(text)
 
 
 def _judge_state(end: EndState) -> Score:
@@ -210,7 +264,3 @@ def _judge_state(end: EndState) -> Score:
     except NoReferenceError:
         return Score(None, "reference_failed")
     return Score(1.0, "match") if same_state(end.snapshot(), expected) else Score(0.0, "wrong_state")
-
-
-def _row_key(row: Row) -> Row:
-    return tuple(float(f"{cell:.9g}") if isinstance(cell, float) else cell for cell in row)

@@ -1,8 +1,11 @@
 """The judges on hand-worked cases; `text`, `fc` and `lab` with the quirks of their originals, `strict` with ours."""
 
+import time
 from dataclasses import dataclass, replace
 
 import pytest
+from hypothesis import given as drawn
+from hypothesis import strategies as st
 
 from dbbench_adapter.backends import TableState
 from dbbench_adapter.judges import JUDGES, lab, text
@@ -228,10 +231,36 @@ def test_strict_answers(given, rows, score):
         pytest.param(["1234"], "1,234", WRONG, id="commas_stay"),
         pytest.param(["null"], "None", RIGHT, id="null"),
         pytest.param(["0"], "None", WRONG, id="and_nothing_else"),
+        pytest.param(["7"], "007", WRONG, id="a_label_with_zeros_is_a_text"),
+        pytest.param(["007"], "007", RIGHT, id="which_counts_as_it_stands"),
+        pytest.param(["1000"], "1e3", RIGHT, id="a_power_of_ten_is_a_number"),
+        pytest.param(["9" * 400], "8" * 400, WRONG, id="beyond_all_floats_digits_count"),
+        pytest.param(["8" * 400], "8" * 400, RIGHT, id="as_a_text_at_least"),
+        pytest.param(["1e999"], "2e999", WRONG, id="infinities_are_not_alike"),
     ],
 )
 def test_strict_labels(given, label, score):
     assert verdict("strict", given, answers=(label,)) == score
+
+
+@drawn(gold=st.integers(-(10**15), 10**15), off=st.integers(-1000, 1000), decimals=st.integers(0, 12))
+def test_strict_takes_a_whole_number_only_as_it_is(gold, off, decimals):
+    said = f"{gold + off}{'.' if decimals else ''}{'0' * decimals}"
+    for answers in ([said], [[float(said)]], f"[({said},)]", f"[(Decimal('{said}'),)]"):
+        for kind in ({"rows": ((gold,),)}, {"answers": (str(gold),)}):
+            assert verdict("strict", answers, **kind) == (WRONG if off else RIGHT), (answers, kind)
+
+
+@pytest.mark.parametrize("gold", [7, "7", 7.5, 1000, "1000", 10**12, 20])
+@pytest.mark.parametrize(
+    "written", ["0{}", "00{}", "+{}", "{}.", "{}e0", "{}E+00", "{}_", "0x{}", "{},0", "{}.00000001", "--{}", "{} {}"]
+)
+def test_strict_takes_no_other_spelling_of_a_number(gold, written):
+    if isinstance(gold, float) and written in ("{}e0", "{}E+00"):
+        return  # so are numbers printed that are not whole
+    said = written.replace("{}", str(gold))
+    kind = {"answers": (gold,)} if isinstance(gold, str) else {"rows": ((gold,),)}
+    assert verdict("strict", [said], **kind) == WRONG
 
 
 def test_strict_heeds_order_only_where_the_task_orders():
@@ -316,3 +345,34 @@ def test_strict_states(found, same):
 
 def test_strict_states_forgive_the_last_digits_of_a_float():
     assert same_state({"T": table((0.1 + 0.2, 1))}, {"T": table((0.3, 1))})
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "same"),
+    [
+        pytest.param(1 + 0.9e-9, 1.0, True, id="within_a_billionth"),
+        pytest.param(1 + 1.1e-9, 1.0, False, id="not_beyond"),
+        pytest.param(1 + 4e-9, 1.0, False, id="by_far"),
+        pytest.param(9.9999999996, 10.0, True, id="also_where_the_digits_before_differ"),
+        pytest.param(10**12 + 1.5, 10**12, False, id="a_whole_number_is_exact"),
+        pytest.param(1e-300, 0.0, False, id="small_is_not_nothing"),
+    ],
+)
+def test_strict_states_compare_numbers_by_their_size(found, expected, same):
+    assert same_state({"T": table((found, 1))}, {"T": table((expected, 1))}) is same
+
+
+def test_strict_states_pair_off_rows_that_differ_in_last_digits_only():
+    near = 1 + 0.6e-9  # is close to 1 and to `far`, which are not close to each other
+    far = 1 + 1.2e-9
+    assert same_state({"T": table((far, "x"), (near, "x"))}, {"T": table((1.0, "x"), (near + 1e-12, "x"))})
+    assert not same_state({"T": table((far, "x"), (far, "x"))}, {"T": table((1.0, "x"), (near, "x"))})
+    # two columns: sorted by the first, the second ones would be crossed
+    assert same_state({"T": table((1.0, 5.0), (near, 9.0))}, {"T": table((near, 5.0), (1.0, 9.0))})
+
+
+def test_strict_states_of_ten_thousand_rows_are_compared_in_time():
+    rows, moved = ([(k + shift, "x") for k in range(10_000)] for shift in (0.5, 0.5 + 1e-12))
+    started = time.process_time()
+    assert same_state({"T": table(*moved)}, {"T": table(*reversed(rows))})
+    assert time.process_time() - started < 2
