@@ -4,8 +4,8 @@
 #   bash scripts/demo.sh [--pretrained | --tasks FILE]     DBBENCH_DATA=FOLDER, RUN_DIR=runs/demo, STORE_PORT=9999
 #
 # Without --pretrained: a small policy and generated tasks, or those of a file; DBBENCH_DATA takes LifelongAgentBench's
-# entry_dict.json from a folder. With it: SmolLM2-135M-Instruct, SFT on 128 oracle episodes of LifelongAgentBench's
-# training part, then GRPO on all of that part; held-out tasks share no table with it. SEED (0) seeds the GRPO run only.
+# entry_dict.json from a folder. With it: SmolLM2-135M-Instruct, SFT on oracle episodes of LifelongAgentBench's training
+# part, then GRPO on it; held-out tasks share no table with it. SEED (0) seeds the GRPO run only.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -33,8 +33,7 @@ if [[ ${1:-} == --pretrained ]]; then
     [[ -n $file ]] || die "DBBENCH_DATA has to name the folder of LifelongAgentBench's entry_dict.json. $python scripts/download_huggingface_data.py --output_dir data/lifelong fetches it; then DBBENCH_DATA=data/lifelong make demo-pretrained"
     config=sql_agent/configs/pretrained.yaml
     of=$(sha256sum "$file" | cut -c1-8) # other tasks, another split and another SFT
-    demonstrations=128
-    model=models/smollm2-135m-sft-$demonstrations-$of
+    model=models/smollm2-135m-sft-$of
     run_dir=${run_dir:-runs/demo-pretrained-${SEED:-0}}
     split=data/split-$of
 elif [[ ${1:-} == --tasks ]]; then
@@ -73,7 +72,7 @@ if [[ -n ${split:-} ]]; then
         resume=()
         [[ -d $model/checkpoints ]] && resume=(--resume)
         run "$python" scripts/train_sft.py --model_path models/smollm2-135m-instruct --dataset dbbench --tasks "$split/train.jsonl" \
-            --max_samples "$demonstrations" --lora_r 0 --learning_rate 5e-4 --num_epochs 1 --batch_size 8 --save_steps 8 --output_dir "$model" "${resume[@]}"
+            --lora_r 0 --learning_rate 5e-4 --num_epochs 1 --batch_size 8 --save_steps 8 --output_dir "$model" "${resume[@]}"
     fi
 else
     run "$python" -m scripts.make_tiny_policy --output "$model" --steps 320 # solves about half: there is something to learn
