@@ -15,6 +15,7 @@ import time
 import traceback
 from typing import Any
 
+import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -165,11 +166,44 @@ def _where(error: BaseException) -> str:
     return f"{frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno}" if frames else "?"
 
 
+class _Parser(httptools.HttpRequestParser):
+    """Reads on after a request that offers another protocol (`curl --http2`): httptools stops there, before the body,
+    for the protocol that it expects next. None is spoken here, so it is a request as any other (RFC 9110, 7.8)."""
+
+    def __init__(self, protocol: PromptProtocol) -> None:
+        super().__init__(protocol)
+        self._protocol = protocol
+
+    def feed_data(self, data: bytes | memoryview) -> None:
+        parser = self
+        while True:
+            try:
+                return super(_Parser, parser).feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                data = memoryview(data)[offer.args[0] :]
+                parser = self._protocol.read_without_offer()
+
+
 class PromptProtocol(HttpToolsProtocol):
     """Closes a connection whose next request has not shown all its headers after `HEAD_S` or `MAX_HEAD` bytes."""
 
     _limit: asyncio.TimerHandle | None = None
     _head_bytes = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.parser: _Parser = _Parser(self)
+
+    def read_without_offer(self) -> _Parser:
+        """Begin the request again whose headers have just been read, without what it offers; its body comes next."""
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        if method == b"CONNECT":  # no offer, and nothing without it
+            raise httptools.HttpParserInvalidMethodError("CONNECT")
+        lines = [method + b" " + self.url + b" HTTP/" + version]
+        lines += [name + b": " + (value or b"") for name, value in self.headers if name != b"upgrade"]
+        self.parser = _Parser(self)
+        httptools.HttpRequestParser.feed_data(self.parser, b"\r\n".join(lines) + b"\r\n\r\n")
+        return self.parser
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -186,7 +220,12 @@ class PromptProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._stop()
-        super().on_headers_complete()
+        if not self.parser.should_upgrade():
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop()

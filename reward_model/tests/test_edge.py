@@ -150,6 +150,35 @@ def test_headers_that_do_not_come_close_the_connection(port, parts):
     assert time.monotonic() - began < 3
 
 
+OFFERS = [
+    pytest.param("Upgrade", "h2c", id="h2c"),
+    pytest.param("Upgrade, HTTP2-Settings", "h2c", id="as_curl_says_it"),
+    pytest.param("keep-alive, uPGRADE", "h2c", id="among_others"),
+    pytest.param("Upgrade", "websocket", id="websocket"),
+    pytest.param("Upgrade", "TLS/1.2, HTTP/2.0", id="several"),
+]
+
+
+@pytest.mark.parametrize(("connection", "protocol"), OFFERS)
+@pytest.mark.parametrize("body", [b"", b"xyz", b"x" * 70_000], ids=len)
+@pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
+@pytest.mark.parametrize("cut", [None, 30, -2], ids=["at_once", "cut_in_the_head", "cut_in_the_body"])
+def test_a_request_that_offers_another_protocol_is_answered_in_this_one(port, connection, protocol, body, chunked, cut):
+    """RFC 9110, 7.8: a server may ignore the offer; what it must not do is lose the body."""
+    offer = f"connection: {connection}\r\nupgrade: {protocol}\r\nhttp2-settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
+    chunks = b"%x\r\n%s\r\n" % (len(body), body) if body else b""
+    sent = b"transfer-encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
+    whole = POST.encode() + offer.encode() + (sent if chunked else b"content-length: %d\r\n\r\n%s" % (len(body), body))
+    after = b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    parts = (whole + after,) if cut is None else (whole[:cut], whole[cut:] + after)
+    said = raw(port, *parts, pause_s=0.02)
+    assert (said.count(b"HTTP/1.1 200"), said.count(b"%7d" % len(body) if body else b"      0")) == (2, 1 + (not body))
+
+
+def test_a_tunnel_is_not_opened(port):
+    assert raw(port, b"CONNECT a.example:80 HTTP/1.1\r\nhost: a.example:80\r\n\r\n").startswith(b"HTTP/1.1 4")
+
+
 def test_headers_without_end_close_the_connection(port):
     assert b"200" not in raw(port, b"GET /livez HTTP/1.1\r\n" + b"a: b\r\n" * 20_000)
 
