@@ -7,8 +7,9 @@ Sequence ids are counted here instead of asked of the store. A call whose client
 
     python -m sql_agent.llm_proxy --store http://127.0.0.1:9999 --port 0
 
-reads one JSON line from standard input, `{"model": NAME, "backends": [URL, ...]}`, so that its imports overlap with the
-start of the servers it will serve; it then answers one line, `{"url": ...}`, and ends when standard input closes.
+asks for the token in AGENTGRPO_TOKEN and shows it to the model servers. It reads one JSON line from standard input,
+`{"model": NAME, "backends": [URL, ...]}`, so that its imports overlap with the start of the servers it will serve; it
+then answers one line, `{"url": ...}`, and ends when standard input closes.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from sql_agent.call_counter import CallCounter
+from sql_agent.door import RUN_TOKEN, RunDoor, authorization
 from sql_agent.stitch import TURN_SPAN, turn_attributes
 from sql_agent.store import PatientStore
 
@@ -105,7 +107,8 @@ class RolloutRoute:
             self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
         request |= {"model": self.served_model, "return_token_ids": True, "logprobs": True}
         try:
-            async with self._session.post(f"{url}/chat/completions", json=request) as response:
+            asked = self._session.post(f"{url}/chat/completions", json=request, headers=authorization(RUN_TOKEN))
+            async with asked as response:
                 answer = await response.json(content_type=None)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             return 502, _error(f"the model server at {url} did not answer: {type(error).__name__}: {error}")
@@ -172,7 +175,12 @@ def model_list(model: str, servers: dict[str, str], timeout_s: float) -> list[di
     return [
         {
             "model_name": name,
-            "litellm_params": {"model": f"hosted_vllm/{model}", "api_base": f"{url}/", "timeout": timeout_s},
+            "litellm_params": {
+                "model": f"hosted_vllm/{model}",
+                "api_base": f"{url}/",
+                "api_key": f"os.environ/{RUN_TOKEN}",  # LiteLLM looks there: its config is a file
+                "timeout": timeout_s,
+            },
         }
         for name, url in servers.items()
     ]
@@ -205,7 +213,7 @@ async def serve(store_url: str, port: int, timeout_s: float, events: Events) -> 
             launch_mode="thread",
             healthcheck_url="/health/liveliness",
         ),
-        middlewares=[RolloutRoute],  # type: ignore[list-item]
+        middlewares=[RolloutRoute, RunDoor],  # type: ignore[list-item]
         callbacks=[],
     )
     await proxy.start()

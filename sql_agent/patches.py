@@ -190,6 +190,13 @@ PATCHES = (
     ),
     Patch(
         "own",
+        "sql_agent.store:StoreClient",
+        "agentlightning.store.client_server",
+        ("LightningStoreClient._get_session",),
+        "the store's token is shown",
+    ),
+    Patch(
+        "own",
         "sql_agent.store:PatientStore",
         "agentlightning.store.client_server",
         ("LightningStoreClient._request_json",),
@@ -219,8 +226,11 @@ PATCHES = (
         "own",
         "sql_agent.runner_processes:LastingRunners",
         "agentlightning.execution.client_server",
-        tuple(f"ClientServerExecutionStrategy.{name}" for name in ("_spawn_runners", "_shutdown_processes")),
-        "runners that are killed come back",
+        tuple(
+            f"ClientServerExecutionStrategy.{name}"
+            for name in ("_spawn_runners", "_shutdown_processes", "_execute_algorithm")
+        ),
+        "runners that are killed come back; the run's store looks who asks",
     ),
     Patch(
         "own",

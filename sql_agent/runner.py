@@ -24,13 +24,14 @@ from dbbench_adapter.types import Score
 from sql_agent.agent import MAX_RETRIES, run_rollout, size_thread_pool
 from sql_agent.agl_light import agl
 from sql_agent.config import TrainConfig
+from sql_agent.door import RUN_TOKEN
 from sql_agent.environments import make_environment
 from sql_agent.environments.base import Environment
 from sql_agent.processes import RUN_ID
 from sql_agent.rewards import NO_JUDGE, REWARDS, Opinion, reward, success
 from sql_agent.scoring import RolloutScorer
 from sql_agent.stitch import OUTCOME, TURN_SPAN, RolloutOutcome, turn_attributes
-from sql_agent.store import PatientStore
+from sql_agent.store import PatientStore, StoreClient
 from sql_agent.types import RolloutRecord
 
 logger = logging.getLogger(__name__)
@@ -111,6 +112,7 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             base_url=metadata.get("base_url") or llm.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id),
             model=metadata.get("model", llm.model),
             config=agent,
+            api_key=os.environ.get(RUN_TOKEN) or "-",
             # Without the LLM proxy this process traces the turns; the proxy asks for ids and writes spans itself. The
             # server tells apart by `user` two rollouts of a task that say the same words in other tokens.
             extra_body={"user": rollout.attempt.attempt_id}
@@ -217,7 +219,7 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
         store, playing = self.get_store(), dict[asyncio.Task[str], Any]()
         work = asyncio.create_task(self._work(store, playing, event))
         watch = asyncio.create_task(self._until_alone())
-        heartbeat = agl.LightningStoreClient(self._store_url, retry_delays=(), health_retry_delays=())
+        heartbeat = StoreClient(self._store_url, retry_delays=(), health_retry_delays=())
         stop_heartbeat = self._start_heartbeat_loop(heartbeat)  # in a thread, whose end is waited for
         try:
             done, _ = await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)

@@ -21,6 +21,7 @@ from typing import Any
 
 from sql_agent.agl_light import agl
 from sql_agent.processes import end_with_parent, wear_name
+from sql_agent.store_server import StoreServer
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,17 @@ class LastingRunners(agl.ClientServerExecutionStrategy):
         for process in processes:
             process.start()
         return processes
+
+    async def _execute_algorithm(self, algorithm: Any, store: Any, stop_evt: Any) -> None:
+        """Upstream's, with a server that looks who asks."""
+        if not self.managed_store:
+            return await super()._execute_algorithm(algorithm, store, stop_evt)
+        server = StoreServer(store, host=self.server_host, port=self.server_port)
+        await server.start()
+        try:
+            await algorithm(server, stop_evt)
+        finally:
+            await server.stop()
 
     def _shutdown_processes(self, processes: Sequence[Any], stop_evt: Any) -> None:
         self._signal_processes(processes, lambda process: process.terminate())

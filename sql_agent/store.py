@@ -17,6 +17,7 @@ from typing import Any, Literal
 import aiohttp
 
 from sql_agent.agl_light import agl
+from sql_agent.door import STORE_TOKEN, authorization
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,16 @@ class StoreUnavailableError(ConnectionError):
     """Every try of a call failed for `PATIENCE_S`."""
 
 
-class PatientStore(agl.LightningStoreClient):
+class StoreClient(agl.LightningStoreClient):
+    """Upstream's client, which shows the store's token where the environment has one."""
+
+    async def _get_session(self) -> aiohttp.ClientSession:
+        session = await super()._get_session()
+        session.headers.update(authorization(STORE_TOKEN))
+        return session
+
+
+class PatientStore(StoreClient):
     def __init__(self, address: str) -> None:
         super().__init__(address, retry_delays=(), health_retry_delays=(), request_timeout=REQUEST_TIMEOUT_S)
 

@@ -5,7 +5,8 @@ interface removes anything, so the store that a run keeps itself is this one, an
 
     python -m sql_agent.store_server --port 9999
 
-It takes the place of `agl store` and serves the same interface and dashboard. Leaves out a backend other than memory.
+It takes the place of `agl store` and serves the same interface and dashboard, behind `sql_agent.door`. Leaves out a
+backend other than memory.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -23,6 +25,7 @@ import psutil
 from pydantic import BaseModel
 
 from sql_agent.agl_light import agl
+from sql_agent.door import STORE_TOKEN, Door, is_loopback
 from sql_agent.store import READ
 
 UNSET = agl.store.base.UNSET  # an import of agentlightning would load LiteLLM
@@ -128,6 +131,15 @@ class BoundedStore(agl.InMemoryLightningStore):
         self._running_rollout_ids.discard(rollout_id)
 
 
+class StoreServer(agl.LightningStoreServer):
+    """Upstream's server behind a door, whose token is the one in the environment."""
+
+    def __init__(self, store: Any, *, host: str, port: int, launch_mode: Any = "thread") -> None:
+        super().__init__(store, host=host, port=port, launch_mode=launch_mode)
+        assert self.app is not None
+        self.app.add_middleware(Door, token=os.environ.get(STORE_TOKEN), names=(host,))  # type: ignore[arg-type]
+
+
 def span_bytes(span: BaseModel) -> int:
     """Memory of a span that came in as JSON: its lists of token ids and log-probs, a number at a time, and its texts.
 
@@ -163,8 +175,13 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1", help="interface to listen on (default loopback)")
     parser.add_argument("--port", type=int, default=9999, help="default 9999")
     args = parser.parse_args()
+    if not is_loopback(args.host) and not os.environ.get(STORE_TOKEN):
+        parser.error(
+            f"--host {args.host} can be reached from other machines, which needs a token: set {STORE_TOKEN} here and "
+            "for the training command; 127.0.0.1 needs none"
+        )
     agl.setup_logging("INFO")
-    server = agl.LightningStoreServer(BoundedStore(), host=args.host, port=args.port, launch_mode="asyncio")
+    server = StoreServer(BoundedStore(), host=args.host, port=args.port, launch_mode="asyncio")
     asyncio.run(server.run_forever())
 
 

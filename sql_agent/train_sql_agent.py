@@ -32,6 +32,7 @@ from dbbench_adapter.protocols import ProtocolName
 from reward_model.hub import ModelNotFoundError, model_folder
 from sql_agent.checkpoints import MANIFEST, checkpoints, newest_whole, point_verl_at, step_of
 from sql_agent.config import TrainConfig, dump_config, load_config
+from sql_agent.door import give_token
 from sql_agent.environments import ENVIRONMENTS, make_environment
 from sql_agent.patches import check_installed
 from sql_agent.run_context import TrainingFailedError
@@ -189,19 +190,25 @@ def check_store(cfg: TrainConfig) -> None:
     import psutil
     import requests
 
+    from sql_agent.door import STORE_TOKEN, authorization
     from sql_agent.runner import TRAINER_GONE_S, TRAINER_WORKER
     from sql_agent.store_server import BoundedStore
 
+    asked: dict[str, Any] = {"timeout": 5, "headers": authorization(STORE_TOKEN)}
     try:
-        health = requests.get(f"{cfg.store.address}/v1/agl/health", timeout=5)
+        health = requests.get(f"{cfg.store.address}/v1/agl/health", **asked)
         health.raise_for_status()
-        trainer = requests.get(f"{cfg.store.address}/v1/agl/workers/{TRAINER_WORKER}", timeout=5)
+        trainer = requests.get(f"{cfg.store.address}/v1/agl/workers/{TRAINER_WORKER}", **asked)
     except requests.RequestException as error:
         port = cfg.store.address.rsplit(":", 1)[-1].strip("/")
         raise UsageError(
             f"no agent-lightning store answers at {cfg.store.address} ({type(error).__name__}); "
             f"start one with `agl store --host 127.0.0.1 --port {port}`"
         ) from None
+    if trainer.status_code == 401:
+        raise UsageError(
+            f"the store at {cfg.store.address} asks for a token: set {STORE_TOKEN} to what it was started with"
+        )
     worker = trainer.json() if trainer.ok else None
     beat = (worker or {}).get("last_heartbeat_time") or 0.0
     stats = (worker or {}).get("heartbeat_stats") or {}
@@ -212,12 +219,14 @@ def check_store(cfg: TrainConfig) -> None:
             f"the store at {cfg.store.address} belongs to run {stats.get('run_id')}, which is still going; "
             "start another store on another port"
         )
-    statistics = requests.get(f"{cfg.store.address}/v1/agl/statistics", timeout=5)
+    statistics = requests.get(f"{cfg.store.address}/v1/agl/statistics", **asked)
     if role != "runner" and statistics.ok and statistics.json().get("name") != BoundedStore.__name__:
         port = cfg.store.address.rsplit(":", 1)[-1].strip("/")
         print(
-            f"the store at {cfg.store.address} keeps every span of every rollout, so it grows with each step; one that "
-            f"is started with `python -m sql_agent.store_server --port {port}` frees what has been read"
+            f"the store at {cfg.store.address} keeps every span of every rollout, so it grows with each step, and "
+            "answers whoever reaches it, web pages included; one that is started with `python -m "
+            f"sql_agent.store_server --port {port}` frees what has been read and answers no page, and no other user "
+            f"where {STORE_TOKEN} is set there and here"
         )
 
 
@@ -609,6 +618,7 @@ def run(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) ->
             "trainer.steps to go on, or give another --run-dir to start anew"
         )
         return
+    give_token(shared=os.environ.get("AGL_CURRENT_ROLE", "both") != "both", own_store=cfg.store.address is None)
     check_store(cfg)
     check_reward_model(cfg)
     make_environment(cfg).prepare(print)

@@ -66,6 +66,7 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
     # top-k, repetition penalty) and not all (min-p), and the log-probs that are trained know of none. Where a reply
     # ends is still read from there.
     vllm["generation_config"] = "vllm"
+    vllm["middleware"] = "sql_agent.door.RunDoor"  # outermost: vLLM's own --api-key leaves out half of its routes
     if cpu:
         vllm["distributed_executor_backend"] = "uni"  # one process less to import torch and vLLM
     actor = {

@@ -23,6 +23,7 @@ from sql_agent import run_context
 from sql_agent.agl_light import agl
 from sql_agent.algorithm import log_file, spawn
 from sql_agent.config import TrainConfig, load_config
+from sql_agent.door import give_token
 from sql_agent.oracle import MODEL
 from sql_agent.processes import RUN_ID, Events, end_run, end_with_parent
 from sql_agent.runner import TRAINER_WORKER
@@ -105,6 +106,7 @@ def main() -> None:
     cfg = load_config(None, settings)
     cfg.run_dir.mkdir(parents=True, exist_ok=True)
     os.environ[RUN_ID] = run_id = uuid.uuid4().hex[:12]
+    give_token(shared=False, own_store=True)
     tasks = Path(file).read_text().splitlines()
     try:
         fit(cfg, Steps(cfg, store_url, server, tasks, int(steps), events), debug=False)

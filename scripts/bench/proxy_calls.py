@@ -20,6 +20,7 @@ import aiohttp
 from dbbench_adapter.load import load_tasks
 from dbbench_adapter.protocols import fc
 from sql_agent.agl_light import agl
+from sql_agent.door import RUN_TOKEN, authorization
 from sql_agent.processes import Events, end_with_parent
 
 STORED_S = 60.0
@@ -50,7 +51,8 @@ async def call_all(order: dict[str, Any], messages: list[Any], store_url: str) -
                 span = agl.Span.from_core_fields(turn_fields(answer), sequence_id=number + 1, **ids)
                 writing.append(asyncio.create_task(store.add_span(span)))
 
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, headers=authorization(RUN_TOKEN)) as session:
         started = time.perf_counter()
         await asyncio.gather(*(caller(session) for _ in range(order["at_once"])))
         await asyncio.gather(*writing)

@@ -18,6 +18,7 @@ from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.load import write_tasks
 from scripts.bench.children import answer, cpu_s, free_port, python, say, started, wait_for
 from scripts.bench.report import Row
+from sql_agent.door import give_token
 
 AT_ONCE = 16
 LATENCY_MS = 100
@@ -62,6 +63,7 @@ class Cost:
 def measure(_model: Path, folder: Path) -> list[Row]:
     tasks, log = folder / "proxy_tasks.jsonl", folder / "proxy_cost.log"
     write_tasks(tasks, generate_tasks(1, seed=0, split="held_out"))
+    give_token(shared=False, own_store=False)
     with ExitStack() as stack:
         slow = stack.enter_context(_oracle(tasks, log, LATENCY_MS))
         fast = stack.enter_context(_oracle(tasks, log, 0))

@@ -30,6 +30,7 @@ from sql_agent import run_context
 from sql_agent.agl_light import agl
 from sql_agent.algorithm import log_file, spawn
 from sql_agent.config import TrainConfig, load_config
+from sql_agent.door import give_token
 from sql_agent.processes import RUN_ID, Events, end_run, end_with_parent
 from sql_agent.runner import TRAINER_WORKER
 from sql_agent.train_sql_agent import fit
@@ -175,6 +176,7 @@ def main() -> None:
     cfg = load_config(None, settings)
     cfg.run_dir.mkdir(parents=True, exist_ok=True)
     os.environ[RUN_ID] = run_id = uuid.uuid4().hex[:12]
+    give_token(shared=False, own_store=False)
     tasks = Path(file).read_text().splitlines()
     try:
         fit(cfg, Measure(cfg, int(store_pid), server, model, tasks, events), debug=False)

@@ -1,5 +1,6 @@
 """What several test modules start: agent-lightning's store for real, a scoring service that is scripted."""
 
+import os
 import shutil
 import socket
 import subprocess
@@ -17,6 +18,16 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from sql_agent import oracle
+from sql_agent.door import RUN_TOKEN, STORE_TOKEN
+
+os.environ.setdefault(RUN_TOKEN, "the-token-of-these-tests")  # as a run's command sets it for all that it starts
+
+
+@pytest.fixture(autouse=True)
+def tokens(monkeypatch):
+    """A command that a test runs in this process makes a token; the next test has none of it."""
+    for name in (RUN_TOKEN, STORE_TOKEN):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
 
 
 def free_port() -> int:

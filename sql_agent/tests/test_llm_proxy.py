@@ -2,16 +2,19 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import threading
 import time
 
+import httpx
 import pytest
 from openai import APITimeoutError, NotFoundError, OpenAI
 
 from sql_agent import oracle
 from sql_agent.agl_light import agl
+from sql_agent.door import RUN_TOKEN, RunDoor, authorization
 from sql_agent.stitch import TURN_SPAN, Turn, read_turns
 from sql_agent.tests.conftest import HangingServer
 
@@ -28,8 +31,9 @@ def hanging():
 
 @pytest.fixture(scope="module")
 def proxy_url(store_url, hanging):
-    """`policy-0` answers, `policy-1` never does."""
-    with oracle.serve(oracle.app(oracle.recite([SQL, TEXT]))) as base_url, oracle.serve(hanging) as silent_url:
+    """`policy-0` answers, `policy-1` never does; both are behind the door of a model server."""
+    replies = RunDoor(oracle.app(oracle.recite([SQL, TEXT])))
+    with oracle.serve(replies) as base_url, oracle.serve(hanging) as silent_url:
         command = [sys.executable, "-m", "sql_agent.llm_proxy", "--store", store_url]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdin is not None and process.stdout is not None
@@ -74,7 +78,7 @@ def test_each_call_leaves_one_span_with_the_engines_ids_as_agent_lightning_reads
     base_url = agl.ProxyLLM(endpoint=proxy_url, model="policy-0").get_base_url(
         rollout, attempt
     )  # as runners ask for it
-    client = OpenAI(base_url=base_url, api_key="-")
+    client = OpenAI(base_url=base_url, api_key=os.environ[RUN_TOKEN])
     messages = [{"role": "user", "content": "hi"}]
     client.chat.completions.create(model="policy-0", messages=messages)
     messages += [SQL, {"role": "tool", "tool_call_id": "call_0", "content": "[(1,)]"}]
@@ -99,7 +103,7 @@ def test_sixteen_rollouts_at_once_do_not_mix(proxy_url, store_url):
 
     def ask(number):
         rollout, attempt = ids[number]
-        client = OpenAI(base_url=f"{proxy_url}/rollout/{rollout}/attempt/{attempt}/v1", api_key="-")
+        client = OpenAI(base_url=f"{proxy_url}/rollout/{rollout}/attempt/{attempt}/v1", api_key=os.environ[RUN_TOKEN])
         client.chat.completions.create(model="policy-0", messages=[{"role": "user", "content": f"I am {number}"}])
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(16)]
@@ -114,7 +118,9 @@ def test_sixteen_rollouts_at_once_do_not_mix(proxy_url, store_url):
 
 def test_a_model_nobody_serves_is_named_and_leaves_no_span(proxy_url, store_url):
     rollout, attempt = enqueue(store_url)
-    client = OpenAI(base_url=f"{proxy_url}/rollout/{rollout}/attempt/{attempt}/v1", api_key="-", max_retries=0)
+    client = OpenAI(
+        base_url=f"{proxy_url}/rollout/{rollout}/attempt/{attempt}/v1", api_key=os.environ[RUN_TOKEN], max_retries=0
+    )
     with pytest.raises(NotFoundError, match="served as policy-0, policy-1, not as 'gpt'"):
         client.chat.completions.create(model="gpt", messages=[{"role": "user", "content": "hi"}])
     assert list(spans_of(store_url, rollout, attempt, 0)) == []
@@ -124,7 +130,7 @@ def test_a_call_whose_client_has_left_is_not_asked_on(proxy_url, store_url, hang
     """vLLM aborts a request when its connection closes; until then the policy would go on writing for nobody."""
     rollout, attempt = enqueue(store_url)
     base_url = f"{proxy_url}/rollout/{rollout}/attempt/{attempt}/v1"
-    client = OpenAI(base_url=base_url, api_key="-", max_retries=0, timeout=0.5)
+    client = OpenAI(base_url=base_url, api_key=os.environ[RUN_TOKEN], max_retries=0, timeout=0.5)
     with pytest.raises(APITimeoutError):
         client.chat.completions.create(model="policy-1", messages=[{"role": "user", "content": "hi"}])
     assert hanging.asked == 1
@@ -134,7 +140,32 @@ def test_a_call_whose_client_has_left_is_not_asked_on(proxy_url, store_url, hang
 
 def test_the_agent_is_spared_the_token_ids_it_did_not_ask_for(proxy_url, store_url):
     rollout, attempt = enqueue(store_url)
-    client = OpenAI(base_url=f"{proxy_url}/rollout/{rollout}/attempt/{attempt}/v1", api_key="-")
+    client = OpenAI(base_url=f"{proxy_url}/rollout/{rollout}/attempt/{attempt}/v1", api_key=os.environ[RUN_TOKEN])
     reply = client.chat.completions.create(model="policy-0", messages=[{"role": "user", "content": "hi"}])
     assert (reply.choices[0].logprobs, reply.model_extra) == (None, {"prompt_token_ids": None, "prompt_logprobs": None})
+    assert reply.choices[0].message.tool_calls is not None
+
+
+@pytest.mark.parametrize(
+    "path", ["/rollout/r/attempt/a/v1/chat/completions", "/v1/chat/completions", "/v1/models", "/", "/health", "/ui/"]
+)
+def test_without_the_token_of_the_run_nothing_is_answered(proxy_url, path):
+    """Neither by our route nor by LiteLLM behind it, and no page is told that it may read the answer."""
+    asked = {"model": "policy-0", "messages": [{"role": "user", "content": "hi"}]}
+    foreign = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
+    answers = [
+        httpx.post(proxy_url + path, json=asked),
+        httpx.post(proxy_url + path, json=asked, headers={"Authorization": "Bearer -"}),
+        httpx.get(proxy_url + path),
+        httpx.options(proxy_url + path, headers=foreign),
+        httpx.get(proxy_url + path, headers=authorization(RUN_TOKEN) | {"Host": "evil.example"}),
+        httpx.post(proxy_url + path, json=asked, headers=authorization(RUN_TOKEN) | foreign),
+    ]
+    assert [answer.status_code for answer in answers] == [401, 401, 401, 403, 421, 403]
+    assert [name for answer in answers for name in answer.headers if name.startswith("access-control")] == []
+
+
+def test_a_call_that_belongs_to_no_rollout_goes_through_litellm_with_the_token_of_the_run(proxy_url):
+    client = OpenAI(base_url=f"{proxy_url}/v1", api_key=os.environ[RUN_TOKEN])
+    reply = client.chat.completions.create(model="policy-0", messages=[{"role": "user", "content": "hi"}])
     assert reply.choices[0].message.tool_calls is not None

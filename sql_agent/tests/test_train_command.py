@@ -17,7 +17,7 @@ from sql_agent import patches, train_sql_agent
 from sql_agent.agl_light import agl
 from sql_agent.checkpoints import checkpoints, describe, seal
 from sql_agent.config import dump_config, load_config
-from sql_agent.tests.conftest import free_port, serve_scores, wait_for
+from sql_agent.tests.conftest import free_port, serve_scores, start_store, wait_for
 from sql_agent.train_sql_agent import (
     UsageError,
     check_model,
@@ -146,6 +146,31 @@ async def test_a_store_in_which_another_run_is_going_is_left_alone(capsys, tmp_p
 
 
 @pytest.mark.slow
+def test_a_store_that_asks_for_a_token_is_shown_the_one_that_its_user_set(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("AGL_MANAGED_STORE", "0")
+    monkeypatch.setenv("AGENTGRPO_STORE_TOKEN", "the-token-of-the-store")
+    port = free_port()
+    where = ["--run-dir", str(tmp_path), "--external-store-address", f"http://127.0.0.1:{port}", "--model", "nowhere"]
+    store = start_store(port)
+    try:
+        assert "nowhere is no folder" in error_of(capsys, *where)
+        for token in ("another", ""):
+            monkeypatch.setenv("AGENTGRPO_STORE_TOKEN", token)
+            error = error_of(capsys, *where)
+            assert error.endswith("asks for a token: set AGENTGRPO_STORE_TOKEN to what it was started with")
+    finally:
+        store.terminate()
+        store.wait(20)
+
+
+@pytest.mark.parametrize("role", ["algorithm", "runner"])
+def test_commands_that_share_a_run_are_told_to_share_its_token(capsys, tmp_path, monkeypatch, role):
+    monkeypatch.setenv("AGL_CURRENT_ROLE", role)
+    monkeypatch.setenv("AGENTGRPO_TOKEN", "")
+    assert "expected AGENTGRPO_TOKEN in the environment of each" in error_of(capsys, "--run-dir", str(tmp_path))
+
+
+@pytest.mark.slow
 def test_a_store_that_keeps_every_span_is_named_with_the_command_that_starts_one_that_does_not(
     capsys, tmp_path, monkeypatch, store_url
 ):
@@ -164,7 +189,7 @@ def test_a_store_that_keeps_every_span_is_named_with_the_command_that_starts_one
         finally:
             upstream.terminate()
     assert "keeps every span of every rollout, so it grows with each step" in words
-    assert f"`python -m sql_agent.store_server --port {port}` frees what has been read" in words
+    assert f"`python -m sql_agent.store_server --port {port}` frees what has been read and answers no page" in words
     assert "keeps every span" not in said(store_url)
 
 

@@ -1,0 +1,175 @@
+"""What a request passes before a server of a run answers it: the name it asks for, the page it comes from, its token.
+
+Store, LLM proxy and model servers listen on loopback, which every process of the machine reaches, other users' and
+browsers' too. A browser asks for a page's own name even where that leads here (DNS rebinding), so a name that is none
+of ours is refused; what a foreign page may send without asking, a form or text, is refused; no answer says that other
+pages may read it. Leaves out TLS: who may read the loopback's packets may read the environment as well.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import json
+import os
+import re
+import secrets
+from collections.abc import Collection
+from typing import Any
+
+RUN_TOKEN = "AGENTGRPO_TOKEN"
+"""Variable that holds what the LLM proxy and the model servers of a run ask for, and a store that the run keeps."""
+STORE_TOKEN = "AGENTGRPO_STORE_TOKEN"
+"""Variable that holds what the store asks for. One that is kept outside asks for nothing where it is unset."""
+OPEN_PATHS = frozenset({"/v1/agl/health", "/health/liveliness"})
+"""What the launchers of store and LLM proxy ask until they answer; they say no more than that."""
+MEDIA_TYPES = frozenset({"application/json", "application/x-protobuf"})
+"""Of bodies: what our clients send, and OpenTelemetry. No page can send these to another origin without asking."""
+_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?")
+_TOKEN = re.compile(r"[!-~]{16,}")
+
+
+class TokenError(ValueError):
+    """A run has no token that its servers could ask for."""
+
+
+def give_token(*, shared: bool, own_store: bool) -> None:
+    """Put the token of a run into the environment, where every process that it starts finds it.
+
+    Args:
+        shared: another command takes part in the run (AGL_CURRENT_ROLE), so the token has to be there already.
+        own_store: the run keeps its store itself.
+    Raises:
+        TokenError: it is not.
+    """
+    if not shared:
+        os.environ[RUN_TOKEN] = secrets.token_urlsafe(32)
+    elif not _TOKEN.fullmatch(os.environ.get(RUN_TOKEN, "")):
+        raise TokenError(
+            f"AGL_CURRENT_ROLE splits a run over commands, whose servers ask for one token: expected {RUN_TOKEN} in "
+            "the environment of each, 16 printable characters or more; `export "
+            f"{RUN_TOKEN}=$(openssl rand -hex 32)` before the first makes one"
+        )
+    if own_store:
+        os.environ[STORE_TOKEN] = os.environ[RUN_TOKEN]
+
+
+def authorization(variable: str) -> dict[str, str]:
+    """The header that shows the token in an environment variable; none where it is unset."""
+    token = os.environ.get(variable)
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+class _RefusedError(Exception):
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Door:
+    """Wraps an ASGI application.
+
+    Args:
+        token: what every request has to show; None asks for none.
+        names: by which the server may be asked for, beside loopback's and the address that a connection came to.
+    """
+
+    def __init__(self, app: Any, token: str | None, names: Collection[str] = ()) -> None:
+        self._app = app
+        self._expected = token.encode() if token else None
+        self._names = {name.lower() for name in names}
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            return await self._app(scope, receive, send)
+        if scope["type"] != "http":  # nobody of ours opens a web socket
+            return await send({"type": "websocket.close", "code": 1008})
+
+        async def to_nobody_else(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                kept = [
+                    each for each in message.get("headers", ()) if not each[0].lower().startswith(b"access-control-")
+                ]
+                message = {**message, "headers": kept}
+            await send(message)
+
+        try:
+            self._check(scope)
+        except _RefusedError as error:
+            await _answer(send, error)
+        else:
+            await self._app(scope, receive, to_nobody_else)
+
+    def _check(self, scope: dict[str, Any]) -> None:
+        """
+        Raises:
+            _RefusedError: the request gets no further.
+        """
+        headers: dict[bytes, list[bytes]] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name.lower(), []).append(value)
+        host = self._host(headers.get(b"host", []), scope.get("server"))
+        own_origin = f"{scope.get('scheme', 'http')}://{host}".lower()
+        if any(origin.decode("latin-1").lower() != own_origin for origin in headers.get(b"origin", [])):
+            raise _RefusedError(403, "a page of another origin sent this; none may")
+        if not (scope["method"] in ("GET", "HEAD") and scope["path"] in OPEN_PATHS):
+            self._check_token(headers.get(b"authorization", []))
+        if headers.get(b"content-length", [b"0"]) != [b"0"] or b"transfer-encoding" in headers:
+            (media, *more) = headers.get(b"content-type", [b""])
+            if more or media.split(b";")[0].strip().lower().decode("latin-1") not in MEDIA_TYPES:
+                raise _RefusedError(415, f"a body has to be {' or '.join(sorted(MEDIA_TYPES))}, and its header say so")
+
+    def _host(self, sent: list[bytes], server: Any) -> str:
+        """The Host header, once it is one of ours."""
+        text = sent[0].decode("latin-1") if len(sent) == 1 else ""
+        match = _HOST.fullmatch(text)
+        if match is None or not self._is_ours(match[1].strip("[]").lower(), server[0] if server else None):
+            raise _RefusedError(421, f"the Host header names no address of this server: {text[:100]!r}; ask for its IP")
+        return text
+
+    def _is_ours(self, name: str, server: str | None) -> bool:
+        return name in self._names or is_loopback(name) or (_ip(name) or name) == _ip(server or "")
+
+    def _check_token(self, sent: list[bytes]) -> None:
+        if self._expected is None:
+            return
+        scheme, _, token = (sent[0] if len(sent) == 1 else b"").partition(b" ")
+        if scheme.lower() != b"bearer" or not hmac.compare_digest(token, self._expected):
+            raise _RefusedError(401, "expected `Authorization: Bearer TOKEN` with the token of this server")
+
+
+class RunDoor(Door):
+    """Of the LLM proxy and the model servers of a run.
+
+    Raises:
+        TokenError: the environment names no token; a server without one does not start.
+    """
+
+    def __init__(self, app: Any) -> None:
+        if not os.environ.get(RUN_TOKEN):
+            raise TokenError(f"{RUN_TOKEN} is not in the environment; a server of a run asks for the run's token")
+        super().__init__(app, os.environ[RUN_TOKEN])
+
+
+def is_loopback(name: str) -> bool:
+    """Whether only this machine is reached by it; a name other than localhost counts as reachable from others."""
+    address = _ip(name)
+    return name == "localhost" if address is None else address.is_loopback
+
+
+def _ip(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+async def _answer(send: Any, error: _RefusedError) -> None:
+    body = json.dumps({"detail": str(error)}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers += [(b"connection", b"close")]  # a body that nobody reads may follow
+    if error.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
