@@ -6,10 +6,13 @@ Nothing asks the hub of Hugging Face: a test that wants one serves it on loopbac
 import logging
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["XDG_CONFIG_HOME"] = str(Path(__file__).parent / ".pytest_cache" / "settings")
+"""Where the key is that signs the checkpoints of tests; not in /tmp, where tests look for what runs leave behind."""
 
 
 def pytest_addoption(parser):

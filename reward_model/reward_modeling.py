@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from reward_model.hub import ModelNotFoundError, go_offline, model_folder
+from reward_model.signed import NotOursError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,9 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     from reward_model.preferences import PreferenceFileError
     from reward_model.training import TrainingError
 
+    ours = (BaseModelError, ModelNotFoundError, NotOursError, PreferenceFileError, TrainingError)
     try:
         train(*parse(arguments))
-    except (BaseModelError, ModelNotFoundError, PreferenceFileError, TrainingError, yaml.YAMLError) as error:
+    except (*ours, yaml.YAMLError) as error:
         if os.environ.get("RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)
         return 1
@@ -84,8 +86,8 @@ def train(data: Any, args: Any, model: Any) -> None:
     """Check everything, then train, save and say where.
 
     Raises:
-        BaseModelError, ModelNotFoundError, PreferenceFileError, TrainingError: what is wrong, before the weights are
-            read; only a loss that is no number comes later.
+        BaseModelError, ModelNotFoundError, NotOursError, PreferenceFileError, TrainingError: what is wrong, before the
+            weights are read; only a loss that is no number comes later.
     """
     import datasets
     from transformers.trainer_callback import PrinterCallback

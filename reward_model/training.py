@@ -26,6 +26,7 @@ from trl.trainer.model_config import ModelConfig
 from trl.trainer.reward_config import RewardConfig
 from trl.trainer.reward_trainer import RewardTrainer
 
+from reward_model import signed
 from reward_model.micro_batches import micro_batch_tokens, micro_batches, recomputed, return_freed_memory
 from reward_model.preferences import PreferenceFileError
 from reward_model.scorer import RECORD, encode_conversation
@@ -333,8 +334,11 @@ class RunLog(TrainerCallback):
         print(step_line(state.global_step, state.max_steps, metrics), flush=True)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if torch.distributed.is_initialized():
+            torch.distributed.barrier()  # every process has written its part
         if state.is_world_process_zero:
-            write_record(self.output_dir / f"checkpoint-{state.global_step}", self.record, state.global_step)
+            facts = {**self.record, "train_step": state.global_step}
+            signed.seal(self.output_dir / f"checkpoint-{state.global_step}", RECORD, facts)
 
 
 LINE = (
@@ -423,7 +427,7 @@ def git_commit() -> str | None:
 
 
 def write_record(folder: Path, record: Mapping[str, Any], train_step: int) -> None:
-    """Appears whole or not at all, after everything else of a checkpoint: its being there says that it is complete."""
+    """Of the finished model; appears whole or not at all. A checkpoint's is signed as well, and comes last."""
     part = folder / f"{RECORD}.part"
     part.write_text(json.dumps({**record, "train_step": train_step}, indent=2) + "\n")
     part.replace(folder / RECORD)
@@ -432,24 +436,31 @@ def write_record(folder: Path, record: Mapping[str, Any], train_step: int) -> No
 def checkpoint_to_resume(
     args: TrainingArguments, record: Mapping[str, Any], say: Callable[[str], None] = print
 ) -> Path | None:
-    """The checkpoint to go on from, None to start; those that were cut off while they were saved are passed over.
+    """The checkpoint to go on from, None to start; those that are not as they were written are passed over.
 
     Args:
         say: is told of each that is passed over; the run writes over it once it gets there.
     Raises:
         TrainingError: data, base or settings are not those of the checkpoint, or the folder holds another run.
+        NotOursError: this user did not write it, or has no key to sign with.
     """
     output = Path(args.output_dir or OUTPUT)
+    signed.user_key()
     if args.resume_from_checkpoint not in (None, "auto"):
         checkpoint = Path(args.resume_from_checkpoint)
         if not (checkpoint / RECORD).is_file():
             raise TrainingError(f"--resume_from_checkpoint {checkpoint} is no checkpoint of this command: no {RECORD}")
+        if fault := signed.fault_of_ours(checkpoint, RECORD, run_dir=checkpoint.parent):
+            raise TrainingError(f"--resume_from_checkpoint {checkpoint}: {fault}")
     else:
         found = sorted(output.glob("checkpoint-*"), key=_step, reverse=True)
-        complete = [folder for folder in found if (folder / RECORD).is_file()]
-        for folder in found[: found.index(complete[0])] if complete else found:
-            say(f"{folder} was cut off while it was saved and is passed over")
-        if not complete:
+        for folder in found:
+            fault = signed.fault_of_ours(folder, RECORD, run_dir=output)
+            if fault is None:
+                checkpoint = folder
+                break
+            say(f"{folder} is passed over: {fault}")
+        else:
             if (output / RECORD).is_file():
                 raise TrainingError(
                     f"{output} holds a finished reward model without checkpoints; name another --output_dir"
@@ -457,7 +468,6 @@ def checkpoint_to_resume(
             if found:
                 say(f"no checkpoint in {output} is complete: starting anew")
             return None
-        checkpoint = complete[0]
     before = json.loads((checkpoint / RECORD).read_text())
     changed = [f"{key}: was {old}, is {new}" for key, old, new in _differences(before, record)]
     if changed:

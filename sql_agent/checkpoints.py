@@ -1,4 +1,5 @@
-"""Checkpoints of the main job: one counts once its manifest is written, and is loaded only if its files still agree.
+"""Checkpoints of the main job: one counts once its manifest is written, and is loaded only if its files still agree and
+this user wrote them (`reward_model.signed`).
 
 verl writes `global_step_N` file by file (trainer/ppo/ray_trainer.py, `_save_checkpoint`) and then a number into
 `latest_checkpointed_iteration.txt`; neither says whether every byte arrived, or is still there. The manifest, written
@@ -8,7 +9,6 @@ need a run directory that all of them share. Imports nothing heavy.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -16,6 +16,8 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from reward_model import signed
 
 MANIFEST = "manifest.json"
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -45,22 +47,19 @@ def describe(checkpoint: Path, facts: dict[str, Any]) -> dict[str, Any]:
     Args:
         facts: of the run: its id and commit.
     """
-    files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != MANIFEST)
-    for path in (*files, *(path for path in checkpoint.rglob("*") if path.is_dir()), checkpoint):
+    for path in (*checkpoint.rglob("*"), checkpoint):
         _sync(path)
     return {
         "train_step": step_of(checkpoint),
         **facts,
         "versions": {name: _version(name) for name in PACKAGES},
-        "files": {
-            str(path.relative_to(checkpoint)): {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in files
-        },
+        "files": signed.files_in(checkpoint, MANIFEST),
     }
 
 
 def seal(checkpoint: Path, manifest: dict[str, Any]) -> None:
-    """Write the manifest, whole or not at all; from here on the checkpoint counts."""
-    _write(checkpoint / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+    """Sign the manifest and write it, whole or not at all; from here on the checkpoint counts."""
+    _write(checkpoint / MANIFEST, json.dumps(signed.signed(manifest), indent=1) + "\n")
 
 
 def fault_of(checkpoint: Path, *, hashes: bool = True) -> str | None:
@@ -69,23 +68,8 @@ def fault_of(checkpoint: Path, *, hashes: bool = True) -> str | None:
     Args:
         hashes: False compares sizes only, which reads no file.
     """
-    try:
-        files = json.loads((checkpoint / MANIFEST).read_text())["files"]
-        for name, expected in files.items():
-            size = (checkpoint / name).stat().st_size
-            if size != expected["bytes"]:
-                return f"{name} has {size} bytes, expected {expected['bytes']}"
-        for name, expected in files.items() if hashes else ():
-            if _sha256(checkpoint / name) != expected["sha256"]:
-                return f"{name} holds something else than was written"
-    except FileNotFoundError as error:
-        missing = Path(error.filename)
-        if missing.name == MANIFEST:
-            return f"{MANIFEST} is missing, so it was not written to its end"
-        return f"{missing.relative_to(checkpoint)} is missing"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{MANIFEST} or a file it names cannot be read ({type(error).__name__}: {error})"
-    return None
+    manifest = signed.read(checkpoint, MANIFEST)
+    return manifest if isinstance(manifest, str) else signed.fault_of(checkpoint, manifest, hashes=hashes)
 
 
 def newest_whole(folder: Path, say: Say) -> Path | None:
@@ -95,10 +79,11 @@ def newest_whole(folder: Path, say: Say) -> Path | None:
         say: told of each newer one that is passed over, with its fault.
     Raises:
         CheckpointError: there are some, and none is whole.
+        NotOursError: this user did not write it.
     """
     faults = []
     for checkpoint in checkpoints(folder):
-        fault = fault_of(checkpoint)
+        fault = signed.fault_of_ours(checkpoint, MANIFEST, run_dir=folder.parent)
         if fault is None:
             return checkpoint
         say(f"checkpoint {checkpoint} is passed over: {fault}")
@@ -169,11 +154,6 @@ def _write(path: Path, text: str) -> None:
         os.fsync(file.fileno())
     os.replace(part, path)
     _sync(path.parent)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sync(path: Path) -> None:

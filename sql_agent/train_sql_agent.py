@@ -30,6 +30,7 @@ from pydantic import ValidationError
 
 from dbbench_adapter.protocols import ProtocolName
 from reward_model.hub import ModelNotFoundError, model_folder
+from reward_model.signed import user_key
 from sql_agent.checkpoints import MANIFEST, checkpoints, newest_whole, point_verl_at, step_of
 from sql_agent.config import TrainConfig, dump_config, load_config
 from sql_agent.door import give_token
@@ -601,6 +602,7 @@ def go_on_from(cfg: TrainConfig, *, cpu: bool) -> Path | None:
     Raises:
         ValueError: there are checkpoints and none can be gone on from.
     """
+    user_key()  # made, or missed, before anything starts
     if cfg.trainer.resume == "never":
         return None
     checkpoint = newest_whole(cfg.run_dir / "checkpoints", print)

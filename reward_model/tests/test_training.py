@@ -9,6 +9,7 @@ from torch.nn.functional import logsigmoid
 from transformers import AutoTokenizer
 from trl.trainer.reward_trainer import RewardTrainer
 
+from reward_model import signed
 from reward_model.preferences import PreferenceFileError
 from reward_model.scorer import RECORD
 from reward_model.tests.conftest import assistant, counting_pairs, user
@@ -173,13 +174,15 @@ def arguments(output, resume="auto"):
 
 
 def checkpoints(output, **steps):
-    """`checkpoint_2="whole"` or `"torn"`."""
+    """`checkpoint_2="whole"`, `"torn"` or `"changed"`."""
     for name, state in steps.items():
         folder = output / name.replace("_", "-")
         folder.mkdir(parents=True)
         (folder / "model.safetensors").touch()
-        if state == "whole":
-            (folder / RECORD).write_text(json.dumps(RUN))
+        if state != "torn":
+            signed.seal(folder, RECORD, RUN)
+        if state == "changed":
+            (folder / "model.safetensors").write_bytes(b"x")
 
 
 @pytest.mark.parametrize(
@@ -188,11 +191,11 @@ def checkpoints(output, **steps):
         pytest.param({}, None, [], id="nothing_yet"),
         pytest.param({"checkpoint_2": "whole", "checkpoint_10": "whole"}, "checkpoint-10", [], id="by_number_not_name"),
         pytest.param(
-            {"checkpoint_2": "torn", "checkpoint_4": "whole", "checkpoint_6": "torn", "checkpoint_8": "torn"},
+            {"checkpoint_2": "torn", "checkpoint_4": "whole", "checkpoint_6": "changed", "checkpoint_8": "torn"},
             "checkpoint-4",
             [
-                "{}/checkpoint-8 was cut off while it was saved and is passed over",
-                "{}/checkpoint-6 was cut off while it was saved and is passed over",
+                "{}/checkpoint-8 is passed over: reward_model.json is missing, so it was not written to its end",
+                "{}/checkpoint-6 is passed over: model.safetensors has 1 bytes, expected 0",
             ],
             id="the_newest_whole_one",
         ),
@@ -200,7 +203,7 @@ def checkpoints(output, **steps):
             {"checkpoint_2": "torn"},
             None,
             [
-                "{}/checkpoint-2 was cut off while it was saved and is passed over",
+                "{}/checkpoint-2 is passed over: reward_model.json is missing, so it was not written to its end",
                 "no checkpoint in {} is complete: starting anew",
             ],
             id="none_is_whole",
@@ -236,6 +239,16 @@ def test_a_named_checkpoint_has_to_be_one(tmp_path):
     with pytest.raises(TrainingError, match=r"checkpoint-2 is no checkpoint of this command: no reward_model.json"):
         checkpoint_to_resume(arguments(tmp_path, tmp_path / "checkpoint-2"), RUN)
     assert checkpoint_to_resume(arguments(tmp_path, tmp_path / "checkpoint-1"), RUN) == tmp_path / "checkpoint-1"
+
+
+@pytest.mark.parametrize("resume", ["auto", "by_name"])
+def test_a_checkpoint_that_this_user_did_not_sign_is_refused(tmp_path, resume):
+    checkpoints(tmp_path, checkpoint_1="whole", checkpoint_2="whole")
+    folder = tmp_path / "checkpoint-2"
+    (folder / RECORD).write_text(json.dumps(RUN))
+    named = arguments(tmp_path, "auto" if resume == "auto" else folder)
+    with pytest.raises(signed.NotOursError, match=r"checkpoint-2/reward_model.json is not signed.*scripts.accept_run"):
+        checkpoint_to_resume(named, RUN)
 
 
 # The loop -------------------------------------------------------------------------------------------------------------

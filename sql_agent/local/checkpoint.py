@@ -1,13 +1,13 @@
 """Checkpoints of a local run: written whole or not at all, never loaded torn, and enough to go on as if unbroken.
+Only those that this user wrote are loaded (`reward_model.signed`): `training.pt` is a pickle.
 
 A checkpoint is a folder `step_000123` with the adapter, the learner's state, the random generators, what the loop
-knows (`state.json`, its place among the tasks included), how long the run's line files were, and a manifest of sizes
-and hashes.
+knows (`state.json`, its place among the tasks included), how long the run's line files were, and a signed
+manifest of sizes and hashes.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from reward_model import signed
 from sql_agent.local.learner import Learner
 from sql_agent.local.policy import LocalPolicy
 
@@ -51,9 +52,7 @@ def save_checkpoint(
     torch.save({"learner": learner.state(), "random": _random_state()}, unfinished / "training.pt")
     lengths = {path.name: path.stat().st_size if path.exists() else 0 for path in lines}
     (unfinished / "state.json").write_text(json.dumps({"state": state, "lengths": lengths}))
-    files = sorted(path for path in unfinished.rglob("*") if path.is_file())
-    manifest = {str(path.relative_to(unfinished)): [path.stat().st_size, _sha256(path)] for path in files}
-    (unfinished / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    signed.seal(unfinished, MANIFEST, {"step": step})
     for path in unfinished.rglob("*"):
         _sync(path)
     shutil.rmtree(target, ignore_errors=True)
@@ -69,10 +68,11 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
     Raises:
         CheckpointError: there are some, and none is whole.
+        NotOursError: this user did not write it.
     """
     faults: list[str] = []
     for candidate in sorted(folder.glob("step_??????"), reverse=True):
-        fault = fault_of(candidate)
+        fault = signed.fault_of_ours(candidate, MANIFEST, run_dir=folder.parent)
         if fault is None:
             return candidate
         log.warning("checkpoint %s is not whole (%s); an earlier one is taken", candidate, fault)
@@ -82,21 +82,6 @@ def newest_checkpoint(folder: Path) -> Path | None:
             f"no checkpoint in {folder} is whole ({'; '.join(faults)}); start anew in another folder, or move "
             "these away to begin this run again from its first task"
         )
-    return None
-
-
-def fault_of(checkpoint: Path) -> str | None:
-    """What is wrong with its files, None if they are as they were written."""
-    try:
-        manifest = json.loads((checkpoint / MANIFEST).read_text())
-        for name, (size, digest) in manifest.items():
-            path = checkpoint / name
-            if path.stat().st_size != size:
-                return f"{name} has {path.stat().st_size} bytes, expected {size}"
-            if _sha256(path) != digest:
-                return f"{name} has other contents than were written"
-    except (OSError, ValueError, AttributeError) as error:
-        return f"{type(error).__name__}: {error}"
     return None
 
 
@@ -135,11 +120,6 @@ def _set_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sync(path: Path) -> None:

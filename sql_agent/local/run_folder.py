@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from reward_model.signed import user_key
 from sql_agent.local.checkpoint import newest_checkpoint, resume, save_checkpoint
 from sql_agent.local.learner import Learner
 from sql_agent.local.policy import LocalPolicy
@@ -51,6 +52,7 @@ class RunFolder:
         own = config.model_dump(mode="json")
         if path.is_file():
             raise RunFolderError(f"{path} is a file; name a folder")
+        user_key()  # made, or missed, before anything starts
         if resumed:
             if not self._settings.is_file():
                 raise RunFolderError(f"{path} holds no run ({self.SETTINGS} is missing); start it without --resume")

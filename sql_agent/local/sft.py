@@ -23,6 +23,7 @@ from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.load import load_tasks
 from dbbench_adapter.outputs import check_output
 from dbbench_adapter.splits import draw_by_kind
+from reward_model import signed
 from reward_model.base_model import load_tokenizer, weights_sha256
 from reward_model.hub import model_folder
 from reward_model.training import TrainingError, git_commit, tokenizer_sha256, versions
@@ -179,9 +180,11 @@ def checkpoint_to_resume(cfg: SftConfig, resume: bool, say: Say) -> Path | None:
     """The newest whole checkpoint, None to start.
 
     Raises:
-        ValueError: the folder holds something that would be written over, nothing to go on with, or cannot be written.
+        ValueError: the folder holds something that would be written over, nothing to go on with, what another user
+            wrote, or cannot be written.
     """
     output = cfg.output_dir
+    signed.user_key()
     if output.exists() and not output.is_dir():
         raise TrainingError(f"--output_dir {output} is a file, expected a folder")
     if (output / RECORD).is_file():
@@ -194,9 +197,10 @@ def checkpoint_to_resume(cfg: SftConfig, resume: bool, say: Say) -> Path | None:
     if not resume:
         return None
     for folder in sorted((output / CHECKPOINTS).glob("checkpoint-*"), key=_step, reverse=True):
-        if (folder / RECORD).is_file():
+        fault = signed.fault_of_ours(folder, RECORD, run_dir=output)
+        if fault is None:
             return folder
-        say(f"{folder} was cut off while it was saved and is passed over")
+        say(f"{folder} is passed over: {fault}")
     say(f"no whole checkpoint in {output}: starting anew")
     return None
 

@@ -22,6 +22,7 @@ from transformers.trainer_callback import PrinterCallback
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
+from reward_model import signed
 from reward_model.micro_batches import micro_batch_tokens, micro_batches, recomputed, return_freed_memory
 from reward_model.training import METRICS, RunLog, TrainingError
 from sql_agent.cpu_features import uses_bfloat16
@@ -208,7 +209,8 @@ class SftLog(RunLog):
         print(step_line(state.global_step, state.max_steps, metrics), flush=True)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        write_record(Path(args.output_dir) / f"checkpoint-{state.global_step}", self.record, state.global_step)
+        facts = {**self.record, "train_step": state.global_step}
+        signed.seal(Path(args.output_dir) / f"checkpoint-{state.global_step}", RECORD, facts)
 
 
 def step_line(step: int, steps: int, metrics: Mapping[str, float]) -> str:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from reward_model.signed import NotOursError
 from sql_agent.checkpoints import (
     CheckpointError,
     checkpoints,
@@ -78,7 +79,7 @@ def change(checkpoint: Path) -> None:
             lambda c: os.truncate(c / "manifest.json", 20), "cannot be read (JSONDecodeError", id="torn_manifest"
         ),
         pytest.param(
-            lambda c: (c / "manifest.json").write_text("[]"), "cannot be read (TypeError", id="other_manifest"
+            lambda c: (c / "manifest.json").write_text("[]"), "cannot be read (AttributeError", id="other_manifest"
         ),
     ],
 )
@@ -90,6 +91,18 @@ def test_one_that_is_not_as_it_was_written_is_passed_over_aloud(tmp_path, damage
     (line,) = said
     assert line.startswith(f"checkpoint {tmp_path / 'global_step_4'} is passed over: ")
     assert fault in line
+
+
+def test_one_that_another_user_wrote_is_refused_and_not_passed_over(tmp_path):
+    """verl unpickles it; and what is passed over would in the end be removed for a newer one."""
+    write_checkpoint(tmp_path, 2)
+    manifest = write_checkpoint(tmp_path, 4) / "manifest.json"
+    record = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({name: value for name, value in record.items() if name != "signature"}))
+    with pytest.raises(
+        NotOursError, match=r"global_step_4/manifest.json is not signed.*`python -m scripts.accept_run "
+    ):
+        newest_whole(tmp_path, print)
 
 
 def test_where_none_is_whole_the_error_says_how_to_start_anew(tmp_path):

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from sql_agent.local.checkpoint import CheckpointError, fault_of, newest_checkpoint, resume, save_checkpoint
+from reward_model.signed import NotOursError, fault_of_ours
+from sql_agent.local.checkpoint import MANIFEST, CheckpointError, newest_checkpoint, resume, save_checkpoint
 from sql_agent.local.config import AdapterConfig, GreedyGrpoConfig, LossConfig, ModelConfig, OptimConfig
 from sql_agent.local.learner import Learner
 from sql_agent.local.policy import load_policy
@@ -51,7 +52,7 @@ def test_a_torn_checkpoint_is_passed_over_by_name(run, tmp_path, damage, caplog)
         victim.unlink()
     else:
         victim.write_bytes(content[:-1] if damage == "cut" else content[:-1] + bytes([content[-1] ^ 1]))
-    assert fault_of(tmp_path / "step_000002") is not None
+    assert fault_of_ours(tmp_path / "step_000002", MANIFEST, run_dir=tmp_path) is not None
     assert newest_checkpoint(tmp_path) == tmp_path / "step_000001"
     assert "step_000002 is not whole" in caplog.text
 
@@ -65,6 +66,16 @@ def test_a_run_whose_checkpoints_are_all_torn_is_not_begun_again_unasked(run, tm
     ):
         newest_checkpoint(tmp_path)
     assert save_checkpoint(tmp_path, 20, *run, {}).is_dir()  # older ones than itself go, newer ones never push it out
+
+
+def test_a_checkpoint_that_this_user_did_not_sign_is_refused(run, tmp_path):
+    for step in (1, 2):
+        save_checkpoint(tmp_path, step, *run, {"place": step})
+    manifest = tmp_path / "step_000002" / MANIFEST
+    record = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(record | {"signature": "0" * 64}))
+    with pytest.raises(NotOursError, match=r"step_000002/manifest.json bears another signature than this user's"):
+        newest_checkpoint(tmp_path)
 
 
 def test_an_unfinished_checkpoint_is_none_and_the_two_newest_are_kept(run, tmp_path):

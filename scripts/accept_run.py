@@ -1,0 +1,68 @@
+"""Sign the checkpoints in a folder that you trust: `python -m scripts.accept_run RUN_DIR`.
+
+Going on from a checkpoint runs the programs that its pickles are, so runs and trainings load only what their own user
+signed. This command signs what somebody else wrote, or you on another machine; copying that machine's key does as well
+(`reward_model.signed`). It loads nothing, and leaves out what is torn, changed, or another user's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from reward_model import signed
+
+RECORDS = ("manifest.json", "reward_model.json", "sft.json")
+"""Of checkpoints of the main job and of local runs, of reward models, of supervised fine-tuning."""
+NAMES = ("global_step_*", "step_*", "checkpoint-*")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m scripts.accept_run", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("run_dir", type=Path, help="folder of a run, or of one checkpoint")
+    run_dir = parser.parse_args(argv).run_dir.resolve()
+    found = list(checkpoints_in(run_dir))
+    if not found:
+        print(f"error: {run_dir} holds no checkpoint with one of {', '.join(RECORDS)}", file=sys.stderr)
+        return 1
+    refused = 0
+    for folder, name in found:
+        try:
+            fault = accept(folder, name, run_dir)
+        except signed.NotOursError as error:
+            fault = str(error)
+        print(f"{folder}: {fault or 'signed'}")
+        refused += fault is not None
+    return 1 if refused else 0
+
+
+def checkpoints_in(run_dir: Path) -> Iterator[tuple[Path, str]]:
+    """Folders that are named as checkpoints, with the name of their record."""
+    places = (run_dir, run_dir / "checkpoints")
+    folders = [run_dir, *(folder for place in places for pattern in NAMES for folder in sorted(place.glob(pattern)))]
+    for folder in folders:
+        name = next((name for name in RECORDS if (folder / name).is_file()), None)
+        if name is not None and any(folder.match(pattern) for pattern in NAMES):
+            yield folder, name
+
+
+def accept(folder: Path, name: str, run_dir: Path) -> str | None:
+    """Sign one checkpoint as it is; answers what is wrong with it where it is not whole.
+
+    Raises:
+        NotOursError: something in it is another user's.
+    """
+    signed.check_owner(folder, run_dir=run_dir)
+    record = signed.read(folder, name)
+    if isinstance(record, str):
+        return record
+    fault = signed.fault_of(folder, {"files": {}, **record})
+    if fault is None:
+        signed.seal(folder, name, {key: value for key, value in record.items() if key != signed.SIGNATURE})
+    return fault
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
