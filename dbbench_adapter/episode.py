@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from dbbench_adapter.backends import Backend, BackendUnavailable, TableError, open_backend
 from dbbench_adapter.json_lines import serve
 from dbbench_adapter.judges import JudgeName
+from dbbench_adapter.passwords import Parser
 from dbbench_adapter.protocols import Episode, open_episode
 from dbbench_adapter.table_hash import AgentBenchTable, LifelongTable
 from dbbench_adapter.types import CHANGE_KINDS, Cell, Gold, Task
@@ -146,7 +147,7 @@ def _checked(reply: Any, variant: str) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m dbbench_adapter.episode",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

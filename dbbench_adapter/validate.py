@@ -11,7 +11,6 @@ sets, not from these queries.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from dbbench_adapter.backends import Backend, BackendUnavailable, TableError, op
 from dbbench_adapter.backends.mysql_kinds import plain
 from dbbench_adapter.judges.strict import same_rows
 from dbbench_adapter.load import TaskFileError, raw_records, task_file
+from dbbench_adapter.passwords import Parser
 from dbbench_adapter.records import Fault, RecordError, form_of, read_record
 from dbbench_adapter.types import Rows, Task
 
@@ -235,7 +235,7 @@ def _counts(counter: Counter[str]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m dbbench_adapter.validate", description="Check task files; exit status 1 when one is wrong."
     )
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE")

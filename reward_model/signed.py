@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import logging
 import os
 import secrets
 import shlex
@@ -19,6 +20,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 Record = dict[str, Any]
 SIGNATURE = "signature"
@@ -67,6 +70,7 @@ def _make_key(path: Path) -> None:
         with os.fdopen(handle, "w") as file:
             file.write(secrets.token_hex(KEY_BYTES))
         os.link(part, path)
+        log.warning("made %s, which signs checkpoints: keep it, a run goes on only where its key is", path)
     except FileExistsError:
         pass
     finally:
@@ -173,7 +177,7 @@ def check_owner(folder: Path, *, run_dir: Path) -> None:
             what = f"belongs to user {about.st_uid}, not to you ({owner})"
         elif not (stat.S_ISDIR(about.st_mode) or stat.S_ISREG(about.st_mode)):
             what = "is no plain file"
-        elif about.st_mode & everybody and not about.st_mode & stat.S_ISVTX:  # sticky: nobody moves what is ours
+        elif about.st_mode & everybody and not _is_sticky(about.st_mode):
             what = "may be written by everybody"
         else:
             continue
@@ -212,6 +216,11 @@ def _all_in(folder: Path) -> list[Path]:
     """Everything in a folder; a link is not followed."""
     found = os.walk(folder)
     return [Path(place, name) for place, folders, files in found for name in (*folders, *files)]
+
+
+def _is_sticky(mode: int) -> bool:
+    """Of a folder in which nobody removes or renames what is another's."""
+    return stat.S_ISDIR(mode) and bool(mode & stat.S_ISVTX)
 
 
 def _ownership(folder: Path) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from dbbench_adapter import judge
 from dbbench_adapter.backends import Backend, BackendUnavailable, open_backend
+from dbbench_adapter.passwords import Parser
 from dbbench_adapter.protocols.fc import FcEpisode
 from dbbench_adapter.types import Column, Gold, Table, Task
 from scripts.bench.report import Row, facts, table
@@ -66,9 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.bench_dbbench", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = Parser(prog="python -m scripts.bench_dbbench", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--backend",
         action="append",

@@ -9,7 +9,6 @@ Leaves out models (`python -m sql_agent.evaluate`) and what is wrong with a file
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from rich.progress import track
 from dbbench_adapter.backends import Backend, BackendUnavailable, TableError, open_backend
 from dbbench_adapter.backends.mysql_kinds import plain
 from dbbench_adapter.load import load_tasks
+from dbbench_adapter.passwords import Parser, hidden
 from dbbench_adapter.protocols import PROTOCOLS, ProtocolName, open_episode
 from dbbench_adapter.types import Gold, Task
 from sql_agent.oracle import solution
@@ -67,9 +67,7 @@ def reads_rows(backend: Backend) -> Known:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.replay_references", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = Parser(prog="python -m scripts.replay_references", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("files", type=Path, nargs="+", help="task files of any form")
     parser.add_argument("--backends", default="sqlite,mariadb", help="default sqlite,mariadb")
     args = parser.parse_args()
@@ -77,7 +75,7 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- | --- |")
     notes: list[str] = []
     try:
-        for spec in args.backends.split(","):
+        for spec in map(hidden, args.backends.split(",")):
             with open_backend(spec) as backend:
                 for path in args.files:
                     notes += _replay(path, spec, backend)

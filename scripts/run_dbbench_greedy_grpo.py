@@ -17,6 +17,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dbbench_adapter.passwords import Parser
 from sql_agent.local.config import GreedyGrpoConfig
 from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.local.start import check_model, failures_in_words
@@ -32,7 +33,7 @@ FREE_ON_RESUME = ("save_dir", "save_every", "eval_tasks", "eval_every")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m scripts.run_dbbench_greedy_grpo",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

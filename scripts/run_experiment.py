@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from dbbench_adapter.passwords import Parser
 from sql_agent.local.experiment import ExperimentConfig, LanguageModelConfig, load_experiment
 from sql_agent.local.start import StartError, check_device, check_model, out_of_memory
 from sql_agent.local.types import DivergedError, UnjudgedError
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m scripts.run_experiment",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dbbench_adapter.passwords import Parser
 from sql_agent.local.config import AdapterConfig, InteractiveConfig
 from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.local.start import check_model
@@ -37,7 +38,7 @@ GENERATED = 20
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python scripts/test_interactive.py",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -172,6 +172,7 @@ def start_driver(cfg: TrainConfig, environment: dict[str, str]) -> subprocess.Po
 def spawn(module: str, *args: str, log: Path, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
     """Start `python -m module` that talks in lines over its standard streams and logs to a file."""
     log.parent.mkdir(parents=True, exist_ok=True)
+    log.touch(mode=0o600)  # what libraries and a user's own code say may be for nobody else
     with log.open("a") as out:
         return subprocess.Popen(
             [sys.executable, "-m", module, *args],

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from dbbench_adapter.passwords import BackendSpec, masked
 from sql_agent.environments import ENVIRONMENTS
 from sql_agent.rewards import REWARDS
 from sql_agent.types import AgentConfig, RewardModelConfig
@@ -69,7 +70,7 @@ class RolloutConfig(Settings):
     """Rollouts per task (G). verl: actor_rollout_ref.rollout.n"""
     redraws: int = Field(default=2, ge=0)
     """Times a group whose rewards are all equal is set aside and another task played in its place; 0: never."""
-    backend: str = "sqlite"
+    backend: BackendSpec = "sqlite"
     """Database of the episodes: `sqlite`, `mariadb` (a private server) or `mysql://user:password@host:port`."""
     judge: Literal["strict", "fc"] = "strict"
     reward: str = "agentbench"
@@ -194,6 +195,8 @@ class StoreConfig(Settings):
     @field_validator("address")
     @classmethod
     def _without_slash(cls, address: str | None) -> str | None:
+        if address and "@" in address:
+            raise ValueError("the address holds a user or a password; a token is read from AGENTGRPO_STORE_TOKEN")
         return address.rstrip("/") if address else None
 
     port: int = Field(default=0, ge=0, le=65535)
@@ -313,7 +316,9 @@ def load_config(file: Path | None, overrides: list[str] | None = None) -> TrainC
     for override in overrides or []:
         path, separator, text = override.partition("=")
         if not separator:
-            raise ValueError(f"--set {override!r} has no `=`; write it as --set rollout.group_size=8")
+            raise ValueError(
+                f"--set {masked(override, whole=True)!r} has no `=`; write it as --set rollout.group_size=8"
+            )
         set_path(tree, path.strip(), _parse_yaml(text, f"--set {path}"))
     return TrainConfig.model_validate(tree)
 
@@ -322,7 +327,14 @@ def _parse_yaml(text: str, what: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ValueError(f"{what} is not YAML: {error}") from None
+        raise ValueError(f"{what} is not YAML: {fault_of_yaml(error)}") from None
+
+
+def fault_of_yaml(error: yaml.YAMLError) -> str:
+    """What the parser found, and where; its own words quote the text, which may hold a password."""
+    mark = getattr(error, "problem_mark", None)
+    where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+    return f"{getattr(error, 'problem', None) or type(error).__name__}{where}"
 
 
 def set_path(tree: dict[str, Any], path: str, value: Any) -> None:

@@ -26,6 +26,7 @@ from rich.table import Table
 from dbbench_adapter.backends import Backend, BackendUnavailable, open_backend
 from dbbench_adapter.judges import JUDGES
 from dbbench_adapter.load import load_tasks
+from dbbench_adapter.passwords import Parser, hidden
 from dbbench_adapter.protocols import PROTOCOLS
 from dbbench_adapter.skills import SKILLS
 from dbbench_adapter.splits import draw_by_kind
@@ -257,11 +258,13 @@ def _load(path: Path) -> list[Task]:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m sql_agent.evaluate", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m sql_agent.evaluate", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--base-url", required=True, help="OpenAI-compatible endpoint up to and including /v1")
     parser.add_argument("--model", required=True, help="name under which it serves the model")
     parser.add_argument("--tasks", type=Path, required=True, help="AgentBench, LifelongAgentBench or generated tasks")
-    parser.add_argument("--backend", default="sqlite", help="sqlite (default), mariadb (a private server) or mysql://…")
+    parser.add_argument(
+        "--backend", type=hidden, default="sqlite", help="sqlite (default), mariadb (a private server) or mysql://…"
+    )
     parser.add_argument(
         "--judge", choices=tuple(JUDGES), default="strict", help="DB-Bench's own: text, fc, lab; default strict"
     )

@@ -123,7 +123,7 @@ def _start(play: Callable[[int], None], number: int, log: Path, blocked: set[sig
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
         end_with_parent(signal.SIGKILL)
-        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(out, 1)
         os.dup2(out, 2)
         agl.setup_logging("WARNING")

@@ -28,6 +28,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from dbbench_adapter.passwords import Parser, masked, revealed
 from dbbench_adapter.protocols import ProtocolName
 from reward_model.hub import ModelNotFoundError, model_folder
 from reward_model.signed import user_key
@@ -52,7 +53,7 @@ class UsageError(ValueError):
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description="Train a SQL agent by GRPO over agent-lightning, vLLM and verl.",
         epilog="Every setting of a config file can be given as --set group.name=value; --dry-run shows them all.",
     )
@@ -442,6 +443,8 @@ def write_start(run_dir: Path, start: dict[str, Any], *, resumed: bool) -> None:
         with suppress(OSError, ValueError, AttributeError):  # torn by a kill
             last = json.loads((run_dir / "run.json").read_text())
             earlier = [*last.pop("earlier_starts", []), last]
+    for each in (start, *earlier):  # of an earlier version too, which wrote passwords down
+        each |= {"argv": [masked(str(word), whole=True) for word in each["argv"]]} if "argv" in each else {}
     part = run_dir / "run.json.part"
     part.write_text(json.dumps(start | {"earlier_starts": earlier}, indent=2))
     part.replace(run_dir / "run.json")
@@ -549,7 +552,7 @@ def make_algorithm(cfg: TrainConfig, checkpoint: Path | None, run_id: str, ray_d
     if checkpoint is not None:
         point_verl_at(checkpoint)
     (cfg.run_dir / "config.yaml").write_text(dump_config(cfg))
-    start = {"run_id": run_id, "commit": commit, "device": "cpu" if cpu else "gpu", "argv": sys.argv}
+    start: dict[str, Any] = {"run_id": run_id, "commit": commit, "device": "cpu" if cpu else "gpu", "argv": sys.argv}
     start["tasks"] = order.pop("tasks")  # by kind, in run.json
     write_start(cfg.run_dir, start | {"started_at": time.time()}, resumed=checkpoint is not None)
     return VerlGrpo(cfg, order, driver, Console(cfg).show)
@@ -621,6 +624,7 @@ def run(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) ->
         )
         return
     give_token(shared=os.environ.get("AGL_CURRENT_ROLE", "both") != "both", own_store=cfg.store.address is None)
+    revealed(cfg.rollout.backend)  # raises where its password is missing; runners would only find out later
     check_store(cfg)
     check_reward_model(cfg)
     make_environment(cfg).prepare(print)
@@ -656,13 +660,14 @@ def main(argv: list[str] | None = None) -> int:
             run(cfg, go_on_from(cfg, cpu=cpu) if trains else None, cpu=cpu, debug=args.debug)
     except ValidationError as error:
         for problem in error.errors():
-            print(f"config: {'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg']}", file=sys.stderr)
+            words = f"config: {'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg']}"
+            print(masked(words), file=sys.stderr)
         return 2
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {masked(str(error))}", file=sys.stderr)
         return 2
     except (TrainingFailedError, OSError) as error:  # a store that is gone, a disk that is full
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {masked(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("stopped; the run goes on from its newest checkpoint when it is started again", file=sys.stderr)

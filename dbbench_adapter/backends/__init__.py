@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from urllib.parse import urlsplit
 
 from dbbench_adapter.backends.base import (
     Backend,
@@ -14,6 +15,7 @@ from dbbench_adapter.backends.base import (
     TableError,
     TableState,
 )
+from dbbench_adapter.passwords import hidden, revealed
 
 __all__ = [
     "Backend",
@@ -32,9 +34,9 @@ def open_backend(spec: str) -> Iterator[Backend]:
     """The backend that a config or a command line names, closed at the end.
 
     Args:
-        spec: `sqlite`; `mariadb`, which starts a private server; or `mysql://user:password@host:port`.
+        spec: `sqlite`; `mariadb`, which starts a private server; or `mysql://user:password@host:port`, hidden or not.
     Raises:
-        ValueError: unknown spec.
+        ValueError: unknown spec, or a password that is hidden and not known here.
         BackendUnavailable: the server is not installed, does not start or does not answer.
     """
     if spec == "sqlite":
@@ -51,7 +53,26 @@ def open_backend(spec: str) -> Iterator[Backend]:
     elif spec.startswith("mysql://"):
         from dbbench_adapter.backends.mysql import MysqlBackend
 
-        with MysqlBackend(spec) as backend:
+        with MysqlBackend(_address(spec)) as backend:
             yield backend
     else:
-        raise ValueError(f"unknown backend {spec!r}; known: sqlite, mariadb, mysql://user:password@host:port")
+        raise ValueError(f"unknown backend {hidden(spec)!r}; known: sqlite, mariadb, mysql://user:password@host:port")
+
+
+def _address(spec: str) -> str:
+    """
+    Raises:
+        ValueError: it is none; the parser's own words hold what it takes for the port, which may be a password.
+    """
+    url = revealed(spec)
+    try:
+        parts = urlsplit(url)
+        readable = parts.port != 0 and "@" not in parts.path + parts.query + parts.fragment
+    except ValueError:
+        readable = False
+    if not readable:
+        raise ValueError(
+            f"{hidden(url)!r} is no address, expected mysql://user:password@host:port; in user and password write "
+            "%40 for @, %2F for /, %3A for :, %23 for #, %3F for ?, %25 for %"
+        )
+    return url

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from dbbench_adapter.judges import JudgeName
+from dbbench_adapter.passwords import BackendSpec
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.types import AgentConfig
 
@@ -100,7 +101,7 @@ class GreedyGrpoConfig(Settings):
     """Held-out generated tasks that are played before and after, greedily and sampled at temperature 1; 0: none."""
     eval_every: int = Field(default=0, ge=0)
     """Tasks between further such evaluations; 0: none in between."""
-    backend: str = "sqlite"
+    backend: BackendSpec = "sqlite"
     """Database of the episodes: sqlite, mariadb (a private server) or mysql://user:password@host:port."""
     judge: JudgeName = "strict"
     protocol: ProtocolName = "fc"
@@ -201,7 +202,7 @@ class InteractiveConfig(Settings):
     """File of tasks or problems for :tasks and :task N, in any form that training takes; none: generated ones."""
     database: Path | None = None
     """Your own SQLite file; its tables are copied, the file is only read."""
-    backend: str = "sqlite"
+    backend: BackendSpec = "sqlite"
     """Where the database is held: sqlite, mariadb (a private server) or mysql://user:password@host:port."""
     judge: JudgeName = "strict"
     protocol: ProtocolName = "fc"

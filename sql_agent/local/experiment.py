@@ -17,8 +17,10 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from dbbench_adapter.judges import JudgeName
+from dbbench_adapter.passwords import BackendSpec, masked
 from dbbench_adapter.protocols import ProtocolName
 from dbbench_adapter.skills import SKILLS
+from sql_agent.config import fault_of_yaml
 from sql_agent.local.config import AdapterConfig, ModelConfig, OptimConfig, Settings
 from sql_agent.rewards import RewardPreset
 from sql_agent.types import AgentConfig
@@ -79,7 +81,7 @@ class TaskConfig(Settings):
     """Without `data`: dbbench_adapter.generator (seven skills over small tables) or dbbench_adapter.synthesis (22)."""
     skills: dict[str, float] | None = None
     """Chance of each skill relative to the others; null: all that there are tasks of, alike."""
-    backend: str = "sqlite"
+    backend: BackendSpec = "sqlite"
     """Database of the episodes: sqlite, mariadb (a private server) or mysql://user:password@host:port."""
     judge: JudgeName = "strict"
     rewards: RewardsConfig = RewardsConfig()
@@ -174,8 +176,10 @@ def load_experiment(file: Path, overrides: Sequence[str] = ()) -> ExperimentConf
     for override in overrides:
         place, separator, text = override.partition("=")
         if not separator:
-            raise ExperimentError(f"--set {override!r} has no `=`; write it as --set training.learning_rate=1e-4")
-        said = f"--set {override}"
+            raise ExperimentError(
+                f"--set {masked(override, whole=True)!r} has no `=`; write it as --set training.learning_rate=1e-4"
+            )
+        said = f"--set {masked(override, whole=True)}"
         path = tuple(place.strip().split("."))
         others = {own: value for own, value in leaves.items() if own[: len(path)] != path}
         leaves = _merge(others, _leaves(_yaml(text, said), path, said))
@@ -263,7 +267,7 @@ def _in_words(fault: Any, leaves: Leaves, file: Path) -> str:
     if fault["type"] == "missing":
         return f"{file}: {key} is missing"
     text = fault["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
-    found = "" if isinstance(fault["input"], dict | Settings) else f", got {fault['input']!r}"
+    found = "" if isinstance(fault["input"], dict | Settings) else f", got {masked(repr(fault['input']), whole=True)}"
     return f"{where}: {key}: {text}{found}" if key else f"{where}: {text}"
 
 
@@ -278,7 +282,7 @@ def _yaml(text: str, said: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ExperimentError(f"{said} is not YAML: {error}") from None
+        raise ExperimentError(f"{said} is not YAML: {fault_of_yaml(error)}") from None
 
 
 def _kind(value: Any) -> str:

@@ -9,6 +9,8 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from dbbench_adapter.passwords import masked
+
 Config = TypeVar("Config", bound=BaseModel)
 
 
@@ -72,7 +74,7 @@ def read_flags(parser: argparse.ArgumentParser, config: type[Config], args: argp
 def _in_words(fault: Any, places: Mapping[str, str]) -> str:
     place = ".".join(str(part) for part in fault["loc"])
     flag = next((f"--{flag}: " for flag, own in places.items() if own == place), f"{place}: " if place else "")
-    found = "" if isinstance(fault["input"], dict | BaseModel) else f", got {fault['input']!r}"
+    found = "" if isinstance(fault["input"], dict | BaseModel) else f", got {masked(repr(fault['input']), whole=True)}"
     return flag + fault["msg"].removeprefix("Value error, ").replace("Input should be", "expected") + found
 
 

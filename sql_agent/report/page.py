@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dbbench_adapter.passwords import masked
 from sql_agent.report.figures import Figure, all_figures, skills, svg
 from sql_agent.report.reading import Row, Run, change, held_out
 
@@ -60,7 +61,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
     earlier = run.facts.get("earlier_starts", [])
     return [
         ("state", f"{run.state}, step {run.step} of {run.config.trainer.steps}; last news {last}"),
-        ("command", shlex.join(map(str, run.facts.get("argv", [])))),
+        ("command", shlex.join(masked(str(word), whole=True) for word in run.facts.get("argv", []))),
         ("commit", str(run.facts.get("commit", "unknown"))),
         ("started", _clock(run.facts.get("started_at", 0))),
         *(("started before", f"{_clock(each['started_at'])}, commit {each['commit']}") for each in earlier),

@@ -46,6 +46,7 @@ def main() -> None:
     from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
 
     from sql_agent.config import load_config
+    from sql_agent.door import RUN_TOKEN, authorization
     from sql_agent.verl_config import Files, compose, to_verl
     from sql_agent.weight_sync import QuietWeightSync
 
@@ -64,7 +65,8 @@ def main() -> None:
     def ask(content, max_tokens):
         messages = [{"role": "user", "content": content}]
         body = {"model": old, "messages": messages, "max_tokens": max_tokens, "temperature": 0.0, "logprobs": True}
-        return requests.post(url, json=body | {"return_token_ids": True, "ignore_eos": True}, timeout=120).json()
+        body |= {"return_token_ids": True, "ignore_eos": True}
+        return requests.post(url, json=body, headers=authorization(RUN_TOKEN), timeout=120).json()
 
     def seen(answer):
         choice = answer["choices"][0]

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -17,10 +18,12 @@ from starlette.routing import Route
 
 from sql_agent import oracle, store
 from sql_agent.agl_light import agl
+from sql_agent.config import load_config
 from sql_agent.door import RUN_TOKEN, STORE_TOKEN, Door, RunDoor, TokenError, authorization, give_token
 from sql_agent.runner_processes import LastingRunners
 from sql_agent.store_server import BoundedStore
 from sql_agent.tests.conftest import free_port
+from sql_agent.verl_config import Files, to_verl, worker_environment
 
 TOKEN = "a-token-of-a-test"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -218,6 +221,34 @@ def test_commands_that_share_a_run_have_to_share_its_token(environment, token):
 def test_a_server_of_a_run_does_not_start_without_a_token(environment):
     with pytest.raises(TokenError, match="AGENTGRPO_TOKEN is not in the environment"):
         RunDoor(application())
+
+
+@pytest.mark.slow
+async def test_every_route_of_vllms_own_application_is_behind_the_door(monkeypatch):
+    """vLLM's --api-key leaves out those that do not begin with /v1, `/invocations` and `/tokenize` among them."""
+    for name, value in worker_environment(load_config(None), cpu=True).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(RUN_TOKEN, TOKEN)
+    from vllm.entrypoints.openai.api_server import build_app
+    from vllm.entrypoints.openai.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    files = Files(Path("model"), Path("train.parquet"), Path("val.parquet"))
+    vllm = to_verl(load_config(None), files, cpu=True)["actor_rollout_ref"]["rollout"]["engine_kwargs"]["vllm"]
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(["--middleware", vllm["middleware"]])
+    app = build_app(args, ("generate",))
+    routes = {(method, route.path) for route in app.routes for method in getattr(route, "methods", None) or ("GET",)}
+    assert {("POST", "/v1/chat/completions"), ("POST", "/invocations"), ("POST", "/tokenize")} <= routes
+    page = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+        assert {((await client.request(method, path)).status_code, method, path) for method, path in routes} == {
+            (401, method, path) for method, path in routes
+        }
+        preflight = await client.options("/v1/chat/completions", headers=page)
+        rebound = await client.get("/version", headers=BEARER | {"Host": "evil.example"})
+        known = await client.get("/version", headers=BEARER)
+    assert [answer.status_code for answer in (preflight, rebound, known)] == [403, 421, 200]
+    assert [name for name in preflight.headers if name.startswith("access-control")] == []
 
 
 # the store ------------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from dbbench_adapter.types import Score
 from sql_agent import oracle, runner
 from sql_agent.agl_light import agl
 from sql_agent.config import load_config
+from sql_agent.door import RunDoor
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.medical.invent import make_database
 from sql_agent.medical.types import Question
@@ -77,6 +78,13 @@ async def test_every_call_says_whose_it_is(store_url):
             ended = await play(store, base_url, [TASKS[0]] * 2)
     said = Counter(body["user"] for body in asked)
     assert said == {span.attempt_id: 2 for _, spans in ended for span in spans}  # a statement, then the answer
+
+
+async def test_a_model_server_that_asks_for_the_token_of_the_run_is_shown_it(store_url):
+    with oracle.serve(RunDoor(oracle.app(oracle.replay(TASKS)))) as base_url:
+        async with running(store_url) as (_, store):
+            ((rollout, spans),) = await play(store, base_url, TASKS[:1])
+    assert (rollout.status, read_outcome(spans).reward) == ("succeeded", 1.0)
 
 
 async def test_every_rollout_ends_with_its_turns_and_its_reward(store_url):

@@ -1,11 +1,13 @@
 """The training command refuses what cannot work, before anything expensive starts, and says what to do."""
 
+import contextlib
 import dataclasses
 import json
 import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +17,11 @@ import pytest
 from dbbench_adapter.export import write_rows
 from sql_agent import patches, train_sql_agent
 from sql_agent.agl_light import agl
+from sql_agent.algorithm import spawn
 from sql_agent.checkpoints import checkpoints, describe, seal
 from sql_agent.config import dump_config, load_config
+from sql_agent.report.page import render
+from sql_agent.report.reading import read_run
 from sql_agent.tests.conftest import free_port, serve_scores, start_store, wait_for
 from sql_agent.train_sql_agent import (
     UsageError,
@@ -401,3 +406,86 @@ with claim(Path({str(tmp_path)!r})):
             pass
     finally:
         os.killpg(process.pid, signal.SIGKILL)
+
+
+# passwords ------------------------------------------------------------------------------------------------------------
+
+ADDRESS = "mysql://trainer:hunter2@127.0.0.1:1"
+
+
+def everything_in(folder: Path) -> str:
+    return "".join(path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_dry_run_shows_no_password(capsys):
+    assert main(["--dry-run", "--set", f"rollout.backend={ADDRESS}"]) == 0
+    said = capsys.readouterr()
+    assert "backend: mysql://trainer:***@127.0.0.1:1\n" in said.out
+    assert "hunter2" not in said.out + said.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--set", "mysql://trainer:hunter2@h"],
+        ["--set", "rollout.bakend=mysql://trainer:hunter2@h"],
+        ["--set", "rollout.backend=\"mysql://trainer:hunter2@h"],
+        ["--set", "rollout.backend=[mysql://trainer:hunter2@h]"],
+        ["--set", "rollout={backend: mysql://trainer:hunter2@h, x: 1}"],
+        ["--set", "rollout=mysql://trainer:hunter2@h"],
+        ["--external-store-address", "http://trainer:hunter2@h:9999"],
+        ["--reward-model-url", "http://trainer:hunter2@h:9999"],
+        ["--backend", "mysql://trainer:hunter2@h"],
+        ["--device", "mysql://trainer:hunter2@h"],
+        ["--config", "FILE"],
+    ],
+    ids=lambda words: words[-1][:40],
+)  # fmt: skip
+def test_no_complaint_shows_a_password(capsys, tmp_path, words):
+    file = tmp_path / "torn.yaml"
+    file.write_text('rollout:\n  backend: "mysql://trainer:hunter2@h\n')
+    with contextlib.suppress(SystemExit):
+        assert main([str(file) if word == "FILE" else word for word in words]) == 2
+    said = capsys.readouterr()
+    assert "hunter2" not in said.out + said.err
+
+
+def test_what_a_run_writes_and_its_report_hold_no_password(tmp_path, monkeypatch):
+    """Neither of this start nor of one by an earlier version, which wrote them down."""
+    blanks = "rollout.backend=mysql://u:two words@h"
+    words = ["train_sql_agent.py", "--set", f"rollout.backend={ADDRESS}", "--set", blanks]
+    write_start(tmp_path, {"run_id": "a", "argv": words, "started_at": 0.0, "commit": "c"}, resumed=False)
+    earlier = json.loads((tmp_path / "run.json").read_text()) | {"argv": words}
+    (tmp_path / "run.json").write_text(json.dumps(earlier))  # as an earlier version did
+    write_start(tmp_path, {"run_id": "b", "argv": words, "started_at": 0.0, "commit": "c"}, resumed=True)
+    run = json.loads((tmp_path / "run.json").read_text())
+    shown = ["--set", "rollout.backend=mysql://trainer:***@127.0.0.1:1", "--set", "rollout.backend=mysql://u:***@h"]
+    assert [run["argv"][1:], run["earlier_starts"][0]["argv"][1:]] == [shown, shown]
+
+    (tmp_path / "config.yaml").write_text(dump_config(load_config(None, [f"rollout.backend={ADDRESS}"])))
+    assert "hunter2" not in everything_in(tmp_path) and "two words" not in everything_in(tmp_path)
+    (tmp_path / "run.json").write_text(json.dumps(earlier))
+    (tmp_path / "metrics.jsonl").write_text('{"train_step": 1, "reward/mean": 0.5, "at": 0}\n')
+    page = render(read_run(tmp_path))
+    assert "mysql://trainer:***@127.0.0.1:1" in page
+    assert "hunter2" not in page and "two words" not in page
+
+
+def test_a_run_that_goes_on_by_its_saved_settings_asks_for_the_password_before_anything_starts(
+    capsys, tmp_path, monkeypatch
+):
+    saved = tmp_path / "config.yaml"
+    saved.write_text(dump_config(load_config(None, [f"rollout.backend={ADDRESS}"])))
+    monkeypatch.setattr("dbbench_adapter.passwords._passwords", {})  # another process
+    again = ["--config", str(saved), "--run-dir", str(tmp_path / "run"), "--model", "nowhere"]
+    assert "or set AGENTGRPO_DB_PASSWORD in the environment" in error_of(capsys, *again)
+    monkeypatch.setenv("AGENTGRPO_DB_PASSWORD", "hunter2")
+    assert "nowhere is no folder" in error_of(capsys, *again)  # the next thing that is looked at
+    monkeypatch.delenv("AGENTGRPO_DB_PASSWORD")
+    assert "nowhere is no folder" in error_of(capsys, *again, "--set", f"rollout.backend={ADDRESS}")
+
+
+def test_the_log_of_a_child_is_its_users_own(tmp_path):
+    process = spawn("json.tool", "--help", log=tmp_path / "logs" / "proxy.log")
+    process.communicate(timeout=60)
+    assert stat.S_IMODE((tmp_path / "logs" / "proxy.log").stat().st_mode) == 0o600
