@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dbbench_adapter.types import Rows, Table
@@ -50,10 +50,13 @@ class TableState:
 
     columns: tuple[str, ...]
     rows: Rows
+    declared: tuple[str, ...] = field(default=(), compare=False)
+    """How the engine declares it: what it is (a table, a view), then column by column. Engines word it differently, so
+    that `==` leaves it out; within one engine what differs here is another state."""
 
 
 Snapshot = Mapping[str, TableState]
-"""Every table of a database by name, tables made during the episode included."""
+"""Every table and view of a database by name, those made during the episode included."""
 
 
 class Database(AbstractContextManager["Database"], Protocol):
@@ -79,12 +82,16 @@ class Database(AbstractContextManager["Database"], Protocol):
         """DB-Bench's hash over these tables' original columns (FACTS 7.1, several tables sorted and joined with `_`).
 
         Returns:
-            32 hex digits per table, "None" for an empty one; None when a table or a column is no longer there.
+            32 hex digits per table, "None" for an empty one; None when a table or a column is no longer there, or was
+            made such that it cannot be read.
         """
         ...
 
     def snapshot(self) -> Snapshot:
-        """The content of all tables, including what an open transaction holds."""
+        """The content of all tables, including what an open transaction holds.
+
+        A table that was made such that it cannot be read has a state of its own, which equals no other.
+        """
         ...
 
     def close(self) -> None:
@@ -155,7 +162,7 @@ def _num_bytes(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-def hash_rows(lines: Iterable[str]) -> str:
+def hash_rows(lines: Iterable[str | bytes]) -> str:
     """DB-Bench's hash of one table from its rows, each joined as CONCAT_WS(',', ...) does.
 
     Returns:
@@ -171,5 +178,6 @@ def join_hashes(hashes: Iterable[str]) -> str:
     return "_".join(sorted(hashes))
 
 
-def _md5(text: str) -> str:
-    return hashlib.md5(text.encode("utf-8", "surrogatepass"), usedforsecurity=False).hexdigest()
+def _md5(text: str | bytes) -> str:
+    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()

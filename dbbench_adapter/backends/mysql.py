@@ -1,12 +1,12 @@
 """Episodes on MariaDB or MySQL through pymysql: the faithful backend.
 
 Each episode gets a database from a pool (`mysql_pool`) and talks to it as a user who may do nothing elsewhere. A
-statement ends by the server's limit; where the agent took that away another connection kills it a quarter of a second
-later, and where that does not help either we stop waiting. Towards the agent database and user are called `dbbench`.
-It does not guard against: what server variables tell (`@@datadir`); one long call of a function, which the server
-finishes on one core after it was killed; sorts that fill the server's temporary folder while
-a statement runs; undo logs of long transactions; and, on a server that others run, sessions that raise their own memory
-limits, and DATA DIRECTORY hidden by a changed sql_mode (start it with --skip-symbolic-links).
+statement ends by the server's limit; where that does not help another connection kills it a quarter of a second later,
+and where that does not help either we stop waiting. Its database is measured after statements that may have filled it,
+and while one runs. Towards the agent database and user are called `dbbench`. It does not guard against: one long call
+of a function, which the server finishes on one core after it was killed; sorts that fill the server's temporary folder
+while a statement runs; undo logs of long transactions; temporary tables of one episode that fill the space which the
+private server keeps for those of all; and, on a server that others run, any temporary table.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 import pymysql
-from pymysql.cursors import Cursor, SSCursor
+from pymysql.cursors import SSCursor
 from sqlglot.errors import SqlglotError
 
 from dbbench_adapter.backends import group_order
@@ -30,25 +31,28 @@ from dbbench_adapter.backends.base import (
     Result,
     TableState,
     check_tables,
-    hash_rows,
-    join_hashes,
 )
 from dbbench_adapter.backends.clock import StatementTimeout, time_limit
-from dbbench_adapter.backends.mysql_kinds import plain
 from dbbench_adapter.backends.mysql_limits import blows_up
-from dbbench_adapter.backends.mysql_pool import Connection, Pool, Slot
-from dbbench_adapter.backends.mysql_screen import NEUTRAL_NAME, refusal, scrubbed, shown, with_real_name
+from dbbench_adapter.backends.mysql_names import (
+    NEUTRAL_NAME,
+    as_sent,
+    scrubbed,
+    shown,
+    tells_messages,
+    uses_catalogue,
+)
+from dbbench_adapter.backends.mysql_pool import MAX_DATABASE_BYTES, Connection, Pool, Slot
+from dbbench_adapter.backends.mysql_screen import may_write, refusal
+from dbbench_adapter.backends.mysql_state import StateReader
 from dbbench_adapter.backends.mysql_syntax import parse
-from dbbench_adapter.backends.mysql_tables import make_table, quoted
-from dbbench_adapter.backends.statements import words
+from dbbench_adapter.backends.mysql_tables import make_table
+from dbbench_adapter.backends.statements import tokens
 from dbbench_adapter.types import Table
 
 MAX_SQL_BYTES = 1_000_000
-MAX_DATABASE_BYTES = 128 * 1024**2
-MAX_STATE_ROWS = 200_000
-"""Of one table that are read to judge it; no reference has as many."""
-_SLOW_S = 0.25
-"""A statement that ran this long may have filled the database: its size is looked at."""
+_MEASURE_AFTER_S = 0.05
+"""Of writing, in one statement or in many, some ten MiB; measuring takes a round trip and holds up CREATE and DROP."""
 _HARMLESS_SELECTS = 4
 _MAX_UNREAD_SELECTS = 50
 """Of a statement that sqlglot cannot read."""
@@ -109,6 +113,8 @@ class MysqlDatabase:
         self._pool, self._slot = pool, slot
         self._typed, self._timeout_s = typed, statement_timeout_s
         self._closed = self._full = False
+        self._unmeasured_s = 0.0
+        """That statements have written for since the database was last measured."""
 
     def run(self, sql: str) -> Result:
         if len(sql.encode("utf-8", "replace")) > MAX_SQL_BYTES:
@@ -116,13 +122,18 @@ class MysqlDatabase:
         refused = _FULL if self._full else refusal(sql) or _explosion(sql)
         if refused:
             return Result(error=refused)
+        if uses_catalogue(sql):
+            self._pool.make_catalogue()
         agent = self._pool.session(self._slot, typed=self._typed, statement_timeout_s=self._timeout_s)
         started = time.monotonic()
-        with self._pool.keeper.watching(agent, self._timeout_s):
+        with self._pool.keeper.watching(agent, self._slot.name, self._timeout_s):
             result = self._answered(agent, sql, started + self._timeout_s)
-        if time.monotonic() - started > _SLOW_S:
-            self._full = self._size_bytes() > MAX_DATABASE_BYTES
-        return result
+        self._unmeasured_s += time.monotonic() - started if may_write(sql) else 0.0
+        if self._unmeasured_s > _MEASURE_AFTER_S:
+            with self._pool.failures_named():
+                size_bytes = self._pool.sizes_bytes(self._slot.admin).get(self._slot.name, 0)
+            self._full, self._unmeasured_s = size_bytes > MAX_DATABASE_BYTES, 0.0
+        return Result(error=_FULL) if self._full and result.error is not None else result
 
     def new_session(self) -> None:
         if self._slot.settings is not None and self._slot.agent is not None:
@@ -134,20 +145,12 @@ class MysqlDatabase:
     def table_hash(self, tables: Sequence[Table]) -> str | None:
         self.new_session()
         with self._pool.failures_named():
-            try:
-                return join_hashes(hash_rows(self._joined_rows(table)) for table in tables)
-            except pymysql.Error:
-                if not self._slot.admin.open:
-                    raise
-                return None
+            return StateReader(self._pool, self._slot).table_hash(tables)
 
     def snapshot(self) -> dict[str, TableState]:
         self.new_session()
-        with self._pool.failures_named(), self._slot.admin.cursor() as cursor:
-            # unlike SHOW TABLES no error where the agent dropped the database
-            of_ours = f"table_schema = '{self._slot.name}' AND table_type = 'BASE TABLE'"
-            cursor.execute(f"SELECT table_name FROM information_schema.tables WHERE {of_ours}")
-            return {name: self._state(cursor, name) for (name,) in cursor.fetchall()}
+        with self._pool.failures_named():
+            return StateReader(self._pool, self._slot).snapshot()
 
     def close(self) -> None:
         if not self._closed:
@@ -164,43 +167,33 @@ class MysqlDatabase:
         cursor = SSCursor(agent)
         try:
             cursor.execute(self._as_sent(sql))
-            return self._fetched(cursor, deadline, lists_clients="processlist" in sql.lower())
+            return self._fetched(cursor, deadline, sql)
         except pymysql.Error as error:
             return Result(error=self._driver_text(error, sql)) if agent.open else self._after_loss()
         except UnicodeError:
             return Result(error="1300 (HY000): Invalid utf8mb4 character string")
         finally:
-            self._stop_reading(cursor, agent)
-
-    def _stop_reading(self, cursor: Any, agent: Connection) -> None:
-        """Leave the rest of a result unread: the server cannot be told to stop but by ending the session."""
-        rest = cursor._result
-        if rest is not None and rest.unbuffered_active:
-            if agent.open:
-                self._pool.end_session(self._slot)
-            rest.unbuffered_active, rest.connection = False, None  # or pymysql reads on from the closed socket
-        cursor.connection = None
+            self._pool.stop_reading(self._slot, cursor)
 
     def _as_sent(self, sql: str) -> str:
-        sql = with_real_name(sql, self._slot.name)
+        sql = as_sent(sql, name=self._slot.name, catalogue=self._pool.catalogue)
         if not self._pool.is_mariadb:
             return sql
         # MariaDB before 11.6 knows no DELETE FROM t AS x WHERE, which MySQL does; DELETE x FROM t AS x is the same
         return group_order.for_mariadb(_ALIASED_DELETE.sub(r"DELETE \2 FROM \1 AS \2 WHERE ", sql, count=1))
 
-    def _fetched(self, cursor: SSCursor, deadline: float, *, lists_clients: bool) -> Result:
+    def _fetched(self, cursor: SSCursor, deadline: float, sql: str) -> Result:
         if cursor.description is None:
             return Result()
+        clean = partial(self._scrubbed, sql) if tells_messages(sql) else self._shown
         rows: list[tuple[Any, ...]] = []
         chars = 0
         while len(rows) < MAX_ROWS and chars <= MAX_RESULT_CHARS and (row := cursor.fetchone()):
-            rows.append(tuple(shown(cell, name=self._slot.name, lists_clients=lists_clients) for cell in row))
+            rows.append(tuple(map(clean, row)))
             chars += sum(len(cell) for cell in row if isinstance(cell, str | bytes))
             if time.monotonic() > deadline:  # rows that come one by one would outlive every wait for the next
                 return Result(error=_LOST)
-        return Result(
-            tuple(rows), tuple(column[0].replace(self._slot.name, NEUTRAL_NAME) for column in cursor.description)
-        )
+        return Result(tuple(rows), tuple(self._shown(column[0]) for column in cursor.description))
 
     def _after_loss(self) -> Result:
         """The agent's session is gone: ended by itself or overrun, its own doing as long as the server lives."""
@@ -209,41 +202,29 @@ class MysqlDatabase:
             self._pool.end_session(self._slot)
         return Result(error=_LOST)
 
-    def _size_bytes(self) -> int:
-        tablespaces = "innodb_sys_tablespaces" if self._pool.is_mariadb else "innodb_tablespaces"
-        with self._pool.failures_named(), self._slot.admin.cursor() as cursor:
-            cursor.execute(  # waits for no lock, unlike information_schema.tables
-                f"SELECT COALESCE(SUM(file_size), 0) FROM information_schema.{tablespaces} "
-                f"WHERE name LIKE '{self._slot.name}/%'"
-            )
-            return int(cursor.fetchall()[0][0])
+    def _shown(self, cell: Any) -> Any:
+        return shown(cell, catalogue=self._pool.catalogue)
 
-    def _joined_rows(self, table: Table) -> Iterator[str]:
-        columns = ", ".join(quoted(column.name) for column in table.columns)
-        with self._slot.admin.cursor() as cursor:
-            cursor.execute(
-                f"SELECT CONCAT_WS(',', {columns}) FROM {self._slot.name}.{quoted(table.name)} LIMIT {MAX_STATE_ROWS}"
-            )
-            return (text for (text,) in cursor.fetchall())
-
-    def _state(self, cursor: Cursor, name: str) -> TableState:
-        cursor.execute(f"SELECT * FROM {self._slot.name}.{quoted(name)} LIMIT {MAX_STATE_ROWS}")
-        columns = tuple(column[0] for column in cursor.description)
-        return TableState(columns, tuple(tuple(plain(cell) for cell in row) for row in cursor.fetchall()))
+    def _scrubbed(self, sql: str, cell: Any) -> Any:
+        if not isinstance(cell, str):
+            return cell
+        return scrubbed(cell, catalogue=self._pool.catalogue, private=self._pool.private, sql=sql)
 
     def _driver_text(self, error: pymysql.Error, sql: str) -> str:
         """As AgentBench's driver words it: `1146 (42S02): Table 'x.y' doesn't exist`."""
         number, text = error.args if len(error.args) == 2 else (1105, str(error))
         if number == _NO_EXECUTE and (match := _ROUTINE.search(str(text))):
             return f"1305 (42000): FUNCTION {NEUTRAL_NAME}.{match[1]} does not exist"  # as to AgentBench's user, root
-        text = scrubbed(str(text), number=number, name=self._slot.name, private=self._pool.private, sql=sql)
-        return f"{number} ({getattr(error, 'sqlstate', None) or 'HY000'}): {text}"
+        return f"{number} ({getattr(error, 'sqlstate', None) or 'HY000'}): {self._scrubbed(sql, str(text))}"
 
 
 def _explosion(sql: str) -> str | None:
     """MariaDB's optimizer heeds no KILL either: what would take it for ever is not sent."""
-    num_selects = words(sql).count("select")
-    if num_selects <= _HARMLESS_SELECTS or "from" not in sql.lower():
+    lowered = sql.lower()
+    if lowered.count("select") <= _HARMLESS_SELECTS or "from" not in lowered:
+        return None
+    num_selects = sum(token.text.lower() == "select" for token in tokens(sql))
+    if num_selects <= _HARMLESS_SELECTS:
         return None
     try:
         with time_limit(_PARSE_S):

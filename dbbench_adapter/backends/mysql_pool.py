@@ -6,7 +6,8 @@ transactions), the database dropped and made again (0.25 ms on MariaDB, less tha
 user compared with how it was made. A slot that fails any of this is never used again.
 
 Names carry an owner whose lock (`GET_LOCK`) a keeper's connection holds: what has no such owner any more is removed by
-the next owner that starts on that server. Leaves out what an agent may say (`mysql_screen`) and reading results.
+the next owner that starts on that server. The number 0 is the catalogue's: a database of views that stands for
+information_schema towards agents. Leaves out what an agent may say (`mysql_screen`) and reading results.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from urllib.parse import unquote, urlsplit
 import pymysql
 
 from dbbench_adapter.backends.base import BackendUnavailable
+from dbbench_adapter.backends.mysql_names import NEUTRAL_NAME, PREFIX
 
 CONNECT_TIMEOUT_S = 10.0
 ADMIN_TIMEOUT_S = 30.0
@@ -38,8 +40,7 @@ GIVE_UP_AFTER_S = 0.75
 """Past a statement's limit; then the answer no longer waits for the server."""
 _WATCH_S = 0.1
 _PING_S = 30.0
-_PREFIX = "agentgrpo_"
-_OURS = re.compile(rf"{_PREFIX}([0-9a-f]{{12}})_\d+")
+_OURS = re.compile(rf"{PREFIX}([0-9a-f]{{12}})_\d+")
 _GRANTS = "SELECT, INSERT, UPDATE, DELETE, CREATE, DROP, ALTER, INDEX, CREATE TEMPORARY TABLES, CREATE VIEW, SHOW VIEW"
 _MODES = (  # MySQL 8's defaults; MariaDB's are laxer
     "ONLY_FULL_GROUP_BY,STRICT_TRANS_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION"
@@ -47,6 +48,14 @@ _MODES = (  # MySQL 8's defaults; MariaDB's are laxer
 _GROUP_CONCAT_MAX_LEN = 1024  # MySQL's default; MariaDB's is 1 MiB
 _COLLATION = "utf8mb4_unicode_520_nopad_ci"  # MariaDB's closest to MySQL 8's utf8mb4_0900_ai_ci
 _RESET_CONNECTION = 0x1F
+MAX_DATABASE_BYTES = 128 * 1024**2
+_MEASURE_AFTER_S = 0.25
+"""A statement that still runs then is ended once its database is larger than `MAX_DATABASE_BYTES`."""
+_CATALOGUE_VIEWS = (
+    *("TABLES", "COLUMNS", "SCHEMATA", "STATISTICS", "VIEWS", "ROUTINES", "TRIGGERS", "PROCESSLIST"),
+    *("KEY_COLUMN_USAGE", "TABLE_CONSTRAINTS", "REFERENTIAL_CONSTRAINTS", "CHECK_CONSTRAINTS"),
+    *("CHARACTER_SETS", "COLLATIONS", "ENGINES"),
+)
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 Connection = pymysql.Connection
@@ -67,12 +76,27 @@ class Slot:
 
 
 @dataclass
+class _Watched:
+    """A statement that runs."""
+
+    name: str
+    """Of its database."""
+    started: float
+    limit_s: float
+
+
+@dataclass
 class Keeper:
-    """Holds the owner's lock and ends statements that overrun, on a connection and in a thread of its own."""
+    """Holds the owner's lock and ends statements that run or fill too long, on a connection and in a thread of its own.
+
+    Args:
+        sizes_bytes: of all databases of the owner, given a connection.
+    """
 
     connect: Any
     owner: str
-    _running: dict[int, float] = field(default_factory=dict)
+    sizes_bytes: Any
+    _running: dict[int, _Watched] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _stop: threading.Event = field(default_factory=threading.Event)
 
@@ -88,9 +112,9 @@ class Keeper:
             self._connection.close()
 
     @contextmanager
-    def watching(self, session: Connection, timeout_s: float) -> Iterator[None]:
+    def watching(self, session: Connection, name: str, timeout_s: float) -> Iterator[None]:
         thread_id = session.thread_id()
-        self._running[thread_id] = time.monotonic() + timeout_s + KILL_AFTER_S
+        self._running[thread_id] = _Watched(name, time.monotonic(), timeout_s + KILL_AFTER_S)
         try:
             yield
         finally:
@@ -101,7 +125,7 @@ class Keeper:
         connection = self.connect()
         with connection.cursor() as cursor:
             cursor.execute("SET SESSION wait_timeout = 31536000")
-            cursor.execute(f"SELECT GET_LOCK('{_PREFIX}{self.owner}', 0)")
+            cursor.execute(f"SELECT GET_LOCK('{PREFIX}{self.owner}', 0)")
         return connection
 
     def hold(self) -> None:
@@ -124,11 +148,20 @@ class Keeper:
 
     def _end_overrun(self) -> None:
         with self._lock:
-            late = [thread_id for thread_id, deadline in list(self._running.items()) if time.monotonic() > deadline]
-            for thread_id in late:
-                self._running.pop(thread_id, None)
-                with contextlib.suppress(pymysql.OperationalError), self._connection.cursor() as cursor:
-                    cursor.execute(f"KILL {thread_id}")
+            now = time.monotonic()
+            slow = {i: each for i, each in list(self._running.items()) if now - each.started > _MEASURE_AFTER_S}
+            for thread_id, watched in slow.items():
+                if now - watched.started > watched.limit_s:
+                    self._kill(thread_id, "")
+            sizes = self.sizes_bytes(self._connection) if slow else {}
+            for thread_id, watched in slow.items():
+                if sizes.get(watched.name, 0) > MAX_DATABASE_BYTES and thread_id in self._running:
+                    self._kill(thread_id, "QUERY")
+
+    def _kill(self, thread_id: int, what: str) -> None:
+        self._running.pop(thread_id, None)
+        with contextlib.suppress(pymysql.OperationalError), self._connection.cursor() as cursor:
+            cursor.execute(f"KILL {what} {thread_id}")
 
 
 class Pool:
@@ -145,7 +178,9 @@ class Pool:
         self._owner, self._numbers = secrets.token_hex(6), itertools.count(1)
         self._free: deque[Slot] = deque()
         self._all: list[Slot] = []
-        self.keeper = Keeper(self._connect_admin, self._owner)
+        self.keeper = Keeper(self._connect_admin, self._owner, self.sizes_bytes)
+        self.catalogue = f"{PREFIX}{self._owner}_0"
+        self._catalogue_lock, self._has_catalogue = threading.Lock(), False
 
     def open(self) -> None:
         with self.failures_named():
@@ -168,13 +203,59 @@ class Pool:
             _hang_up(slot.agent)
             _hang_up(slot.admin)
         with contextlib.suppress(pymysql.Error), self._connect_admin() as admin:
-            for slot in slots:
-                _remove(admin, slot.name)
+            for name in (self.catalogue, *(slot.name for slot in slots)):
+                _remove(admin, name)
         self.keeper.close()
 
     def live_databases(self) -> int:
         with self.failures_named(), self._connect_admin() as admin:
             return len({slot.name for slot in self._all} & set(_databases(admin)))
+
+    def make_catalogue(self) -> None:
+        """Make, where that is still to be done, the views that show an agent what information_schema shows its user,
+        with the neutral name for the real ones."""
+        with self._catalogue_lock:
+            if self._has_catalogue:
+                return
+            with self.failures_named(), self._connect_admin() as admin, admin.cursor() as cursor:
+                cursor.execute(f"CREATE DATABASE IF NOT EXISTS {self.catalogue}")
+                for table in _CATALOGUE_VIEWS:
+                    cursor.execute(
+                        "SELECT column_name, data_type FROM information_schema.columns "
+                        "WHERE table_schema = 'information_schema' AND table_name = %s ORDER BY ordinal_position",
+                        (table,),
+                    )
+                    query = self._catalogue_query(table, dict(cursor.fetchall()))
+                    for view in (table, table.lower()):  # information_schema's names have no case, others do
+                        cursor.execute(
+                            f"CREATE OR REPLACE SQL SECURITY INVOKER VIEW {self.catalogue}.{view} AS {query}"
+                        )
+            self._has_catalogue = True
+
+    def _catalogue_query(self, table: str, types: dict[str, str]) -> str:
+        columns = []
+        for name, kind in types.items():
+            shown = f"`{name}`"
+            if name == "HOST":
+                shown = "'localhost'"
+            elif "blob" in kind.lower():  # a statement as it was sent
+                shown = "NULL"
+            elif "char" in kind.lower() or "text" in kind.lower():
+                shown = f"REGEXP_REPLACE({shown}, '{PREFIX}[0-9a-f]+_[0-9]+', '{NEUTRAL_NAME}')"
+            columns.append(f"{shown} AS `{name}`")
+        schema = next((name for name in types if name.endswith("_SCHEMA") or name == "SCHEMA_NAME"), None)
+        where = f" WHERE `{schema}` <> '{self.catalogue}'" if schema else ""
+        return f"SELECT {', '.join(columns)} FROM information_schema.{table}{where}"
+
+    def sizes_bytes(self, admin: Connection) -> dict[str, int]:
+        """What our databases hold on disk, by name, those that hold anything."""
+        tablespaces = "innodb_sys_tablespaces" if self.is_mariadb else "innodb_tablespaces"
+        with admin.cursor() as cursor:
+            cursor.execute(  # waits for no lock, unlike information_schema.tables
+                f"SELECT SUBSTRING_INDEX(name, '/', 1), SUM(file_size) FROM information_schema.{tablespaces} "
+                f"WHERE name LIKE '{PREFIX}{self._owner}\\_%/%' GROUP BY 1"
+            )
+            return {str(found): int(size) for found, size in cursor.fetchall()}
 
     def take(self) -> Slot:
         """A slot with an empty database."""
@@ -223,7 +304,8 @@ class Pool:
         with self.failures_named():
             if slot.agent is None or not slot.agent.open:
                 slot.admin.ping(reconnect=False)
-                slot.agent, slot.settings = self._connect_agent(slot), None
+                self.end_session(slot)
+                slot.agent = self._connect_agent(slot)
             if slot.settings != wanted:
                 try:
                     # MariaDB reads a database's character set on entering it from another, not from the one it was
@@ -239,13 +321,29 @@ class Pool:
                 slot.settings = wanted
         return slot.agent
 
+    def reset_session(self, slot: Slot) -> Connection:
+        """The agent's session as it is after `reset`: nothing set, no database selected for sure."""
+        self.reset(slot)
+        if slot.agent is None or not slot.agent.open:
+            self.end_session(slot)
+            slot.agent = self._connect_agent(slot)
+        return slot.agent
+
+    def stop_reading(self, slot: Slot, cursor: Any) -> None:
+        """Leave the rest of a result unread: the server cannot be told to stop but by ending the session."""
+        rest = cursor._result
+        if rest is not None and rest.unbuffered_active:
+            self.end_session(slot)
+            rest.unbuffered_active, rest.connection = False, None  # or pymysql reads on from the closed socket
+        cursor.connection = None
+
     def reset(self, slot: Slot) -> None:
         """Put the agent's session back to how it was when it connected; a session that does not answer is ended."""
         if slot.settings is None:  # nothing was said in it since it was
             return
         slot.settings = None
         if slot.agent is None or not slot.agent.open:
-            slot.agent = None
+            self.end_session(slot)  # on the server it may still run
             return
         try:
             session: Any = slot.agent  # pymysql has the command's parts, but no name for it
@@ -289,11 +387,12 @@ class Pool:
 
     def _new_slot(self) -> Slot:
         admin = self._connect_admin()
-        slot = Slot(f"{_PREFIX}{self._owner}_{next(self._numbers)}", secrets.token_hex(16), admin)
+        slot = Slot(f"{PREFIX}{self._owner}_{next(self._numbers)}", secrets.token_hex(16), admin)
         with admin.cursor() as cursor:
             cursor.execute(f"CREATE USER {slot.name} IDENTIFIED BY '{slot.password}'")
             # unescaped, an underscore stands for any character here, and databases of such names could be made
-            cursor.execute(f"GRANT {_GRANTS} ON `{slot.name.replace('_', chr(92) + '_')}`.* TO {slot.name}")
+            for rights, name in ((_GRANTS, slot.name), ("SELECT", self.catalogue)):
+                cursor.execute(f"GRANT {rights} ON `{name.replace('_', chr(92) + '_')}`.* TO {slot.name}")
         slot.account = _account(slot)
         self._all.append(slot)
         return slot
@@ -305,7 +404,7 @@ class Pool:
             names = {str(name) for (name,) in cursor.fetchall()} | set(_databases(admin))
             found = {name: match[1] for name in names if (match := _OURS.fullmatch(name))}
             for owner in set(found.values()) - {self._owner}:
-                cursor.execute(f"SELECT IS_FREE_LOCK('{_PREFIX}{owner}')")
+                cursor.execute(f"SELECT IS_FREE_LOCK('{PREFIX}{owner}')")
                 if cursor.fetchall() == ((1,),):
                     for name in (name for name, its in found.items() if its == owner):
                         with contextlib.suppress(pymysql.Error):  # another start removes it as well

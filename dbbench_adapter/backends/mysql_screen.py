@@ -1,120 +1,272 @@
-"""What an agent may not send although its rights would let it, and what its error messages may not say.
+"""What of an agent's SQL the server gets to see: the kinds of statement, settings, variables and functions listed here.
 
-Rights stop nearly everything (see `mysql_pool`). They do not stop: a prepared XA transaction, which outlives its
-session and keeps locks for ever; SET PASSWORD for oneself; DATA DIRECTORY, which makes files elsewhere; SHOW GRANTS,
-which shows the user's password hash; and dynamic SQL or compound statements, in which the others would hide. Where a
-session's sql_mode or character set makes the server read quotes differently, words may hide here: the pool checks users
-after every episode, the private server ignores DATA DIRECTORY, and everything else here is decided by the first words,
-which no quote precedes.
+Rights stop nearly everything that reaches out of an episode (see `mysql_pool`). They do not stop a prepared XA
+transaction, which outlives its session; SET PASSWORD for oneself; SHOW GRANTS, which shows the password's hash; dynamic
+SQL, compound statements and event handlers, in which the others hide or a KILL is swallowed; GET_LOCK, whose names all
+share. So a statement runs where its leading words make it one of the kinds below and nothing else. That is decided on
+the tokens that the server will see: executable comments and hints are refused, and what would make its lexer read
+quotes in other ways (sql_mode, character sets, NUL) cannot be set or sent. Leaves out names (`mysql_names`).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from itertools import pairwise
-from typing import Any
+from collections.abc import Iterator, Sequence
+from itertools import islice, pairwise
 
-from dbbench_adapter.backends.statements import lexemes, words
+from dbbench_adapter.backends.statements import Token, leading_words, tokens
 
-_SENT = (
-    "select with insert replace update delete create alter drop rename truncate show describe desc explain set start "
-    "begin commit rollback savepoint release use values table do analyze check checksum optimize repair help lock "
-    "unlock handler kill flush grant revoke load reset shutdown install uninstall purge change"
+
+def _names(listed: str) -> frozenset[str]:
+    return frozenset(listed.split())
+
+
+_ALONE = _names(
+    "select with values insert replace update delete truncate do explain describe desc analyze check checksum "
+    "optimize repair commit rollback savepoint use"
 )
-_REFUSED = "xa prepare execute deallocate call if case loop while repeat for declare signal resignal backup"
-_FIRST, _NAMED = frozenset(_SENT.split()), frozenset(_REFUSED.split())
-_SET_REFUSED = frozenset(["statement", "password", "global", "persist", "persist_only", "default", "role"])
-_PATH = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+[\w.+-]*")
-_ACCOUNT = re.compile(r"(['`]?)dbbench\1@(['`])[^'`]*\2")
-NEUTRAL_NAME = "dbbench"
-"""What the episode's database and user are called towards the agent, on every engine."""
-_NEUTRAL = re.compile(rf"(?<![@\w]){NEUTRAL_NAME}(?!\w)")
-_AT_HOST = re.compile(rf"(?<={NEUTRAL_NAME}@)[\w.:%-]+")
-_CLIENT = re.compile(r"[\w.:%-]+:\d+")
-_XPATH = 1105
-_ABOUT_NAMES = frozenset([1052, 1054, 1064, 1146])
-"""Errors that quote the statement's own words and what the server calls its clauses, never a value."""
-_QUOTED = re.compile(r"'(.*)'|'(.*)", re.DOTALL)
-"""From the first quote to the last, or to where the server cut its message: the value may hold quotes itself."""
+"""First words that make a statement harmless to others, whatever follows."""
+_QUERIES = frozenset(["select", "with", "values"])
+_LOOKS = _QUERIES | _names("show describe desc explain set use do begin start commit rollback savepoint release")
+_OBJECTS = _names("table tables view index database schema sequence")
+_MODIFIERS = _names(
+    "or replace temporary unique fulltext spatial online offline ignore algorithm = merge temptable undefined sql "
+    "security full extended"
+)
+"""May stand before what is made, altered, dropped or shown; so may DEFINER and INVOKER after SECURITY."""
+_OF_ADMINISTRATORS = _names(
+    "aggregate authors binary binlog client contributors definer engine event events explain function global grants "
+    "index_statistics locales logfile logs master open package plugins privileges procedure profile profiles "
+    "relaylog role server session slave slaves slow stage status tablespace trigger triggers user user_statistics "
+    "variables"
+)
+"""What else CREATE, ALTER, DROP, RENAME and SHOW know; other words after them are mistakes."""
+_SECOND = {
+    "create": _OBJECTS,
+    "alter": _OBJECTS,
+    "drop": _OBJECTS,
+    "rename": frozenset(["table", "tables"]),
+    "show": _names(
+        "tables columns fields index indexes keys create databases schemas table warnings errors "
+        "count character charset collation engines storage processlist"
+    ),
+    "start": frozenset(["transaction"]),
+    "release": frozenset(["savepoint"]),
+    "begin": frozenset(["work"]),
+}
+_REFUSED = _names(
+    "backup binlog cache call case change deallocate declare execute flush for get grant handler help if install "
+    "kill load lock loop prepare purge repeat reset resignal restart revoke shutdown signal stop uninstall unlock "
+    "while xa"
+)
+"""First words that the server knows and an agent may not say; any other is a mistake."""
+_SETTABLE = _names(
+    "auto_increment_increment auto_increment_offset autocommit completion_type cte_max_recursion_depth "
+    "default_week_format div_precision_increment foreign_key_checks group_concat_max_len identity insert_id "
+    "last_insert_id lc_time_names max_recursive_iterations sql_big_selects sql_mode sql_notes sql_safe_updates "
+    "sql_select_limit sql_warnings time_zone timestamp transaction_isolation transaction_read_only tx_isolation "
+    "tx_read_only unique_checks"
+)
+"""Settings that change what an agent's own statements mean, and not how they are read or how long they may run."""
+_READABLE = _SETTABLE | _names(
+    "character_set_client character_set_connection character_set_database character_set_results "
+    "character_set_server collation_connection collation_database collation_server default_storage_engine "
+    "error_count lower_case_table_names max_allowed_packet max_execution_time max_statement_time version "
+    "version_comment warning_count"
+)
+_MODES = _names(
+    "ALLOW_INVALID_DATES ERROR_FOR_DIVISION_BY_ZERO NO_AUTO_CREATE_USER NO_AUTO_VALUE_ON_ZERO "
+    "NO_ENGINE_SUBSTITUTION NO_UNSIGNED_SUBTRACTION NO_ZERO_DATE NO_ZERO_IN_DATE ONLY_FULL_GROUP_BY "
+    "STRICT_ALL_TABLES STRICT_TRANS_TABLES TRADITIONAL"
+) | {""}
+_CHARACTER_SETS = frozenset(["utf8", "utf8mb3", "utf8mb4"])
+_FUNCTIONS = _names(
+    "binlog_gtid_pos get_lock is_free_lock is_used_lock load_file master_gtid_wait master_pos_wait "
+    "release_all_locks release_lock roles_graphml source_pos_wait wait_for_executed_gtid_set "
+    "wait_until_sql_thread_after_gtids"
+)
+"""The server's functions that reach other sessions, users or files."""
+_PAIRS = {
+    ("data", "directory"): "DATA DIRECTORY",
+    ("index", "directory"): "INDEX DIRECTORY",
+    ("discard", "tablespace"): "DISCARD TABLESPACE",
+    ("import", "tablespace"): "IMPORT TABLESPACE",
+    ("discard", "partition"): "DISCARD PARTITION",
+    ("import", "partition"): "IMPORT PARTITION",
+    ("procedure", "analyse"): "PROCEDURE ANALYSE",
+}
+"""Clauses that make or take away files, or print the names of other databases' columns; MySQL 8 has some of them."""
+_LOOKED_AT = ("/*", "@@", "partition", "performance_schema", *_FUNCTIONS, *(second for _, second in _PAIRS))
+_LEADING = 100
+"""Tokens within which a statement says what it is."""
 
 
 def refusal(sql: str) -> str | None:
     """The driver's words for a statement that is not sent, or None."""
-    first, *rest = words(sql) or [""]
-    second = rest[0] if rest else ""
-    if first in _NAMED:
-        return f"1142 (42000): {first.upper()} command denied to user"
-    if first and first not in _FIRST:  # a misspelling, or the label of a compound statement
-        return (
-            "1064 (42000): You have an error in your SQL syntax; check the manual that corresponds to your MariaDB "
-            f"server version for the right syntax to use near '{sql.strip()[:80]}' at line 1"
-        )
-    if first == "begin" and rest and second != "work":
-        return "1142 (42000): BEGIN NOT ATOMIC command denied to user"
-    if first == "set" and (second in _SET_REFUSED or "password" in rest):
-        return f"1227 (42000): Access denied; SET {second.upper()[:30]} needs a privilege that you do not have"
-    if first == "show" and (second == "grants" or rest[:2] == ["create", "user"]):
-        return "1142 (42000): SHOW GRANTS command denied to user"
-    if ("procedure", "analyse") in pairwise(rest):  # MySQL 8 has none either
-        return "1142 (42000): PROCEDURE ANALYSE command denied to user"
-    if first in ("create", "alter") and "directory" in rest and {"data", "index"} & set(rest):
-        return "1044 (42000): Access denied; DATA DIRECTORY and INDEX DIRECTORY need the FILE privilege"
+    if "\0" in sql:
+        return _syntax_error(sql, sql.index("\0"))
+    parts = _parts(sql)
+    if any(token.kind == "executable" for token in parts):
+        return "1235 (42000): This version of MySQL doesn't yet support 'executable comments and optimizer hints'"
+    while parts and parts[-1].text == ";":
+        parts.pop()
+    return (_of_kind(sql, parts) or _of_parts(parts)) if parts else None
+
+
+def _parts(sql: str) -> list[Token]:
+    """What has to be looked at of a statement: its leading tokens, and where something in it may be refused the others
+    too, but for values and the commas between them, of which most long statements consist."""
+    code = tokens(sql, blanks=False)
+    parts = list(islice(code, _LEADING))
+    lowered = sql.lower()
+    if parts and (parts[0].text.lower() == "set" or any(word in lowered for word in _LOOKED_AT)):
+        for token in code:
+            is_value = token.kind == "text" or token.text.isdecimal() or token.text == parts[-1].text == ","
+            if not is_value or parts[0].text.lower() == "set":
+                parts.append(token)
+    return parts
+
+
+def may_write(sql: str) -> bool:
+    """Whether a statement that is sent may make its database larger."""
+    first = next((word for word in leading_words(sql, _LEADING) if word != "("), "")
+    return first not in _LOOKS
+
+
+def _of_kind(sql: str, parts: Sequence[Token]) -> str | None:
+    """What is wrong with the leading words."""
+    first, *rest = _words(parts)
+    if rest and rest[0] == ":":  # the label of a compound statement
+        return _syntax_error(sql, parts[1].start)
+    if first == "(":
+        place = next((i for i, word in enumerate(rest) if word != "("), len(rest) - 1)
+        return None if rest and rest[place] in _QUERIES else _syntax_error(sql, parts[0].start)
+    if first in _ALONE or (first == "begin" and not rest):
+        return None
+    if first == "set":
+        return _of_set(parts[1:])
+    if first not in _SECOND:
+        return _denied(first) if first in _REFUSED else _syntax_error(sql, parts[0].start)
+    place = _place_of_object(rest)
+    if place == len(rest):
+        return _syntax_error(sql, len(sql))
+    second = rest[place]
+    if second in _OF_ADMINISTRATORS or (first == "begin" and second == "not"):
+        return _denied(f"{first} {second}")
+    if second not in _SECOND[first]:
+        return _syntax_error(sql, parts[1 + place].start)
+    return _of_show(rest[place:]) if first == "show" else None
+
+
+def _place_of_object(rest: Sequence[str]) -> int:
+    """Where a statement says what it makes, alters, drops or shows; the length where it does not."""
+    for place, word in enumerate(rest):
+        after_security = place > 0 and rest[place - 1] == "security" and word in ("definer", "invoker")
+        if word not in _MODIFIERS and not after_security:
+            return place
+    return len(rest)
+
+
+def _of_show(what: Sequence[str]) -> str | None:
+    if what[0] == "create" and len(what) > 1 and what[1] not in _OBJECTS:
+        return _denied(f"show create {what[1]}")
+    if what[0] == "table" and "where" in what:  # comments hold the real names of what a broken view refers to
+        return _denied("show table status where")
     return None
 
 
-def scrubbed(text: str, *, number: int, name: str, private: Mapping[str, str], sql: str) -> str:
-    """An error text without the names of database and user, hosts and paths; what the agent wrote itself may stay.
-
-    Nor does it quote a value that the agent did not write where that may be a part of what only the server knows.
-
-    Args:
-        private: names of host and folder of the server, and what stands for them.
-    """
-    text = _ACCOUNT.sub("'agent'", text.replace(name, NEUTRAL_NAME))
-    if number == _XPATH or (number not in _ABOUT_NAMES and _asks_server(sql)):
-        text = _QUOTED.sub(lambda match: match[0] if (match[1] or match[2] or "") in sql else "'...'", text)
-    for known, neutral in private.items():
-        if known not in sql:
-            text = re.sub(rf"(?<!\w){re.escape(known)}(?!\w)", neutral, text)
-    return _PATH.sub(lambda match: match[0] if match[0] in sql else "...", text)
-
-
-def with_real_name(sql: str, name: str) -> str:
-    """The statement with the neutral database name turned into the real one, but for its texts and comments.
-
-    Where it asks the catalogue, a text that is the name is turned as well.
-    """
-    if NEUTRAL_NAME not in sql:
-        return sql
-    in_catalogue = "information_schema" in sql.lower()
-    parts = []
-    for part, is_code in lexemes(sql):
-        if is_code or part == f"`{NEUTRAL_NAME}`":
-            part = _NEUTRAL.sub(name, part)
-        elif in_catalogue and part[1:-1] == NEUTRAL_NAME:
-            part = part.replace(NEUTRAL_NAME, name)
-        parts.append(part)
-    return "".join(parts)
+def _of_set(parts: Sequence[Token]) -> str | None:
+    for target, value in _assignments(parts):
+        if target[:1] == ["@"] and target[1:2] != ["@"]:
+            continue
+        name = target[-1] if target else ""
+        if target[:1] == ["names"]:
+            allowed = len(target) > 1 and target[1].strip("'\"") in _CHARACTER_SETS
+        elif "transaction" in target[:2]:
+            allowed = target[0] in ("transaction", "session", "local")
+        else:
+            scope = [word for word in target[:-1] if word not in ("@", ".")]
+            allowed = name in _SETTABLE and scope in ([], ["session"], ["local"])
+        if name == "sql_mode":
+            allowed = allowed and len(value) == 1 and value[0].kind == "text" and _modes(value[0].text) <= _MODES
+        if not allowed:
+            return f"1227 (42000): Access denied; SET {name.upper()[:30]} needs a privilege that you do not have"
+    return None
 
 
-def shown(cell: Any, *, name: str, lists_clients: bool) -> Any:
-    """A cell of a result with the neutral name for the real one, without the address that the agent's user came from.
+def _assignments(parts: Sequence[Token]) -> Iterator[tuple[list[str], list[Token]]]:
+    """The parts of a SET: the words of what is set (all words where there is no `=`), and the value's tokens."""
+    depth, target, value, in_value = 0, [], [], False
+    for token in parts:
+        depth += (token.text == "(") - (token.text == ")")
+        if token.text == "," and depth <= 0:
+            yield target, value
+            target, value, in_value = [], [], False
+        elif not in_value and token.text in ("=", ":"):
+            in_value = True
+        elif in_value:
+            value += [] if token.text == "=" and not value else [token]
+        else:
+            target.append(token.identifier or token.text.lower())
+    yield target, value
 
-    Args:
-        lists_clients: of a statement that asks for the list of processes, where addresses stand alone.
-    """
-    if isinstance(cell, bytes):
-        return shown(cell.decode("latin-1"), name=name, lists_clients=lists_clients).encode("latin-1")
-    if not isinstance(cell, str):
-        return cell
-    if lists_clients and _CLIENT.fullmatch(cell):
-        return "localhost"
-    return _AT_HOST.sub("localhost", cell.replace(name, NEUTRAL_NAME)) if name in cell else cell
+
+def _modes(literal: str) -> set[str]:
+    return set(literal[1:-1].upper().split(","))
 
 
-def _asks_server(sql: str) -> bool:
-    """Whether a statement names the catalogue or a variable: the server's, or one that may hold what that told."""
-    if "information_schema" in sql.lower():
-        return True
-    return "@" in sql and any("@" in part for part, is_code in lexemes(sql) if is_code or part.startswith("/*"))
+def _of_parts(parts: Sequence[Token]) -> str | None:
+    """What is wrong with a clause, a variable or a function anywhere in the statement."""
+    words = _words(parts)
+    for pair in pairwise(words):
+        if pair in _PAIRS and (pair[0] in ("procedure", "discard", "import") or words[0] in ("create", "alter")):
+            return _denied(_PAIRS[pair])
+    if words[0] in ("create", "alter") and _is_partitioned(words):
+        return "1235 (42000): This version of MySQL doesn't yet support 'PARTITION BY'"
+    for place, (token, after) in enumerate(pairwise([*parts, parts[-1]])):
+        if token.text == after.text == "@" and after is not token and not _readable(parts[place + 2 : place + 7]):
+            return f"1193 (HY000): Unknown system variable '{''.join(words[place + 2 : place + 5])[:64]}'"
+        if after.text == "(" and token.identifier in _FUNCTIONS:
+            return f"1305 (42000): FUNCTION dbbench.{token.text.strip('`')} does not exist"
+        if token.identifier == "performance_schema":
+            return _denied("select")
+    return None
+
+
+def _is_partitioned(words: Sequence[str]) -> bool:
+    """Whether a table gets partitions, thousands of files from one statement; those of windows are in parentheses."""
+    depth = 0
+    for word, after in pairwise(words):
+        depth += (word == "(") - (word == ")")
+        if depth == 0 and (word, after) == ("partition", "by"):
+            return True
+    return False
+
+
+def _readable(parts: Sequence[Token]) -> bool:
+    """Whether what follows `@@` is the name of a variable that an agent may see."""
+    names: list[str | None] = []
+    for name, dot in zip(parts[::2], [*parts[1::2], None], strict=False):
+        names.append(name.identifier)
+        if dot is None or dot.text != ".":
+            break
+    if len(names) > 1 and names[0] in ("session", "local", "global"):
+        names = names[1:]
+    return len(names) == 1 and names[0] in _READABLE
+
+
+def _words(parts: Sequence[Token]) -> list[str]:
+    """The tokens in lower case; what is quoted stays in its quotes, and so is no keyword."""
+    return [token.text.lower() for token in parts]
+
+
+def _denied(command: str) -> str:
+    return f"1142 (42000): {command.upper()} command denied to user"
+
+
+def _syntax_error(sql: str, place: int) -> str:
+    begins = len(sql) - len(sql.lstrip())  # the server does not count the lines before
+    near, line = sql[place:].strip()[:80], sql.count("\n", begins, place) + 1
+    return (
+        "1064 (42000): You have an error in your SQL syntax; check the manual that corresponds to your MariaDB server "
+        f"version for the right syntax to use near '{near}' at line {line}"
+    )

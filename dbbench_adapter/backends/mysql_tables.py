@@ -11,7 +11,7 @@ import pymysql
 from pymysql.cursors import Cursor
 
 from dbbench_adapter.backends.base import TableError
-from dbbench_adapter.backends.mysql_screen import NEUTRAL_NAME
+from dbbench_adapter.backends.mysql_names import NEUTRAL_NAME
 from dbbench_adapter.types import Table
 
 _FAULT_KINDS = (

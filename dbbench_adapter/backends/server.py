@@ -37,6 +37,8 @@ _MOST_SHORT_LIVES = 5
 """In a row, after which a server is not started again."""
 _RESTART_PAUSE_S = 0.5
 _PR_SET_PDEATHSIG = 1
+_TEMPORARY_TABLES_MIB = 256
+"""Of all sessions together; what they have taken once stays taken until the server ends."""
 _SESSION_LIMITS = {
     "max-session-mem-used": 256 * 1024**2,
     "tmp-disk-table-size": 128 * 1024**2,
@@ -111,6 +113,7 @@ class PrivateServer:
         command += ["--innodb-log-file-size=16M", "--innodb-buffer-pool-size=64M", "--max-connections=1024"]
         command += ["--skip-symbolic-links", "--local-infile=0", "--max-allowed-packet=1M"]
         command += ["--enforce-storage-engine=InnoDB"]  # whose tables are measured
+        command += [f"--innodb-temp-data-file-path=ibtmp1:12M:autoextend:max:{_TEMPORARY_TABLES_MIB}M"]
         for name, limit in _SESSION_LIMITS.items():
             command += [f"--{name}={limit}", f"--maximum-{name}={limit}"]
         started = threading.Event()

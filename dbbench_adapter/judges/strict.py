@@ -70,9 +70,12 @@ def same_rows(given: Rows, expected: Rows, *, ordered: bool) -> bool:
 
 
 def same_state(found: Snapshot, expected: Snapshot) -> bool:
-    """Whether two databases hold the same tables, columns and rows; rows have no order."""
+    """Whether two databases of one engine hold the same tables and views, declared alike, and the same rows, which have
+    no order."""
     return found.keys() == expected.keys() and all(
-        found[name].columns == expected[name].columns and _same_content(found[name].rows, expected[name].rows)
+        found[name].declared == expected[name].declared
+        and found[name].columns == expected[name].columns
+        and _same_content(found[name].rows, expected[name].rows)
         for name in expected
     )
 
