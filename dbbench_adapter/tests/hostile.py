@@ -482,4 +482,96 @@ HOSTILE: dict[str, list[str]] = {
     ],
 }  # fmt: skip
 
+_REFUSED_ON_A_SERVER = [
+    "XA START 'x'",
+    "XA RECOVER",
+    "SET PASSWORD = PASSWORD('x')",
+    "SHOW GRANTS",
+    "SHOW CREATE USER",
+    "EXECUTE IMMEDIATE 'SHUTDOWN'",
+    "PREPARE s FROM 'SHUTDOWN'",
+    "BEGIN NOT ATOMIC SHUTDOWN; END",
+    "SET STATEMENT max_statement_time = 0 FOR SELECT SLEEP(60)",
+    "CALL mysql.p()",
+]
+_HANDLER = "DECLARE CONTINUE HANDLER FOR SQLEXCEPTION BEGIN END; WHILE 1 DO SELECT SLEEP(60); END WHILE;"
+_NAMES = [
+    "USER()",
+    "CURRENT_USER",
+    "SESSION_USER()",
+    "`database`()",
+    "SCHEMA ()",
+    "@@init_file",
+    "@@`datadir`",
+    "@@hostname",
+]
+_MANY = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r WHERE n < 900) "
+
+# what a server of MariaDB's or MySQL's alone knows
+HOSTILE |= {
+    "hidden_by_executable_comments": [
+        f"{opening}x */{blank}{sql}"
+        for opening, blank in (("/*!99999 ", " "), ("/*!999999 ", ""), ("/*M!999999 ", "\n"))
+        for sql in _REFUSED_ON_A_SERVER
+    ] + [sql.replace(" ", " /*!99999 x */ ", 1) for sql in _REFUSED_ON_A_SERVER],
+    "hidden_by_blanks_and_labels": [
+        f"{before}{sql}"
+        for before in ("\xa0", "SELECT\xa0: ", "commit: ", "-- x\x0b\n", "--\xa0\n", "--\x7f\n", "{fn ", "((")
+        for sql in ("XA START 'y'", f"BEGIN NOT ATOMIC {_HANDLER} END", "SET GLOBAL max_connections = 2")
+    ],
+    "quotes_read_in_other_ways": [
+        "SET sql_mode = 'ANSI_QUOTES'",
+        'SELECT "/*!99999 x" , 1 /* " */',
+        "SET sql_mode = CONCAT('NO_BACKSLASH', '_ESCAPES')",
+        "SELECT '\\'/*!99999 , LOAD_FILE(''/etc/passwd'') */ -- '",
+        "SET SESSION sql_mode = 'ORACLE'",
+        "<<x>> BEGIN SHUTDOWN; END",
+        "SET NAMES sjis",
+        "SELECT '\u8868', LOAD_FILE('/etc/passwd') -- '",
+        "SET character_set_client = gbk",
+        "SET CHARACTER SET big5",
+        "SELECT _gbk X'BF27', _sjis'\u8868'",
+        "SELECT /*+ SET_VAR(max_execution_time = 0) */ SLEEP(60)",
+    ],
+    "names_computed": [
+        f"SELECT {how}"
+        for name in _NAMES
+        for how in (f"SUBSTRING({name}, 3)", f"HEX({name})", f"TO_BASE64({name}), REVERSE({name})")
+    ] + [
+        "SELECT HEX(table_schema) FROM information_schema.tables",
+        "SELECT SUBSTRING(grantee, 2) FROM information_schema.user_privileges",
+        "SELECT HEX(definer), HEX(view_definition) FROM information_schema.views",
+        "SELECT REVERSE(variable_value) FROM information_schema.global_variables",
+        "SELECT HEX(info), HEX(info_binary) FROM information_schema.processlist",
+        "SHOW DATABASES WHERE SUBSTRING(`Database`, 11, 1) > '7'",
+    ],
+    "named_locks": [
+        f"SELECT {call}"
+        for call in ("GET_LOCK('x', 60)", "`get_lock`('x', 60)", "GET_LOCK/**/('agentgrpo_0', 0)", "IS_USED_LOCK('x')")
+    ],
+    "judges_traps": [
+        "CREATE VIEW v AS SELECT SLEEP(60) a, LOAD_FILE('/etc/passwd') b",
+        "CREATE OR REPLACE VIEW v AS SELECT BENCHMARK(1000000000, SHA2('x', 512)) a, 1 b",
+        "CREATE TABLE u (a INT)",
+        "RENAME TABLE t TO w, v TO t",
+        f"INSERT INTO w {_MANY} SELECT 'x', n FROM r",
+        "ALTER TABLE w ADD COLUMN c LONGTEXT AS (REPEAT('x', 1000000))",
+        "ALTER TABLE w ADD COLUMN d CHAR(32) AS (MD5(REPEAT(a, 1000000)))",
+        "ALTER TABLE w DISCARD TABLESPACE",
+        "ALTER TABLE w DROP COLUMN a, ADD COLUMN a BLOB",
+        "CREATE SEQUENCE s",
+        "ALTER TABLE w ADD SYSTEM VERSIONING",
+        "CREATE TABLE p (a INT) PARTITION BY KEY (a) PARTITIONS 8000",
+    ],
+    "floods": [
+        f"INSERT INTO t {_MANY} SELECT REPEAT('x', 60000), n FROM r",
+        "INSERT INTO t SELECT a, b FROM t",
+        f"CREATE TEMPORARY TABLE x AS {_MANY} SELECT REPEAT('x', 60000) a, n FROM r",
+        "INSERT INTO x SELECT * FROM x",
+        f"CREATE TABLE u AS {_MANY} SELECT REPEAT('x', 60000) a, n FROM r",
+        "UPDATE t SET a = REPEAT(b, 30000)",
+        "ALTER TABLE t ADD COLUMN c CHAR(255) DEFAULT 'x', ADD INDEX (a(700)), ADD FULLTEXT (a)",
+    ],
+}  # fmt: skip
+
 STATEMENTS = [(name, sql) for name, statements in HOSTILE.items() for sql in statements]
