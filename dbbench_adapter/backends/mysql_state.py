@@ -55,7 +55,7 @@ class StateReader:
         self._rows_left, self._bytes_left = MAX_ROWS, MAX_BYTES
 
     def snapshot(self) -> dict[str, TableState]:
-        return {name: self._state(name, kind) for name, kind in self._kinds().items()}
+        return {self._neutral(name): self._state(name, kind) for name, kind in self._kinds().items()}
 
     def table_hash(self, tables: Sequence[Table]) -> str | None:
         kinds = self._kinds()
@@ -68,7 +68,7 @@ class StateReader:
                 columns = ", ".join(quoted(column.name) for column in table.columns)
                 _, rows = self._read(session, f"CONCAT_WS(',', {columns})", table.name)
                 hashes.append(hash_rows(text for (text,) in rows if text is not None))
-            except (pymysql.Error, OSError, _TooMuch):
+            except (pymysql.Error, OSError, ValueError, _TooMuch):
                 self._check_server()
                 return None
         return join_hashes(hashes)
@@ -92,15 +92,19 @@ class StateReader:
             stored = self._stored(session, name, definition)
             columns, rows = self._read(session, "*" if stored is None else ", ".join(map(quoted, stored)), name)
             values = tuple(tuple(plain(cell) for cell in row) for row in rows)
-            return TableState(columns, values, (kind, *_COLUMN.findall(definition), *_CHARSET.findall(definition)))
-        except (pymysql.Error, OSError, _TooMuch):
+            return TableState(
+                tuple(map(self._neutral, columns)),
+                values,
+                (kind, *_COLUMN.findall(definition), *_CHARSET.findall(definition)),
+            )
+        except (pymysql.Error, OSError, ValueError, _TooMuch):
             self._check_server()
             return TableState((), (), (kind, f"not to be read {secrets.token_hex(8)}"))  # and so equal to nothing
 
     def _definition(self, session: Connection, name: str) -> str:
         """The statement that makes a table, a view or a sequence."""
         _, rows = self._asked(session, f"SHOW CREATE TABLE {self._full(name)}")
-        return str(rows[0][1]).replace(self._slot.name, NEUTRAL_NAME)
+        return self._neutral(str(rows[0][1]))
 
     def _stored(self, session: Connection, name: str, definition: str) -> list[str] | None:
         """The columns that are stored; None where `*` stands for them all, which this does not ask the server."""
@@ -148,6 +152,9 @@ class StateReader:
 
     def _check_server(self) -> None:
         self._slot.admin.ping(reconnect=False)
+
+    def _neutral(self, text: str) -> str:
+        return text.replace(self._slot.name, NEUTRAL_NAME)
 
     def _full(self, name: str) -> str:
         return f"{quoted(self._slot.name)}.{quoted(name)}"

@@ -195,6 +195,19 @@ def test_what_cannot_be_read_is_a_wrong_state_and_no_missing_verdict(mariadb, mo
     assert first["t"].rows == ()
 
 
+def test_what_is_called_like_the_database_is_the_same_in_every_episode(mariadb):
+    for _ in range(2):
+        with mariadb.open([T], typed=True) as database, mariadb.open([T], typed=True):
+            ran(database, "CREATE TABLE dbbench (dbbench INT)")
+            assert database.snapshot()["dbbench"].columns == ("dbbench",)
+
+
+def test_a_view_that_prints_as_no_text_is_another_state(database):
+    ran(database, "CREATE VIEW v AS SELECT _binary X'FF00FE' a")
+    found = database.snapshot()
+    assert found["t"].rows == (("x", 1), ("y", 2)) and not same_state(found, database.snapshot())
+
+
 def test_a_broken_table_does_not_keep_the_others_from_being_read(database):
     ran(database, "CREATE TABLE s (a INT)", "INSERT INTO s VALUES (5)")
     discarded(database, None)
