@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
-from reward_model.scorer import read_tokenizer
+from reward_model.scorer import endless_template, read_tokenizer
+from reward_model.weights import HEAD, LANGUAGE_HEADS, in_a_line, misfit
 
 FETCH = "`hf download NAME --local-dir FOLDER` fetches one"
 UNUSED_TOKEN = re.compile(r"pad|reserved|unused|extra|placeholder", re.IGNORECASE)
@@ -43,6 +43,8 @@ def load_tokenizer(path: Path, chat_template_path: Path | None = None) -> PreTra
             f"{path} has no chat template, so a conversation cannot be rendered; give one with "
             "--chat_template_path FILE.jinja, or the folder of a model whose format it shall have"
         )
+    if fault := endless_template(tokenizer):
+        raise BaseModelError(f"{fault} with --chat_template_path FILE.jinja")
     tokenizer.pad_token = choose_pad_token(tokenizer)
     return tokenizer
 
@@ -56,7 +58,10 @@ def _tokenizer(path: Path) -> PreTrainedTokenizerBase:
 
 def _template(path: Path) -> Any:
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise BaseModelError(f"--chat_template_path {path} is no text, expected a Jinja template") from None
     if not path.is_dir():
         raise BaseModelError(f"--chat_template_path {path} is neither a Jinja file nor a model folder")
     template = _tokenizer(path).chat_template
@@ -72,12 +77,18 @@ def choose_pad_token(tokenizer: Any) -> str:
     conversation ends with the padding token, so that one is passed over.
 
     Raises:
-        BaseModelError: every candidate ends conversations.
+        BaseModelError: every candidate ends conversations, or the chat template renders none.
     """
     endings = set()
     for word in ("yes", "42."):
         messages = [{"role": "user", "content": word}, {"role": "assistant", "content": word}]
-        rendered: Any = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)
+        try:
+            rendered: Any = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)
+        except Exception as error:  # a template is a program: it may raise anything
+            raise BaseModelError(
+                f"the chat template cannot render a question and its answer ({in_a_line(error)}); give one that can "
+                "with --chat_template_path FILE.jinja"
+            ) from None
         endings.add(rendered["input_ids"][-1])
     unused = [token for token in tokenizer.all_special_tokens if UNUSED_TOKEN.search(token)]
     unused += [token for token in tokenizer.get_added_vocab() if UNUSED_TOKEN.search(token)]
@@ -122,16 +133,6 @@ def check_base(path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         raise BaseModelError(f"transformers has no sequence classifier for {config.model_type} ({path})") from None
     if not hasattr(model, "score"):
         raise BaseModelError(f"the classifier of {config.model_type} has no `score` head ({path}); take a decoder")
-    _check_embeddings(path, model, tokenizer)
-
-
-def num_parameters(path: Path) -> int:
-    """Number of parameters of the classifier that the base becomes, read from its config alone."""
-    with torch.device("meta"):
-        return AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(path)).num_parameters()
-
-
-def _check_embeddings(path: Path, model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
     embedding = model.get_input_embeddings().weight
     highest = max(tokenizer.get_vocab().values())
     if highest >= len(embedding):
@@ -139,19 +140,23 @@ def _check_embeddings(path: Path, model: Any, tokenizer: PreTrainedTokenizerBase
             f"the tokenizer of {path} has token {highest}, its config {len(embedding)} embeddings (0 to "
             f"{len(embedding) - 1}); take the tokenizer that belongs to the model, or resize the embeddings"
         )
-    name = next(name for name, weight in model.named_parameters() if weight is embedding)
-    for file in weight_files(path):
-        if file.suffix != ".safetensors":
-            continue
-        with safe_open(file, framework="pt") as tensors:
-            for key in tensors.keys():  # noqa: SIM118 - no mapping
-                if key.endswith(name) or name.endswith(f".{key}"):
-                    rows = tensors.get_slice(key).get_shape()[0]
-                    if rows != len(embedding):
-                        raise BaseModelError(
-                            f"{file} holds {rows} embeddings, the config of {path} says {len(embedding)}; "
-                            "they are not of one model"
-                        )
+    weight_files(path)
+    is_language_model = not architecture.endswith("ForSequenceClassification")
+    fault = misfit(
+        path,
+        "ForSequenceClassification",
+        num_labels=1,
+        new=HEAD if is_language_model else None,
+        unused=LANGUAGE_HEADS if is_language_model else (),
+    )
+    if fault:
+        raise BaseModelError(f"{fault}; take config.json and weights of one model, {FETCH} whole")
+
+
+def num_parameters(path: Path) -> int:
+    """Number of parameters of the classifier that the base becomes, read from its config alone."""
+    with torch.device("meta"):
+        return AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(path)).num_parameters()
 
 
 def weight_files(path: Path) -> list[Path]:

@@ -7,6 +7,7 @@ trainer has it (trl 1.16 reward_trainer.py; transformers `GenericForSequenceClas
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
+from reward_model.forked import LimitError, forked
 from reward_model.types import Encoded, Message, Score
+from reward_model.weights import HEAD, LANGUAGE_HEADS, adapter_misfit, misfit
 
 RECORD = "reward_model.json"
 """Written beside adapter and merged model by training: max_length, base hash, versions."""
@@ -69,6 +72,25 @@ def read_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+TRIED = [{"role": "user", "content": "yes"}, {"role": "assistant", "content": "42."}]
+
+
+def endless_template(tokenizer: Any) -> str | None:
+    """What is wrong with a chat template that does not end on a short conversation, or ends the process; None where
+    it ends, well or with an error, which is said where the template is used."""
+
+    def render() -> None:
+        with contextlib.suppress(Exception):
+            tokenizer.apply_chat_template(TRIED, tokenize=False)
+
+    try:
+        forked(render)
+    except LimitError as error:
+        where = tokenizer.name_or_path
+        return f"the chat template of {where} does not end: a short conversation {error}; give a template that does"
+    return None
+
+
 class Scorer:
     """A sequence-classification model with one output, its tokenizer and its limit; for one thread at a time."""
 
@@ -92,6 +114,8 @@ class Scorer:
             raise ModelError(f"{path} has no tokenizer that can be read ({error}); give the whole folder") from None
         if not tokenizer.chat_template:
             raise ModelError(f"{path} has no chat template; reward_modeling.py writes one beside the model")
+        if fault := endless_template(tokenizer):
+            raise ModelError(fault)
         record = json.loads((path / RECORD).read_text()) if (path / RECORD).is_file() else {}
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -125,6 +149,8 @@ def _load_merged(path: Path, dtype: Any) -> Any:
             f"{path} is a {architecture} with {config.num_labels} labels, a reward model is a "
             "...ForSequenceClassification with one; train one with reward_model/reward_modeling.py"
         )
+    if fault := misfit(path, "ForSequenceClassification"):
+        raise ModelError(f"{fault}; take config.json and weights of one model, as reward_model.merge wrote them")
     return AutoModelForSequenceClassification.from_pretrained(path, dtype=dtype)
 
 
@@ -139,6 +165,10 @@ def _load_adapter(path: Path, dtype: Any) -> Any:
     trained_on = json.loads((path / RECORD).read_text())["base"]["sha256"] if (path / RECORD).is_file() else None
     if trained_on and weights_sha256(Path(base)) != trained_on:
         raise ModelError(f"{base} is not the base that {path} was trained on (sha256 in {RECORD}); put that one there")
+    where = Path(base)
+    fault = misfit(where, "ForSequenceClassification", num_labels=1, new=HEAD, unused=LANGUAGE_HEADS)
+    if fault := fault or adapter_misfit(path, where, "ForSequenceClassification", num_labels=1):
+        raise ModelError(f"{fault}; put the base there that the adapter was trained on")
     model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=dtype)
     return PeftModel.from_pretrained(model, str(path))
 

@@ -274,8 +274,11 @@ def open_adapter(adapter: Path, base: Path | None) -> Source:
     from peft import PeftModel
     from transformers.utils.logging import disable_progress_bar
 
+    from reward_model.weights import adapter_misfit, misfit
     from sql_agent.local.policy import load_model
 
+    if fault := misfit(base, "ForCausalLM") or adapter_misfit(adapter, base, "ForCausalLM"):
+        raise MergeError(f"{fault}; give the base that the adapter was trained on as --base")
     disable_progress_bar()
     model = PeftModel.from_pretrained(load_model(base, device="cpu"), str(adapter))
     own = any((adapter / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))

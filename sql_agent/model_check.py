@@ -1,9 +1,9 @@
 """Can this folder be trained and served? Checked by reading it, before anything expensive starts.
 
 Looks at what the run relies on: config, tokenizer, a chat template that renders what the run's protocol says and that
-can be continued from sampled ids, complete weights. Leaves out whether vLLM knows the architecture, which tool parser
-reads the model's calls, and whether the model fits into memory. Imports no torch, and nothing but the standard library
-before it looks at a template.
+can be continued from sampled ids, complete weights that fit the config. Leaves out whether vLLM knows the architecture,
+which tool parser reads the model's calls, and whether the model fits into memory. Imports no torch into this process,
+and nothing but the standard library before it looks at a template.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reward_model.forked import LimitError, forked
 from sql_agent import continuation
 from sql_agent.continuation import Message, Played
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:  # whoever looks at a machine has to answer where packages are
     from dbbench_adapter.protocols import ProtocolName
 
 SETUP = "bash scripts/setup.sh"
+OF_ONE_MODEL = "take config.json and weights of one language model, e.g. fetch the folder again"
+FIT_S = 120.0
+"""CPU time for importing torch and matching the names of any number of shards; two seconds are usual."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,11 @@ def check_model_dir(path: Path, protocol: ProtocolName = "fc") -> list[Problem]:
     found = (
         *check_config(path),
         *check_tokenizer(path),
-        *check_template(path, protocol),
+        *try_template(path, protocol),
         *check_weights(path),
     )
+    if not any(problem.blocks for problem in found):
+        found = (*found, *check_fit(path))
     return list(dict.fromkeys(found))  # two of them read config.json
 
 
@@ -180,6 +186,15 @@ def check_template(path: Path, protocol: ProtocolName = "fc") -> Iterator[Proble
         yield Problem(f"the chat template of {path} leaves out {' and '.join(missing)}", write)
     elif (path / "tokenizer.json").is_file():
         yield from check_continuation(path, protocol)
+
+
+def try_template(path: Path, protocol: ProtocolName) -> list[Problem]:
+    """`check_template` where it can be stopped: a template is a program, and need not end."""
+    try:
+        return forked(lambda: list(check_template(path, protocol)))
+    except LimitError as error:
+        what = f"the chat template of {path} does not end: a short conversation {error}"
+        return [Problem(what, f"write one that does to {path / 'chat_template.jinja'}, or take a model that has one")]
 
 
 def check_continuation(path: Path, protocol: ProtocolName) -> Iterator[Problem]:
@@ -366,6 +381,26 @@ def check_weights(path: Path) -> Iterator[Problem]:
         if expected != actual:
             header = "its header cannot be read" if expected is None else f"its header promises {expected}"
             yield Problem(f"{file} is damaged: {actual} bytes, {header}", fetch_again(path))
+
+
+def check_fit(path: Path) -> list[Problem]:
+    """Whether the config names a language model and its weights have that model's names and shapes.
+
+    In a fork, which imports torch and is gone again.
+    """
+
+    def fault() -> str | None:
+        from reward_model.weights import misfit, wrong_head
+
+        return wrong_head(path) or misfit(path, "ForCausalLM")
+
+    try:
+        found = forked(fault, cpu_s=FIT_S)
+    except LimitError as error:
+        found = f"the config of {path} makes no model that could be tried: it {error}"
+    except RuntimeError as error:
+        return [Problem(f"the weights of {path} were not tried ({error})", SETUP)]
+    return [Problem(found, OF_ONE_MODEL)] if found else []
 
 
 def safetensors_bytes(file: Path) -> int | None:

@@ -144,7 +144,7 @@ def remove_weights(folder):
         (token_classifier, "has the head of another task (Qwen3ForTokenClassification); expected a ...ForCausalLM"),
         (encoder, "the classifier of bert has no `score` head"),
         (more_tokens_than_embeddings, "take the tokenizer that belongs to the model, or resize the embeddings"),
-        (config_of_a_larger_vocabulary, "they are not of one model"),
+        (config_of_a_larger_vocabulary, "1 of another shape (model.embed_tokens.weight: 295x32, expected 1000x32)"),
         (remove_weights, "has no weights (*.safetensors)"),
     ],
 )
@@ -156,6 +156,10 @@ def test_what_cannot_become_a_reward_model_is_refused_with_the_reason(copy, spoi
 
 def test_a_classifier_with_one_label_is_a_base(copy):
     configure(copy, architectures=["Qwen3ForSequenceClassification"], id2label={"0": "LABEL_0"})
+    with pytest.raises(BaseModelError, match=r"1 missing \(score.weight\)"):
+        check(copy)
+    weights = load_file(copy / "model.safetensors") | {"score.weight": torch.zeros(1, 32)}
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
     check(copy)
 
 

@@ -47,7 +47,7 @@ from sql_agent.local.sft_trainer import (
     make_trainer,
     save_whole,
 )
-from sql_agent.local.start import check_device, check_model
+from sql_agent.local.start import check_device, check_fit, check_model
 from sql_agent.model_check import read_json
 
 Say = Callable[[str], None]
@@ -97,6 +97,7 @@ def prepare(cfg: SftConfig, *, resume: bool, say: Say = print) -> Run:
     encoded = encode_all(tokenizer, found.kept, max_length=cfg.max_length) if found.kept else []
     describe_data(cfg, found, encoded, say)
     stop_at_end_of_turn(tokenizer, encoded[0].ids[-1], say)
+    check_fit(cfg.model_path)
     record = {
         "model": {"path": str(model), "sha256": weights_sha256(model)},
         "tokenizer_sha256": tokenizer_sha256(tokenizer),

@@ -16,6 +16,7 @@ from reward_model.hub import ModelNotFoundError, go_offline, model_folder
 from sql_agent.local.config import AdapterConfig, ModelConfig, OptimConfig
 from sql_agent.local.types import DivergedError, UnjudgedError
 from sql_agent.model_check import (
+    OF_ONE_MODEL,
     ModelFileError,
     check_config,
     check_tokenizer,
@@ -94,7 +95,7 @@ def start_policy(
         tools: what the environment offers; the chat template has to write them before the weights are read.
         workload: where it is trained; a warning is logged, before the weights are read, if memory will be short.
     Raises:
-        StartError: a model that is not there or not whole, 4 bits without what they need.
+        StartError: a model that is not there, not whole or no language model, 4 bits without what they need.
         ChatTemplateError: see `Conversation`.
     """
     model = model.model_copy(update={"model_path": check_model(model.model_path)})
@@ -103,9 +104,13 @@ def start_policy(
 
     device = ("cuda" if torch.cuda.is_available() else "cpu") if model.device == "auto" else model.device
     check_device(device, load_in_4bit=model.load_in_4bit, has_gpu=torch.cuda.is_available())
+    check_fit(model.model_path)
+    if reference_path:
+        check_fit(reference_path)
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
+    from reward_model.scorer import endless_template
     from sql_agent.local.conversation import Conversation
     from sql_agent.local.memory import give_back_freed_memory, memory_warning
     from sql_agent.local.policy import load_policy
@@ -114,6 +119,8 @@ def start_policy(
     if device == "cpu":
         give_back_freed_memory()
     tokenizer = AutoTokenizer.from_pretrained(model.model_path)
+    if fault := endless_template(tokenizer):
+        raise StartError(fault)
     conversation = Conversation(tokenizer, tools)
     if workload is not None:
         warning = memory_warning(
@@ -140,6 +147,24 @@ def start_policy(
         precision=model.precision,
         tokenizer=tokenizer,
     )
+
+
+def check_fit(path: str) -> None:
+    """The weights of a model, or of an adapter and its base, are a language model's and have the names and shapes that
+    the config gives them. `check_model` found them whole.
+
+    Raises:
+        StartError: they are not or have not; names them.
+    """
+    from reward_model.weights import adapter_misfit, misfit, wrong_head
+
+    base = folder = model_folder(path, fetch=False)
+    while (base / ADAPTER_FILE).is_file():
+        base = model_folder(read_json(base / ADAPTER_FILE)["base_model_name_or_path"], fetch=False)
+    if fault := wrong_head(base) or misfit(base, "ForCausalLM"):
+        raise StartError(f"{fault}; {OF_ONE_MODEL}")
+    if folder != base and (fault := adapter_misfit(folder, base, "ForCausalLM")):
+        raise StartError(f"{fault}; take an adapter of a language model with the base that it was trained on")
 
 
 def check_device(device: str, *, load_in_4bit: bool, has_gpu: bool) -> None:

@@ -1,12 +1,16 @@
 """A model folder that cannot be trained is named, with its reason, before anything starts."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import trl
 
+from reward_model.forked import forked
+from reward_model.tests.conftest import make_base
 from sql_agent.model_check import (
+    OF_ONE_MODEL,
     Problem,
     check_model_dir,
     check_tensor_parallel,
@@ -24,6 +28,12 @@ HERMES = (
 PLAIN = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """A model of one layer."""
+    return make_base(tmp_path_factory.mktemp("whole"))
+
+
 def safetensors(*, tensor_bytes: int = 4, cut: int = 0) -> bytes:
     header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, tensor_bytes]}}).encode()
     content = len(header).to_bytes(8, "little") + header + bytes(tensor_bytes)
@@ -31,13 +41,13 @@ def safetensors(*, tensor_bytes: int = 4, cut: int = 0) -> bytes:
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """A folder that passes: one tensor, a tokenizer of bytes, a template that renders tool calls."""
-    (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
+def model(tmp_path: Path, whole: Path) -> Path:
+    """A folder that passes: a model of one layer, a tokenizer of bytes, a template that renders tool calls."""
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(whole / name, tmp_path)
     byte_tokenizer("<|im_end|>", "<|im_start|>").save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>", "pad_token": null}')
     (tmp_path / "chat_template.jinja").write_text(HERMES)
-    (tmp_path / "model.safetensors").write_bytes(safetensors())
     return tmp_path
 
 
@@ -227,6 +237,57 @@ def test_a_tokenizer_that_cannot_be_read_is_a_problem(model: Path):
     assert problem.what.startswith(f"{model}/tokenizer.json cannot be read (")
 
 
+# Templates that need not end ------------------------------------------------------------------------------------------
+
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}"
+ENDLESS = {
+    "nested_loops": HERMES + LOOP + "{% endfor %}{% endfor %}",
+    "loops_that_write": HERMES + LOOP + "x{% endfor %}{% endfor %}",
+    "one_large_power": HERMES + "{{ 9 ** 999999999 }}",
+    "over_the_messages": "{% for m in messages %}" + LOOP + "{% endfor %}{% endfor %}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("template", [*ENDLESS.values()], ids=[*ENDLESS])
+def test_a_template_that_does_not_end_is_a_problem(model: Path, monkeypatch, template: str):
+    monkeypatch.setattr(forked, "__kwdefaults__", {"cpu_s": 1.0, "memory_bytes": 2**30})
+    (model / "chat_template.jinja").write_text(template)
+    assert check_model_dir(model) == [
+        Problem(
+            f"the chat template of {model} does not end: a short conversation took more than 1 s",
+            f"write one that does to {model}/chat_template.jinja, or take a model that has one",
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% set n = namespace(x='x' * 9) %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+        "{{ 'x' * 99999999999 }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    ],
+)
+def test_a_template_that_takes_all_memory_or_the_stack_is_a_problem(model: Path, monkeypatch, template: str):
+    monkeypatch.setattr(forked, "__kwdefaults__", {"cpu_s": 10.0, "memory_bytes": 2**28})
+    (model / "chat_template.jinja").write_text(template)
+    (problem,) = check_model_dir(model)
+    assert problem.what.startswith(f"the chat template of {model} cannot render a tool call (")
+
+
+# Weights --------------------------------------------------------------------------------------------------------------
+
+
+def test_weights_that_do_not_fit_and_heads_of_another_task_are_problems(model: Path):
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    fault = f"the weights of {model} do not fit its config.json as a Qwen3ForCausalLM: 1 missing (lm_head.weight)"
+    assert check_model_dir(model) == [Problem(fault, OF_ONE_MODEL)]
+    (model / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen3ForSequenceClassification"]}))
+    fault = f"{model} is a reward model or another classifier (Qwen3ForSequenceClassification), expected a language "
+    assert check_model_dir(model) == [Problem(fault + "model (...ForCausalLM)", OF_ONE_MODEL)]
+
+
 def test_a_shard_that_the_index_names_must_be_there(model: Path):
     (model / "model.safetensors.index.json").write_text(
         '{"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}'
@@ -237,8 +298,8 @@ def test_a_shard_that_the_index_names_must_be_there(model: Path):
 
 
 def test_a_download_that_broke_off_is_a_problem(model: Path):
-    # 8 bytes of length, 61 of header, 4 of tensor; the last one is missing
     (model / "model.safetensors").write_bytes(safetensors(cut=1))
+    # 8 bytes of length, 61 of header, 4 of tensor; the last one is missing
     assert check_model_dir(model) == [
         Problem(f"{model}/model.safetensors is damaged: 72 bytes, its header promises 73", fetch(model))
     ]
