@@ -56,9 +56,9 @@ def run(cfg: GreedyGrpoConfig, *, resumed: bool) -> None:
     from sql_agent.local.run_folder import RunFolder
 
     folder = RunFolder(cfg.save_dir, cfg, resumed=resumed, free=FREE_ON_RESUME)
-    tasks, held_out = load_split(cfg)
     try:
         with DbBench(cfg.judge, cfg.protocol, cfg.backend) as environment:
+            tasks, held_out = load_split(cfg)
             _train(cfg, environment, tasks, held_out, folder, resumed=resumed)
     except BackendUnavailable as error:
         raise ValueError(f"--backend {cfg.backend.split('@')[-1]}: {error}") from error

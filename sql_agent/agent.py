@@ -128,6 +128,23 @@ async def run_rollout(
     )
 
 
+def unplayed(task: EnvironmentTask, stop: StopReason, error: str) -> RolloutRecord:
+    """The record of a rollout that could not begin."""
+    return RolloutRecord(
+        task_id=task.id,
+        kind=task.kind,
+        stop_reason=stop,
+        score=Score(None, stop),
+        num_turns=0,
+        malformed_calls=0,
+        messages=[],
+        prompt_tokens=0,
+        completion_tokens=0,
+        seconds=0.0,
+        error=error,
+    )
+
+
 def size_thread_pool(rollouts: int) -> None:
     """Give the running event loop a thread for each of the rollouts that it plays at once.
 

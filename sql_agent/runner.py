@@ -15,13 +15,14 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import aiohttp
 
+from dbbench_adapter.backends import BackendUnavailable
 from dbbench_adapter.types import Score
-from sql_agent.agent import MAX_RETRIES, run_rollout, size_thread_pool
+from sql_agent.agent import MAX_RETRIES, run_rollout, size_thread_pool, unplayed
 from sql_agent.agl_light import agl
 from sql_agent.config import TrainConfig
 from sql_agent.door import RUN_TOKEN
@@ -64,14 +65,21 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         super().__init__()
         self.cfg = cfg
         self._environment: Environment | None = None
+        self._entering: asyncio.Task[Environment] | None = None
         self._scorer: RolloutScorer | None = None
 
-    @property
-    def environment(self) -> Environment:
-        """Entered at the first rollout, once per runner process."""
-        if self._environment is None:
-            self._environment = make_environment(self.cfg).__enter__()
-        return self._environment
+    async def environment(self) -> Environment:
+        """Entered at the first rollout, once per runner process; all that come at once wait for the same try.
+
+        Raises:
+            BackendUnavailable: this try failed; the next rollout makes another.
+        """
+        if self._environment is not None:
+            return self._environment
+        if self._entering is None or self._entering.done():
+            self._entering = asyncio.create_task(asyncio.to_thread(make_environment(self.cfg).__enter__))
+        self._environment = environment = await asyncio.shield(self._entering)
+        return environment
 
     @property
     def scorer(self) -> RolloutScorer | None:
@@ -84,6 +92,9 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         if self._scorer is not None:
             await self._scorer.aclose()
             self._scorer = None
+        if self._environment is None and self._entering is not None:
+            with suppress(BackendUnavailable):  # a server may have started meanwhile
+                self._environment = await self._entering
         if self._environment is not None:
             self._environment.__exit__(None, None, None)
             self._environment = None
@@ -106,9 +117,14 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             span = self._span(turn_fields(reply.model_dump()), rollout, len(writing) + 1)
             writing.append(asyncio.create_task(self.runner.get_store().add_span(span)))
 
+        try:
+            environment = await self.environment()
+        except BackendUnavailable as failure:
+            record = unplayed(make_environment(self.cfg).task(task), "db_unavailable", str(failure))
+            return await self._ended(record, rollout)
         record = await run_rollout(
-            self.environment.task(task),
-            environment=self.environment,
+            environment.task(task),
+            environment=environment,
             base_url=metadata.get("base_url") or llm.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id),
             model=metadata.get("model", llm.model),
             config=agent,
@@ -122,6 +138,13 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             max_response_tokens=self.cfg.data.max_response_tokens,
         )
         await asyncio.gather(*writing)
+        return await self._ended(record, rollout)
+
+    async def _ended(self, record: RolloutRecord, rollout: Any) -> list[Any]:
+        """
+        Raises:
+            RolloutLostError: it is to be played again.
+        """
         last_attempt = rollout.attempt.sequence_id >= self.cfg.rollout.max_attempts
         # a second try after a deadline would end after the step's own
         final = record.stop_reason == "timeout" or record.score.reason == NO_JUDGE or last_attempt
@@ -129,9 +152,8 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             await asyncio.sleep(RETRY_PAUSE_S)
             raise RolloutLostError(f"{record.score.reason}: {record.error}")
         opinion = await self.scorer.opinion(record) if self.scorer else None
-        last = (
-            self.environment.max_replies(agent) * (MAX_RETRIES + 1) + 1
-        )  # after every call, those that were tried again included
+        replies = (self._environment or make_environment(self.cfg)).max_replies(self.cfg.agent)
+        last = replies * (MAX_RETRIES + 1) + 1  # after every call, those that were tried again included
         return [self._span(self._reward_fields(record, opinion), rollout, last)]
 
     @staticmethod

@@ -260,6 +260,22 @@ def check_judged(cfg: TrainConfig) -> None:
         )
 
 
+def check_episodes(cfg: TrainConfig) -> None:
+    """Where this command plays, episodes can be opened.
+
+    Raises:
+        UsageError: they cannot; says why and what to do.
+    """
+    if os.environ.get("AGL_CURRENT_ROLE") == "algorithm":
+        return
+    from dbbench_adapter.backends import BackendUnavailable
+
+    try:
+        make_environment(cfg).check_episodes()
+    except BackendUnavailable as error:
+        raise UsageError(f"rollout.backend: {error}") from None
+
+
 def check_port(port: int) -> None:
     """The run's own store needs its port; 0 takes a free one."""
     try:
@@ -627,6 +643,7 @@ def run(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) ->
     revealed(cfg.rollout.backend)  # raises where its password is missing; runners would only find out later
     check_store(cfg)
     check_reward_model(cfg)
+    check_episodes(cfg)
     make_environment(cfg).prepare(print)
     if cfg.model == TINY_POLICY and not TINY_POLICY.exists():
         from scripts.make_tiny_policy import make_tiny_policy

@@ -25,8 +25,35 @@ __all__ = [
     "Snapshot",
     "TableError",
     "TableState",
+    "check_backend",
+    "check_spec",
     "open_backend",
 ]
+
+
+def check_spec(spec: str) -> None:
+    """
+    Raises:
+        ValueError: it names no backend, or its password is hidden and not known here; tells nothing of a password.
+    """
+    if spec not in ("sqlite", "mariadb"):
+        _address(spec)
+
+
+def check_backend(spec: str) -> None:
+    """Find out whether episodes can be opened there: with `mysql://` one is, empty, and nothing is left of it.
+
+    Raises:
+        ValueError: unknown spec.
+        BackendUnavailable: see `open_backend`; a server of our own is looked for and not started.
+    """
+    if spec == "mariadb":
+        from dbbench_adapter.backends.server import find_programs
+
+        find_programs()
+        return
+    with open_backend(spec) as backend:
+        backend.open((), typed=True).close()
 
 
 @contextmanager
@@ -39,6 +66,7 @@ def open_backend(spec: str) -> Iterator[Backend]:
         ValueError: unknown spec, or a password that is hidden and not known here.
         BackendUnavailable: the server is not installed, does not start or does not answer.
     """
+    check_spec(spec)
     if spec == "sqlite":
         from dbbench_adapter.backends.sqlite import SqliteBackend
 
@@ -50,13 +78,11 @@ def open_backend(spec: str) -> Iterator[Backend]:
 
         with PrivateServer() as server, MysqlBackend(server.url) as backend:
             yield backend
-    elif spec.startswith("mysql://"):
+    else:
         from dbbench_adapter.backends.mysql import MysqlBackend
 
         with MysqlBackend(_address(spec)) as backend:
             yield backend
-    else:
-        raise ValueError(f"unknown backend {hidden(spec)!r}; known: sqlite, mariadb, mysql://user:password@host:port")
 
 
 def _address(spec: str) -> str:
@@ -64,11 +90,13 @@ def _address(spec: str) -> str:
     Raises:
         ValueError: it is none; the parser's own words hold what it takes for the port, which may be a password.
     """
+    if not spec.startswith("mysql://"):
+        raise ValueError(f"unknown backend {hidden(spec)!r}; known: sqlite, mariadb, mysql://user:password@host:port")
     url = revealed(spec)
     try:
         parts = urlsplit(url)
-        readable = parts.port != 0 and "@" not in parts.path + parts.query + parts.fragment
-    except ValueError:
+        readable = bool(parts.hostname) and parts.port != 0 and "@" not in parts.path + parts.query + parts.fragment
+    except ValueError:  # of the port, or of an IPv6 address
         readable = False
     if not readable:
         raise ValueError(

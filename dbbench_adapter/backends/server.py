@@ -63,7 +63,7 @@ class PrivateServer:
     url: str
 
     def __enter__(self) -> PrivateServer:
-        install, server = _binary("mariadb-install-db"), _binary("mariadbd")
+        install, server = find_programs()
         _remove_orphans()
         owner = "-".join(filter(None, [str(os.getpid()), os.environ.get(_RUN_ID)]))
         self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{owner}-", dir=_parent_folder()))
@@ -162,6 +162,15 @@ class PrivateServer:
         raise BackendUnavailable(
             f"mariadbd did not come up within {START_TIMEOUT_S:.0f} s; the end of its log:\n{log[-1000:]}"
         )
+
+
+def find_programs() -> tuple[str, str]:
+    """The programs that make a server's folder and serve it.
+
+    Raises:
+        BackendUnavailable: MariaDB is not installed.
+    """
+    return _binary("mariadb-install-db"), _binary("mariadbd")
 
 
 def _binary(name: str) -> str:

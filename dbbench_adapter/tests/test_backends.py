@@ -1,13 +1,21 @@
 """What every backend promises an episode; each test runs on SQLite and on a private MariaDB."""
 
 import hashlib
+import re
 import sqlite3
 import time
 from decimal import Decimal
 
 import pytest
 
-from dbbench_adapter.backends import BackendUnavailable, TableError, TableState, open_backend
+from dbbench_adapter.backends import (
+    BackendUnavailable,
+    TableError,
+    TableState,
+    check_backend,
+    check_spec,
+    open_backend,
+)
 from dbbench_adapter.backends.base import MAX_ROWS, hash_rows, join_hashes
 from dbbench_adapter.types import Column, Table
 
@@ -327,9 +335,54 @@ def test_the_agent_may_drop_its_own_database(mariadb):
 
 
 def test_an_unknown_backend_is_named_with_the_known_ones():
-    known = "unknown backend 'postgres'; known: sqlite, mariadb, mysql://"
+    known = "unknown backend 'postgres://me:***@host/db'; known: sqlite, mariadb, mysql://"
     with pytest.raises(ValueError, match=known), open_backend("postgres"):
         pass
+
+
+NO_ADDRESS = "is no address, expected mysql://user:password@host:port; in user and password write %40 for @"
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("", "unknown backend ''; known: sqlite, mariadb, mysql://"),
+        ("SQLite", "unknown backend 'SQLite'"),
+        ("sqlite:///tmp/x.db", "unknown backend 'sqlite:///tmp/x.db'"),
+        ("postgres://me:secret@host/db", "unknown backend 'postgres://me:***@host/db'"),
+        ("mysql", "unknown backend 'mysql'"),
+        ("mysql:/me:secret@host", "unknown backend 'mysql:/me:***@host'"),
+        ("me:secret@host:3306", "unknown backend ':***@host:3306'"),
+        ("mysql://", NO_ADDRESS),
+        ("mysql://me:secret@", NO_ADDRESS),
+        ("mysql://me:secret@host:port", NO_ADDRESS),
+        ("mysql://me:secret@host:0", NO_ADDRESS),
+        ("mysql://me:secret@host:70000", NO_ADDRESS),
+        ("mysql://me:secret@[::1", NO_ADDRESS),
+        ("mysql://me:sec/secret@host:3306", NO_ADDRESS),
+    ],
+)
+def test_a_spec_that_names_no_backend_is_refused_without_its_password(spec, words):
+    for look in (check_spec, check_backend):
+        with pytest.raises(ValueError, match=re.escape(words)) as refused:
+            look(spec)
+        assert "secret" not in str(refused.value)
+
+
+def test_a_backend_is_looked_at_and_nothing_is_left_of_it(mariadb):
+    check_backend("sqlite")
+    before = mariadb.live_databases()
+    pool = mariadb._pool
+    check_backend(f"mysql://{pool._user}:{pool._password}@{pool.host}:{pool._port}")
+    with pytest.raises(BackendUnavailable, match="Access denied"):
+        check_backend(f"mysql://{pool._user}:wrong@{pool.host}:{pool._port}")
+    assert mariadb.live_databases() == before
+
+
+def test_without_its_programs_there_is_no_private_server(monkeypatch):
+    monkeypatch.setattr("dbbench_adapter.backends.server.shutil.which", lambda *_, **__: None)
+    with pytest.raises(BackendUnavailable, match="mariadb-install-db not found; install MariaDB"):
+        check_backend("mariadb")
 
 
 def test_a_server_that_is_not_there_is_named():

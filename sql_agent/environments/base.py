@@ -109,10 +109,18 @@ class Environment(ABC):
     # for a training run
 
     def prepare(self, say: Callable[[str], None]) -> None:  # noqa: B027  some need nothing
-        """Make what the machine can make itself, and find out whether episodes can be opened; before anything else.
+        """Make what the machine can make itself; before anything else.
 
         Raises:
             ValueError: with what is missing and how to get it.
+        """
+
+    def check_episodes(self) -> None:  # noqa: B027  as above
+        """Find out whether episodes can be opened, where they will be; before anything that takes long.
+
+        Raises:
+            ValueError: with what is missing and how to get it.
+            BackendUnavailable: the same, of a database that is not there.
         """
 
     @abstractmethod

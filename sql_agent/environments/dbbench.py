@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
-from dbbench_adapter.backends import Backend, open_backend
+from dbbench_adapter.backends import Backend, check_backend, check_spec, open_backend
 from dbbench_adapter.export import verl_rows
 from dbbench_adapter.generator import DRAFTS, generate_tasks, task_stream
 from dbbench_adapter.generator import Split as HalfName
@@ -27,9 +27,13 @@ class DbBench(Environment):
     """
     Args:
         backend: where episodes get their databases: an open one, or a spec for `open_backend`, opened on entry.
+    Raises:
+        ValueError: that spec names no backend.
     """
 
     def __init__(self, judge: JudgeName, protocol: ProtocolName = "fc", backend: Backend | str = "sqlite") -> None:
+        if isinstance(backend, str):
+            check_spec(backend)
         self._judge: JudgeName = judge
         self._name: ProtocolName = protocol
         self._protocol, self._backend = PROTOCOLS[protocol], backend
@@ -53,6 +57,10 @@ class DbBench(Environment):
 
     def max_replies(self, limits: AgentConfig) -> int:
         return self._protocol.max_replies(limits.max_turns or self._protocol.max_rounds)
+
+    def check_episodes(self) -> None:
+        if isinstance(self._backend, str):
+            check_backend(self._backend)
 
     def load_split(self, data: DataConfig, seed: int) -> Split:
         """No table is in both halves.

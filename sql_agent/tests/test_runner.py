@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dbbench_adapter.backends import open_backend
+from dbbench_adapter.backends import BackendUnavailable, open_backend
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.types import Score
 from sql_agent import oracle, runner
@@ -118,6 +118,39 @@ async def test_an_unreachable_model_is_tried_again_then_reported_as_unjudged(sto
     assert outcome is not None
     assert (outcome.reward, outcome.reason) == (None, "model_unavailable")
     assert [attempt.status for attempt in attempts] == ["failed", "succeeded"]
+
+
+async def test_a_database_that_is_not_there_is_tried_again_then_reported_under_its_own_reason(store_url, monkeypatch):
+    monkeypatch.setattr(runner, "RETRY_PAUSE_S", 0.1)
+    gone = load_config(None, [f"rollout.backend=mysql://me:secret@127.0.0.1:{free_port()}"])
+    async with running(store_url, gone) as (_, store):
+        ended = await play(store, f"http://127.0.0.1:{free_port()}/v1", TASKS[:3])
+        tries = [len(await store.query_attempts(rollout.rollout_id)) for rollout, _ in ended]
+    outcomes = [read_outcome(spans) for _, spans in ended]
+    assert tries == [2, 2, 2]
+    for outcome in outcomes:
+        assert outcome is not None
+        assert (outcome.reward, outcome.reason, outcome.stop_reason) == (None, "db_unavailable", "db_unavailable")
+        assert "it has to run and let 'me' create databases" in outcome.record["error"]
+        assert "secret" not in json.dumps(outcome.record)
+
+
+async def test_rollouts_that_come_at_once_wait_for_one_try_of_the_database(monkeypatch):
+    tries = []
+
+    def enter(self):
+        tries.append(self)
+        time.sleep(0.1)
+        raise BackendUnavailable("gone")
+
+    monkeypatch.setattr(DbBench, "__enter__", enter)
+    agent = SqlLitAgent(CFG)
+    found = await asyncio.gather(*(agent.environment() for _ in range(8)), return_exceptions=True)
+    assert (len(tries), {str(error) for error in found}) == (1, {"gone"})
+    with pytest.raises(BackendUnavailable):  # the next one makes a try of its own
+        await agent.environment()
+    assert len(tries) == 2
+    await agent.aclose()
 
 
 async def test_a_rollout_that_ran_into_its_deadline_is_not_played_again(store_url):

@@ -109,6 +109,36 @@ def test_a_library_that_is_not_the_one_we_change_is_refused_before_anything_load
     assert "(0.28.0+cpu is installed), so sql_agent.verl_plugin.exact_prompts:_wrap_chat_server cannot" in error
 
 
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [
+        ("postgres", "error: unknown backend 'postgres'; known: sqlite, mariadb, mysql://user:password@host:port"),
+        (
+            "mysql://me:secret@127.0.0.1:nowhere",
+            "error: the backend's address cannot be read; expected mysql://user:pa",
+        ),
+        ("mysql://me:secret@127.0.0.1:1", "error: rollout.backend: database server at 127.0.0.1:1: (2003, "),
+        ("mysql://me:secret@no-such-host.invalid", "error: rollout.backend: database server at no-such-host.invalid:"),
+        ("mariadb", "error: rollout.backend: mariadb-install-db not found; install MariaDB"),
+    ],
+)
+def test_a_backend_that_is_not_there_is_said_before_a_model_is_looked_for(
+    capsys, tmp_path, monkeypatch, backend, words
+):
+    monkeypatch.setattr("dbbench_adapter.backends.server.shutil.which", lambda *_, **__: None)
+    error = error_of(capsys, "--run-dir", str(tmp_path), "--model", "nowhere", "--set", f"rollout.backend={backend}")
+    assert error.startswith(words)
+    assert "secret" not in error
+    assert "\n" not in error
+
+
+def test_the_half_that_plays_nothing_needs_no_database(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("AGL_CURRENT_ROLE", "algorithm")
+    backend = "rollout.backend=mysql://me:secret@127.0.0.1:1"
+    error = error_of(capsys, "--run-dir", str(tmp_path), "--model", "nowhere", "--set", backend)
+    assert error.startswith("error: nowhere is no folder")
+
+
 def test_an_outside_store_has_to_be_meant(capsys, tmp_path):
     error = error_of(capsys, "--run-dir", str(tmp_path), "--external-store-address", "http://127.0.0.1:9999")
     assert "needs AGL_MANAGED_STORE=0" in error
