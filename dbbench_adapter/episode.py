@@ -12,6 +12,11 @@ because the replies came to their end first. `sql_run` holds what the model wrot
 
 from __future__ import annotations
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 from typing import Annotated, Any, Literal
 
@@ -162,4 +167,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    execute(main)

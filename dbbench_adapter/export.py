@@ -9,6 +9,11 @@ agent-lightning rollout. Leaves out rLLM's registry (`dbbench_adapter.rllm.data`
 
 from __future__ import annotations
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 import json
 import sys
@@ -17,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from dbbench_adapter.load import TaskFileError, load_tasks, refuse_repeated_ids, write_tasks
-from dbbench_adapter.outputs import OutputError, check_output
+from dbbench_adapter.outputs import OutputError, check_output, written
 from dbbench_adapter.protocols import PROTOCOLS, ProtocolName
 from dbbench_adapter.types import Task
 
@@ -52,8 +57,8 @@ def write_rows(rows: Sequence[dict[str, Any]], path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(list(rows)), path)
+    with written(path) as part:
+        pq.write_table(pa.Table.from_pylist(list(rows)), part)
 
 
 def agl_rows(tasks: Sequence[Task]) -> list[dict[str, Any]]:
@@ -92,4 +97,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

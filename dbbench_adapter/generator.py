@@ -10,6 +10,11 @@ sub-queries, NULLs and comparisons over text.
 
 from __future__ import annotations
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 import itertools
 import random
@@ -313,4 +318,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    execute(main)

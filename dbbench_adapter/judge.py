@@ -11,6 +11,11 @@ state of a database: `python -m dbbench_adapter.table_hash` and `dbbench_adapter
 
 from __future__ import annotations
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 from collections.abc import Callable
 from typing import Any
@@ -84,4 +89,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    execute(main)

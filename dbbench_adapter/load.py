@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dbbench_adapter.literals import parse_literal
+from dbbench_adapter.outputs import written
 from dbbench_adapter.records import MAX_FOUND_CHARS, Fault, RawRecord, RecordError, read_record
 from dbbench_adapter.types import Task
 
@@ -52,8 +53,8 @@ def load_tasks(path: Path) -> list[Task]:
 
 def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
     """Write tasks as JSONL of `Task.to_dict()`; `load_tasks` is the inverse."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(task.to_dict(), ensure_ascii=False) + "\n" for task in tasks), "utf-8")
+    with written(path) as part:
+        part.write_text("".join(json.dumps(task.to_dict(), ensure_ascii=False) + "\n" for task in tasks), "utf-8")
 
 
 def refuse_repeated_ids(tasks: Iterable[Task]) -> None:

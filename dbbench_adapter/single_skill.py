@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dbbench_adapter.load import TaskFileError, load_tasks
+from dbbench_adapter.outputs import written
 from dbbench_adapter.skills import SKILLS, NotOneStatementError, recognise_skills
 from dbbench_adapter.synthesis import SKILL_COUNTS, Difficulty, Split, task_stream
 from dbbench_adapter.synthesis.plans import has_room
@@ -57,11 +58,9 @@ def _purest(skill: str, shown: Sequence[tuple[Task, frozenset[str]]], min_tasks:
 
 def write_single_skill(path: Path, tasks_by_skill: Mapping[str, Sequence[Task]]) -> None:
     """Write a JSON object from skill to `Task.to_dict()` records; `read_single_skill` is the inverse."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     records = {skill: [task.to_dict() for task in tasks] for skill, tasks in tasks_by_skill.items()}
-    unfinished = path.with_name(f"{path.name}.part")
-    unfinished.write_text(json.dumps(records, ensure_ascii=False) + "\n", "utf-8")
-    unfinished.replace(path)
+    with written(path) as unfinished:
+        unfinished.write_text(json.dumps(records, ensure_ascii=False) + "\n", "utf-8")
 
 
 def read_single_skill(path: Path) -> dict[str, list[Task]]:

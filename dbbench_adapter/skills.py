@@ -9,6 +9,11 @@ statements at once, and whether a skill was needed for the answer.
 
 from __future__ import annotations
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
@@ -222,4 +227,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

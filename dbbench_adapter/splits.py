@@ -10,6 +10,11 @@ numbers of kinds or skills; what the draw gave is in the manifest.
 
 from __future__ import annotations
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 import hashlib
 import itertools
@@ -24,7 +29,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from dbbench_adapter.load import load_tasks, refuse_repeated_ids, task_file, write_tasks
-from dbbench_adapter.outputs import check_output
+from dbbench_adapter.outputs import check_output, written
 from dbbench_adapter.types import Task
 
 PARTS = ("train", "validation", "test")
@@ -204,7 +209,8 @@ def write_splits(inputs: Sequence[Path], output_dir: Path, fractions: Sequence[f
         "parts": {name: _summary(output_dir / f"{name}.jsonl", part) for name, part in parts.items()},
         "versions": {"python": platform.python_version(), **{name: version(name) for name in ("pydantic", "sqlglot")}},
     }
-    (output_dir / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")
+    with written(output_dir / MANIFEST) as part:
+        part.write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")
     return manifest
 
 
@@ -250,4 +256,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

@@ -11,6 +11,11 @@ are several; null for a single table without rows, as MySQL has it, and where a 
 
 from __future__ import annotations
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 from contextlib import ExitStack
 from typing import Any, Literal
@@ -117,4 +122,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    execute(main)

@@ -11,6 +11,11 @@ sets, not from these queries.
 
 from __future__ import annotations
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -263,4 +268,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

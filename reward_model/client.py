@@ -6,6 +6,11 @@ Works against `reward_model/inference_api.py` and against `vllm serve MERGED --r
 
 from __future__ import annotations
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 import asyncio
 import json
@@ -329,4 +334,4 @@ def _any_cut(scores: Iterable[Score]) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

@@ -11,6 +11,11 @@ import sys
 if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 import json
 import re
@@ -22,6 +27,7 @@ from typing import IO, Any
 
 from tqdm import tqdm
 
+from dbbench_adapter.outputs import OutputError, in_words, written
 from reward_model.formats.files import NotReadOn, Numbered, raw_rows
 from reward_model.formats.messages import Problem
 from reward_model.formats.shapes import FORMS, Converter
@@ -110,17 +116,25 @@ def convert(
     converter = Converter(form, drop_tools)
     rows = raw_rows(source, converter.changes)
     name = source.name.encode(errors="replace").decode()
-    unfinished = rejects.with_name(f"{rejects.name}.part")
-    with unfinished.open("w", encoding="utf-8") as side_file:
-        conversion = Conversion(name, converter, side_file)
-        bar = tqdm(rows, unit=" rows", disable=None)  # None: no bar where nobody watches
-        write_preferences(conversion.preferences(bar), output)
-    rejects.unlink(missing_ok=True)
-    if conversion.rejected:
-        unfinished.replace(rejects)
-    else:
-        unfinished.unlink()
+    with written(rejects) as unfinished:
+        with unfinished.open("w", encoding="utf-8") as side_file:
+            conversion = Conversion(name, converter, side_file)
+            bar = tqdm(rows, unit=" rows", disable=None)  # None: no bar where nobody watches
+            write_preferences(conversion.preferences(bar), output)
+        rejects.unlink(missing_ok=True)
+        if not conversion.rejected:
+            unfinished.unlink()
     return conversion
+
+
+def is_ours(rejects: Path) -> bool:
+    """Whether a file is what an earlier conversion has rejected, which the next one may replace."""
+    try:
+        with rejects.open(encoding="utf-8") as file:
+            first = json.loads(file.readline(1 << 20))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(first, dict) and first.keys() == {"file", "row", "field", "reason", "format"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -143,10 +157,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if rejects.resolve() == args.output.resolve():
             raise PreferenceFileError(f"--rejects and --output are both {rejects}; name another --rejects")
         check_output(args.output, "--output", overwrite=args.overwrite)
-        check_output(rejects, "--rejects", overwrite=args.overwrite)
+        check_output(rejects, "--rejects", overwrite=args.overwrite or is_ours(rejects))
         conversion = convert(args.input, args.output, rejects, form=args.format, drop_tools=args.drop_tools)
-    except (PreferenceFileError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (PreferenceFileError, OutputError, OSError) as error:
+        print(f"error: {in_words(error)}", file=sys.stderr)
         return 1
     print("\n".join(conversion.lines()))
     if conversion.rejected:
@@ -159,9 +173,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     print(f"written: {args.output}")
     if not conversion.read_to_its_end:
-        print(f"error: {args.input} was not read to its end, see {rejects}", file=sys.stderr)
+        print(
+            f"error: {args.input} was not read to its end, see {rejects}; mend it, then convert it with --overwrite",
+            file=sys.stderr,
+        )
     return int(not conversion.read_to_its_end)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

@@ -6,6 +6,11 @@ the chosen one; `--output DIR` adds evaluation.json and evaluation.png. Leaves o
 
 from __future__ import annotations
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 import json
 import sys
@@ -13,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dbbench_adapter.outputs import written
 from reward_model.types import Message, Preference
 
 BATCH_SIZE = 16
@@ -238,7 +244,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     right.set(ylim=(0, 1.05), xlabel="tokens, chosen minus rejected", ylabel="accuracy", title="length")
     for axes in (left, bad, middle, right):
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=120, format="png")
     plt.close(figure)
 
 
@@ -277,11 +283,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.output:
         about = {"model": str(args.model), "data": str(args.data), "data_sha256": file_sha256(args.data)}
         about |= {"git_commit": git_commit(), "versions": versions()}
-        (args.output / "evaluation.json").write_text(json.dumps(about | result, indent=2) + "\n")
-        draw(result, args.output / "evaluation.png")
+        with written(args.output / "evaluation.json") as part:
+            part.write_text(json.dumps(about | result, indent=2) + "\n")
+        with written(args.output / "evaluation.png") as part:
+            draw(result, part)
         print(f"written: {args.output / 'evaluation.json'}, {args.output / 'evaluation.png'}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

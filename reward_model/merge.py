@@ -8,6 +8,11 @@ Leaves out quantised bases.
 
 from __future__ import annotations
 
+from dbbench_adapter.commands import execute, interruptible, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 import json
 import os
@@ -17,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dbbench_adapter.outputs import failures_of_the_disk
 from reward_model.types import Message
 
 BOUND = 1e-4
@@ -83,7 +89,11 @@ def merge(
     lora = model.peft_config["default"]
     merged: Any = model.merge_and_unload(safe_merge=True)  # type: ignore[operator]
 
-    with tempfile.TemporaryDirectory(dir=output.absolute().parent, prefix=f".{output.name}-") as scratch:
+    with (
+        interruptible(),
+        tempfile.TemporaryDirectory(dir=output.absolute().parent, prefix=f".{output.name}-") as scratch,
+        failures_of_the_disk(output),
+    ):
         folder = Path(scratch) / output.name
         merged.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -173,4 +183,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

@@ -9,6 +9,11 @@ that nobody judged, that were lost, or that belong to a run's validation; they a
 
 from __future__ import annotations
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 import json
 import math
@@ -364,4 +369,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

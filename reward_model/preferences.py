@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from dbbench_adapter.outputs import written
 from reward_model.types import Preference
 
 _FIRST_LOOK_BYTES = 8_000_000
@@ -80,31 +81,30 @@ def write_preferences(rows: Iterable[Preference], path: Path) -> int:
     has is put in front, so that `datasets` knows of them from the start; the others keep their order.
     """
     count = 0
-    body, whole = path.with_name(f"{path.name}.body.part"), path.with_name(f"{path.name}.part")
     fields: set[Any] = set()
     head: list[str] = []
-    with body.open("w", encoding="utf-8", newline="\n") as out:
-        for row in rows:
-            plain = row.to_dict()
-            line = json.dumps(plain, ensure_ascii=False) + "\n"
-            new = _fields(plain) - fields
-            fields |= new
-            if new and out.tell() > _FIRST_LOOK_BYTES:
-                head.append(line)
-            else:
-                out.write(line)
-            count += 1
-    if head:
-        with whole.open("wb") as out, body.open("rb") as rest:
-            out.writelines(line.encode() for line in head)
-            shutil.copyfileobj(rest, out)
-        body.unlink()
-        body = whole
-    if count:
-        body.replace(path)
-    else:
-        body.unlink()
-        path.unlink(missing_ok=True)
+    with written(path) as whole, written(path.with_name(f"{path.name}.body")) as body:
+        with body.open("w", encoding="utf-8", newline="\n") as out:
+            for row in rows:
+                plain = row.to_dict()
+                line = json.dumps(plain, ensure_ascii=False) + "\n"
+                new = _fields(plain) - fields
+                fields |= new
+                if new and out.tell() > _FIRST_LOOK_BYTES:
+                    head.append(line)
+                else:
+                    out.write(line)
+                count += 1
+        if head:
+            with whole.open("wb") as out, body.open("rb") as rest:
+                out.writelines(line.encode() for line in head)
+                shutil.copyfileobj(rest, out)
+            body.unlink()
+        elif count:
+            body.replace(whole)
+        else:
+            body.unlink()
+            path.unlink(missing_ok=True)
     return count
 
 

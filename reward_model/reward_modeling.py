@@ -29,6 +29,11 @@ import sys
 if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -60,6 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        if os.environ.get("RANK", "0") == "0":
+            print("\nstopped; the same command goes on from the newest whole checkpoint", file=sys.stderr)
+        return 130
     return 0
 
 
@@ -94,6 +103,7 @@ def train(data: Any, args: Any, model: Any) -> None:
     from transformers.utils.logging import disable_progress_bar
     from trl.trainer.utils import get_peft_config, get_quantization_config
 
+    from dbbench_adapter.outputs import OutputError, failures_of_the_disk
     from reward_model.base_model import check_base, file_sha256, load_tokenizer, num_parameters, weights_sha256
     from reward_model.preferences import read_preferences
     from reward_model.training import (
@@ -104,12 +114,14 @@ def train(data: Any, args: Any, model: Any) -> None:
         encode_pairs,
         git_commit,
         prompt_key,
+        save_whole,
         settings,
         split_by_prompt,
         tokenizer_sha256,
         versions,
-        write_record,
+        what_is_left,
     )
+    from sql_agent.processes import ends_in_order
 
     datasets.disable_progress_bars()
     disable_progress_bar()
@@ -168,7 +180,8 @@ def train(data: Any, args: Any, model: Any) -> None:
     if checkpoint:
         say(f"going on from {checkpoint}")
 
-    output.mkdir(parents=True, exist_ok=True)
+    with failures_of_the_disk(output):
+        output.mkdir(parents=True, exist_ok=True)
     args.model_init_kwargs = {"dtype": model.dtype, "attn_implementation": model.attn_implementation}
     trainer = PairTrainer(
         model=str(base),
@@ -184,12 +197,14 @@ def train(data: Any, args: Any, model: Any) -> None:
     sizes = [(weight.numel(), weight.requires_grad) for weight in cast(Any, trainer.model).parameters()]
     trained, total = sum(size for size, is_trained in sizes if is_trained), sum(size for size, _ in sizes)
     say(f"{trained:,} of {total:,} weights are trained, on {args.device}")
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    trainer.save_model(str(output))
-    if trainer.is_world_process_zero():
-        write_record(output, record, trainer.state.global_step)
+    try:
+        with ends_in_order(), failures_of_the_disk(output):
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            save_whole(trainer, output, record)
+    except OutputError as error:
+        raise TrainingError(f"{error}; {what_is_left(output)}") from error
     say(f"reward model: {output}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

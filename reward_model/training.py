@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from trl.trainer.model_config import ModelConfig
 from trl.trainer.reward_config import RewardConfig
 from trl.trainer.reward_trainer import RewardTrainer
 
+from dbbench_adapter.outputs import append_line, failures_of_the_disk, remove, written
 from reward_model import signed
 from reward_model.micro_batches import micro_batch_tokens, micro_batches, recomputed, return_freed_memory
 from reward_model.preferences import PreferenceFileError
@@ -316,10 +318,10 @@ class RunLog(TrainerCallback):
         self.last_time, self.last_step = time.monotonic(), state.global_step
         if state.is_world_process_zero:
             path = self.output_dir / METRICS
-            lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
-            whole = [line for line in lines if line.endswith("\n")]  # a killed run may leave half a line
-            # steps after the checkpoint are taken again
-            path.write_text("".join(line for line in whole if json.loads(line)["train_step"] <= state.global_step))
+            lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+            whole = [line for line in lines if line.endswith(b"\n")]  # a killed run may leave half a line
+            with written(path) as part:  # steps after the checkpoint are taken again
+                part.write_bytes(b"".join(line for line in whole if _step_of(line) <= state.global_step))
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         metrics = rename(kwargs["logs"])
@@ -329,8 +331,8 @@ class RunLog(TrainerCallback):
             now, steps = time.monotonic(), state.global_step - self.last_step
             metrics["time/step_s"] = (now - self.last_time) / max(steps, 1)
             self.last_time, self.last_step = now, state.global_step
-        with (self.output_dir / METRICS).open("a") as out:
-            out.write(json.dumps({"train_step": state.global_step, "at": time.time(), **metrics}) + "\n")
+        line = {"train_step": state.global_step, "at": time.time(), **metrics}
+        append_line(self.output_dir / METRICS, json.dumps(line))
         print(step_line(state.global_step, state.max_steps, metrics), flush=True)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -339,6 +341,14 @@ class RunLog(TrainerCallback):
         if state.is_world_process_zero:
             facts = {**self.record, "train_step": state.global_step}
             signed.seal(self.output_dir / f"checkpoint-{state.global_step}", RECORD, facts)
+
+
+def _step_of(line: bytes) -> int:
+    """Of a line of metrics; -1 where it is none, and stays."""
+    try:
+        return int(json.loads(line)["train_step"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return -1
 
 
 LINE = (
@@ -428,9 +438,30 @@ def git_commit() -> str | None:
 
 def write_record(folder: Path, record: Mapping[str, Any], train_step: int) -> None:
     """Of the finished model; appears whole or not at all. A checkpoint's is signed as well, and comes last."""
-    part = folder / f"{RECORD}.part"
-    part.write_text(json.dumps({**record, "train_step": train_step}, indent=2) + "\n")
-    part.replace(folder / RECORD)
+    with written(folder / RECORD) as part:
+        part.write_text(json.dumps({**record, "train_step": train_step}, indent=2) + "\n")
+
+
+def save_whole(trainer: Any, output: Path, record: Mapping[str, Any]) -> None:
+    """Model or adapter, and tokenizer, then the record. Loaders know the folder by its config, which comes last."""
+    with tempfile.TemporaryDirectory(dir=output, prefix=".saving-") as scratch, failures_of_the_disk(output):
+        trainer.save_model(scratch)
+        last = ("adapter_config.json", "config.json")
+        for file in sorted(Path(scratch).iterdir(), key=lambda file: file.name in last):
+            os.replace(file, output / file.name)
+    if trainer.is_world_process_zero():
+        write_record(output, record, trainer.state.global_step)
+
+
+def what_is_left(output: Path) -> str:
+    """Remove checkpoints that were cut off, which fill the disk, and say from which one a run goes on."""
+    whole = []
+    for folder in sorted(output.glob("checkpoint-*"), key=_step):
+        if (folder / RECORD).is_file():
+            whole.append(folder)
+        else:
+            remove(folder)
+    return f"it goes on from {whole[-1]}" if whole else "no checkpoint was whole yet"
 
 
 def checkpoint_to_resume(

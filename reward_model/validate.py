@@ -7,6 +7,11 @@ of several people's judgements hold such. Leaves out whether a preference is rig
 
 from __future__ import annotations
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
@@ -113,4 +118,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

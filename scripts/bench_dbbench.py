@@ -7,6 +7,11 @@ is in a cache. Episodes run in processes with threads, as runners do. Leaves out
 
 from __future__ import annotations
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 import json
 import multiprocessing
@@ -220,4 +225,4 @@ def _resident_mib() -> float:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    execute(main)

@@ -11,6 +11,11 @@ import sys
 if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 import json
 import tempfile
@@ -95,4 +100,4 @@ def _memory(model: Path, folder: Path) -> list[Row]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

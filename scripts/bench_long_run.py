@@ -5,8 +5,12 @@ Prints a table; doc/benchmarks.md says what is measured. Ends with 1 if a proces
 
 from __future__ import annotations
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
-import sys
 import tempfile
 from pathlib import Path
 
@@ -27,4 +31,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

@@ -6,6 +6,11 @@ which also says how each part is measured. Everything stays on loopback; every p
 
 from __future__ import annotations
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 import dataclasses
 import json
@@ -144,4 +149,4 @@ def as_json(parts: dict[str, list[Row]], facts: dict[str, Any]) -> dict[str, Any
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    execute(main)

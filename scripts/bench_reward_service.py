@@ -7,6 +7,11 @@ inside an `async def`. Servers and clients are processes of their own, on loopba
 
 from __future__ import annotations
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 import json
 import os
@@ -244,4 +249,4 @@ def _mib(process: subprocess.Popen[str]) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

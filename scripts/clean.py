@@ -8,6 +8,11 @@ mark. Run directories are results and stay.
 
 from __future__ import annotations
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 import fcntl
 import os
@@ -132,4 +137,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    execute(main)

@@ -7,6 +7,11 @@ packages are broken. Leaves out disk space, GPU drivers and whether a model fits
 
 from __future__ import annotations
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 import os
 import platform
@@ -238,4 +243,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

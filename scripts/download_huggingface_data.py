@@ -11,6 +11,11 @@ import sys
 if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
 
+from dbbench_adapter.commands import execute, interruptible, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 import json
 import tempfile
@@ -19,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from dbbench_adapter.load import unpacked
-from dbbench_adapter.outputs import OutputError, check_output
+from dbbench_adapter.outputs import OutputError, check_output, failures_of_the_disk, written
 from dbbench_adapter.records import Fault, RawRecord
 from dbbench_adapter.validate import check_file, report_lines
 
@@ -111,7 +116,7 @@ def convert(source: str, output_dir: Path) -> list[str]:
     dataset = fetch(source)
     found = entries(dataset.to_list())
     output_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output_dir) as folder:
+    with interruptible(), tempfile.TemporaryDirectory(dir=output_dir) as folder, failures_of_the_disk(output_dir):
         unchecked = Path(folder) / target.name
         unchecked.write_text(json.dumps(found, ensure_ascii=False) + "\n", "utf-8")
         report = check_file(unchecked)
@@ -119,7 +124,8 @@ def convert(source: str, output_dir: Path) -> list[str]:
             raise SourceError("\n".join([f"{source}: rows with faults", *map(str, report.faults)]))
         if report.num_rows != NUM_TASKS:
             raise SourceError(f"{source}: {report.num_rows} rows, expected the {NUM_TASKS} of LifelongAgentBench")
-        dataset.to_parquet(str(copy))
+        with written(copy) as part:
+            dataset.to_parquet(str(part))
         unchecked.rename(target)
     report.path = target
     return [*report_lines(report), f"the same rows as on the hub: {copy}", LICENCE]
@@ -142,4 +148,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

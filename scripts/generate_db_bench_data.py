@@ -10,6 +10,11 @@ import sys
 if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 import itertools
 import json
@@ -21,7 +26,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from dbbench_adapter.outputs import check_output
+from dbbench_adapter.outputs import check_output, written
 from dbbench_adapter.skills import SKILLS
 from dbbench_adapter.synthesis import SKILL_COUNTS, THEMES, ExhaustedError, task_stream
 from dbbench_adapter.synthesis.entry_dict import entry_dict
@@ -87,13 +92,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, ExhaustedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.part")
-    unfinished.write_text(json.dumps(entry_dict(tasks), ensure_ascii=False) + "\n", "utf-8")
-    unfinished.replace(path)
+    with written(path) as unfinished:
+        unfinished.write_text(json.dumps(entry_dict(tasks), ensure_ascii=False) + "\n", "utf-8")
     print("\n".join(summary(tasks, time.monotonic() - start, path)))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

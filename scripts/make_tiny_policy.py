@@ -7,6 +7,11 @@ The recipe and its measurements: `sql_agent/tiny_policy`. A folder that was made
 
 from __future__ import annotations
 
+from dbbench_adapter.commands import execute, interruptible, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 import hashlib
 import json
@@ -17,6 +22,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
+
+from dbbench_adapter.outputs import failures_of_the_disk
 
 OUTPUT = Path("models") / "tiny-sql"
 STEPS = 400
@@ -51,7 +58,11 @@ def make_tiny_policy(
             progress(f"{output} is there, made by the same recipe")
             return
     output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}-") as scratch:
+    with (
+        interruptible(),
+        tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}-") as scratch,
+        failures_of_the_disk(output),
+    ):
         folder = Path(scratch) / output.name
         _build(folder, seed, steps, progress)
         (folder / RECIPE_FILE).write_text(json.dumps(recipe, indent=2) + "\n")
@@ -120,4 +131,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    execute(main)

@@ -17,6 +17,11 @@ import sys
 if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
 
+from dbbench_adapter.commands import execute, interruptible, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 import json
 import logging
@@ -27,6 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dbbench_adapter.outputs import failures_of_the_disk, in_words
 from reward_model.hub import go_offline, model_folder
 from sql_agent.checkpoints import MANIFEST, checkpoints, fault_of, newest_whole
 from sql_agent.types import AgentConfig
@@ -85,7 +91,11 @@ def merge(source: Source, output: Path, say: Say) -> None:
     if source.served is not None:
         say(compare_weights(merged, source.served))
     output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output.absolute().parent, prefix=f".{output.name}-") as scratch:
+    with (
+        interruptible(),
+        tempfile.TemporaryDirectory(dir=output.absolute().parent, prefix=f".{output.name}-") as scratch,
+        failures_of_the_disk(output),
+    ):
         folder = Path(scratch) / output.name
         merged.save_pretrained(folder)
         AutoTokenizer.from_pretrained(source.tokenizer).save_pretrained(folder)
@@ -315,11 +325,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         opened = open_adapter(args.adapter, args.base) if args.adapter else open_checkpoint(args.checkpoint, print)
         merge(opened, args.output, print)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {in_words(error)}", file=sys.stderr)
         return 1
     print(f"merged policy: {args.output}; serve it with `vllm serve {args.output}`")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

@@ -6,6 +6,11 @@ Reads the runs' metrics.jsonl: `scripts.run_dbbench_greedy_grpo` with --eval_tas
 training_callback.evaluate_every.
 """
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 import json
 import statistics
@@ -105,4 +110,4 @@ def draw(curves: dict[str, list[Curve]], file: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    execute(main)

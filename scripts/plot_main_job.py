@@ -5,6 +5,11 @@
 Reads each run's metrics.jsonl: held-out success at every validation, the share of groups without spread at every step.
 """
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 import json
 import statistics
@@ -84,4 +89,4 @@ def draw(curves: dict[str, list[Curve]], file: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    execute(main)

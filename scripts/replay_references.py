@@ -9,6 +9,11 @@ Leaves out models (`python -m sql_agent.evaluate`) and what is wrong with a file
 
 from __future__ import annotations
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -98,4 +103,4 @@ def _replay(path: Path, spec: str, backend: Backend) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    execute(main)

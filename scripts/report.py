@@ -6,14 +6,19 @@ With --follow the page is written again whenever a step has ended, as long as th
 
 from __future__ import annotations
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
-import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dbbench_adapter.outputs import written
 from sql_agent.report.page import render
 from sql_agent.report.reading import Run, change, checkpoints, held_out, is_running, read_run
 
@@ -74,15 +79,15 @@ def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     figure.legend(loc="outside upper center", ncols=2, frameon=False)
-    figure.savefig(file, dpi=150)
+    figure.savefig(file, dpi=150, format="png")
 
 
 def write(run: Run) -> None:
     """The page appears whole or not at all: a browser may be reading it."""
-    draw(run.rows, run.folder / "curve.png")
-    page = run.folder / ".report.html"
-    page.write_text(render(run), encoding="utf-8", errors="replace")  # a policy may write half a character
-    os.replace(page, run.folder / "report.html")
+    with written(run.folder / "curve.png") as part:
+        draw(run.rows, part)
+    with written(run.folder / "report.html") as part:
+        part.write_text(render(run), encoding="utf-8", errors="replace")  # a policy may write half a character
 
 
 def follow(run_dir: Path) -> Run:
@@ -127,4 +132,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    execute(main)

@@ -13,6 +13,11 @@ import sys
 if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -20,7 +25,8 @@ from typing import TYPE_CHECKING
 from dbbench_adapter.passwords import Parser
 from sql_agent.local.config import GreedyGrpoConfig
 from sql_agent.local.flags import add_flags, read_flags
-from sql_agent.local.start import check_model, failures_in_words
+from sql_agent.local.start import check_model, failures_in_words, load_libraries
+from sql_agent.processes import ends_in_order
 
 if TYPE_CHECKING:
     from dbbench_adapter.types import Task
@@ -45,12 +51,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     cfg = read_flags(parser, GreedyGrpoConfig, args)
     with failures_in_words(f"the same command with --resume goes on from the last checkpoint in {cfg.save_dir}"):
-        run(cfg, resumed=args.resume)
+        for path in filter(None, (cfg.model.model_path, cfg.reference_model_path)):
+            check_model(path)
+        load_libraries()
+        with ends_in_order():
+            run(cfg, resumed=args.resume)
 
 
 def run(cfg: GreedyGrpoConfig, *, resumed: bool) -> None:
-    for path in filter(None, (cfg.model.model_path, cfg.reference_model_path)):
-        check_model(path)
     from dbbench_adapter.backends import BackendUnavailable
     from sql_agent.environments.dbbench import DbBench
     from sql_agent.local.run_folder import RunFolder
@@ -127,4 +135,4 @@ def _train(
 
 
 if __name__ == "__main__":
-    main()
+    execute(main)

@@ -13,6 +13,11 @@ import sys
 if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 import json
 import time
@@ -22,9 +27,10 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from dbbench_adapter.outputs import in_words
 from dbbench_adapter.passwords import Parser
 from sql_agent.local.experiment import ExperimentConfig, LanguageModelConfig, load_experiment
-from sql_agent.local.start import StartError, check_device, check_model, out_of_memory
+from sql_agent.local.start import StartError, check_device, check_model, load_libraries, out_of_memory
 from sql_agent.local.types import DivergedError, UnjudgedError
 from sql_agent.processes import ends_in_order
 
@@ -65,10 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if args.prepare:
             return prepare(cfg)
+        check_model(cfg.language_model.model_path)
+        load_libraries()
         with ends_in_order():
             run(cfg, args.resume)
     except (ValueError, OSError, DivergedError, UnjudgedError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {in_words(error)}", file=sys.stderr)
         return 1
     except RuntimeError as error:
         print(f"error: {out_of_memory(error)}; --resume RUN_DIR goes on from the last checkpoint", file=sys.stderr)
@@ -80,7 +88,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(cfg: ExperimentConfig, resumed: Path | None) -> None:
-    check_model(cfg.language_model.model_path)
     from dbbench_adapter.backends import BackendUnavailable
     from sql_agent.environments.dbbench import DbBench
 
@@ -260,4 +267,4 @@ def check_data(cfg: ExperimentConfig) -> "Finding":
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

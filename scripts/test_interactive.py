@@ -15,6 +15,11 @@ import sys
 if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
 
+from dbbench_adapter.commands import INTERRUPTED, execute, interruptible, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 import signal
 from collections.abc import Iterator, Sequence
@@ -22,10 +27,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dbbench_adapter.outputs import in_words
 from dbbench_adapter.passwords import Parser
 from sql_agent.local.config import AdapterConfig, InteractiveConfig
 from sql_agent.local.flags import add_flags, read_flags
-from sql_agent.local.start import check_model
+from sql_agent.local.start import check_model, load_libraries
 
 if TYPE_CHECKING:
     from dbbench_adapter.types import Task
@@ -48,15 +54,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         run(cfg)
     except (ValueError, OSError) as error:
-        raise SystemExit(f"error: {error}") from error
+        raise SystemExit(f"error: {in_words(error)}") from error
     except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        raise SystemExit(INTERRUPTED) from None
 
 
 def run(cfg: InteractiveConfig) -> None:
     if cfg.data == "gsm8k":
         os.environ.setdefault("HF_HUB_OFFLINE", "0")  # whoever names the hub's dataset may fetch it
     check_model(cfg.model.model_path)
+    load_libraries()
     from rich.console import Console
 
     from sql_agent.local.interactive import OneDatabase, WordProblems
@@ -112,6 +119,11 @@ def _databases(cfg: InteractiveConfig, show: "Transcript") -> "tuple[list[Task],
 
 
 def _converse(cfg: InteractiveConfig, subject: "Subject", show: "Transcript") -> None:
+    with interruptible():
+        _talk(cfg, subject, show)
+
+
+def _talk(cfg: InteractiveConfig, subject: "Subject", show: "Transcript") -> None:
     from sql_agent.local.interactive import Chat
     from sql_agent.local.start import start_policy
     from sql_agent.local.types import Sampling
@@ -194,4 +206,4 @@ def _read(show: "Transcript") -> str | None:
 
 
 if __name__ == "__main__":
-    main()
+    execute(main)

@@ -15,12 +15,18 @@ import sys
 if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 from collections.abc import Sequence
 
 from sql_agent.local.config import Gsm8kGrpoConfig
 from sql_agent.local.flags import add_flags, read_flags
-from sql_agent.local.start import check_model, failures_in_words
+from sql_agent.local.start import check_model, failures_in_words, load_libraries
+from sql_agent.processes import ends_in_order
 
 FREE_ON_RESUME = ("output_dir", "save_every")
 
@@ -38,14 +44,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     cfg = read_flags(parser, Gsm8kGrpoConfig, args)
     with failures_in_words(f"the same command with --resume goes on from the last checkpoint in {cfg.output_dir}"):
-        run(cfg, resumed=args.resume)
+        if cfg.source == "gsm8k":
+            os.environ.setdefault("HF_HUB_OFFLINE", "0")  # whoever names the hub's dataset may fetch it
+        for path in filter(None, (cfg.model.model_path, cfg.reference_model_path)):
+            check_model(path)
+        load_libraries()
+        with ends_in_order():
+            run(cfg, resumed=args.resume)
 
 
 def run(cfg: Gsm8kGrpoConfig, *, resumed: bool) -> None:
-    if cfg.source == "gsm8k":
-        os.environ.setdefault("HF_HUB_OFFLINE", "0")  # whoever names the hub's dataset may fetch it
-    for path in filter(None, (cfg.model.model_path, cfg.reference_model_path)):
-        check_model(path)
     from sql_agent.gsm8k.environment import Gsm8k
     from sql_agent.gsm8k.load import load_problems
     from sql_agent.local.gsm8k_grpo import Progress, train
@@ -82,4 +90,4 @@ def run(cfg: Gsm8kGrpoConfig, *, resumed: bool) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    execute(main)

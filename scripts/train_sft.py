@@ -18,6 +18,11 @@ import sys
 if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 from collections.abc import Sequence
 
@@ -60,10 +65,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"\ninterrupted; the same command with --resume goes on from the last checkpoint in {cfg.output_dir}")
+        resume = f"the same command with --resume goes on from the last checkpoint in {cfg.output_dir}"
+        print(f"\ninterrupted; {resume}", file=sys.stderr)
         return 130
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

@@ -6,6 +6,11 @@ and starts no model server; `python -m sql_agent.oracle` serves a scripted model
 
 from __future__ import annotations
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 import asyncio
 import functools
@@ -288,4 +293,4 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    execute(main)

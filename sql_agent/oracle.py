@@ -8,6 +8,11 @@ streams nothing, and knows no other route than `/v1/models` and `/v1/chat/comple
 
 from __future__ import annotations
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 import asyncio
 import json
@@ -227,4 +232,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    execute(main)

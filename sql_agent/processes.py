@@ -29,6 +29,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from dbbench_adapter.commands import interruptible
+
 RUN_ID = "AGENTGRPO_RUN_ID"
 IS_RUN_ID = re.compile("[0-9a-f]{12}")
 FOLDER = re.compile(rf"\.?agentgrpo-(?:mariadb-\d+-)?({IS_RUN_ID.pattern})(?:-\w+)?")
@@ -105,7 +107,8 @@ def ends_in_order() -> Iterator[None]:
     for sign in before:
         signal.signal(sign, end)
     try:
-        yield
+        with interruptible():
+            yield
     finally:
         for sign, handler in before.items():
             signal.signal(sign, handler)

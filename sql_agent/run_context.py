@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dbbench_adapter.outputs import append_line
 from sql_agent.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -44,8 +45,9 @@ class RunContext:
         lines = [trajectory_line(r, step, validate=validate) for r in [*spread, *(r for r in results if r.lost)]]
         folder = self.run_dir / "trajectories"
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / f"{'val' if validate else 'train'}_{step:06d}.jsonl").open("a") as out:
-            out.writelines(json.dumps(line) + "\n" for line in lines)
+        if lines:
+            file = folder / f"{'val' if validate else 'train'}_{step:06d}.jsonl"
+            append_line(file, "\n".join(map(json.dumps, lines)))
 
 
 def trajectory_line(result: Result, step: int, *, validate: bool) -> dict[str, Any]:

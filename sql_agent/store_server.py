@@ -11,6 +11,11 @@ backend other than memory.
 
 from __future__ import annotations
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 import asyncio
 import logging
@@ -186,4 +191,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    execute(main)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dbbench_adapter.outputs import append_line
 from sql_agent.engine_alarm import engine_alarm
 from sql_agent.run_context import RunContext
 from sql_agent.score_alarm import ScoreAlarm
@@ -109,9 +110,8 @@ def make_tracking(context: RunContext, emit: Callable[[dict[str, Any]], None]) -
             metrics |= alarm.look(step, metrics) | engine_alarm(metrics, self._dtype)
             # JSON has no NaN
             known = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-            with path.open("a") as out:
-                out.write(json.dumps({"train_step": step, "at": time.time(), **known}) + "\n")
-                out.flush()
+            append_line(path, json.dumps({"train_step": step, "at": time.time(), **known}))
+            with path.open("rb") as out:
                 os.fsync(out.fileno())  # before a checkpoint of this step counts
             super().log(metrics, step, backend)
             emit({"event": "step", "step": step, "metrics": metrics})

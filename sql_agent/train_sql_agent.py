@@ -13,6 +13,11 @@ if __package__ in (None, ""):
     # Run as a script, Python puts this folder first, where types.py would shadow the standard library's.
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 import fcntl
 import json
@@ -693,4 +698,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    execute(main)

@@ -15,6 +15,7 @@ from dbbench_adapter.backends.base import (
     TableError,
     TableState,
 )
+from dbbench_adapter.commands import interruptible
 from dbbench_adapter.passwords import hidden, revealed
 
 __all__ = [
@@ -76,12 +77,12 @@ def open_backend(spec: str) -> Iterator[Backend]:
         from dbbench_adapter.backends.mysql import MysqlBackend
         from dbbench_adapter.backends.server import PrivateServer
 
-        with PrivateServer() as server, MysqlBackend(server.url) as backend:
+        with interruptible(), PrivateServer() as server, MysqlBackend(server.url) as backend:
             yield backend
     else:
         from dbbench_adapter.backends.mysql import MysqlBackend
 
-        with MysqlBackend(_address(spec)) as backend:
+        with interruptible(), MysqlBackend(_address(spec)) as backend:
             yield backend
 
 

@@ -9,6 +9,11 @@ verl. Needs rLLM 0.2.1.post1 with a GPU. Not run here: rLLM's side is tested aga
 
 from __future__ import annotations
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -87,4 +92,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    execute(main)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dbbench_adapter.outputs import written
 from reward_model import signed
 from sql_agent.local.learner import Learner
 from sql_agent.local.policy import LocalPolicy
@@ -45,18 +46,15 @@ def save_checkpoint(
         lines: files that the run appends to; `resume` cuts them back to their length of now.
     """
     target = folder / f"step_{step:06d}"
-    unfinished = folder / f"{target.name}.part"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    policy.save(unfinished)
-    torch.save({"learner": learner.state(), "random": _random_state()}, unfinished / "training.pt")
-    lengths = {path.name: path.stat().st_size if path.exists() else 0 for path in lines}
-    (unfinished / "state.json").write_text(json.dumps({"state": state, "lengths": lengths}))
-    signed.seal(unfinished, MANIFEST, {"step": step})
-    for path in unfinished.rglob("*"):
-        _sync(path)
-    shutil.rmtree(target, ignore_errors=True)
-    os.replace(unfinished, target)
+    with written(target) as unfinished:
+        unfinished.mkdir()
+        policy.save(unfinished)
+        torch.save({"learner": learner.state(), "random": _random_state()}, unfinished / "training.pt")
+        lengths = {path.name: path.stat().st_size if path.exists() else 0 for path in lines}
+        (unfinished / "state.json").write_text(json.dumps({"state": state, "lengths": lengths}))
+        signed.seal(unfinished, MANIFEST, {"step": step})
+        for path in unfinished.rglob("*"):
+            _sync(path)
     _sync(folder)
     for old in sorted(path for path in folder.glob("step_??????") if path.name < target.name)[: 1 - KEPT]:
         shutil.rmtree(old)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from dbbench_adapter.outputs import append_line, failures_of_the_disk, written
 from reward_model.signed import user_key
 from sql_agent.local.checkpoint import newest_checkpoint, resume, save_checkpoint
 from sql_agent.local.learner import Learner
@@ -73,9 +72,11 @@ class RunFolder:
 
     def begin(self) -> None:
         """Make the folder; until here nothing was written."""
-        for file in (self._settings, self.metrics, self.trajectories):
-            file.parent.mkdir(parents=True, exist_ok=True)
-        self._settings.write_text(self._config.model_dump_json(indent=2) + "\n")
+        with failures_of_the_disk(self.path):
+            for file in (self._settings, self.metrics, self.trajectories):
+                file.parent.mkdir(parents=True, exist_ok=True)
+        with written(self._settings) as part:
+            part.write_text(self._config.model_dump_json(indent=2) + "\n")
 
     def log(self, metrics: Mapping[str, Any]) -> None:
         _append(self.metrics, {**metrics, "at": time.time()})
@@ -98,12 +99,9 @@ class RunFolder:
 
     def finish(self, policy: LocalPolicy, name: str = "adapter") -> Path:
         """Write adapter and tokenizer, whole or not at all."""
-        target, unfinished = self.path / name, self.path / f"{name}.part"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        policy.save(unfinished)
-        shutil.rmtree(target, ignore_errors=True)
-        os.replace(unfinished, target)
-        return target
+        with written(self.path / name) as unfinished:
+            policy.save(unfinished)
+        return self.path / name
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -114,5 +112,4 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _append(path: Path, line: Mapping[str, Any]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")  # in ASCII: a policy may write half a surrogate pair
+    append_line(path, json.dumps(line))  # in ASCII: a policy may write half a surrogate pair

@@ -21,7 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 from dbbench_adapter.backends import open_backend
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.load import load_tasks
-from dbbench_adapter.outputs import check_output
+from dbbench_adapter.outputs import OutputError, check_output, failures_of_the_disk, remove
 from dbbench_adapter.splits import draw_by_kind
 from reward_model import signed
 from reward_model.base_model import load_tokenizer, weights_sha256
@@ -120,18 +120,34 @@ def train(run: Run, say: Say = print) -> None:
         TrainingError: a loss that is no number.
     """
     cfg = run.cfg
-    (cfg.output_dir / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+    with failures_of_the_disk(cfg.output_dir):
+        (cfg.output_dir / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
     model = load_trainable(run.model, run.base, all_weights=run.trains_all_weights, device=run.device)
     trainer = make_trainer(model, run.tokenizer, run.encoded, cfg, lora=run.lora, record=run.record)
     weights = list(trainer.model.parameters())  # pyright: ignore[reportOptionalMemberAccess]
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
     say(f"{trained:,} of {sum(map(torch.numel, weights)):,} weights are trained, on {run.device}")
-    trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
-    save_whole(trainer, run.tokenizer, cfg.output_dir, run.record)
+    try:
+        with failures_of_the_disk(cfg.output_dir):
+            trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
+            save_whole(trainer, run.tokenizer, cfg.output_dir, run.record)
+    except OutputError as error:
+        raise TrainingError(f"{error}; {what_is_left(cfg.output_dir)}") from error
     say(f"trained {trainer.state.global_step} steps on {len(run.encoded)} conversations of {cfg.dataset}")
     say(f"{'model' if run.trains_all_weights else 'adapter'} and tokenizer: {cfg.output_dir}")
     for command in next_commands(cfg):
         say(f"next: {command}")
+
+
+def what_is_left(output: Path) -> str:
+    """Remove checkpoints that were cut off, which fill the disk, and say from which one a run goes on."""
+    whole = []
+    for folder in sorted((output / CHECKPOINTS).glob("checkpoint-*"), key=_step):
+        if (folder / RECORD).is_file():
+            whole.append(folder)
+        else:
+            remove(folder)
+    return f"with --resume it goes on from {whole[-1]}" if whole else "with --resume, since no checkpoint was whole yet"
 
 
 def next_commands(cfg: SftConfig) -> list[str]:

@@ -22,6 +22,7 @@ from transformers.trainer_callback import PrinterCallback
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
+from dbbench_adapter.outputs import append_line, failures_of_the_disk, written
 from reward_model import signed
 from reward_model.micro_batches import micro_batch_tokens, micro_batches, recomputed, return_freed_memory
 from reward_model.training import METRICS, RunLog, TrainingError
@@ -204,8 +205,8 @@ class SftLog(RunLog):
         now = time.monotonic()
         metrics["time/step_s"] = (now - self.last_time) / max(state.global_step - self.last_step, 1)
         self.last_time, self.last_step = now, state.global_step
-        with (self.output_dir / METRICS).open("a") as out:
-            out.write(json.dumps({"train_step": state.global_step, "at": time.time(), **metrics}) + "\n")
+        line = {"train_step": state.global_step, "at": time.time(), **metrics}
+        append_line(self.output_dir / METRICS, json.dumps(line))
         print(step_line(state.global_step, state.max_steps, metrics), flush=True)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -225,14 +226,13 @@ def step_line(step: int, steps: int, metrics: Mapping[str, float]) -> str:
 
 def write_record(folder: Path, record: Mapping[str, Any], train_step: int) -> None:
     """Appears whole or not at all."""
-    part = folder / f"{RECORD}.part"
-    part.write_text(json.dumps({**record, "train_step": train_step}, indent=2) + "\n")
-    part.replace(folder / RECORD)
+    with written(folder / RECORD) as part:
+        part.write_text(json.dumps({**record, "train_step": train_step}, indent=2) + "\n")
 
 
 def save_whole(trainer: Trainer, tokenizer: PreTrainedTokenizerBase, output: Path, record: Mapping[str, Any]) -> None:
     """Model or adapter, and tokenizer. Loaders know the folder by its config, which comes when the rest is there."""
-    with tempfile.TemporaryDirectory(dir=output, prefix=".saving-") as scratch:
+    with tempfile.TemporaryDirectory(dir=output, prefix=".saving-") as scratch, failures_of_the_disk(output):
         model: Any = trainer.model
         model.save_pretrained(scratch)
         tokenizer.save_pretrained(scratch)

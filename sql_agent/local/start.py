@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dbbench_adapter.commands import INTERRUPTED
+from dbbench_adapter.outputs import in_words
 from dbbench_adapter.protocols import Message
 from reward_model.hub import ModelNotFoundError, go_offline, model_folder
 from sql_agent.local.config import AdapterConfig, ModelConfig, OptimConfig
@@ -24,7 +27,6 @@ from sql_agent.model_check import (
     read_json,
     safetensors_bytes,
 )
-from sql_agent.processes import ends_in_order
 from sql_agent.types import AgentConfig
 
 if TYPE_CHECKING:
@@ -53,20 +55,26 @@ class StartError(ValueError):
 
 @contextmanager
 def failures_in_words(resume: str) -> Iterator[None]:
-    """Around a command: a failure that has a name ends it with one line, and so do Ctrl-C and SIGTERM.
+    """Around a command: a failure that has a name ends it with one line, and so does KeyboardInterrupt, with 130.
 
     Args:
         resume: how to go on, said where work would be lost.
     """
     try:
-        with ends_in_order():
-            yield
+        yield
     except (ValueError, OSError, DivergedError, UnjudgedError) as error:
-        raise SystemExit(f"error: {error}") from error
+        raise SystemExit(f"error: {in_words(error)}") from error
     except RuntimeError as error:
         raise SystemExit(f"error: {out_of_memory(error)}; {resume}") from error
     except KeyboardInterrupt:
-        raise SystemExit(f"\ninterrupted; {resume}") from None
+        print(f"\ninterrupted; {resume}", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
+
+
+def load_libraries() -> None:
+    """The imports that take seconds, before anything is begun that Ctrl-C would have to end in order."""
+    import sql_agent.local.learner
+    import sql_agent.local.rollouts  # noqa: F401
 
 
 def out_of_memory(error: RuntimeError) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import sqlite3
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+from dbbench_adapter.outputs import written
 from sql_agent.medical.types import TABLES, Language
 from sql_agent.medical.words import FIELDS, NAMES, NOTICE, WORDS
 
@@ -23,10 +23,7 @@ def make_database(path: Path, *, n_drugs: int = 200, n_diseases: int = 120, seed
     Args:
         n_drugs, n_diseases: rows of `drugs_info` and `disease`; English and Chinese take turns.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.part")
-    unfinished.unlink(missing_ok=True)
-    with closing(sqlite3.connect(unfinished)) as connection:
+    with written(path) as unfinished, closing(sqlite3.connect(unfinished)) as connection:
         connection.execute("CREATE TABLE notice (text TEXT NOT NULL)")
         connection.executemany("INSERT INTO notice VALUES (?)", [(text,) for text in NOTICE])
         for table, count in (("drugs_info", n_drugs), ("disease", n_diseases)):
@@ -37,7 +34,6 @@ def make_database(path: Path, *, n_drugs: int = 200, n_diseases: int = 120, seed
             rows = entries(table, count, random.Random(f"{seed}/{table}"))
             connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
         connection.commit()
-    os.replace(unfinished, path)
 
 
 def entries(table: str, count: int, draw: random.Random) -> Iterator[tuple[int | str, ...]]:

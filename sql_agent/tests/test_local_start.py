@@ -1,5 +1,6 @@
 """What is looked at before a local run loads anything."""
 
+import errno
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from safetensors.torch import save_file
 from sql_agent.local.config import AdapterConfig, GreedyGrpoConfig, ModelConfig
 from sql_agent.local.start import StartError, check_device, check_model, failures_in_words, start_policy
 from sql_agent.local.types import UnjudgedError
+from sql_agent.processes import ends_in_order
 
 
 def adapter(folder, base: str, weights: bool = True):
@@ -93,7 +95,7 @@ def test_names_in_a_list_are_separated_by_commas():
     assert cfg.skills == ("select", "delete")
 
 
-def test_a_commands_failures_end_in_one_line():
+def test_a_commands_failures_end_in_one_line(capsys):
     def fails(error):
         with pytest.raises(SystemExit) as caught, failures_in_words("go on with --resume"):
             raise error
@@ -101,7 +103,13 @@ def test_a_commands_failures_end_in_one_line():
 
     assert fails(ValueError("--top_p: too large")) == "error: --top_p: too large"
     assert fails(UnjudgedError("nobody judges")) == "error: nobody judges"
-    assert fails(KeyboardInterrupt()) == "\ninterrupted; go on with --resume"
+    assert fails(KeyboardInterrupt()) == 130
+    assert capsys.readouterr().err == "\ninterrupted; go on with --resume\n"
+    full = fails(OSError(errno.ENOSPC, "No space left on device", "out/config.json"))
+    assert full == (
+        "error: out/config.json could not be written: No space left on device; make room on its disk, then start the "
+        "same command again"
+    )
     words = fails(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore"))
     assert words.startswith("error: out of memory (CUDA out of memory. Tried to allocate 2.00 GiB.); turn gradient_ch")
     assert words.endswith("; go on with --resume")
@@ -115,8 +123,9 @@ def test_a_batch_schedulers_sigterm_ends_a_command_as_ctrl_c_does_also_where_sig
     )  # so does a script's shell for what it puts into the background
     try:
         with (
-            pytest.raises(SystemExit, match="interrupted; go on with --resume"),
+            pytest.raises(SystemExit, match="130"),
             failures_in_words("go on with --resume"),
+            ends_in_order(),
         ):
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(5)

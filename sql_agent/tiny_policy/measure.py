@@ -8,6 +8,11 @@ real evaluations go through vLLM (`sql_agent.evaluate`).
 
 from __future__ import annotations
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 import json
 import re
@@ -130,4 +135,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    execute(main)

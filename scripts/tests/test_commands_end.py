@@ -1,0 +1,213 @@
+"""Every command ends in one line, also by Ctrl-C in the middle of its imports, and leaves nothing half written."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dbbench_adapter.commands import execute, interruptible, starting
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("dbbench_adapter", "reward_model", "scripts", "sql_agent")
+CHILDREN = {
+    "dbbench_adapter.commands",
+    "sql_agent.llm_proxy",
+    "sql_agent.processes",
+    "sql_agent.verl_driver",
+}
+"""Modules that commands start, which are told to end by them."""
+
+
+def commands() -> list[str]:
+    found = []
+    for package in PACKAGES:
+        for file in sorted((ROOT / package).rglob("*.py")):
+            name = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+            if "tests" in file.parts or "scripts/bench/" in str(file) or name in CHILDREN:
+                continue
+            if 'if __name__ == "__main__":' in file.read_text():
+                found.append(name)
+    return found
+
+
+COMMANDS = commands()
+
+
+def test_the_commands_are_found():
+    assert {"sql_agent.train_sql_agent", "scripts.train_sft", "reward_model.convert_dpo_format"} <= {*COMMANDS}
+    assert len(COMMANDS) > 40
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_is_ready_for_ctrl_c_before_it_imports_anything_large(name):
+    """Its statements: the path of a script, `starting()`, the other imports, ..., `execute(main)`."""
+    body = ast.parse((ROOT / f"{name.replace('.', '/')}.py").read_text()).body
+    at = next(i for i, part in enumerate(body) if "starting()" in ast.unparse(part) and isinstance(part, ast.If))
+    before = [alias for part in body[:at] for alias in _imported(part)]
+    assert {*before} <= {"__future__", "os", "sys", "dbbench_adapter.commands"}
+    assert ast.unparse(body[-1]) == "if __name__ == '__main__':\n    execute(main)"
+
+
+def _imported(part: ast.stmt) -> list[str]:
+    if isinstance(part, ast.Import):
+        return [alias.name for alias in part.names]
+    return [str(part.module)] if isinstance(part, ast.ImportFrom) else []
+
+
+INTERRUPTER = """
+import os, runpy, signal, sys
+
+class Interrupter:
+    def find_spec(self, name, path=None, target=None):
+        if name == AT:
+            os.kill(os.getpid(), signal.SIGINT)
+
+AT, module, *arguments = sys.argv[1:]
+sys.meta_path.insert(0, Interrupter())
+sys.argv = [module, *arguments]
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+
+
+def interrupted(module: str, at: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command, interrupted when it looks for the module `at`."""
+    command = [sys.executable, "-c", INTERRUPTER, at, module, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+SFT = ("--model_path", "models/none", "--dataset", "dbbench")
+
+
+@pytest.mark.usefixtures("heard_signals")
+@pytest.mark.parametrize(
+    ("module", "at", "arguments"),
+    [
+        ("scripts.generate_db_bench_data", "dbbench_adapter.synthesis", ()),
+        ("scripts.doctor", "tomllib", ()),
+        ("sql_agent.train_sql_agent", "pydantic", ()),
+        ("reward_model.convert_dpo_format", "tqdm", ()),
+        *(
+            pytest.param("scripts.train_sft", at, SFT, marks=pytest.mark.slow)
+            for at in ("pydantic", "numpy", "numpy.random", "torch", "torch.nn", "transformers", "datasets", "peft")
+        ),
+        *(
+            pytest.param("reward_model.reward_modeling", at, ("--dataset_name", "x"), marks=pytest.mark.slow)
+            for at in ("yaml", "torch._C", "trl", "trl.scripts.utils", "accelerate")
+        ),
+        *(
+            pytest.param("scripts.report", at, ("runs/none",), marks=pytest.mark.slow)
+            for at in ("pydantic_core", "yaml", "sql_agent.config")
+        ),
+        pytest.param("sql_agent.evaluate", "openai", (), marks=pytest.mark.slow),
+        pytest.param("reward_model.evaluate", "torch", ("--model", "x", "--data", "x"), marks=pytest.mark.slow),
+    ],
+)
+def test_ctrl_c_during_imports_is_130_and_no_traceback(module, at, arguments):
+    done = interrupted(module, at, *arguments)
+    assert (done.returncode, done.stderr.strip()) == (130, "stopped")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("heard_signals")
+@pytest.mark.parametrize("module", COMMANDS)
+def test_ctrl_c_at_the_first_own_import_is_130_for_every_command(module):
+    command = [sys.executable, "-c", AT_FIRST, module]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr.strip()) == (130, "stopped")
+
+
+AT_FIRST = """
+import os, runpy, signal, sys
+import dbbench_adapter.commands as commands
+
+ready = commands.starting
+def starting():
+    ready()
+    os.kill(os.getpid(), signal.SIGINT)  # while the line after it would import
+commands.starting = starting
+module = sys.argv[1]
+sys.argv = [module]
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+
+
+# How `execute` ends ---------------------------------------------------------------------------------------------------
+
+
+def ends(main, capsys) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as end:
+        execute(main)
+    return end.value.code, capsys.readouterr().err  # pyright: ignore[reportReturnType]
+
+
+def raising(error):
+    def main():
+        raise error
+
+    return main
+
+
+def test_a_command_ends_with_its_status_or_in_one_line(capsys):
+    assert ends(lambda: None, capsys) == (0, "")
+    assert ends(lambda: 2, capsys) == (2, "")
+    assert ends(raising(KeyboardInterrupt()), capsys) == (130, "\nstopped\n")
+    gone = "error: gone.yaml: No such file or directory; look at the path and name another\n"
+    assert ends(raising(FileNotFoundError(2, "No such file or directory", "gone.yaml")), capsys) == (1, gone)
+    with pytest.raises(ZeroDivisionError):
+        execute(raising(ZeroDivisionError()))
+
+
+@pytest.mark.usefixtures("heard_signals")
+@pytest.mark.parametrize("becomes", ["raise", "raise ImportError('numpy: half initialised')", "raise RuntimeError"])
+def test_what_a_library_makes_of_the_interrupt_is_no_fault_of_ours(becomes):
+    script = f"""
+import os, signal
+from dbbench_adapter.commands import execute, interruptible, starting
+starting()
+def main():
+    with interruptible():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            signal.pause()
+        except KeyboardInterrupt:
+            {becomes}
+execute(main)
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (130, "\nstopped\n")
+
+
+def test_a_reader_that_has_read_enough_is_no_fault():
+    script = (
+        "from dbbench_adapter.commands import execute; execute(lambda: [print('x' * 999) for _ in range(999)] and 0)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(20)) == (b"", 1)
+
+
+def test_what_was_started_deaf_to_ctrl_c_stays_so():
+    script = """
+import signal
+from dbbench_adapter.commands import interruptible, starting
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+starting()
+with interruptible():
+    assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+"""
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=30).returncode == 0
+
+
+def test_elsewhere_nothing_changes():
+    import signal
+
+    before = signal.getsignal(signal.SIGINT)
+    with interruptible():
+        assert signal.getsignal(signal.SIGINT) == before
+    assert starting.__doc__ and os.getpid()
