@@ -87,6 +87,8 @@ def parse(arguments: list[str]) -> tuple[Any, Any, Any]:
         return parser.parse_args_and_config(arguments)  # type: ignore[return-value]
     except OSError as error:
         raise TrainingError(f"--config {error.filename} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise TrainingError("--config is no text, expected YAML with settings") from None
     except ValueError as error:
         raise TrainingError(str(error)) from None
 

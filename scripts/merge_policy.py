@@ -26,6 +26,7 @@ import argparse
 import json
 import logging
 import re
+import shlex
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -327,7 +328,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {in_words(error)}", file=sys.stderr)
         return 1
-    print(f"merged policy: {args.output}; serve it with `vllm serve {args.output}`")
+    print(f"merged policy: {args.output}; serve it with `vllm serve {shlex.quote(str(args.output))}`")
     return 0
 
 

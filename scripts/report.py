@@ -12,6 +12,7 @@ if __name__ == "__main__":
     starting()
 
 import argparse
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -47,7 +48,7 @@ def summary(run: Run) -> dict[str, str]:
     lines["trajectories"] = str(run.folder / "trajectories")
     lines["curve"] = str(run.folder / "curve.png")
     if saved:
-        serve = SERVE.format(model=saved[-1])
+        serve = SERVE.format(model=shlex.quote(str(saved[-1])))
         lines["serve it"] = SERVE_CPU.format(serve=serve) if run.facts.get("device") == "cpu" else serve
     return lines
 

@@ -21,6 +21,7 @@ if __name__ == "__main__":
     starting()
 
 import argparse
+import shlex
 from collections.abc import Sequence
 
 from sql_agent.local.config import Gsm8kGrpoConfig
@@ -84,9 +85,8 @@ def run(cfg: Gsm8kGrpoConfig, *, resumed: bool) -> None:
     if state is not None:
         print(f"resumed after {progress.batches} batches", flush=True)
     train(policy, learner, player, problems, held_out, cfg, folder, progress, lambda line: print(line, flush=True))
-    print(
-        f"next: python scripts/test_interactive.py --task gsm8k --model_path {cfg.output_dir}/epoch_{cfg.total_epochs}"
-    )
+    model = shlex.quote(f"{cfg.output_dir}/epoch_{cfg.total_epochs}")
+    print(f"next: python scripts/test_interactive.py --task gsm8k --model_path {model}")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",  # a misspelt key stops the run at once
+        allow_inf_nan=False,
         hide_input_in_errors=True,  # an address may hold a password
     )
 
@@ -310,7 +311,11 @@ def load_config(file: Path | None, overrides: list[str] | None = None) -> TrainC
     if file is not None:
         if not file.is_file():
             raise ValueError(f"config file {file} does not exist; sql_agent/configs has the ones that are shipped")
-        tree = _parse_yaml(file.read_text(), f"config file {file}") or {}
+        try:
+            text = file.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise ValueError(f"config file {file} is no text, expected YAML with settings") from None
+        tree = _parse_yaml(text, f"config file {file}") or {}
         if not isinstance(tree, dict):
             raise ValueError(f"config file {file} holds a {type(tree).__name__}, expected a mapping of settings")
     for override in overrides or []:

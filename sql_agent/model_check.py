@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,7 @@ def check_model_dir(path: Path, protocol: ProtocolName = "fc") -> list[Problem]:
     """
     if not path.is_dir():
         make = "make a small policy with `.venv/bin/python -m scripts.make_tiny_policy`"
-        fetch = f"fetch a model with `.venv/bin/hf download NAME --local-dir {path}`"
+        fetch = f"fetch a model with `.venv/bin/hf download NAME --local-dir {shlex.quote(str(path))}`"
         return [Problem(f"model folder {path} does not exist", f"{make}, or {fetch}")]
     found = (
         *check_config(path),
@@ -69,7 +70,7 @@ def check_model_dir(path: Path, protocol: ProtocolName = "fc") -> list[Problem]:
 
 
 def fetch_again(path: Path) -> str:
-    return f"fetch the folder again: `.venv/bin/hf download NAME --local-dir {path}`"
+    return f"fetch the folder again: `.venv/bin/hf download NAME --local-dir {shlex.quote(str(path))}`"
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -71,9 +71,14 @@ def earlier_steps(path: Path) -> list[dict[str, float]]:
     """What a run has logged so far, in order; of a step that was taken again after a resume, the later metrics."""
     if not path.is_file():
         return []
-    *lines, _torn = path.read_text().split("\n")
-    known = ({name: value for name, value in json.loads(line).items() if value is not None} for line in lines)
-    rows = {row["train_step"]: row for row in known}
+    *lines, _torn = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    rows: dict[int, dict[str, float]] = {}
+    for line in lines:
+        try:
+            row = json.loads(line)
+            rows[int(row["train_step"])] = {name: value for name, value in row.items() if value is not None}
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            logger.warning("%s: a line is no row of metrics and is passed over", path)
     return [rows[step] for step in sorted(rows)]
 
 

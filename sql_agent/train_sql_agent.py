@@ -33,6 +33,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from dbbench_adapter.outputs import check_output, in_words, written
 from dbbench_adapter.passwords import Parser, masked, revealed
 from dbbench_adapter.protocols import ProtocolName
 from reward_model.hub import ModelNotFoundError, model_folder
@@ -139,7 +140,43 @@ def resolve(args: argparse.Namespace) -> TrainConfig:
     # JSON is YAML: a path with a "#" or of digits alone stays the text it is
     text = {key: v if isinstance(v, bool | int) else str(v) for key, v in plain.items() if v is not None}
     flags += [f"{key}={json.dumps(v)}" for key, v in text.items()]
-    return load_config(args.config, flags + args.overrides)
+    if args.lora_rank is not None and args.lora_rank < 1:
+        raise UsageError(
+            f"--lora-rank is {args.lora_rank}, expected 1 or more; leave it and --lora out to train all weights"
+        )
+    cfg = load_config(args.config, flags + args.overrides)
+    if args.lora and not cfg.lora.rank:
+        raise UsageError("--lora and lora.rank=0 contradict each other: 0 trains all weights; leave one of them out")
+    return cfg
+
+
+ROLES = ("algorithm", "runner", "both")
+UNMANAGED, MANAGED = ("0", "false", "no", "off"), ("1", "true", "yes", "on")
+"""What agent-lightning reads AGL_MANAGED_STORE as (agentlightning/env_var.py)."""
+
+
+def check_environment() -> None:
+    """agent-lightning's variables say something that it knows.
+
+    Raises:
+        UsageError: they do not.
+    """
+    role = os.environ.get("AGL_CURRENT_ROLE", "both")
+    if role not in ROLES:
+        raise UsageError(f"AGL_CURRENT_ROLE is {role!r}, expected {', '.join(ROLES)}; or unset it")
+    managed = os.environ.get("AGL_MANAGED_STORE", "1")
+    if managed.strip().lower() not in (*UNMANAGED, *MANAGED):
+        raise UsageError(f"AGL_MANAGED_STORE is {managed!r}, expected 0 (the store is kept outside) or 1; or unset it")
+
+
+def check_run_dir(run_dir: Path) -> None:
+    """
+    Raises:
+        ValueError: it is a file, or nothing can be written there.
+    """
+    if run_dir.exists() and not run_dir.is_dir():
+        raise UsageError(f"--run-dir {run_dir} is a file, expected a folder; name another --run-dir")
+    check_output(run_dir / "run.json", "--run-dir", overwrite=True)
 
 
 def use_cpu(cfg: TrainConfig) -> bool:
@@ -176,7 +213,7 @@ def with_store(cfg: TrainConfig) -> TrainConfig:
 
 
 def store_is_managed() -> bool:
-    return os.environ.get("AGL_MANAGED_STORE", "1") != "0"
+    return os.environ.get("AGL_MANAGED_STORE", "1").strip().lower() not in UNMANAGED
 
 
 def check_store(cfg: TrainConfig) -> None:
@@ -466,9 +503,8 @@ def write_start(run_dir: Path, start: dict[str, Any], *, resumed: bool) -> None:
             earlier = [*last.pop("earlier_starts", []), last]
     for each in (start, *earlier):  # of an earlier version too, which wrote passwords down
         each |= {"argv": [masked(str(word), whole=True) for word in each["argv"]]} if "argv" in each else {}
-    part = run_dir / "run.json.part"
-    part.write_text(json.dumps(start | {"earlier_starts": earlier}, indent=2))
-    part.replace(run_dir / "run.json")
+    with written(run_dir / "run.json") as part:
+        part.write_text(json.dumps(start | {"earlier_starts": earlier}, indent=2))
 
 
 def set_aside(run_dir: Path, after: int | None = None) -> Path | None:
@@ -480,7 +516,7 @@ def set_aside(run_dir: Path, after: int | None = None) -> Path | None:
     Returns:
         That folder; None where nothing was moved.
     """
-    aside = run_dir / time.strftime("before-%Y%m%d-%H%M%S")
+    aside, rewritten = run_dir / time.strftime("before-%Y%m%d-%H%M%S"), False
     metrics, trajectories = run_dir / "metrics.jsonl", run_dir / "trajectories"
     if after is None:
         names = ("metrics.jsonl", "trajectories", "checkpoints", "config.yaml", "run.json", "report.html", "curve.png")
@@ -492,18 +528,16 @@ def set_aside(run_dir: Path, after: int | None = None) -> Path | None:
         passed_over = [path for path in checkpoints(run_dir / "checkpoints") if step_of(path) > after]
         moved |= {path: aside / "checkpoints" / path.name for path in passed_over if (path / MANIFEST).exists()}
         rows = [(row["train_step"], json.dumps(row)) for row in earlier_steps(metrics)]
-        if any(step > after for step, _ in rows):
-            kept = metrics.with_suffix(".part")
-            kept.write_text("".join(f"{row}\n" for step, row in rows if step <= after))
+        rewritten = any(step > after for step, _ in rows)
+        if rewritten:
             aside.mkdir(exist_ok=True)
-            shutil.copy2(
-                metrics, aside
-            )  # there are metrics at every moment: a kill between two renames would lose them
-            moved[kept] = metrics
+            shutil.copy2(metrics, aside)
+            with written(metrics) as part:  # there are metrics at every moment, also where it is killed
+                part.write_text("".join(f"{row}\n" for step, row in rows if step <= after))
     for path, target in moved.items():
         target.parent.mkdir(parents=True, exist_ok=True)
         path.replace(target)
-    return aside if moved else None
+    return aside if moved or rewritten else None
 
 
 RESUMED = ("env", "data", "lora", "seed")
@@ -572,7 +606,8 @@ def make_algorithm(cfg: TrainConfig, checkpoint: Path | None, run_id: str, ray_d
         print(f"what an earlier start left, and this one does not go on from, is in {aside}")
     if checkpoint is not None:
         point_verl_at(checkpoint)
-    (cfg.run_dir / "config.yaml").write_text(dump_config(cfg))
+    with written(cfg.run_dir / "config.yaml") as part:
+        part.write_text(dump_config(cfg))
     start: dict[str, Any] = {"run_id": run_id, "commit": commit, "device": "cpu" if cpu else "gpu", "argv": sys.argv}
     start["tasks"] = order.pop("tasks")  # by kind, in run.json
     write_start(cfg.run_dir, start | {"started_at": time.time()}, resumed=checkpoint is not None)
@@ -664,6 +699,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     logging.basicConfig(level=logging.DEBUG if args.debug else logging.WARNING)
     try:
+        check_environment()
         cfg = resolve(args)
         cfg = cfg.model_copy(update={"model": cfg.model or TINY_POLICY, "run_dir": cfg.run_dir.resolve()})
         cfg = with_store(cfg)
@@ -677,6 +713,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         trains = os.environ.get("AGL_CURRENT_ROLE", "both") != "runner"
         if trains:  # runners need neither verl nor vLLM
+            check_run_dir(cfg.run_dir)
             check_installed(cpu=cpu)
         with claim(cfg.run_dir) if trains else nullcontext():
             run(cfg, go_on_from(cfg, cpu=cpu) if trains else None, cpu=cpu, debug=args.debug)
@@ -689,7 +726,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {masked(str(error))}", file=sys.stderr)
         return 2
     except (TrainingFailedError, OSError) as error:  # a store that is gone, a disk that is full
-        print(f"error: {masked(str(error))}", file=sys.stderr)
+        print(f"error: {masked(in_words(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("stopped; the run goes on from its newest checkpoint when it is started again", file=sys.stderr)

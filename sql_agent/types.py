@@ -35,7 +35,7 @@ ROW_END = "row_end"
 class AgentConfig(BaseModel):
     """Limits and sampling of one rollout. Deadlines nest: statement <= turn, and all tries of a turn <= rollout."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     protocol: ProtocolName = "fc"
     """How the agent acts: DB-Bench's tools (`fc`), or patterns in plain text (`text`, `lab`)."""

@@ -195,7 +195,11 @@ def _read(file: Path, importing: tuple[Path, ...]) -> Leaves:
         chain = " -> ".join(map(str, [*importing[importing.index(file) :], file]))
         raise ExperimentError(f"{importing[-1]}: import goes in a circle: {chain}; take one of these imports out")
     try:
-        whole = _yaml(file.read_text("utf-8"), str(file))
+        try:
+            text = file.read_text("utf-8")
+        except UnicodeDecodeError:
+            raise ValueError(f"{file} is no text, expected YAML with settings") from None
+        whole = _yaml(text, str(file))
     except (OSError, UnicodeDecodeError) as error:
         raise ExperimentError(f"{file} cannot be read ({error}); sql_agent/configs/single_skill has examples") from None
     if not isinstance(whole, dict):

@@ -7,6 +7,7 @@ Leaves out the loop (`sql_agent.local.sft_trainer`) and validation: `sql_agent.t
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -151,10 +152,13 @@ def what_is_left(output: Path) -> str:
 
 
 def next_commands(cfg: SftConfig) -> list[str]:
-    model = f"--model_path {cfg.output_dir}"
+    model = f"--model_path {shlex.quote(str(cfg.output_dir))}"
     talk = f"python scripts/test_interactive.py {model}"
     if cfg.source == "gsm8k":
-        return [f"{talk} --task gsm8k", f"python scripts/train_gsm8k_agent.py {model} --dataset {cfg.dataset}"]
+        return [
+            f"{talk} --task gsm8k",
+            f"python scripts/train_gsm8k_agent.py {model} --dataset {shlex.quote(cfg.dataset)}",
+        ]
     how = "" if cfg.protocol == "fc" else f" --protocol {cfg.protocol}"
     train = f"python -m scripts.run_dbbench_greedy_grpo {model}"
     return [talk + how, train + how] if cfg.source == "dbbench" else [talk]

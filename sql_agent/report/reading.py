@@ -111,6 +111,8 @@ def read_run(folder: Path) -> Run:
         facts = json.loads((folder / "run.json").read_text())
     except ValueError as error:
         raise ValueError(f"{folder / 'run.json'} is no JSON ({error}); a run that is just starting writes it") from None
+    if not isinstance(facts, dict):
+        raise ValueError(f"{folder / 'run.json'} holds a {type(facts).__name__}, expected an object with a run's facts")
     state: State = "finished" if rows[-1]["train_step"] >= config.trainer.steps else "stopped"
     return Run(folder, config, facts, rows, trajectories, unreadable, "running" if is_running(folder) else state)
 
@@ -161,7 +163,7 @@ def read_metrics(file: Path) -> list[Row]:
         numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
         rows[row["train_step"]] = rows.get(row["train_step"], {}) | numbers
     if not rows:
-        raise ValueError(f"{file} is empty; the run has not ended a step yet")
+        raise ValueError(f"{file} holds no row of metrics; the run has not ended a step yet, or this is another file")
     return [rows[step] for step in sorted(rows)]
 
 

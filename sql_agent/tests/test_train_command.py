@@ -139,6 +139,76 @@ def test_the_half_that_plays_nothing_needs_no_database(capsys, tmp_path, monkeyp
     assert error.startswith("error: nowhere is no folder")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--lora", "--lora-rank", "0"], "error: --lora-rank is 0, expected 1 or more; leave it and --lora out"),
+        (["--lora-rank", "0"], "error: --lora-rank is 0, expected 1 or more"),
+        (["--lora-rank", "-3"], "error: --lora-rank is -3, expected 1 or more"),
+        (["--lora", "--set", "lora.rank=0"], "error: --lora and lora.rank=0 contradict each other"),
+        (["--set", "agent.temperature=.inf"], "config: agent.temperature: Input should be a finite number"),
+        (["--set", "agent.temperature=.nan"], "config: agent.temperature: Input should be a finite number"),
+        (["--set", "agent.temperature=inf"], "config: agent.temperature: "),
+        (["--set", "optim.learning_rate=.inf"], "config: optim.learning_rate: Input should be a finite number"),
+        (["--set", "rollout.step_timeout_s=.inf"], "config: rollout.step_timeout_s: Input should be a finite number"),
+        (["--run-dir", "README.md"], "README.md is a file, expected a folder; name another --run-dir"),
+        (["--run-dir", "README.md/run"], "README.md/run/run.json cannot be written (Not a directory); name another --"),
+        (["--run-dir", "/proc/run"], "/proc/run/run.json cannot be written ("),
+    ],
+)
+def test_a_careless_flag_is_refused_in_a_line(capsys, tmp_path, arguments, words):
+    error = error_of(capsys, *(["--run-dir", str(tmp_path)] if "--run-dir" not in arguments else []), *arguments)
+    assert words in error
+    assert "\n" not in error
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        *(
+            ("AGL_CURRENT_ROLE", role, f"AGL_CURRENT_ROLE is {role!r}, expected algorithm, runner, both; or unset it")
+            for role in ("boss", "", "Runner", "both,runner")
+        ),
+        *(("AGL_MANAGED_STORE", value, f"AGL_MANAGED_STORE is {value!r}, expected 0") for value in ("maybe", "", "2")),
+    ],
+)
+def test_a_variable_that_says_nothing_known_is_refused_before_anything_is_moved(
+    capsys, tmp_path, monkeypatch, name, value, words
+):
+    (tmp_path / "metrics.jsonl").write_text("an earlier run's")
+    monkeypatch.setenv(name, value)
+    assert error_of(capsys, "--run-dir", str(tmp_path), "--resume", "never").startswith(f"error: {words}")
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize("value", ["0", "false", "No", " off "])
+def test_a_store_is_kept_outside_in_all_of_agent_lightnings_words(capsys, tmp_path, monkeypatch, value):
+    monkeypatch.setenv("AGL_MANAGED_STORE", value)
+    address = f"http://127.0.0.1:{free_port()}"
+    assert "no agent-lightning store answers" in error_of(
+        capsys, "--run-dir", str(tmp_path), "--external-store-address", address
+    )
+
+
+@pytest.mark.parametrize("content", [bytes(range(256)), b"\xff\xfe", b"\x00\x01", b"PK\x03\x04\x80"])
+def test_a_binary_config_is_said_in_a_line(capsys, tmp_path, content):
+    (tmp_path / "c.yaml").write_bytes(content)
+    error = error_of(capsys, "--config", str(tmp_path / "c.yaml"))
+    assert error.startswith(f"error: config file {tmp_path}/c.yaml is no")
+
+
+def test_metrics_that_are_no_text_are_passed_over_and_kept(tmp_path):
+    from sql_agent.tracking import earlier_steps
+
+    (tmp_path / "metrics.jsonl").write_bytes(b'\xff\x00\n{"train_step": 1}\n[]\n{"train_step": 2, "a": null}\n7\n')
+    assert earlier_steps(tmp_path / "metrics.jsonl") == [{"train_step": 1}, {"train_step": 2}]
+    aside = train_sql_agent.set_aside(tmp_path, after=1)
+    assert aside is not None
+    assert (aside / "metrics.jsonl").read_bytes().startswith(b"\xff\x00")
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"train_step": 1}\n'
+
+
 def test_an_outside_store_has_to_be_meant(capsys, tmp_path):
     error = error_of(capsys, "--run-dir", str(tmp_path), "--external-store-address", "http://127.0.0.1:9999")
     assert "needs AGL_MANAGED_STORE=0" in error
