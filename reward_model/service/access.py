@@ -20,7 +20,7 @@ def read_token(host: str, token_file: Path | None) -> str | None:
     """
     token = os.environ.get(TOKEN_VARIABLE, "").strip()
     if token_file:
-        token = token_file.read_text(encoding="utf-8").strip() if token_file.is_file() else ""
+        token = token_file.read_text(encoding="utf-8", errors="replace").strip() if token_file.is_file() else ""
         if not token:
             raise ValueError(f"--token_file {token_file}: no such file, or nothing in it; expected one line")
     if not token.isascii() or not token.isprintable():

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from reward_model.forked import forked
 from reward_model.tests.conftest import make_base
 from scripts.train_sft import main
 from sql_agent.local.sft import RECORD, SftConfig, next_commands, prepare
@@ -80,6 +81,63 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(base, rows
         pytest.skip("there is a GPU")
     assert main(command(base, rows, tmp_path / "out", *flags)) == 1
     assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+class Program:
+    def __reduce__(self):
+        return print, ("it ran",)
+
+
+def broken(folder: Path, fault: str) -> None:
+    template = folder / "chat_template.jinja"
+    match fault:
+        case "raises":
+            template.write_text("{{ nothing.at_all }}")
+        case "no_syntax":
+            template.write_text("{% for m in messages %}")
+        case "binary":
+            template.write_bytes(bytes(range(256)))
+        case "endless":
+            template.write_text("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
+        case "pickle":
+            (folder / "model.safetensors").unlink()
+            torch.save({"a": Program()}, folder / "pytorch_model.bin")
+        case "no_layers":
+            save_file({"score.weight": torch.zeros(1, 32)}, folder / "model.safetensors", metadata={"format": "pt"})
+        case "reward_model":
+            config = json.loads((folder / "config.json").read_text())
+            config["architectures"] = ["Qwen3ForSequenceClassification"]
+            (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (
+            "raises",
+            "the chat template cannot render a question and its answer (UndefinedError: 'nothing' is undefined)",
+        ),
+        ("no_syntax", "the chat template cannot render a question and its answer (TemplateSyntaxError: "),
+        ("binary", "has no tokenizer that can be read ("),
+        ("endless", "does not end: a short conversation took more than 1 s; give a template that does"),
+        ("pickle", "(*.bin) are no pickle of plain tensors: it may run a program, or is damaged"),
+        ("no_layers", "14 missing ("),
+        (
+            "reward_model",
+            "is a reward model or another classifier (Qwen3ForSequenceClassification), expected a language",
+        ),
+    ],
+)
+def test_a_model_that_is_broken_is_refused_in_a_line(base, rows, tmp_path, capsys, monkeypatch, fault, words):
+    monkeypatch.setattr(forked, "__kwdefaults__", {"cpu_s": 1.0, "memory_bytes": 2**30})
+    folder = shutil.copytree(base, tmp_path / "m")
+    broken(folder, fault)
+    assert main(command(folder, rows, tmp_path / "out")) == 1
+    said = capsys.readouterr()
+    assert words in said.err
+    assert said.err.count("\n") == 1
+    assert "it ran" not in said.out
     assert not (tmp_path / "out").exists()
 
 
