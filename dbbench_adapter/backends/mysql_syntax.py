@@ -24,7 +24,7 @@ COLLATION = "mysql_ci"
 MAX_SQL_CHARS = 20_000
 """Takes 0.7 s to parse and print at worst (measured)."""
 _REPLACE = re.compile(r"\s*REPLACE\s+(?:INTO\s+)?", re.IGNORECASE)
-_RENAME = re.compile(r"\s*RENAME\s+TABLE\s+(`[^`]+`|\w+)\s+TO\s+(`[^`]+`|\w+)\s*;?\s*", re.IGNORECASE)
+_RENAME = re.compile(r"\s*RENAME\s+TABLE\s+(`[^`]+`|\w+)\s+TO\s+(`[^`]+`|\w+)\s*+;?\s*+", re.IGNORECASE)
 _OTHERS = (
     "analyze attach call check checksum detach execute explain flush grant handler help kill load lock optimize "
     "prepare purge rename repair replace reset revoke savepoint release set show shutdown start unlock vacuum pragma xa"
@@ -109,6 +109,13 @@ def _on_conflict_sql(generator: SQLite.Generator, node: exp.OnConflict) -> str:
     return f" ON CONFLICT DO UPDATE SET {generator.expressions(node, flat=True)}"
 
 
+def _trim_sql(generator: SQLite.Generator, node: exp.Trim) -> str:
+    """MySQL takes off a whole text, SQLite every character of a set."""
+    end = {"LEADING": "L", "TRAILING": "R"}.get(node.text("position").upper(), "")
+    piece = node.expression
+    return generator.func(f"{end}TRIM_PIECE" if piece else f"{end}TRIM", node.this, piece)
+
+
 def _shift(sign: str) -> Callable[[SQLite.Generator, exp.Expr], str]:
     def shift_sql(generator: SQLite.Generator, node: exp.Expr) -> str:
         unit = exp.Literal.string(node.args["unit"].name if node.args.get("unit") else "DAY")
@@ -147,6 +154,7 @@ class Sqlite(SQLite):
             exp.Stuff: lambda self, node: self.func(
                 "stuff", node.this, node.args["start"], node.args["length"], node.expression
             ),
+            exp.Trim: _trim_sql,
             exp.TimestampDiff: lambda self, node: self.func(
                 "timestamp_diff", exp.Literal.string(node.text("unit")), node.expression, node.this
             ),

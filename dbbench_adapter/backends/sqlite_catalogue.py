@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dbbench_adapter.backends.base import Result
-from dbbench_adapter.backends.functions import like
+from dbbench_adapter.backends.functions import like_exactly
 from dbbench_adapter.backends.mysql_dialect import CATALOGUE, Statement
 from dbbench_adapter.backends.mysql_syntax import COLLATION, StatementError
 
@@ -23,6 +23,8 @@ _VIEWS = {
     "catalogue schemata": ("CATALOG_NAME", "SCHEMA_NAME"),
 }
 _COUNTS = frozenset(["ORDINAL_POSITION", "TABLE_ROWS"])
+_EXACT = frozenset(["TABLE_SCHEMA", "TABLE_NAME", "SCHEMA_NAME"])
+"""Names of files in MySQL, which mind case there on Linux."""
 
 
 def no_table(name: str) -> StatementError:
@@ -30,8 +32,15 @@ def no_table(name: str) -> StatementError:
 
 
 def table_names(read: Read) -> list[str]:
-    rows = read("SELECT name FROM main.sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%'")
-    return sorted(name for (name,) in rows)
+    """But for those of SQLite itself, whose prefix no other table can have; LIKE and `=` would fold accents."""
+    rows = read("SELECT name FROM main.sqlite_master WHERE type = 'table'")
+    return sorted(name for (name,) in rows if not name.startswith("sqlite_"))
+
+
+def column_names(table: str, read: Read) -> tuple[str, ...] | None:
+    """The columns of a table that is not temporary; None where it has one that is not stored."""
+    columns = read("SELECT name, hidden FROM pragma_table_xinfo(?, 'main')", table)
+    return None if any(hidden for _, hidden in columns) else tuple(name for name, _ in columns)
 
 
 def shown(statement: Statement, read: Read) -> Result | None:
@@ -45,7 +54,7 @@ def shown(statement: Statement, read: Read) -> Result | None:
             return Result(tuple((name,) for name in _SCHEMATA), ("Database",))
         case "tables" | "full tables":
             more = ("BASE TABLE",) if statement.kind == "full tables" else ()
-            names = [name for name in table_names(read) if like(statement.target, name)]
+            names = [name for name in table_names(read) if like_exactly(statement.target, name)]
             return Result(tuple((name, *more) for name in names), ("Tables_in_dbbench", "Table_type")[: 1 + len(more)])
         case "columns":
             rows = tuple((name, kind, "YES", "", None, "") for name, kind in _columns(statement.target, read))
@@ -74,7 +83,10 @@ def make_views(read: Read) -> None:
             rows["catalogue columns"].append((*where, "YES", kind.partition("(")[0], kind, "", ""))
     for view in CATALOGUE.values():
         columns = _VIEWS[view]
-        kinds = (f"{name} {'INT' if name in _COUNTS else f'TEXT COLLATE {COLLATION}'}" for name in columns)
+        kinds = (
+            f"{name} {'INT' if name in _COUNTS else 'TEXT' if name in _EXACT else f'TEXT COLLATE {COLLATION}'}"
+            for name in columns
+        )
         read(f"DROP TABLE IF EXISTS temp.{quoted(view)}")
         read(f"CREATE TEMP TABLE {quoted(view)} ({', '.join(kinds)})")
         for row in rows[view]:
@@ -93,4 +105,5 @@ def _columns(table: str, read: Read) -> list[tuple[str, str]]:
 
 
 def _names(read: Read) -> set[str]:
-    return {name for (name,) in read("SELECT name FROM main.sqlite_master UNION SELECT name FROM temp.sqlite_master")}
+    names = read("SELECT name FROM main.sqlite_master UNION SELECT name FROM temp.sqlite_master")
+    return {name for (name,) in names if not name.startswith("sqlite_")} - set(CATALOGUE.values())

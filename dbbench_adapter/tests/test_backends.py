@@ -151,6 +151,8 @@ def test_a_text_next_to_a_number_counts_as_the_number_it_begins_with(backend):
         ("LENGTH('ü')", 2),
         ("LPAD('7', 3, '0')", "007"),
         ("CONCAT('a', NULL)", None),
+        ("TRIM(BOTH 'ab' FROM 'ababxbab')", "xb"),  # a whole text, not any of its characters
+        ("TRIM(TRAILING 'x' FROM 'axx')", "a"),
         ("5 DIV 2", 2),
     ],
 )

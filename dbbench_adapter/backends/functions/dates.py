@@ -11,6 +11,10 @@ from typing import Any
 from dbbench_adapter.backends.functions.numbers import half_up
 from dbbench_adapter.backends.functions.values import Function, number, text_of
 
+MAX_FORMAT_CHARS = 255
+"""Of a date's format."""
+MAX_DATE_CHARS = 255
+"""Of a text that is read as a date or time; a longer one is none, for STR_TO_DATE the rest does not count."""
 _DATE = re.compile(r"\s*(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})(?:[T ]+(\d{1,2}):(\d{2})(?::(\d{2})(?:\.\d*)?)?)?\s*$")
 _TIME = re.compile(r"\s*(\d{1,3}):([0-5]?\d)(?::([0-5]?\d)(?:\.\d*)?)?\s*$")
 _MONTHS = list(calendar.month_name)[1:]
@@ -18,7 +22,7 @@ _DAYS = list(calendar.day_name)
 
 
 def _moment(value: Any) -> datetime.datetime | None:
-    match = _DATE.match(text_of(value))
+    match = _matched(_DATE, value)
     if not match:
         return None
     try:
@@ -27,11 +31,24 @@ def _moment(value: Any) -> datetime.datetime | None:
         return None
 
 
+def _matched(pattern: re.Pattern[str], value: Any) -> re.Match[str] | None:
+    text = text_of(value)
+    return pattern.match(text) if len(text) <= MAX_DATE_CHARS else None
+
+
+def _format_of(form: Any) -> str:
+    """Raises: ValueError."""
+    text = text_of(form)
+    if len(text) > MAX_FORMAT_CHARS:
+        raise ValueError("the format is too long")
+    return text
+
+
 def _of_time(place: int, of_date: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """HOUR, MINUTE or SECOND of a moment, or of a time alone."""
 
     def guarded(value: Any) -> Any:
-        match = _TIME.match(text_of(value))
+        match = _matched(_TIME, value)
         return int(match[place] or 0) if match else of_date(value)
 
     return guarded
@@ -99,7 +116,7 @@ def _date_format(value: Any, form: Any) -> str | None:
     moment = _moment(value)
     if moment is None:
         return None
-    return re.sub(r"%(.)", lambda m: _FORMATS.get(m[1], lambda _: m[1])(moment), text_of(form))
+    return re.sub(r"%(.)", lambda m: _FORMATS.get(m[1], lambda _: m[1])(moment), _format_of(form))
 
 
 _READS = {
@@ -127,9 +144,10 @@ def _str_to_date(text: Any, form: Any) -> str | None:
     """ISO text of the date, with the time when the format has one; None where the text does not fit the format."""
     try:
         pattern = "".join(
-            _READS.get(part[1:]) or re.escape(part.removeprefix("%")) for part in re.findall(r"%.|[^%]+", text_of(form))
+            _READS.get(part[1:]) or re.escape(part.removeprefix("%"))
+            for part in re.findall(r"%.|[^%]+", _format_of(form))
         )
-        match = re.match(rf"\s*{pattern}", text_of(text), re.IGNORECASE)
+        match = re.match(rf"\s*{pattern}", text_of(text)[:MAX_DATE_CHARS], re.IGNORECASE)
     except re.error:  # a part named twice
         return None
     return _assembled(match.groupdict()) if match else None

@@ -6,10 +6,10 @@ import math
 import random
 from collections.abc import Callable
 from decimal import ROUND_DOWN, ROUND_HALF_UP, Context, Decimal
-from functools import cmp_to_key, partial
+from functools import partial
 from typing import Any
 
-from dbbench_adapter.backends.functions.values import Function, compare, number, text_of, whole
+from dbbench_adapter.backends.functions.values import Function, number, sort_key, text_of, whole
 
 MAX_DIGITS = 30
 """After the point, in MySQL's decimals and in FORMAT."""
@@ -80,9 +80,10 @@ def _decimal_text(value: Any, digits: Any) -> str:
 def _extreme(wanted: int, *values: Any) -> Any:
     """Of texts by the collation; of numbers, and of texts beside numbers, by number (1: GREATEST, -1: LEAST)."""
     texts = [value for value in values if isinstance(value, str)]
+    extreme = max if wanted > 0 else min
     if len(texts) == len(values):
-        return max(values, key=cmp_to_key(lambda left, right: wanted * compare(left, right)))
-    found = (max if wanted > 0 else min)(values, key=number)
+        return extreme(values, key=sort_key)
+    found = extreme(values, key=number)
     return float(number(found)) if texts else found
 
 

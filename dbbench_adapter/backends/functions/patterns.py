@@ -33,7 +33,11 @@ _Piece = tuple[str | None, ...]  # characters, None for `_`
 
 def like(pattern: Any, text: Any, escape: Any = "\\") -> int:
     """SQLite calls like(pattern, text) for `text LIKE pattern`."""
-    pattern, text, escape = fold(text_of(pattern)), fold(text_of(text)), text_of(escape)
+    return like_exactly(fold(text_of(pattern)), fold(text_of(text)), text_of(escape))
+
+
+def like_exactly(pattern: str, text: str, escape: str = "\\") -> int:
+    """LIKE that minds case and accents, as names of tables are searched for."""
     read = _pieces_often if len(pattern) <= _CACHED_CHARS else _pieces
     first, *rest = read(pattern, escape)
     if not rest:
@@ -44,6 +48,7 @@ def like(pattern: Any, text: Any, escape: Any = "\\") -> int:
         return 0
     place = len(first)
     for piece in rest:
+        check()
         place = _find(piece, text, place, end)
         if place < 0:
             return 0
@@ -55,7 +60,9 @@ def _pieces(pattern: str, escape: str) -> tuple[_Piece, ...]:
     """What stands between the `%` of a pattern."""
     pieces: list[list[str | None]] = [[]]
     chars = iter(pattern)
-    for char in chars:
+    for count, char in enumerate(chars):
+        if count % 1_000 == 0:
+            check()
         if char == escape:
             pieces[-1].append(next(chars, char))
         elif char == "%":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+from dbbench_adapter.backends.clock import check
 from dbbench_adapter.backends.functions.values import MAX_VALUE_BYTES, Function, compare, fold, number, text_of, whole
 
 
@@ -81,14 +82,12 @@ def _substring(text: Any, start: Any, length: Any = None) -> str:
 
 
 def _field(value: Any, *items: Any) -> int:
-    matches = (index for index, item in enumerate(items, 1) if item is not None and _equal(value, item))
-    return 0 if value is None else next(matches, 0)
-
-
-def _equal(left: Any, right: Any) -> bool:
-    if isinstance(left, str) and isinstance(right, str):
-        return fold(left) == fold(right)
-    return number(left) == number(right)
+    wanted = fold(value) if isinstance(value, str) else None
+    for index, item in enumerate(items, 1):
+        both_texts = wanted is not None and isinstance(item, str)
+        if None not in (value, item) and (fold(item) == wanted if both_texts else number(item) == number(value)):
+            return index
+    return 0
 
 
 def _elt(index: Any, *items: Any) -> Any:
@@ -98,7 +97,24 @@ def _elt(index: Any, *items: Any) -> Any:
 
 def _find_in_set(needle: Any, items: Any) -> int:
     wanted = fold(text_of(needle))
-    return next((i for i, item in enumerate(text_of(items).split(","), 1) if fold(item) == wanted), 0)
+    for index, item in enumerate(text_of(items).split(","), 1):
+        check()
+        if fold(item) == wanted:
+            return index
+    return 0
+
+
+def _trim(text: Any, piece: Any, *, ends: str) -> str:
+    """Without the pieces at its ends; SQLite's own takes the piece for a set of characters and looks at no clock."""
+    text, piece = text_of(text), text_of(piece)
+    begin, end = 0, len(text)
+    while piece and "l" in ends and text.startswith(piece, begin, end):
+        check()
+        begin += len(piece)
+    while piece and "r" in ends and text.endswith(piece, begin, end):
+        check()
+        end -= len(piece)
+    return text[begin:end]
 
 
 def _left(text: Any, length: Any) -> str:
@@ -155,6 +171,9 @@ STRICT: dict[str, Function] = {
     "repeat": (2, _repeat),
     "replace": (3, _replace),
     "space": (1, lambda count: _repeat(" ", count)),
+    "trim_piece": (2, lambda text, piece: _trim(text, piece, ends="lr")),
+    "ltrim_piece": (2, lambda text, piece: _trim(text, piece, ends="l")),
+    "rtrim_piece": (2, lambda text, piece: _trim(text, piece, ends="r")),
     "reverse": (1, lambda text: text_of(text)[::-1]),
     "upper": (1, lambda text: text_of(text).upper()),
     "lower": (1, lambda text: text_of(text).lower()),

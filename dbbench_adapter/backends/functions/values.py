@@ -8,49 +8,80 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from dbbench_adapter.backends.clock import expired
+from dbbench_adapter.backends.clock import StatementTimeout, check, expired
 
 MAX_VALUE_BYTES = 262_144
 """Of one value; MySQL's TEXT holds 65,535."""
 Function = tuple[int, Callable[..., Any]]
+MAX_KNOWN_CHARS = 16_384
+"""Of each table of characters; some 3 MiB."""
 _CACHED_CHARS = 64
-_NUMBER = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)")
+_CHUNK_CHARS = 8_192
+"""A table is applied to so many at once: in between, the deadline is looked at and other threads may work."""
+_NUMBER = re.compile(r"\s*+([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)")
+
+
+class _CharTable(dict[int, str]):
+    """For `str.translate`: filled as characters come, emptied when it is full."""
+
+    def __init__(self, of_char: Callable[[str], str]) -> None:
+        super().__init__()
+        self._of_char = of_char
+
+    def __missing__(self, code: int) -> str:
+        if len(self) >= MAX_KNOWN_CHARS:
+            self.clear()
+        found = self[code] = self._of_char(chr(code))
+        return found
+
+    def applied(self, text: str) -> str:
+        """Raises: StatementTimeout."""
+        if len(text) <= _CHUNK_CHARS:
+            return text.translate(self)
+        pieces = []
+        for start in range(0, len(text), _CHUNK_CHARS):
+            check()
+            pieces.append(text[start : start + _CHUNK_CHARS].translate(self))
+        return "".join(pieces)
+
+
+def _folded_char(char: str) -> str:
+    """Of one character: `normalize` would take quadratic time to sort the marks of a text, which are dropped here."""
+    decomposed = unicodedata.normalize("NFKD", char.casefold())
+    return "".join(part for part in decomposed if not unicodedata.combining(part))
+
+
+_FIRST = {char: chr(rank) for rank, char in enumerate(" _-,;:!?.'\"()[]{}@*/\\&#%`^+<=>|~$", 1)}
+
+
+def _weight(char: str) -> str:
+    """What is neither letter nor digit sorts before both, in the order of Unicode's table."""
+    return "".join(_FIRST.get(part) or (part if part.isalnum() else "\x2f" + part) for part in _folded_char(char))
+
+
+_FOLDED, _WEIGHTS = _CharTable(_folded_char), _CharTable(_weight)
 
 
 def fold(text: str) -> str:
-    """The form under which utf8mb4_0900_ai_ci compares text: case and accents do not count, trailing blanks do."""
+    """The form under which utf8mb4_0900_ai_ci compares text: case and accents do not count, trailing blanks do.
+
+    Raises:
+        StatementTimeout: the time is up in the midst of a long text.
+    """
     if text.isascii():
         return text.lower()
-    return _folded_often(text) if len(text) <= _CACHED_CHARS else _folded(text)
+    return _folded_often(text) if len(text) <= _CACHED_CHARS else _FOLDED.applied(text)
 
 
-def _folded(text: str) -> str:
-    decomposed = unicodedata.normalize("NFKD", text.casefold())
-    return "".join(char for char in decomposed if not unicodedata.combining(char))
-
-
-_folded_often = lru_cache(maxsize=4096)(_folded)
-
-
-class _Weights(dict[int, str]):
-    """For `str.translate`: what is neither letter nor digit sorts before both, in the order of Unicode's table."""
-
-    def __missing__(self, code: int) -> str:
-        char = chr(code)
-        is_word = char.isalnum()
-        self[code] = char if is_word else "\x2f" + char
-        return self[code]
-
-
-_WEIGHTS = _Weights((ord(char), chr(rank)) for rank, char in enumerate(" _-,;:!?.'\"()[]{}@*/\\&#%`^+<=>|~$", 1))
+_folded_often = lru_cache(maxsize=4096)(_FOLDED.applied)
 
 
 def sort_key(text: str) -> str:
-    """What orders text under utf8mb4_0900_ai_ci, near enough: equal where `fold` is."""
-    return _sort_key_often(text) if len(text) <= _CACHED_CHARS else fold(text).translate(_WEIGHTS)
+    """What orders text under utf8mb4_0900_ai_ci, near enough: equal where `fold` is. Raises: StatementTimeout."""
+    return _sort_key_often(text) if len(text) <= _CACHED_CHARS else _WEIGHTS.applied(text)
 
 
-_sort_key_often = lru_cache(maxsize=4096)(lambda text: fold(text).translate(_WEIGHTS))
+_sort_key_often = lru_cache(maxsize=4096)(_WEIGHTS.applied)
 
 
 def compare(left: str, right: str) -> int:
@@ -63,7 +94,10 @@ def compare(left: str, right: str) -> int:
 
 def collate(left: str, right: str) -> int:
     """`compare`, but once the deadline has passed all is equal: SQLite's sort looks at no clock and ends soon so."""
-    return 0 if expired() else compare(left, right)
+    try:
+        return 0 if expired() else compare(left, right)
+    except StatementTimeout:
+        return 0
 
 
 def number(value: Any) -> float:
