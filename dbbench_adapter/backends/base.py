@@ -55,6 +55,8 @@ class TableState:
     that `==` leaves it out; within one engine what differs here is another state."""
 
 
+UNREADABLE = TableState((), ())
+"""Of a table that cannot be read within a judge's limits; one that can has columns."""
 Snapshot = Mapping[str, TableState]
 """Every table and view of a database by name, those made during the episode included."""
 
@@ -82,16 +84,13 @@ class Database(AbstractContextManager["Database"], Protocol):
         """DB-Bench's hash over these tables' original columns (FACTS 7.1, several tables sorted and joined with `_`).
 
         Returns:
-            32 hex digits per table, "None" for an empty one; None when a table or a column is no longer there, or was
-            made such that it cannot be read.
+            32 hex digits per table, "None" for an empty one; None when a table or a column is no longer there, or
+            it cannot be read within limits.
         """
         ...
 
     def snapshot(self) -> Snapshot:
-        """The content of all tables, including what an open transaction holds.
-
-        A table that was made such that it cannot be read has a state of its own, which equals no other.
-        """
+        """The content of all tables, including what an open transaction holds; `UNREADABLE` for what cannot be read."""
         ...
 
     def close(self) -> None:

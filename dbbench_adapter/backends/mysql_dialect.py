@@ -19,6 +19,7 @@ from dbbench_adapter.backends.mysql_kinds import ColumnKinds, Kind, KindFinder
 from dbbench_adapter.backends.mysql_limits import blows_up
 from dbbench_adapter.backends.mysql_rewrites import rewritten
 from dbbench_adapter.backends.mysql_rollup import rolled_up
+from dbbench_adapter.backends.mysql_schema import refuse_definitions
 from dbbench_adapter.backends.mysql_stored import assign_in_order
 from dbbench_adapter.backends.mysql_syntax import (
     Sqlite,
@@ -111,6 +112,8 @@ def _translated(sql: str, columns: ColumnKinds) -> Statement:
         raise StatementError("1116 (HY000): Too many tables; MySQL can only use 61 tables in a join")
     finder = KindFinder(nodes, columns)
     try:
+        if isinstance(tree, exp.Create | exp.Alter):
+            refuse_definitions(tree)
         refuse_reserved(node for node in nodes if isinstance(node, exp.Identifier))
         refuse((node for node in nodes if isinstance(node, exp.Select)), columns)
         kinds = finder.kinds_of(tree)

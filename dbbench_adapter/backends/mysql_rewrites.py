@@ -104,8 +104,6 @@ def _drop_index_prefixes(tree: exp.Create) -> None:
     if tree.kind == "INDEX":
         for call in list(tree.find_all(exp.Anonymous)):
             call.replace(exp.column(call.name))
-    if tree.find(exp.ComputedColumnConstraint, exp.GeneratedAsRowColumnConstraint):
-        raise unsupported("generated columns")
 
 
 def _collate_column(column: exp.ColumnDef) -> None:

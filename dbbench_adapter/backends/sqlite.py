@@ -15,10 +15,13 @@ which of `Plum` and `plum` stands for both in a union, or in a group beside one 
 
 from __future__ import annotations
 
+import math
 import re
 import sqlite3
+import sys
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from decimal import ROUND_HALF_EVEN, ROUND_HALF_UP
 from types import TracebackType
 from typing import Any
@@ -27,6 +30,7 @@ from dbbench_adapter.backends.base import (
     MAX_RESULT_CHARS,
     MAX_ROWS,
     STATEMENT_TIMEOUT_S,
+    UNREADABLE,
     Result,
     TableError,
     TableState,
@@ -34,7 +38,7 @@ from dbbench_adapter.backends.base import (
     hash_rows,
     join_hashes,
 )
-from dbbench_adapter.backends.clock import StatementTimeout, expired, time_limit
+from dbbench_adapter.backends.clock import StatementTimeout, check, expired, time_limit
 from dbbench_adapter.backends.functions import text_of
 from dbbench_adapter.backends.mysql_dialect import Statement, translate
 from dbbench_adapter.backends.mysql_kinds import (
@@ -48,7 +52,7 @@ from dbbench_adapter.backends.mysql_kinds import (
     integer_range,
 )
 from dbbench_adapter.backends.mysql_syntax import COLLATION, StatementError
-from dbbench_adapter.backends.sqlite_catalogue import make_views, no_table, quoted, shown, table_names
+from dbbench_adapter.backends.sqlite_catalogue import column_names, make_views, no_table, quoted, shown, table_names
 from dbbench_adapter.backends.sqlite_sandbox import (
     MAX_SORT_OPCODES,
     PROGRESS_OPCODES,
@@ -56,8 +60,15 @@ from dbbench_adapter.backends.sqlite_sandbox import (
     Watchdog,
     allows,
     connect,
+    renew_temporary,
 )
-from dbbench_adapter.types import Cell, Table
+from dbbench_adapter.types import Cell, Rows, Table
+
+MAX_JUDGED_BYTES = 64 * 1024**2
+"""Of all that a judge reads at once, as Python holds it; the default of an added column is not stored with each row."""
+JUDGE_TIMEOUT_S = 10.0
+_UNREADABLE = (sqlite3.Error, OverflowError, StatementTimeout, MemoryError)
+"""What keeps a judge from reading a table is the doing of who changed it."""
 
 
 class SqliteBackend:
@@ -97,6 +108,7 @@ class SqliteDatabase:
         self._trusted = True
         self._altering = False  # ALTER TABLE calls functions of SQLite's own
         self._guard = Guard()
+        self._bytes_left = MAX_JUDGED_BYTES
         self._autocommit = True
         self.closed = False
         self._names = {table.name for table in tables}
@@ -117,7 +129,9 @@ class SqliteDatabase:
         self._guard = Guard()
         with time_limit(self._timeout_s), self._watchdog.watching(self._connection, self._timeout_s):
             try:
-                return self._dispatch(translate(sql, self._columns))
+                result = self._dispatch(translate(sql, self._columns))
+                late = result.rows is not None and expired()  # then the collation may have called all equal
+                return Result(error=_INTERRUPTED) if late else result
             except StatementError as error:
                 return Result(error=str(error))
             except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError, ValueError, StatementTimeout) as error:
@@ -130,17 +144,25 @@ class SqliteDatabase:
 
     def new_session(self) -> None:
         self._transaction("autocommit on")
-        for (name,) in self._read("SELECT name FROM temp.sqlite_master WHERE type = 'table'"):
-            self._read(f"DROP TABLE temp.{quoted(name)}")
+        self._trusted = True
+        try:
+            renew_temporary(self._connection)
+        finally:
+            self._trusted = False
 
     def table_hash(self, tables: Sequence[Table]) -> str | None:
-        try:
-            return join_hashes(hash_rows(self._joined_rows(table)) for table in tables)
-        except sqlite3.Error:
-            return None
+        with self._judging():
+            try:
+                return join_hashes(hash_rows(self._joined_rows(table)) for table in tables)
+            except _UNREADABLE:
+                return None
 
     def snapshot(self) -> dict[str, TableState]:
-        return {name: self._state(name) for name in table_names(self._read)}
+        with self._judging():
+            try:
+                return {name: self._state(name) for name in table_names(self._read)}
+            except _UNREADABLE:  # the schema itself
+                return {"": UNREADABLE}
 
     def close(self) -> None:
         self.closed = True
@@ -213,20 +235,42 @@ class SqliteDatabase:
         finally:
             self._trusted = False
 
+    @contextmanager
+    def _judging(self) -> Iterator[None]:
+        """What the judge reads, it reads with the episode's rights and within limits; a neighbour's memory is not one.
+
+        Raises:
+            sqlite3.ProgrammingError: the database has been closed.
+        """
+        _ = self._connection.total_changes
+        self._guard, self._bytes_left = Guard(max_growth_bytes=math.inf), MAX_JUDGED_BYTES
+        with time_limit(JUDGE_TIMEOUT_S), self._watchdog.watching(self._connection, JUDGE_TIMEOUT_S):
+            yield
+
     def _state(self, name: str) -> TableState:
-        self._trusted = True
         try:
-            cursor = self._connection.execute(f"SELECT * FROM main.{quoted(name)}")
-            return TableState(tuple(column[0] for column in cursor.description), tuple(cursor.fetchall()))
-        finally:
-            self._trusted = False
+            columns = column_names(name, self._read)
+            return TableState(columns, self._stored(name, columns)) if columns else UNREADABLE
+        except _UNREADABLE:
+            return UNREADABLE
 
     def _joined_rows(self, table: Table) -> list[str]:
-        columns = ", ".join(quoted(column.name) for column in table.columns)
-        rows = self._read(f"SELECT {columns} FROM main.{quoted(table.name)}")
+        rows = self._stored(table.name, [column.name for column in table.columns])
         return [",".join(text_of(cell) for cell in row if cell is not None) for row in rows]
 
+    def _stored(self, table: str, columns: Sequence[str]) -> Rows:
+        """Raises: one of `_UNREADABLE`."""
+        rows = []
+        for row in self._connection.execute(f"SELECT {', '.join(map(quoted, columns))} FROM main.{quoted(table)}"):
+            check()
+            rows.append(row)
+            self._bytes_left -= sys.getsizeof(row) + sum(map(sys.getsizeof, row))
+            if self._bytes_left < 0:
+                raise OverflowError(f"more than {MAX_JUDGED_BYTES} bytes")
+        return tuple(rows)
+
     def _read(self, sql: str, *values: Cell) -> list[tuple[Any, ...]]:
+        check()
         self._trusted = True
         try:
             return self._connection.execute(sql, values).fetchall()
@@ -305,7 +349,7 @@ def _column_sql(name: str, kind: str, limits: tuple[int, int] | None) -> str:
 
 def _round_integers(connection: sqlite3.Connection, table: str, columns: list[str]) -> None:
     """MySQL rounds decimals into INT columns; SQLite would keep them, so triggers round after each change."""
-    sets = ", ".join(f"{quoted(c)} = cast_signed({quoted(c)})" for c in columns)
+    sets = ", ".join(f"{quoted(c)} = CAST(ROUND({quoted(c)}) AS INTEGER)" for c in columns)
     needed = " OR ".join(f"typeof(new.{quoted(c)}) = 'real'" for c in columns)
     for event in ("INSERT", "UPDATE"):
         connection.execute(

@@ -47,6 +47,13 @@ _BUILT_IN = (
     "typeof acos asin atan atan2 cos sin tan degrees radians current_date current_time current_timestamp "
     "row_number rank dense_rank percent_rank cume_dist ntile lag lead first_value last_value nth_value"
 )
+_OF_ALTER = frozenset(
+    [
+        *("printf", "glob", "sqlite_drop_column"),
+        *(f"sqlite_rename_{what}" for what in ("table", "column", "test", "quotefix")),
+    ]
+)
+"""What SQLite's own ALTER TABLE calls, beside functions that anybody may call."""
 _CALLABLE = frozenset([*FUNCTIONS, *AGGREGATES, *_BUILT_IN.split()])
 
 
@@ -98,7 +105,8 @@ def allows(action: int, first: str | None, second: str | None, *, altering: bool
         altering: the statement is an ALTER TABLE or DROP, in which SQLite calls functions of its own.
     """
     if action == sqlite3.SQLITE_FUNCTION:
-        return altering or (second or "").lower() in _CALLABLE
+        name = (second or "").lower()
+        return name in _CALLABLE or (altering and name in _OF_ALTER)
     if action == sqlite3.SQLITE_READ and (first or "").lower() in _virtual_tables():
         return False
     return action in _ALLOWED
@@ -110,8 +118,9 @@ class Guard:
     Memory is that of the whole process: a statement is also ended, with the error for memory, when neighbours grow.
     """
 
-    def __init__(self, max_opcodes: int | None = None) -> None:
+    def __init__(self, max_opcodes: int | None = None, *, max_growth_bytes: float = MAX_GROWTH_BYTES) -> None:
         self.out_of_memory = False
+        self._max_growth_bytes = max_growth_bytes
         self._opcodes_left = max_opcodes
         self._memory_bytes: int | None = None
 
@@ -123,7 +132,7 @@ class Guard:
         now = _memory_bytes()
         if self._memory_bytes is None:
             self._memory_bytes = now
-        self.out_of_memory = now - self._memory_bytes > MAX_GROWTH_BYTES
+        self.out_of_memory = now - self._memory_bytes > self._max_growth_bytes
         return self.out_of_memory
 
 
@@ -148,8 +157,8 @@ def _virtual_tables() -> frozenset[str]:
 def connect() -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     connection.execute(f"PRAGMA max_page_count = {MAX_PAGES}")
-    connection.execute(f"PRAGMA temp.max_page_count = {MAX_PAGES}")
-    connection.execute("PRAGMA temp_store = MEMORY")
+    connection.execute("PRAGMA trusted_schema = OFF")  # nothing in a schema calls a function of ours
+    renew_temporary(connection)
     for limit, value in _LIMITS.items():
         connection.setlimit(limit, value)
     connection.create_collation(COLLATION, collate)
@@ -158,3 +167,10 @@ def connect() -> sqlite3.Connection:
     for name, (count, aggregate) in AGGREGATES.items():
         connection.create_aggregate(name, count, aggregate)  # pyright: ignore[reportArgumentType]
     return connection
+
+
+def renew_temporary(connection: sqlite3.Connection) -> None:
+    """Drop all that is temporary; outside a transaction."""
+    for store in ("FILE", "MEMORY"):  # each change of it drops everything, and the limit with it
+        connection.execute(f"PRAGMA temp_store = {store}")
+    connection.execute(f"PRAGMA temp.max_page_count = {MAX_PAGES}")

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Literal, Self
 
 from dbbench_adapter.backends import Backend, Database, Result, Snapshot, TableError
-from dbbench_adapter.backends.base import STATEMENT_TIMEOUT_S
+from dbbench_adapter.backends.base import STATEMENT_TIMEOUT_S, UNREADABLE
 from dbbench_adapter.judges import JUDGES, Answers, JudgeName, NoReferenceError
 from dbbench_adapter.types import Cell, Score, Table, Task
 
@@ -125,7 +125,10 @@ class Episode(ABC):
 
     def reference_snapshot(self) -> Snapshot:
         with self._reference() as database:
-            return database.snapshot()
+            found = database.snapshot()
+        if UNREADABLE in found.values():
+            raise NoReferenceError(f"the reference of task {self.task.id!r} leaves more than a judge reads")
+        return found
 
     # for protocols
 

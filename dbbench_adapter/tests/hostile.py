@@ -574,4 +574,62 @@ HOSTILE |= {
     ],
 }  # fmt: skip
 
+# Classes that SQLite lacked: texts that took quadratic time, definitions that compute, temporary tables that grow.
+
+_MARKS = "REPEAT('\u0316\u0301', 32000)"  # two marks of different classes in turn
+_LONG = "REPEAT('x', 250000)"
+_COLUMN = "ALTER TABLE t ADD COLUMN c {}"
+
+HOSTILE |= {
+    "long_texts": [
+        f"SELECT LOCATE({_MARKS}, {_MARKS})",
+        f"SELECT CONCAT('a', {_MARKS}) = CONCAT('b', {_MARKS})",
+        f"SELECT CONCAT({_MARKS}, b) x FROM t ORDER BY x",
+        f"SELECT MIN(CONCAT({_MARKS}, b)), COUNT(DISTINCT CONCAT({_MARKS}, b)) FROM t",
+        f"SELECT CONCAT({_MARKS}, b) x, COUNT(*) FROM t GROUP BY x",
+        f"SELECT FIELD({_MARKS}, 'a', {_MARKS}), STRCMP({_MARKS}, 'a'), GREATEST({_MARKS}, 'a')",
+        f"SELECT {_MARKS} LIKE CONCAT('%', {_MARKS}, 'x') FROM t",
+        f"SELECT {_MARKS} UNION SELECT CONCAT({_MARKS}, 'x')",
+        f"SELECT GROUP_CONCAT(DISTINCT CONCAT({_MARKS}, b) ORDER BY CONCAT({_MARKS}, b)) FROM t",
+        f"SELECT FIND_IN_SET({_MARKS}, CONCAT({_MARKS}, ',a')) FROM t",
+        f"UPDATE t SET a = {_MARKS} WHERE a < {_MARKS}",
+        "SELECT STR_TO_DATE('x', REPEAT('%a', 100000))",
+        "SELECT STR_TO_DATE(REPEAT('1', 200000), REPEAT('%W', 127))",
+        "SELECT DATE_FORMAT('2024-01-01', REPEAT('%M %T', 50000)) FROM t",
+        "SELECT TRIM(BOTH CONCAT(REPEAT('a', 21000), 'c') FROM REPEAT('c', 240000))",
+        "SELECT TRIM(LEADING 'c' FROM REPEAT('c', 250000)) FROM t, t u",
+        "SELECT 'a' LIKE REPEAT('%_', 130000) FROM t, t u",
+        "SELECT FIND_IN_SET('y', REPEAT(',', 250000)) FROM t, t u",
+        f"SELECT YEAR(CONCAT('2024-01-01', {_LONG})), CAST({_LONG} AS SIGNED) FROM t, t u",
+        f"SELECT CONCAT({', '.join([_LONG] * 100)})",
+        f"SELECT GREATEST({', '.join([_LONG] * 100)}), LEAST({', '.join([_LONG] * 100)})",
+        "SELECT SUM(REPEAT('\ufdfa', 80000) < REPEAT('\ufdfa', 80001)) FROM t, t u",
+        "RENAME TABLE a TO b" + " " * 19_900 + "x",
+    ],
+    "definitions_that_compute": [
+        "ALTER TABLE t ADD COLUMN c TEXT AS (REPEAT(a, 100000))",
+        "ALTER TABLE t ADD COLUMN c TEXT GENERATED ALWAYS AS (printf('%250000s', b)) VIRTUAL",
+        "ALTER TABLE t ADD COLUMN c INT AS (b + b) STORED",
+        _COLUMN.format("TEXT DEFAULT (REPEAT('x', 100000))"),
+        _COLUMN.format("TEXT DEFAULT (load_extension('x'))"),
+        _COLUMN.format("TEXT DEFAULT (randomblob(250000))"),
+        _COLUMN.format("INT CHECK (LENGTH(REPEAT(a, 100000)) > 1)"),
+        _COLUMN.format("INT DEFAULT (SLEEP(60))"),
+        "CREATE TABLE u (a INT, b TEXT AS (REPEAT(a, 100000)))",
+        "CREATE TABLE u (c0 TEXT" + "".join(f", c{i + 1} TEXT AS (CONCAT(c{i}, c{i}))" for i in range(60)) + ")",
+        "CREATE TABLE u (a INT DEFAULT (BENCHMARK(1000000000, MD5('x'))))",
+        "CREATE INDEX i ON t ((REPEAT(a, 100000)))",
+        "CREATE INDEX i ON t ((SLEEP(60)))",
+        "ALTER TABLE t CHANGE a c TEXT AS (REPEAT(b, 100000))",
+        "ALTER TABLE t ADD COLUMN c TEXT DEFAULT '" + "x" * 19_000 + "'",
+    ],
+    "temporary_tables": [
+        f"CREATE TEMPORARY TABLE u AS SELECT {_LONG} c FROM t, t v",
+        "CREATE TEMPORARY TABLE u AS WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT n FROM r",
+        f"CREATE TEMPORARY TABLE u AS SELECT t1.a FROM {_CROSS}",
+        "CREATE TEMPORARY TABLE u (id INT PRIMARY KEY AUTO_INCREMENT, a TEXT)",
+        "CREATE TEMPORARY TABLE `sqlíte_sequence` (a INT)",
+    ],
+}  # fmt: skip
+
 STATEMENTS = [(name, sql) for name, statements in HOSTILE.items() for sql in statements]

@@ -1,15 +1,21 @@
 """SQLite's sandbox beyond what single hostile statements show: neighbours, what is counted, what may be called."""
 
+import random
 import sqlite3
+import sys
 import threading
 import time
+import unicodedata
+from contextlib import suppress
 
 import pytest
 import sqlglot
 
 from dbbench_adapter.backends import sqlite_sandbox
 from dbbench_adapter.backends.clock import StatementTimeout, check, remaining_s, time_limit
+from dbbench_adapter.backends.functions import AGGREGATES, FUNCTIONS, values
 from dbbench_adapter.backends.functions.patterns import like
+from dbbench_adapter.backends.functions.values import MAX_VALUE_BYTES, collate, compare, fold, sort_key
 from dbbench_adapter.backends.mysql_limits import blows_up
 from dbbench_adapter.backends.sqlite_sandbox import Guard, allows
 from dbbench_adapter.types import Column, Table
@@ -38,6 +44,132 @@ def test_a_hostile_statement_does_not_hold_up_the_neighbours(sqlite, sql):
         assert thread.is_alive() or "REGEXP" in sql  # a regular expression has half a second
         thread.join()
     assert elapsed_s < 0.3
+
+
+# Two marks of different classes in turn: what sorts marks takes quadratic time for them.
+MARKS = "\u0316\u0301"
+LONG = {
+    "marks": MARKS, "ascii": "ab", "accents": "é", "blanks": " ", "digits": "9", "formats": "%a", "items": ",",
+    "x": "x", "wild": "%_", "slashes": "\\", "expands": "\ufdfa", "sigma": ".Σ", "astral": "\U0001d400", "date": "1-",
+}  # fmt: skip
+LIMIT_S = 0.2
+
+
+def calls(name, count, size):
+    """A function with long texts in every place, and in each place alone beside short ones."""
+    places = count if count >= 0 else 3
+    for text in LONG.values():
+        long = (text * size)[: size // max(places, 1)]
+        yield (long,) * places
+        yield (long + "b", *(long,) * (places - 1))
+        for place in range(places):
+            yield tuple((text * size)[: size - 100] if i == place else short for i, short in enumerate("x2y3"[:places]))
+
+
+def cpu_s(function, *arguments):
+    started = time.thread_time()
+    with time_limit(LIMIT_S), suppress(ValueError, StatementTimeout, MemoryError, ArithmeticError, TypeError):
+        function(*arguments)
+    return time.thread_time() - started
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_no_function_outstays_its_time_with_the_longest_texts(name):
+    count, function = FUNCTIONS[name]
+    slowest = max(calls(name, count, MAX_VALUE_BYTES), key=lambda arguments: cpu_s(function, *arguments), default=())
+    margin_s = 0.5 if name.startswith("regexp") else 0.1  # a match has half a second, and lets others work
+    assert cpu_s(function, *slowest) < LIMIT_S + margin_s
+
+
+@pytest.mark.parametrize(
+    "function", [fold, sort_key, lambda text: compare(text, "x" + text), lambda t: collate(t, "é")]
+)
+@pytest.mark.parametrize("text", LONG.values())
+def test_a_comparison_takes_time_in_proportion_to_its_texts(function, text):
+    assert cpu_s(function, (text * MAX_VALUE_BYTES)[:MAX_VALUE_BYTES]) < LIMIT_S + 0.05
+
+
+@pytest.mark.parametrize("name", ["concat", "field", "greatest", "replace", "lpad", "like", "concat_ws", "str_to_date"])
+def test_what_is_too_long_for_a_function_is_an_error(name):
+    count, function = FUNCTIONS[name]
+    with pytest.raises(ValueError, match="too long"):
+        function(*["x" * (MAX_VALUE_BYTES // 2 + 1)] * (count if count > 0 else 2))
+
+
+def test_a_long_group_is_given_up():
+    group = AGGREGATES["mysql_group_concat"][1]()
+    with pytest.raises(MemoryError):
+        for number in range(100_000):
+            group.step(0, ",", "+" * 60, number, *[number] * 60)
+
+
+def folded_by_definition(text):
+    return "".join(c for c in unicodedata.normalize("NFKD", text.casefold()) if not unicodedata.combining(c))
+
+
+def test_folding_by_character_is_folding_the_whole_text():
+    rng = random.Random(0)
+    blocks = [(32, 0x250), (0x300, 0x370), (0x370, 0x400), (0xAC00, 0xD7A4), (0xF900, 0x10000), (0x1D400, 0x1D800)]
+    for _ in range(2_000):
+        text = "".join(chr(rng.randrange(*rng.choice(blocks))) for _ in range(rng.randrange(1, 90)))
+        assert fold(text) == folded_by_definition(text)
+
+
+def test_the_tables_of_characters_do_not_grow_without_end():
+    whole = "".join(map(chr, range(0x4E00, 0x4E00 + 2 * values.MAX_KNOWN_CHARS)))
+    assert fold(whole) == folded_by_definition(whole)
+    assert sort_key("Ä-b") == sort_key("a-B")
+    for table in (values._FOLDED, values._WEIGHTS):
+        assert len(table) <= values.MAX_KNOWN_CHARS
+        assert sys.getsizeof(table) < 2**20
+
+
+HOLDING_UP = [
+    *(f"SELECT {call} FROM h" for call in ("LOCATE(c, c)", "MIN(c)", "COUNT(DISTINCT c)", "c LIKE '%x%'", "c = d")),
+    *(f"SELECT {call} FROM h" for call in ("FIELD(c, d, c)", "GREATEST(c, d)", "STRCMP(c, d)", "c < d", "DISTINCT c")),
+    *("SELECT 1 FROM h ORDER BY c", "SELECT c FROM h UNION SELECT d FROM h", "CREATE INDEX i ON h (c)"),
+    *("SELECT GROUP_CONCAT(DISTINCT c ORDER BY d) FROM h", "SELECT COUNT(*) FROM h x JOIN h y ON x.c = y.d"),
+    *("SELECT STR_TO_DATE('x', REPEAT('%a', 100000))", "SELECT DATE_FORMAT('2024-01-01', REPEAT('%T', 100000))"),
+    "SELECT TRIM(BOTH CONCAT(REPEAT('a', 21000), 'c') FROM REPEAT('c', 240000))",
+    "RENAME TABLE a TO b" + " " * 19_900 + "x",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sql", HOLDING_UP)
+def test_nothing_holds_up_the_interpreter(sqlite, sql):
+    """A neighbour's statement is at most half a second late; a late one has a second try."""
+    with sqlite.open([T], typed=True, statement_timeout_s=1.0) as hog, sqlite.open([T], typed=True) as neighbour:
+        assert hog.run("CREATE TABLE h (c TEXT, d TEXT)").error is None
+        text = f"REPEAT('{MARKS}', 30000)"
+        assert hog.run(f"INSERT INTO h SELECT CONCAT('a', {text}, b), CONCAT({text}, b) FROM t").error is None
+        assert min(longest_wait_s(hog, neighbour, sql) for _ in range(2)) < 0.5
+
+
+def longest_wait_s(hog, neighbour, sql):
+    thread = threading.Thread(target=hog.run, args=(sql,))
+    waits = [0.0]
+    thread.start()
+    while thread.is_alive():
+        started = time.monotonic()
+        assert neighbour.run("SELECT MAX(b) FROM t").rows == ((29,),)
+        waits.append(time.monotonic() - started)
+        time.sleep(0.005)
+    thread.join()
+    return max(waits)
+
+
+def test_an_answer_that_comes_too_late_is_none(sqlite):
+    """The collation calls all texts equal once the time is up, so that a sort ends: what it sorted is not shown."""
+    texts = [f"CONCAT(REPEAT('é', 60000), '{number}')" for number in range(90)]
+    with sqlite.open([T], typed=True, statement_timeout_s=5.0) as database:
+        assert database.run("CREATE TABLE h (c TEXT)").error is None
+        for text in texts:
+            assert database.run(f"INSERT INTO h VALUES ({text})").error is None
+        database._timeout_s = 0.05
+        result = database.run("SELECT COUNT(DISTINCT c) FROM h")
+        assert result.rows == ((90,),) or result.error.startswith("3024")
 
 
 def test_a_statement_that_ends_late_leaves_the_next_one_its_whole_time(sqlite):
@@ -78,6 +210,20 @@ def test_a_statement_ended_for_memory_says_so(sqlite, monkeypatch):
 )
 def test_what_an_agent_may_do(action, first, second, allowed):
     assert allows(action, first, second, altering=False) is allowed
+
+
+def test_altering_calls_functions_of_sqlite_s_own_and_no_others():
+    called = [
+        "sqlite_rename_column",
+        "printf",
+        "concat",
+        "load_extension",
+        "randomblob",
+        "zeroblob",
+        "sqlite_source_id",
+    ]
+    allowed = {name: allows(sqlite3.SQLITE_FUNCTION, None, name, altering=True) for name in called}
+    assert [name for name in called if allowed[name]] == ["sqlite_rename_column", "printf", "concat"]
 
 
 @pytest.mark.parametrize(
