@@ -1,4 +1,5 @@
-"""The deadline of the statement that the current thread is running, for all that works on it to look at.
+"""The deadline of the statement that the current thread is running, for all that works on it to look at, and what its
+functions may make of long texts.
 
 What a C library does between two looks is bounded by the size of its input (see `sqlite`), not from here.
 """
@@ -10,6 +11,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+MAX_MADE_CHARS = 16_777_216
+"""Of the long texts that functions make for one statement: what a sort has to compare, it compares to the end."""
+
 
 class StatementTimeout(Exception):
     """The statement's time is up."""
@@ -17,6 +21,7 @@ class StatementTimeout(Exception):
 
 class _Clock(threading.local):
     deadline = float("inf")
+    chars_left = float("inf")
 
 
 _CLOCK = _Clock()
@@ -25,11 +30,18 @@ _CLOCK = _Clock()
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
     """Give what runs inside `seconds` from now; limits do not nest."""
-    _CLOCK.deadline = time.monotonic() + seconds
+    _CLOCK.deadline, _CLOCK.chars_left = time.monotonic() + seconds, MAX_MADE_CHARS
     try:
         yield
     finally:
-        _CLOCK.deadline = float("inf")
+        _CLOCK.deadline = _CLOCK.chars_left = float("inf")
+
+
+def count_made(chars: int) -> None:
+    """Raises: MemoryError: more than `MAX_MADE_CHARS`."""
+    _CLOCK.chars_left -= chars
+    if _CLOCK.chars_left < 0:
+        raise MemoryError("too many long texts")
 
 
 def expired() -> bool:

@@ -4,9 +4,10 @@ The sandbox: one statement per call, printed from a parsed tree; an authorizer t
 MySQL's functions, and no files, pragmas, triggers, views or virtual tables; a deadline that parser, functions,
 collation, progress handler and an interrupting watchdog all look at; limits on length, depth, expansion, sorts,
 pages, rows, columns, values and results (`sqlite_sandbox`, `mysql_limits`, `functions`), and on how far memory grows.
-It does not guard against: a fault in SQLite or in the `regex` package, which run in the process of the caller; many
-databases that fill up at once (`MAX_PAGES` each); memory that a statement takes within the first 2,000 operations;
-memory at all where there is no /proc.
+Definitions hold no computation (`mysql_schema`), and what a judge reads is limited too.
+It does not guard against: a sort of long texts, which may go on for a second after its time; a fault in SQLite or in
+the `regex` package, which run in the process of the caller; many databases that fill up at once (`MAX_PAGES` each);
+memory that a statement takes within the first 2,000 operations; memory at all where there is no /proc.
 
 Not refused as in MySQL's strict mode, which typed tables have: dates that are none; texts that are no numbers where a
 change computes with them (1292); division by zero in a change (1365). Where MySQL leaves a choice, SQLite's is its own:
@@ -54,6 +55,7 @@ from dbbench_adapter.backends.mysql_kinds import (
 from dbbench_adapter.backends.mysql_syntax import COLLATION, StatementError
 from dbbench_adapter.backends.sqlite_catalogue import column_names, make_views, no_table, quoted, shown, table_names
 from dbbench_adapter.backends.sqlite_sandbox import (
+    MAX_SORT_GROWTH_BYTES,
     MAX_SORT_OPCODES,
     PROGRESS_OPCODES,
     Guard,
@@ -186,7 +188,7 @@ class SqliteDatabase:
         self._altering = statement.kind == "alter"
         if self._altering:
             self._drop_rounding(statement.target)
-        self._guard = Guard(MAX_SORT_OPCODES if statement.sorts else None)
+        self._guard = Guard(MAX_SORT_OPCODES, max_growth_bytes=MAX_SORT_GROWTH_BYTES) if statement.sorts else Guard()
         if not self._autocommit and statement.kind == "change" and not self._connection.in_transaction:
             self._connection.execute("BEGIN")
         cursor = self._connection.execute(statement.sql)

@@ -1,5 +1,6 @@
 """On SQLite: what a table's definition may hold, and how the judge reads what an episode leaves behind."""
 
+import sys
 import time
 
 import pytest
@@ -129,6 +130,8 @@ def test_what_the_policy_broke_is_a_wrong_state_in_time(sqlite, name):
         assert episode.judge("strict") == Score(0.0, "wrong_state")
         assert episode.judge("fc") == Score(0.0, "wrong_state")
         assert time.process_time() - started < 5.0
+        cells = (cell for state in episode.snapshot().values() for row in state.rows for cell in row)
+        assert sum(map(sys.getsizeof, cells)) <= sqlite_module.MAX_JUDGED_BYTES
 
 
 def test_a_table_that_is_too_large_is_unreadable_and_its_reference_none(sqlite, monkeypatch):

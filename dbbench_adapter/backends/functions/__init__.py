@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from dbbench_adapter.backends.clock import check
+from dbbench_adapter.backends.clock import check, count_made
 from dbbench_adapter.backends.functions import dates, numbers, patterns, text
 from dbbench_adapter.backends.functions.aggregates import AGGREGATES, GROUP_CONCAT_MAX_LEN
 from dbbench_adapter.backends.functions.values import MAX_VALUE_BYTES, Function, collate, fold, text_of
@@ -28,6 +28,9 @@ __all__ = [
     "text_of",
 ]
 
+LONG_CHARS = 1_000
+"""Shorter texts are not counted among those that a statement makes."""
+
 like_exactly = patterns.like_exactly
 
 
@@ -36,7 +39,7 @@ def _timed(function: Callable[..., Any]) -> Callable[..., Any]:
     def timed(*values: Any) -> Any:
         check()
         _refuse_long(values)
-        return function(*values)
+        return _counted(function(*values))
 
     return timed
 
@@ -48,9 +51,15 @@ def _strict(function: Callable[..., Any]) -> Callable[..., Any]:
     def with_nulls(*values: Any) -> Any:
         check()
         _refuse_long(values)
-        return None if None in values else function(*values)
+        return None if None in values else _counted(function(*values))
 
     return with_nulls
+
+
+def _counted(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > LONG_CHARS:
+        count_made(len(value))
+    return value
 
 
 def _refuse_long(values: tuple[Any, ...]) -> None:
