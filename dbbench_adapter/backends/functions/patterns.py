@@ -33,7 +33,10 @@ _Piece = tuple[str | None, ...]  # characters, None for `_`
 
 def like(pattern: Any, text: Any, escape: Any = "\\") -> int:
     """SQLite calls like(pattern, text) for `text LIKE pattern`."""
-    return like_exactly(fold(text_of(pattern)), fold(text_of(text)), text_of(escape))
+    folded = fold(text_of(pattern))
+    if len(folded) > MAX_VALUE_BYTES:  # one character may become eighteen
+        raise ValueError("the pattern is too long")
+    return like_exactly(folded, fold(text_of(text)), text_of(escape))
 
 
 def like_exactly(pattern: str, text: str, escape: str = "\\") -> int:
