@@ -84,5 +84,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _mask(match: re.Match[str]) -> str:
-    user, colon, _ = match[2].partition(":")
+    user, colon, password = match[2].partition(":")
+    if (user, password) == ("user", "password"):  # the form of an address, in a message
+        return match[0]
     return f"{match[1]}{user}:{MASK}@" if colon else match[0]

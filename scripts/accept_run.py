@@ -7,6 +7,11 @@ signed. This command signs what somebody else wrote, or you on another machine; 
 
 from __future__ import annotations
 
+from dbbench_adapter.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
@@ -65,4 +70,4 @@ def accept(folder: Path, name: str, run_dir: Path) -> str | None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    execute(main)

@@ -47,6 +47,8 @@ _MODES = (  # MySQL 8's defaults; MariaDB's are laxer
 )
 _GROUP_CONCAT_MAX_LEN = 1024  # MySQL's default; MariaDB's is 1 MiB
 _COLLATION = "utf8mb4_unicode_520_nopad_ci"  # MariaDB's closest to MySQL 8's utf8mb4_0900_ai_ci
+_HEEDING_CASE = frozenset(["SCHEMA_NAME", "TABLE_SCHEMA", "TABLE_NAME"])
+"""Columns of the catalogue that are compared as the names of files are."""
 _RESET_CONNECTION = 0x1F
 MAX_DATABASE_BYTES = 128 * 1024**2
 _MEASURE_AFTER_S = 0.25
@@ -242,6 +244,8 @@ class Pool:
                 shown = "NULL"
             elif "char" in kind.lower() or "text" in kind.lower():
                 shown = f"REGEXP_REPLACE({shown}, '{PREFIX}[0-9a-f]+_[0-9]+', '{NEUTRAL_NAME}')"
+                if name in _HEEDING_CASE:
+                    shown = f"CONVERT({shown} USING utf8mb4) COLLATE utf8mb4_bin"
             columns.append(f"{shown} AS `{name}`")
         schema = next((name for name in types if name.endswith("_SCHEMA") or name == "SCHEMA_NAME"), None)
         where = f" WHERE `{schema}` <> '{self.catalogue}'" if schema else ""
