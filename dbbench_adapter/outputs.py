@@ -154,7 +154,7 @@ def _in_words(path: Path, number: int) -> str:
 
 
 def _errno_of(path: Path) -> int:
-    """Of a writer that gave none: the disk is full, or has another fault."""
+    """The number of the error where a writer gave none: the disk is full, or has another fault."""
     folder = next(folder for folder in path.absolute().parents if folder.exists())
     return errno.ENOSPC if shutil.disk_usage(folder).free < 2**20 else errno.EIO
 

@@ -219,7 +219,7 @@ def _all_in(folder: Path) -> list[Path]:
 
 
 def _is_sticky(mode: int) -> bool:
-    """Of a folder in which nobody removes or renames what is another's."""
+    """Whether it is the mode of a folder in which nobody removes or renames what is another's."""
     return stat.S_ISDIR(mode) and bool(mode & stat.S_ISVTX)
 
 

@@ -344,7 +344,7 @@ class RunLog(TrainerCallback):
 
 
 def _step_of(line: bytes) -> int:
-    """Of a line of metrics; -1 where it is none, and stays."""
+    """The train step of a line of metrics; -1 for a line that is none and stays."""
     try:
         return int(json.loads(line)["train_step"])
     except (ValueError, TypeError, KeyError, RecursionError):

@@ -20,7 +20,7 @@ from pathlib import Path
 from reward_model import signed
 
 RECORDS = ("manifest.json", "reward_model.json", "sft.json")
-"""Of checkpoints of the main job and of local runs, of reward models, of supervised fine-tuning."""
+"""Names of the records of checkpoints: the main job's and local runs', reward models', supervised fine-tuning's."""
 NAMES = ("global_step_*", "step_*", "checkpoint-*")
 
 

@@ -24,7 +24,7 @@ STORE_TOKEN = "AGENTGRPO_STORE_TOKEN"
 OPEN_PATHS = frozenset({"/v1/agl/health", "/health/liveliness"})
 """What the launchers of store and LLM proxy ask until they answer; they say no more than that."""
 MEDIA_TYPES = frozenset({"application/json", "application/x-protobuf"})
-"""Of bodies: what our clients send, and OpenTelemetry. No page can send these to another origin without asking."""
+"""Types of bodies that our clients and OpenTelemetry send. No page can send them to another origin unasked."""
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?")
 _TOKEN = re.compile(r"[!-~]{16,}")
 
@@ -139,7 +139,7 @@ class Door:
 
 
 class RunDoor(Door):
-    """Of the LLM proxy and the model servers of a run.
+    """The door of the LLM proxy and the model servers of a run.
 
     Raises:
         TokenError: the environment names no token; a server without one does not start.

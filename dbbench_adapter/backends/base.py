@@ -56,7 +56,7 @@ class TableState:
 
 
 UNREADABLE = TableState((), ())
-"""Of a table that cannot be read within a judge's limits; one that can has columns."""
+"""The state of a table that cannot be read within a judge's limits; every other table has columns."""
 Snapshot = Mapping[str, TableState]
 """Every table and view of a database by name, those made during the episode included."""
 

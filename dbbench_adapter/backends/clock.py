@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 MAX_MADE_CHARS = 16_777_216
-"""Of the long texts that functions make for one statement: what a sort has to compare, it compares to the end."""
+"""Functions make at most so many characters of long texts for one statement: a sort compares all it has to the end."""
 
 
 class StatementTimeout(Exception):

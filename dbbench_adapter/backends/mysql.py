@@ -52,7 +52,7 @@ from dbbench_adapter.types import Table
 
 MAX_SQL_BYTES = 1_000_000
 _MEASURE_AFTER_S = 0.05
-"""Of writing, in one statement or in many, some ten MiB; measuring takes a round trip and holds up CREATE and DROP."""
+"""A database is measured after so much writing, some ten MiB: each measurement is a round trip and holds up CREATE."""
 _HARMLESS_SELECTS = 4
 _MAX_UNREAD_SELECTS = 50
 """Of a statement that sqlglot cannot read."""

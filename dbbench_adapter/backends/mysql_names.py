@@ -15,7 +15,7 @@ from dbbench_adapter.backends.statements import end_of_empty_call, leading_words
 
 NEUTRAL_NAME = "dbbench"
 PREFIX = "agentgrpo_"
-"""Of every name that we give on a server."""
+"""Every name that we give on a server begins so."""
 CATALOGUE = "information_schema"
 _USER = f"'{NEUTRAL_NAME}@localhost'"
 _CALLS = {
@@ -27,7 +27,7 @@ _CALLS = {
 }
 """Functions that tell a name, and what stands for their call."""
 _BARE = {"current_user": _USER, "current_role": "NULL"}
-"""Likewise; the parentheses may be left out."""
+"""Functions that tell a name also where their parentheses are left out."""
 _TURNED = frozenset([NEUTRAL_NAME, CATALOGUE, *_CALLS, *_BARE])
 _ANY = (*_TURNED, "show")
 _PATH = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+[\w.+-]*")

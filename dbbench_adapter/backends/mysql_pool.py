@@ -82,7 +82,7 @@ class _Watched:
     """A statement that runs."""
 
     name: str
-    """Of its database."""
+    """The name of its database."""
     started: float
     limit_s: float
 

@@ -24,10 +24,10 @@ from dbbench_adapter.backends.mysql_tables import quoted
 from dbbench_adapter.types import Table
 
 READ_S = 10.0
-"""For all tables of one episode."""
+"""All tables of one episode are read in so many seconds."""
 MAX_ROWS = 200_000
 MAX_BYTES = 32 * 1024**2
-"""Of all cells; no reference has as much."""
+"""All cells together take no more; no reference has as much."""
 _TABLES = frozenset(["BASE TABLE", "SYSTEM VERSIONED"])
 _CELL_BYTES = 16
 """What a cell counts beside its text."""

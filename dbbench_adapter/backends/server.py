@@ -38,7 +38,7 @@ _MOST_SHORT_LIVES = 5
 _RESTART_PAUSE_S = 0.5
 _PR_SET_PDEATHSIG = 1
 _TEMPORARY_TABLES_MIB = 256
-"""Of all sessions together; what they have taken once stays taken until the server ends."""
+"""Temporary tables of all sessions together take no more; what was taken once stays taken until the server ends."""
 _SESSION_LIMITS = {
     "max-session-mem-used": 256 * 1024**2,
     "tmp-disk-table-size": 128 * 1024**2,

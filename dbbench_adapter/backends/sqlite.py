@@ -67,7 +67,7 @@ from dbbench_adapter.backends.sqlite_sandbox import (
 from dbbench_adapter.types import Cell, Rows, Table
 
 MAX_JUDGED_BYTES = 64 * 1024**2
-"""Of all that a judge reads at once, as Python holds it; the default of an added column is not stored with each row."""
+"""What a judge reads takes no more in Python; the default of an added column is not stored with each row."""
 JUDGE_TIMEOUT_S = 10.0
 _UNREADABLE = (sqlite3.Error, OverflowError, StatementTimeout, MemoryError)
 """What keeps a judge from reading a table is the doing of who changed it."""

@@ -25,7 +25,7 @@ MAX_SORT_OPCODES = 4_000_000
 MAX_GROWTH_BYTES = 256 * 1024**2
 """Of the process, while one statement runs; what neighbours in other threads take meanwhile counts too."""
 MAX_SORT_GROWTH_BYTES = MAX_GROWTH_BYTES // 4
-"""While one runs that sorts: what is in a sort is compared to its end, long texts at a few hundred MB a second."""
+"""The same for a statement that sorts: a sort compares long texts to its end, at a few hundred MB a second."""
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: MAX_VALUE_BYTES,
     sqlite3.SQLITE_LIMIT_COLUMN: MAX_COLUMNS,

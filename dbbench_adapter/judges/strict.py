@@ -31,7 +31,7 @@ _WHOLE_OR_DECIMAL = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?", re.ASCII)
 _POWER_OF_TEN = re.compile(r"[eE][-+]?\d{1,3}", re.ASCII)
 """What may follow where the gold is no whole number: so are large and small ones printed."""
 _MAX_DIGITS = 300
-"""Of a text that is read as a number; no engine prints a longer one."""
+"""A longer text is no number; no engine prints one."""
 _MAX_PAIRED = 1_000
 """Rows that differ in the digits of a number alone and that sorting does not pair off."""
 _CELLS = str | int | float | None

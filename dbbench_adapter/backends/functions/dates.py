@@ -12,9 +12,9 @@ from dbbench_adapter.backends.functions.numbers import half_up
 from dbbench_adapter.backends.functions.values import Function, number, text_of
 
 MAX_FORMAT_CHARS = 255
-"""Of a date's format."""
+"""A longer format of a date is refused."""
 MAX_DATE_CHARS = 255
-"""Of a text that is read as a date or time; a longer one is none, for STR_TO_DATE the rest does not count."""
+"""A longer text is no date or time; STR_TO_DATE reads no further than this."""
 _DATE = re.compile(r"\s*(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})(?:[T ]+(\d{1,2}):(\d{2})(?::(\d{2})(?:\.\d*)?)?)?\s*$")
 _TIME = re.compile(r"\s*(\d{1,3}):([0-5]?\d)(?::([0-5]?\d)(?:\.\d*)?)?\s*$")
 _MONTHS = list(calendar.month_name)[1:]

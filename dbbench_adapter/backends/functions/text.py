@@ -105,7 +105,7 @@ def _find_in_set(needle: Any, items: Any) -> int:
 
 
 def _trim(text: Any, piece: Any, *, ends: str) -> str:
-    """Without the pieces at its ends; SQLite's own takes the piece for a set of characters and looks at no clock."""
+    """MySQL's TRIM: the text without the pieces at its ends. SQLite's takes the piece for a set of characters."""
     text, piece = text_of(text), text_of(piece)
     begin, end = 0, len(text)
     while piece and "l" in ends and text.startswith(piece, begin, end):

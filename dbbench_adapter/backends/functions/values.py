@@ -14,7 +14,7 @@ MAX_VALUE_BYTES = 262_144
 """Of one value; MySQL's TEXT holds 65,535."""
 Function = tuple[int, Callable[..., Any]]
 MAX_KNOWN_CHARS = 16_384
-"""Of each table of characters; some 3 MiB."""
+"""Each table of characters holds at most so many, which take some 3 MiB."""
 _CACHED_CHARS = 64
 _CHUNK_CHARS = 8_192
 """A table is applied to so many at once: in between, the deadline is looked at and other threads may work."""
@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"\s*+([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)")
 
 
 class _CharTable(dict[int, str]):
-    """For `str.translate`: filled as characters come, emptied when it is full."""
+    """A table for `str.translate` that fills as characters come and is emptied when it is full."""
 
     def __init__(self, of_char: Callable[[str], str]) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class _CharTable(dict[int, str]):
 
 
 def _folded_char(char: str) -> str:
-    """Of one character: `normalize` would take quadratic time to sort the marks of a text, which are dropped here."""
+    """Give `fold` of one character; on a whole text `normalize` sorts its marks in quadratic time."""
     decomposed = unicodedata.normalize("NFKD", char.casefold())
     return "".join(part for part in decomposed if not unicodedata.combining(part))
 
