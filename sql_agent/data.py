@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dbbench_adapter.protocols import Message
 from dbbench_adapter.splits import count_kinds, draw_by_kind
 from sql_agent.environments.base import Environment, Split
-from sql_agent.model_check import render, special_tokens
+from sql_agent.model_check import render, special_tokens, with_objects
 
 
 def fitting(split: Split, prompt_tokens: Callable[[Any], int], limit: int) -> Split:
@@ -59,12 +60,41 @@ def say_kinds(split: Split, held_out: int) -> list[str]:
     return lines
 
 
+def say_out_of_reach(
+    split: Split, reply_tokens: Callable[[Any], list[int]], max_tokens: int, max_response_tokens: int
+) -> list[str]:
+    """How many tasks the limits of a rollout put out of the policy's reach, in words; nothing where there is none.
+
+    A task is out of reach when its reference solution is: one of the replies, or all of them, are longer than allowed.
+    What the environment answers in between is not counted, so a few more tasks may be.
+
+    Args:
+        reply_tokens: of a task, the tokens of each reply of its reference solution; none where no solution is known.
+    """
+    val, train = ([reply_tokens(task) for task in tasks] for tasks in (split.val, split.train))
+
+    def beyond(solutions: list[list[int]]) -> int:
+        return sum(max(n, default=0) > max_tokens or sum(n) > max_response_tokens for n in solutions)
+
+    if not beyond(val) + beyond(train):
+        return []
+    known = [n for n in val + train if n]
+    highest = f"; held-out success can reach {1 - beyond(val) / len(val):.1%}" if beyond(val) else ""
+    return [
+        f"warning: {beyond(val)} of {len(val)} held-out tasks and {beyond(train)} of {len(train)} to train on are out "
+        f"of reach: their solutions are longer than agent.max_tokens={max_tokens} or data.max_response_tokens="
+        f"{max_response_tokens} allow{highest}. The longest reply has {max(map(max, known)):,} tokens, the longest "
+        f"solution {max(map(sum, known)):,}; raise the two, or leave these tasks out"
+    ]
+
+
 def in_words(kinds: Mapping[str, int]) -> str:
     return ", ".join(f"{kind} {count}" for kind, count in kinds.items())
 
 
 class PromptTokenizer:
-    """Counts the tokens of a task's first prompt; reads the model's folder without torch, which is 10 s of imports.
+    """Counts the tokens of a task's first prompt and of its solution; reads the model's folder without torch, which is
+    10 s of imports.
 
     Args:
         template: the chat template of the run.
@@ -78,8 +108,17 @@ class PromptTokenizer:
         self._environment = environment
 
     def prompt_tokens(self, task: Any) -> int:
-        prompt = render(self._environment.messages(task), self._environment.tools, self._template, self._special)
-        return len(self._tokenizer.encode(prompt, add_special_tokens=False).ids)
+        return self._count(self._environment.messages(task), prompt=True)
+
+    def _count(self, messages: Sequence[Message], *, prompt: bool) -> int:
+        text = render(messages, self._environment.tools, self._template, self._special, prompt=prompt)
+        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def reply_tokens(self, task: Any) -> list[int]:
+        """Of each reply of the solution, none where none is known; the token that ends it included."""
+        first, replies = self._environment.messages(task), self._environment.reference_replies(task)
+        before = self.prompt_tokens(task)
+        return [self._count([*first, with_objects(reply)], prompt=False) - before for reply in replies]
 
     @property
     def pad_id(self) -> int:

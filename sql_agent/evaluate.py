@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             base_url=args.base_url,
             model=args.model,
             environment=DbBench(args.judge, args.protocol, backend),
-            config=AgentConfig(protocol=args.protocol, temperature=args.temperature),
+            config=AgentConfig(protocol=args.protocol, temperature=args.temperature, max_tokens=args.max_tokens),
             api_key=api_key,
         )
 
@@ -263,6 +263,7 @@ def _load(path: Path) -> list[Task]:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    tokens = AgentConfig().max_tokens
     parser = Parser(prog="python -m sql_agent.evaluate", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--base-url", required=True, help="OpenAI-compatible endpoint up to and including /v1")
     parser.add_argument("--model", required=True, help="name under which it serves the model")
@@ -279,11 +280,14 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--concurrency", type=int, default=16, help="rollouts in flight (default 16)")
     parser.add_argument("--temperature", type=float, default=0.0, help="default 0: greedy")
+    parser.add_argument(
+        "--max-tokens", type=int, default=tokens, help=f"of a reply, as agent.max_tokens of a run (default {tokens})"
+    )
     parser.add_argument("--output", type=Path, help="file for the trajectories (default runs/evaluate/TIME.jsonl)")
     args = parser.parse_args(argv)
-    for name in ("limit", "concurrency"):
+    for name in ("limit", "concurrency", "max_tokens"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
-            parser.error(f"--{name} has to be 1 or more")
+            parser.error(f"--{name.replace('_', '-')} has to be 1 or more")
     if args.temperature < 0:
         parser.error("--temperature has to be 0 or more")
     args.output = args.output or Path("runs/evaluate") / time.strftime("%Y%m%d-%H%M%S.jsonl")

@@ -288,7 +288,7 @@ def play(
         return tokenizer.encode(text, add_special_tokens=False).ids
 
     def rendered(messages: Sequence[Message], *, prompt: bool) -> list[int]:
-        said = [_with_objects(message) for message in messages]
+        said = [with_objects(message) for message in messages]
         return encode(render(said, tools, template, tokens, prompt=prompt))
 
     turns = continuation.script(tools=bool(tools))
@@ -304,7 +304,7 @@ def opening(protocol: ProtocolName) -> tuple[list[Message], list[Any]]:
     return PROTOCOLS[protocol].messages(task), PROTOCOLS[protocol].tools
 
 
-def _with_objects(message: Message) -> Message:
+def with_objects(message: Message) -> Message:
     """Arguments of calls as objects, which is what templates get from vLLM."""
     calls = [
         {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}

@@ -365,7 +365,7 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
     from omegaconf import OmegaConf
 
     from dbbench_adapter.export import write_rows
-    from sql_agent.data import PromptTokenizer, drawn, fitting, kinds_of, say_kinds
+    from sql_agent.data import PromptTokenizer, drawn, fitting, kinds_of, say_kinds, say_out_of_reach
     from sql_agent.model_check import chat_template, template_of_run
     from sql_agent.tracking import usable_loggers
 
@@ -400,7 +400,9 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
             f"the chat template of {cfg.model} rewrites earlier turns; TRL's version of it for training, which does "
             "not, is used and saved with every checkpoint"
         )
-    print("\n".join(say_kinds(split, len(whole.val))))
+    limits = cfg.agent.max_tokens, cfg.data.max_response_tokens
+    said = say_kinds(split, len(whole.val)) + say_out_of_reach(split, tokenizer.reply_tokens, *limits)
+    print("\n".join(said))
     return {
         "config": str((cfg.run_dir / "config.yaml").resolve()),
         "verl": OmegaConf.to_container(compose(overrides), resolve=False),

@@ -131,6 +131,10 @@ class Environment(ABC):
             ValueError: a file is missing, or names a row that does not parse.
         """
 
+    def reference_replies(self, task: Any) -> list[Message]:
+        """What an assistant that knows the solution replies, in order; none where no solution is known."""
+        return []
+
     @abstractmethod
     def task(self, fields: dict[str, Any]) -> Any:
         """The inverse of a task's `to_dict`."""

@@ -1,5 +1,6 @@
 """`sql_agent.environments.dbbench`: which tasks a run trains on."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -7,9 +8,10 @@ import pytest
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.load import write_tasks
 from sql_agent.config import DataConfig
-from sql_agent.data import drawn, fitting, kinds_of, say_kinds
+from sql_agent.data import PromptTokenizer, drawn, fitting, kinds_of, say_kinds, say_out_of_reach
 from sql_agent.environments.base import Split
 from sql_agent.environments.dbbench import DbBench
+from sql_agent.model_check import chat_template
 
 
 @pytest.fixture
@@ -93,3 +95,34 @@ def test_the_kinds_are_named_and_those_that_are_in_one_half_only():
         "held out, by kind: other 1, UPDATE 1",
     ]
     assert kinds_of(parts) == {"train": {"INSERT": 2, "other": 1}, "held_out": {"other": 1, "UPDATE": 1}}
+
+
+# solutions that do not fit --------------------------------------------------------------------------------------------
+
+
+def test_tasks_whose_solution_is_longer_than_a_rollout_may_be_are_counted():
+    tokens = {"short": [20, 12], "long reply": [20, 101], "long in all": [80, 80], "not known": []}
+    split = Split(
+        *([replace(EIGHT_KINDS[0], id=name) for name in names] for names in (tokens, ["short", "long reply"]))
+    )
+    assert say_out_of_reach(split, lambda task: tokens[task.id], 100, 150) == [
+        "warning: 1 of 2 held-out tasks and 2 of 4 to train on are out of reach: their solutions are longer than "
+        "agent.max_tokens=100 or data.max_response_tokens=150 allow; held-out success can reach 50.0%. The longest "
+        "reply has 101 tokens, the longest solution 160; raise the two, or leave these tasks out"
+    ]
+    assert say_out_of_reach(split, lambda task: tokens[task.id], 101, 160) == []
+    assert say_out_of_reach(split, lambda task: [], 1, 1) == []  # nobody knows a solution
+
+
+def test_the_tokens_of_a_solution_are_those_of_its_replies_as_the_policy_says_them(random_policy_folder):
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(random_policy_folder / "tokenizer.json"))
+    environment, task = DbBench("strict"), next(task for task in EIGHT_KINDS if task.gold.answers)
+    said = [
+        {"name": "execute_sql", "arguments": {"query": task.gold.sql}},
+        {"name": "commit_final_answer", "arguments": {"answers": list(task.gold.answers)}},
+    ]
+    texts = [f"<tool_call>\n{json.dumps(call)}\n</tool_call><|im_end|>\n" for call in said]
+    counter = PromptTokenizer(random_policy_folder, environment, chat_template(random_policy_folder))
+    assert counter.reply_tokens(task) == [len(tokenizer.encode(text).ids) for text in texts]

@@ -67,6 +67,19 @@ def test_success_is_reported_per_question_type_and_every_trajectory_written(eval
     assert {row["task_id"]: row["score"]["value"] for row in trajectories} == {"t-0": 1.0, "t-1": 1.0}
 
 
+def test_the_server_is_asked_for_the_temperature_and_the_reply_length_that_were_given(tmp_path):
+    asked = []
+    write_tasks(tmp_path / "tasks.jsonl", [CHEAPEST])
+    endpoint = oracle.app(oracle.replay([CHEAPEST]), on_request=lambda body: asked.append(body))
+    with oracle.serve(endpoint) as url:
+        for number, options in enumerate(([], ["--temperature", "0.5", "--max-tokens", "384"])):
+            main([
+                "--base-url", url, "--model", "oracle", "--tasks", str(tmp_path / "tasks.jsonl"),
+                "--output", str(tmp_path / f"{number}.jsonl"), *options,
+            ])  # fmt: skip
+    assert [(body["temperature"], body["max_tokens"]) for body in asked] == [(0.0, 512), (0.5, 384)]
+
+
 def test_what_could_not_be_judged_is_counted_apart_and_is_no_zero(evaluate, capsys):
     trajectories = evaluate([CHEAPEST, RAGGED])
     printed = capsys.readouterr().out
