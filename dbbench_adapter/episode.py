@@ -23,12 +23,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from dbbench_adapter.backends import Backend, BackendUnavailable, TableError, open_backend
+from dbbench_adapter.datatypes import CHANGE_KINDS, Cell, Gold, Task
 from dbbench_adapter.json_lines import serve
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.passwords import Parser
 from dbbench_adapter.protocols import Episode, open_episode
 from dbbench_adapter.table_hash import AgentBenchTable, LifelongTable
-from dbbench_adapter.types import CHANGE_KINDS, Cell, Gold, Task
 
 
 class _Strict(BaseModel):

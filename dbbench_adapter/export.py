@@ -21,10 +21,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dbbench_adapter.datatypes import Task
 from dbbench_adapter.load import TaskFileError, load_tasks, refuse_repeated_ids, write_tasks
 from dbbench_adapter.outputs import OutputError, check_output, written
 from dbbench_adapter.protocols import PROTOCOLS, ProtocolName
-from dbbench_adapter.types import Task
 
 AGENT_NAME = "sql_agent"
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dbbench_adapter.datatypes import CHANGE_KINDS, Cell, Column, Gold, Row, Rows, Table, Task
 from dbbench_adapter.load import write_tasks
 from dbbench_adapter.phrasebook import (
     COMPARISONS,
@@ -35,7 +36,6 @@ from dbbench_adapter.phrasebook import (
     TRAIN_WORDS,
     pseudo_word,
 )
-from dbbench_adapter.types import CHANGE_KINDS, Cell, Column, Gold, Row, Rows, Table, Task
 
 Split = Literal["train", "held_out"]
 NOTE = ("The table ", " has the columns ")

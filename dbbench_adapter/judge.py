@@ -22,9 +22,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictFloat, StrictInt, StrictStr, TypeAdapter
 
+from dbbench_adapter.datatypes import Rows
 from dbbench_adapter.json_lines import serve
 from dbbench_adapter.judges import JudgeName, fc, lab, strict, text
-from dbbench_adapter.types import Rows
 
 _Cell = StrictInt | StrictFloat | StrictStr | None
 _TEXTS = TypeAdapter(list[StrictStr])

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
-from dbbench_adapter.types import Cell, Rows
+from dbbench_adapter.datatypes import Cell, Rows
 
 MAX_CHARS = 200_000
 """Longer texts are not parsed: the longest result of the 500 LifelongAgentBench references has 1,583."""

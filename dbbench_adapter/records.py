@@ -17,8 +17,8 @@ from pydantic_core import ErrorDetails
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
+from dbbench_adapter.datatypes import CHANGE_KINDS, Cell, Column, Gold, Table, Task
 from dbbench_adapter.literals import parse_rows
-from dbbench_adapter.types import CHANGE_KINDS, Cell, Column, Gold, Table, Task
 
 MAX_FOUND_CHARS = 120
 _HASH = re.compile(r"(None|[0-9a-f]{32})(_(None|[0-9a-f]{32}))*")

@@ -24,7 +24,7 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from dbbench_adapter.types import Task
+from dbbench_adapter.datatypes import Task
 
 SKILLS = (
     "select",

@@ -28,9 +28,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from dbbench_adapter.datatypes import Task
 from dbbench_adapter.load import load_tasks, refuse_repeated_ids, task_file, write_tasks
 from dbbench_adapter.outputs import check_output, written
-from dbbench_adapter.types import Task
 
 PARTS = ("train", "validation", "test")
 MANIFEST = "manifest.json"

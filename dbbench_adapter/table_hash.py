@@ -23,10 +23,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from dbbench_adapter.backends import Backend, BackendUnavailable, TableError, open_backend
+from dbbench_adapter.datatypes import Cell, Column, Gold, Table, Task
 from dbbench_adapter.json_lines import serve
 from dbbench_adapter.protocols import PROTOCOLS, ProtocolName
 from dbbench_adapter.protocols.base import as_text
-from dbbench_adapter.types import Cell, Column, Gold, Table, Task
 
 
 class AgentBenchTable(BaseModel):

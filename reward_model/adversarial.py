@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reward_model.types import Message, Preference
+from reward_model.datatypes import Message, Preference
 
 FLUENT = (
     "I have looked at everything carefully and double-checked each step. The answer is complete, correct and exactly "

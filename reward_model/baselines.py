@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 
-from reward_model.types import Message
+from reward_model.datatypes import Message
 
 _FAULT = re.compile(r"error|exception|traceback|fail|unknown|invalid|no such|not found|denied", re.IGNORECASE)
 

@@ -26,9 +26,9 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from reward_model.datatypes import Message, Preference, Score
 from reward_model.preferences import PreferenceFileError, read_preferences
 from reward_model.service.access import TOKEN_VARIABLE, is_loopback, positive
-from reward_model.types import Message, Preference, Score
 
 OPEN_AFTER = 5
 """Consecutive failures after which one call at a time finds out whether the service is back."""

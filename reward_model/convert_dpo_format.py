@@ -28,12 +28,12 @@ from typing import IO, Any
 from tqdm import tqdm
 
 from dbbench_adapter.outputs import OutputError, in_words, written
+from reward_model.datatypes import Preference
 from reward_model.formats.files import NotReadOn, Numbered, raw_rows
 from reward_model.formats.messages import Problem
 from reward_model.formats.shapes import FORMS, Converter
 from reward_model.formats.summary import Summary
 from reward_model.preferences import PreferenceFileError, check_output, write_preferences
-from reward_model.types import Preference
 
 MAX_REJECTS_SHOWN = 5
 

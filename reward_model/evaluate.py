@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dbbench_adapter.outputs import written
-from reward_model.types import Message, Preference
+from reward_model.datatypes import Message, Preference
 
 BATCH_SIZE = 16
 LENGTH_BINS = 5

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from dbbench_adapter.outputs import failures_of_the_disk
-from reward_model.types import Message
+from reward_model.datatypes import Message
 
 BOUND = 1e-4
 ROWS = 32

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from dbbench_adapter.outputs import written
-from reward_model.types import Preference
+from reward_model.datatypes import Preference
 
 _FIRST_LOOK_BYTES = 8_000_000
 """`datasets.load_dataset("json")` takes the types from the first 10 MiB and fails on fields that come later."""

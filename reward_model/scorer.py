@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
+from reward_model.datatypes import Encoded, Message, Score
 from reward_model.forked import LimitError, forked
-from reward_model.types import Encoded, Message, Score
 from reward_model.weights import HEAD, LANGUAGE_HEADS, adapter_misfit, misfit
 
 RECORD = "reward_model.json"

@@ -29,10 +29,10 @@ from trl.trainer.reward_trainer import RewardTrainer
 
 from dbbench_adapter.outputs import append_line, failures_of_the_disk, remove, written
 from reward_model import signed
+from reward_model.datatypes import Preference
 from reward_model.micro_batches import micro_batch_tokens, micro_batches, recomputed, return_freed_memory
 from reward_model.preferences import PreferenceFileError
 from reward_model.scorer import RECORD, encode_conversation
-from reward_model.types import Preference
 from sql_agent.cpu_features import uses_bfloat16
 
 logger = logging.getLogger(__name__)

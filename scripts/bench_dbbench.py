@@ -26,9 +26,9 @@ from pathlib import Path
 
 from dbbench_adapter import judge
 from dbbench_adapter.backends import Backend, BackendUnavailable, open_backend
+from dbbench_adapter.datatypes import Column, Gold, Table, Task
 from dbbench_adapter.passwords import Parser
 from dbbench_adapter.protocols.fc import FcEpisode
-from dbbench_adapter.types import Column, Gold, Table, Task
 from scripts.bench.report import Row, facts, table
 
 NUM_ROWS = 30

@@ -26,11 +26,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from dbbench_adapter.datatypes import Task
 from dbbench_adapter.outputs import check_output, written
 from dbbench_adapter.skills import SKILLS
 from dbbench_adapter.synthesis import SKILL_COUNTS, THEMES, ExhaustedError, task_stream
 from dbbench_adapter.synthesis.entry_dict import entry_dict
-from dbbench_adapter.types import Task
 
 
 def skill_weights(text: str) -> dict[str, float]:

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 from dbbench_adapter.outputs import failures_of_the_disk, in_words
 from reward_model.hub import go_offline, model_folder
 from sql_agent.checkpoints import MANIFEST, checkpoints, fault_of, newest_whole
-from sql_agent.types import AgentConfig
+from sql_agent.datatypes import AgentConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -136,9 +136,9 @@ def examine(model: Any, tokenizer_folder: Path, *, ids: list[int] | None = None)
     from dbbench_adapter.backends import open_backend
     from dbbench_adapter.generator import generate_tasks
     from sql_agent.environments.dbbench import DbBench
+    from sql_agent.local.datatypes import GREEDY
     from sql_agent.local.policy import LocalPolicy
     from sql_agent.local.rollouts import Player
-    from sql_agent.local.types import GREEDY
 
     model.eval()
     if not hasattr(model, "get_base_model"):

@@ -23,10 +23,10 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from dbbench_adapter.datatypes import Task
 from dbbench_adapter.load import TaskFileError, load_tasks
 from dbbench_adapter.outputs import OutputError, check_output
 from dbbench_adapter.single_skill import by_skill, num_others, skills_of, write_single_skill
-from dbbench_adapter.types import Task
 
 
 def report(tasks_by_skill: Mapping[str, Sequence[Task]], min_tasks: int) -> list[str]:

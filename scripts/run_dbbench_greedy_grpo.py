@@ -29,7 +29,7 @@ from sql_agent.local.start import check_model, failures_in_words, load_libraries
 from sql_agent.processes import ends_in_order
 
 if TYPE_CHECKING:
-    from dbbench_adapter.types import Task
+    from dbbench_adapter.datatypes import Task
     from sql_agent.environments.dbbench import DbBench
     from sql_agent.local.run_folder import RunFolder
 

@@ -29,9 +29,9 @@ import yaml
 
 from dbbench_adapter.outputs import in_words
 from dbbench_adapter.passwords import Parser
+from sql_agent.local.datatypes import DivergedError, UnjudgedError
 from sql_agent.local.experiment import ExperimentConfig, LanguageModelConfig, load_experiment
 from sql_agent.local.start import StartError, check_device, check_model, load_libraries, out_of_memory
-from sql_agent.local.types import DivergedError, UnjudgedError
 from sql_agent.processes import ends_in_order
 
 if TYPE_CHECKING:

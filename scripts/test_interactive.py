@@ -34,8 +34,8 @@ from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.local.start import check_model, load_libraries
 
 if TYPE_CHECKING:
-    from dbbench_adapter.types import Task
-    from sql_agent.gsm8k.types import Problem
+    from dbbench_adapter.datatypes import Task
+    from sql_agent.gsm8k.datatypes import Problem
     from sql_agent.local.interactive import Chat, Subject
     from sql_agent.local.transcript import Transcript
 
@@ -124,9 +124,9 @@ def _converse(cfg: InteractiveConfig, subject: "Subject", show: "Transcript") ->
 
 
 def _talk(cfg: InteractiveConfig, subject: "Subject", show: "Transcript") -> None:
+    from sql_agent.local.datatypes import Sampling
     from sql_agent.local.interactive import Chat
     from sql_agent.local.start import start_policy
-    from sql_agent.local.types import Sampling
 
     policy = start_policy(cfg.model, AdapterConfig(), tools=subject.tools, seed=cfg.seed)
     chat = Chat(policy, subject, cfg.limits, Sampling(cfg.temperature), show)

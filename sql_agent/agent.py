@@ -38,10 +38,10 @@ from openai import APIError, AsyncOpenAI, BadRequestError, DefaultAsyncHttpxClie
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
 
 from dbbench_adapter.backends import BackendUnavailable, TableError
+from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Status
-from dbbench_adapter.types import Score
+from sql_agent.datatypes import MAX_RETRIES, ROW_END, AgentConfig, RolloutRecord, StopReason
 from sql_agent.environments.base import CallingEpisode, Environment, EnvironmentTask, Episode, WritingEpisode
-from sql_agent.types import MAX_RETRIES, ROW_END, AgentConfig, RolloutRecord, StopReason
 
 __all__ = ["AgentConfig", "RolloutRecord", "run_rollout", "size_thread_pool"]
 

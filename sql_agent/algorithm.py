@@ -176,7 +176,7 @@ def spawn(module: str, *args: str, log: Path, environment: dict[str, str] | None
     with log.open("a") as out:
         return subprocess.Popen(
             [sys.executable, "-m", module, *args],
-            # where `python -m` looks first; in sql_agent/ it would take our types.py for Python's own
+            # where `python -m` looks first
             cwd=Path(__file__).resolve().parents[1],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -14,9 +14,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from dbbench_adapter.passwords import BackendSpec, masked
+from sql_agent.datatypes import AgentConfig, RewardModelConfig
 from sql_agent.environments import ENVIRONMENTS
 from sql_agent.rewards import REWARDS
-from sql_agent.types import AgentConfig, RewardModelConfig
 
 
 class Settings(BaseModel):

@@ -29,18 +29,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from dbbench_adapter.backends import Backend, BackendUnavailable, open_backend
+from dbbench_adapter.datatypes import Task
 from dbbench_adapter.judges import JUDGES
 from dbbench_adapter.load import load_tasks
 from dbbench_adapter.passwords import Parser, hidden
 from dbbench_adapter.protocols import PROTOCOLS
 from dbbench_adapter.skills import SKILLS
 from dbbench_adapter.splits import draw_by_kind
-from dbbench_adapter.types import Task
 from sql_agent.agent import run_rollout, size_thread_pool
+from sql_agent.datatypes import AgentConfig, RolloutRecord
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.processes import ends_in_order
 from sql_agent.success import Rate
-from sql_agent.types import AgentConfig, RolloutRecord
 
 
 @dataclass(frozen=True)

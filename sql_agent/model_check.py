@@ -297,8 +297,8 @@ def play(
 
 def opening(protocol: ProtocolName) -> tuple[list[Message], list[Any]]:
     """What a protocol says first, about a task that asks `probe_question`, and the tools that it offers."""
+    from dbbench_adapter.datatypes import Gold, Task
     from dbbench_adapter.protocols import PROTOCOLS
-    from dbbench_adapter.types import Gold, Task
 
     task = Task(id="", question="probe_question", kind="other", tables=(), gold=Gold())
     return PROTOCOLS[protocol].messages(task), PROTOCOLS[protocol].tools

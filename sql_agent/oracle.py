@@ -31,9 +31,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from dbbench_adapter.datatypes import Task
 from dbbench_adapter.load import load_tasks
 from dbbench_adapter.protocols import PROTOCOLS, ProtocolName
-from dbbench_adapter.types import Task
 
 Json = dict[str, Any]
 Script = Callable[[list[Json]], Json]

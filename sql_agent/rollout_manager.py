@@ -29,6 +29,7 @@ from sql_agent import run_context
 from sql_agent.advantages import masked_group_advantages
 from sql_agent.agl_light import agl
 from sql_agent.batch import to_tensors
+from sql_agent.datatypes import RewardModelConfig
 from sql_agent.dynamic_sampling import NoSpread, Task, no_spread, rollout_seed, spare_tasks
 from sql_agent.prefix_stop import PrefixStop
 from sql_agent.rewards import score_failure, without_score
@@ -36,7 +37,6 @@ from sql_agent.rollout_metrics import batch_metrics, clip_metrics, score_metrics
 from sql_agent.scoring import start_command
 from sql_agent.stitch import RolloutOutcome, Trajectory, all_there, read_outcome, read_turns, stitch
 from sql_agent.store import UNFINISHED, PatientStore
-from sql_agent.types import RewardModelConfig
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

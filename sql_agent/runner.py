@@ -21,10 +21,11 @@ from typing import Any
 import aiohttp
 
 from dbbench_adapter.backends import BackendUnavailable
-from dbbench_adapter.types import Score
+from dbbench_adapter.datatypes import Score
 from sql_agent.agent import MAX_RETRIES, run_rollout, size_thread_pool, unplayed
 from sql_agent.agl_light import agl
 from sql_agent.config import TrainConfig
+from sql_agent.datatypes import RolloutRecord
 from sql_agent.door import RUN_TOKEN
 from sql_agent.environments import make_environment
 from sql_agent.environments.base import Environment
@@ -33,7 +34,6 @@ from sql_agent.rewards import NO_JUDGE, REWARDS, Opinion, reward, success
 from sql_agent.scoring import RolloutScorer
 from sql_agent.stitch import OUTCOME, TURN_SPAN, RolloutOutcome, turn_attributes
 from sql_agent.store import PatientStore, StoreClient
-from sql_agent.types import RolloutRecord
 
 logger = logging.getLogger(__name__)
 

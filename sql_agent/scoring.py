@@ -14,10 +14,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from reward_model.client import TOKEN_VARIABLE, RewardClient, ScorerRefusedError, ScorerUnavailableError
+from reward_model.datatypes import Message
 from reward_model.formats.messages import Problem, legal, read_conversation
-from reward_model.types import Message
+from sql_agent.datatypes import RewardModelConfig, RolloutRecord
 from sql_agent.rewards import NO_JUDGE, Opinion, answered
-from sql_agent.types import RewardModelConfig, RolloutRecord
 
 logger = logging.getLogger(__name__)
 

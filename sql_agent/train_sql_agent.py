@@ -10,7 +10,7 @@ import os
 import sys
 
 if __package__ in (None, ""):
-    # Run as a script, Python puts this folder first, where types.py would shadow the standard library's.
+    # Run as a script, Python puts this folder first, and not the one that holds the packages.
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 from dbbench_adapter.commands import execute, starting
@@ -40,12 +40,12 @@ from reward_model.hub import ModelNotFoundError, model_folder
 from reward_model.signed import user_key
 from sql_agent.checkpoints import MANIFEST, checkpoints, newest_whole, point_verl_at, step_of
 from sql_agent.config import TrainConfig, dump_config, load_config
+from sql_agent.datatypes import RewardModelConfig
 from sql_agent.door import give_token
 from sql_agent.environments import ENVIRONMENTS, make_environment
 from sql_agent.patches import check_installed
 from sql_agent.run_context import TrainingFailedError
 from sql_agent.tracking import earlier_steps
-from sql_agent.types import RewardModelConfig
 from sql_agent.verl_config import Files, compose, to_verl, worker_environment
 
 ROOT = Path(__file__).resolve().parents[1]

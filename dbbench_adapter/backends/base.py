@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dbbench_adapter.types import Rows, Table
+from dbbench_adapter.datatypes import Rows, Table
 
 MAX_ROWS = 10_000
 """Rows of one result that are fetched; the rest is dropped. An agent sees 800 characters of them."""

@@ -48,7 +48,7 @@ from dbbench_adapter.backends.mysql_state import StateReader
 from dbbench_adapter.backends.mysql_syntax import parse
 from dbbench_adapter.backends.mysql_tables import make_table
 from dbbench_adapter.backends.statements import tokens
-from dbbench_adapter.types import Table
+from dbbench_adapter.datatypes import Table
 
 MAX_SQL_BYTES = 1_000_000
 _MEASURE_AFTER_S = 0.05

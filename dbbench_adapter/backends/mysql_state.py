@@ -21,7 +21,7 @@ from dbbench_adapter.backends.mysql_kinds import plain
 from dbbench_adapter.backends.mysql_names import NEUTRAL_NAME
 from dbbench_adapter.backends.mysql_pool import GIVE_UP_AFTER_S, Connection, Pool, Slot
 from dbbench_adapter.backends.mysql_tables import quoted
-from dbbench_adapter.types import Table
+from dbbench_adapter.datatypes import Table
 
 READ_S = 10.0
 """All tables of one episode are read in so many seconds."""

@@ -12,7 +12,7 @@ from pymysql.cursors import Cursor
 
 from dbbench_adapter.backends.base import TableError
 from dbbench_adapter.backends.mysql_names import NEUTRAL_NAME
-from dbbench_adapter.types import Table
+from dbbench_adapter.datatypes import Table
 
 _FAULT_KINDS = (
     pymysql.DataError,

@@ -64,7 +64,7 @@ from dbbench_adapter.backends.sqlite_sandbox import (
     connect,
     renew_temporary,
 )
-from dbbench_adapter.types import Cell, Rows, Table
+from dbbench_adapter.datatypes import Cell, Rows, Table
 
 MAX_JUDGED_BYTES = 64 * 1024**2
 """What a judge reads takes no more in Python; the default of an added column is not stored with each row."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from dbbench_adapter.backends import Snapshot
-from dbbench_adapter.types import Gold, Score, Task
+from dbbench_adapter.datatypes import Gold, Score, Task
 
 Answers = list[Any] | str | None
 """What an agent committed, as it came: a list of values, one text, or null."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from dbbench_adapter.datatypes import Score
 from dbbench_adapter.judges.base import Answers, EndState, judge_state, labels
 from dbbench_adapter.literals import parse_literal
-from dbbench_adapter.types import Score
 
 TOLERANCE = 0.01
 _ZEROS = frozenset({"none", "null", "undefined", "nan", "inf", "infinity", "-inf", "-infinity", ""})

@@ -11,8 +11,8 @@ import math
 import re
 from collections.abc import Sequence
 
+from dbbench_adapter.datatypes import Cell, Gold, Score
 from dbbench_adapter.judges.base import EndState, judge_state
-from dbbench_adapter.types import Cell, Gold, Score
 
 TOLERANCE = 1e-6
 _DECIMAL = "Decimal"

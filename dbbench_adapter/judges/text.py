@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from dbbench_adapter.datatypes import Score
 from dbbench_adapter.judges.base import EndState, judge_state, labels
 from dbbench_adapter.literals import parse_literal
-from dbbench_adapter.types import Score
 
 
 def judge(end: EndState) -> Score:

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from dbbench_adapter.backends import Backend
 from dbbench_adapter.backends.base import STATEMENT_TIMEOUT_S
+from dbbench_adapter.datatypes import Task
 from dbbench_adapter.protocols import fc, lab, text
 from dbbench_adapter.protocols.base import Episode, Message, Status
-from dbbench_adapter.types import Task
 
 __all__ = ["PROTOCOLS", "Episode", "Message", "Protocol", "ProtocolName", "Status", "open_episode"]
 

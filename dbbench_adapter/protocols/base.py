@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from dbbench_adapter.backends import Backend, Database, Result, Snapshot, TableError
 from dbbench_adapter.backends.base import STATEMENT_TIMEOUT_S, UNREADABLE
+from dbbench_adapter.datatypes import Cell, Score, Table, Task
 from dbbench_adapter.judges import JUDGES, Answers, JudgeName, NoReferenceError
-from dbbench_adapter.types import Cell, Score, Table, Task
 
 Message = dict[str, Any]
 """A message in chat-completions form."""

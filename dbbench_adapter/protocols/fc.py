@@ -13,8 +13,8 @@ from typing import Any
 
 from dbbench_adapter.backends import Result
 from dbbench_adapter.backends.statements import split_statements
+from dbbench_adapter.datatypes import Task
 from dbbench_adapter.protocols.base import Episode, Message, shown, user
-from dbbench_adapter.types import Task
 
 MAX_ROUNDS = 15
 """Replies, as AgentBench configures it."""

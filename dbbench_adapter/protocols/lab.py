@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from dbbench_adapter.datatypes import Task
 from dbbench_adapter.protocols.base import Episode, Message, fenced_sql, final_answer, shown, user
 from dbbench_adapter.protocols.text import HOW_TO_ACT
-from dbbench_adapter.types import Task
 
 MAX_ROUNDS = 3
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from dbbench_adapter.backends import Result
 from dbbench_adapter.backends.statements import split_statements
+from dbbench_adapter.datatypes import Task
 from dbbench_adapter.protocols.base import Episode, Message, fenced_sql, final_answer, shown, user
-from dbbench_adapter.types import Task
 
 MAX_ROUNDS = 15
 """Statements; one more reply is read after the last, and can only answer."""

@@ -9,9 +9,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from dbbench_adapter.datatypes import Task
 from dbbench_adapter.rllm.env import NESTED
 from dbbench_adapter.rllm.interfaces import require_rllm
-from dbbench_adapter.types import Task
 
 
 def rllm_rows(tasks: Sequence[Task]) -> list[dict[str, Any]]:

@@ -17,10 +17,10 @@ from typing import Any, Literal
 
 from dbbench_adapter.backends import Backend, open_backend
 from dbbench_adapter.backends.base import STATEMENT_TIMEOUT_S
+from dbbench_adapter.datatypes import Score, Task
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import PROTOCOLS, Episode, open_episode
 from dbbench_adapter.rllm.interfaces import BaseEnv
-from dbbench_adapter.types import Score, Task
 
 MAX_ROUNDS = 3
 SETTINGS = ("backend", "protocol", "judge", "max_rounds", "statement_timeout_s")

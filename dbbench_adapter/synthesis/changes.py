@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 
+from dbbench_adapter.datatypes import Cell
 from dbbench_adapter.synthesis import phrases
 from dbbench_adapter.synthesis.conditions import Where, draw_where
 from dbbench_adapter.synthesis.plans import Plan
@@ -25,7 +26,6 @@ from dbbench_adapter.synthesis.queries import (
 )
 from dbbench_adapter.synthesis.tables import Scene
 from dbbench_adapter.synthesis.values import Field
-from dbbench_adapter.types import Cell
 
 _ATTEMPTS = 12
 _INSERTS = (

@@ -10,10 +10,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dbbench_adapter.datatypes import Cell
 from dbbench_adapter.synthesis.plans import Plan
 from dbbench_adapter.synthesis.tables import Scene
 from dbbench_adapter.synthesis.values import Field
-from dbbench_adapter.types import Cell
 
 NUMBER_WORDS = {
     ">": ("is above {}", "is greater than {}", "is more than {}", "exceeds {}"),

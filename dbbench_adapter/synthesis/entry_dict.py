@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from dbbench_adapter.types import Task
+from dbbench_adapter.datatypes import Task
 
 FORBIDDEN = frozenset("'\"`\\,()[]{}")
 """What no text cell of that form holds: its judge cuts answers at these."""

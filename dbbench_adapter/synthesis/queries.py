@@ -11,12 +11,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dbbench_adapter.datatypes import Cell
 from dbbench_adapter.synthesis import phrases
 from dbbench_adapter.synthesis.conditions import NUMBER_WORDS, Where, draw_where
 from dbbench_adapter.synthesis.plans import Plan
 from dbbench_adapter.synthesis.tables import Scene
 from dbbench_adapter.synthesis.values import Field
-from dbbench_adapter.types import Cell
 
 _ATTEMPTS = 12
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dbbench_adapter.datatypes import Column, Row, Table
 from dbbench_adapter.synthesis.themes import Theme
 from dbbench_adapter.synthesis.values import Field, Role
-from dbbench_adapter.types import Column, Row, Table
 
 NAME_ENDINGS = ("", "", "", "_log", "_archive", "_data", "_2021", "_2022", "_2023", "_2024", "_north", "_south")
 

@@ -16,6 +16,7 @@ from typing import Literal
 from dbbench_adapter.backends import open_backend
 from dbbench_adapter.backends.base import Backend, Database
 from dbbench_adapter.backends.mysql_kinds import plain
+from dbbench_adapter.datatypes import Gold, Rows, Table, Task
 from dbbench_adapter.skills import SKILLS, recognise_skills
 from dbbench_adapter.synthesis.changes import draw_change
 from dbbench_adapter.synthesis.held_out_themes import HELD_OUT_THEMES
@@ -32,7 +33,6 @@ from dbbench_adapter.synthesis.queries import Draft, NoDraft, draw_query
 from dbbench_adapter.synthesis.tables import Scene, draw_scene
 from dbbench_adapter.synthesis.themes import Theme
 from dbbench_adapter.synthesis.train_themes import TRAIN_THEMES
-from dbbench_adapter.types import Gold, Rows, Table, Task
 
 Split = Literal["train", "held_out"]
 THEMES: Mapping[Split, Sequence[Theme]] = {"train": TRAIN_THEMES, "held_out": HELD_OUT_THEMES}

@@ -17,7 +17,7 @@ from dbbench_adapter.backends import (
     open_backend,
 )
 from dbbench_adapter.backends.base import MAX_ROWS, hash_rows, join_hashes
-from dbbench_adapter.types import Column, Table
+from dbbench_adapter.datatypes import Column, Table
 
 FRUIT = Table("Fruit List", (Column("Name"), Column("Price", "INT")), (("Plum", 5), ("Pear", 4), ("plum", None)))
 

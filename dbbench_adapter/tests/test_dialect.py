@@ -3,8 +3,8 @@
 import pytest
 
 from dbbench_adapter.backends import TableState
+from dbbench_adapter.datatypes import Column, Table
 from dbbench_adapter.tests.agent_sql import STATEMENTS
-from dbbench_adapter.types import Column, Table
 
 FRUIT = Table(
     "Fruit",

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from dbbench_adapter.backends.mysql import MysqlBackend
+from dbbench_adapter.datatypes import Column, Table
 from dbbench_adapter.tests.hostile import ESCAPE, HOSTILE, STATEMENTS
-from dbbench_adapter.types import Column, Table
 
 pytestmark = pytest.mark.slow
 T = Table("t", (Column("a"), Column("b", "INT")), tuple((f"n{i}", i) for i in range(30)))

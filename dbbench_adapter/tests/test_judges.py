@@ -8,10 +8,10 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 from dbbench_adapter.backends import TableState
+from dbbench_adapter.datatypes import Gold, Score, Task
 from dbbench_adapter.judges import JUDGES, lab, text
 from dbbench_adapter.judges.fc import clean, same_answers
 from dbbench_adapter.judges.strict import readings, same_rows, same_state
-from dbbench_adapter.types import Gold, Score, Task
 
 RIGHT, WRONG = Score(1.0, "match"), Score(0.0, "wrong_answer")
 

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dbbench_adapter.datatypes import Column, Gold, Table, Task
 from dbbench_adapter.load import TaskFileError, load_tasks, write_tasks
 from dbbench_adapter.tests.example_records import HASH, LIFELONG, SELECT, UPDATE
-from dbbench_adapter.types import Column, Gold, Table, Task
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from dbbench_adapter.backends.mysql_names import as_sent, scrubbed
 from dbbench_adapter.backends.mysql_screen import may_write, refusal
 from dbbench_adapter.backends.statements import tokens
-from dbbench_adapter.types import Column, Table
+from dbbench_adapter.datatypes import Column, Table
 
 T = Table("t", (Column("a"), Column("b", "INT")), (("x", 1), ("y", 2)))
 HARMLESS = [

@@ -8,10 +8,10 @@ import pytest
 from dbbench_adapter.backends import mysql_state
 from dbbench_adapter.backends.base import hash_rows
 from dbbench_adapter.backends.mysql_pool import MAX_DATABASE_BYTES
+from dbbench_adapter.datatypes import Column, Gold, Table, Task
 from dbbench_adapter.judges.strict import same_state
 from dbbench_adapter.protocols import open_episode
 from dbbench_adapter.tests.hostile import HOSTILE
-from dbbench_adapter.types import Column, Gold, Table, Task
 
 T = Table("t", (Column("a"), Column("b", "INT")), (("x", 1), ("y", 2)))
 MIB = 1024**2

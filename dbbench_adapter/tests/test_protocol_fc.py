@@ -5,10 +5,10 @@ import json
 import pytest
 
 from dbbench_adapter.backends import Result, open_backend
+from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
 from dbbench_adapter.protocols import open_episode
 from dbbench_adapter.protocols.base import shown
 from dbbench_adapter.protocols.fc import ASK_FOR_A_CALL, RULES, TOOLS, messages
-from dbbench_adapter.types import Column, Gold, Score, Table, Task
 
 FRUIT = Table("Fruit", (Column("Name"), Column("Price", "INT")), (("Plum", 5), ("Pear", 4)))
 TASK = Task(

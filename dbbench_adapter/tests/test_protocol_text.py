@@ -2,10 +2,10 @@
 
 import pytest
 
+from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
 from dbbench_adapter.protocols import PROTOCOLS, open_episode
 from dbbench_adapter.protocols.lab import parse_action
 from dbbench_adapter.protocols.text import OUT_OF_SYNC, RULES, segments, trimmed
-from dbbench_adapter.types import Column, Gold, Score, Table, Task
 
 FRUIT = Table("Fruit", (Column("Name"), Column("Price", "INT")), (("Plum", 5), ("Pear", 4)))
 RAISE = Task(

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
 from dbbench_adapter.load import write_tasks
 from dbbench_adapter.rllm import env as env_module
 from dbbench_adapter.rllm.agent import DBBenchAgent
@@ -21,7 +22,6 @@ from dbbench_adapter.rllm.data import register_tasks, rllm_rows
 from dbbench_adapter.rllm.env import DBBenchEnv, Rewards, UnjudgedError, task_of
 from dbbench_adapter.rllm.interfaces import BaseAgent, BaseEnv, RllmMissingError
 from dbbench_adapter.tests.rllm_loop import play
-from dbbench_adapter.types import Column, Gold, Score, Table, Task
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = Table("fruit", (Column("name"), Column("price", "INT")), (("Plum", 5), ("Pear", 4), ("Fig", 2)))

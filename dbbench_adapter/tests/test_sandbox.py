@@ -18,7 +18,7 @@ from dbbench_adapter.backends.functions.patterns import like
 from dbbench_adapter.backends.functions.values import MAX_VALUE_BYTES, collate, compare, fold, sort_key
 from dbbench_adapter.backends.mysql_limits import blows_up
 from dbbench_adapter.backends.sqlite_sandbox import Guard, allows
-from dbbench_adapter.types import Column, Table
+from dbbench_adapter.datatypes import Column, Table
 
 T = Table("t", (Column("a"), Column("b", "INT")), tuple((f"n{i}", i) for i in range(30)))
 

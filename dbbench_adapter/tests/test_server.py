@@ -12,7 +12,7 @@ import pytest
 from dbbench_adapter.backends import BackendUnavailable, open_backend
 from dbbench_adapter.backends.mysql import MysqlBackend
 from dbbench_adapter.backends.server import PrivateServer
-from dbbench_adapter.types import Column, Table
+from dbbench_adapter.datatypes import Column, Table
 
 OWNER = """
 import sys, time

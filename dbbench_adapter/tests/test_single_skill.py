@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from dbbench_adapter.datatypes import Gold, Task
 from dbbench_adapter.load import TaskFileError, write_tasks
 from dbbench_adapter.single_skill import (
     SingleSkillTaskGenerator,
@@ -15,7 +16,6 @@ from dbbench_adapter.single_skill import (
     write_single_skill,
 )
 from dbbench_adapter.skills import SKILLS
-from dbbench_adapter.types import Gold, Task
 
 FULL = ("select", "order_by_single_column", "limit_only")
 

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
+from dbbench_adapter.datatypes import Column, Gold, Table, Task
 from dbbench_adapter.load import load_tasks, write_tasks
 from dbbench_adapter.splits import count_kinds, draw_by_kind, main, split_by_table, split_tasks
-from dbbench_adapter.types import Column, Gold, Table, Task
 
 
 def over(index, *names, kind="other", skills=()):

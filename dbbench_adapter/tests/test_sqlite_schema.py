@@ -8,8 +8,8 @@ import pytest
 from dbbench_adapter.backends import TableState, sqlite_sandbox
 from dbbench_adapter.backends import sqlite as sqlite_module
 from dbbench_adapter.backends.base import UNREADABLE
+from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
 from dbbench_adapter.protocols import open_episode
-from dbbench_adapter.types import Column, Gold, Score, Table, Task
 
 T = Table("t", (Column("a"), Column("b", "INT")), tuple((f"n{i}", i) for i in range(30)))
 MANY = "INSERT INTO t SELECT x.a, y.b FROM t x, t y, t z LIMIT 26970"  # 26,970 + 30 = 27,000

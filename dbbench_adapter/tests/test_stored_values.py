@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from dbbench_adapter.datatypes import Column, Table
 from dbbench_adapter.table_hash import hash_after
-from dbbench_adapter.types import Column, Table
 
 NUM_CHANGES = 300
 KNOWN = {

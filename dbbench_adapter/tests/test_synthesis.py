@@ -10,6 +10,7 @@ from sqlglot import exp
 
 from dbbench_adapter.backends.base import hash_rows
 from dbbench_adapter.backends.mysql_kinds import plain
+from dbbench_adapter.datatypes import Column, Gold, Table, Task
 from dbbench_adapter.load import load_tasks
 from dbbench_adapter.skills import SKILLS, recognise_skills
 from dbbench_adapter.synthesis import SKILL_COUNTS, THEMES, ExhaustedError, generate, task_stream
@@ -19,7 +20,6 @@ from dbbench_adapter.synthesis.plans import FEWEST_SKILLS, LIFELONG_SHARES, MOST
 from dbbench_adapter.synthesis.queries import Draft, NoDraft, Output, SortKey, _between, _untied
 from dbbench_adapter.synthesis.tables import NAME_ENDINGS, draw_scene
 from dbbench_adapter.synthesis.tasks import MAX_SHOWN_CHARS, checked_gold
-from dbbench_adapter.types import Column, Gold, Table, Task
 
 FRUIT = Table(
     "fruit", (Column("name", "TEXT"), Column("price", "INT")), (("plum", 5), ("pear", 4), ("fig", 9), ("date", 9))

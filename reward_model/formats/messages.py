@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from reward_model.types import FunctionCall, Message, ToolCall
+from reward_model.datatypes import FunctionCall, Message, ToolCall
 
 _ROLES = {
     "system": ["system", "developer"],

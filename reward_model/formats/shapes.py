@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from reward_model.datatypes import Message, Preference
 from reward_model.formats.messages import (
     Problem,
     in_text,
@@ -25,7 +26,6 @@ from reward_model.formats.messages import (
     shown,
     without_tools,
 )
-from reward_model.types import Message, Preference
 
 Row = dict[str, Any]
 Conversation = list[Message]

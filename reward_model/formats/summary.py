@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from reward_model.types import Message, Preference
+from reward_model.datatypes import Message, Preference
 
 MAX_NAMED = 20
 """Rows that a list in a report names before it only counts."""

@@ -21,6 +21,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from reward_model.datatypes import Encoded, Score
 from reward_model.service import metrics
 from reward_model.service.batching import Batcher, BusyError
 from reward_model.service.schemas import (
@@ -38,7 +39,6 @@ from reward_model.service.schemas import (
     faults_of,
 )
 from reward_model.service.strict_json import StrictJsonError, read_json
-from reward_model.types import Encoded, Score
 
 if TYPE_CHECKING:
     from reward_model.scorer import Scorer

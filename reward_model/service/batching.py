@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from reward_model.datatypes import Encoded, Score
 from reward_model.service import metrics
-from reward_model.types import Encoded, Score
 
 log = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
+from reward_model.datatypes import Encoded, Score
 from reward_model.scorer import Scorer
 from reward_model.service import metrics
 from reward_model.service.plan import Node, plan_padded, plan_shared
-from reward_model.types import Encoded, Score
 
 
 @dataclass(frozen=True)

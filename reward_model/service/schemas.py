@@ -21,8 +21,8 @@ from pydantic import (
     model_validator,
 )
 
+from reward_model.datatypes import Message, Preference
 from reward_model.service.strict_json import read_json, shown
-from reward_model.types import Message, Preference
 
 MAX_ITEMS = 128
 """Conversations of one request."""

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import TypeVar
 
+from reward_model.datatypes import Encoded, Message
 from reward_model.scorer import Scorer, encode_conversation
 from reward_model.service.schemas import (
     ChatItem,
@@ -18,7 +19,6 @@ from reward_model.service.schemas import (
     VllmOptions,
     VllmPairs,
 )
-from reward_model.types import Encoded, Message
 
 T = TypeVar("T")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from pydantic import BaseModel, Field
 
+from reward_model.datatypes import Encoded, Message
 from reward_model.scorer import RECORD, ModelError, Scorer
 from reward_model.service.forward import CPU, GPU, Rounds
-from reward_model.types import Encoded, Message
 
 log = logging.getLogger(__name__)
 

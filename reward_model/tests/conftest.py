@@ -10,9 +10,9 @@ import torch
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from reward_model.base_model import weights_sha256
+from reward_model.datatypes import Message, Preference
 from reward_model.preferences import write_preferences
 from reward_model.scorer import RECORD
-from reward_model.types import Message, Preference
 
 MAX_LENGTH = 64
 

@@ -1,8 +1,8 @@
 import pytest
 
 from reward_model.adversarial import FLUENT, REPEATS, adversarial_sides, neighbours
+from reward_model.datatypes import FunctionCall, Message, Preference, ToolCall
 from reward_model.tests.conftest import assistant, user
-from reward_model.types import FunctionCall, Message, Preference, ToolCall
 
 
 def pair(question: str, answer: str) -> Preference:

@@ -1,8 +1,8 @@
 import pytest
 
 from reward_model.baselines import FEATURES, preference_for_more
+from reward_model.datatypes import FunctionCall, Message, ToolCall
 from reward_model.tests.conftest import assistant
-from reward_model.types import FunctionCall, Message, ToolCall
 
 
 def call(arguments: str) -> Message:

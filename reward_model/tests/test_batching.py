@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from reward_model.datatypes import Encoded, Score
 from reward_model.service.batching import Batcher, BusyError
-from reward_model.types import Encoded, Score
 
 
 class Scripted:

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from reward_model import client as client_module
 from reward_model.client import RewardClient, ScorerRefusedError, ScorerUnavailableError, parse_args
-from reward_model.types import FunctionCall, Message, Score, ToolCall
+from reward_model.datatypes import FunctionCall, Message, Score, ToolCall
 
 ASKED = [Message(role="user", content="How many?"), Message(role="assistant", content="Twelve.")]
 GONE = "http://127.0.0.1:1"

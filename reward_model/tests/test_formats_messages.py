@@ -2,8 +2,8 @@ from collections import Counter
 
 import pytest
 
+from reward_model.datatypes import FunctionCall, Message, ToolCall
 from reward_model.formats.messages import Problem, legal, read_conversation, read_message, read_tools, without_tools
-from reward_model.types import FunctionCall, Message, ToolCall
 
 
 def read(raw):

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
+from reward_model.datatypes import Preference
 from reward_model.formats.messages import Problem
 from reward_model.formats.shapes import FORMS, Converter, form_of
-from reward_model.types import Preference
 
 
 def said(role, content):

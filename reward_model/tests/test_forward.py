@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForSequenceClassification
 
+from reward_model.datatypes import Encoded
 from reward_model.scorer import Scorer
 from reward_model.service import metrics
 from reward_model.service.forward import CPU, Beginnings, Rounds
-from reward_model.types import Encoded
 
 BOUND = 5e-6
 

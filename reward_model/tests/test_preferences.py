@@ -3,8 +3,8 @@ import os
 
 import pytest
 
+from reward_model.datatypes import FunctionCall, Message, Preference, ToolCall
 from reward_model.preferences import PreferenceFileError, check_output, read_preferences, write_preferences
-from reward_model.types import FunctionCall, Message, Preference, ToolCall
 
 USER = Message(role="user", content="1?")
 CALL = Message(

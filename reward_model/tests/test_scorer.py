@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
+from reward_model.datatypes import Encoded, FunctionCall, Message, Score, ToolCall
 from reward_model.scorer import RECORD, ModelError, Scorer, encode_conversation
 from reward_model.tests.conftest import assistant, user
-from reward_model.types import Encoded, FunctionCall, Message, Score, ToolCall
 
 BOUND = 1e-5
 """Of a score in a batch against the same alone, float32 on a CPU; measured here: at most 5e-7."""

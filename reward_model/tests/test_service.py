@@ -18,8 +18,8 @@ import httpx
 import pytest
 
 from reward_model.client import RewardClient, main
+from reward_model.datatypes import FunctionCall, Message, Score, ToolCall
 from reward_model.tests.serving import make_small_model, running
-from reward_model.types import FunctionCall, Message, Score, ToolCall
 
 pytestmark = pytest.mark.slow
 

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 from trl.trainer.reward_trainer import RewardTrainer
 
 from reward_model import signed
+from reward_model.datatypes import FunctionCall, Message, Preference, ToolCall
 from reward_model.preferences import PreferenceFileError
 from reward_model.scorer import RECORD
 from reward_model.tests.conftest import assistant, counting_pairs, user
@@ -27,7 +28,6 @@ from reward_model.training import (
     step_line,
     usable_sinks,
 )
-from reward_model.types import FunctionCall, Message, Preference, ToolCall
 
 # Splitting ------------------------------------------------------------------------------------------------------------
 

@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from reward_model.client import RewardClient
+from reward_model.datatypes import FunctionCall, Message, ToolCall
 from reward_model.tests.serving import make_small_model, running, running_vllm
-from reward_model.types import FunctionCall, Message, ToolCall
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

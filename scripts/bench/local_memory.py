@@ -127,9 +127,9 @@ def main() -> None:
     point = Point(**spec["point"])
     import torch
 
+    from sql_agent.local.datatypes import Sampling
     from sql_agent.local.learner import Learner
     from sql_agent.local.policy import load_policy
-    from sql_agent.local.types import Sampling
     from sql_agent.stitch import Trajectory
 
     give_back_freed_memory()

@@ -24,10 +24,10 @@ def episodes(policy: Any, *, tasks: int = TASKS) -> list[Row]:
     import torch
 
     from dbbench_adapter.generator import generate_tasks
+    from sql_agent.datatypes import AgentConfig
     from sql_agent.environments.dbbench import DbBench
+    from sql_agent.local.datatypes import Sampling
     from sql_agent.local.rollouts import Player
-    from sql_agent.local.types import Sampling
-    from sql_agent.types import AgentConfig
 
     torch.manual_seed(0)
     with DbBench("strict") as environment:
@@ -46,7 +46,7 @@ def fixed_replies(policy: Any, name: str, *, repeats: int = REPEATS) -> list[Row
     """Replies of one length to prompts of one length, so that nothing but the model is compared."""
     import torch
 
-    from sql_agent.local.types import Sampling
+    from sql_agent.local.datatypes import Sampling
 
     torch.manual_seed(0)
     prompts = torch.randint(3, 1000, (1 + repeats, PROMPT_TOKENS)).tolist()

@@ -53,7 +53,7 @@ def rollouts(policy: Any, turns: int, *, count: int = GROUP) -> list[Trajectory]
 
 
 def _rollout(task: Any, environment: Any, conversation: Any, tokenizer: Any, turns: int) -> Trajectory:
-    from sql_agent.types import AgentConfig
+    from sql_agent.datatypes import AgentConfig
 
     first, table = environment.messages(task), task.tables[0]
     prompt, ids, mask = conversation.first_prompt(first), [], []

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from dbbench_adapter.backends import Backend, open_backend
+from dbbench_adapter.datatypes import Task
 from dbbench_adapter.load import load_tasks
-from dbbench_adapter.types import Task
 from sql_agent.agent import run_rollout, size_thread_pool
+from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.processes import Events, end_with_parent
-from sql_agent.types import AgentConfig
 
 
 async def play(url: str, model: str, tasks: Sequence[Task], backend: Backend, at_once: int) -> list[Any]:

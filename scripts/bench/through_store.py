@@ -22,8 +22,8 @@ from typing import Any
 
 import psutil
 
+from dbbench_adapter.datatypes import Task
 from dbbench_adapter.protocols import fc
-from dbbench_adapter.types import Task
 from scripts.bench.children import cpu_s
 from scripts.bench.overhead import AT_ONCE, ROUNDS
 from sql_agent import run_context

@@ -9,7 +9,7 @@ import pytest
 from reward_model.preferences import read_preferences
 from scripts.make_medical_db import main
 from sql_agent.medical.database import check_questions, read_schema
-from sql_agent.medical.types import read_questions
+from sql_agent.medical.datatypes import read_questions
 
 SMALL = ["--n-drugs", "30", "--n-diseases", "20", "--n-questions", "50"]
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
+from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Message, Status
-from dbbench_adapter.types import Score
-from sql_agent.types import AgentConfig
+from sql_agent.datatypes import AgentConfig
 
 if TYPE_CHECKING:
     from sql_agent.config import DataConfig

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dbbench_adapter.backends import Backend, check_backend, check_spec, open_backend
+from dbbench_adapter.datatypes import Score, Task
 from dbbench_adapter.export import verl_rows
 from dbbench_adapter.generator import DRAFTS, generate_tasks, task_stream
 from dbbench_adapter.generator import Split as HalfName
@@ -17,10 +18,9 @@ from dbbench_adapter.load import load_tasks
 from dbbench_adapter.protocols import PROTOCOLS, Episode, Message, ProtocolName, open_episode
 from dbbench_adapter.single_skill import skills_of
 from dbbench_adapter.splits import split_by_table
-from dbbench_adapter.types import Score, Task
 from sql_agent.config import DataConfig, TrainConfig
+from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.base import Environment, Split
-from sql_agent.types import AgentConfig
 
 
 class DbBench(Environment):

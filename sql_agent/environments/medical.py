@@ -10,18 +10,18 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from dbbench_adapter.backends.sqlite_sandbox import Watchdog
+from dbbench_adapter.datatypes import Score
 from dbbench_adapter.export import AGENT_NAME
 from dbbench_adapter.protocols import Message
-from dbbench_adapter.types import Score
 from sql_agent.config import DataConfig, TrainConfig
+from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.base import Environment, Split
 from sql_agent.medical.database import ReadOnlyDatabase, check_questions, missing, read_schema
+from sql_agent.medical.datatypes import Question, Schema, read_questions
 from sql_agent.medical.episode import MAX_ROUNDS, TOOL, MedicalEpisode, messages
 from sql_agent.medical.invent import make_database
 from sql_agent.medical.questions import Half, in_half, make_questions
-from sql_agent.medical.types import Question, Schema, read_questions
 from sql_agent.rewards import NO_JUDGE
-from sql_agent.types import AgentConfig
 
 INVENTED = Path(__file__).resolve().parents[2] / "data" / "medical" / "medical.db"
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from decimal import Decimal
 
+from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Message
-from dbbench_adapter.types import Score
+from sql_agent.datatypes import AgentConfig
+from sql_agent.gsm8k.datatypes import Problem, final_number
 from sql_agent.gsm8k.episode import MAX_ROUNDS, TOOL, Gsm8kEpisode, messages
-from sql_agent.gsm8k.types import Problem, final_number
-from sql_agent.types import AgentConfig
 
 
 class Gsm8k:

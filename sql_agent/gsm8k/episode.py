@@ -7,7 +7,7 @@ from typing import Any
 
 from dbbench_adapter.protocols import Message, Status
 from sql_agent.gsm8k.calculator import calculate
-from sql_agent.gsm8k.types import Problem
+from sql_agent.gsm8k.datatypes import Problem
 
 MAX_ROUNDS = 10
 """Replies, the answer included."""

@@ -7,8 +7,8 @@ from decimal import Decimal
 
 from dbbench_adapter.protocols import Message
 from sql_agent.gsm8k.calculator import calculate
+from sql_agent.gsm8k.datatypes import Problem, final_number
 from sql_agent.gsm8k.episode import TOOL_NAME, messages
-from sql_agent.gsm8k.types import Problem, final_number
 from sql_agent.oracle import call
 
 _ANNOTATION = re.compile(r"<<([^<>]*)=([^<>=]*)>>")

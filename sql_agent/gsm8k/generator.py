@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from itertools import islice
 
 from sql_agent.gsm8k.calculator import calculate
+from sql_agent.gsm8k.datatypes import Problem, Split, in_split
 from sql_agent.gsm8k.stories import PEOPLE, PRONOUNS, STORIES, TIMES, Story
-from sql_agent.gsm8k.types import Problem, Split, in_split
 
 HELD_OUT_FRACTION = 0.2
 MAX_DRAWS = 10_000

@@ -11,8 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from dbbench_adapter.load import raw_records
 from dbbench_adapter.records import Fault, RawRecord
+from sql_agent.gsm8k.datatypes import Problem, Split, final_number, in_split
 from sql_agent.gsm8k.generator import HELD_OUT_FRACTION, generate_problems
-from sql_agent.gsm8k.types import Problem, Split, final_number, in_split
 
 HUB_NAME = "openai/gsm8k"
 GENERATED = 1_000

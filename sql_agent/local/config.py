@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.passwords import BackendSpec
 from dbbench_adapter.protocols import ProtocolName
-from sql_agent.types import AgentConfig
+from sql_agent.datatypes import AgentConfig
 
 LossName = Literal["grpo", "reinforce"]
 CpuPrecision = Literal["auto", "float32", "bfloat16"]

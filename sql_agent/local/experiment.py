@@ -21,9 +21,9 @@ from dbbench_adapter.passwords import BackendSpec, masked
 from dbbench_adapter.protocols import ProtocolName
 from dbbench_adapter.skills import SKILLS
 from sql_agent.config import fault_of_yaml
+from sql_agent.datatypes import AgentConfig
 from sql_agent.local.config import AdapterConfig, ModelConfig, OptimConfig, Settings
 from sql_agent.rewards import RewardPreset
-from sql_agent.types import AgentConfig
 
 # Settings -------------------------------------------------------------------------------------------------------------
 

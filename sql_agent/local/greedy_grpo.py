@@ -15,16 +15,16 @@ from typing import Any
 
 import torch
 
+from sql_agent.datatypes import RolloutRecord
 from sql_agent.local.config import GreedyGrpoConfig
+from sql_agent.local.datatypes import GREEDY, DivergedError, LocalRollout, Sampling, UnjudgedError
 from sql_agent.local.learner import Learner
 from sql_agent.local.losses import group_advantages, has_spread
 from sql_agent.local.policy import LocalPolicy
 from sql_agent.local.rollouts import Player
 from sql_agent.local.run_folder import RunFolder
-from sql_agent.local.types import GREEDY, DivergedError, LocalRollout, Sampling, UnjudgedError
 from sql_agent.rewards import REWARDS, reward
 from sql_agent.success import Rate
-from sql_agent.types import RolloutRecord
 
 REWARD = REWARDS["rllm"]
 """Correct +1, wrong -1, out of rounds -0.8, illegal -0.2."""

@@ -14,15 +14,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sql_agent.gsm8k.types import Problem
+from sql_agent.gsm8k.datatypes import Problem
 from sql_agent.local.config import Gsm8kGrpoConfig
+from sql_agent.local.datatypes import DivergedError, LocalRollout, Sampling
 from sql_agent.local.greedy_grpo import evaluate, why_without_spread
 from sql_agent.local.learner import Learner
 from sql_agent.local.losses import group_advantages, has_spread
 from sql_agent.local.policy import LocalPolicy
 from sql_agent.local.rollouts import Player
 from sql_agent.local.run_folder import RunFolder
-from sql_agent.local.types import DivergedError, LocalRollout, Sampling
 from sql_agent.success import Rate
 
 Group = list[LocalRollout]

@@ -14,18 +14,18 @@ import torch
 from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
+from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
 from dbbench_adapter.protocols import Message
-from dbbench_adapter.types import Column, Gold, Score, Table, Task
+from sql_agent.datatypes import AgentConfig, RolloutRecord
 from sql_agent.environments.dbbench import DbBench
+from sql_agent.gsm8k.datatypes import Problem
 from sql_agent.gsm8k.environment import Gsm8k
 from sql_agent.gsm8k.episode import Gsm8kEpisode
-from sql_agent.gsm8k.types import Problem
 from sql_agent.local.conversation import Conversation
+from sql_agent.local.datatypes import Playable, Sample, Sampling
 from sql_agent.local.policy import LocalPolicy
 from sql_agent.local.rollouts import Rollout
-from sql_agent.local.types import Playable, Sample, Sampling
 from sql_agent.rewards import NO_JUDGE
-from sql_agent.types import AgentConfig, RolloutRecord
 
 OWN = "own question"
 """Id of a question that somebody typed: nobody can judge its answer."""

@@ -11,9 +11,9 @@ import torch
 
 from reward_model.micro_batches import micro_batch_tokens, micro_batches, recomputed
 from sql_agent.local.config import LossConfig, OptimConfig
+from sql_agent.local.datatypes import DivergedError
 from sql_agent.local.losses import GrpoStats, grpo_loss, reinforce_loss, token_weights
 from sql_agent.local.policy import LocalPolicy, Rows
-from sql_agent.local.types import DivergedError
 from sql_agent.stitch import Trajectory
 
 MAX_BAD_STEPS = 3

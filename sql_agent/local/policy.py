@@ -30,9 +30,9 @@ from transformers import (
 
 from sql_agent.cpu_features import uses_bfloat16
 from sql_agent.local.config import AdapterConfig, CpuPrecision
+from sql_agent.local.datatypes import Sample, Sampling
 from sql_agent.local.head import output_layer, score_tokens
 from sql_agent.local.start import ADAPTER_FILE
-from sql_agent.local.types import Sample, Sampling
 from sql_agent.stitch import Trajectory
 
 REFERENCE = "reference"

@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from dbbench_adapter.backends import BackendUnavailable, TableError
+from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Message
-from dbbench_adapter.types import Score
+from sql_agent.datatypes import AgentConfig, RolloutRecord, StopReason
 from sql_agent.local.conversation import Conversation
+from sql_agent.local.datatypes import LocalRollout, Playable, Sample, Sampling
 from sql_agent.local.policy import LocalPolicy
-from sql_agent.local.types import LocalRollout, Playable, Sample, Sampling
 from sql_agent.stitch import Trajectory
-from sql_agent.types import AgentConfig, RolloutRecord, StopReason
 
 T = TypeVar("T")
 

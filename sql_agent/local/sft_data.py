@@ -18,13 +18,13 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from dbbench_adapter.backends import Backend, TableError
+from dbbench_adapter.datatypes import Task
 from dbbench_adapter.protocols import PROTOCOLS, Message, ProtocolName, open_episode
-from dbbench_adapter.types import Task
 from reward_model.formats.messages import Problem as Fault
 from reward_model.formats.messages import legal, read_conversation, read_tools, shown
+from sql_agent.gsm8k.datatypes import Problem
 from sql_agent.gsm8k.environment import Gsm8k
 from sql_agent.gsm8k.expert import expert_messages
-from sql_agent.gsm8k.types import Problem
 from sql_agent.local.conversation import ChatTemplateError
 from sql_agent.oracle import solution
 

@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 
+from dbbench_adapter.datatypes import Task
 from dbbench_adapter.single_skill import SingleSkillTaskGenerator
-from dbbench_adapter.types import Task
 from sql_agent.local.config import LossConfig
+from sql_agent.local.datatypes import GREEDY, DivergedError, LocalRollout, Sampling, UnjudgedError
 from sql_agent.local.experiment import ExperimentConfig
 from sql_agent.local.learner import Learner
 from sql_agent.local.policy import LocalPolicy
 from sql_agent.local.rollouts import Player
 from sql_agent.local.run_folder import RunFolder
-from sql_agent.local.types import GREEDY, DivergedError, LocalRollout, Sampling, UnjudgedError
 from sql_agent.rewards import reward
 from sql_agent.success import Rate
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from dbbench_adapter import generator as plain
+from dbbench_adapter.datatypes import Task
 from dbbench_adapter.single_skill import (
     SingleSkillTaskGenerator,
     by_skill,
@@ -18,7 +19,6 @@ from dbbench_adapter.single_skill import (
 from dbbench_adapter.skills import SKILLS
 from dbbench_adapter.splits import draw_by_kind
 from dbbench_adapter.synthesis import Split
-from dbbench_adapter.types import Task
 from sql_agent.local.experiment import TaskConfig
 
 HELD_OUT_SEED = 1

@@ -16,8 +16,9 @@ from dbbench_adapter.commands import INTERRUPTED
 from dbbench_adapter.outputs import in_words
 from dbbench_adapter.protocols import Message
 from reward_model.hub import ModelNotFoundError, go_offline, model_folder
+from sql_agent.datatypes import AgentConfig
 from sql_agent.local.config import AdapterConfig, ModelConfig, OptimConfig
-from sql_agent.local.types import DivergedError, UnjudgedError
+from sql_agent.local.datatypes import DivergedError, UnjudgedError
 from sql_agent.model_check import (
     OF_ONE_MODEL,
     ModelFileError,
@@ -27,7 +28,6 @@ from sql_agent.model_check import (
     read_json,
     safetensors_bytes,
 )
-from sql_agent.types import AgentConfig
 
 if TYPE_CHECKING:
     from sql_agent.local.policy import LocalPolicy

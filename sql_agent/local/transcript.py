@@ -17,8 +17,8 @@ from rich.syntax import Syntax
 from rich.table import Table as Grid
 from rich.text import Text
 
+from dbbench_adapter.datatypes import Cell, Table
 from dbbench_adapter.protocols import Message
-from dbbench_adapter.types import Cell, Table
 from sql_agent.local.interactive import COMMANDS, OWN, Answered
 
 MARKERS = ("<tool_call>", "```sql\n")

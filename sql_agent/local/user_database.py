@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from dbbench_adapter.datatypes import Cell, Column, Gold, Row, Table, Task
 from dbbench_adapter.generator import NOTE
-from dbbench_adapter.types import Cell, Column, Gold, Row, Table, Task
 
 MAX_ROWS = 200_000
 """Of all tables of a file; they are held in memory."""

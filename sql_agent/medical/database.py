@@ -22,7 +22,7 @@ from dbbench_adapter.backends import BackendUnavailable, Result
 from dbbench_adapter.backends.clock import StatementTimeout, expired, time_limit
 from dbbench_adapter.backends.functions import FUNCTIONS
 from dbbench_adapter.backends.sqlite_sandbox import MAX_SORT_OPCODES, PROGRESS_OPCODES, Guard, Watchdog
-from sql_agent.medical.types import TABLES, MedicalDataError, Question, Schema
+from sql_agent.medical.datatypes import TABLES, MedicalDataError, Question, Schema
 
 MAX_ROWS = 200
 MAX_FETCHED_CHARS = 100_000

@@ -7,7 +7,7 @@ from typing import Any
 
 from dbbench_adapter.protocols import Message, Status
 from sql_agent.medical.database import ReadOnlyDatabase, shown
-from sql_agent.medical.types import Question, Schema
+from sql_agent.medical.datatypes import Question, Schema
 
 MAX_ROUNDS = 8
 """Replies, the answer included."""

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from dbbench_adapter.outputs import written
-from sql_agent.medical.types import TABLES, Language
+from sql_agent.medical.datatypes import TABLES, Language
 from sql_agent.medical.words import FIELDS, NAMES, NOTICE, WORDS
 
 LANGUAGES: tuple[Language, Language] = ("en", "zh")

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Literal
 
 from dbbench_adapter.backends.sqlite_sandbox import Watchdog
+from reward_model.datatypes import Message, Preference
 from reward_model.formats.summary import num_chars
-from reward_model.types import Message, Preference
 from sql_agent.medical.database import ReadOnlyDatabase, connect, shown
+from sql_agent.medical.datatypes import TABLES, Question, Schema
 from sql_agent.medical.episode import TOOL_NAME, messages
 from sql_agent.medical.questions import Entry, askable, entries, label, text_of
-from sql_agent.medical.types import TABLES, Question, Schema
 from sql_agent.medical.words import ANSWER, REFUSALS
 from sql_agent.oracle import call, calls
 from sql_agent.scoring import conversation

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from sql_agent.medical.database import connect
-from sql_agent.medical.types import TABLES, Language, Question, Schema
+from sql_agent.medical.datatypes import TABLES, Language, Question, Schema
 from sql_agent.medical.words import ASK, LABELS
 
 Half = Literal["train", "held_out"]

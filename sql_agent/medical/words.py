@@ -5,7 +5,7 @@ A template's `{name}` is one of the words of that name, `{2-9}` a number of that
 
 from __future__ import annotations
 
-from sql_agent.medical.types import Language
+from sql_agent.medical.datatypes import Language
 
 NOTICE = (
     "Every entry of this database is invented. No drug, disease or company in it exists, nothing in it is medical "

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from dbbench_adapter.backends import BackendUnavailable, open_backend
+from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
 from dbbench_adapter.protocols import PROTOCOLS
-from dbbench_adapter.types import Column, Gold, Score, Table, Task
 from sql_agent.agent import AgentConfig, run_rollout
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.oracle import app, call, calls, recite, serve

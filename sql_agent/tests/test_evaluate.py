@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
 from dbbench_adapter.load import load_tasks, write_tasks
-from dbbench_adapter.types import Column, Gold, Score, Table, Task
 from sql_agent import oracle
+from sql_agent.datatypes import RolloutRecord
 from sql_agent.evaluate import Rate, main, summarise, three_way_mean
-from sql_agent.types import RolloutRecord
 
 ROOT = Path(__file__).parents[2]
 STANDARD = ROOT.parent / "shared/dbbench/data/agentbench/standard.jsonl"

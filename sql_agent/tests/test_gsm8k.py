@@ -12,18 +12,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dbbench_adapter.types import Score
+from dbbench_adapter.datatypes import Score
 from sql_agent.agent import run_rollout
+from sql_agent.datatypes import AgentConfig
 from sql_agent.gsm8k.calculator import calculate
+from sql_agent.gsm8k.datatypes import Problem
 from sql_agent.gsm8k.environment import Gsm8k
 from sql_agent.gsm8k.episode import RULES, TOOL
 from sql_agent.gsm8k.expert import expert_messages
 from sql_agent.gsm8k.generator import generate_problems
 from sql_agent.gsm8k.load import load_problems, read_problems
 from sql_agent.gsm8k.stories import STORIES
-from sql_agent.gsm8k.types import Problem
 from sql_agent.oracle import app, call, calls, recite, serve
-from sql_agent.types import AgentConfig
 
 HENS = Problem(
     "p-0",

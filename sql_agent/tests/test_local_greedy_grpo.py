@@ -2,12 +2,12 @@
 
 import pytest
 
-from dbbench_adapter.types import Score
+from dbbench_adapter.datatypes import Score
+from sql_agent.datatypes import RolloutRecord
 from sql_agent.local.config import GreedyGrpoConfig, ModelConfig
+from sql_agent.local.datatypes import LocalRollout, UnjudgedError
 from sql_agent.local.greedy_grpo import Progress, reward_of, train, why_without_spread
 from sql_agent.local.run_folder import RunFolder
-from sql_agent.local.types import LocalRollout, UnjudgedError
-from sql_agent.types import RolloutRecord
 
 
 def rollout(value, stop="answered", reason="match") -> LocalRollout:

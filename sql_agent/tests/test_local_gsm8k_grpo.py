@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dbbench_adapter.types import Score
-from sql_agent.gsm8k.types import Problem
+from dbbench_adapter.datatypes import Score
+from sql_agent.datatypes import RolloutRecord
+from sql_agent.gsm8k.datatypes import Problem
 from sql_agent.local.config import Gsm8kGrpoConfig, ModelConfig
+from sql_agent.local.datatypes import LocalRollout
 from sql_agent.local.gsm8k_grpo import Progress, credit, epoch_order, train
 from sql_agent.local.run_folder import RunFolder
-from sql_agent.local.types import LocalRollout
 from sql_agent.stitch import Trajectory
-from sql_agent.types import RolloutRecord
 
 PROBLEMS = [Problem(f"p{n}", f"What is {n} and 1?", str(n + 1)) for n in range(5)]
 

@@ -9,19 +9,19 @@ import torch
 from rich.console import Console
 from transformers import AutoTokenizer
 
+from dbbench_adapter.datatypes import Column, Score, Table
 from dbbench_adapter.generator import generate_tasks
-from dbbench_adapter.types import Column, Score, Table
+from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.dbbench import DbBench
+from sql_agent.gsm8k.datatypes import Problem
 from sql_agent.gsm8k.environment import Gsm8k
-from sql_agent.gsm8k.types import Problem
 from sql_agent.local.config import AdapterConfig
+from sql_agent.local.datatypes import GREEDY, Sample
 from sql_agent.local.interactive import Chat, Line, OneDatabase, WordProblems, read_line
 from sql_agent.local.policy import load_policy
 from sql_agent.local.rollouts import Player
 from sql_agent.local.transcript import Transcript, call_start, visible
-from sql_agent.local.types import GREEDY, Sample
 from sql_agent.local.user_database import read_database
-from sql_agent.types import AgentConfig
 
 TASKS = [task for task in generate_tasks(16, seed=5) if task.kind == "DELETE"]
 PROBLEM = Problem("p", "Ann has 3 eggs and eats 1. How many are left?", "2")

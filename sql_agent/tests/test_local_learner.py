@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from sql_agent.local.config import AdapterConfig, LossConfig, OptimConfig
+from sql_agent.local.datatypes import DivergedError
 from sql_agent.local.learner import Learner
 from sql_agent.local.policy import LocalPolicy, Rows, load_policy
-from sql_agent.local.types import DivergedError
 from sql_agent.stitch import Trajectory
 
 NO_DROPOUT = AdapterConfig(dropout=0.0)

@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from sql_agent.local.config import AdapterConfig
+from sql_agent.local.datatypes import GREEDY, Sample, Sampling
 from sql_agent.local.policy import LocalPolicy, Rows, _keep_nucleus, load_model, load_policy
-from sql_agent.local.types import GREEDY, Sample, Sampling
 from sql_agent.stitch import Trajectory
 
 BOUND = 1e-4

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from dbbench_adapter.backends.sqlite import SqliteBackend
+from dbbench_adapter.datatypes import Gold
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols import PROTOCOLS, fc
-from dbbench_adapter.types import Gold
-from sql_agent.gsm8k.types import Problem
+from sql_agent.gsm8k.datatypes import Problem
 from sql_agent.local.conversation import ChatTemplateError, Conversation
 from sql_agent.local.sft_data import (
     DataError,

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from dbbench_adapter.datatypes import Score
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.load import write_tasks
 from dbbench_adapter.single_skill import num_others, skills_of
-from dbbench_adapter.types import Score
+from sql_agent.datatypes import RolloutRecord
+from sql_agent.local.datatypes import GREEDY, LocalRollout
 from sql_agent.local.experiment import ExperimentConfig, TaskConfig
 from sql_agent.local.run_folder import RunFolderError
 from sql_agent.local.single_skill import (
@@ -26,10 +28,8 @@ from sql_agent.local.single_skill import (
 )
 from sql_agent.local.skill_plot import draw, held_out_curves, read_lines, training_curves
 from sql_agent.local.skill_tasks import draws, held_out_tasks, trained_skills
-from sql_agent.local.types import GREEDY, LocalRollout
 from sql_agent.stitch import Trajectory
 from sql_agent.success import Rate
-from sql_agent.types import RolloutRecord
 
 ROOT = Path(__file__).parents[2]
 PLAIN = ["select", "insert", "update", "delete", "where_single_condition", "order_by_single_column", "limit_only"]

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from sql_agent.local.config import AdapterConfig, GreedyGrpoConfig, ModelConfig
+from sql_agent.local.datatypes import UnjudgedError
 from sql_agent.local.start import StartError, check_device, check_model, failures_in_words, start_policy
-from sql_agent.local.types import UnjudgedError
 from sql_agent.processes import ends_in_order
 
 

@@ -7,20 +7,20 @@ from contextlib import closing
 
 import pytest
 
-from dbbench_adapter.types import Score
+from dbbench_adapter.datatypes import Score
 from reward_model.formats.summary import num_tool_calls
 from sql_agent.agent import run_rollout
 from sql_agent.config import DataConfig
+from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.medical import Medical
 from sql_agent.medical.database import connect, read_schema
+from sql_agent.medical.datatypes import TABLES, MedicalDataError, Question, read_questions, write_questions
 from sql_agent.medical.invent import make_database
 from sql_agent.medical.pairs import KINDS, make_pairs
 from sql_agent.medical.questions import make_questions
-from sql_agent.medical.types import TABLES, MedicalDataError, Question, read_questions, write_questions
 from sql_agent.medical.words import NOTICE
 from sql_agent.oracle import app, call, calls, recite, serve
 from sql_agent.rewards import REWARDS, Opinion, reward
-from sql_agent.types import AgentConfig
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,8 @@ from sql_agent.medical.database import (
     read_schema,
     shown,
 )
+from sql_agent.medical.datatypes import TABLES, MedicalDataError, Question
 from sql_agent.medical.invent import make_database
-from sql_agent.medical.types import TABLES, MedicalDataError, Question
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dbbench_adapter.types import Score
+from dbbench_adapter.datatypes import Score
+from sql_agent.datatypes import RewardModelConfig, RolloutRecord, StopReason
 from sql_agent.rewards import (
     NO_ANSWER,
     NO_JUDGE,
@@ -20,7 +21,6 @@ from sql_agent.rewards import (
     without_score,
 )
 from sql_agent.stitch import RolloutOutcome
-from sql_agent.types import RewardModelConfig, RolloutRecord, StopReason
 
 
 def record(stop_reason, score, last="It is 4."):

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from dbbench_adapter.types import Score
+from dbbench_adapter.datatypes import Score
 from sql_agent.config import load_config
+from sql_agent.datatypes import RolloutRecord
 from sql_agent.rewards import NO_JUDGE, Opinion
 from sql_agent.runner import SqlLitAgent
 from sql_agent.stitch import OUTCOME, TURN_SPAN, RolloutOutcome, Trajectory
-from sql_agent.types import RolloutRecord
 
 pytestmark = pytest.mark.slow  # imports verl
 

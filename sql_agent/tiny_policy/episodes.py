@@ -15,8 +15,8 @@ from itertools import islice
 from transformers import PreTrainedTokenizerFast
 
 from dbbench_adapter.backends import Backend
+from dbbench_adapter.datatypes import Task
 from dbbench_adapter.protocols.base import shown
-from dbbench_adapter.types import Task
 from sql_agent.tiny_policy.tokenizer import END, START, Message, conversation, render
 
 POOL = 16

@@ -18,9 +18,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from dbbench_adapter.datatypes import Gold, Task
 from dbbench_adapter.generator import NOTE
 from dbbench_adapter.protocols import fc
-from dbbench_adapter.types import Gold, Task
 
 VOCAB_SIZE = 1000
 """Bytes, merges and control tokens; boilerplate tokens come on top."""

@@ -10,8 +10,8 @@ import random
 import re
 from dataclasses import replace
 
+from dbbench_adapter.datatypes import Column, Table, Task
 from dbbench_adapter.phrasebook import TRAIN_WORDS
-from dbbench_adapter.types import Column, Table, Task
 
 NOTES = (
     "The table is called {name} and has these headers: {headers}.",

@@ -6,8 +6,8 @@ and a row of 512 + 768, one whose first prompt has 500 could use 268 of its 768.
 for one token, and the reply gets what is left, `max_tokens` at most. So `max_model_len` stays the longest row: no KV
 cache is needed for more, and a model whose positions just hold it can be served.
 
-Where the row ends is the client's to say, in `vllm_xargs` (`sql_agent.types.ROW_END`): first prompts differ in length,
-and the engine is the first to know how long the next prompt is.
+Where the row ends is the client's to say, in `vllm_xargs` (`sql_agent.datatypes.ROW_END`): first prompts differ in
+length, and the engine is the first to know how long the next prompt is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from sql_agent.types import ROW_END
+from sql_agent.datatypes import ROW_END
 
 
 def _reply_may_be_shorter(module: ModuleType) -> None:

@@ -13,7 +13,7 @@ from functools import wraps
 from typing import Any
 
 from dbbench_adapter.backends.clock import check, count_made
-from dbbench_adapter.backends.functions import dates, numbers, patterns, text
+from dbbench_adapter.backends.functions import dates, numeric, patterns, text
 from dbbench_adapter.backends.functions.aggregates import AGGREGATES, GROUP_CONCAT_MAX_LEN
 from dbbench_adapter.backends.functions.values import MAX_VALUE_BYTES, Function, collate, fold, text_of
 
@@ -71,12 +71,12 @@ def _refuse_long(values: tuple[Any, ...]) -> None:
 FUNCTIONS: dict[str, Function] = {
     **{
         name: (count, _timed(function))
-        for module in (text, numbers, dates)
+        for module in (text, numeric, dates)
         for name, (count, function) in module.NULLS_MATTER.items()
     },
     **{
         name: (count, _strict(function))
-        for module in (text, patterns, numbers, dates)
+        for module in (text, patterns, numeric, dates)
         for name, (count, function) in module.STRICT.items()
     },
 }

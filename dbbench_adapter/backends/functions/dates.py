@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from dbbench_adapter.backends.functions.numbers import half_up
+from dbbench_adapter.backends.functions.numeric import half_up
 from dbbench_adapter.backends.functions.values import Function, number, text_of
 
 MAX_FORMAT_CHARS = 255

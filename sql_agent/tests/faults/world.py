@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from dbbench_adapter.backends.server import PrivateServer
-from dbbench_adapter.types import Task
+from dbbench_adapter.datatypes import Task
 from sql_agent import oracle
 from sql_agent.agl_light import agl
 from sql_agent.tests.conftest import free_port, serve_scores, start_store

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import ProtocolName
-from dbbench_adapter.types import Score
 
 StopReason = Literal[
     "answered",

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Message
-from dbbench_adapter.types import Score
+from sql_agent.datatypes import AgentConfig, RolloutRecord
 from sql_agent.stitch import Trajectory
-from sql_agent.types import AgentConfig, RolloutRecord
 
 
 class DivergedError(RuntimeError):
