@@ -31,9 +31,9 @@ from sql_agent.agl_light import agl
 from sql_agent.algorithm import log_file, spawn
 from sql_agent.config import TrainConfig, load_config
 from sql_agent.door import give_token
+from sql_agent.launch import fit
 from sql_agent.processes import RUN_ID, Events, end_run, end_with_parent
 from sql_agent.runner import TRAINER_WORKER
-from sql_agent.train_sql_agent import fit
 
 ALONE = 30
 """Repetitions of each operation that is measured alone."""

@@ -1,5 +1,6 @@
 """What several test modules start: agent-lightning's store for real, a scoring service that is scripted."""
 
+import json
 import os
 import shutil
 import socket
@@ -18,6 +19,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from sql_agent import oracle
+from sql_agent.checkpoints import describe, seal
 from sql_agent.door import RUN_TOKEN, STORE_TOKEN
 
 os.environ.setdefault(RUN_TOKEN, "the-token-of-these-tests")  # as a run's command sets it for all that it starts
@@ -177,3 +179,12 @@ def with_random_weights(base: Path, folder: Path, *, seed: int) -> Path:
 def served_policy_folder(random_policy_folder, tmp_path_factory) -> Path:
     """A random policy that vLLM can serve on a CPU."""
     return with_random_weights(random_policy_folder, tmp_path_factory.mktemp("served-policy") / "policy", seed=0)
+
+
+def checkpoint_of(run_dir, step, *, workers=1):
+    """What a run may go on from, as far as the command looks at it."""
+    checkpoint = run_dir / "checkpoints" / f"global_step_{step}"
+    (checkpoint / "actor").mkdir(parents=True)
+    (checkpoint / "actor" / "fsdp_config.json").write_text(json.dumps({"world_size": workers}))
+    seal(checkpoint, describe(checkpoint, {}))
+    return checkpoint

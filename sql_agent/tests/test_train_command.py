@@ -5,7 +5,6 @@ import dataclasses
 import json
 import os
 import shutil
-import signal
 import socket
 import stat
 import subprocess
@@ -14,29 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from dbbench_adapter.export import write_rows
-from sql_agent import patches, train_sql_agent
+from sql_agent import patches, preflight
 from sql_agent.agl_light import agl
 from sql_agent.algorithm import spawn
-from sql_agent.checkpoints import checkpoints, describe, seal
 from sql_agent.config import dump_config, load_config
+from sql_agent.preflight import UsageError, check_model, use_cpu
 from sql_agent.report.page import render
 from sql_agent.report.reading import read_run
-from sql_agent.tests.conftest import free_port, serve_scores, start_store, wait_for
-from sql_agent.train_sql_agent import (
-    UsageError,
-    check_model,
-    check_resume,
-    claim,
-    find_model,
-    main,
-    parse_args,
-    refuse_other_tasks,
-    resolve,
-    set_aside,
-    use_cpu,
-    write_start,
-)
+from sql_agent.run_dir import write_start
+from sql_agent.tests.conftest import checkpoint_of, free_port, serve_scores, start_store, wait_for
+from sql_agent.train_sql_agent import main, parse_args, resolve
 
 
 @pytest.fixture(autouse=True)
@@ -198,26 +184,15 @@ def test_a_binary_config_is_said_in_a_line(capsys, tmp_path, content):
     assert error.startswith(f"error: config file {tmp_path}/c.yaml is no")
 
 
-def test_metrics_that_are_no_text_are_passed_over_and_kept(tmp_path):
-    from sql_agent.tracking import earlier_steps
-
-    (tmp_path / "metrics.jsonl").write_bytes(b'\xff\x00\n{"train_step": 1}\n[]\n{"train_step": 2, "a": null}\n7\n')
-    assert earlier_steps(tmp_path / "metrics.jsonl") == [{"train_step": 1}, {"train_step": 2}]
-    aside = train_sql_agent.set_aside(tmp_path, after=1)
-    assert aside is not None
-    assert (aside / "metrics.jsonl").read_bytes().startswith(b"\xff\x00")
-    assert (tmp_path / "metrics.jsonl").read_text() == '{"train_step": 1}\n'
-
-
 def test_an_outside_store_has_to_be_meant(capsys, tmp_path):
     error = error_of(capsys, "--run-dir", str(tmp_path), "--external-store-address", "http://127.0.0.1:9999")
     assert "needs AGL_MANAGED_STORE=0" in error
 
 
 def test_an_unmanaged_store_without_an_address_is_the_usual_one_which_is_said(capsys, tmp_path, monkeypatch):
-    assert train_sql_agent.USUAL_STORE == "http://localhost:9999"
+    assert preflight.USUAL_STORE == "http://localhost:9999"
     port = free_port()  # the machine's own 9999 may be taken
-    monkeypatch.setattr(train_sql_agent, "USUAL_STORE", f"http://localhost:{port}")
+    monkeypatch.setattr(preflight, "USUAL_STORE", f"http://localhost:{port}")
     monkeypatch.setenv("AGL_MANAGED_STORE", "0")
     said = error_of(capsys, "--run-dir", str(tmp_path))
     assert f"no --external-store-address: taking the store at http://localhost:{port}\n" in said
@@ -323,45 +298,6 @@ def test_a_busy_port_for_the_store_is_named(capsys, tmp_path):
     assert f"port {port} is taken" in error
 
 
-def checkpoint_of(run_dir, step, *, workers=1):
-    """What a run may go on from, as far as the command looks at it."""
-    checkpoint = run_dir / "checkpoints" / f"global_step_{step}"
-    (checkpoint / "actor").mkdir(parents=True)
-    (checkpoint / "actor" / "fsdp_config.json").write_text(json.dumps({"world_size": workers}))
-    seal(checkpoint, describe(checkpoint, {}))
-    return checkpoint
-
-
-def test_the_id_of_a_model_means_the_same_folder_when_the_run_goes_on(tmp_path, monkeypatch, random_policy_folder):
-    snapshot = tmp_path / "hub" / "models--org--policy" / "snapshots" / "abc"
-    shutil.copytree(random_policy_folder, snapshot)
-    (tmp_path / "hub" / "models--org--policy" / "refs").mkdir()
-    (tmp_path / "hub" / "models--org--policy" / "refs" / "main").write_text("abc")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    cfg = resolve(parse_args(["--model", "org/policy", "--run-dir", str(tmp_path)]))
-    assert find_model(cfg.model) == snapshot
-    checkpoint = checkpoint_of(tmp_path, 1)
-    (tmp_path / "config.yaml").write_text(dump_config(cfg.model_copy(update={"model": snapshot})))
-    check_resume(cfg, checkpoint, cpu=True)
-    with pytest.raises(UsageError, match=r"trained with other settings \(model;"):
-        check_resume(cfg.model_copy(update={"model": random_policy_folder}), checkpoint, cpu=True)
-
-
-def test_a_run_may_go_on_with_other_wall_clock_limits_and_not_with_settings_that_are_refused(tmp_path):
-    checkpoint = checkpoint_of(tmp_path, 1)
-    cfg = load_config(None, [f"run_dir={tmp_path}"])
-    longer = cfg.model_copy(update={"agent": cfg.agent.model_copy(update={"rollout_timeout_s": 500.0})})
-    (tmp_path / "config.yaml").write_text(dump_config(longer))
-    check_resume(cfg, checkpoint, cpu=True)
-    hotter = cfg.model_copy(update={"agent": cfg.agent.model_copy(update={"temperature": 0.5})})
-    with pytest.raises(UsageError, match=r"trained with other settings \(agent;"):
-        check_resume(hotter, checkpoint, cpu=True)
-    # as an earlier version wrote it
-    (tmp_path / "config.yaml").write_text(dump_config(cfg).replace("turn_timeout_s: 90.0", "turn_timeout_s: 120.0"))
-    with pytest.raises(UsageError, match=r"config.yaml holds settings that this version refuses \(.*deadlines"):
-        check_resume(cfg, checkpoint, cpu=True)
-
-
 def test_a_finished_run_is_not_trained_further(capsys, tmp_path):
     checkpoint_of(tmp_path, 20)
     assert main(["--run-dir", str(tmp_path), "--set", "trainer.steps=20"]) == 0
@@ -381,16 +317,6 @@ def test_a_run_goes_on_as_what_it_was(capsys, tmp_path):
     )
 
 
-def test_a_run_goes_on_with_the_tasks_it_had(tmp_path):
-    row, same = {"data_source": "x", "extra_info": {"task": "1"}}, tmp_path / "train.parquet"
-    refuse_other_tasks([row], same)  # nothing there to compare with
-    write_rows([row, row], same)
-    refuse_other_tasks([row, row], same)
-    for other in ([row, row | {"extra_info": {"task": "2"}}], [row]):
-        with pytest.raises(UsageError, match=r"1 of 2 differ from .*train.parquet; has the task file changed"):
-            refuse_other_tasks(other, same)
-
-
 def test_a_run_of_other_workers_is_not_gone_on_with(capsys, tmp_path):
     checkpoint_of(tmp_path, 5, workers=4)
     error = error_of(capsys, "--run-dir", str(tmp_path), "--device", "cpu")
@@ -402,58 +328,6 @@ def test_checkpoints_of_which_none_is_whole_stop_the_start(capsys, tmp_path):
     error = error_of(capsys, "--run-dir", str(tmp_path), "--model", "nowhere")
     assert "is whole (global_step_5: actor/fsdp_config.json has 0 bytes, expected 17)" in error
     assert "--resume never moves" in error
-
-
-def test_two_runs_do_not_write_to_one_folder(tmp_path):
-    with claim(tmp_path), pytest.raises(UsageError, match="another run is writing to"), claim(tmp_path):
-        pass
-    with claim(tmp_path):  # the first has ended
-        pass
-
-
-def test_a_new_start_sets_aside_what_an_earlier_run_left(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text("{}")
-    assert set_aside(tmp_path) == next(tmp_path.glob("before-*"))
-    (aside,) = tmp_path.glob("before-*/metrics.jsonl")
-    assert aside.read_text() == "{}"
-    assert not (tmp_path / "metrics.jsonl").exists()
-
-
-def test_a_run_that_goes_on_sets_aside_what_was_logged_of_the_steps_it_takes_again(tmp_path):
-    rows = [json.dumps({"train_step": step}) + "\n" for step in (1, 2, 3)]
-    (tmp_path / "metrics.jsonl").write_text("".join(rows) + '{"train_st')  # killed while it wrote the fourth
-    (tmp_path / "trajectories").mkdir()
-    for name in ("train_000001", "val_000002", "train_000003"):
-        (tmp_path / "trajectories" / f"{name}.jsonl").write_text(name)
-    set_aside(tmp_path, after=2)
-    assert (tmp_path / "metrics.jsonl").read_text() == "".join(rows[:2])
-    assert sorted(path.stem for path in (tmp_path / "trajectories").iterdir()) == ["train_000001", "val_000002"]
-    (aside,) = tmp_path.glob("before-*")
-    assert (aside / "metrics.jsonl").read_text() == "".join(rows) + '{"train_st'
-    assert (aside / "trajectories" / "train_000003.jsonl").read_text() == "train_000003"
-    assert set_aside(tmp_path, after=2) is None  # nothing later is left
-    assert list(tmp_path.glob("before-*")) == [aside]
-
-
-def test_a_checkpoint_that_was_passed_over_is_moved_and_not_removed_by_the_next_that_is_written(tmp_path):
-    for step in (2, 6):
-        checkpoint_of(tmp_path, step)
-    (checkpoint_of(tmp_path, 4) / "manifest.json").unlink()  # never written to its end: it is written anew
-    aside = set_aside(tmp_path, after=2)
-    assert aside and [path.name for path in checkpoints(aside / "checkpoints")] == ["global_step_6"]
-    assert [path.name for path in checkpoints(tmp_path / "checkpoints")] == ["global_step_4", "global_step_2"]
-
-
-def test_run_json_keeps_the_starts_that_a_resumed_run_goes_on_from(tmp_path):
-    for run_id, resumed in (("a", False), ("b", True), ("c", True)):
-        write_start(tmp_path, {"run_id": run_id}, resumed=resumed)
-    facts = json.loads((tmp_path / "run.json").read_text())
-    assert (facts["run_id"], facts["earlier_starts"]) == ("c", [{"run_id": "a"}, {"run_id": "b"}])
-    write_start(tmp_path, {"run_id": "d"}, resumed=False)
-    assert json.loads((tmp_path / "run.json").read_text()) == {"run_id": "d", "earlier_starts": []}
-    (tmp_path / "run.json").write_text("{")
-    write_start(tmp_path, {"run_id": "e"}, resumed=True)
-    assert json.loads((tmp_path / "run.json").read_text())["run_id"] == "e"
 
 
 def test_a_path_stays_the_text_it_is():
@@ -482,30 +356,6 @@ def test_a_dry_run_prints_the_settings_and_verls_keys_and_starts_nothing(capsys,
     verl = json.loads(out.split("# verl's keys\n")[1])
     assert verl["actor_rollout_ref"]["rollout"]["n"] == 4
     assert not (tmp_path / "run").exists()
-
-
-def test_a_folder_is_free_when_its_command_is_dead_though_a_fork_of_it_is_not(tmp_path):
-    script = f"""
-import os, time
-from pathlib import Path
-from sql_agent.train_sql_agent import claim
-with claim(Path({str(tmp_path)!r})):
-    os.fork()
-    os.write(1, b"up\\n")  # each of the two, in one piece
-    time.sleep(60)
-"""
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True)
-    try:
-        assert process.stdout is not None
-        assert [process.stdout.readline() for _ in range(2)] == [b"up\n"] * 2
-        with pytest.raises(UsageError, match="another run is writing to"), claim(tmp_path):
-            pass
-        process.kill()
-        process.wait()
-        with claim(tmp_path):  # at once
-            pass
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 # passwords ------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,151 @@
+"""Hand a run that has been checked to agent-lightning's trainer, which forks the runners and starts verl's driver."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from dbbench_adapter.outputs import written
+from sql_agent.checkpoints import point_verl_at, step_of
+from sql_agent.config import TrainConfig, dump_config
+from sql_agent.environments import make_environment
+from sql_agent.preflight import ROOT, UsageError, protocol_of
+from sql_agent.run_dir import refuse_other_tasks, set_aside, write_start
+from sql_agent.verl_config import Files, compose, to_verl, worker_environment
+
+
+def train(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) -> None:
+    """Run as the roles `AGL_CURRENT_ROLE` names: `algorithm`, `runner`, or both in one command."""
+    from sql_agent.processes import ends_in_order, own_run
+
+    role = os.environ.get("AGL_CURRENT_ROLE", "both")
+    with ends_in_order(), own_run() as (run_id, folder):
+        algorithm = None if role == "runner" else make_algorithm(cfg, checkpoint, run_id, folder / "ray", cpu=cpu)
+        fit(cfg, algorithm, debug=debug)
+        if algorithm is not None and not algorithm.finished:
+            raise KeyboardInterrupt  # agent-lightning's trainer keeps it to itself
+
+
+def make_algorithm(cfg: TrainConfig, checkpoint: Path | None, run_id: str, ray_dir: Path, *, cpu: bool) -> Any:
+    from sql_agent.algorithm import VerlGrpo, start_driver
+    from sql_agent.console import Console
+
+    driver = start_driver(cfg, worker_environment(cfg, cpu=cpu))
+    commit = git_commit()
+    order = prepare(cfg, checkpoint, cpu=cpu) | {"run_id": run_id, "ray_dir": str(ray_dir), "commit": commit}
+    # nothing is moved before everything that can be wrong with what was asked for has been looked at
+    aside = set_aside(cfg.run_dir, after=None if checkpoint is None else step_of(checkpoint))
+    if aside is not None:
+        print(f"what an earlier start left, and this one does not go on from, is in {aside}")
+    if checkpoint is not None:
+        point_verl_at(checkpoint)
+    with written(cfg.run_dir / "config.yaml") as part:
+        part.write_text(dump_config(cfg))
+    start: dict[str, Any] = {"run_id": run_id, "commit": commit, "device": "cpu" if cpu else "gpu", "argv": sys.argv}
+    start["tasks"] = order.pop("tasks")  # by kind, in run.json
+    write_start(cfg.run_dir, start | {"started_at": time.time()}, resumed=checkpoint is not None)
+    return VerlGrpo(cfg, order, driver, Console(cfg).show)
+
+
+def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str, Any]:
+    """Everything that can fail early: model, tasks, parquet, verl's config. Returns the driver's order."""
+    from omegaconf import OmegaConf
+
+    from dbbench_adapter.export import write_rows
+    from sql_agent.data import PromptTokenizer, drawn, fitting, kinds_of, say_kinds, say_out_of_reach
+    from sql_agent.model_check import chat_template, template_of_run
+    from sql_agent.tracking import usable_loggers
+
+    assert cfg.model is not None
+    environment = make_environment(cfg)
+    template, _ = template_of_run(cfg.model, protocol_of(cfg))
+    tokenizer = PromptTokenizer(cfg.model, environment, template)
+    whole = fitting(environment.load_split(cfg.data, cfg.seed), tokenizer.prompt_tokens, cfg.data.max_prompt_tokens)
+    split = drawn(whole, cfg.data.val_limit, cfg.seed)
+    if len(split.train) < cfg.data.train_batch_size:
+        raise UsageError(
+            f"{len(split.train)} training tasks are fewer than data.train_batch_size={cfg.data.train_batch_size}; "
+            "lower it, or give more tasks"
+        )
+    data = cfg.run_dir / "data"
+    files = Files(
+        cfg.model.resolve(),
+        (data / "train.parquet").resolve(),
+        (data / "val.parquet").resolve(),
+        checkpoint,
+        None if template == chat_template(cfg.model) else template,
+    )
+    for rows, file in ((split.train, files.train), (split.val, files.val)):
+        rows = environment.verl_rows(rows)
+        if checkpoint is not None:
+            refuse_other_tasks(rows, file)
+        write_rows(rows, file)
+    overrides = to_verl(cfg, files, cpu=cpu)
+    overrides["trainer"]["logger"] = usable_loggers(cfg.trainer.loggers)
+    if files.chat_template is not None:
+        print(
+            f"the chat template of {cfg.model} rewrites earlier turns; TRL's version of it for training, which does "
+            "not, is used and saved with every checkpoint"
+        )
+    limits = cfg.agent.max_tokens, cfg.data.max_response_tokens
+    said = say_kinds(split, len(whole.val)) + say_out_of_reach(split, tokenizer.reply_tokens, *limits)
+    print("\n".join(said))
+    return {
+        "config": str((cfg.run_dir / "config.yaml").resolve()),
+        "verl": OmegaConf.to_container(compose(overrides), resolve=False),
+        "environment": worker_environment(cfg, cpu=cpu),  # of verl's Ray actors
+        "pad_id": tokenizer.pad_id,
+        "tasks": kinds_of(split),
+    }
+
+
+def fit(cfg: TrainConfig, algorithm: Any, *, debug: bool) -> None:
+    """Hand over to agent-lightning's trainer, which forks the runners and runs the algorithm in this process."""
+    from sql_agent.agl_light import agl
+    from sql_agent.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
+    from sql_agent.runner_processes import LastingRunners
+    from sql_agent.store import PatientStore
+    from sql_agent.store_server import BoundedStore
+
+    agl.setup_logging("DEBUG" if debug else "CRITICAL")  # what fails here is printed once, by `main`
+    logging.getLogger("uvicorn.error").addFilter(lambda record: debug or record.levelno >= logging.WARNING)
+    port = cfg.store.port or free_port()
+    runner = ConcurrentRunner(
+        PassiveTracer(),
+        concurrency=cfg.rollout.runner_concurrency,
+        poll_s=cfg.rollout.poll_s,
+        store_url=cfg.store.address or f"http://127.0.0.1:{port}",
+    )
+    trainer = agl.Trainer(
+        algorithm=algorithm,
+        runner=runner,
+        n_runners=cfg.rollout.n_runners,
+        store=PatientStore(cfg.store.address) if cfg.store.address else BoundedStore(),
+        tracer=runner.tracer,
+        adapter=agl.LlmProxyTraceToTriplet(),
+        strategy=LastingRunners(
+            logs=cfg.run_dir / "logs",
+            n_runners=cfg.rollout.n_runners,
+            server_host="127.0.0.1",
+            server_port=port,
+            graceful_timeout=5.0,
+        ),
+    )
+    trainer.fit(SqlLitAgent(cfg), [{}])
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def git_commit() -> str:
+    result = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    return result.stdout.strip() or "unknown"

@@ -1,0 +1,240 @@
+"""What can be looked at before a run starts: variables, GPUs, store, reward model, database, the policy's folder.
+
+Every check is cheap and raises `UsageError`, or says with a warning what does not keep a run from starting.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from dbbench_adapter.outputs import check_output
+from dbbench_adapter.protocols import ProtocolName
+from reward_model.hub import model_folder
+from sql_agent.config import TrainConfig
+from sql_agent.environments import make_environment
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY_POLICY = ROOT / "models" / "tiny-sql"
+USUAL_STORE = "http://localhost:9999"
+"""Where `agl store --port 9999` is; taken where AGL_MANAGED_STORE=0 comes without an address."""
+
+
+class UsageError(ValueError):
+    """Something the user can mend; the message says how."""
+
+
+ROLES = ("algorithm", "runner", "both")
+UNMANAGED, MANAGED = ("0", "false", "no", "off"), ("1", "true", "yes", "on")
+"""What agent-lightning reads AGL_MANAGED_STORE as (agentlightning/env_var.py)."""
+
+
+def check_environment() -> None:
+    """agent-lightning's variables say something that it knows.
+
+    Raises:
+        UsageError: they do not.
+    """
+    role = os.environ.get("AGL_CURRENT_ROLE", "both")
+    if role not in ROLES:
+        raise UsageError(f"AGL_CURRENT_ROLE is {role!r}, expected {', '.join(ROLES)}; or unset it")
+    managed = os.environ.get("AGL_MANAGED_STORE", "1")
+    if managed.strip().lower() not in (*UNMANAGED, *MANAGED):
+        raise UsageError(f"AGL_MANAGED_STORE is {managed!r}, expected 0 (the store is kept outside) or 1; or unset it")
+
+
+def check_run_dir(run_dir: Path) -> None:
+    """
+    Raises:
+        ValueError: it is a file, or nothing can be written there.
+    """
+    if run_dir.exists() and not run_dir.is_dir():
+        raise UsageError(f"--run-dir {run_dir} is a file, expected a folder; name another --run-dir")
+    check_output(run_dir / "run.json", "--run-dir", overwrite=True)
+
+
+def use_cpu(cfg: TrainConfig) -> bool:
+    """`auto` is a GPU where the NVIDIA driver answers, else the CPU.
+
+    Raises:
+        UsageError: there are not as many GPUs as the run wants.
+    """
+    gpus = 0 if cfg.engine.device == "cpu" else count_gpus()
+    if cfg.engine.device == "gpu" and not gpus:
+        raise UsageError("engine.device is gpu, but nvidia-smi finds none; use --device cpu")
+    if cfg.engine.n_gpus > max(gpus, 1):
+        there = f"{gpus} can be used here" if gpus else "this run is on a CPU, with one worker"
+        raise UsageError(f"engine.n_gpus is {cfg.engine.n_gpus}, but {there}; use --set engine.n_gpus={max(gpus, 1)}")
+    return not gpus
+
+
+def count_gpus() -> int:
+    """GPUs that the NVIDIA driver knows and CUDA_VISIBLE_DEVICES leaves to this process."""
+    if shutil.which("nvidia-smi") is None:
+        return 0
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30)
+    known = sum(line.startswith("GPU ") for line in listed.stdout.splitlines()) if listed.returncode == 0 else 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return known if visible is None else min(known, len([name for name in visible.split(",") if name.strip()]))
+
+
+def with_store(cfg: TrainConfig) -> TrainConfig:
+    """The config with the usual address filled in where the store is kept outside and none was given; says so."""
+    if cfg.store.address is not None or store_is_managed():
+        return cfg
+    print(f"AGL_MANAGED_STORE=0 and no --external-store-address: taking the store at {USUAL_STORE}", file=sys.stderr)
+    return cfg.model_copy(update={"store": cfg.store.model_copy(update={"address": USUAL_STORE})})
+
+
+def store_is_managed() -> bool:
+    return os.environ.get("AGL_MANAGED_STORE", "1").strip().lower() not in UNMANAGED
+
+
+def check_store(cfg: TrainConfig) -> None:
+    """An outside store has to be there, be wanted, and be nobody else's.
+
+    Raises:
+        UsageError: with the setting or the command that mends it.
+    """
+    role = os.environ.get("AGL_CURRENT_ROLE", "both")
+    if cfg.store.address is None:
+        check_port(cfg.store.port)
+        return
+    if store_is_managed():
+        raise UsageError(
+            "--external-store-address needs AGL_MANAGED_STORE=0 in the environment, or agent-lightning starts a store "
+            "of its own beside it; run: AGL_MANAGED_STORE=0 python sql_agent/train_sql_agent.py ..."
+        )
+    import psutil
+    import requests
+
+    from sql_agent.door import STORE_TOKEN, authorization
+    from sql_agent.runner import TRAINER_GONE_S, TRAINER_WORKER
+    from sql_agent.store_server import BoundedStore
+
+    asked: dict[str, Any] = {"timeout": 5, "headers": authorization(STORE_TOKEN)}
+    try:
+        health = requests.get(f"{cfg.store.address}/v1/agl/health", **asked)
+        health.raise_for_status()
+        trainer = requests.get(f"{cfg.store.address}/v1/agl/workers/{TRAINER_WORKER}", **asked)
+    except requests.RequestException as error:
+        port = cfg.store.address.rsplit(":", 1)[-1].strip("/")
+        raise UsageError(
+            f"no agent-lightning store answers at {cfg.store.address} ({type(error).__name__}); "
+            f"start one with `agl store --host 127.0.0.1 --port {port}`"
+        ) from None
+    if trainer.status_code == 401:
+        raise UsageError(
+            f"the store at {cfg.store.address} asks for a token: set {STORE_TOKEN} to what it was started with"
+        )
+    worker = trainer.json() if trainer.ok else None
+    beat = (worker or {}).get("last_heartbeat_time") or 0.0
+    stats = (worker or {}).get("heartbeat_stats") or {}
+    here = stats.get("host") == socket.gethostname()
+    alive = psutil.pid_exists(stats["pid"]) if here else time.time() - beat < TRAINER_GONE_S
+    if role != "runner" and stats.get("state") == "running" and alive:
+        raise UsageError(
+            f"the store at {cfg.store.address} belongs to run {stats.get('run_id')}, which is still going; "
+            "start another store on another port"
+        )
+    statistics = requests.get(f"{cfg.store.address}/v1/agl/statistics", **asked)
+    if role != "runner" and statistics.ok and statistics.json().get("name") != BoundedStore.__name__:
+        port = cfg.store.address.rsplit(":", 1)[-1].strip("/")
+        print(
+            f"the store at {cfg.store.address} keeps every span of every rollout, so it grows with each step, and "
+            "answers whoever reaches it, web pages included; one that is started with `python -m "
+            f"sql_agent.store_server --port {port}` frees what has been read and answers no page, and no other user "
+            f"where {STORE_TOKEN} is set there and here"
+        )
+
+
+def check_reward_model(cfg: TrainConfig) -> None:
+    """A reward model has to be there if it is wanted.
+
+    Raises:
+        ValueError: with the command that starts a scoring service.
+    """
+    if cfg.reward_model.url is not None:
+        import asyncio
+
+        from sql_agent.scoring import check_scorer
+
+        asyncio.run(check_scorer(cfg.reward_model))
+
+
+def check_judged(cfg: TrainConfig) -> None:
+    """A reward model has to be wanted where nobody else can judge.
+
+    Raises:
+        UsageError: with the command that starts a scoring service.
+    """
+    if cfg.reward_model.url is None and not make_environment(cfg).judged:
+        raise UsageError(
+            f"nobody can tell right from wrong in environment {cfg.env.type}: the reward is a reward model's score. "
+            "Start one with `python reward_model/inference_api.py --model_path MERGED --port 8008` and give its "
+            "address, --reward-model-url http://127.0.0.1:8008"
+        )
+
+
+def check_episodes(cfg: TrainConfig) -> None:
+    """Where this command plays, episodes can be opened.
+
+    Raises:
+        UsageError: they cannot; says why and what to do.
+    """
+    if os.environ.get("AGL_CURRENT_ROLE") == "algorithm":
+        return
+    from dbbench_adapter.backends import BackendUnavailable
+
+    try:
+        make_environment(cfg).check_episodes()
+    except BackendUnavailable as error:
+        raise UsageError(f"rollout.backend: {error}") from None
+
+
+def check_port(port: int) -> None:
+    """The run's own store needs its port; 0 takes a free one."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        raise UsageError(
+            f"port {port} is taken ({error.strerror}); choose another with --set store.port=N, 0 takes a free one"
+        ) from None
+
+
+def find_model(model: Path) -> Path:
+    """Its folder; the id of a model on the hub becomes the folder of the cache that holds it.
+
+    Raises:
+        ModelNotFoundError: see `reward_model.hub.model_folder`.
+    """
+    return model if model == TINY_POLICY else model_folder(model)
+
+
+def check_model(model: Path, protocol: ProtocolName, tensor_parallel: int = 1) -> None:
+    """The model can be trained with this protocol; what does not keep a run from starting is printed.
+
+    Raises:
+        UsageError: with everything that does: it cannot be trained, or not be shared by so many GPUs.
+    """
+    from sql_agent.model_check import check_model_dir, check_tensor_parallel
+
+    problems = check_model_dir(model, protocol)
+    blocking = [problem for problem in problems if problem.blocks] or list(
+        check_tensor_parallel(model, tensor_parallel)
+    )
+    if blocking:
+        raise UsageError("\n".join(map(str, blocking)))
+    for problem in problems:
+        print(f"warning: {problem}")
+
+
+def protocol_of(cfg: TrainConfig) -> ProtocolName:
+    """What the model has to be able to play; `fc` in every environment that offers tools."""
+    return "fc" if make_environment(cfg).tools else cfg.agent.protocol
