@@ -10,10 +10,12 @@ come value by value, and everything as one text that holds the list. It does not
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -142,15 +144,86 @@ def _matched(given: Rows, expected: Rows) -> bool:
     """Whether the rows pair off one to one. Identical rows do first: that could only be wrong where numbers lie closer
     together than the tolerance."""
     identical = Counter(map(_typed, given)) & Counter(map(_typed, expected))
-    return _paired(_without(given, identical), _without(expected, identical), _same_row)
+    return _paired(_fitting(_without(given, identical), _without(expected, identical)))
 
 
-def _paired(given: Sequence[Row], expected: Sequence[Row], same: Callable[[Row, Row], bool]) -> bool:
-    """Whether the rows pair off one to one, by augmenting paths: closeness is not transitive."""
-    fitting = [[j for j, row in enumerate(expected) if same(answer, row)] for answer in given]
-    of_expected: dict[int, int] = {}  # index into expected -> index into given
-    of_given: dict[int, int] = {}
-    return all(_placed(i, fitting, of_expected, of_given) for i in range(len(given)))
+def _fitting(given: Rows, expected: Rows) -> list[list[Sequence[int]]]:
+    """The expected rows that each given one equals, as lists of their places; given rows may share a list.
+
+    Places are looked up by the cells that have no tolerance, and by the first number that has one, so that results of
+    thousands of rows are judged in a second.
+    """
+    groups: dict[tuple[type, ...], dict[Row, list[int]]] = {}
+    for place, row in enumerate(expected):
+        kinds = tuple(map(_kind, row))
+        key = tuple(map(_as_kind, row, kinds))
+        groups.setdefault(kinds, {}).setdefault(key, []).append(place)
+    numbers = {id(places): _by_first_float(places, expected) for keys in groups.values() for places in keys.values()}
+
+    def find(row: Row) -> Iterator[Sequence[int]]:
+        for kinds, keys in groups.items():
+            places = keys.get(tuple(map(_as_kind, row, kinds))) if len(kinds) == len(row) else None
+            if places and float in kinds:
+                number = _read(row[kinds.index(float)], whole=False)
+                near = _near(number, *numbers[id(places)])
+                yield [place for place in near if _same_row(row, expected[place])]
+            elif places:
+                yield places
+
+    found = {key: list(find(row)) for key, row in {_typed(row): row for row in given}.items()}
+    return [found[_typed(row)] for row in given]
+
+
+def _kind(expected: Cell) -> type:
+    """How a cell is compared: as NULL, text, whole number, or number with a tolerance."""
+    return next(kind for kind in (type(None), str, int, float) if isinstance(expected, kind))
+
+
+def _as_kind(given: Cell, kind: type) -> Any:
+    """What a cell of this kind has to equal; ... for a number with a tolerance, `_kind` itself where it is none."""
+    if kind is type(None):
+        return None if given is None or (isinstance(given, str) and given.strip().casefold() in _NULLS) else _kind
+    if kind is str:
+        return given.strip() if isinstance(given, str) else _kind
+    number = _read(given, whole=kind is int)
+    if number is None:
+        return _kind
+    return number if kind is int else ...
+
+
+def _by_first_float(places: Sequence[int], expected: Rows) -> tuple[list[float], list[int]]:
+    """The first floats of these rows in ascending order, and their places; NaN equals nothing."""
+    first = ((next((cell for cell in expected[place] if isinstance(cell, float)), 0.0), place) for place in places)
+    ascending = sorted(pair for pair in first if not math.isnan(pair[0]))
+    return [number for number, _ in ascending], [place for _, place in ascending]
+
+
+def _near(number: Any, ascending: list[float], places: list[int]) -> Sequence[int]:
+    """The places of all floats that may be close to a number."""
+    try:
+        number = float(number)
+    except OverflowError:  # an integer beyond all floats
+        return ()
+    if not math.isfinite(number):
+        return places
+    reach = 10**-DECIMALS + 2 * RELATIVE_TOLERANCE * abs(number)
+    return places[bisect_left(ascending, number - reach) : bisect_right(ascending, number + reach)]
+
+
+def _paired(fitting: Sequence[Sequence[Sequence[int]]]) -> bool:
+    """Whether everyone gets a place of their own, by augmenting paths: closeness is not transitive.
+
+    Args:
+        fitting: of each, lists of the places that fit.
+    """
+    of_place: dict[int, int] = {}
+    of_one: dict[int, int] = {}
+    untried = {id(places): iter(places) for lists in fitting for places in lists}  # most places need no path
+    for i, lists in enumerate(fitting):
+        place = next((j for places in lists for j in untried[id(places)] if j not in of_place), None)
+        if place is not None:
+            of_place[place], of_one[i] = i, place
+    return all(i in of_one or _placed(i, fitting, of_place, of_one) for i in range(len(fitting)))
 
 
 def _same_content(found: Rows, expected: Rows) -> bool:
@@ -166,7 +239,8 @@ def _same_content(found: Rows, expected: Rows) -> bool:
     return alike[0].keys() == alike[1].keys() and all(
         len(rows) == len(alike[1][key])
         and (
-            all(map(_close, rows, alike[1][key])) or (len(rows) <= _MAX_PAIRED and _paired(rows, alike[1][key], _close))
+            all(map(_close, rows, alike[1][key]))
+            or (len(rows) <= _MAX_PAIRED and _paired([[_closest(row, alike[1][key])] for row in rows]))
         )
         for key, rows in alike[0].items()
     )
@@ -179,6 +253,10 @@ def _by_exact_cells(rows: Counter[Row]) -> dict[Row, list[Row]]:
         key = tuple(... if isinstance(cell, float) else cell for cell in row)
         alike.setdefault(key, []).append(tuple(cell for cell in row if isinstance(cell, float)))
     return {key: sorted(floats) for key, floats in alike.items()}
+
+
+def _closest(found: Row, expected: Sequence[Row]) -> list[int]:
+    return [place for place, row in enumerate(expected) if _close(found, row)]
 
 
 def _close(found: Row, expected: Row) -> bool:
@@ -205,23 +283,25 @@ def _without(rows: Rows, leave_out: Counter[tuple[tuple[type, Cell], ...]]) -> R
     return tuple(kept)
 
 
-def _placed(start: int, fitting: list[list[int]], of_expected: dict[int, int], of_given: dict[int, int]) -> bool:
-    """Find a partner for one more row, by moving others along an augmenting path."""
-    reached: dict[int, int] = {}  # index into expected -> the given row that it was reached from
+def _placed(
+    start: int, fitting: Sequence[Sequence[Sequence[int]]], of_place: dict[int, int], of_one: dict[int, int]
+) -> bool:
+    """Find a place for one more, by moving others along an augmenting path."""
+    reached: dict[int, int] = {}  # place -> who reached it
     waiting = [start]
     for i in waiting:
-        for j in fitting[i]:
+        for j in itertools.chain.from_iterable(fitting[i]):
             if j in reached:
                 continue
             reached[j] = i
-            if j in of_expected:
-                waiting.append(of_expected[j])
+            if j in of_place:
+                waiting.append(of_place[j])
                 continue
             place: int | None = j
-            while place is not None:  # each row on the path moves to the place that it was reached from
-                row = reached[place]
-                of_expected[place] = row
-                place, of_given[row] = of_given.get(row), place
+            while place is not None:  # each on the path moves to the place that it reached
+                one = reached[place]
+                of_place[place] = one
+                place, of_one[one] = of_one.get(one), place
             return True
     return False
 
@@ -236,8 +316,8 @@ def _same_cell(given: Cell, expected: Cell) -> bool:
     if isinstance(expected, str):
         return isinstance(given, str) and given.strip() == expected.strip()
     whole = isinstance(expected, int)
-    number = _number(given.strip(), whole=whole) if isinstance(given, str) else given
-    if number is None or isinstance(number, bool):
+    number = _read(given, whole=whole)
+    if number is None:
         return False
     if whole:
         return number == expected
@@ -246,6 +326,12 @@ def _same_cell(given: Cell, expected: Cell) -> bool:
         return math.isclose(number, expected, rel_tol=RELATIVE_TOLERANCE, abs_tol=absolute)
     except OverflowError:  # an integer beyond all floats
         return False
+
+
+def _read(given: Cell, *, whole: bool) -> Any:
+    """The number that a cell is or reads like; None where it is none."""
+    number = _number(given.strip(), whole=whole) if isinstance(given, str) else given
+    return None if isinstance(number, bool) else number
 
 
 def _number(text: str, *, whole: bool) -> Decimal | None:

@@ -1,5 +1,6 @@
 """The judges on hand-worked cases; `text`, `fc` and `lab` with the quirks of their originals, `strict` with ours."""
 
+import itertools
 import time
 from dataclasses import dataclass, replace
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from dbbench_adapter.backends import TableState
 from dbbench_adapter.datatypes import Gold, Score, Task
-from dbbench_adapter.judges import JUDGES, lab, text
+from dbbench_adapter.judges import JUDGES, lab, strict, text
 from dbbench_adapter.judges.fc import clean, same_answers
 from dbbench_adapter.judges.strict import readings, same_rows, same_state
 
@@ -308,6 +309,53 @@ def test_strict_pairs_off_a_thousand_numbers_close_to_their_neighbours_in_time()
     given = tuple(((k + 0.5) / 10_000,) for k in reversed(range(1100)))
     expected = tuple((round(k / 10_000, 4),) for k in range(1, 1101))
     assert same_rows(given, expected, ordered=False) is True
+
+
+SAID = [
+    5,
+    5.0,
+    True,
+    None,
+    "5",
+    " 5",
+    "5.0",
+    "5e0",
+    "05",
+    "5.00004",
+    "4.99996",
+    "None",
+    "null",
+    "a",
+    " a",
+    "x",
+    10**400,
+]
+MEANT = [5, 5.0, None, "5", "None", "a", 5.0001, float("inf"), float("nan")]
+
+
+@drawn(st.integers(1, 2).flatmap(lambda width: st.integers(1, 4).flatmap(lambda n: st.tuples(
+    st.lists(st.tuples(*[st.sampled_from(SAID)] * width), min_size=n, max_size=n),
+    st.lists(st.tuples(*[st.sampled_from(MEANT)] * width), min_size=n, max_size=n),
+))))  # fmt: skip
+def test_strict_pairs_off_what_some_order_makes_equal(results):
+    given, expected = results
+    some_order = any(same_rows(order, tuple(expected), ordered=True) for order in itertools.permutations(given))
+    assert same_rows(tuple(given), tuple(expected), ordered=False) is some_order
+
+
+@pytest.mark.parametrize("wrong", [(), ("-1",)])
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [(str, float), (str, int), (lambda i: f"{i}.00001", float), (lambda i: "7", lambda i: 7.0), (str, lambda i: None)],
+)
+def test_strict_looks_rows_up_instead_of_comparing_each_with_each(monkeypatch, said, meant, wrong):
+    compared = []
+    same_row, n = strict._same_row, 300
+    monkeypatch.setattr(strict, "_same_row", lambda *rows: compared.append(rows) or same_row(*rows))
+    given = [(said(i),) for i in range(n)]
+    given[: len(wrong)] = [wrong] * len(wrong)
+    same_rows(tuple(given), tuple((meant(i),) for i in reversed(range(n))), ordered=False)
+    assert len(compared) <= 2 * n
 
 
 def test_true_is_no_second_one():
