@@ -12,7 +12,7 @@ because the replies came to their end first. `sql_run` holds what the model wrot
 
 from __future__ import annotations
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -22,11 +22,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from core.json_lines import serve
+from core.passwords import Parser
 from dbbench_adapter.backends import Backend, BackendUnavailable, TableError, open_backend
 from dbbench_adapter.datatypes import CHANGE_KINDS, Cell, Gold, Task
-from dbbench_adapter.json_lines import serve
 from dbbench_adapter.judges import JudgeName
-from dbbench_adapter.passwords import Parser
 from dbbench_adapter.protocols import Episode, open_episode
 from dbbench_adapter.table_hash import AgentBenchTable, LifelongTable
 

@@ -9,7 +9,7 @@ agent-lightning rollout. Leaves out rLLM's registry (`dbbench_adapter.rllm.data`
 
 from __future__ import annotations
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from core.outputs import OutputError, check_output, written
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.load import TaskFileError, load_tasks, refuse_repeated_ids, write_tasks
-from dbbench_adapter.outputs import OutputError, check_output, written
 from dbbench_adapter.protocols import PROTOCOLS, ProtocolName
 
 AGENT_NAME = "sql_agent"

@@ -10,7 +10,7 @@ sub-queries, NULLs and comparisons over text.
 
 from __future__ import annotations
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()

@@ -11,7 +11,7 @@ state of a database: `python -m dbbench_adapter.table_hash` and `dbbench_adapter
 
 from __future__ import annotations
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -22,8 +22,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictFloat, StrictInt, StrictStr, TypeAdapter
 
+from core.json_lines import serve
 from dbbench_adapter.datatypes import Rows
-from dbbench_adapter.json_lines import serve
 from dbbench_adapter.judges import JudgeName, fc, lab, strict, text
 
 _Cell = StrictInt | StrictFloat | StrictStr | None

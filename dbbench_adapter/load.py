@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from core.outputs import written
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.literals import parse_literal
-from dbbench_adapter.outputs import written
 from dbbench_adapter.records import MAX_FOUND_CHARS, Fault, RawRecord, RecordError, read_record
 
 _NESTED = ("answer_info", "table_info", "skill_list")

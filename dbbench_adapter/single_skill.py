@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from core.outputs import written
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.load import TaskFileError, load_tasks
-from dbbench_adapter.outputs import written
 from dbbench_adapter.skills import SKILLS, NotOneStatementError, recognise_skills
 from dbbench_adapter.synthesis import SKILL_COUNTS, Difficulty, Split, task_stream
 from dbbench_adapter.synthesis.plans import has_room

@@ -9,7 +9,7 @@ statements at once, and whether a skill was needed for the answer.
 
 from __future__ import annotations
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()

@@ -10,7 +10,7 @@ numbers of kinds or skills; what the draw gave is in the manifest.
 
 from __future__ import annotations
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -28,9 +28,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from core.outputs import check_output, written
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.load import load_tasks, refuse_repeated_ids, task_file, write_tasks
-from dbbench_adapter.outputs import check_output, written
 
 PARTS = ("train", "validation", "test")
 MANIFEST = "manifest.json"

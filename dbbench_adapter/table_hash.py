@@ -11,7 +11,7 @@ are several; null for a single table without rows, as MySQL has it, and where a 
 
 from __future__ import annotations
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -22,9 +22,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from core.json_lines import serve
 from dbbench_adapter.backends import Backend, BackendUnavailable, TableError, open_backend
 from dbbench_adapter.datatypes import Cell, Column, Gold, Table, Task
-from dbbench_adapter.json_lines import serve
 from dbbench_adapter.protocols import PROTOCOLS, ProtocolName
 from dbbench_adapter.protocols.base import as_text
 

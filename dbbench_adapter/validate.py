@@ -11,7 +11,7 @@ sets, not from these queries.
 
 from __future__ import annotations
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -22,12 +22,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from core.passwords import Parser
 from dbbench_adapter.backends import Backend, BackendUnavailable, TableError, open_backend
 from dbbench_adapter.backends.mysql_kinds import plain
 from dbbench_adapter.datatypes import Rows, Task
 from dbbench_adapter.judges.strict import same_rows
 from dbbench_adapter.load import TaskFileError, raw_records, task_file
-from dbbench_adapter.passwords import Parser
 from dbbench_adapter.records import Fault, RecordError, form_of, read_record
 
 MAX_SHOWN_CHARS = 200

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
+from core.weights import HEAD, LANGUAGE_HEADS, in_a_line, misfit
 from reward_model.scorer import endless_template, read_tokenizer
-from reward_model.weights import HEAD, LANGUAGE_HEADS, in_a_line, misfit
 
 FETCH = "`hf download NAME --local-dir FOLDER` fetches one"
 UNUSED_TOKEN = re.compile(r"pad|reserved|unused|extra|placeholder", re.IGNORECASE)

@@ -6,7 +6,7 @@ Works against `reward_model/inference_api.py` and against `vllm serve MERGED --r
 
 from __future__ import annotations
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()

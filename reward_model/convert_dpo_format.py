@@ -11,7 +11,7 @@ import sys
 if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -27,7 +27,7 @@ from typing import IO, Any
 
 from tqdm import tqdm
 
-from dbbench_adapter.outputs import OutputError, in_words, written
+from core.outputs import OutputError, in_words, written
 from reward_model.datatypes import Preference
 from reward_model.formats.files import NotReadOn, Numbered, raw_rows
 from reward_model.formats.messages import Problem

@@ -6,7 +6,7 @@ the chosen one; `--output DIR` adds evaluation.json and evaluation.png. Leaves o
 
 from __future__ import annotations
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dbbench_adapter.outputs import written
+from core.outputs import written
 from reward_model.datatypes import Message, Preference
 
 BATCH_SIZE = 16
@@ -77,7 +77,7 @@ def score_sides(scorer: Any, sides: Sequence[tuple[Preference, Sequence[Message]
 def share(wins: Sequence[float], prompts: Sequence[str]) -> dict[str, Any]:
     """A mean of wins (1, 0, ties 0.5) with Wilson's interval over pairs and the bootstrap's over prompts (None for a
     single prompt, which tells nothing of others)."""
-    from reward_model.stats import cluster_interval, wilson_interval
+    from core.stats import cluster_interval, wilson_interval
 
     return {
         "value": sum(wins) / len(wins),
@@ -113,7 +113,7 @@ def by_length(wins: Sequence[float], differences: Sequence[int]) -> list[dict[st
     """Accuracy over bins of like many pairs, by tokens of the chosen side minus tokens of the rejected one."""
     import numpy as np
 
-    from reward_model.stats import wilson_interval
+    from core.stats import wilson_interval
 
     edges = np.unique(np.quantile(differences, np.linspace(0, 1, LENGTH_BINS + 1)))
     index = np.clip(np.searchsorted(edges, differences, side="right") - 1, 0, max(len(edges) - 2, 0))
@@ -263,8 +263,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     from transformers.utils.logging import disable_progress_bar
 
+    from core.hub import TRAIN, ModelNotFoundError, model_folder
     from reward_model.base_model import file_sha256
-    from reward_model.hub import TRAIN, ModelNotFoundError, model_folder
     from reward_model.preferences import PreferenceFileError, check_output, read_preferences
     from reward_model.scorer import ModelError, Scorer
     from reward_model.training import git_commit, versions

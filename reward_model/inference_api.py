@@ -11,7 +11,7 @@ import sys
 if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reward_model.hub import TRAIN, go_offline, model_folder
+from core.hub import TRAIN, go_offline, model_folder
 from reward_model.service.access import TOKEN_VARIABLE, positive, read_token
 from reward_model.service.batching import Batcher
 from reward_model.service.schemas import MAX_ITEMS

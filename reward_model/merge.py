@@ -8,7 +8,7 @@ Leaves out quantised bases.
 
 from __future__ import annotations
 
-from dbbench_adapter.commands import execute, interruptible, starting
+from core.commands import execute, interruptible, starting
 
 if __name__ == "__main__":
     starting()
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dbbench_adapter.outputs import failures_of_the_disk
+from core.outputs import failures_of_the_disk
 from reward_model.datatypes import Message
 
 BOUND = 1e-4
@@ -162,8 +162,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     from transformers.utils.logging import disable_progress_bar
 
+    from core.hub import ModelNotFoundError, model_folder
     from reward_model.base_model import BaseModelError
-    from reward_model.hub import ModelNotFoundError, model_folder
     from reward_model.preferences import PreferenceFileError
 
     disable_progress_bar()

@@ -9,7 +9,7 @@ that nobody judged, that were lost, or that belong to a run's validation; they a
 
 from __future__ import annotations
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()

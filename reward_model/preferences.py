@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dbbench_adapter.outputs import written
+from core.outputs import written
 from reward_model.datatypes import Preference
 
 _FIRST_LOOK_BYTES = 8_000_000

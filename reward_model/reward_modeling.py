@@ -29,7 +29,7 @@ import sys
 if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -38,8 +38,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from reward_model.hub import ModelNotFoundError, go_offline, model_folder
-from reward_model.signed import NotOursError
+from core.hub import ModelNotFoundError, go_offline, model_folder
+from core.signed import NotOursError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -105,7 +105,8 @@ def train(data: Any, args: Any, model: Any) -> None:
     from transformers.utils.logging import disable_progress_bar
     from trl.trainer.utils import get_peft_config, get_quantization_config
 
-    from dbbench_adapter.outputs import OutputError, failures_of_the_disk
+    from core.outputs import OutputError, failures_of_the_disk
+    from core.processes import ends_in_order
     from reward_model.base_model import check_base, file_sha256, load_tokenizer, num_parameters, weights_sha256
     from reward_model.preferences import read_preferences
     from reward_model.training import (
@@ -123,7 +124,6 @@ def train(data: Any, args: Any, model: Any) -> None:
         versions,
         what_is_left,
     )
-    from sql_agent.processes import ends_in_order
 
     datasets.disable_progress_bars()
     disable_progress_bar()

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
+from core.forked import LimitError, forked
+from core.weights import HEAD, LANGUAGE_HEADS, adapter_misfit, misfit
 from reward_model.datatypes import Encoded, Message, Score
-from reward_model.forked import LimitError, forked
-from reward_model.weights import HEAD, LANGUAGE_HEADS, adapter_misfit, misfit
 
 RECORD = "reward_model.json"
 """Written beside adapter and merged model by training: max_length, base hash, versions."""

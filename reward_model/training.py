@@ -27,13 +27,13 @@ from trl.trainer.model_config import ModelConfig
 from trl.trainer.reward_config import RewardConfig
 from trl.trainer.reward_trainer import RewardTrainer
 
-from dbbench_adapter.outputs import append_line, failures_of_the_disk, remove, written
-from reward_model import signed
+from core import signed
+from core.cpu_features import uses_bfloat16
+from core.micro_batches import micro_batch_tokens, micro_batches, recomputed, return_freed_memory
+from core.outputs import append_line, failures_of_the_disk, remove, written
 from reward_model.datatypes import Preference
-from reward_model.micro_batches import micro_batch_tokens, micro_batches, recomputed, return_freed_memory
 from reward_model.preferences import PreferenceFileError
 from reward_model.scorer import RECORD, encode_conversation
-from sql_agent.cpu_features import uses_bfloat16
 
 logger = logging.getLogger(__name__)
 

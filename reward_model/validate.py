@@ -7,7 +7,7 @@ of several people's judgements hold such. Leaves out whether a preference is rig
 
 from __future__ import annotations
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()

@@ -2,12 +2,12 @@
 
 Going on from a checkpoint runs the programs that its pickles are, so runs and trainings load only what their own user
 signed. This command signs what somebody else wrote, or you on another machine; copying that machine's key does as well
-(`reward_model.signed`). It loads nothing, and leaves out what is torn, changed, or another user's.
+(`core.signed`). It loads nothing, and leaves out what is torn, changed, or another user's.
 """
 
 from __future__ import annotations
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from reward_model import signed
+from core import signed
 
 RECORDS = ("manifest.json", "reward_model.json", "sft.json")
 """Names of the records of checkpoints: the main job's and local runs', reward models', supervised fine-tuning's."""

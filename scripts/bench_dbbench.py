@@ -7,7 +7,7 @@ is in a cache. Episodes run in processes with threads, as runners do. Leaves out
 
 from __future__ import annotations
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -24,10 +24,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from core.passwords import Parser
 from dbbench_adapter import judge
 from dbbench_adapter.backends import Backend, BackendUnavailable, open_backend
 from dbbench_adapter.datatypes import Column, Gold, Table, Task
-from dbbench_adapter.passwords import Parser
 from dbbench_adapter.protocols.fc import FcEpisode
 from scripts.bench.report import Row, facts, table
 

@@ -5,7 +5,7 @@ Prints a table; doc/benchmarks.md says what is measured. Ends with 1 if a proces
 
 from __future__ import annotations
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()

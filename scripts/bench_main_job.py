@@ -6,7 +6,7 @@ which also says how each part is measured. Everything stays on loopback; every p
 
 from __future__ import annotations
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -22,10 +22,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from core.processes import RUN_ID, end_run, ends_in_order
 from scripts.bench import report
 from scripts.bench.children import ROOT
 from scripts.bench.report import Row
-from sql_agent.processes import RUN_ID, end_run, ends_in_order
 
 MODEL = ROOT / "models" / "tiny-sql"
 PAGE = ROOT / "doc" / "benchmarks.md"

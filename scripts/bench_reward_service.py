@@ -7,7 +7,7 @@ inside an `async def`. Servers and clients are processes of their own, on loopba
 
 from __future__ import annotations
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()

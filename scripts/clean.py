@@ -1,6 +1,6 @@
 """Find what killed training runs left behind, and remove it: `python -m scripts.clean`.
 
-A run cleans up after itself, and after a killed command its guard does (`sql_agent.processes`). Something stays only
+A run cleans up after itself, and after a killed command its guard does (`core.processes`). Something stays only
 where the guard was killed too, by a container that was stopped, say. Found are processes and folders that carry the id
 of a run whose command is gone; nothing else is touched: no run that is going on, no other user's, nothing without the
 mark. Run directories are results and stay.
@@ -8,7 +8,7 @@ mark. Run directories are results and stay.
 
 from __future__ import annotations
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sql_agent.processes import (
+from core.processes import (
     FOLDER,
     IS_RUN_ID,
     LOCK,

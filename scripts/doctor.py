@@ -7,7 +7,7 @@ packages are broken. Leaves out disk space, GPU drivers and whether a model fits
 
 from __future__ import annotations
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -28,8 +28,8 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reward_model.hub import ModelNotFoundError, model_folder
-from sql_agent.cpu_features import cpu_flags
+from core.cpu_features import cpu_flags
+from core.hub import ModelNotFoundError, model_folder
 from sql_agent.model_check import SETUP, Problem, check_model_dir
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import sys
 if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
 
-from dbbench_adapter.commands import execute, interruptible, starting
+from core.commands import execute, interruptible, starting
 
 if __name__ == "__main__":
     starting()
@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from core.outputs import OutputError, check_output, failures_of_the_disk, written
 from dbbench_adapter.load import unpacked
-from dbbench_adapter.outputs import OutputError, check_output, failures_of_the_disk, written
 from dbbench_adapter.records import Fault, RawRecord
 from dbbench_adapter.validate import check_file, report_lines
 

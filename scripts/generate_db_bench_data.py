@@ -10,7 +10,7 @@ import sys
 if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -26,8 +26,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from core.outputs import check_output, written
 from dbbench_adapter.datatypes import Task
-from dbbench_adapter.outputs import check_output, written
 from dbbench_adapter.skills import SKILLS
 from dbbench_adapter.synthesis import SKILL_COUNTS, THEMES, ExhaustedError, task_stream
 from dbbench_adapter.synthesis.entry_dict import entry_dict

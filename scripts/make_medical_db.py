@@ -11,7 +11,7 @@ import sys
 if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("n_drugs", "n_diseases", "n_questions"):
         if getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')} has to be 1 or more")
-    from dbbench_adapter.outputs import OutputError, check_output
+    from core.outputs import OutputError, check_output
 
     try:
         for path, flag in outputs(args):

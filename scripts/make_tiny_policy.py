@@ -7,7 +7,7 @@ The recipe and its measurements: `sql_agent/tiny_policy`. A folder that was made
 
 from __future__ import annotations
 
-from dbbench_adapter.commands import execute, interruptible, starting
+from core.commands import execute, interruptible, starting
 
 if __name__ == "__main__":
     starting()
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-from dbbench_adapter.outputs import failures_of_the_disk
+from core.outputs import failures_of_the_disk
 
 OUTPUT = Path("models") / "tiny-sql"
 STEPS = 400

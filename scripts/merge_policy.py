@@ -17,7 +17,7 @@ import sys
 if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
 
-from dbbench_adapter.commands import execute, interruptible, starting
+from core.commands import execute, interruptible, starting
 
 if __name__ == "__main__":
     starting()
@@ -33,8 +33,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dbbench_adapter.outputs import failures_of_the_disk, in_words
-from reward_model.hub import go_offline, model_folder
+from core.hub import go_offline, model_folder
+from core.outputs import failures_of_the_disk, in_words
 from sql_agent.checkpoints import MANIFEST, checkpoints, fault_of, newest_whole
 from sql_agent.datatypes import AgentConfig
 
@@ -285,7 +285,7 @@ def open_adapter(adapter: Path, base: Path | None) -> Source:
     from peft import PeftModel
     from transformers.utils.logging import disable_progress_bar
 
-    from reward_model.weights import adapter_misfit, misfit
+    from core.weights import adapter_misfit, misfit
     from sql_agent.local.policy import load_model
 
     if fault := misfit(base, "ForCausalLM") or adapter_misfit(adapter, base, "ForCausalLM"):

@@ -6,7 +6,7 @@ Reads the runs' metrics.jsonl: `scripts.run_dbbench_greedy_grpo` with --eval_tas
 training_callback.evaluate_every.
 """
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()

@@ -5,7 +5,7 @@
 Reads each run's metrics.jsonl: held-out success at every validation, the share of groups without spread at every step.
 """
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()

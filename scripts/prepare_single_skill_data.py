@@ -14,7 +14,7 @@ import sys
 if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -23,9 +23,9 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from core.outputs import OutputError, check_output
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.load import TaskFileError, load_tasks
-from dbbench_adapter.outputs import OutputError, check_output
 from dbbench_adapter.single_skill import by_skill, num_others, skills_of, write_single_skill
 
 

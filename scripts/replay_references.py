@@ -9,7 +9,7 @@ Leaves out models (`python -m sql_agent.evaluate`) and what is wrong with a file
 
 from __future__ import annotations
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -22,11 +22,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
+from core.passwords import Parser, hidden
 from dbbench_adapter.backends import Backend, BackendUnavailable, TableError, open_backend
 from dbbench_adapter.backends.mysql_kinds import plain
 from dbbench_adapter.datatypes import Gold, Task
 from dbbench_adapter.load import load_tasks
-from dbbench_adapter.passwords import Parser, hidden
 from dbbench_adapter.protocols import PROTOCOLS, ProtocolName, open_episode
 from sql_agent.oracle import solution
 

@@ -6,7 +6,7 @@ With --follow the page is written again whenever a step has ended, as long as th
 
 from __future__ import annotations
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dbbench_adapter.outputs import written
+from core.outputs import written
 from sql_agent.report.page import render
 from sql_agent.report.reading import Run, change, checkpoints, held_out, is_running, read_run
 

@@ -13,7 +13,7 @@ import sys
 if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -22,11 +22,11 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dbbench_adapter.passwords import Parser
+from core.passwords import Parser
+from core.processes import ends_in_order
 from sql_agent.local.config import GreedyGrpoConfig
 from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.local.start import check_model, failures_in_words, load_libraries
-from sql_agent.processes import ends_in_order
 
 if TYPE_CHECKING:
     from dbbench_adapter.datatypes import Task

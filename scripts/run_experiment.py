@@ -13,7 +13,7 @@ import sys
 if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -27,12 +27,12 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from dbbench_adapter.outputs import in_words
-from dbbench_adapter.passwords import Parser
+from core.outputs import in_words
+from core.passwords import Parser
+from core.processes import ends_in_order
 from sql_agent.local.datatypes import DivergedError, UnjudgedError
 from sql_agent.local.experiment import ExperimentConfig, LanguageModelConfig, load_experiment
 from sql_agent.local.start import StartError, check_device, check_model, load_libraries, out_of_memory
-from sql_agent.processes import ends_in_order
 
 if TYPE_CHECKING:
     from scripts.doctor import Finding

@@ -15,7 +15,7 @@ import sys
 if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
 
-from dbbench_adapter.commands import INTERRUPTED, execute, interruptible, starting
+from core.commands import INTERRUPTED, execute, interruptible, starting
 
 if __name__ == "__main__":
     starting()
@@ -27,8 +27,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dbbench_adapter.outputs import in_words
-from dbbench_adapter.passwords import Parser
+from core.outputs import in_words
+from core.passwords import Parser
 from sql_agent.local.config import AdapterConfig, InteractiveConfig
 from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.local.start import check_model, load_libraries

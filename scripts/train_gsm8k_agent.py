@@ -15,7 +15,7 @@ import sys
 if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -24,10 +24,10 @@ import argparse
 import shlex
 from collections.abc import Sequence
 
+from core.processes import ends_in_order
 from sql_agent.local.config import Gsm8kGrpoConfig
 from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.local.start import check_model, failures_in_words, load_libraries
-from sql_agent.processes import ends_in_order
 
 FREE_ON_RESUME = ("output_dir", "save_every")
 

@@ -18,7 +18,7 @@ import sys
 if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -26,10 +26,10 @@ if __name__ == "__main__":
 import argparse
 from collections.abc import Sequence
 
-from reward_model.hub import go_offline
+from core.hub import go_offline
+from core.processes import ends_in_order
 from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.local.sft_config import SftConfig
-from sql_agent.processes import ends_in_order
 
 
 def main(argv: Sequence[str] | None = None) -> int:

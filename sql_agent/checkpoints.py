@@ -1,5 +1,5 @@
 """Checkpoints of the main job: one counts once its manifest is written, and is loaded only if its files still agree and
-this user wrote them (`reward_model.signed`).
+this user wrote them (`core.signed`).
 
 verl writes `global_step_N` file by file (trainer/ppo/ray_trainer.py, `_save_checkpoint`) and then a number into
 `latest_checkpointed_iteration.txt`; neither says whether every byte arrived, or is still there. The manifest, written
@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from reward_model import signed
+from core import signed
 
 MANIFEST = "manifest.json"
 TRACKER = "latest_checkpointed_iteration.txt"

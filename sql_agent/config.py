@@ -13,7 +13,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from dbbench_adapter.passwords import BackendSpec, masked
+from core.passwords import BackendSpec, masked
 from sql_agent.datatypes import AgentConfig, RewardModelConfig
 from sql_agent.environments import ENVIRONMENTS
 from sql_agent.rewards import REWARDS

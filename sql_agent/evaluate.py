@@ -6,7 +6,7 @@ and starts no model server; `python -m sql_agent.oracle` serves a scripted model
 
 from __future__ import annotations
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -28,18 +28,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from core.passwords import Parser, hidden
+from core.processes import ends_in_order
 from dbbench_adapter.backends import Backend, BackendUnavailable, open_backend
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.judges import JUDGES
 from dbbench_adapter.load import load_tasks
-from dbbench_adapter.passwords import Parser, hidden
 from dbbench_adapter.protocols import PROTOCOLS
 from dbbench_adapter.skills import SKILLS
 from dbbench_adapter.splits import draw_by_kind
 from sql_agent.agent import run_rollout, size_thread_pool
 from sql_agent.datatypes import AgentConfig, RolloutRecord
 from sql_agent.environments.dbbench import DbBench
-from sql_agent.processes import ends_in_order
 from sql_agent.success import Rate
 
 

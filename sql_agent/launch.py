@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dbbench_adapter.outputs import written
+from core.outputs import written
 from sql_agent.checkpoints import point_verl_at, step_of
 from sql_agent.config import TrainConfig, dump_config
 from sql_agent.environments import make_environment
@@ -22,7 +22,7 @@ from sql_agent.verl_config import Files, compose, to_verl, worker_environment
 
 def train(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) -> None:
     """Run as the roles `AGL_CURRENT_ROLE` names: `algorithm`, `runner`, or both in one command."""
-    from sql_agent.processes import ends_in_order, own_run
+    from core.processes import ends_in_order, own_run
 
     role = os.environ.get("AGL_CURRENT_ROLE", "both")
     with ends_in_order(), own_run() as (run_id, folder):

@@ -28,7 +28,7 @@ from typing import Any, ClassVar, TypeVar
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
-from sql_agent.processes import Events, end_with_parent
+from core.processes import Events, end_with_parent
 
 if __name__ == "__main__":
     end_with_parent()  # before the imports below, which take ten seconds

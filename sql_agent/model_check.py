@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reward_model.forked import LimitError, forked
+from core.forked import LimitError, forked
 from sql_agent import continuation
 from sql_agent.continuation import Message, Played
 
@@ -391,7 +391,7 @@ def check_fit(path: Path) -> list[Problem]:
     """
 
     def fault() -> str | None:
-        from reward_model.weights import misfit, wrong_head
+        from core.weights import misfit, wrong_head
 
         return wrong_head(path) or misfit(path, "ForCausalLM")
 

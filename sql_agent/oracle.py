@@ -8,7 +8,7 @@ streams nothing, and knows no other route than `/v1/models` and `/v1/chat/comple
 
 from __future__ import annotations
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()

@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dbbench_adapter.outputs import check_output
+from core.hub import model_folder
+from core.outputs import check_output
 from dbbench_adapter.protocols import ProtocolName
-from reward_model.hub import model_folder
 from sql_agent.config import TrainConfig
 from sql_agent.environments import make_environment
 
@@ -212,7 +212,7 @@ def find_model(model: Path) -> Path:
     """Its folder; the id of a model on the hub becomes the folder of the cache that holds it.
 
     Raises:
-        ModelNotFoundError: see `reward_model.hub.model_folder`.
+        ModelNotFoundError: see `core.hub.model_folder`.
     """
     return model if model == TINY_POLICY else model_folder(model)
 

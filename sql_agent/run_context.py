@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dbbench_adapter.outputs import append_line
+from core.outputs import append_line
 from sql_agent.config import TrainConfig
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dbbench_adapter.outputs import written
-from dbbench_adapter.passwords import masked
-from reward_model.hub import ModelNotFoundError
-from reward_model.signed import user_key
+from core.hub import ModelNotFoundError
+from core.outputs import written
+from core.passwords import masked
+from core.signed import user_key
 from sql_agent.checkpoints import MANIFEST, checkpoints, newest_whole, step_of
 from sql_agent.config import TrainConfig, load_config
 from sql_agent.datatypes import RewardModelConfig
@@ -49,7 +49,7 @@ def claim(run_dir: Path) -> Iterator[None]:
     Raises:
         UsageError: another run has it.
     """
-    from sql_agent.processes import LINGER_S, wait_until_gone
+    from core.processes import LINGER_S, wait_until_gone
 
     run_dir.mkdir(parents=True, exist_ok=True)
     lock = os.open(run_dir / ".lock", os.O_WRONLY | os.O_CREAT)

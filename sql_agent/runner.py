@@ -20,6 +20,7 @@ from typing import Any
 
 import aiohttp
 
+from core.processes import RUN_ID
 from dbbench_adapter.backends import BackendUnavailable
 from dbbench_adapter.datatypes import Score
 from sql_agent.agent import MAX_RETRIES, run_rollout, size_thread_pool, unplayed
@@ -29,7 +30,6 @@ from sql_agent.datatypes import RolloutRecord
 from sql_agent.door import RUN_TOKEN
 from sql_agent.environments import make_environment
 from sql_agent.environments.base import Environment
-from sql_agent.processes import RUN_ID
 from sql_agent.rewards import NO_JUDGE, REWARDS, Opinion, reward, success
 from sql_agent.scoring import RolloutScorer
 from sql_agent.stitch import OUTCOME, TURN_SPAN, RolloutOutcome, turn_attributes

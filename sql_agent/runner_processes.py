@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from core.processes import end_with_parent, wear_name
 from sql_agent.agl_light import agl
-from sql_agent.processes import end_with_parent, wear_name
 from sql_agent.store_server import StoreServer
 
 logger = logging.getLogger(__name__)

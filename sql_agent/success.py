@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from reward_model.stats import wilson_interval
+from core.stats import wilson_interval
 
 
 @dataclass(frozen=True)

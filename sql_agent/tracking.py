@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dbbench_adapter.outputs import append_line
+from core.outputs import append_line
 from sql_agent.engine_alarm import engine_alarm
 from sql_agent.run_context import RunContext
 from sql_agent.score_alarm import ScoreAlarm

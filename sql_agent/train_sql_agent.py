@@ -13,7 +13,7 @@ if __package__ in (None, ""):
     # Run as a script, Python puts this folder first, and not the one that holds the packages.
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
@@ -26,8 +26,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from dbbench_adapter.outputs import in_words
-from dbbench_adapter.passwords import Parser, masked, revealed
+from core.outputs import in_words
+from core.passwords import Parser, masked, revealed
 from sql_agent.checkpoints import step_of
 from sql_agent.config import TrainConfig, dump_config, load_config
 from sql_agent.door import give_token

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from core.cpu_features import uses_bfloat16
 from sql_agent.config import TrainConfig
-from sql_agent.cpu_features import uses_bfloat16
 
 ROLLOUT_MANAGER = "sql_agent.rollout_manager.LightningRolloutManager"
 WEIGHT_SYNC = "sql_agent.weight_sync.QuietWeightSync"

@@ -20,10 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from core.processes import RUN_ID, Events, end_run, end_with_parent
 from sql_agent import checkpoints
 from sql_agent.checkpoints import CheckpointError
 from sql_agent.config import load_config
-from sql_agent.processes import RUN_ID, Events, end_run, end_with_parent
 from sql_agent.run_context import RunContext, enter
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
+from core.commands import interruptible
+from core.passwords import hidden, revealed
 from dbbench_adapter.backends.base import (
     Backend,
     BackendUnavailable,
@@ -15,8 +17,6 @@ from dbbench_adapter.backends.base import (
     TableError,
     TableState,
 )
-from dbbench_adapter.commands import interruptible
-from dbbench_adapter.passwords import hidden, revealed
 
 __all__ = [
     "Backend",

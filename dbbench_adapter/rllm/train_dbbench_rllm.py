@@ -9,7 +9,7 @@ verl. Needs rLLM 0.2.1.post1 with a GPU. Not run here: rLLM's side is tested aga
 
 from __future__ import annotations
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()

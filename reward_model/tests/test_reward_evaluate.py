@@ -2,11 +2,11 @@ import json
 
 import pytest
 
+from core.stats import wilson_interval
 from reward_model.adversarial import FLUENT
 from reward_model.datatypes import Encoded, Preference, Score
 from reward_model.evaluate import baselines, by_length, evaluate, main, percent, score_sides, share
 from reward_model.scorer import Scorer
-from reward_model.stats import wilson_interval
 from reward_model.tests.conftest import assistant, counting_pairs, user
 
 

@@ -9,7 +9,7 @@ from torch.nn.functional import logsigmoid
 from transformers import AutoTokenizer
 from trl.trainer.reward_trainer import RewardTrainer
 
-from reward_model import signed
+from core import signed
 from reward_model.datatypes import FunctionCall, Message, Preference, ToolCall
 from reward_model.preferences import PreferenceFileError
 from reward_model.scorer import RECORD
@@ -300,7 +300,7 @@ def test_micro_batches_change_the_memory_and_not_the_gradient_nor_the_metrics(ba
     ],
 )
 def test_a_cpu_trains_in_bfloat16_where_that_pays(monkeypatch, tmp_path, given, parameters, pays, expected):
-    monkeypatch.setattr("sql_agent.cpu_features.bfloat16_pays", lambda: pays)
+    monkeypatch.setattr("core.cpu_features.bfloat16_pays", lambda: pays)
     args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", **given)
     args.suit(parameters)
     assert (args.bf16, args.mixed_precision) == (expected, "bf16" if expected else "no")

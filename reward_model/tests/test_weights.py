@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from core.weights import HEAD, LANGUAGE_HEADS, adapter_misfit, misfit, wrong_head
 from reward_model.base_model import BaseModelError, check_base, load_tokenizer
 from reward_model.scorer import ModelError, Scorer
-from reward_model.weights import HEAD, LANGUAGE_HEADS, adapter_misfit, misfit, wrong_head
 
 EMBEDDINGS, UP = "model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight"
 GATE, DOWN = (UP.replace("up", other) for other in ("gate", "down"))

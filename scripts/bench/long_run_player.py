@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 
+from core.processes import RUN_ID, Events, end_run, end_with_parent
 from sql_agent import run_context
 from sql_agent.agl_light import agl
 from sql_agent.algorithm import log_file, spawn
@@ -26,7 +27,6 @@ from sql_agent.config import TrainConfig, load_config
 from sql_agent.door import give_token
 from sql_agent.launch import fit
 from sql_agent.oracle import MODEL
-from sql_agent.processes import RUN_ID, Events, end_run, end_with_parent
 from sql_agent.runner import TRAINER_WORKER
 
 

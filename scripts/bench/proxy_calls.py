@@ -17,11 +17,11 @@ from typing import Any
 
 import aiohttp
 
+from core.processes import Events, end_with_parent
 from dbbench_adapter.load import load_tasks
 from dbbench_adapter.protocols import fc
 from sql_agent.agl_light import agl
 from sql_agent.door import RUN_TOKEN, authorization
-from sql_agent.processes import Events, end_with_parent
 
 STORED_S = 60.0
 

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from core.processes import Events, end_with_parent
 from dbbench_adapter.backends import Backend, open_backend
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.load import load_tasks
 from sql_agent.agent import run_rollout, size_thread_pool
 from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.dbbench import DbBench
-from sql_agent.processes import Events, end_with_parent
 
 
 async def play(url: str, model: str, tasks: Sequence[Task], backend: Backend, at_once: int) -> list[Any]:

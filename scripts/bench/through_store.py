@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from core.processes import RUN_ID, Events, end_run, end_with_parent
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.protocols import fc
 from scripts.bench.children import cpu_s
@@ -32,7 +33,6 @@ from sql_agent.algorithm import log_file, spawn
 from sql_agent.config import TrainConfig, load_config
 from sql_agent.door import give_token
 from sql_agent.launch import fit
-from sql_agent.processes import RUN_ID, Events, end_run, end_with_parent
 from sql_agent.runner import TRAINER_WORKER
 
 ALONE = 30

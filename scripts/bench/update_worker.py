@@ -16,8 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from core.processes import Events, end_with_parent
 from sql_agent.config import load_config
-from sql_agent.processes import Events, end_with_parent
 from sql_agent.verl_config import Files, compose, to_verl
 
 

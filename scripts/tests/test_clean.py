@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from core.processes import RUN_ID, processes_of
 from scripts import clean
 from scripts.clean import find, main
-from sql_agent.processes import RUN_ID, processes_of
 
 pytestmark = pytest.mark.slow
 
 COMMAND = """
 import os, subprocess, sys, tempfile, time
-from sql_agent.processes import own_run
+from core.processes import own_run
 with own_run() as (run_id, folder):
     tempfile.mkdtemp()
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
@@ -45,7 +45,7 @@ def guard_of(run_id):
     (pid,) = (
         int(entry.parent.name)
         for entry in Path("/proc").glob("[0-9]*/cmdline")
-        if entry.read_bytes().split(b"\0")[2:4] == [b"sql_agent.processes", run_id.encode()]
+        if entry.read_bytes().split(b"\0")[2:4] == [b"core.processes", run_id.encode()]
     )
     return pid
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from dbbench_adapter.commands import execute, interruptible, starting
+from core.commands import execute, interruptible, starting
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("dbbench_adapter", "reward_model", "scripts", "sql_agent")
+PACKAGES = ("core", "dbbench_adapter", "reward_model", "scripts", "sql_agent")
 CHILDREN = {
-    "dbbench_adapter.commands",
+    "core.commands",
     "sql_agent.llm_proxy",
-    "sql_agent.processes",
+    "core.processes",
     "sql_agent.verl_driver",
 }
 """Modules that commands start, which are told to end by them."""
@@ -47,7 +47,7 @@ def test_a_command_is_ready_for_ctrl_c_before_it_imports_anything_large(name):
     body = ast.parse((ROOT / f"{name.replace('.', '/')}.py").read_text()).body
     at = next(i for i, part in enumerate(body) if "starting()" in ast.unparse(part) and isinstance(part, ast.If))
     before = [alias for part in body[:at] for alias in _imported(part)]
-    assert {*before} <= {"__future__", "os", "sys", "dbbench_adapter.commands"}
+    assert {*before} <= {"__future__", "os", "sys", "core.commands"}
     assert ast.unparse(body[-1]) == "if __name__ == '__main__':\n    execute(main)"
 
 
@@ -121,7 +121,7 @@ def test_ctrl_c_at_the_first_own_import_is_130_for_every_command(module):
 
 AT_FIRST = """
 import os, runpy, signal, sys
-import dbbench_adapter.commands as commands
+import core.commands as commands
 
 ready = commands.starting
 def starting():
@@ -165,7 +165,7 @@ def test_a_command_ends_with_its_status_or_in_one_line(capsys):
 def test_what_a_library_makes_of_the_interrupt_is_no_fault_of_ours(becomes):
     script = f"""
 import os, signal
-from dbbench_adapter.commands import execute, interruptible, starting
+from core.commands import execute, interruptible, starting
 starting()
 def main():
     with interruptible():
@@ -181,9 +181,7 @@ execute(main)
 
 
 def test_a_reader_that_has_read_enough_is_no_fault():
-    script = (
-        "from dbbench_adapter.commands import execute; execute(lambda: [print('x' * 999) for _ in range(999)] and 0)"
-    )
+    script = "from core.commands import execute; execute(lambda: [print('x' * 999) for _ in range(999)] and 0)"
     with subprocess.Popen(
         [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -195,7 +193,7 @@ def test_a_reader_that_has_read_enough_is_no_fault():
 def test_what_was_started_deaf_to_ctrl_c_stays_so():
     script = """
 import signal
-from dbbench_adapter.commands import interruptible, starting
+from core.commands import interruptible, starting
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 starting()
 with interruptible():

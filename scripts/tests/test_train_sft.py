@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from reward_model.forked import forked
+from core.forked import forked
 from reward_model.tests.conftest import make_base
 from scripts.train_sft import main
 from sql_agent.local.sft import RECORD, SftConfig, next_commands, prepare

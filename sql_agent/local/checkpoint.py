@@ -1,5 +1,5 @@
 """Checkpoints of a local run: written whole or not at all, never loaded torn, and enough to go on as if unbroken.
-Only those that this user wrote are loaded (`reward_model.signed`): `training.pt` is a pickle.
+Only those that this user wrote are loaded (`core.signed`): `training.pt` is a pickle.
 
 A checkpoint is a folder `step_000123` with the adapter, the learner's state, the random generators, what the loop
 knows (`state.json`, its place among the tasks included), how long the run's line files were, and a signed
@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dbbench_adapter.outputs import written
-from reward_model import signed
+from core import signed
+from core.outputs import written
 from sql_agent.local.learner import Learner
 from sql_agent.local.policy import LocalPolicy
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from core.passwords import BackendSpec
 from dbbench_adapter.judges import JudgeName
-from dbbench_adapter.passwords import BackendSpec
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.datatypes import AgentConfig
 

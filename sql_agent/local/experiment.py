@@ -16,8 +16,8 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from core.passwords import BackendSpec, masked
 from dbbench_adapter.judges import JudgeName
-from dbbench_adapter.passwords import BackendSpec, masked
 from dbbench_adapter.protocols import ProtocolName
 from dbbench_adapter.skills import SKILLS
 from sql_agent.config import fault_of_yaml

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from dbbench_adapter.passwords import masked
+from core.passwords import masked
 
 Config = TypeVar("Config", bound=BaseModel)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from reward_model.micro_batches import micro_batch_tokens, micro_batches, recomputed
+from core.micro_batches import micro_batch_tokens, micro_batches, recomputed
 from sql_agent.local.config import LossConfig, OptimConfig
 from sql_agent.local.datatypes import DivergedError
 from sql_agent.local.losses import GrpoStats, grpo_loss, reinforce_loss, token_weights

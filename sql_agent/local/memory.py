@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from reward_model.micro_batches import micro_batch_tokens
-from sql_agent.cpu_features import uses_bfloat16
+from core.cpu_features import uses_bfloat16
+from core.micro_batches import micro_batch_tokens
 from sql_agent.local.config import AdapterConfig, ModelConfig, OptimConfig
 
 Precision = Literal["float32", "autocast", "bfloat16", "4bit"]

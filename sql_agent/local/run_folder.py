@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from dbbench_adapter.outputs import append_line, failures_of_the_disk, written
-from reward_model.signed import user_key
+from core.outputs import append_line, failures_of_the_disk, written
+from core.signed import user_key
 from sql_agent.local.checkpoint import newest_checkpoint, resume, save_checkpoint
 from sql_agent.local.learner import Learner
 from sql_agent.local.policy import LocalPolicy

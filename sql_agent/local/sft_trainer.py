@@ -22,11 +22,11 @@ from transformers.trainer_callback import PrinterCallback
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
-from dbbench_adapter.outputs import append_line, failures_of_the_disk, written
-from reward_model import signed
-from reward_model.micro_batches import micro_batch_tokens, micro_batches, recomputed, return_freed_memory
+from core import signed
+from core.cpu_features import uses_bfloat16
+from core.micro_batches import micro_batch_tokens, micro_batches, recomputed, return_freed_memory
+from core.outputs import append_line, failures_of_the_disk, written
 from reward_model.training import METRICS, RunLog, TrainingError
-from sql_agent.cpu_features import uses_bfloat16
 from sql_agent.local.head import score_tokens
 from sql_agent.local.sft_config import SftConfig
 from sql_agent.local.sft_data import Encoded

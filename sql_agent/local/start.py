@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dbbench_adapter.commands import INTERRUPTED
-from dbbench_adapter.outputs import in_words
+from core.commands import INTERRUPTED
+from core.hub import ModelNotFoundError, go_offline, model_folder
+from core.outputs import in_words
 from dbbench_adapter.protocols import Message
-from reward_model.hub import ModelNotFoundError, go_offline, model_folder
 from sql_agent.datatypes import AgentConfig
 from sql_agent.local.config import AdapterConfig, ModelConfig, OptimConfig
 from sql_agent.local.datatypes import DivergedError, UnjudgedError
@@ -164,7 +164,7 @@ def check_fit(path: str) -> None:
     Raises:
         StartError: they are not or have not; names them.
     """
-    from reward_model.weights import adapter_misfit, misfit, wrong_head
+    from core.weights import adapter_misfit, misfit, wrong_head
 
     base = folder = model_folder(path, fetch=False)
     while (base / ADAPTER_FILE).is_file():

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from dbbench_adapter.outputs import written
+from core.outputs import written
 from sql_agent.medical.datatypes import TABLES, Language
 from sql_agent.medical.words import FIELDS, NAMES, NOTICE, WORDS
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reward_model.stats import wilson_interval
+from core.stats import wilson_interval
 from sql_agent.report.reading import Row, held_out
 
 Points = list[tuple[int, float]]

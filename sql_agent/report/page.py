@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dbbench_adapter.passwords import masked
+from core.passwords import masked
 from sql_agent.report.figures import Figure, all_figures, skills, svg
 from sql_agent.report.reading import Row, Run, change, held_out
 

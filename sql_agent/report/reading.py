@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from reward_model.stats import wilson_interval
+from core.stats import wilson_interval
 from sql_agent.config import TrainConfig, load_config
 
 Row = dict[str, Any]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from reward_model.signed import NotOursError
+from core.signed import NotOursError
 from sql_agent.checkpoints import (
     CheckpointError,
     checkpoints,

@@ -22,9 +22,9 @@ from types import SimpleNamespace
 import pyarrow.parquet as pq
 import pytest
 
+from core.processes import processes_of
 from sql_agent.agl_light import agl
 from sql_agent.checkpoints import checkpoints, fault_of
-from sql_agent.processes import processes_of
 from sql_agent.stitch import read_outcome, read_turns
 from sql_agent.tests.conftest import free_port, wait_for
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from core.processes import ends_in_order
 from sql_agent.local.config import AdapterConfig, GreedyGrpoConfig, ModelConfig
 from sql_agent.local.datatypes import UnjudgedError
 from sql_agent.local.start import StartError, check_device, check_model, failures_in_words, start_policy
-from sql_agent.processes import ends_in_order
 
 
 def adapter(folder, base: str, weights: bool = True):

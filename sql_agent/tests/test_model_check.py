@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trl
 
-from reward_model.forked import forked
+from core.forked import forked
 from reward_model.tests.conftest import make_base
 from sql_agent.model_check import (
     OF_ONE_MODEL,

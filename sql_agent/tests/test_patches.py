@@ -127,7 +127,7 @@ def test_our_class_overrides_what_the_table_says(patch):
 
 # Nothing beside the table ---------------------------------------------------------------------------------------------
 
-OURS = ("dbbench_adapter", "reward_model", "scripts", "sql_agent")
+OURS = ("core", "dbbench_adapter", "reward_model", "scripts", "sql_agent")
 
 
 def assignments(tree: ast.AST) -> set[str]:
@@ -161,8 +161,8 @@ def test_assignments_are_found_however_they_are_written():
 
 
 HARMLESS = {
-    "reward_model/hub.py": {"HF_HUB_OFFLINE"},  # huggingface_hub reads it before each request; its test asks the hub
-    "sql_agent/processes.py": {"tempdir"},  # the standard library's, which documents it
+    "core/hub.py": {"HF_HUB_OFFLINE"},  # huggingface_hub reads it before each request; its test asks the hub
+    "core/processes.py": {"tempdir"},  # the standard library's, which documents it
     "sql_agent/server_list.py": {"remote"},  # of our own actor class
     "sql_agent/agl_light.py": {"LLMProxy", "__all__"},  # of the module that stands in
 }

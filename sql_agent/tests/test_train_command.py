@@ -426,7 +426,7 @@ def test_a_run_that_goes_on_by_its_saved_settings_asks_for_the_password_before_a
 ):
     saved = tmp_path / "config.yaml"
     saved.write_text(dump_config(load_config(None, [f"rollout.backend={ADDRESS}"])))
-    monkeypatch.setattr("dbbench_adapter.passwords._passwords", {})  # another process
+    monkeypatch.setattr("core.passwords._passwords", {})  # another process
     again = ["--config", str(saved), "--run-dir", str(tmp_path / "run"), "--model", "nowhere"]
     assert "or set AGENTGRPO_DB_PASSWORD in the environment" in error_of(capsys, *again)
     monkeypatch.setenv("AGENTGRPO_DB_PASSWORD", "hunter2")

@@ -8,7 +8,7 @@ real evaluations go through vLLM (`sql_agent.evaluate`).
 
 from __future__ import annotations
 
-from dbbench_adapter.commands import execute, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()

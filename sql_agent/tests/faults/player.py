@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from core.processes import Events, end_with_parent, own_run
 from sql_agent import run_context
 from sql_agent.agl_light import agl
 from sql_agent.algorithm import log_file, spawn
 from sql_agent.config import TrainConfig, load_config
 from sql_agent.launch import fit
 from sql_agent.oracle import MODEL
-from sql_agent.processes import Events, end_with_parent, own_run
 from sql_agent.runner import TRAINER_WORKER
 
 

@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from reward_model.forked import LimitError, forked
+from core.forked import LimitError, forked
 
 
 def test_the_result_comes_back_from_another_process_which_leaves_nothing():

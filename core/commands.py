@@ -1,7 +1,7 @@
 """How a command ends: well, in one line that says what was wrong, or by Ctrl-C with exit status 130; never in a
 traceback of something that the user can mend.
 
-    from dbbench_adapter.commands import execute, starting
+    from core.commands import execute, starting
 
     if __name__ == "__main__":
         starting()
@@ -60,7 +60,7 @@ def _interrupt(*_: Any) -> None:
 
 def execute(main: Callable[[], int | None]) -> NoReturn:
     """Do what `main` does and exit with its status: 1 where a file could not be read or written, 130 by Ctrl-C."""
-    from dbbench_adapter.outputs import OutputError, in_words
+    from core.outputs import OutputError, in_words
 
     try:
         code = main() or 0

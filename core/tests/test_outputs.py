@@ -2,7 +2,7 @@
 
 import pytest
 
-from dbbench_adapter.outputs import OutputError, check_output
+from core.outputs import OutputError, check_output
 
 
 def test_a_file_in_folders_still_to_be_made_is_fine_and_none_is_made(tmp_path):

@@ -5,7 +5,7 @@ file is in a folder with that id in its name. At the end whatever still carries 
 and the folders are removed: by the command, or, where that one was killed, by a guard that waits for nothing else.
 Where both were killed `python -m scripts.clean` does it. Only what carries the id is touched. Linux only.
 
-    python -m sql_agent.processes RUN_ID PID
+    python -m core.processes RUN_ID PID
 
 is the guard of the run whose command is PID.
 """
@@ -29,7 +29,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dbbench_adapter.commands import interruptible
+from core.commands import interruptible
 
 RUN_ID = "AGENTGRPO_RUN_ID"
 IS_RUN_ID = re.compile("[0-9a-f]{12}")
@@ -68,7 +68,7 @@ def own_run() -> Iterator[tuple[str, Path]]:
     lock = os.open(newborn / LOCK, os.O_WRONLY | os.O_CREAT, 0o600)
     fcntl.lockf(lock, fcntl.LOCK_EX)
     newborn.rename(folder)  # under the name that others look for it is locked from the first moment
-    command = [sys.executable, "-m", "sql_agent.processes", run_id, str(os.getpid())]
+    command = [sys.executable, "-m", "core.processes", run_id, str(os.getpid())]
     root = Path(__file__).resolve().parents[1]
     nothing = subprocess.DEVNULL  # whoever reads what the command says need not wait for the guard
     guard = subprocess.Popen(command, cwd=root, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)

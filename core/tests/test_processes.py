@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sql_agent.processes import RUN_ID, end_run, processes_of
+from core.processes import RUN_ID, end_run, processes_of
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
 DEAF = [
@@ -63,7 +63,7 @@ def _titled(title: str, **more: Any) -> subprocess.Popen:
 
 def test_a_child_ends_with_its_parent_even_when_the_parent_is_killed():
     child = (
-        "from sql_agent.processes import end_with_parent; import os, time; end_with_parent();"
+        "from core.processes import end_with_parent; import os, time; end_with_parent();"
         "print(os.getpid(), flush=True); time.sleep(60)"
     )
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
@@ -80,7 +80,7 @@ def test_a_child_ends_with_its_parent_even_when_the_parent_is_killed():
 
 WORKING = """
 import asyncio
-from sql_agent.processes import ends_in_order
+from core.processes import ends_in_order
 
 async def work():
     print("up", flush=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dbbench_adapter.outputs import OutputError, append_line, failures_of_the_disk, in_words, written
+from core.outputs import OutputError, append_line, failures_of_the_disk, in_words, written
 
 ROOT = Path(__file__).parents[2]
 
@@ -78,7 +78,7 @@ def test_a_line_is_added_whole_or_not_at_all(tmp_path):
 import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 from pathlib import Path
-from dbbench_adapter.outputs import OutputError, append_line
+from core.outputs import OutputError, append_line
 append_line(Path({str(file)!r}), "b")
 try:
     append_line(Path({str(file)!r}), "c" * 200)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from dbbench_adapter import passwords
+from core import passwords
+from core.passwords import VARIABLE, BackendSpec, Parser, hidden, masked, revealed
 from dbbench_adapter.backends import open_backend
-from dbbench_adapter.passwords import VARIABLE, BackendSpec, Parser, hidden, masked, revealed
 
 ROOT = Path(__file__).parents[2]
 SECRETS = [

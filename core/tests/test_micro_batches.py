@@ -1,7 +1,7 @@
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from reward_model.micro_batches import micro_batches, recomputed
+from core.micro_batches import micro_batches, recomputed
 
 
 def test_micro_batches_are_cut_by_their_padded_size():

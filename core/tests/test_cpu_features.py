@@ -1,7 +1,7 @@
 import pytest
 
-from sql_agent import cpu_features
-from sql_agent.cpu_features import bfloat16_pays, parse_flags, uses_bfloat16
+from core import cpu_features
+from core.cpu_features import bfloat16_pays, parse_flags, uses_bfloat16
 
 
 def test_flags_are_read_from_every_processor_of_cpuinfo():

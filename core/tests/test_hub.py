@@ -1,4 +1,4 @@
-"""`reward_model.hub`: a name is a folder, a model in the cache, or one that is fetched because it was named.
+"""`core.hub`: a name is a folder, a model in the cache, or one that is fetched because it was named.
 
 The hub is a server on loopback that answers as huggingface.co does to the few requests that a download makes; the cache
 is a folder in the hub's own layout.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from reward_model.hub import may_be_id
+from core.hub import may_be_id
 
 ROOT = Path(__file__).parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -84,7 +84,7 @@ NOBODY = "http://127.0.0.1:9"  # the discard port: nothing listens there
 
 def find(name, home, endpoint=NOBODY, call="model_folder({name!r})", **environment):
     """What a command gets for the name, in a process of its own: (folder, what was said)."""
-    code = f"from reward_model.hub import *\ngo_offline()\ntry: print({call.format(name=name)})\n"
+    code = f"from core.hub import *\ngo_offline()\ntry: print({call.format(name=name)})\n"
     code += "except ModelNotFoundError as error: print(error, file=__import__('sys').stderr)"
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "TRANSFORMERS_"))}
     done = subprocess.run(

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dbbench_adapter.commands import interruptible
+from core.commands import interruptible
 
 
 class OutputError(ValueError):

@@ -1,6 +1,6 @@
 import pytest
 
-from reward_model.stats import cluster_interval, wilson_interval
+from core.stats import cluster_interval, wilson_interval
 
 
 @pytest.mark.parametrize(

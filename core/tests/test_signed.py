@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reward_model.signed import NotOursError, check_ours, fault_of_ours, file_sha256, key_file, read, seal, user_key
+from core.signed import NotOursError, check_ours, fault_of_ours, file_sha256, key_file, read, seal, user_key
 from scripts.accept_run import main as accept_run
 
 RECORD = "manifest.json"
@@ -173,7 +173,7 @@ def test_what_another_user_wrote_is_refused_though_it_is_signed(checkpoint, plac
 
 def test_where_a_file_system_gives_everything_to_one_user_the_signature_decides(checkpoint, monkeypatch):
     """As a share that is mounted for another user: what we write there is not ours by its owner either."""
-    monkeypatch.setattr("reward_model.signed.os.geteuid", lambda: 54321)
+    monkeypatch.setattr("core.signed.os.geteuid", lambda: 54321)
     assert look(checkpoint) is None
     forged(checkpoint, lambda record: record.pop("signature"))
     with pytest.raises(NotOursError, match="is not signed"):
