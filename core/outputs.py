@@ -69,6 +69,15 @@ def written(path: Path) -> Iterator[Path]:
             raise
 
 
+def sync(path: Path) -> None:
+    """What was written to a file or folder is on the disk when this returns."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def append_line(path: Path, text: str) -> None:
     """Add a line to a file, or leave it as it was.
 

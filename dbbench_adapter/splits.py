@@ -16,7 +16,6 @@ if __name__ == "__main__":
     starting()
 
 import argparse
-import hashlib
 import itertools
 import json
 import platform
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from core.outputs import check_output, written
+from core.signed import file_sha256
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.load import load_tasks, refuse_repeated_ids, task_file, write_tasks
 
@@ -203,7 +203,7 @@ def write_splits(inputs: Sequence[Path], output_dir: Path, fractions: Sequence[f
         "seed": seed,
         "fractions": dict(zip(PARTS, fractions, strict=True)),
         "inputs": [
-            {"file": file.name, "sha256": _sha256(file), "tasks": len(part)}
+            {"file": file.name, "sha256": file_sha256(file), "tasks": len(part)}
             for file, part in zip(files, loaded, strict=True)
         ],
         "parts": {name: _summary(output_dir / f"{name}.jsonl", part) for name, part in parts.items()},
@@ -217,16 +217,12 @@ def write_splits(inputs: Sequence[Path], output_dir: Path, fractions: Sequence[f
 def _summary(file: Path, tasks: Sequence[Task]) -> dict[str, Any]:
     return {
         "file": file.name,
-        "sha256": _sha256(file),
+        "sha256": file_sha256(file),
         "tasks": len(tasks),
         "tables": len({table.name.casefold() for task in tasks for table in task.tables}),
         "kinds": dict(sorted(Counter(task.kind for task in tasks).items())),
         "skills": dict(sorted(Counter(skill for task in tasks for skill in task.skills).items())),
     }
-
-
-def _sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _fractions(text: str) -> tuple[float, ...]:

@@ -181,13 +181,6 @@ def weights_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def file_sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    for block in _blocks(file):
-        digest.update(block)
-    return digest.hexdigest()
-
-
 def _blocks(file: Path) -> Iterator[bytes]:
     with file.open("rb") as stream:
         while block := stream.read(1 << 24):

@@ -264,10 +264,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     from transformers.utils.logging import disable_progress_bar
 
     from core.hub import TRAIN, ModelNotFoundError, model_folder
-    from reward_model.base_model import file_sha256
+    from core.machine import git_commit
+    from core.signed import file_sha256
     from reward_model.preferences import PreferenceFileError, check_output, read_preferences
     from reward_model.scorer import ModelError, Scorer
-    from reward_model.training import git_commit, versions
+    from reward_model.training import versions
 
     disable_progress_bar()
     try:

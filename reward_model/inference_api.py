@@ -22,13 +22,13 @@ import contextlib
 import gc
 import logging
 import signal
-import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from core.hub import TRAIN, go_offline, model_folder
+from core.machine import git_commit
 from reward_model.service.access import TOKEN_VARIABLE, positive, read_token
 from reward_model.service.batching import Batcher
 from reward_model.service.schemas import MAX_ITEMS
@@ -133,7 +133,7 @@ def serve(args: argparse.Namespace, token: str | None) -> int:
         def capture_signals(self) -> Iterator[None]:  # uvicorn's would stop listening at once and exit by the signal
             yield
 
-    service = Service(args.model_path.resolve(), commit=git_commit(), deadline_s=args.timeout_s)
+    service = Service(args.model_path.resolve(), commit=git_commit() or "unknown", deadline_s=args.timeout_s)
     config = uvicorn.Config(
         Edge(make_app(service), token=token),
         host=args.host,
@@ -213,15 +213,6 @@ def load_beside(service: "Service", args: argparse.Namespace, ending: asyncio.Ev
 
     threading.Thread(target=work, name="load", daemon=True).start()
     return loaded
-
-
-def git_commit() -> str:
-    """The commit that this code is at, "unknown" outside a checkout."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
 
 
 if __name__ == "__main__":

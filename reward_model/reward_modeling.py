@@ -39,7 +39,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from core.hub import ModelNotFoundError, go_offline, model_folder
-from core.signed import NotOursError
+from core.machine import git_commit
+from core.signed import NotOursError, file_sha256
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -107,7 +108,7 @@ def train(data: Any, args: Any, model: Any) -> None:
 
     from core.outputs import OutputError, failures_of_the_disk
     from core.processes import ends_in_order
-    from reward_model.base_model import check_base, file_sha256, load_tokenizer, num_parameters, weights_sha256
+    from reward_model.base_model import check_base, load_tokenizer, num_parameters, weights_sha256
     from reward_model.preferences import read_preferences
     from reward_model.training import (
         PairTrainer,
@@ -115,7 +116,6 @@ def train(data: Any, args: Any, model: Any) -> None:
         TrainingError,
         checkpoint_to_resume,
         encode_pairs,
-        git_commit,
         prompt_key,
         save_whole,
         settings,

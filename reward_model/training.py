@@ -11,7 +11,6 @@ import importlib.util
 import json
 import logging
 import os
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -425,15 +424,6 @@ def tokenizer_sha256(tokenizer: Any) -> str:
 
 def versions() -> dict[str, str]:
     return {name: version(name) for name in ("torch", "transformers", "trl", "peft", "accelerate")}
-
-
-def git_commit() -> str | None:
-    """The commit of this code; None where there is no repository."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 def write_record(folder: Path, record: Mapping[str, Any], train_step: int) -> None:

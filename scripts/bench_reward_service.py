@@ -26,7 +26,8 @@ from typing import Any
 
 import psutil
 
-from scripts.bench.children import ROOT, answer, free_port, python, say, started, wait_for
+from core.machine import free_port
+from scripts.bench.children import ROOT, answer, python, say, started, wait_for
 from scripts.bench.report import Row, facts, table
 from scripts.bench.reward_workload import GROUP, HIDDEN, LAYERS, conversations, make_reward_model
 

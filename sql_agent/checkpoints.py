@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from core import signed
+from core.outputs import sync
 
 MANIFEST = "manifest.json"
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -48,7 +49,7 @@ def describe(checkpoint: Path, facts: dict[str, Any]) -> dict[str, Any]:
         facts: of the run: its id and commit.
     """
     for path in (*checkpoint.rglob("*"), checkpoint):
-        _sync(path)
+        sync(path)
     return {
         "train_step": step_of(checkpoint),
         **facts,
@@ -153,12 +154,4 @@ def _write(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(path.parent)

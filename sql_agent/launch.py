@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from core.machine import free_port, git_commit
 from core.outputs import written
 from sql_agent.checkpoints import point_verl_at, step_of
 from sql_agent.config import TrainConfig, dump_config
 from sql_agent.environments import make_environment
-from sql_agent.preflight import ROOT, UsageError, protocol_of
+from sql_agent.preflight import UsageError, protocol_of
 from sql_agent.run_dir import refuse_other_tasks, set_aside, write_start
 from sql_agent.verl_config import Files, compose, to_verl, worker_environment
 
@@ -37,7 +36,7 @@ def make_algorithm(cfg: TrainConfig, checkpoint: Path | None, run_id: str, ray_d
     from sql_agent.console import Console
 
     driver = start_driver(cfg, worker_environment(cfg, cpu=cpu))
-    commit = git_commit()
+    commit = git_commit() or "unknown"
     order = prepare(cfg, checkpoint, cpu=cpu) | {"run_id": run_id, "ray_dir": str(ray_dir), "commit": commit}
     # nothing is moved before everything that can be wrong with what was asked for has been looked at
     aside = set_aside(cfg.run_dir, after=None if checkpoint is None else step_of(checkpoint))
@@ -138,14 +137,3 @@ def fit(cfg: TrainConfig, algorithm: Any, *, debug: bool) -> None:
         ),
     )
     trainer.fit(SqlLitAgent(cfg), [{}])
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def git_commit() -> str:
-    result = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
-    return result.stdout.strip() or "unknown"

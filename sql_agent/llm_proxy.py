@@ -20,7 +20,6 @@ import json
 import logging
 import os
 import re
-import socket
 import sys
 import time
 from collections.abc import Coroutine
@@ -28,6 +27,7 @@ from typing import Any, ClassVar, TypeVar
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
+from core.machine import free_port
 from core.processes import Events, end_with_parent
 
 if __name__ == "__main__":
@@ -184,12 +184,6 @@ def model_list(model: str, servers: dict[str, str], timeout_s: float) -> list[di
         }
         for name, url in servers.items()
     ]
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]
 
 
 async def serve(store_url: str, port: int, timeout_s: float, events: Events) -> None:

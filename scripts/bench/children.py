@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -96,9 +95,3 @@ def cpu_s(pid: int) -> float:
     """CPU seconds of a process so far, its threads included."""
     times = psutil.Process(pid).cpu_times()
     return times.user + times.system
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

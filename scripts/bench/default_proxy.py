@@ -15,8 +15,8 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 import agentlightning as agl
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 
+from core.machine import free_port
 from core.processes import Events, end_with_parent
-from scripts.bench.children import free_port
 from sql_agent.llm_proxy import model_list
 
 

@@ -19,9 +19,10 @@ from typing import Any
 
 import psutil
 
+from core.machine import free_port
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.load import write_tasks
-from scripts.bench.children import answer, free_port, python, started, wait_for
+from scripts.bench.children import answer, python, started, wait_for
 from scripts.bench.report import Row
 from sql_agent import oracle
 from sql_agent.agl_light import agl

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
+
+from core.machine import git_commit
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 PACKAGES = ("torch", "vllm", "verl", "agentlightning", "openai-agents", "transformers", "ray", "litellm")
@@ -81,10 +82,10 @@ def replace_figures(text: str, figures: str) -> str:
 
 def facts() -> dict[str, Any]:
     """Where and when: commit, date, CPU, cores, load, versions."""
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
+    commit = git_commit() or "unknown"
     models = [line.split(":", 1)[1].strip() for line in _cpuinfo() if line.startswith("model name")]
     return {
-        "commit": commit or "unknown",
+        "commit": commit,
         "date": datetime.now(UTC).date().isoformat(),
         "cpu": models[0] if models else platform.processor(),
         "cores": os.cpu_count(),

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scripts.bench.children import answer, free_port, python, say, started
+from core.machine import free_port
+from scripts.bench.children import answer, python, say, started
 from scripts.bench.report import Row
 from sql_agent.config import load_config
 from sql_agent.verl_config import worker_environment

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from core import signed
-from core.outputs import written
+from core.outputs import sync, written
 from sql_agent.local.learner import Learner
 from sql_agent.local.policy import LocalPolicy
 
@@ -54,8 +54,8 @@ def save_checkpoint(
         (unfinished / "state.json").write_text(json.dumps({"state": state, "lengths": lengths}))
         signed.seal(unfinished, MANIFEST, {"step": step})
         for path in unfinished.rglob("*"):
-            _sync(path)
-    _sync(folder)
+            sync(path)
+    sync(folder)
     for old in sorted(path for path in folder.glob("step_??????") if path.name < target.name)[: 1 - KEPT]:
         shutil.rmtree(old)
     return target
@@ -118,11 +118,3 @@ def _set_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

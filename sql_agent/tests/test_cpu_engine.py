@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from core.machine import free_port
 from sql_agent.config import load_config
-from sql_agent.tests.conftest import free_port
 from sql_agent.verl_config import worker_environment
 
 ROOT = Path(__file__).parents[2]

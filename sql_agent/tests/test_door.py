@@ -16,13 +16,13 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from core.machine import free_port
 from sql_agent import oracle, store
 from sql_agent.agl_light import agl
 from sql_agent.config import load_config
 from sql_agent.door import RUN_TOKEN, STORE_TOKEN, Door, RunDoor, TokenError, authorization, give_token
 from sql_agent.runner_processes import LastingRunners
 from sql_agent.store_server import BoundedStore
-from sql_agent.tests.conftest import free_port
 from sql_agent.verl_config import Files, to_verl, worker_environment
 
 TOKEN = "a-token-of-a-test"

@@ -22,11 +22,12 @@ from types import SimpleNamespace
 import pyarrow.parquet as pq
 import pytest
 
+from core.machine import free_port
 from core.processes import processes_of
 from sql_agent.agl_light import agl
 from sql_agent.checkpoints import checkpoints, fault_of
 from sql_agent.stitch import read_outcome, read_turns
-from sql_agent.tests.conftest import free_port, wait_for
+from sql_agent.tests.conftest import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 

@@ -18,12 +18,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from core.machine import free_port
 from dbbench_adapter.generator import generate_tasks
 from sql_agent import run_context
 from sql_agent.algorithm import log_file, spawn
 from sql_agent.config import load_config
 from sql_agent.run_context import RunContext
-from sql_agent.tests.conftest import free_port, wait_for
+from sql_agent.tests.conftest import wait_for
 from sql_agent.tests.recorded_vllm import ODD
 from sql_agent.tests.test_rollout_manager import _work
 from sql_agent.verl_config import worker_environment

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 import requests
 
+from core.machine import free_port
 from dbbench_adapter.datatypes import Score
 from reward_model.scorer import Scorer
 from sql_agent.datatypes import RewardModelConfig, RolloutRecord
 from sql_agent.rewards import REWARDS, reward
 from sql_agent.scoring import RolloutScorer, conversation
-from sql_agent.tests.conftest import free_port, wait_for
+from sql_agent.tests.conftest import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 ROOT = Path(__file__).parents[2]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import requests
 
+from core.machine import free_port
 from dbbench_adapter.export import write_verl_parquet
 from dbbench_adapter.generator import generate_tasks
 from sql_agent import oracle, prefix_stop, run_context
@@ -17,7 +18,7 @@ from sql_agent.config import load_config
 from sql_agent.run_context import RunContext
 from sql_agent.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
 from sql_agent.store import PatientStore
-from sql_agent.tests.conftest import free_port, start_store
+from sql_agent.tests.conftest import start_store
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 import requests
 
+from core.machine import free_port
 from sql_agent.config import load_config
-from sql_agent.tests.conftest import free_port, wait_for
+from sql_agent.tests.conftest import wait_for
 from sql_agent.verl_config import Files, to_verl, worker_environment
 
 CFG = load_config(None)  # 512 tokens of first prompt, 768 of response, 512 a reply

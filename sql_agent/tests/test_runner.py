@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from core.machine import free_port
 from dbbench_adapter.backends import BackendUnavailable, open_backend
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.generator import generate_tasks
@@ -25,7 +26,7 @@ from sql_agent.medical.invent import make_database
 from sql_agent.rewards import Opinion, score_failure
 from sql_agent.runner import TRAINER_WORKER, ConcurrentRunner, PassiveTracer, SqlLitAgent
 from sql_agent.stitch import OUTCOME, read_outcome, read_turns, stitch
-from sql_agent.tests.conftest import HangingServer, free_port, serve_scores, start_store
+from sql_agent.tests.conftest import HangingServer, serve_scores, start_store
 from sql_agent.tests.faults.proxy import Fault, FaultProxy
 
 pytestmark = pytest.mark.slow

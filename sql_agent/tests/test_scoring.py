@@ -2,13 +2,14 @@
 
 import pytest
 
+from core.machine import free_port
 from dbbench_adapter.datatypes import Score
 from reward_model.datatypes import FunctionCall, Message, ToolCall
 from sql_agent.datatypes import RewardModelConfig, RolloutRecord
 from sql_agent.oracle import call, calls
 from sql_agent.rewards import NO_JUDGE, Opinion
 from sql_agent.scoring import RolloutScorer, check_scorer, conversation
-from sql_agent.tests.conftest import free_port, serve_scores
+from sql_agent.tests.conftest import serve_scores
 
 ASK = [{"role": "system", "content": "Rules."}, {"role": "user", "content": "How many?"}]
 LOOK = {**calls(call("execute_sql", {"query": "SELECT 4"}, "x")), "reasoning_content": "hm"}

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from core.machine import free_port
 from sql_agent import patches, preflight
 from sql_agent.agl_light import agl
 from sql_agent.algorithm import spawn
@@ -21,7 +22,7 @@ from sql_agent.preflight import UsageError, check_model, use_cpu
 from sql_agent.report.page import render
 from sql_agent.report.reading import read_run
 from sql_agent.run_dir import write_start
-from sql_agent.tests.conftest import checkpoint_of, free_port, serve_scores, start_store, wait_for
+from sql_agent.tests.conftest import checkpoint_of, serve_scores, start_store, wait_for
 from sql_agent.train_sql_agent import main, parse_args, resolve
 
 

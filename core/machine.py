@@ -1,0 +1,23 @@
+"""What a command asks of the machine that it runs on: a free port, the commit of this code."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from pathlib import Path
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A TCP port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]
+
+
+def git_commit() -> str | None:
+    """The commit of this code, with `-dirty` where tracked files were changed; None outside a checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
