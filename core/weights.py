@@ -42,7 +42,12 @@ def misfit(
     try:
         with _quiet(), _Shapes():
             model, found = _kind(head).from_pretrained(
-                str(folder), device_map="meta", output_loading_info=True, ignore_mismatched_sizes=True, **more
+                str(folder),
+                device_map="meta",
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **more,
+                trust_remote_code=False,
             )
     except pickle.UnpicklingError:
         return f"the weights of {folder} (*.bin) are no pickle of plain tensors: it may run a program, or is damaged"
@@ -81,7 +86,9 @@ def adapter_misfit(adapter: Path, base: Path, head: Head, *, num_labels: int | N
         with torch.device("meta"), _quiet():
             config = PeftConfig.from_pretrained(str(adapter))
             config.base_model_name_or_path = None  # PEFT would warn where the base has moved
-            plain = _kind(head).from_config(AutoConfig.from_pretrained(str(base), **more))
+            plain = _kind(head).from_config(
+                AutoConfig.from_pretrained(str(base), **more, trust_remote_code=False), trust_remote_code=False
+            )
             whole = set(plain.state_dict())  # PEFT saves embeddings that were made larger whole
             expected = get_peft_model_state_dict(get_peft_model(plain, config), save_embedding_layers=False)
         with safe_open(adapter / "adapter_model.safetensors", framework="pt") as file:

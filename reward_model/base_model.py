@@ -110,7 +110,7 @@ def check_base(path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
         raise BaseModelError(f"{path} is an adapter, expected a whole model; merge it into its base first")
     try:
-        config = AutoConfig.from_pretrained(path)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise BaseModelError(f"{path} has no config that transformers can read ({error}); {FETCH} whole") from None
     architecture = (config.architectures or ["no named architecture"])[0]
@@ -128,7 +128,7 @@ def check_base(path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         )
     try:
         with torch.device("meta"):
-            model = AutoModelForSequenceClassification.from_config(config)
+            model = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
     except ValueError:
         raise BaseModelError(f"transformers has no sequence classifier for {config.model_type} ({path})") from None
     if not hasattr(model, "score"):
@@ -156,7 +156,9 @@ def check_base(path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
 def num_parameters(path: Path) -> int:
     """Number of parameters of the classifier that the base becomes, read from its config alone."""
     with torch.device("meta"):
-        return AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(path)).num_parameters()
+        return AutoModelForSequenceClassification.from_config(
+            AutoConfig.from_pretrained(path, trust_remote_code=False), trust_remote_code=False
+        ).num_parameters()
 
 
 def weight_files(path: Path) -> list[Path]:

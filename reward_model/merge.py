@@ -81,8 +81,10 @@ def merge(
     rows = read_preferences(data)[:ROWS]
     sides = [(row, side) for row in rows for side in (row.chosen, row.rejected)]
 
-    tokenizer = AutoTokenizer.from_pretrained(adapter)
-    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(adapter, trust_remote_code=False)
+    model = AutoModelForSequenceClassification.from_pretrained(
+        base, num_labels=1, dtype=torch.float32, trust_remote_code=False
+    )
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
     model = PeftModel.from_pretrained(model, str(adapter))
     before = score_sides(Scorer(model, tokenizer, length_limit(record, model.config)), sides)

@@ -66,7 +66,7 @@ def read_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     Raises:
         OSError, ValueError: there is none; from a bare config.json transformers makes one up that knows no text.
     """
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     if set(tokenizer("a").input_ids) <= set(tokenizer.all_special_ids):
         raise ValueError("no file of it holds a vocabulary")
     return tokenizer
@@ -142,7 +142,7 @@ class Scorer:
 
 
 def _load_merged(path: Path, dtype: Any) -> Any:
-    config = AutoConfig.from_pretrained(path)
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     architecture = (config.architectures or ["none"])[0]
     if not architecture.endswith("ForSequenceClassification") or config.num_labels != 1:
         raise ModelError(
@@ -151,7 +151,7 @@ def _load_merged(path: Path, dtype: Any) -> Any:
         )
     if fault := misfit(path, "ForSequenceClassification"):
         raise ModelError(f"{fault}; take config.json and weights of one model, as reward_model.merge wrote them")
-    return AutoModelForSequenceClassification.from_pretrained(path, dtype=dtype)
+    return AutoModelForSequenceClassification.from_pretrained(path, dtype=dtype, trust_remote_code=False)
 
 
 def _load_adapter(path: Path, dtype: Any) -> Any:
@@ -169,7 +169,7 @@ def _load_adapter(path: Path, dtype: Any) -> Any:
     fault = misfit(where, "ForSequenceClassification", num_labels=1, new=HEAD, unused=LANGUAGE_HEADS)
     if fault := fault or adapter_misfit(path, where, "ForSequenceClassification", num_labels=1):
         raise ModelError(f"{fault}; put the base there that the adapter was trained on")
-    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=dtype)
+    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=dtype, trust_remote_code=False)
     return PeftModel.from_pretrained(model, str(path))
 
 

@@ -99,9 +99,13 @@ def merge(source: Source, output: Path, say: Say) -> None:
     ):
         folder = Path(scratch) / output.name
         merged.save_pretrained(folder)
-        AutoTokenizer.from_pretrained(source.tokenizer).save_pretrained(folder)
+        AutoTokenizer.from_pretrained(source.tokenizer, trust_remote_code=False).save_pretrained(folder)
         merged.to("meta")  # a large model is in memory once
-        after = examine(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), folder, ids=before.ids)
+        after = examine(
+            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False),
+            folder,
+            ids=before.ids,
+        )
         difference = float((before.logits - after.logits).abs().max())
         if not difference <= BOUND:
             raise MergeError(
@@ -144,7 +148,7 @@ def examine(model: Any, tokenizer_folder: Path, *, ids: list[int] | None = None)
     if not hasattr(model, "get_base_model"):
         model.get_base_model = lambda: model  # all that LocalPolicy asks of a PeftModel to sample from it
     # a tokenizer for itself: where the template is known to TRL, playing puts TRL's version for training into it
-    policy = LocalPolicy(model, AutoTokenizer.from_pretrained(tokenizer_folder))  # pyright: ignore[reportArgumentType]
+    policy = LocalPolicy(model, AutoTokenizer.from_pretrained(tokenizer_folder, trust_remote_code=False))  # pyright: ignore[reportArgumentType]
     with open_backend("sqlite") as backend:
         player = Player(policy, DbBench("strict", backend=backend), LIMITS)
         (played,) = player.play(generate_tasks(1, seed=1, split="held_out"), [GREEDY])
@@ -216,7 +220,9 @@ def model_of(actor: Path) -> Any:
     disable_progress_bar()
     weights = join_shards(actor)
     with init_empty_weights(include_buffers=False):
-        model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(actor / "huggingface"))
+        model: Any = AutoModelForCausalLM.from_config(
+            AutoConfig.from_pretrained(actor / "huggingface", trust_remote_code=False), trust_remote_code=False
+        )
         adapted = [match[1] for name in weights if (match := re.match(r"base_model\.model\.(.*)\.lora_A\.", name))]
         if adapted:
             lora = json.loads((actor / "lora_train_meta.json").read_text())

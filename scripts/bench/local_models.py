@@ -51,7 +51,7 @@ def random_model(size: str, *, seed: int = 0) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config_of(size)))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config_of(size)), trust_remote_code=False)
     torch.nn.init.constant_(model.model.norm.weight, SURENESS)
     return model
 
@@ -61,5 +61,5 @@ def save_random_model(folder: Path, size: str, tokenizer: Path) -> Path:
     from transformers import AutoTokenizer
 
     random_model(size).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False).save_pretrained(folder)
     return folder

@@ -39,6 +39,8 @@ async def livez() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
-    model = AutoModelForSequenceClassification.from_pretrained(sys.argv[1], dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=False)
+    model = AutoModelForSequenceClassification.from_pretrained(
+        sys.argv[1], dtype=torch.float32, trust_remote_code=False
+    ).eval()
     uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[2]), access_log=False)

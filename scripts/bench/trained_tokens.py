@@ -36,7 +36,7 @@ def measure(model: Path, folder: Path) -> list[Row]:
 def _batches(model: Path) -> dict[str, list[UpdateRow]]:
     from transformers import AutoTokenizer
 
-    policy = SimpleNamespace(tokenizer=AutoTokenizer.from_pretrained(model))
+    policy = SimpleNamespace(tokenizer=AutoTokenizer.from_pretrained(model, trust_remote_code=False))
     batches = {}
     for turns in TURNS:
         whole = rollouts(policy, turns, count=GROUPS * GROUP_SIZE)

@@ -292,7 +292,7 @@ def load_policy(
     Raises:
         ValueError: 4-bit without bitsandbytes or without a GPU; an adapter on the output layer.
     """
-    tokenizer = tokenizer or AutoTokenizer.from_pretrained(path)
+    tokenizer = tokenizer or AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     trained = Path(path) if (Path(path) / ADAPTER_FILE).is_file() else None
     base = load_model(_base_of(trained) if trained else path, device=device, load_in_4bit=load_in_4bit)
     if load_in_4bit:
@@ -330,12 +330,14 @@ def load_model(path: str | Path, *, device: str, load_in_4bit: bool = False) -> 
     where = str(folder.resolve()) if folder.is_dir() else str(path)  # an adapter names its base: by a path that lasts
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     if not load_in_4bit:
-        model: Any = AutoModelForCausalLM.from_pretrained(where, dtype=dtype)
+        model: Any = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, trust_remote_code=False)
         return model.to(device)
     quantised = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype, bnb_4bit_use_double_quant=True
     )
-    return AutoModelForCausalLM.from_pretrained(where, dtype=dtype, quantization_config=quantised, device_map=device)
+    return AutoModelForCausalLM.from_pretrained(
+        where, dtype=dtype, quantization_config=quantised, device_map=device, trust_remote_code=False
+    )
 
 
 def _base_of(adapter: Path) -> str:

@@ -185,7 +185,9 @@ def new_adapter(cfg: SftConfig, *, is_adapter: bool) -> Lora | None:
 
 
 def check_positions(base: Path, max_length: int) -> None:
-    positions = getattr(AutoConfig.from_pretrained(base).get_text_config(), "max_position_embeddings", None)
+    positions = getattr(
+        AutoConfig.from_pretrained(base, trust_remote_code=False).get_text_config(), "max_position_embeddings", None
+    )
     if positions and max_length > positions:
         raise TrainingError(f"--max_length is {max_length}, expected at most {positions}, the positions of {base}")
 

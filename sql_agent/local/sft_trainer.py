@@ -174,7 +174,7 @@ def load_trainable(folder: Path, base: Path, *, all_weights: bool, device: str) 
     """
     dtype = torch.float32 if all_weights or device == "cpu" else torch.bfloat16
     where = str(base.resolve())  # an adapter names its base: by a path that lasts
-    model: Any = AutoModelForCausalLM.from_pretrained(where, dtype=dtype)
+    model: Any = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, trust_remote_code=False)
     if folder != base:
         model = PeftModel.from_pretrained(model, str(folder), is_trainable=True)
         model.peft_config["default"].base_model_name_or_path = where

@@ -126,7 +126,7 @@ def start_policy(
     logging.disable_progress_bar()
     if device == "cpu":
         give_back_freed_memory()
-    tokenizer = AutoTokenizer.from_pretrained(model.model_path)
+    tokenizer = AutoTokenizer.from_pretrained(model.model_path, trust_remote_code=False)
     if fault := endless_template(tokenizer):
         raise StartError(fault)
     conversation = Conversation(tokenizer, tools)

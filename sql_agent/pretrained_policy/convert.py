@@ -22,8 +22,10 @@ CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 def convert(gguf: Path, folder: Path) -> None:
     """Write the model, its tokenizer and the chat template to `folder`."""
     disable_progress_bar()
-    tokenizer: Any = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    tokenizer: Any = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
+    model = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.float32, trust_remote_code=False
+    )
     # tokenizer.ggml.pre is smollm: digits one by one, then GPT-2's pieces; transformers leaves the first part out
     pieces = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(pieces)
