@@ -206,7 +206,8 @@ class Pool:
             _hang_up(slot.admin)
         with contextlib.suppress(pymysql.Error), self._connect_admin() as admin:
             for name in (self.catalogue, *(slot.name for slot in slots)):
-                _remove(admin, name)
+                with contextlib.suppress(pymysql.Error):  # a call that heeds no KILL still holds it: the next start's
+                    _remove(admin, name)
         self.keeper.close()
 
     def live_databases(self) -> int:
@@ -468,7 +469,8 @@ def _remove_retired(slot: Slot) -> None:
         try:
             _remove(slot.admin, slot.name)
             break
-        except (pymysql.Error, OSError):  # still locked
+        # still locked; the last two where the connection is closed while it is read from
+        except (pymysql.Error, OSError, AttributeError, ValueError):
             if not slot.admin.open:  # the server is gone, or the pool is closed, which removes it too
                 break
     _hang_up(slot.admin)
