@@ -31,13 +31,13 @@ MAX_CHARS = 19_000
 """Of a statement; SQLite takes 20,000."""
 _MAX_SPLICED_CHARS = 1_500
 """Of a statement that parts are taken from."""
-_MAX_RULES = (8, 16, 30, 60, 150)
+_MAX_RULES = (8, 8, 16, 30, 60, 150)
 """Rules that a statement follows before it comes to its ends the shortest way, one of these."""
 
 _RULES = f"""
 statement:
-  *34 <query>
-  *16 <change>
+  *44 <query>
+  *24 <change>
   *10 <definition>
   *4 <show>
   *4 <setting>
@@ -49,12 +49,13 @@ statement:
   <commented>
 
 query:
-  *8 <select>
-  *3 <grouped>
-  *2 <join>
-  *2 <windowed>
-  *2 (<select>) <union> (<select>) <ending?>
-  *2 <select> <union> <select> <ending?>
+  *16 <select>
+  *5 <grouped>
+  *4 <join>
+  *3 <windowed>
+  *3 <pair> <union> <pair>
+  *2 (<pair>) <union> (<pair>) <ending?>
+  <select> <union> <select> <ending?>
   WITH <cte,> <select>
   WITH c (a, b) AS (<pair>) SELECT <value,> FROM c <where?> <ending?>
   <recursive> SELECT <value,> FROM r
@@ -132,21 +133,21 @@ windowed:
   SELECT <over,> FROM <source> <where?>
   SELECT <window>(b) OVER w FROM <source> WINDOW w AS (<partition?> ORDER BY <value>)
 over:
-  ROW_NUMBER() OVER (<partition?> ORDER BY <value> <direction?>)
-  <window>(<value>) OVER (<partition?> ORDER BY <column> <frame?>)
-  RANK() OVER (ORDER BY <value>)
-  NTILE(<small>) OVER (ORDER BY <column>)
+  *4 ROW_NUMBER() OVER (<partition?> ORDER BY <value> <direction?>)
+  *4 <window>(<value>) OVER (<partition?> ORDER BY <column> <frame?>)
+  *3 RANK() OVER (ORDER BY <value>)
+  *2 NTILE(<small>) OVER (ORDER BY <column>)
   LAG(<value>, <small>) OVER (<partition?> ORDER BY <value>)
   NTH_VALUE(<value>, <small>) OVER (ORDER BY <column>)
   PERCENTILE_CONT(0.5) WITHIN GROUP (ORDER BY b) OVER (<partition?>)
 window:
-  SUM
-  COUNT
-  AVG
-  MIN
-  MAX
-  FIRST_VALUE
-  LAST_VALUE
+  *3 SUM
+  *3 COUNT
+  *3 AVG
+  *3 MIN
+  *3 MAX
+  *2 FIRST_VALUE
+  *2 LAST_VALUE
   STDDEV
   BIT_XOR
   GROUP_CONCAT
@@ -721,13 +722,13 @@ odd_call:
   <function>(DISTINCT <value>)
   <function>(*)
 aggregate:
-  *2 COUNT(*)
-  COUNT(<value>)
-  COUNT(DISTINCT <value,>)
-  SUM(<value>)
-  AVG(<value>)
-  MIN(<value>)
-  MAX(<value>)
+  *6 COUNT(*)
+  *3 COUNT(<value>)
+  *3 COUNT(DISTINCT <value,>)
+  *3 SUM(<value>)
+  *3 AVG(<value>)
+  *3 MIN(<value>)
+  *3 MAX(<value>)
   GROUP_CONCAT(<distinct?> <value> ORDER BY <value> SEPARATOR <text>)
   GROUP_CONCAT(<value> LIMIT <small>)
   STDDEV(<value>)
@@ -742,8 +743,8 @@ distinct:
   DISTINCT
 
 change:
-  *6 INSERT INTO <own> VALUES <row,>
-  *3 INSERT INTO <own> (a, b) VALUES <row,>
+  *10 INSERT INTO <own> VALUES <row,>
+  *6 INSERT INTO <own> (a, b) VALUES <row,>
   INSERT IGNORE INTO <own> VALUES <row,>
   INSERT INTO <own> (<column,>) VALUES (<value,>)
   INSERT INTO <own> SET a = <value>, b = <value>
@@ -756,12 +757,12 @@ change:
   INSERT DELAYED INTO <own> VALUES <row>
   REPLACE INTO <own> VALUES <row,>
   REPLACE INTO <own> <pair>
-  *4 UPDATE <own> SET <assignment,> <where?>
+  *12 UPDATE <own> SET <assignment,> <where?>
   UPDATE IGNORE <own> SET <assignment,> <where?> <ending?>
   UPDATE t JOIN u USING (b) SET t.a = <value> <where?>
   UPDATE t, u SET u.a = <value>, t.b = <value> WHERE t.b = u.b
   UPDATE <foreign> SET a = <value>
-  *3 DELETE FROM <own> WHERE <condition>
+  *8 DELETE FROM <own> WHERE <condition>
   DELETE FROM <own> ORDER BY <value> LIMIT <small>
   DELETE t FROM t JOIN u USING (b) <where?>
   DELETE t, u FROM t, u WHERE <condition>
@@ -770,20 +771,20 @@ change:
   TRUNCATE TABLE <own>
   LOAD DATA LOCAL INFILE '/etc/passwd' INTO TABLE t
 own:
-  *8 t
-  *4 u
+  *20 t
+  *10 u
   w
   v
   tmp
 row:
-  *3 (<text>, <small>)
+  *8 (<text>, <small>)
   (<value>, <value>)
   (<long>, <number>)
   (DEFAULT, NULL)
   (<value,>)
 assignment:
-  *2 a = <text>
-  *2 b = <small>
+  *4 a = <text>
+  *4 b = <small>
   a = <value>
   b = <value>
   a = CONCAT(a, a)
@@ -1384,8 +1385,8 @@ def mutated(sql: str, rng: random.Random) -> str:
 def statement(rng: random.Random) -> str:
     while True:
         source = rng.random()
-        sql = statement_of_grammar(rng) if source < 0.75 else spliced(rng)
-        if rng.random() < 0.06:
+        sql = statement_of_grammar(rng) if source < 0.8 else spliced(rng)
+        if rng.random() < 0.05:
             sql = mutated(sql, rng)
         if len(sql) <= MAX_CHARS:
             return sql

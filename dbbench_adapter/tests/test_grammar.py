@@ -254,8 +254,9 @@ def seeds(*, full: bool):
 
 
 def after_a_while(read, wanted):
-    """What is read, once it is as wanted; the last that was, where it never is: some things are removed later."""
-    for _ in range(50):
+    """What is read, once it is as wanted; the last that was, where it never is: what a call that heeds no KILL still
+    uses is removed once it has ended."""
+    for _ in range(900):
         if (found := read()) == wanted:
             break
         time.sleep(0.1)
