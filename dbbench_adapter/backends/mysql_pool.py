@@ -381,7 +381,9 @@ class Pool:
         modes, collation = _MODES, ""
         if self.is_mariadb:
             collation = f" COLLATE {_COLLATION}"
-            limit = f"max_statement_time = {statement_timeout_s}"
+            # a KILL is heeded once per join buffer: joined with the thousands of rows in one, a row of long texts is
+            # written gigabytes of times before
+            limit = f"max_statement_time = {statement_timeout_s}, SESSION join_cache_level = 0"
             # Strict, it refuses UPDATE ... WHERE text = 1 over a text that is no number, where MySQL compares
             # (standard-278 and -295); in TEXT columns strictness has nothing else to say.
             modes = _MODES if typed else _MODES.replace("STRICT_TRANS_TABLES,", "")

@@ -573,6 +573,8 @@ HOSTILE |= {
     "floods": [
         f"INSERT INTO t {_MANY} SELECT REPEAT('x', 60000), n FROM r",
         "INSERT INTO t SELECT a, b FROM t",
+        "CREATE TABLE u AS SELECT REPEAT('x', 400000) a FROM t x, t y, t z, t w",
+        f"CREATE TABLE u AS {_MANY} SELECT REPEAT('x', 400000) a FROM r x, r y",
         f"CREATE TEMPORARY TABLE x AS {_MANY} SELECT REPEAT('x', 60000) a, n FROM r",
         "INSERT INTO x SELECT * FROM x",
         f"CREATE TABLE u AS {_MANY} SELECT REPEAT('x', 60000) a, n FROM r",

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 
 import pymysql
 import pytest
@@ -151,6 +152,30 @@ def test_a_slot_whose_user_was_changed_is_not_used_again(fresh):
     with fresh.open([FRUIT], typed=True) as database:
         assert database._slot.name != name
     assert admin_rows(fresh, f"SELECT user FROM mysql.user WHERE user = '{name}'") == ()
+
+
+def test_a_killed_statement_writes_no_more_however_many_rows_it_joins(fresh):
+    rows = tuple((f"n{i}", i) for i in range(5_000))
+    with fresh.open([Table("t", (Column("a"), Column("b", "INT")), rows)], typed=True, statement_timeout_s=0.4) as wide:
+        assert wide.run("CREATE TABLE u AS SELECT REPEAT('x', 400000) a, x.b FROM t x, t y").error is not None
+        for _ in range(50):
+            running = admin_rows(
+                fresh, "SELECT info FROM information_schema.processlist WHERE info LIKE 'CREATE TABLE%'"
+            )
+            if not running:
+                break
+            time.sleep(0.1)
+        assert not running
+
+
+def test_no_table_is_filled_through_files_that_are_not_measured(mariadb):
+    # with both it does, see server.py and mysql_screen.py
+    assert admin_rows(mariadb, "SHOW VARIABLES LIKE 'innodb_alter_copy_bulk'") in (
+        (),
+        (("innodb_alter_copy_bulk", "OFF"),),
+    )
+    with mariadb.open([FRUIT], typed=True) as database:
+        assert "1227" in str(database.run("SET unique_checks = 0").error)
 
 
 def test_a_database_that_is_still_in_use_keeps_no_other_from_being_removed(mariadb, server_url):
