@@ -21,7 +21,6 @@ from typing import Any
 
 import pymysql
 from pymysql.cursors import SSCursor
-from sqlglot.errors import SqlglotError
 
 from dbbench_adapter.backends import group_order
 from dbbench_adapter.backends.base import (
@@ -45,7 +44,7 @@ from dbbench_adapter.backends.mysql_names import (
 from dbbench_adapter.backends.mysql_pool import MAX_DATABASE_BYTES, Connection, Pool, Slot
 from dbbench_adapter.backends.mysql_screen import may_write, refusal
 from dbbench_adapter.backends.mysql_state import StateReader
-from dbbench_adapter.backends.mysql_syntax import parse
+from dbbench_adapter.backends.mysql_syntax import PARSER_ERRORS, parse
 from dbbench_adapter.backends.mysql_tables import make_table
 from dbbench_adapter.backends.statements import tokens
 from dbbench_adapter.datatypes import Table
@@ -229,7 +228,7 @@ def _explosion(sql: str) -> str | None:
     try:
         with time_limit(_PARSE_S):
             refused = any(tree is not None and blows_up(tree) for tree in parse(sql))
-    except (SqlglotError, RecursionError, ValueError):
+    except (RecursionError, *PARSER_ERRORS):
         refused = num_selects > _MAX_UNREAD_SELECTS
     except StatementTimeout:
         refused = True

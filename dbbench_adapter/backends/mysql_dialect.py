@@ -81,7 +81,15 @@ def translate(sql: str, columns: ColumnKinds) -> Statement:
         StatementError: not exactly one statement, a syntax error, or something this translation leaves out.
         StatementTimeout: it takes too long.
     """
-    return (_translated_often if len(sql) <= _CACHED_CHARS else _translated)(sql, columns)
+    try:
+        return (_translated_often if len(sql) <= _CACHED_CHARS else _translated)(sql, columns)
+    except RecursionError:
+        raise too_deep() from None
+    except (SqlglotError, ValueError):
+        raise unsupported(sql.split(maxsplit=1)[0].upper()) from None
+    except (AttributeError, TypeError, LookupError):
+        # sqlglot parses some nonsense into trees of shapes that no rule foresees; MySQL calls it a syntax error
+        raise syntax_error(sql) from None
 
 
 def _translated(sql: str, columns: ColumnKinds) -> Statement:
@@ -111,21 +119,13 @@ def _translated(sql: str, columns: ColumnKinds) -> Statement:
     if any(isinstance(node, exp.Subquery | exp.CTE) for node in nodes) and blows_up(tree):
         raise StatementError("1116 (HY000): Too many tables; MySQL can only use 61 tables in a join")
     finder = KindFinder(nodes, columns)
-    try:
-        if isinstance(tree, exp.Create | exp.Alter):
-            refuse_definitions(tree)
-        refuse_reserved(node for node in nodes if isinstance(node, exp.Identifier))
-        refuse((node for node in nodes if isinstance(node, exp.Select)), columns)
-        kinds = finder.kinds_of(tree)
-        tree = rewritten(tree, nodes, finder)
-        printed = tree.sql(Sqlite, identify=True, unsupported_level=ErrorLevel.IGNORE, copy=False)
-    except RecursionError:
-        raise too_deep() from None
-    except (SqlglotError, ValueError):
-        raise unsupported(sql.split(maxsplit=1)[0].upper()) from None
-    except (AttributeError, TypeError, LookupError):
-        # sqlglot parses some nonsense into trees of shapes that no rule foresees; MySQL calls it a syntax error
-        raise syntax_error(sql) from None
+    if isinstance(tree, exp.Create | exp.Alter):
+        refuse_definitions(tree)
+    refuse_reserved(node for node in nodes if isinstance(node, exp.Identifier))
+    refuse((node for node in nodes if isinstance(node, exp.Select)), columns)
+    kinds = finder.kinds_of(tree)
+    tree = rewritten(tree, nodes, finder)
+    printed = tree.sql(Sqlite, identify=True, unsupported_level=ErrorLevel.IGNORE, copy=False)
     kind = "query" if isinstance(tree, exp.Query) else "alter" if isinstance(tree, exp.Alter | exp.Drop) else "change"
     table = tree.find(exp.Table) if kind == "alter" else None
     return Statement(

@@ -206,7 +206,8 @@ class Pool:
             _hang_up(slot.admin)
         with contextlib.suppress(pymysql.Error), self._connect_admin() as admin:
             for name in (self.catalogue, *(slot.name for slot in slots)):
-                _remove(admin, name)
+                with contextlib.suppress(pymysql.Error):  # a call that heeds no KILL still holds it: the next start's
+                    _remove(admin, name)
         self.keeper.close()
 
     def live_databases(self) -> int:
@@ -380,7 +381,9 @@ class Pool:
         modes, collation = _MODES, ""
         if self.is_mariadb:
             collation = f" COLLATE {_COLLATION}"
-            limit = f"max_statement_time = {statement_timeout_s}"
+            # a KILL is heeded once per join buffer: joined with the thousands of rows in one, a row of long texts is
+            # written gigabytes of times before
+            limit = f"max_statement_time = {statement_timeout_s}, SESSION join_cache_level = 0"
             # Strict, it refuses UPDATE ... WHERE text = 1 over a text that is no number, where MySQL compares
             # (standard-278 and -295); in TEXT columns strictness has nothing else to say.
             modes = _MODES if typed else _MODES.replace("STRICT_TRANS_TABLES,", "")
@@ -468,7 +471,8 @@ def _remove_retired(slot: Slot) -> None:
         try:
             _remove(slot.admin, slot.name)
             break
-        except (pymysql.Error, OSError):  # still locked
+        # still locked; the last two where the connection is closed while it is read from
+        except (pymysql.Error, OSError, AttributeError, ValueError):
             if not slot.admin.open:  # the server is gone, or the pool is closed, which removes it too
                 break
     _hang_up(slot.admin)

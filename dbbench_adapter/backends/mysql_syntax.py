@@ -31,6 +31,8 @@ _OTHERS = (
 )
 _COMMANDS = frozenset(_OTHERS.split())
 """What MySQL knows, or another engine, and sqlglot only passes on; other first words are no statement at all."""
+PARSER_ERRORS = (SqlglotError, ValueError, AttributeError, TypeError, LookupError)
+"""What sqlglot raises over a text: the last three come from rules that take a part for granted."""
 _COMMA_FROM = re.compile(r",\s*FROM\b", re.IGNORECASE)
 
 # An agent's odd statement is its own affair: it gets the error as its result, the log of the run does not.
@@ -170,7 +172,7 @@ def parse(sql: str) -> list[exp.Expr | None]:
     """The trees of a MySQL text, within the thread's `time_limit`.
 
     Raises:
-        SqlglotError, RecursionError, ValueError: it does not parse.
+        RecursionError, one of `PARSER_ERRORS`: it does not parse.
         StatementTimeout: it takes too long.
     """
     return sqlglot.parse(sql, read=_AgentMySQL)
@@ -194,7 +196,7 @@ def parse_one(sql: str) -> exp.Expr:
         raise syntax_error(f"{first.get('highlight') or ''}{first.get('end_context') or ''}") from None
     except RecursionError:
         raise too_deep() from None
-    except (SqlglotError, ValueError):
+    except PARSER_ERRORS:
         raise syntax_error(_unclosed(sql)) from None
     if not trees:
         raise StatementError("1065 (42000): Query was empty")

@@ -132,7 +132,7 @@ class SqliteDatabase:
         with time_limit(self._timeout_s), self._watchdog.watching(self._connection, self._timeout_s):
             try:
                 result = self._dispatch(translate(sql, self._columns))
-                late = result.rows is not None and expired()  # then the collation may have called all equal
+                late = result.rows is not None and expired()  # then the collation no longer compared
                 return Result(error=_INTERRUPTED) if late else result
             except StatementError as error:
                 return Result(error=str(error))

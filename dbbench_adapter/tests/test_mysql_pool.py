@@ -2,11 +2,12 @@
 
 import subprocess
 import sys
+import time
 
 import pymysql
 import pytest
 
-from dbbench_adapter.backends import TableError, open_backend
+from dbbench_adapter.backends import TableError, mysql_pool, open_backend
 from dbbench_adapter.backends.base import hash_rows
 from dbbench_adapter.backends.mysql import MysqlBackend
 from dbbench_adapter.datatypes import Column, Table
@@ -151,6 +152,56 @@ def test_a_slot_whose_user_was_changed_is_not_used_again(fresh):
     with fresh.open([FRUIT], typed=True) as database:
         assert database._slot.name != name
     assert admin_rows(fresh, f"SELECT user FROM mysql.user WHERE user = '{name}'") == ()
+
+
+def test_a_killed_statement_writes_no_more_however_many_rows_it_joins(fresh):
+    rows = tuple((f"n{i}", i) for i in range(5_000))
+    with fresh.open([Table("t", (Column("a"), Column("b", "INT")), rows)], typed=True, statement_timeout_s=0.4) as wide:
+        assert wide.run("CREATE TABLE u AS SELECT REPEAT('x', 400000) a, x.b FROM t x, t y").error is not None
+        for _ in range(50):
+            running = admin_rows(
+                fresh, "SELECT info FROM information_schema.processlist WHERE info LIKE 'CREATE TABLE%'"
+            )
+            if not running:
+                break
+            time.sleep(0.1)
+        assert not running
+
+
+def test_no_table_is_filled_through_files_that_are_not_measured(mariadb):
+    # with both it does, see server.py and mysql_screen.py
+    assert admin_rows(mariadb, "SHOW VARIABLES LIKE 'innodb_alter_copy_bulk'") in (
+        (),
+        (("innodb_alter_copy_bulk", "OFF"),),
+    )
+    with mariadb.open([FRUIT], typed=True) as database:
+        assert "1227" in str(database.run("SET unique_checks = 0").error)
+
+
+def test_a_database_that_is_still_in_use_keeps_no_other_from_being_removed(mariadb, server_url):
+    backend = MysqlBackend(server_url).__enter__()
+    used, other = (backend.open([FRUIT], typed=True)._slot.name for _ in range(2))
+    with mariadb._pool._connect_admin() as user, user.cursor() as cursor:
+        user.begin()
+        cursor.execute(f"SELECT * FROM {used}.Fruit")
+        backend.close()
+        cursor.execute("SHOW DATABASES")
+        left = {name for (name,) in cursor.fetchall()}
+    with mariadb._pool._connect_admin() as admin:
+        mysql_pool._remove(admin, used)
+    assert used in left and other not in left
+
+
+def test_a_removal_ends_quietly_where_the_pool_is_closed_meanwhile(fresh, monkeypatch):
+    def closed_meanwhile(admin, name):
+        admin.close()
+        raise AttributeError("'NoneType' object has no attribute 'read'")  # of a connection that is closed while read
+
+    slot = fresh._pool.take()
+    with monkeypatch.context() as patch:
+        patch.setattr(mysql_pool, "_remove", closed_meanwhile)
+        mysql_pool._remove_retired(slot)
+    assert not slot.admin.open
 
 
 def test_a_user_may_not_make_databases_whose_name_only_looks_like_its_own(fresh):

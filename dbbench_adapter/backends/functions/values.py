@@ -93,11 +93,12 @@ def compare(left: str, right: str) -> int:
 
 
 def collate(left: str, right: str) -> int:
-    """`compare`, but once the deadline has passed all is equal: SQLite's sort looks at no clock and ends soon so."""
+    """`compare`, but once the deadline has passed whatever comes first is less: SQLite's sort looks at no clock and
+    ends soon so; were it equal, the next of several columns would be compared as well."""
     try:
-        return 0 if expired() else compare(left, right)
+        return -1 if expired() else compare(left, right)
     except StatementTimeout:
-        return 0
+        return -1
 
 
 def number(value: Any) -> float:
