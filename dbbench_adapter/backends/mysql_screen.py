@@ -86,6 +86,15 @@ _FUNCTIONS = _names(
     "wait_until_sql_thread_after_gtids"
 )
 """The server's functions that reach other sessions, users or files."""
+_UNBOUNDED = _names("extractvalue updatexml json_objectagg")
+"""Those that end the server by their recursion (a path of thousands of signs or brackets), or take gigabytes."""
+_MAX_CALLS = 200
+"""Of functions in a statement: each may hold some megabytes, of which the server frees none before its end."""
+_NO_CALLS = _names(
+    "all and any as between by check exists from having in join key not on or over select set some table "
+    "then union using values when where with xor"
+)
+"""Words before a parenthesis that call nothing."""
 _PAIRS = {
     ("data", "directory"): "DATA DIRECTORY",
     ("index", "directory"): "INDEX DIRECTORY",
@@ -96,7 +105,15 @@ _PAIRS = {
     ("procedure", "analyse"): "PROCEDURE ANALYSE",
 }
 """Clauses that make or take away files, or print the names of other databases' columns; MySQL 8 has some of them."""
-_LOOKED_AT = ("/*", "@@", "partition", "performance_schema", *_FUNCTIONS, *(second for _, second in _PAIRS))
+_LOOKED_AT = (
+    "/*",
+    "@@",
+    "partition",
+    "performance_schema",
+    *_FUNCTIONS,
+    *_UNBOUNDED,
+    *(second for _, second in _PAIRS),
+)
 _LEADING = 100
 """Tokens within which a statement says what it is."""
 
@@ -110,7 +127,18 @@ def refusal(sql: str) -> str | None:
         return "1235 (42000): This version of MySQL doesn't yet support 'executable comments and optimizer hints'"
     while parts and parts[-1].text == ";":
         parts.pop()
-    return (_of_kind(sql, parts) or _of_parts(parts)) if parts else None
+    return (_of_kind(sql, parts) or _of_parts(parts) or _of_calls(sql)) if parts else None
+
+
+def _of_calls(sql: str) -> str | None:
+    """What is wrong with the number of functions that a statement calls."""
+    if sql.count("(") <= _MAX_CALLS:
+        return None
+    code = pairwise(tokens(sql, blanks=False))
+    calls = sum(
+        after.text == "(" and bool(name.identifier) and name.identifier not in _NO_CALLS for name, after in code
+    )
+    return f"1105 (HY000): {calls} functions in one statement; at most {_MAX_CALLS}" if calls > _MAX_CALLS else None
 
 
 def _parts(sql: str) -> list[Token]:
@@ -226,7 +254,7 @@ def _of_parts(parts: Sequence[Token]) -> str | None:
     for place, (token, after) in enumerate(pairwise([*parts, parts[-1]])):
         if token.text == after.text == "@" and after is not token and not _readable(parts[place + 2 : place + 7]):
             return f"1193 (HY000): Unknown system variable '{''.join(words[place + 2 : place + 5])[:64]}'"
-        if after.text == "(" and token.identifier in _FUNCTIONS:
+        if after.text == "(" and token.identifier in _FUNCTIONS | _UNBOUNDED:
             return f"1305 (42000): FUNCTION dbbench.{token.text.strip('`')} does not exist"
         if token.identifier == "performance_schema":
             return _denied("select")

@@ -157,6 +157,15 @@ def _virtual_tables() -> frozenset[str]:
     return frozenset(name.lower() for name in names)
 
 
+@cache
+def _variadic() -> frozenset[str]:
+    """SQLite's own functions of any number of arguments: its FORMAT writes gigabytes."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        return frozenset(
+            name for (name,) in connection.execute("SELECT name FROM pragma_function_list WHERE narg = -1")
+        )
+
+
 def connect() -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     connection.execute(f"PRAGMA max_page_count = {MAX_PAGES}")
@@ -166,6 +175,8 @@ def connect() -> sqlite3.Connection:
         connection.setlimit(limit, value)
     connection.create_collation(COLLATION, collate)
     for name, (count, function) in FUNCTIONS.items():
+        if count >= 0 and name in _variadic():  # the same name with other arguments would be SQLite's own
+            connection.create_function(name, -1, None)  # is answered as arguments that are not taken
         connection.create_function(name, count, function)
     for name, (count, aggregate) in AGGREGATES.items():
         connection.create_aggregate(name, count, aggregate)  # pyright: ignore[reportArgumentType]

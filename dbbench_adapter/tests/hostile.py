@@ -632,6 +632,32 @@ HOSTILE |= {
         "ALTER TABLE t CHANGE a c TEXT AS (REPEAT(b, 100000))",
         "ALTER TABLE t ADD COLUMN c TEXT DEFAULT '" + "x" * 19_000 + "'",
     ],
+    "paths": [  # of XML: the server's reader of them calls itself without end
+        f"SELECT EXTRACTVALUE('<a/>', {path})"
+        for path in (
+            "REPEAT('-', 6000)",
+            "CONCAT(REPEAT('not(', 5000), '1', REPEAT(')', 5000))",
+            "CONCAT(REPEAT('a[', 10000), '1', REPEAT(']', 10000))",
+            "CONCAT(REPEAT('concat(1,', 5000), '1', REPEAT(')', 5000))",
+        )
+    ]
+    + [
+        "SELECT UPDATEXML('<a/>', REPEAT('-', 60000), '')",
+        "SELECT `extractvalue` /* x */ ('<a/>', REPEAT('-', 60000))",
+        "CREATE TABLE u (a INT, b TEXT AS (EXTRACTVALUE('<a/>', REPEAT('-', 20000))) VIRTUAL)",
+        "CREATE VIEW v AS SELECT EXTRACTVALUE('<a/>', REPEAT('-', 20000)) c",
+    ],
+    "many_long_texts": [
+        "SELECT " + ", ".join(f"LENGTH(@v{i} := REPEAT('a', 1000000))" for i in range(3000)),
+        "SELECT " + ", ".join(f"CONCAT(REPEAT('a', 1000000), {i}) = ''" for i in range(3000)),
+        "SELECT REPEAT('a', 1000000) IN (" + ", ".join(f"REPEAT('b', {i} + 999000)" for i in range(3000)) + ")",
+        "SELECT JSON_OBJECTAGG(CONCAT(x.a, y.a, z.a), REPEAT('a', 1000000)) FROM t x, t y, t z",
+    ],
+    "formats": [
+        "SELECT FORMAT('%.*c', 2000000000, 'x')",
+        "SELECT FORMAT('" + "%.*c" * 6 + "'" + ", 2000000000, 'x'" * 6 + ")",
+        "SELECT FORMAT('%1000000000d', 1, 'de_DE')",
+    ],
     "temporary_tables": [
         f"CREATE TEMPORARY TABLE u AS SELECT {_LONG} c FROM t, t v",
         "CREATE TEMPORARY TABLE u AS WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT n FROM r",

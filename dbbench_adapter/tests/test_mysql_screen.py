@@ -430,3 +430,15 @@ def test_what_the_catalogue_tells_is_what_an_agent_may_know(database):
 
 def error(database, table):
     return database.run(f"SELECT * FROM information_schema.{table}").error
+
+
+def test_a_statement_calls_a_bounded_number_of_functions():
+    def calls(n):
+        return "SELECT " + ", ".join(["REPEAT('a', 9)"] * n)
+
+    assert refusal(calls(200)) is None
+    assert refusal(calls(201)) == "1105 (HY000): 201 functions in one statement; at most 200"
+    assert refusal("SELECT " + ", ".join(["`repeat` /* x */ ('a', 9)"] * 201)) is not None
+    values = ", ".join(["('f(x) g(y)', NULL)"] * 500)  # texts, and rows that call nothing
+    assert refusal(f"INSERT INTO t VALUES {values}") is None
+    assert refusal("SELECT a FROM t WHERE " + " OR ".join(["b IN (1, 2)"] * 500)) is None

@@ -7,6 +7,7 @@ import threading
 import time
 import unicodedata
 from contextlib import suppress
+from itertools import product
 
 import pytest
 import sqlglot
@@ -317,3 +318,16 @@ def test_the_clock_stops_only_what_is_late():
             check()
         assert remaining_s(5.0) > 0  # a library would read 0 as no limit
     check()
+
+
+def test_no_function_of_ours_leaves_other_numbers_of_arguments_to_sqlites_own(sqlite):
+    """Its FORMAT is a printf: '%.*c' with 2000000000 writes for seconds, whatever the limit is."""
+    own = {
+        name for (name,) in sqlite3.connect(":memory:").execute("SELECT name FROM pragma_function_list WHERE narg < 0")
+    }
+    shared = sorted(own & {name for name, (count, _) in FUNCTIONS.items() if count >= 0})
+    assert shared == ["date", "format"]
+    with sqlite.open([], typed=True) as database:
+        for name, count in product(shared, range(3, 6)):
+            answer = database.run(f"SELECT {name}({', '.join(['1'] * count)})")
+            assert (answer.rows, (answer.error or "")[:12]) == (None, "1690 (22003)")
