@@ -6,7 +6,6 @@ hold whole. Naming it is asking for it; everything else of a run stays offline. 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -14,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
+
+from core.json_text import parse_json
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 OWN_FOLDERS = ("models", "outputs", "runs")
@@ -121,7 +122,7 @@ def _has_weights(folder: Path) -> bool:
     for index in (folder / "model.safetensors.index.json", folder / "pytorch_model.bin.index.json"):
         if index.is_file():
             try:
-                names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+                names = set(parse_json(index.read_text("utf-8"))["weight_map"].values())
             except (ValueError, KeyError, AttributeError):
                 return False
             return all((folder / name).is_file() for name in names)

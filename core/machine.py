@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import socket
 import subprocess
 from pathlib import Path
@@ -12,6 +13,13 @@ def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
         return probe.getsockname()[1]
+
+
+def port_number(text: str) -> int:
+    """The type of a flag that takes a TCP port; 0 is for a free one."""
+    if not 0 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text}: expected 0 to 65535")
+    return int(text)
 
 
 def git_commit() -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import os
 import re
@@ -16,6 +17,13 @@ from core.commands import interruptible
 
 class OutputError(ValueError):
     """An output that cannot be written; the message names the path, the reason and what to do."""
+
+
+def named_path(text: str) -> Path:
+    """The type of a flag that takes a path; an empty one would be the folder that the command is in."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the path is empty; name a file or folder")
+    return Path(text)
 
 
 def check_output(path: Path, flag: str, *, overwrite: bool | None = None) -> None:

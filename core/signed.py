@@ -21,6 +21,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from core.json_text import parse_json
+
 log = logging.getLogger(__name__)
 
 Record = dict[str, Any]
@@ -118,7 +120,7 @@ def _signature(record: Mapping[str, Any]) -> str:
 def read(folder: Path, name: str) -> Record | str:
     """The record of a folder; in words what is wrong with it where it is not whole."""
     try:
-        record = json.loads((folder / name).read_text())
+        record = parse_json((folder / name).read_text())
         {path: (about["bytes"], about["sha256"]) for path, about in record.get("files", {}).items()}
     except FileNotFoundError:
         return f"{name} is missing, so it was not written to its end"

@@ -7,7 +7,6 @@ the numbers are. `pytorch_model.bin` is read by torch's loader of plain tensors;
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,8 @@ from typing import Any, Literal
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+from core.json_text import parse_json
 
 Head = Literal["ForCausalLM", "ForSequenceClassification"]
 LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
@@ -115,7 +116,7 @@ def _kind(head: Head) -> Any:
 
 
 def _architectures(folder: Path) -> list[str]:
-    return json.loads((folder / "config.json").read_text("utf-8")).get("architectures") or ["no architecture"]
+    return parse_json((folder / "config.json").read_text("utf-8")).get("architectures") or ["no architecture"]
 
 
 def in_a_line(error: BaseException) -> str:

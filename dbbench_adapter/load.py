@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from core.json_text import parse_json
 from core.outputs import written
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.literals import parse_literal
@@ -126,7 +127,7 @@ def _text_records(path: Path) -> Iterator[RawRecord | Fault]:
 
 def _json_or_none(text: str) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         return None
 
@@ -137,7 +138,7 @@ def _jsonl_records(stem: str, text: str) -> Iterator[RawRecord | Fault]:
         if not line.strip():
             continue
         try:
-            yield RawRecord(f"{stem}-{index}", f"line {number}", json.loads(line))
+            yield RawRecord(f"{stem}-{index}", f"line {number}", parse_json(line))
         except ValueError as error:
             yield Fault(f"line {number}", "", f"not JSON ({error}); expected one task object per line")
         index += 1

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from core.json_text import parse_json
 from core.outputs import written
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.load import TaskFileError, load_tasks
@@ -81,7 +82,7 @@ def read_single_skill(path: Path) -> dict[str, list[Task]]:
 def _records_by_skill(path: Path) -> dict[str, list[Any]] | None:
     """The JSON of a single-skill file, None for every other file."""
     try:
-        whole = json.loads(path.read_text("utf-8"))
+        whole = parse_json(path.read_text("utf-8"))
     except (OSError, ValueError):
         return None
     return whole if isinstance(whole, dict) and whole and set(whole) <= set(SKILLS) else None

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from core.hub import TRAIN, go_offline, model_folder
-from core.machine import git_commit
+from core.machine import git_commit, port_number
 from reward_model.service.access import TOKEN_VARIABLE, positive, read_token
 from reward_model.service.batching import Batcher
 from reward_model.service.schemas import MAX_ITEMS
@@ -85,12 +85,6 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--timeout_s", type=positive, default=30.0, help="deadline of a request, default %(default)s")
     return parser
-
-
-def port_number(text: str) -> int:
-    if not 0 <= int(text) <= 65535:
-        raise argparse.ArgumentTypeError(f"{text}: expected 0 to 65535")
-    return int(text)
 
 
 def _at_least(least: int) -> Callable[[str], int]:

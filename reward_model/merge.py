@@ -9,6 +9,7 @@ Leaves out quantised bases.
 from __future__ import annotations
 
 from core.commands import execute, interruptible, starting
+from core.json_text import parse_json
 
 if __name__ == "__main__":
     starting()
@@ -145,7 +146,7 @@ def read_record(adapter: Path) -> dict[str, Any]:
         raise MergeError(f"{adapter} holds no adapter_config.json; give the output of reward_modeling.py")
     if not (adapter / RECORD).is_file():
         raise MergeError(f"{adapter} has no {RECORD}, so its base cannot be checked; train it with reward_modeling.py")
-    return json.loads((adapter / RECORD).read_text())
+    return parse_json((adapter / RECORD).read_text())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,12 +10,12 @@ that nobody judged, that were lost, or that belong to a run's validation; they a
 from __future__ import annotations
 
 from core.commands import execute, starting
+from core.json_text import parse_json
 
 if __name__ == "__main__":
     starting()
 
 import argparse
-import json
 import math
 import random
 import sys
@@ -145,7 +145,7 @@ def read_rollouts(folder: Path) -> Read:
 def _read_row(line: bytes, source: str, read: Read) -> None:
     read.rows += 1
     try:
-        record = json.loads(line.strip())
+        record = parse_json(line.strip())
         reason = why_not(record)
         if reason is None and (rollout := rollout_of(record, source)) is not None:
             read.rollouts.append(rollout)

@@ -17,6 +17,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
 from core.forked import LimitError, forked
+from core.json_text import parse_json
 from core.weights import HEAD, LANGUAGE_HEADS, adapter_misfit, misfit
 from reward_model.datatypes import Encoded, Message, Score
 
@@ -116,7 +117,7 @@ class Scorer:
             raise ModelError(f"{path} has no chat template; reward_modeling.py writes one beside the model")
         if fault := endless_template(tokenizer):
             raise ModelError(fault)
-        record = json.loads((path / RECORD).read_text()) if (path / RECORD).is_file() else {}
+        record = parse_json((path / RECORD).read_text()) if (path / RECORD).is_file() else {}
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         dtype = torch.float32 if device == "cpu" else "auto"  # bfloat16 saves no time on most CPUs
@@ -162,7 +163,7 @@ def _load_adapter(path: Path, dtype: Any) -> Any:
     base = PeftConfig.from_pretrained(str(path)).base_model_name_or_path
     if not base or not Path(base).is_dir():
         raise ModelError(f"{path} is an adapter of {base}, which is not there; merge it where the base is")
-    trained_on = json.loads((path / RECORD).read_text())["base"]["sha256"] if (path / RECORD).is_file() else None
+    trained_on = parse_json((path / RECORD).read_text())["base"]["sha256"] if (path / RECORD).is_file() else None
     if trained_on and weights_sha256(Path(base)) != trained_on:
         raise ModelError(f"{base} is not the base that {path} was trained on (sha256 in {RECORD}); put that one there")
     where = Path(base)

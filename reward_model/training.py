@@ -28,6 +28,7 @@ from trl.trainer.reward_trainer import RewardTrainer
 
 from core import signed
 from core.cpu_features import uses_bfloat16
+from core.json_text import parse_json
 from core.micro_batches import micro_batch_tokens, micro_batches, recomputed, return_freed_memory
 from core.outputs import append_line, failures_of_the_disk, remove, written
 from reward_model.datatypes import Preference
@@ -345,7 +346,7 @@ class RunLog(TrainerCallback):
 def _step_of(line: bytes) -> int:
     """The train step of a line of metrics; -1 for a line that is none and stays."""
     try:
-        return int(json.loads(line)["train_step"])
+        return int(parse_json(line)["train_step"])
     except (ValueError, TypeError, KeyError, RecursionError):
         return -1
 
@@ -489,7 +490,7 @@ def checkpoint_to_resume(
             if found:
                 say(f"no checkpoint in {output} is complete: starting anew")
             return None
-    before = json.loads((checkpoint / RECORD).read_text())
+    before = parse_json((checkpoint / RECORD).read_text())
     changed = [f"{key}: was {old}, is {new}" for key, old, new in _differences(before, record)]
     if changed:
         raise TrainingError(

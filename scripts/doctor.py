@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING
 
 from core.cpu_features import cpu_flags
 from core.hub import ModelNotFoundError, model_folder
+from core.machine import port_number
+from core.outputs import named_path
 from sql_agent.model_check import SETUP, Problem, check_model_dir
 
 if TYPE_CHECKING:
@@ -227,7 +229,9 @@ def show(lines: list[tuple[str, str]]) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.doctor", description="Can a run start on this machine?")
     parser.add_argument(
-        "--model", type=Path, help="model to look at: a folder, or the id (ORG/NAME) of one in the Hugging Face cache"
+        "--model",
+        type=named_path,
+        help="model to look at: a folder, or the id (ORG/NAME) of one in the Hugging Face cache",
     )
     parser.add_argument(
         "--protocol",
@@ -235,7 +239,7 @@ def main(argv: list[str] | None = None) -> int:
         default="fc",
         help="what the model has to play, as agent.protocol; default fc",
     )
-    parser.add_argument("--port", type=int, default=STORE_PORT, help=f"the store's port; default {STORE_PORT}")
+    parser.add_argument("--port", type=port_number, default=STORE_PORT, help=f"the store's port; default {STORE_PORT}")
     args = parser.parse_args(argv)
     findings = examine(args.model, args.port, args.protocol)
     show(report(findings))

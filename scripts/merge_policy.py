@@ -18,6 +18,7 @@ if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
 
 from core.commands import execute, interruptible, starting
+from core.json_text import parse_json
 
 if __name__ == "__main__":
     starting()
@@ -184,7 +185,7 @@ def open_checkpoint(path: Path, say: Say) -> Source:
         ValueError: no checkpoint, or none that is as it was written.
     """
     checkpoint = find_checkpoint(path, say)
-    manifest = json.loads((checkpoint / MANIFEST).read_text())
+    manifest = parse_json((checkpoint / MANIFEST).read_text())
     facts = {name: manifest.get(name, "unknown") for name in ("train_step", "run_id", "commit")}
     say(f"{checkpoint}: step {facts['train_step']} of run {facts['run_id']}, every file as it was written")
     files = checkpoint / "actor" / "huggingface"
@@ -225,7 +226,7 @@ def model_of(actor: Path) -> Any:
         )
         adapted = [match[1] for name in weights if (match := re.match(r"base_model\.model\.(.*)\.lora_A\.", name))]
         if adapted:
-            lora = json.loads((actor / "lora_train_meta.json").read_text())
+            lora = parse_json((actor / "lora_train_meta.json").read_text())
             model = get_peft_model(
                 model, LoraConfig(r=lora["r"], lora_alpha=lora["lora_alpha"], target_modules=adapted)
             )
@@ -243,7 +244,7 @@ def join_shards(actor: Path) -> dict[str, Tensor]:
     from torch.distributed.tensor import DTensor
 
     logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)  # warns of what only compiling needs
-    workers = json.loads((actor / "fsdp_config.json").read_text())["world_size"]
+    workers = parse_json((actor / "fsdp_config.json").read_text())["world_size"]
     shards = [
         torch.load(actor / f"model_world_size_{workers}_rank_{rank}.pt", map_location="cpu", mmap=True)
         for rank in range(workers)
@@ -281,7 +282,7 @@ def open_adapter(adapter: Path, base: Path | None) -> Source:
         raise MergeError(f"{adapter} has no {ADAPTER_FILE}; {hint}")
     if base is None:
         check_model(str(adapter))
-        base = Path(json.loads((adapter / ADAPTER_FILE).read_text())["base_model_name_or_path"])
+        base = Path(parse_json((adapter / ADAPTER_FILE).read_text())["base_model_name_or_path"])
     try:
         check_model(str(base))
         base = model_folder(base)

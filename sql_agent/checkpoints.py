@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from core import signed
+from core.json_text import parse_json
 from core.outputs import sync
 
 MANIFEST = "manifest.json"
@@ -128,7 +129,7 @@ def name_dtype(model: Path) -> None:
     fsdp_checkpoint_manager.py, `save_checkpoint`), so its config says bfloat16 of float32 weights.
     """
     kinds = {tensor["dtype"] for file in model.glob("*.safetensors") for tensor in _header(file).values()}
-    config = json.loads((model / "config.json").read_text())
+    config = parse_json((model / "config.json").read_text())
     name = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}.get(*kinds) if len(kinds) == 1 else None
     if name is not None and config.get("dtype") != name:
         _write(model / "config.json", json.dumps(config | {"dtype": name}, indent=2) + "\n")
@@ -136,7 +137,7 @@ def name_dtype(model: Path) -> None:
 
 def _header(safetensors: Path) -> dict[str, Any]:
     with safetensors.open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        header = parse_json(file.read(int.from_bytes(file.read(8), "little")))
     return {name: tensor for name, tensor in header.items() if name != "__metadata__"}
 
 

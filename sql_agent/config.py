@@ -209,7 +209,7 @@ class TrainConfig(Settings):
     """A Hugging Face folder, or the id of a model on the hub (ORG/NAME), with a chat template, one that writes tool
     calls unless `agent.protocol` is text or lab. None: the small policy, made on this machine."""
     run_dir: Path = Path("runs/sql-agent")
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**32)
     llm_proxy: bool = False
     """Trace turns in the LLM proxy rather than in the runner."""
     store: StoreConfig = StoreConfig()
@@ -310,7 +310,8 @@ def load_config(file: Path | None, overrides: list[str] | None = None) -> TrainC
     tree: dict[str, Any] = {}
     if file is not None:
         if not file.is_file():
-            raise ValueError(f"config file {file} does not exist; sql_agent/configs has the ones that are shipped")
+            what = "is a folder" if file.is_dir() else "does not exist"
+            raise ValueError(f"config file {file} {what}; sql_agent/configs has the ones that are shipped")
         try:
             text = file.read_text(encoding="utf-8")
         except UnicodeDecodeError:

@@ -27,7 +27,7 @@ from typing import Any, ClassVar, TypeVar
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
-from core.machine import free_port
+from core.machine import free_port, port_number
 from core.processes import Events, end_with_parent
 
 if __name__ == "__main__":
@@ -220,7 +220,7 @@ def main() -> None:
     events = Events()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--store", required=True, help="address of the agent-lightning store")
-    parser.add_argument("--port", type=int, default=0, help="port on loopback; 0 picks a free one")
+    parser.add_argument("--port", type=port_number, default=0, help="port on loopback; 0 picks a free one")
     parser.add_argument("--timeout-s", type=float, default=120.0, help="longest model call")
     args = parser.parse_args()
     asyncio.run(serve(args.store, args.port, args.timeout_s, events))

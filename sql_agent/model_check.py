@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from core.forked import LimitError, forked
+from core.json_text import parse_json
 from sql_agent import continuation
 from sql_agent.continuation import Message, Played
 
@@ -82,7 +83,7 @@ def read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ModelFileError(f"{file} is missing")
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ModelFileError(f"{file} is not JSON ({error})") from None
     if not isinstance(content, dict):
@@ -412,7 +413,7 @@ def safetensors_bytes(file: Path) -> int | None:
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         try:
-            header = json.loads(stream.read(min(length, file.stat().st_size)))
+            header = parse_json(stream.read(min(length, file.stat().st_size)))
             ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
         except (ValueError, TypeError, AttributeError, KeyError, IndexError):
             return None

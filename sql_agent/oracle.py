@@ -9,6 +9,7 @@ streams nothing, and knows no other route than `/v1/models` and `/v1/chat/comple
 from __future__ import annotations
 
 from core.commands import execute, starting
+from core.machine import port_number
 
 if __name__ == "__main__":
     starting()
@@ -212,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m sql_agent.oracle", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tasks", type=Path, required=True, help="task file whose gold it knows")
     parser.add_argument("--protocol", choices=tuple(PROTOCOLS), default="fc", help="how it acts (default fc)")
-    parser.add_argument("--port", type=int, default=8900, help="port on loopback (default 8900, 0: a free one)")
+    parser.add_argument("--port", type=port_number, default=8900, help="port on loopback (default 8900, 0: a free one)")
     parser.add_argument("--latency-ms", type=float, default=0.0, help="milliseconds each answer waits")
     args = parser.parse_args(argv)
     try:

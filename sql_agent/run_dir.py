@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from core.hub import ModelNotFoundError
+from core.json_text import parse_json
 from core.outputs import written
 from core.passwords import masked
 from core.signed import user_key
@@ -70,7 +71,7 @@ def claim(run_dir: Path) -> Iterator[None]:
 def last_run_id(run_dir: Path) -> str | None:
     """Of the run that wrote there last; None where there was none, or its record is torn."""
     try:
-        return json.loads((run_dir / "run.json").read_text())["run_id"]
+        return parse_json((run_dir / "run.json").read_text())["run_id"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -80,7 +81,7 @@ def write_start(run_dir: Path, start: dict[str, Any], *, resumed: bool) -> None:
     earlier: list[Any] = []
     if resumed:
         with suppress(OSError, ValueError, AttributeError):  # torn by a kill
-            last = json.loads((run_dir / "run.json").read_text())
+            last = parse_json((run_dir / "run.json").read_text())
             earlier = [*last.pop("earlier_starts", []), last]
     for each in (start, *earlier):  # of an earlier version too, which wrote passwords down
         each |= {"argv": [masked(str(word), whole=True) for word in each["argv"]]} if "argv" in each else {}
@@ -134,7 +135,7 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
     Raises:
         UsageError: the checkpoint is of other settings.
     """
-    workers = json.loads((checkpoint / "actor" / "fsdp_config.json").read_text())["world_size"]
+    workers = parse_json((checkpoint / "actor" / "fsdp_config.json").read_text())["world_size"]
     if workers != (1 if cpu else cfg.engine.n_gpus):
         raise UsageError(
             f"{checkpoint} was written by {workers} workers, each its share; go on with as many (engine.n_gpus), or "

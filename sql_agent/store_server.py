@@ -12,6 +12,7 @@ backend other than memory.
 from __future__ import annotations
 
 from core.commands import execute, starting
+from core.machine import port_number
 
 if __name__ == "__main__":
     starting()
@@ -178,7 +179,7 @@ def memory_limit_bytes(proc: Path = Path("/proc/self/cgroup"), root: Path = Path
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--host", default="127.0.0.1", help="interface to listen on (default loopback)")
-    parser.add_argument("--port", type=int, default=9999, help="default 9999")
+    parser.add_argument("--port", type=port_number, default=9999, help="default 9999")
     args = parser.parse_args()
     if not is_loopback(args.host) and not os.environ.get(STORE_TOKEN):
         parser.error(

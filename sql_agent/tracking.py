@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from core.json_text import parse_json
 from core.outputs import append_line
 from sql_agent.engine_alarm import engine_alarm
 from sql_agent.run_context import RunContext
@@ -75,7 +76,7 @@ def earlier_steps(path: Path) -> list[dict[str, float]]:
     rows: dict[int, dict[str, float]] = {}
     for line in lines:
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             rows[int(row["train_step"])] = {name: value for name, value in row.items() if value is not None}
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             logger.warning("%s: a line is no row of metrics and is passed over", path)

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from core.outputs import in_words
+from core.outputs import in_words, named_path
 from core.passwords import Parser, masked, revealed
 from sql_agent.checkpoints import step_of
 from sql_agent.config import TrainConfig, dump_config, load_config
@@ -60,18 +60,18 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         description="Train a SQL agent by GRPO over agent-lightning, vLLM and verl.",
         epilog="Every setting of a config file can be given as --set group.name=value; --dry-run shows them all.",
     )
-    parser.add_argument("--config", type=Path, help="YAML file with settings (see sql_agent/configs)")
+    parser.add_argument("--config", type=named_path, help="YAML file with settings (see sql_agent/configs)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="A.B=C", dest="overrides", help="one setting; repeat for more"
     )
     parser.add_argument(
         "--model",
-        type=Path,
+        type=named_path,
         help="the policy, a Hugging Face folder or its id on the hub, ORG/NAME; default: a small one, made here",
     )
     parser.add_argument("--env", choices=sorted(ENVIRONMENTS), help="what to train on; default dbbench")
-    parser.add_argument("--train-file", type=Path, help="tasks to train on; default: generated")
-    parser.add_argument("--val-file", type=Path, help="held-out tasks; default: split off or generated")
+    parser.add_argument("--train-file", type=named_path, help="tasks to train on; default: generated")
+    parser.add_argument("--val-file", type=named_path, help="held-out tasks; default: split off or generated")
     parser.add_argument("--device", choices=["auto", "cpu", "gpu"])
     parser.add_argument("--llm-proxy", action="store_true", help="trace turns in the LLM proxy, not in the runner")
     parser.add_argument(
@@ -84,7 +84,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--n-runners", type=int, help="runner processes")
     parser.add_argument("--lora", action="store_true", help="train a LoRA adapter instead of all weights")
     parser.add_argument("--lora-rank", type=int, help="rank of the adapter (with --lora; default 16)")
-    parser.add_argument("--run-dir", type=Path, help="where everything of this run goes; default runs/sql-agent")
+    parser.add_argument("--run-dir", type=named_path, help="where everything of this run goes; default runs/sql-agent")
     parser.add_argument("--resume", choices=["auto", "never"], help="auto: go on from --run-dir's newest checkpoint")
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--ci", action="store_true", help="a short run: four steps of four tasks, one validation")
@@ -205,7 +205,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {masked(in_words(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("stopped; the run goes on from its newest checkpoint when it is started again", file=sys.stderr)
+        print("stopped; the same command goes on from the newest checkpoint, if there is one yet", file=sys.stderr)
         return 130
     return 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from pathlib import Path
 import torch
 from pydantic import BaseModel, Field
 
+from core.json_text import parse_json
 from reward_model.datatypes import Encoded, Message
 from reward_model.scorer import RECORD, ModelError, Scorer
 from reward_model.service.forward import CPU, GPU, Rounds
@@ -64,7 +64,7 @@ def _shares(rounds: Rounds, trial: Sequence[Encoded], alone: Sequence[float], bo
 
 def _check_probe(path: Path, scorer: Scorer, bound: float) -> None:
     record = path / RECORD
-    said = json.loads(record.read_text()).get("probe") if record.is_file() else None
+    said = parse_json(record.read_text()).get("probe") if record.is_file() else None
     if said is None:
         return
     probe = Probe.model_validate(said)

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from core import signed
+from core.json_text import parse_json
 from core.outputs import sync, written
 from sql_agent.local.learner import Learner
 from sql_agent.local.policy import LocalPolicy
@@ -93,7 +94,7 @@ def resume(checkpoint: Path, policy: LocalPolicy, learner: Learner, lines: Seque
     training = torch.load(checkpoint / "training.pt", weights_only=False, map_location="cpu")
     learner.load_state(training["learner"])
     _set_random_state(training["random"])
-    kept = json.loads((checkpoint / "state.json").read_text())
+    kept = parse_json((checkpoint / "state.json").read_text())
     for path in lines:
         length = kept["lengths"].get(path.name, 0)
         if path.exists() and path.stat().st_size > length:

@@ -8,13 +8,13 @@ runs), fragmentation, and models of other kinds. How far off it is: doc/benchmar
 from __future__ import annotations
 
 import ctypes
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from core.cpu_features import uses_bfloat16
+from core.json_text import parse_json
 from core.micro_batches import micro_batch_tokens
 from sql_agent.local.config import AdapterConfig, ModelConfig, OptimConfig
 
@@ -114,7 +114,7 @@ def read_shape(path: str | Path) -> ModelShape:
     """
     folder = Path(path)
     if (adapter := folder / "adapter_config.json").is_file():
-        return read_shape(json.loads(adapter.read_text("utf-8"))["base_model_name_or_path"])
+        return read_shape(parse_json(adapter.read_text("utf-8"))["base_model_name_or_path"])
     file = folder / "config.json"
     if not folder.is_dir():
         from huggingface_hub import try_to_load_from_cache
@@ -123,7 +123,7 @@ def read_shape(path: str | Path) -> ModelShape:
         file = Path(found) if isinstance(found, str) else file
     if not file.is_file():
         raise ValueError(f"{path} holds no config.json, and no model of this name is in the Hugging Face cache")
-    return shape_of(json.loads(file.read_text("utf-8")))
+    return shape_of(parse_json(file.read_text("utf-8")))
 
 
 def shape_of(config: dict[str, Any]) -> ModelShape:

@@ -7,7 +7,6 @@ has those.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from transformers import (
 )
 
 from core.cpu_features import uses_bfloat16
+from core.json_text import parse_json
 from sql_agent.local.config import AdapterConfig, CpuPrecision
 from sql_agent.local.datatypes import Sample, Sampling
 from sql_agent.local.head import output_layer, score_tokens
@@ -341,4 +341,4 @@ def load_model(path: str | Path, *, device: str, load_in_4bit: bool = False) -> 
 
 
 def _base_of(adapter: Path) -> str:
-    return json.loads((adapter / ADAPTER_FILE).read_text("utf-8"))["base_model_name_or_path"]
+    return parse_json((adapter / ADAPTER_FILE).read_text("utf-8"))["base_model_name_or_path"]

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from core.json_text import parse_json
 from core.outputs import append_line, failures_of_the_disk, written
 from core.signed import user_key
 from sql_agent.local.checkpoint import newest_checkpoint, resume, save_checkpoint
@@ -56,7 +57,7 @@ class RunFolder:
             if not self._settings.is_file():
                 raise RunFolderError(f"{path} holds no run ({self.SETTINGS} is missing); start it without --resume")
             try:
-                earlier, now = _flat(json.loads(self._settings.read_text())), _flat(own)
+                earlier, now = _flat(parse_json(self._settings.read_text())), _flat(own)
             except ValueError as error:
                 raise RunFolderError(f"{self._settings} is no JSON ({error}); start anew in another folder") from error
             may_differ = (*free, *FREE)

@@ -17,6 +17,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from core.json_text import parse_json
 from dbbench_adapter.backends import Backend, TableError
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.protocols import PROTOCOLS, Message, ProtocolName, open_episode
@@ -162,7 +163,7 @@ def read_messages(path: Path, limit: int | None = None) -> Demonstrations:
 
 
 def _read_row(line: bytes, where: str, notes: Counter[str]) -> Demonstration:
-    row = json.loads(line)
+    row = parse_json(line)
     if not isinstance(row, dict):
         raise Fault("row", f"expected a JSON object with messages, found {type(row).__name__}")
     raw = row.get("messages")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from core.json_text import parse_json
 from sql_agent.success import Rate
 
 BINS = 10
@@ -18,7 +18,7 @@ Curve = list[tuple[float, Rate]]
 
 
 def read_lines(metrics: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in metrics.read_text("utf-8").splitlines()]
+    return [parse_json(line) for line in metrics.read_text("utf-8").splitlines()]
 
 
 def held_out_curves(lines: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:

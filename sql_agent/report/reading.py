@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from core.json_text import parse_json
 from core.stats import wilson_interval
 from sql_agent.config import TrainConfig, load_config
 
@@ -108,7 +108,7 @@ def read_run(folder: Path) -> Run:
         ) from None
     trajectories, unreadable = read_trajectories(folder / "trajectories")
     try:
-        facts = json.loads((folder / "run.json").read_text())
+        facts = parse_json((folder / "run.json").read_text())
     except ValueError as error:
         raise ValueError(f"{folder / 'run.json'} is no JSON ({error}); a run that is just starting writes it") from None
     if not isinstance(facts, dict):
@@ -140,7 +140,7 @@ def read_lines(file: Path) -> tuple[list[Row], int]:
     rows, unreadable = [], 0
     for line in filter(str.strip, file.read_text(encoding="utf-8", errors="replace").split("\n")):
         try:
-            row = json.loads(line, parse_constant=lambda _: None)
+            row = parse_json(line, parse_constant=lambda _: None)
         except ValueError:
             row = None
         if isinstance(row, dict) and isinstance(row.get("train_step"), int):

@@ -88,7 +88,7 @@ def test_a_run_that_a_script_started_in_the_background_ends_in_order_when_it_is_
     deaf = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", *command]
     left = cage.run(Plan(deaf, sign=signal.SIGTERM, file="trajectories/train_000001.jsonl"))
     assert left.code == 130, left.output + left.logs
-    assert "stopped; the run goes on from its newest checkpoint" in left.output
+    assert "stopped; the same command goes on from the newest checkpoint" in left.output
     check_nothing_is_left(left)
 
 

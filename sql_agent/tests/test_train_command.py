@@ -138,6 +138,8 @@ def test_the_half_that_plays_nothing_needs_no_database(capsys, tmp_path, monkeyp
         (["--set", "agent.temperature=inf"], "config: agent.temperature: "),
         (["--set", "optim.learning_rate=.inf"], "config: optim.learning_rate: Input should be a finite number"),
         (["--set", "rollout.step_timeout_s=.inf"], "config: rollout.step_timeout_s: Input should be a finite number"),
+        (["--config", "doc"], "config file doc is a folder"),
+        (["--set", f"seed={10**22}"], "config: seed: Input should be less than 4294967296"),
         (["--run-dir", "README.md"], "README.md is a file, expected a folder; name another --run-dir"),
         (["--run-dir", "README.md/run"], "README.md/run/run.json cannot be written (Not a directory); name another --"),
         (["--run-dir", "/proc/run"], "/proc/run/run.json cannot be written ("),

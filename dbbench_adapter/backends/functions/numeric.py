@@ -31,7 +31,9 @@ def _format(value: Any, digits: Any) -> str:
 
 
 def _cast_signed(value: Any) -> int:
-    return half_up(value) if isinstance(value, float) else int(number(value))
+    """The nearest BIGINT, as MySQL with a warning."""
+    cast = half_up(value) if isinstance(value, float) else int(number(value))
+    return min(max(cast, -(2**63)), 2**63 - 1)
 
 
 def _cast_decimal(value: Any, scale: Any) -> int | float:
@@ -42,7 +44,12 @@ def _cast_decimal(value: Any, scale: Any) -> int | float:
 
 def _int_div(left: Any, right: Any) -> int | None:
     divisor = number(right)
-    return math.trunc(number(left) / divisor) if divisor else None
+    if not divisor:
+        return None
+    quotient = math.trunc(number(left) / divisor)
+    if not -(2**63) <= quotient < 2**63:
+        raise ArithmeticError("BIGINT value is out of range")
+    return quotient
 
 
 def _truncate(value: Any, digits: Any) -> float:
