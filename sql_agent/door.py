@@ -60,6 +60,10 @@ def authorization(variable: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
+_OWN_SITES = frozenset([b"same-origin", b"none"])
+"""Values of Sec-Fetch-Site in requests that no other page makes (W3C Fetch Metadata)."""
+
+
 class _RefusedError(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -110,7 +114,10 @@ class Door:
             headers.setdefault(name.lower(), []).append(value)
         host = self._host(headers.get(b"host", []), scope.get("server"))
         own_origin = f"{scope.get('scheme', 'http')}://{host}".lower()
-        if any(origin.decode("latin-1").lower() != own_origin for origin in headers.get(b"origin", [])):
+        foreign = any(origin.decode("latin-1").lower() != own_origin for origin in headers.get(b"origin", []))
+        # pictures and scripts are asked for without an origin; a link that a person follows is no page's request
+        embedded = headers.get(b"sec-fetch-mode") != [b"navigate"]
+        if foreign or (embedded and not _OWN_SITES.issuperset(headers.get(b"sec-fetch-site", []))):
             raise _RefusedError(403, "a page of another origin sent this; none may")
         if not (scope["method"] in ("GET", "HEAD") and scope["path"] in OPEN_PATHS):
             self._check_token(headers.get(b"authorization", []))

@@ -140,6 +140,21 @@ def test_with_the_token_every_request_passes_whole(served):
 # which page asks ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("site", "mode", "status"),
+    [
+        ("cross-site", "no-cors", 403),
+        ("same-site", "cors", 403),
+        ("same-origin", "cors", 200),
+        ("none", "navigate", 200),
+        ("cross-site", "navigate", 200),
+    ],
+)
+def test_what_a_page_of_another_origin_embeds_is_refused_though_browsers_name_no_origin(served, site, mode, status):
+    fetch = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode}
+    assert ask(f"{served.standing}/v1/agl/rollouts", headers=fetch).status_code == status
+
+
 @pytest.mark.parametrize("origin", ["http://evil.example", "https://127.0.0.1", "null", "http://localhost:1", "", "*"])
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
 def test_a_page_of_another_origin_is_refused_and_told_nothing(served, origin, method):
