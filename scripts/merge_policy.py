@@ -36,8 +36,8 @@ from typing import TYPE_CHECKING, Any
 
 from core.hub import go_offline, model_folder
 from core.outputs import failures_of_the_disk, in_words
-from sql_agent.checkpoints import MANIFEST, checkpoints, fault_of, newest_whole
 from sql_agent.datatypes import AgentConfig
+from sql_agent.verl_side.checkpoints import MANIFEST, checkpoints, fault_of, newest_whole
 
 if TYPE_CHECKING:
     from torch import Tensor

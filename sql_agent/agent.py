@@ -82,7 +82,7 @@ async def run_rollout(
         on_reply: sees each reply as the endpoint gave it.
         seed: of the sampler; the same one gives the same rollout from an endpoint that computes the same logits.
         max_response_tokens: what may follow the first prompt, tool results included. verl's vLLM cuts the reply that
-            would go beyond (`sql_agent.verl_plugin.row_end`); any other server passes over it.
+            would go beyond (`sql_agent.verl_side.plugin.row_end`); any other server passes over it.
     Returns:
         The record. Ends of the policy's doing are judged. `Score(None, reason)` is left for the others: a model or a
         database that cannot be reached (`model_unavailable`, `db_unavailable`), a rollout that ran into its deadline

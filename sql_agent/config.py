@@ -1,7 +1,7 @@
 """Settings of a training run: defaults, then a YAML file, then `--set a.b=c`; the later wins.
 
-`sql_agent.verl_config.to_verl` is the only place that turns them into verl's keys. Importing this module is instant:
-nothing heavy is imported here.
+`sql_agent.verl_side.config.to_verl` is the only place that turns them into verl's keys. Importing this module is
+instant: nothing heavy is imported here.
 """
 
 from __future__ import annotations

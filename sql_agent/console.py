@@ -8,11 +8,11 @@ from typing import Any
 import psutil
 
 from sql_agent.config import TrainConfig
-from sql_agent.score_alarm import WINDOW
+from sql_agent.rollouts.score_alarm import WINDOW
 
 
 class Console:
-    """Prints the events of `sql_agent.algorithm`."""
+    """Prints the events of `sql_agent.lightning.algorithm`."""
 
     def __init__(self, cfg: TrainConfig) -> None:
         self.cfg, self.started = cfg, psutil.Process().create_time()

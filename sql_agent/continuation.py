@@ -1,7 +1,8 @@
 """How a conversation goes on from the ids that were sampled, and whether a chat template lets it.
 
-Pure and quick to import. vLLM's chat server continues conversations with it (`sql_agent.verl_plugin.exact_prompts`),
-and a model's template is tried with it before a run starts (`sql_agent.model_check`).
+Pure and quick to import. vLLM's chat server continues conversations with it
+(`sql_agent.verl_side.plugin.exact_prompts`), and a model's template is tried with it before a run starts
+(`sql_agent.model_check`).
 """
 
 from __future__ import annotations

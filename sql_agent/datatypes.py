@@ -29,7 +29,7 @@ MAX_RETRIES = 2
 
 ROW_END = "row_end"
 """Argument of a request to verl's vLLM (`vllm_xargs`): tokens, prompt and reply together, at which its rollout is full
-(`sql_agent.verl_plugin.row_end`)."""
+(`sql_agent.verl_side.plugin.row_end`)."""
 
 
 class AgentConfig(BaseModel):

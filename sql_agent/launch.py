@@ -11,12 +11,12 @@ from typing import Any
 
 from core.machine import free_port, git_commit
 from core.outputs import written
-from sql_agent.checkpoints import point_verl_at, step_of
 from sql_agent.config import TrainConfig, dump_config
 from sql_agent.environments import make_environment
 from sql_agent.preflight import UsageError, protocol_of
 from sql_agent.run_dir import refuse_other_tasks, set_aside, write_start
-from sql_agent.verl_config import Files, compose, to_verl, worker_environment
+from sql_agent.verl_side.checkpoints import point_verl_at, step_of
+from sql_agent.verl_side.config import Files, compose, to_verl, worker_environment
 
 
 def train(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) -> None:
@@ -32,8 +32,8 @@ def train(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) 
 
 
 def make_algorithm(cfg: TrainConfig, checkpoint: Path | None, run_id: str, ray_dir: Path, *, cpu: bool) -> Any:
-    from sql_agent.algorithm import VerlGrpo, start_driver
     from sql_agent.console import Console
+    from sql_agent.lightning.algorithm import VerlGrpo, start_driver
 
     driver = start_driver(cfg, worker_environment(cfg, cpu=cpu))
     commit = git_commit() or "unknown"
@@ -59,7 +59,7 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
     from dbbench_adapter.export import write_rows
     from sql_agent.data import PromptTokenizer, drawn, fitting, kinds_of, say_kinds, say_out_of_reach
     from sql_agent.model_check import chat_template, template_of_run
-    from sql_agent.tracking import usable_loggers
+    from sql_agent.verl_side.tracking import usable_loggers
 
     assert cfg.model is not None
     environment = make_environment(cfg)
@@ -106,10 +106,10 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
 
 def fit(cfg: TrainConfig, algorithm: Any, *, debug: bool) -> None:
     """Hand over to agent-lightning's trainer, which forks the runners and runs the algorithm in this process."""
-    from sql_agent.agl_light import agl
-    from sql_agent.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
-    from sql_agent.runner_processes import LastingRunners
-    from sql_agent.store import PatientStore
+    from sql_agent.lightning.agl_light import agl
+    from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
+    from sql_agent.lightning.runner_processes import LastingRunners
+    from sql_agent.lightning.store import PatientStore
     from sql_agent.store_server import BoundedStore
 
     agl.setup_logging("DEBUG" if debug else "CRITICAL")  # what fails here is printed once, by `main`

@@ -114,8 +114,8 @@ def check_store(cfg: TrainConfig) -> None:
     import psutil
     import requests
 
-    from sql_agent.door import STORE_TOKEN, authorization
-    from sql_agent.runner import TRAINER_GONE_S, TRAINER_WORKER
+    from sql_agent.lightning.door import STORE_TOKEN, authorization
+    from sql_agent.lightning.runner import TRAINER_GONE_S, TRAINER_WORKER
     from sql_agent.store_server import BoundedStore
 
     asked: dict[str, Any] = {"timeout": 5, "headers": authorization(STORE_TOKEN)}
@@ -163,7 +163,7 @@ def check_reward_model(cfg: TrainConfig) -> None:
     if cfg.reward_model.url is not None:
         import asyncio
 
-        from sql_agent.scoring import check_scorer
+        from sql_agent.rollouts.scoring import check_scorer
 
         asyncio.run(check_scorer(cfg.reward_model))
 

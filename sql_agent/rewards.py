@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from dbbench_adapter.datatypes import Score
 from sql_agent.datatypes import RewardModelConfig, RolloutRecord
-from sql_agent.stitch import RolloutOutcome
+from sql_agent.rollouts.stitch import RolloutOutcome
 
 OUT_OF_LIMITS = frozenset({"max_turns", "max_tokens"})
 """Ends in which the policy spent its turns or its tokens without committing an answer; wall clock costs nothing."""

@@ -1,7 +1,7 @@
 """The folder of a run: who may write to it, what a run goes on from, what an earlier start left there.
 
 A run holds a lock on its folder for as long as it lives. Leaves out what is inside a checkpoint
-(`sql_agent.checkpoints`).
+(`sql_agent.verl_side.checkpoints`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from core.json_text import parse_json
 from core.outputs import written
 from core.passwords import masked
 from core.signed import user_key
-from sql_agent.checkpoints import MANIFEST, checkpoints, newest_whole, step_of
 from sql_agent.config import TrainConfig, load_config
 from sql_agent.datatypes import RewardModelConfig
 from sql_agent.preflight import TINY_POLICY, UsageError, find_model
-from sql_agent.tracking import earlier_steps
+from sql_agent.verl_side.checkpoints import MANIFEST, checkpoints, newest_whole, step_of
+from sql_agent.verl_side.tracking import earlier_steps
 
 _held: set[int] = set()
 """Locks of this process. A forked runner would hold them for as long as it outlives a command that is killed."""

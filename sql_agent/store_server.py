@@ -5,8 +5,8 @@ interface removes anything, so the store that a run keeps itself is this one, an
 
     python -m sql_agent.store_server --port 9999
 
-It takes the place of `agl store` and serves the same interface and dashboard, behind `sql_agent.door`. Leaves out a
-backend other than memory.
+It takes the place of `agl store` and serves the same interface and dashboard, behind `sql_agent.lightning.door`. Leaves
+out a backend other than memory.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from typing import Any
 import psutil
 from pydantic import BaseModel
 
-from sql_agent.agl_light import agl
-from sql_agent.door import STORE_TOKEN, Door, is_loopback
-from sql_agent.store import READ
+from sql_agent.lightning.agl_light import agl
+from sql_agent.lightning.door import STORE_TOKEN, Door, is_loopback
+from sql_agent.lightning.store import READ
 
 UNSET = agl.store.base.UNSET  # an import of agentlightning would load LiteLLM
 
@@ -48,7 +48,7 @@ _TOUCHED: list[Any] = ["rollouts", "attempts", "spans", "span_sequence_ids"]
 
 
 class BoundedStore(agl.InMemoryLightningStore):
-    """Keeps the spans of a rollout until the rollout is marked as read (`sql_agent.store.READ`) or is cancelled."""
+    """Keeps the spans of a rollout until it is marked as read (`sql_agent.lightning.store.READ`) or cancelled."""
 
     def __init__(self) -> None:
         budget = int(SPANS_SHARE * memory_limit_bytes())

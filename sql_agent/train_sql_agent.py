@@ -28,12 +28,10 @@ from pydantic import ValidationError
 
 from core.outputs import in_words, named_path
 from core.passwords import Parser, masked, revealed
-from sql_agent.checkpoints import step_of
 from sql_agent.config import TrainConfig, dump_config, load_config
-from sql_agent.door import give_token
 from sql_agent.environments import ENVIRONMENTS, make_environment
 from sql_agent.launch import train
-from sql_agent.patches import check_installed
+from sql_agent.lightning.door import give_token
 from sql_agent.preflight import (
     TINY_POLICY,
     USUAL_STORE,
@@ -50,9 +48,11 @@ from sql_agent.preflight import (
     use_cpu,
     with_store,
 )
-from sql_agent.run_context import TrainingFailedError
+from sql_agent.rollouts.run_context import TrainingFailedError
 from sql_agent.run_dir import claim, go_on_from
-from sql_agent.verl_config import Files, compose, to_verl
+from sql_agent.verl_side.checkpoints import step_of
+from sql_agent.verl_side.config import Files, compose, to_verl
+from sql_agent.verl_side.patches import check_installed
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

@@ -17,7 +17,7 @@ from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 
 from core.machine import free_port
 from core.processes import Events, end_with_parent
-from sql_agent.llm_proxy import model_list
+from sql_agent.lightning.llm_proxy import model_list
 
 
 async def serve(store_url: str, server_url: str, model: str, events: Events) -> None:

@@ -130,7 +130,7 @@ def main() -> None:
     from sql_agent.local.datatypes import Sampling
     from sql_agent.local.learner import Learner
     from sql_agent.local.policy import load_policy
-    from sql_agent.stitch import Trajectory
+    from sql_agent.rollouts.stitch import Trajectory
 
     give_back_freed_memory()
     torch.manual_seed(0)

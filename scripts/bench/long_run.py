@@ -25,11 +25,11 @@ from dbbench_adapter.load import write_tasks
 from scripts.bench.children import answer, python, started, wait_for
 from scripts.bench.report import Row
 from sql_agent import oracle
-from sql_agent.agl_light import agl
 from sql_agent.config import load_config
-from sql_agent.stitch import TURN_SPAN
-from sql_agent.store import PatientStore
-from sql_agent.verl_config import worker_environment
+from sql_agent.lightning.agl_light import agl
+from sql_agent.lightning.store import PatientStore
+from sql_agent.rollouts.stitch import TURN_SPAN
+from sql_agent.verl_side.config import worker_environment
 
 STEPS, WARM_STEPS = 200, 80
 """Growth is counted from the end of the warm steps on: 1,280 rollouts, more than a store lists (1,024)."""

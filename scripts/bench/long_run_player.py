@@ -20,14 +20,14 @@ from typing import Any
 import psutil
 
 from core.processes import RUN_ID, Events, end_run, end_with_parent
-from sql_agent import run_context
-from sql_agent.agl_light import agl
-from sql_agent.algorithm import log_file, spawn
 from sql_agent.config import TrainConfig, load_config
-from sql_agent.door import give_token
 from sql_agent.launch import fit
+from sql_agent.lightning.agl_light import agl
+from sql_agent.lightning.algorithm import log_file, spawn
+from sql_agent.lightning.door import give_token
+from sql_agent.lightning.runner import TRAINER_WORKER
 from sql_agent.oracle import MODEL
-from sql_agent.runner import TRAINER_WORKER
+from sql_agent.rollouts import run_context
 
 
 class Steps(agl.Algorithm):
@@ -59,7 +59,7 @@ class Steps(agl.Algorithm):
                 await asyncio.to_thread(self.proxy.wait, 20)
 
     def _manager(self) -> Any:
-        from sql_agent.rollout_manager import LightningRolloutManager
+        from sql_agent.rollouts.manager import LightningRolloutManager
 
         self.context = run_context.RunContext(self.cfg, "bench", self.store_url, 0, self._start_proxy)
         run_context.enter(self.context)
@@ -68,7 +68,7 @@ class Steps(agl.Algorithm):
         return LightningRolloutManager(config, SimpleNamespace(_load_balancer=SimpleNamespace(addresses=addresses)))
 
     def _start_proxy(self, servers: dict[str, Any]) -> str:
-        self.proxy = spawn("sql_agent.llm_proxy", "--store", self.store_url, log=log_file(self.cfg, "proxy"))
+        self.proxy = spawn("sql_agent.lightning.llm_proxy", "--store", self.store_url, log=log_file(self.cfg, "proxy"))
         assert self.proxy.stdin is not None and self.proxy.stdout is not None
         self.proxy.stdin.write(json.dumps(servers) + "\n")
         self.proxy.stdin.flush()

@@ -24,7 +24,7 @@ from dbbench_adapter.load import write_tasks
 from scripts.bench.children import answer, cpu_s, python, say, started, wait_for
 from scripts.bench.report import Row
 from sql_agent.config import load_config
-from sql_agent.verl_config import worker_environment
+from sql_agent.verl_side.config import worker_environment
 
 AT_ONCE = 16
 PROCESSES = 2
@@ -164,13 +164,13 @@ def _oracle(tasks: Path, folder: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}/v1"
 
 
-# `import verl` loads sql_agent.verl_plugin, as in verl's own server process.
+# `import verl` loads sql_agent.verl_side.plugin, as in verl's own server process.
 _VLLM = "import verl; from vllm.entrypoints.cli.main import main; main()"
 
 
 @contextmanager
 def _vllm(model: Path, folder: Path) -> Iterator[str]:
-    """vLLM as verl starts it in a run on a CPU (`sql_agent.verl_config`)."""
+    """vLLM as verl starts it in a run on a CPU (`sql_agent.verl_side.config`)."""
     port, log, cfg = free_port(), folder / "vllm.log", load_config(None)
     context = cfg.data.max_prompt_tokens + cfg.data.max_response_tokens
     flags = {

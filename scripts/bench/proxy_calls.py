@@ -20,14 +20,14 @@ import aiohttp
 from core.processes import Events, end_with_parent
 from dbbench_adapter.load import load_tasks
 from dbbench_adapter.protocols import fc
-from sql_agent.agl_light import agl
-from sql_agent.door import RUN_TOKEN, authorization
+from sql_agent.lightning.agl_light import agl
+from sql_agent.lightning.door import RUN_TOKEN, authorization
 
 STORED_S = 60.0
 
 
 async def call_all(order: dict[str, Any], messages: list[Any], store_url: str) -> dict[str, Any]:
-    from sql_agent.runner import turn_fields
+    from sql_agent.lightning.runner import turn_fields
 
     store = agl.LightningStoreClient(store_url)
     rollout = await store.start_rollout(input={})

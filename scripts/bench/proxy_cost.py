@@ -19,7 +19,7 @@ from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.load import write_tasks
 from scripts.bench.children import answer, cpu_s, python, say, started, wait_for
 from scripts.bench.report import Row
-from sql_agent.door import give_token
+from sql_agent.lightning.door import give_token
 
 AT_ONCE = 16
 LATENCY_MS = 100
@@ -97,7 +97,7 @@ def measure(_model: Path, folder: Path) -> list[Row]:
         costs = {DIRECT: cost(straight, "oracle", {}, 0)}
         tracing, ours, litellm, default = WAYS
         costs[tracing] = cost(straight, "oracle", {"store": store}, WAYS[tracing].spans, traced=True)
-        for name, module in ((ours, "sql_agent.llm_proxy"), (default, "scripts.bench.default_proxy")):
+        for name, module in ((ours, "sql_agent.lightning.llm_proxy"), (default, "scripts.bench.default_proxy")):
             with ExitStack() as proxies:
                 (to_slow, _), (to_fast, pid) = (
                     proxies.enter_context(_proxy(module, store_url, server, log)) for server in (slow, fast)
@@ -156,9 +156,9 @@ def _store(log: Path) -> Iterator[tuple[str, int]]:
 @contextmanager
 def _proxy(module: str, store_url: str, server: str, log: Path) -> Iterator[tuple[str, int]]:
     arguments: Sequence[str] = (
-        ("--store", store_url) if module == "sql_agent.llm_proxy" else (store_url, server, "oracle")
+        ("--store", store_url) if module == "sql_agent.lightning.llm_proxy" else (store_url, server, "oracle")
     )
     with started(python(module, *arguments), log, talks=True) as proxy:
-        if module == "sql_agent.llm_proxy":
+        if module == "sql_agent.lightning.llm_proxy":
             say(proxy, {"model": "oracle", "backends": [server]})
         yield answer(proxy, log)["url"], proxy.pid

@@ -27,13 +27,13 @@ from dbbench_adapter.datatypes import Task
 from dbbench_adapter.protocols import fc
 from scripts.bench.children import cpu_s
 from scripts.bench.overhead import AT_ONCE, ROUNDS
-from sql_agent import run_context
-from sql_agent.agl_light import agl
-from sql_agent.algorithm import log_file, spawn
 from sql_agent.config import TrainConfig, load_config
-from sql_agent.door import give_token
 from sql_agent.launch import fit
-from sql_agent.runner import TRAINER_WORKER
+from sql_agent.lightning.agl_light import agl
+from sql_agent.lightning.algorithm import log_file, spawn
+from sql_agent.lightning.door import give_token
+from sql_agent.lightning.runner import TRAINER_WORKER
+from sql_agent.rollouts import run_context
 
 ALONE = 30
 """Repetitions of each operation that is measured alone."""
@@ -77,7 +77,7 @@ class Measure(agl.Algorithm):
             await store.close()
 
     def _manager(self) -> Any:
-        from sql_agent.rollout_manager import LightningRolloutManager
+        from sql_agent.rollouts.manager import LightningRolloutManager
 
         self.context = run_context.RunContext(self.cfg, "bench", str(self.cfg.store.address), 0, self._start_proxy)
         run_context.enter(self.context)
@@ -89,7 +89,7 @@ class Measure(agl.Algorithm):
         if not self.cfg.llm_proxy:
             return None
         self.proxy = spawn(
-            "sql_agent.llm_proxy", "--store", str(self.cfg.store.address), log=log_file(self.cfg, "proxy")
+            "sql_agent.lightning.llm_proxy", "--store", str(self.cfg.store.address), log=log_file(self.cfg, "proxy")
         )
         assert self.proxy.stdin is not None and self.proxy.stdout is not None
         self.proxy.stdin.write(json.dumps(servers) + "\n")
@@ -124,7 +124,7 @@ class Measure(agl.Algorithm):
         """Milliseconds of single operations, one after another, with nothing else going on."""
         import httpx
 
-        from sql_agent.runner import turn_fields
+        from sql_agent.lightning.runner import turn_fields
 
         rollout = await store.start_rollout(input={})
         ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}

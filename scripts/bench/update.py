@@ -19,7 +19,7 @@ from core.machine import free_port
 from scripts.bench.children import answer, python, say, started
 from scripts.bench.report import Row
 from sql_agent.config import load_config
-from sql_agent.verl_config import worker_environment
+from sql_agent.verl_side.config import worker_environment
 
 MAX_TOKENS = 384
 """Prompt and response together in the prototype's runs; the rows fit into it."""
@@ -45,7 +45,7 @@ class Setting:
     pad_to: int | None = None
     """Width of every row; None: the longest row's."""
     upstream: bool = False
-    """verl's own engine and transformers' own attention, not what `sql_agent.verl_plugin` puts in their place."""
+    """verl's own engine and transformers' own attention, not what `sql_agent.verl_side.plugin` puts in their place."""
     verl: Mapping[str, Any] = field(default_factory=dict)
     more: tuple[str, ...] = ()
     """Further settings of ours."""

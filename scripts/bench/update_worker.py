@@ -18,7 +18,7 @@ from typing import Any
 
 from core.processes import Events, end_with_parent
 from sql_agent.config import load_config
-from sql_agent.verl_config import Files, compose, to_verl
+from sql_agent.verl_side.config import Files, compose, to_verl
 
 
 def main() -> None:
@@ -79,8 +79,8 @@ def make_batch(rows: Sequence[Any], pad_to: int | None) -> dict[str, Any]:
     import torch
     import torch.nn.functional as F
 
-    from sql_agent.batch import to_tensors
-    from sql_agent.stitch import Trajectory
+    from sql_agent.rollouts.batch import to_tensors
+    from sql_agent.rollouts.stitch import Trajectory
 
     trajectories = [Trajectory(tuple(p), tuple(r), tuple(mask), (0.0,) * len(r), num_turns=1) for p, r, mask in rows]
     tensors = to_tensors(trajectories, [0.0] * len(rows), pad_id=0)

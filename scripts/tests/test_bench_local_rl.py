@@ -9,7 +9,7 @@ from scripts.bench.local_models import SIZES, config_of
 from scripts.bench.local_tokens import per_turn
 from scripts.bench_local_rl import MODEL, parse_args
 from sql_agent.local.memory import Estimate, shape_of
-from sql_agent.stitch import Trajectory
+from sql_agent.rollouts.stitch import Trajectory
 
 
 def test_a_rollout_is_cut_into_one_sample_per_turn():

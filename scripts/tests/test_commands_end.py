@@ -14,9 +14,9 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("core", "dbbench_adapter", "reward_model", "scripts", "sql_agent")
 CHILDREN = {
     "core.commands",
-    "sql_agent.llm_proxy",
+    "sql_agent.lightning.llm_proxy",
     "core.processes",
-    "sql_agent.verl_driver",
+    "sql_agent.verl_side.driver",
 }
 """Modules that commands start, which are told to end by them."""
 

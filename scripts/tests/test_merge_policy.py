@@ -17,8 +17,8 @@ import pytest
 from core.machine import free_port
 from reward_model.tests.serving import started
 from scripts.merge_policy import find_checkpoint, main
-from sql_agent.checkpoints import describe, seal
 from sql_agent.tests.conftest import random_policy_folder  # noqa: F401  one is a fixture
+from sql_agent.verl_side.checkpoints import describe, seal
 
 ROOT = Path(__file__).parents[2]
 FACTS = {"run_id": "r", "commit": "c"}

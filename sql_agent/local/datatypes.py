@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Message
 from sql_agent.datatypes import AgentConfig, RolloutRecord
-from sql_agent.stitch import Trajectory
+from sql_agent.rollouts.stitch import Trajectory
 
 
 class DivergedError(RuntimeError):

@@ -14,7 +14,7 @@ from sql_agent.local.config import LossConfig, OptimConfig
 from sql_agent.local.datatypes import DivergedError
 from sql_agent.local.losses import GrpoStats, grpo_loss, reinforce_loss, token_weights
 from sql_agent.local.policy import LocalPolicy, Rows
-from sql_agent.stitch import Trajectory
+from sql_agent.rollouts.stitch import Trajectory
 
 MAX_BAD_STEPS = 3
 

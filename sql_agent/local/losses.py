@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sql_agent.advantages import masked_group_advantages
+from sql_agent.rollouts.advantages import masked_group_advantages
 
 Aggregation = Literal["seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm"]
 """How token losses become one number, by verl's names: GRPO's paper, DAPO, Dr. GRPO."""
@@ -44,7 +44,7 @@ def group_advantages(rewards_G: Sequence[float | None], *, scale: bool = True) -
     Raises:
         ValueError: a reward is NaN or infinite.
     Source:
-        `sql_agent.advantages.masked_group_advantages`, GRPO, arXiv:2402.03300 sec. 4.1.2, in float64.
+        `sql_agent.rollouts.advantages.masked_group_advantages`, GRPO, arXiv:2402.03300 sec. 4.1.2, in float64.
     """
     if not has_spread(rewards_G):  # 0.1, 0.1, 0.1 have a mean of 0.1 + 1 ulp, and eps would blow that up
         return [None if reward is None else 0.0 for reward in rewards_G]

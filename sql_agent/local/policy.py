@@ -33,7 +33,7 @@ from sql_agent.local.config import AdapterConfig, CpuPrecision
 from sql_agent.local.datatypes import Sample, Sampling
 from sql_agent.local.head import output_layer, score_tokens
 from sql_agent.local.start import ADAPTER_FILE
-from sql_agent.stitch import Trajectory
+from sql_agent.rollouts.stitch import Trajectory
 
 REFERENCE = "reference"
 NUCLEUS = 512

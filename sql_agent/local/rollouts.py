@@ -14,7 +14,7 @@ from sql_agent.datatypes import AgentConfig, RolloutRecord, StopReason
 from sql_agent.local.conversation import Conversation
 from sql_agent.local.datatypes import LocalRollout, Playable, Sample, Sampling
 from sql_agent.local.policy import LocalPolicy
-from sql_agent.stitch import Trajectory
+from sql_agent.rollouts.stitch import Trajectory
 
 T = TypeVar("T")
 

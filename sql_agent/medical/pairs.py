@@ -1,8 +1,8 @@
 """Preference pairs for a medical scorer: an answer out of the right field against one that is not.
 
 Both sides have one call of the tool, its real result and an answer, in the form in which rollouts are scored
-(`sql_agent.scoring.conversation`). What is wrong with the worse one: it looks at another entry (`wrong_row`), at
-another field of the same entry (`wrong_field`), or looks rightly and then declines (`refusal`). Within each of these
+(`sql_agent.rollouts.scoring.conversation`). What is wrong with the worse one: it looks at another entry (`wrong_row`),
+at another field of the same entry (`wrong_field`), or looks rightly and then declines (`refusal`). Within each of these
 kinds the better side is the longer one in half of the pairs.
 """
 
@@ -25,7 +25,7 @@ from sql_agent.medical.episode import TOOL_NAME, messages
 from sql_agent.medical.questions import Entry, askable, entries, label, text_of
 from sql_agent.medical.words import ANSWER, REFUSALS
 from sql_agent.oracle import call, calls
-from sql_agent.scoring import conversation
+from sql_agent.rollouts.scoring import conversation
 
 Kind = Literal["wrong_row", "wrong_field", "refusal"]
 KINDS: tuple[Kind, ...] = ("wrong_row", "wrong_field", "refusal")

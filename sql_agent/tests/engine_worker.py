@@ -22,7 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from sql_agent.config import load_config
-from sql_agent.verl_config import Files, compose, to_verl
+from sql_agent.verl_side.config import Files, compose, to_verl
 
 GROUP = 4
 
@@ -120,8 +120,8 @@ def make_batch(vocabulary: int, prompt: int, response: int, groups: int) -> tupl
     import torch
     from verl import DataProto
 
-    from sql_agent.batch import to_tensors
-    from sql_agent.stitch import Trajectory
+    from sql_agent.rollouts.batch import to_tensors
+    from sql_agent.rollouts.stitch import Trajectory
 
     generator = torch.Generator().manual_seed(0)
 

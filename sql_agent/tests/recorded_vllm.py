@@ -67,7 +67,7 @@ ODD_TEXTS = {
 def record(file: Path) -> None:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from sql_agent.verl_plugin import exact_prompts
+    from sql_agent.verl_side.plugin import exact_prompts
 
     out = file.open("a", buffering=1)
 
@@ -117,7 +117,7 @@ def scripted(tokenizer, prompt_ids, request_id):
 
 
 if __name__ == "__main__":
-    import verl  # noqa: F401  loads sql_agent.verl_plugin (VERL_USE_EXTERNAL_MODULES), as in verl's server process
+    import verl  # noqa: F401  loads sql_agent.verl_side.plugin (VERL_USE_EXTERNAL_MODULES), as in verl's server process
     from vllm.entrypoints.cli.main import main
 
     record(Path(sys.argv.pop(1)))

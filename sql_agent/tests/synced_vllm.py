@@ -46,9 +46,9 @@ def main() -> None:
     from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
 
     from sql_agent.config import load_config
-    from sql_agent.door import RUN_TOKEN, authorization
-    from sql_agent.verl_config import Files, compose, to_verl
-    from sql_agent.weight_sync import QuietWeightSync
+    from sql_agent.lightning.door import RUN_TOKEN, authorization
+    from sql_agent.verl_side.config import Files, compose, to_verl
+    from sql_agent.verl_side.weight_sync import QuietWeightSync
 
     old, new, ray_dir = sys.argv[1:]
     cfg = load_config(None, ["data.max_prompt_tokens=320", "data.max_response_tokens=704"])

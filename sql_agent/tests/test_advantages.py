@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sql_agent.advantages import masked_group_advantages, masked_grpo
+from sql_agent.rollouts.advantages import masked_group_advantages, masked_grpo
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from core.signed import NotOursError
-from sql_agent.checkpoints import (
+from sql_agent.verl_side.checkpoints import (
     CheckpointError,
     checkpoints,
     describe,
@@ -20,7 +20,7 @@ from sql_agent.checkpoints import (
     prune,
     seal,
 )
-from sql_agent.verl_driver import CheckpointKeeper
+from sql_agent.verl_side.driver import CheckpointKeeper
 
 FACTS = {"run_id": "r", "commit": "c"}
 

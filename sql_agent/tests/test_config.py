@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from sql_agent.config import TrainConfig, dump_config, load_config
-from sql_agent.verl_config import Files, compose, precision, to_verl
+from sql_agent.verl_side.config import Files, compose, precision, to_verl
 
 FILES = Files(Path("model"), Path("train.parquet"), Path("val.parquet"))
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))

@@ -10,7 +10,7 @@ import pytest
 
 from core.machine import free_port
 from sql_agent.config import load_config
-from sql_agent.verl_config import worker_environment
+from sql_agent.verl_side.config import worker_environment
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,7 +68,7 @@ def test_an_update_by_two_threads_has_the_same_bits_every_time(model):
 
 def test_rows_of_a_group_are_told_by_their_ids():
     pytest.importorskip("verl")
-    from sql_agent.verl_plugin.cpu_engine import group_size
+    from sql_agent.verl_side.plugin.cpu_engine import group_size
 
     assert group_size(["a", "a", "b", "b"], 4) == 2
     assert group_size(["a", "b", "a", "b"], 4) == 1  # not side by side
@@ -82,7 +82,7 @@ def test_a_model_that_carries_a_state_from_token_to_token_is_refused():
     lines = [
         "import verl.workers.engine.fsdp",
         "from types import SimpleNamespace as N",
-        "from sql_agent.verl_plugin.cpu_engine import CpuEngine",
+        "from sql_agent.verl_side.plugin.cpu_engine import CpuEngine",
         "from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead",
         "from transformers import Qwen3NextConfig",
         "config = Qwen3NextConfig(num_hidden_layers=4)",

@@ -17,13 +17,14 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from core.machine import free_port
-from sql_agent import oracle, store
-from sql_agent.agl_light import agl
+from sql_agent import oracle
 from sql_agent.config import load_config
-from sql_agent.door import RUN_TOKEN, STORE_TOKEN, Door, RunDoor, TokenError, authorization, give_token
-from sql_agent.runner_processes import LastingRunners
+from sql_agent.lightning import store
+from sql_agent.lightning.agl_light import agl
+from sql_agent.lightning.door import RUN_TOKEN, STORE_TOKEN, Door, RunDoor, TokenError, authorization, give_token
+from sql_agent.lightning.runner_processes import LastingRunners
 from sql_agent.store_server import BoundedStore
-from sql_agent.verl_config import Files, to_verl, worker_environment
+from sql_agent.verl_side.config import Files, to_verl, worker_environment
 
 TOKEN = "a-token-of-a-test"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}

@@ -1,8 +1,8 @@
-"""`sql_agent.dynamic_sampling`: which group gives way, to what, and which seed a rollout has."""
+"""`sql_agent.rollouts.dynamic_sampling`: which group gives way, to what, and which seed a rollout has."""
 
 import pytest
 
-from sql_agent.dynamic_sampling import no_spread, rollout_seed, spare_tasks
+from sql_agent.rollouts.dynamic_sampling import no_spread, rollout_seed, spare_tasks
 
 TASKS = [{"id": f"t{i}"} for i in range(10)]
 

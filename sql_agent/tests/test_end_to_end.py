@@ -24,10 +24,10 @@ import pytest
 
 from core.machine import free_port
 from core.processes import processes_of
-from sql_agent.agl_light import agl
-from sql_agent.checkpoints import checkpoints, fault_of
-from sql_agent.stitch import read_outcome, read_turns
+from sql_agent.lightning.agl_light import agl
+from sql_agent.rollouts.stitch import read_outcome, read_turns
 from sql_agent.tests.conftest import wait_for
+from sql_agent.verl_side.checkpoints import checkpoints, fault_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 

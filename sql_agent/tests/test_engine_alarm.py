@@ -1,4 +1,4 @@
-"""`sql_agent.engine_alarm`: sampler and trainer disagree about the tokens that were sampled."""
+"""`sql_agent.verl_side.engine_alarm`: sampler and trainer disagree about the tokens that were sampled."""
 
 import json
 import math
@@ -6,8 +6,8 @@ import math
 import pytest
 
 from sql_agent.config import load_config
-from sql_agent.engine_alarm import engine_alarm
-from sql_agent.run_context import RunContext
+from sql_agent.rollouts.run_context import RunContext
+from sql_agent.verl_side.engine_alarm import engine_alarm
 
 
 def compared(largest, mean):
@@ -44,7 +44,7 @@ def test_difference_and_kl_are_those_of_the_sampled_tokens_and_end_up_under_our_
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
     from verl.utils.debug.metrics import calculate_debug_metrics
 
-    from sql_agent.tracking import make_tracking
+    from sql_agent.verl_side.tracking import make_tracking
 
     # sampler's probabilities 1/2 and 1/4, trainer's 1/4 and 1/4; the third token was not sampled and is far off
     sampler, trainer = torch.tensor([[0.5, 0.25, 1.0]]).log(), torch.tensor([[0.25, 0.25, 0.01]]).log()

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from sql_agent.continuation import OTHER
-from sql_agent.verl_plugin.exact_prompts import RANDOM_ID, ReplyMemory, _wrap_chat_server, conversation_key
+from sql_agent.verl_side.plugin.exact_prompts import RANDOM_ID, ReplyMemory, _wrap_chat_server, conversation_key
 
 EOS = 99
 SYSTEM = {"role": "system", "content": "rules"}

@@ -20,14 +20,14 @@ import pytest
 
 from core.machine import free_port
 from dbbench_adapter.generator import generate_tasks
-from sql_agent import run_context
-from sql_agent.algorithm import log_file, spawn
 from sql_agent.config import load_config
-from sql_agent.run_context import RunContext
+from sql_agent.lightning.algorithm import log_file, spawn
+from sql_agent.rollouts import run_context
+from sql_agent.rollouts.run_context import RunContext
 from sql_agent.tests.conftest import wait_for
 from sql_agent.tests.recorded_vllm import ODD
 from sql_agent.tests.test_rollout_manager import _work
-from sql_agent.verl_config import worker_environment
+from sql_agent.verl_side.config import worker_environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
@@ -73,13 +73,13 @@ class Chain:
         with (folder / "vllm.log").open("w") as log:
             environment = os.environ | worker_environment(cfg, cpu=True)
             self.server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-        self.proxy = spawn("sql_agent.llm_proxy", "--store", store_url, log=log_file(cfg, "proxy"))
+        self.proxy = spawn("sql_agent.lightning.llm_proxy", "--store", store_url, log=log_file(cfg, "proxy"))
         self.runner = threading.Thread(target=_work, args=(cfg, store_url, self.stop))
         self.context = RunContext(cfg, "run", store_url, 0, self._start_proxy)
         self.model, self.address = str(model), f"127.0.0.1:{port}"
 
     def start(self):
-        from sql_agent.rollout_manager import LightningRolloutManager
+        from sql_agent.rollouts.manager import LightningRolloutManager
 
         wait_for(f"http://{self.address}/health", self.server, 300)
         self.runner.start()

@@ -13,9 +13,9 @@ import pytest
 from openai import APITimeoutError, NotFoundError, OpenAI
 
 from sql_agent import oracle
-from sql_agent.agl_light import agl
-from sql_agent.door import RUN_TOKEN, RunDoor, authorization
-from sql_agent.stitch import TURN_SPAN, Turn, read_turns
+from sql_agent.lightning.agl_light import agl
+from sql_agent.lightning.door import RUN_TOKEN, RunDoor, authorization
+from sql_agent.rollouts.stitch import TURN_SPAN, Turn, read_turns
 from sql_agent.tests.conftest import HangingServer
 
 pytestmark = pytest.mark.slow
@@ -34,7 +34,7 @@ def proxy_url(store_url, hanging):
     """`policy-0` answers, `policy-1` never does; both are behind the door of a model server."""
     replies = RunDoor(oracle.app(oracle.recite([SQL, TEXT])))
     with oracle.serve(replies) as base_url, oracle.serve(hanging) as silent_url:
-        command = [sys.executable, "-m", "sql_agent.llm_proxy", "--store", store_url]
+        command = [sys.executable, "-m", "sql_agent.lightning.llm_proxy", "--store", store_url]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdin is not None and process.stdout is not None
         order = {"model": oracle.MODEL, "backends": [url.removesuffix("/v1") for url in (base_url, silent_url)]}

@@ -14,7 +14,7 @@ from sql_agent.local.config import Gsm8kGrpoConfig, ModelConfig
 from sql_agent.local.datatypes import LocalRollout
 from sql_agent.local.gsm8k_grpo import Progress, credit, epoch_order, train
 from sql_agent.local.run_folder import RunFolder
-from sql_agent.stitch import Trajectory
+from sql_agent.rollouts.stitch import Trajectory
 
 PROBLEMS = [Problem(f"p{n}", f"What is {n} and 1?", str(n + 1)) for n in range(5)]
 

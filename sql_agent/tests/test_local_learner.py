@@ -10,7 +10,7 @@ from sql_agent.local.config import AdapterConfig, LossConfig, OptimConfig
 from sql_agent.local.datatypes import DivergedError
 from sql_agent.local.learner import Learner
 from sql_agent.local.policy import LocalPolicy, Rows, load_policy
-from sql_agent.stitch import Trajectory
+from sql_agent.rollouts.stitch import Trajectory
 
 NO_DROPOUT = AdapterConfig(dropout=0.0)
 FAST = OptimConfig(learning_rate=1e-2, weight_decay=0.0)

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from sql_agent.local.config import AdapterConfig
 from sql_agent.local.datatypes import GREEDY, Sample, Sampling
 from sql_agent.local.policy import LocalPolicy, Rows, _keep_nucleus, load_model, load_policy
-from sql_agent.stitch import Trajectory
+from sql_agent.rollouts.stitch import Trajectory
 
 BOUND = 1e-4
 """On a CPU in float32, recorded while sampling against recomputed, in nats; 3e-6 were measured here and 3e-5 on the

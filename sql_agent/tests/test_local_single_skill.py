@@ -28,7 +28,7 @@ from sql_agent.local.single_skill import (
 )
 from sql_agent.local.skill_plot import draw, held_out_curves, read_lines, training_curves
 from sql_agent.local.skill_tasks import draws, held_out_tasks, trained_skills
-from sql_agent.stitch import Trajectory
+from sql_agent.rollouts.stitch import Trajectory
 from sql_agent.success import Rate
 
 ROOT = Path(__file__).parents[2]

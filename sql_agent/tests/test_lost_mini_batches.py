@@ -11,7 +11,7 @@ import pytest
 from core.machine import free_port
 from sql_agent.config import load_config
 from sql_agent.tests.updating_worker import SETTINGS
-from sql_agent.verl_config import worker_environment
+from sql_agent.verl_side.config import worker_environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -8,10 +8,10 @@ import pytest
 from dbbench_adapter.datatypes import Score
 from sql_agent.config import load_config
 from sql_agent.datatypes import RolloutRecord
+from sql_agent.lightning.runner import SqlLitAgent
 from sql_agent.rewards import NO_JUDGE
-from sql_agent.rollout_metrics import batch_metrics
-from sql_agent.runner import SqlLitAgent
-from sql_agent.stitch import OUTCOME, RolloutOutcome, Trajectory
+from sql_agent.rollouts.metrics import batch_metrics
+from sql_agent.rollouts.stitch import OUTCOME, RolloutOutcome, Trajectory
 
 
 def result(group, reward, trajectory=None, lost=None):

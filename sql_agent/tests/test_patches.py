@@ -12,9 +12,9 @@ from types import ModuleType
 
 import pytest
 
-from sql_agent import patches
-from sql_agent.patches import DISTRIBUTIONS, PATCHES, VERSIONS, Patch, PatchError, in_sources
-from sql_agent.verl_config import worker_environment
+from sql_agent.verl_side import patches
+from sql_agent.verl_side.config import worker_environment
+from sql_agent.verl_side.patches import DISTRIBUTIONS, PATCHES, VERSIONS, Patch, PatchError, in_sources
 
 ROOT = Path(__file__).parents[2]
 TARGETS = [(patch.module, name) for patch in PATCHES for name in patch.names]
@@ -72,7 +72,7 @@ def test_a_target_is_looked_up_in_sources_that_are_not_run(library, target, ther
     assert in_sources(*target.split(":")) is there
 
 
-def entry(name="answer", process="server", module="upstream.deep.more", by="sql_agent.verl_driver"):
+def entry(name="answer", process="server", module="upstream.deep.more", by="sql_agent.verl_side.driver"):
     return Patch(process, by, module, (name,), "rollouts stay whole")
 
 
@@ -163,8 +163,8 @@ def test_assignments_are_found_however_they_are_written():
 HARMLESS = {
     "core/hub.py": {"HF_HUB_OFFLINE"},  # huggingface_hub reads it before each request; its test asks the hub
     "core/processes.py": {"tempdir"},  # the standard library's, which documents it
-    "sql_agent/server_list.py": {"remote"},  # of our own actor class
-    "sql_agent/agl_light.py": {"LLMProxy", "__all__"},  # of the module that stands in
+    "sql_agent/verl_side/server_list.py": {"remote"},  # of our own actor class
+    "sql_agent/lightning/agl_light.py": {"LLMProxy", "__all__"},  # of the module that stands in
 }
 
 
@@ -200,9 +200,10 @@ def test_a_training_worker_has_every_change_once_it_is_imported():
         "print(AttentionInterface._global_mapping['sdpa'].__module__)",
         "print(transformer_impl.FSDPEngine.initialize.__module__)",
     )
-    assert result.stdout.split()[-2:] == ["sql_agent.verl_plugin.shared_prefix", "sql_agent.verl_plugin.lora"], (
-        result.stderr[-2000:]
-    )
+    assert result.stdout.split()[-2:] == [
+        "sql_agent.verl_side.plugin.shared_prefix",
+        "sql_agent.verl_side.plugin.lora",
+    ], result.stderr[-2000:]
 
 
 @pytest.mark.slow  # imports verl
@@ -214,7 +215,7 @@ def test_a_server_without_exact_prompts_does_not_start():
         TrainConfig(),
         "import asyncio",
         "from verl.workers.rollout.vllm_rollout import vllm_async_server",
-        "from sql_agent.verl_plugin.model_server import _check_before_serving",
+        "from sql_agent.verl_side.plugin.model_server import _check_before_serving",
         "class Server:",
         "    async def run_server(self, args): print('served')",
         "vllm_async_server.vLLMHttpServer = Server",

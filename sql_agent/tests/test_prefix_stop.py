@@ -2,7 +2,7 @@
 
 import pytest
 
-from sql_agent.prefix_stop import PrefixBrokenError, PrefixStop
+from sql_agent.rollouts.prefix_stop import PrefixBrokenError, PrefixStop
 
 
 def step(broken, **causes):
@@ -26,7 +26,7 @@ def test_a_step_at_the_limit_begins_the_count_anew():
     stop = PrefixStop(0.1)
     for broken in (0.5, 0.5, 0.1, 0.5, 0.5):
         stop.add(step(broken, tokenisation=1))
-    with pytest.raises(PrefixBrokenError, match=r"sql_agent\.verl_plugin"):
+    with pytest.raises(PrefixBrokenError, match=r"sql_agent\.verl_side\.plugin"):
         stop.add(step(0.5, tokenisation=1))
 
 

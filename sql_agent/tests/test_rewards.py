@@ -20,7 +20,7 @@ from sql_agent.rewards import (
     success,
     without_score,
 )
-from sql_agent.stitch import RolloutOutcome
+from sql_agent.rollouts.stitch import RolloutOutcome
 
 
 def record(stop_reason, score, last="It is 4."):

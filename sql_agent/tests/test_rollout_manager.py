@@ -12,12 +12,13 @@ import requests
 from core.machine import free_port
 from dbbench_adapter.export import write_verl_parquet
 from dbbench_adapter.generator import generate_tasks
-from sql_agent import oracle, prefix_stop, run_context
-from sql_agent.agl_light import agl
+from sql_agent import oracle
 from sql_agent.config import load_config
-from sql_agent.run_context import RunContext
-from sql_agent.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
-from sql_agent.store import PatientStore
+from sql_agent.lightning.agl_light import agl
+from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
+from sql_agent.lightning.store import PatientStore
+from sql_agent.rollouts import prefix_stop, run_context
+from sql_agent.rollouts.run_context import RunContext
 from sql_agent.tests.conftest import start_store
 
 pytestmark = pytest.mark.slow
@@ -40,7 +41,7 @@ def play(store_url, tmp_path):
         import torch
         from verl import DataProto
 
-        from sql_agent.rollout_manager import LightningRolloutManager
+        from sql_agent.rollouts.manager import LightningRolloutManager
 
         cfg = load_config(None, [f"run_dir={tmp_path}", *SETTINGS, *settings])
         train_file = tmp_path / "train.parquet"

@@ -1,12 +1,12 @@
-"""`sql_agent.rollout_metrics`: what is logged of the reward model."""
+"""`sql_agent.rollouts.metrics`: what is logged of the reward model."""
 
 import math
 from types import SimpleNamespace
 
 import pytest
 
-from sql_agent.rollout_metrics import batch_metrics, clip_metrics, score_metrics, skill_metrics
-from sql_agent.stitch import RolloutOutcome, Trajectory
+from sql_agent.rollouts.metrics import batch_metrics, clip_metrics, score_metrics, skill_metrics
+from sql_agent.rollouts.stitch import RolloutOutcome, Trajectory
 
 ROW = Trajectory((1,), (2,), (1,), (0.0,), num_turns=1)
 

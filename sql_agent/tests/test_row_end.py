@@ -11,7 +11,7 @@ import requests
 from core.machine import free_port
 from sql_agent.config import load_config
 from sql_agent.tests.conftest import wait_for
-from sql_agent.verl_config import Files, to_verl, worker_environment
+from sql_agent.verl_side.config import Files, to_verl, worker_environment
 
 CFG = load_config(None)  # 512 tokens of first prompt, 768 of response, 512 a reply
 FIRST = 500
@@ -27,14 +27,14 @@ FIRST = 500
     ],
 )
 def test_a_reply_gets_what_is_left_of_the_row(prompt, reply):
-    from sql_agent.verl_plugin.row_end import reply_tokens
+    from sql_agent.verl_side.plugin.row_end import reply_tokens
 
     assert reply_tokens(512, FIRST + CFG.data.max_response_tokens, prompt) == reply
 
 
 def chat_server(prompt: int):
     """A chat server whose template makes `prompt` tokens of everything and that refuses as vLLM does."""
-    from sql_agent.verl_plugin.row_end import _reply_may_be_shorter
+    from sql_agent.verl_side.plugin.row_end import _reply_may_be_shorter
 
     class ChatServer:
         model_config = SimpleNamespace(max_model_len=1280)

@@ -10,15 +10,15 @@ import sys
 import pytest
 
 from dbbench_adapter.export import write_rows
-from sql_agent.checkpoints import checkpoints
 from sql_agent.config import dump_config, load_config
 from sql_agent.preflight import UsageError, find_model
 from sql_agent.run_dir import check_resume, claim, refuse_other_tasks, set_aside, write_start
 from sql_agent.tests.conftest import checkpoint_of
+from sql_agent.verl_side.checkpoints import checkpoints
 
 
 def test_metrics_that_are_no_text_are_passed_over_and_kept(tmp_path):
-    from sql_agent.tracking import earlier_steps
+    from sql_agent.verl_side.tracking import earlier_steps
 
     (tmp_path / "metrics.jsonl").write_bytes(b'\xff\x00\n{"train_step": 1}\n[]\n{"train_step": 2, "a": null}\n7\n')
     assert earlier_steps(tmp_path / "metrics.jsonl") == [{"train_step": 1}, {"train_step": 2}]

@@ -15,17 +15,18 @@ from core.machine import free_port
 from dbbench_adapter.backends import BackendUnavailable, open_backend
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.generator import generate_tasks
-from sql_agent import oracle, runner
-from sql_agent.agl_light import agl
+from sql_agent import oracle
 from sql_agent.config import load_config
 from sql_agent.datatypes import RolloutRecord
-from sql_agent.door import RunDoor
 from sql_agent.environments.dbbench import DbBench
+from sql_agent.lightning import runner
+from sql_agent.lightning.agl_light import agl
+from sql_agent.lightning.door import RunDoor
+from sql_agent.lightning.runner import TRAINER_WORKER, ConcurrentRunner, PassiveTracer, SqlLitAgent
 from sql_agent.medical.datatypes import Question
 from sql_agent.medical.invent import make_database
 from sql_agent.rewards import Opinion, score_failure
-from sql_agent.runner import TRAINER_WORKER, ConcurrentRunner, PassiveTracer, SqlLitAgent
-from sql_agent.stitch import OUTCOME, read_outcome, read_turns, stitch
+from sql_agent.rollouts.stitch import OUTCOME, read_outcome, read_turns, stitch
 from sql_agent.tests.conftest import HangingServer, serve_scores, start_store
 from sql_agent.tests.faults.proxy import Fault, FaultProxy
 

@@ -12,18 +12,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sql_agent import algorithm
-from sql_agent.algorithm import VerlGrpo
 from sql_agent.config import load_config
-from sql_agent.run_context import TrainingFailedError
+from sql_agent.lightning import algorithm
+from sql_agent.lightning.algorithm import VerlGrpo
+from sql_agent.rollouts.run_context import TrainingFailedError
 
 pytestmark = pytest.mark.slow
 
 KEEPER = """
 import sys, time
 from pathlib import Path
-from sql_agent import runner_processes
-from sql_agent.runner_processes import _until_told, keep_going
+from sql_agent.lightning import runner_processes
+from sql_agent.lightning.runner_processes import _until_told, keep_going
 import asyncio
 
 async def work(number):

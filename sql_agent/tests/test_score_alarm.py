@@ -1,11 +1,11 @@
-"""`sql_agent.score_alarm`: the score rises while correctness falls."""
+"""`sql_agent.rollouts.score_alarm`: the score rises while correctness falls."""
 
 import math
 
 import numpy as np
 import pytest
 
-from sql_agent.score_alarm import WINDOW, ScoreAlarm, trend
+from sql_agent.rollouts.score_alarm import WINDOW, ScoreAlarm, trend
 
 
 @pytest.mark.parametrize(("values", "expected"), [

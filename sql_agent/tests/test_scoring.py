@@ -1,4 +1,4 @@
-"""`sql_agent.scoring`: which rollouts are scored, in what form, and what becomes of a service that does not answer."""
+"""`sql_agent.rollouts.scoring`: which rollouts are scored, in what form, and what a silent service does."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from reward_model.datatypes import FunctionCall, Message, ToolCall
 from sql_agent.datatypes import RewardModelConfig, RolloutRecord
 from sql_agent.oracle import call, calls
 from sql_agent.rewards import NO_JUDGE, Opinion
-from sql_agent.scoring import RolloutScorer, check_scorer, conversation
+from sql_agent.rollouts.scoring import RolloutScorer, check_scorer, conversation
 from sql_agent.tests.conftest import serve_scores
 
 ASK = [{"role": "system", "content": "Rules."}, {"role": "user", "content": "How many?"}]

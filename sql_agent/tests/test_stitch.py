@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sql_agent.stitch import (
+from sql_agent.rollouts.stitch import (
     OUTCOME,
     RolloutOutcome,
     Trajectory,

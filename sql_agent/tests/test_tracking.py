@@ -1,4 +1,4 @@
-"""`sql_agent.tracking`: what a resume finds of the steps before it."""
+"""`sql_agent.verl_side.tracking`: what a resume finds of the steps before it."""
 
 import json
 import math
@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from sql_agent.config import load_config
-from sql_agent.rollout_metrics import clip_metrics
-from sql_agent.run_context import RunContext
-from sql_agent.stitch import Trajectory
-from sql_agent.tracking import drop_torn_line, earlier_steps, make_tracking
+from sql_agent.rollouts.metrics import clip_metrics
+from sql_agent.rollouts.run_context import RunContext
+from sql_agent.rollouts.stitch import Trajectory
+from sql_agent.verl_side.tracking import drop_torn_line, earlier_steps, make_tracking
 
 
 def test_a_step_that_was_taken_again_counts_once_with_its_later_metrics(tmp_path):
@@ -53,7 +53,7 @@ def test_a_row_is_not_clipped_for_being_the_longest_of_its_batch(tmp_path, longe
     from verl import DataProto
     from verl.trainer.ppo.metric_utils import compute_data_metrics
 
-    from sql_agent.batch import to_tensors
+    from sql_agent.rollouts.batch import to_tensors
 
     rows = [Trajectory((1,), (2,) * n, (1,) * n, (0.0,) * n, num_turns=1) for n in (2, 3, longest)]
     tensors = to_tensors(rows, [1.0, 0.0, 0.0], pad_id=0)

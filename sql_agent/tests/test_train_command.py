@@ -14,16 +14,17 @@ from pathlib import Path
 import pytest
 
 from core.machine import free_port
-from sql_agent import patches, preflight
-from sql_agent.agl_light import agl
-from sql_agent.algorithm import spawn
+from sql_agent import preflight
 from sql_agent.config import dump_config, load_config
+from sql_agent.lightning.agl_light import agl
+from sql_agent.lightning.algorithm import spawn
 from sql_agent.preflight import UsageError, check_model, use_cpu
 from sql_agent.report.page import render
 from sql_agent.report.reading import read_run
 from sql_agent.run_dir import write_start
 from sql_agent.tests.conftest import checkpoint_of, serve_scores, start_store, wait_for
 from sql_agent.train_sql_agent import main, parse_args, resolve
+from sql_agent.verl_side import patches
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +94,7 @@ def test_a_library_that_is_not_the_one_we_change_is_refused_before_anything_load
     monkeypatch.setattr(patches, "PATCHES", (moved,))
     error = error_of(capsys, "--run-dir", str(tmp_path))
     assert "vllm.entrypoints.openai.chat.serving:OpenAIServingChat.render_chat_request is not where vllm 0.28" in error
-    assert "(0.28.0+cpu is installed), so sql_agent.verl_plugin.exact_prompts:_wrap_chat_server cannot" in error
+    assert "(0.28.0+cpu is installed), so sql_agent.verl_side.plugin.exact_prompts:_wrap_chat_server cannot" in error
 
 
 @pytest.mark.parametrize(

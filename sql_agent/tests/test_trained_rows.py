@@ -11,15 +11,15 @@ import pytest
 from dbbench_adapter.datatypes import Score
 from sql_agent.config import load_config
 from sql_agent.datatypes import RolloutRecord
+from sql_agent.lightning.runner import SqlLitAgent
 from sql_agent.rewards import NO_JUDGE, Opinion
-from sql_agent.runner import SqlLitAgent
-from sql_agent.stitch import OUTCOME, TURN_SPAN, RolloutOutcome, Trajectory
+from sql_agent.rollouts.stitch import OUTCOME, TURN_SPAN, RolloutOutcome, Trajectory
 
 pytestmark = pytest.mark.slow  # imports verl
 
 
 def rollouts(group, *rewards):
-    from sql_agent.rollout_manager import Result
+    from sql_agent.rollouts.manager import Result
 
     return [
         Result(
@@ -33,7 +33,7 @@ def rollouts(group, *rewards):
 
 
 def test_results_stand_in_the_order_of_the_rows_and_lost_ones_have_no_advantage():
-    from sql_agent.rollout_manager import LightningRolloutManager, Place
+    from sql_agent.rollouts.manager import LightningRolloutManager, Place
 
     manager = object.__new__(LightningRolloutManager)
     manager.cfg = load_config(None)
@@ -67,7 +67,7 @@ def test_results_stand_in_the_order_of_the_rows_and_lost_ones_have_no_advantage(
     ],
 )
 def test_the_group_with_spread_is_chosen_else_the_one_that_lost_least(draws, chosen, causes):
-    from sql_agent.rollout_manager import Place
+    from sql_agent.rollouts.manager import Place
 
     groups = [rollouts("g", *rewards) for rewards in draws]
     place = Place(0, list(range(len(draws[0]))), draws=groups)
@@ -83,7 +83,7 @@ RIGHT, WRONG, UNJUDGED = Score(1.0, "match"), Score(0.0, "wrong_answer"), Score(
 
 def scored(*ends, preset="agentbench"):
     """The results of one group, each reported by the runner's own code: pairs of a verdict and an opinion."""
-    from sql_agent.rollout_manager import Result
+    from sql_agent.rollouts.manager import Result
 
     agent = SqlLitAgent(load_config(None, [f"rollout.reward={preset}", "reward_model.url=http://127.0.0.1:1"]))
     results = []
@@ -98,7 +98,7 @@ def scored(*ends, preset="agentbench"):
 
 
 def trained(results):
-    from sql_agent.rollout_manager import LightningRolloutManager, Place
+    from sql_agent.rollouts.manager import LightningRolloutManager, Place
 
     manager = object.__new__(LightningRolloutManager)
     manager.cfg = load_config(None)
@@ -128,8 +128,8 @@ def test_a_group_whose_scores_are_all_there_keeps_them():
 
 
 def test_a_mixed_group_whose_right_ones_all_lost_their_score_is_not_all_wrong():
-    from sql_agent.rollout_manager import without_spread
-    from sql_agent.rollout_metrics import batch_metrics
+    from sql_agent.rollouts.manager import without_spread
+    from sql_agent.rollouts.metrics import batch_metrics
 
     results = scored((RIGHT, GONE), (RIGHT, GONE), (WRONG, Opinion(0.0)), (WRONG, Opinion(0.0)))
     assert without_spread(results) is None
@@ -152,7 +152,7 @@ def test_without_a_judge_a_group_that_lost_scores_is_lost_whole():
 
 
 def test_a_validation_keeps_the_success_of_rollouts_whose_score_is_lost():
-    from sql_agent.rollout_metrics import batch_metrics
+    from sql_agent.rollouts.metrics import batch_metrics
 
     rows = [dataclasses.replace(r, group=f"g{i}") for i, r in enumerate(scored((RIGHT, GONE), (WRONG, GONE)))]
     metrics = batch_metrics([r for row in rows for r in trained([row])])
@@ -162,7 +162,7 @@ def test_a_validation_keeps_the_success_of_rollouts_whose_score_is_lost():
 
 
 def test_a_scorer_that_refuses_more_than_its_share_stops_the_step_and_one_that_is_away_has_its_own_limit():
-    from sql_agent.rollout_manager import TooManyLostError, check_lost
+    from sql_agent.rollouts.manager import TooManyLostError, check_lost
 
     refused = scored(*[(RIGHT, Opinion(None, "scorer_refused"))] * 2, (WRONG, Opinion(0.0)))
     with pytest.raises(TooManyLostError, match=r"2 of 3 rollouts were lost or refused a score.*name the field"):
@@ -186,7 +186,7 @@ FIRST, SECOND, LATE = span(1, [1], [2]), span(2, [1, 2, 9], [3]), span(3, [1, 2,
 
 async def read(*answers, status="succeeded", settings=()):
     """The result after the store gave these answers one after the other, and what it was asked."""
-    from sql_agent.rollout_manager import LightningRolloutManager, Result
+    from sql_agent.rollouts.manager import LightningRolloutManager, Result
 
     left, asked, marked = list(answers), [], []
 
@@ -262,7 +262,7 @@ async def test_a_first_reply_that_does_not_fit_is_lost():
 
 
 def test_a_step_may_lose_the_share_it_is_allowed():
-    from sql_agent.rollout_manager import TooManyLostError, check_lost
+    from sql_agent.rollouts.manager import TooManyLostError, check_lost
 
     check_lost(rollouts("g", 1.0, None), max_fraction=0.5)
     with pytest.raises(TooManyLostError, match="2 of 3 rollouts were lost"):

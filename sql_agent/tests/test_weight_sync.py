@@ -12,7 +12,7 @@ import pytest
 
 from sql_agent.config import load_config
 from sql_agent.tests.conftest import with_random_weights
-from sql_agent.verl_config import worker_environment
+from sql_agent.verl_side.config import worker_environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from sql_agent.config import load_config
-from sql_agent.verl_config import Files, compose, to_verl
+from sql_agent.verl_side.config import Files, compose, to_verl
 
 SETTINGS = ["data.train_batch_size=2", "rollout.group_size=2", "optim.mini_batch_size=1", "optim.weight_decay=0.1"]
 
@@ -47,9 +47,9 @@ def update(trainer: Any, word: str) -> dict[str, float]:
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
     from verl.utils.metric import reduce_metrics
 
-    from sql_agent.batch import to_tensors
-    from sql_agent.stitch import Trajectory
-    from sql_agent.tracking import rename
+    from sql_agent.rollouts.batch import to_tensors
+    from sql_agent.rollouts.stitch import Trajectory
+    from sql_agent.verl_side.tracking import rename
 
     row = Trajectory((1, 50, 60), (70, 71, 72), (1, 0, 1), (-6.9, 0.0, -6.9), 2)
     rows = [row if letter == "r" else None for letter in word]

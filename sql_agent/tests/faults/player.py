@@ -18,13 +18,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from core.processes import Events, end_with_parent, own_run
-from sql_agent import run_context
-from sql_agent.agl_light import agl
-from sql_agent.algorithm import log_file, spawn
 from sql_agent.config import TrainConfig, load_config
 from sql_agent.launch import fit
+from sql_agent.lightning.agl_light import agl
+from sql_agent.lightning.algorithm import log_file, spawn
+from sql_agent.lightning.runner import TRAINER_WORKER
 from sql_agent.oracle import MODEL
-from sql_agent.runner import TRAINER_WORKER
+from sql_agent.rollouts import run_context
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Player(agl.Algorithm):
             await asyncio.sleep(5)
 
     def _manager(self) -> Any:
-        from sql_agent.rollout_manager import LightningRolloutManager
+        from sql_agent.rollouts.manager import LightningRolloutManager
 
         self.context = Context(self.cfg, "faults", str(self.cfg.store.address), 0, self._start_proxy)
         run_context.enter(self.context)
@@ -71,7 +71,7 @@ class Player(agl.Algorithm):
         if not self.cfg.llm_proxy:
             return None
         arguments = ("--store", str(self.cfg.store.address), "--timeout-s", str(self.cfg.agent.turn_timeout_s))
-        self.proxy = spawn("sql_agent.llm_proxy", *arguments, log=log_file(self.cfg, "proxy"))
+        self.proxy = spawn("sql_agent.lightning.llm_proxy", *arguments, log=log_file(self.cfg, "proxy"))
         assert self.proxy.stdin is not None and self.proxy.stdout is not None
         self.proxy.stdin.write(json.dumps(servers) + "\n")
         self.proxy.stdin.flush()

@@ -15,10 +15,10 @@ from typing import Any
 from core.cpu_features import uses_bfloat16
 from sql_agent.config import TrainConfig
 
-ROLLOUT_MANAGER = "sql_agent.rollout_manager.LightningRolloutManager"
-WEIGHT_SYNC = "sql_agent.weight_sync.QuietWeightSync"
-PLUGIN = "sql_agent.verl_plugin"
-ROUTER = Path(__file__).with_name("verl_plugin") / "router.yaml"
+ROLLOUT_MANAGER = "sql_agent.rollouts.manager.LightningRolloutManager"
+WEIGHT_SYNC = "sql_agent.verl_side.weight_sync.QuietWeightSync"
+PLUGIN = "sql_agent.verl_side.plugin"
+ROUTER = Path(__file__).with_name("plugin") / "router.yaml"
 
 # Keys that verl 0.9.1 reads although its YAML files do not list them: fields of its dataclasses
 # (workers/config/rollout.py) and arguments it hands through to ray.init, transformers and vLLM.
@@ -66,7 +66,8 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
     # top-k, repetition penalty) and not all (min-p), and the log-probs that are trained know of none. Where a reply
     # ends is still read from there.
     vllm["generation_config"] = "vllm"
-    vllm["middleware"] = "sql_agent.door.RunDoor"  # outermost: vLLM's own --api-key leaves out half of its routes
+    # outermost: vLLM's own --api-key leaves out half of its routes
+    vllm["middleware"] = "sql_agent.lightning.door.RunDoor"
     if cpu:
         vllm["distributed_executor_backend"] = "uni"  # one process less to import torch and vLLM
     actor = {
@@ -129,7 +130,7 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
         "val_before_train": cfg.trainer.val_before_train and files.checkpoint is None,
         "test_freq": cfg.trainer.val_every or -1,
         "save_freq": cfg.trainer.save_every or -1,
-        "max_actor_ckpt_to_keep": None,  # sql_agent.verl_driver keeps `keep_checkpoints` of them
+        "max_actor_ckpt_to_keep": None,  # sql_agent.verl_side.driver keeps `keep_checkpoints` of them
         "resume_mode": "resume_path" if files.checkpoint else "disable",
         "resume_from_path": str(files.checkpoint) if files.checkpoint else None,
         "default_local_dir": str(cfg.run_dir / "checkpoints"),
@@ -225,7 +226,7 @@ def compose(overrides: dict[str, Any]) -> Any:
 
 def worker_environment(cfg: TrainConfig, *, cpu: bool) -> dict[str, str]:
     """Environment of the verl driver and of every Ray actor it starts."""
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     env = {
         "PYTHONPATH": os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "VERL_USE_EXTERNAL_MODULES": PLUGIN,

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from sql_agent import patches
+from sql_agent.verl_side import patches
 
 
 def _seed(module: ModuleType) -> None:

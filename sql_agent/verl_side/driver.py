@@ -1,8 +1,8 @@
-"""verl's trainer in a process of its own: `python -m sql_agent.verl_driver`.
+"""verl's trainer in a process of its own: `python -m sql_agent.verl_side.driver`.
 
-Started by `sql_agent.algorithm`. It runs verl's own `TaskRunner.run` in this process (upstream puts it into a Ray
-actor, one more process that imports everything). Talks to its parent in JSON lines: its order and then the address of
-the LLM proxy on standard input, events on standard output. verl's and Ray's chatter goes to the log.
+Started by `sql_agent.lightning.algorithm`. It runs verl's own `TaskRunner.run` in this process (upstream puts it into a
+Ray actor, one more process that imports everything). Talks to its parent in JSON lines: its order and then the address
+of the LLM proxy on standard input, events on standard output. verl's and Ray's chatter goes to the log.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from core.processes import RUN_ID, Events, end_run, end_with_parent
-from sql_agent import checkpoints
-from sql_agent.checkpoints import CheckpointError
 from sql_agent.config import load_config
-from sql_agent.run_context import RunContext, enter
+from sql_agent.rollouts.run_context import RunContext, enter
+from sql_agent.verl_side import checkpoints
+from sql_agent.verl_side.checkpoints import CheckpointError
 
 
 def main() -> None:
@@ -40,8 +40,8 @@ def main() -> None:
     from verl.trainer.ppo import ray_trainer
     from verl.utils import tracking
 
-    from sql_agent import patches
-    from sql_agent.tracking import make_tracking, usable_loggers
+    from sql_agent.verl_side import patches
+    from sql_agent.verl_side.tracking import make_tracking, usable_loggers
 
     line = sys.stdin.readline()
     if not line:

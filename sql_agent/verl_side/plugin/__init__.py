@@ -3,7 +3,7 @@ chat server, whole weights from LoRA runs, no update on a mini-batch that was lo
 `VERL_PLATFORM=cpu`, the CPU platform.
 
 Nothing here changes what a caller asked for; each module says which upstream line it stands in for, and all of them
-are in the table of `sql_agent.patches`.
+are in the table of `sql_agent.verl_side.patches`.
 """
 
 import logging
@@ -12,8 +12,8 @@ from types import ModuleType
 
 from verl.trainer.ppo.core_algos import register_adv_est
 
-from sql_agent import patches
-from sql_agent.advantages import masked_grpo
+from sql_agent.rollouts.advantages import masked_grpo
+from sql_agent.verl_side import patches
 
 _CPU = os.environ.get("VERL_PLATFORM") == "cpu"
 
@@ -23,11 +23,11 @@ patches.install(cpu=_CPU)
 logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
 
 if _CPU:
-    from sql_agent.verl_plugin import cpu_platform
-    from sql_agent.verl_plugin.import_hook import after_import
+    from sql_agent.verl_side.plugin import cpu_platform
+    from sql_agent.verl_side.plugin.import_hook import after_import
 
     def register_cpu_engine(_: ModuleType) -> None:
-        import sql_agent.verl_plugin.cpu_engine  # noqa: F401  its decorator registers it with verl
+        import sql_agent.verl_side.plugin.cpu_engine  # noqa: F401  its decorator registers it with verl
 
     cpu_platform.install()
     after_import("verl.workers.engine.fsdp.transformer_impl", register_cpu_engine)

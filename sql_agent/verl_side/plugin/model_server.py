@@ -6,7 +6,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from sql_agent import patches
+from sql_agent.verl_side import patches
 
 
 class StaleCacheError(RuntimeError):
@@ -31,8 +31,8 @@ def _look_at_answer(module: ModuleType) -> None:
             raise StaleCacheError(
                 "vLLM could not empty its prefix cache after a weight sync, since calls are in flight: the next "
                 "rollouts would be sampled on keys and values of the old weights. Give the same command again to go on "
-                "from the newest checkpoint; if it stops here again, report logs/driver.log: sql_agent/weight_sync.py "
-                "has left a call in flight"
+                "from the newest checkpoint; if it stops here again, report logs/driver.log: "
+                "sql_agent/verl_side/weight_sync.py has left a call in flight"
             )
         await upstream(self)
 

@@ -3,7 +3,7 @@
 GRPO learns nothing from a group whose rewards are all equal. Such a group is set aside and another task is played in
 its place, a set number of times (dynamic sampling, DAPO, arXiv:2503.14476 sec. 3.2). Which task follows which depends
 on the run's seed, the train step and the place in the batch alone, never on what finished first, so that a resumed run
-draws what the unbroken one would have. Leaves out the waiting and the playing (`sql_agent.rollout_manager`).
+draws what the unbroken one would have. Leaves out the waiting and the playing (`sql_agent.rollouts.manager`).
 """
 
 from __future__ import annotations

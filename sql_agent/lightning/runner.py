@@ -3,7 +3,7 @@
 Upstream's runner plays one rollout at a time and polls every five seconds. A sampler batches, so this one keeps
 `runner_concurrency` rollouts in flight, and asks for as many as it has room for every `poll_s`. What stands in its name
 in the store although it does not play it goes back into the queue. It ends by itself when the store or the trainer is
-gone; upstream's keeps polling. Leaves out what brings a killed one back (`sql_agent.runner_processes`).
+gone; upstream's keeps polling. Leaves out what brings a killed one back (`sql_agent.lightning.runner_processes`).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from core.processes import RUN_ID
 from dbbench_adapter.backends import BackendUnavailable
 from dbbench_adapter.datatypes import Score
 from sql_agent.agent import MAX_RETRIES, run_rollout, size_thread_pool, unplayed
-from sql_agent.agl_light import agl
 from sql_agent.config import TrainConfig
 from sql_agent.datatypes import RolloutRecord
-from sql_agent.door import RUN_TOKEN
 from sql_agent.environments import make_environment
 from sql_agent.environments.base import Environment
+from sql_agent.lightning.agl_light import agl
+from sql_agent.lightning.door import RUN_TOKEN
+from sql_agent.lightning.store import PatientStore, StoreClient
 from sql_agent.rewards import NO_JUDGE, REWARDS, Opinion, reward, success
-from sql_agent.scoring import RolloutScorer
-from sql_agent.stitch import OUTCOME, TURN_SPAN, RolloutOutcome, turn_attributes
-from sql_agent.store import PatientStore, StoreClient
+from sql_agent.rollouts.scoring import RolloutScorer
+from sql_agent.rollouts.stitch import OUTCOME, TURN_SPAN, RolloutOutcome, turn_attributes
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sql_agent.dynamic_sampling import no_spread
+from sql_agent.rollouts.dynamic_sampling import no_spread
 
 if TYPE_CHECKING:
-    from sql_agent.rollout_manager import Result
+    from sql_agent.rollouts.manager import Result
 
 
 def batch_metrics(results: Sequence[Result]) -> dict[str, float]:

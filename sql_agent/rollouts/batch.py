@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from sql_agent.stitch import Trajectory
+from sql_agent.rollouts.stitch import Trajectory
 
 
 def to_tensors(
@@ -15,7 +15,7 @@ def to_tensors(
     """Prompts padded left, responses right, to the longest of this batch; the reward on the last response token.
 
     A row without a trajectory or without a reward is lost: one pad token each side, an empty mask, reward 0 that no
-    statistic may read (`sql_agent.advantages` leaves it out by its empty mask).
+    statistic may read (`sql_agent.rollouts.advantages` leaves it out by its empty mask).
 
     Args:
         rows: one trajectory per rollout, or None.

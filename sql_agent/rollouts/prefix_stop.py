@@ -11,7 +11,7 @@ _ADVICE = {
     "template": "The history itself changed: `python -m scripts.doctor --model MODEL --protocol PROTOCOL` tries the "
     "model's chat template; protocol text also cuts histories that are longer than AgentBench's limit.",
     "other": "The model server did not continue from the ids that it sampled: logs/driver.log in the run directory "
-    "says whether it loaded sql_agent.verl_plugin.",
+    "says whether it loaded sql_agent.verl_side.plugin.",
 }
 
 

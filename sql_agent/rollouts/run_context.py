@@ -12,7 +12,7 @@ from core.outputs import append_line
 from sql_agent.config import TrainConfig
 
 if TYPE_CHECKING:
-    from sql_agent.rollout_manager import Result
+    from sql_agent.rollouts.manager import Result
 
 
 class TrainingFailedError(RuntimeError):
@@ -88,5 +88,5 @@ def enter(context: RunContext) -> None:
 
 def current() -> RunContext:
     if _current is None:
-        raise RuntimeError("the rollout manager runs inside sql_agent.verl_driver, which sets up the run first")
+        raise RuntimeError("the rollout manager runs inside sql_agent.verl_side.driver, which sets up the run first")
     return _current

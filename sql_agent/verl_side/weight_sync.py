@@ -4,7 +4,7 @@ The trainer sends new weights when its rollouts have ended, but calls may go on:
 client that has gone. vLLM then keeps its prefix cache and answers False; verl ignores the answer, and the next step
 would sample on keys and values of the old weights. Here every call is ended, and the cache emptied, as soon as a batch
 of rollouts is there; a call that comes later waits until its server has the new weights.
-`sql_agent.verl_plugin.model_server` looks at vLLM's answer. Source: verl checkpoint_engine/base.py,
+`sql_agent.verl_side.plugin.model_server` looks at vLLM's answer. Source: verl checkpoint_engine/base.py,
 `CheckpointEngineManager`; trainer/ppo/ray_trainer.py calls the two methods in turn.
 """
 

@@ -1,7 +1,8 @@
 """agent-lightning without its LLM proxy, for the processes that do not run one.
 
 `import agentlightning` imports LiteLLM's proxy server: 10 of its 11 CPU seconds (measured with -X importtime, 0.3.0 and
-LiteLLM 1.103.7), in every process. Only `sql_agent.llm_proxy` needs it. Everybody else imports `agl` from here.
+LiteLLM 1.103.7), in every process. Only `sql_agent.lightning.llm_proxy` needs it. Everybody else imports `agl` from
+here.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def masked_group_advantages(
 def masked_grpo(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, config: Any = None, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """verl's advantage-estimator interface; registered as `masked_grpo` by `sql_agent.verl_plugin`.
+    """verl's advantage-estimator interface; registered as `masked_grpo` by `sql_agent.verl_side.plugin`.
 
     Args:
         token_level_rewards: shape (P * G, T).

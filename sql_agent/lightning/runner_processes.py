@@ -2,7 +2,7 @@
 
 Each runner is the child of a process that does nothing but start it again, and that ends with the command. Runners are
 told to end by SIGTERM alone: the event that upstream shares among them stays locked for all when one is killed while it
-looks at it. Leaves out the rollouts of a killed runner, which its successor gives back (`sql_agent.runner`).
+looks at it. Leaves out the rollouts of a killed runner, which its successor gives back (`sql_agent.lightning.runner`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from core.processes import end_with_parent, wear_name
-from sql_agent.agl_light import agl
+from sql_agent.lightning.agl_light import agl
 from sql_agent.store_server import StoreServer
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ one span each, named and laid out as `LlmProxyTraceToTriplet` reads it. They pas
 CPU a call (measured) and has nothing to translate between two OpenAI-compatible ends; any other call goes through it.
 Sequence ids are counted here instead of asked of the store. A call whose client leaves is given up.
 
-    python -m sql_agent.llm_proxy --store http://127.0.0.1:9999 --port 0
+    python -m sql_agent.lightning.llm_proxy --store http://127.0.0.1:9999 --port 0
 
 asks for the token in AGENTGRPO_TOKEN and shows it to the model servers. It reads one JSON line from standard input,
 `{"model": NAME, "backends": [URL, ...]}`, so that its imports overlap with the start of the servers it will serve; it
@@ -41,10 +41,10 @@ from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from sql_agent.call_counter import CallCounter
-from sql_agent.door import RUN_TOKEN, RunDoor, authorization
-from sql_agent.stitch import TURN_SPAN, turn_attributes
-from sql_agent.store import PatientStore
+from sql_agent.lightning.call_counter import CallCounter
+from sql_agent.lightning.door import RUN_TOKEN, RunDoor, authorization
+from sql_agent.lightning.store import PatientStore
+from sql_agent.rollouts.stitch import TURN_SPAN, turn_attributes
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,8 @@ verl's config names it (`actor_rollout_ref.rollout.agent.agent_loop_manager_clas
 rows one to one (verl experimental/agent_loop/agent_loop.py, `AgentLoopManager`). It publishes the model's address,
 enqueues one rollout per row, reads and stitches each one as soon as it ends, and hands verl the batch. What could not
 be judged comes back as a masked row and is counted under its reason. A training group without spread is set aside and
-another task's takes its rows (`sql_agent.dynamic_sampling`); verl reads nothing of a row but what this class returns.
+another task's takes its rows (`sql_agent.rollouts.dynamic_sampling`); verl reads nothing of a row but what this class
+returns.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ import torch
 from tensordict import TensorDict
 from verl import DataProto
 
-from sql_agent import run_context
-from sql_agent.advantages import masked_group_advantages
-from sql_agent.agl_light import agl
-from sql_agent.batch import to_tensors
 from sql_agent.datatypes import RewardModelConfig
-from sql_agent.dynamic_sampling import NoSpread, Task, no_spread, rollout_seed, spare_tasks
-from sql_agent.prefix_stop import PrefixStop
+from sql_agent.lightning.agl_light import agl
+from sql_agent.lightning.store import UNFINISHED, PatientStore
 from sql_agent.rewards import score_failure, without_score
-from sql_agent.rollout_metrics import batch_metrics, clip_metrics, score_metrics, skill_metrics, success_of
-from sql_agent.scoring import start_command
-from sql_agent.stitch import RolloutOutcome, Trajectory, all_there, read_outcome, read_turns, stitch
-from sql_agent.store import UNFINISHED, PatientStore
+from sql_agent.rollouts import run_context
+from sql_agent.rollouts.advantages import masked_group_advantages
+from sql_agent.rollouts.batch import to_tensors
+from sql_agent.rollouts.dynamic_sampling import NoSpread, Task, no_spread, rollout_seed, spare_tasks
+from sql_agent.rollouts.metrics import batch_metrics, clip_metrics, score_metrics, skill_metrics, success_of
+from sql_agent.rollouts.prefix_stop import PrefixStop
+from sql_agent.rollouts.scoring import start_command
+from sql_agent.rollouts.stitch import RolloutOutcome, Trajectory, all_there, read_outcome, read_turns, stitch
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -110,7 +111,7 @@ class LightningRolloutManager:
         self.pad_id = run.pad_id
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True, name="rollouts").start()
-        addresses = llm_client._load_balancer.addresses  # a `sql_agent.server_list.ServerList`
+        addresses = llm_client._load_balancer.addresses  # a `sql_agent.verl_side.server_list.ServerList`
         self.backends = [f"http://{address}" for address in addresses]
         self._scoring_s = self.cfg.reward_model.timeout_s if self.cfg.reward_model.url else 0.0
         self._prefix_stop = PrefixStop(self.cfg.rollout.max_broken_fraction)

@@ -1,7 +1,7 @@
 """verl's GRPO trainer as an agent-lightning algorithm.
 
-The trainer runs in a child process (`sql_agent.verl_driver`), the LLM proxy in another; both start importing at once,
-and both end with this one. This process only waits, shows what happens and keeps a heartbeat in the store.
+The trainer runs in a child process (`sql_agent.verl_side.driver`), the LLM proxy in another; both start importing at
+once, and both end with this one. This process only waits, shows what happens and keeps a heartbeat in the store.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Any
 
 import aiohttp
 
-from sql_agent.agl_light import agl
 from sql_agent.config import TrainConfig
-from sql_agent.run_context import TrainingFailedError
-from sql_agent.runner import TRAINER_WORKER
-from sql_agent.store import UNFINISHED
+from sql_agent.lightning.agl_light import agl
+from sql_agent.lightning.runner import TRAINER_WORKER
+from sql_agent.lightning.store import UNFINISHED
+from sql_agent.rollouts.run_context import TrainingFailedError
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class VerlGrpo(agl.Algorithm):
 
     Args:
         cfg: the resolved config, as saved in the run directory.
-        order: what `sql_agent.verl_driver` reads: verl's config, environment, run id.
+        order: what `sql_agent.verl_side.driver` reads: verl's config, environment, run id.
         driver: that process, from `start_driver`; it imports verl already and waits for its order.
         show: called with every event of the run (`phase`, `step`, `finished`, `failed`).
     """
@@ -65,7 +65,7 @@ class VerlGrpo(agl.Algorithm):
         proxy = None
         if self.cfg.llm_proxy:
             arguments = ("--store", store_url, "--timeout-s", str(self.cfg.agent.turn_timeout_s))
-            proxy = spawn("sql_agent.llm_proxy", *arguments, log=log_file(self.cfg, "proxy"))
+            proxy = spawn("sql_agent.lightning.llm_proxy", *arguments, log=log_file(self.cfg, "proxy"))
         try:
             _tell(self.driver, self.order | {"store_url": store_url})
             await _first_of(self._follow(proxy), self._until_no_runner_is_left())
@@ -166,7 +166,7 @@ def log_file(cfg: TrainConfig, name: str) -> Path:
 def start_driver(cfg: TrainConfig, environment: dict[str, str]) -> subprocess.Popen[str]:
     """Start verl's process; it imports for 13 s (measured) before it needs to know what to do."""
     token = {"RAY_AUTH_TOKEN": secrets.token_hex(32)}  # otherwise Ray leaves one in the home folder
-    return spawn("sql_agent.verl_driver", log=log_file(cfg, "driver"), environment=environment | token)
+    return spawn("sql_agent.verl_side.driver", log=log_file(cfg, "driver"), environment=environment | token)
 
 
 def spawn(module: str, *args: str, log: Path, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
@@ -177,7 +177,7 @@ def spawn(module: str, *args: str, log: Path, environment: dict[str, str] | None
         return subprocess.Popen(
             [sys.executable, "-m", module, *args],
             # where `python -m` looks first
-            cwd=Path(__file__).resolve().parents[1],
+            cwd=Path(__file__).resolve().parents[2],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=out,

@@ -58,8 +58,8 @@ class Patch:
     """Only on a CPU."""
 
 
-_PLUGIN = "sql_agent.verl_plugin."
-_DRIVER = "sql_agent.verl_driver"
+_PLUGIN = "sql_agent.verl_side.plugin."
+_DRIVER = "sql_agent.verl_side.driver"
 _ENGINE = "verl.workers.engine.fsdp.transformer_impl"
 PATCHES = (
     # the vLLM servers that verl starts
@@ -183,21 +183,21 @@ PATCHES = (
     # private methods that our classes override, and a module that ours stands in for
     Patch(
         "own",
-        "sql_agent.agl_light",
+        "sql_agent.lightning.agl_light",
         "agentlightning.llm_proxy",
         ("LLMProxy",),
         "processes without an LLM proxy do not import LiteLLM",
     ),
     Patch(
         "own",
-        "sql_agent.store:StoreClient",
+        "sql_agent.lightning.store:StoreClient",
         "agentlightning.store.client_server",
         ("LightningStoreClient._get_session",),
         "the store's token is shown",
     ),
     Patch(
         "own",
-        "sql_agent.store:PatientStore",
+        "sql_agent.lightning.store:PatientStore",
         "agentlightning.store.client_server",
         ("LightningStoreClient._request_json",),
         "every call of the store is patient",
@@ -224,7 +224,7 @@ PATCHES = (
     ),
     Patch(
         "own",
-        "sql_agent.runner_processes:LastingRunners",
+        "sql_agent.lightning.runner_processes:LastingRunners",
         "agentlightning.execution.client_server",
         tuple(
             f"ClientServerExecutionStrategy.{name}"
@@ -320,7 +320,7 @@ _wanted: set[Patch] = set()
 
 def install(*, cpu: bool) -> None:
     """Make the plugin's changes: of modules that are imported now, of the others right after their import."""
-    from sql_agent.verl_plugin.import_hook import after_import
+    from sql_agent.verl_side.plugin.import_hook import after_import
 
     _wanted.update(patch for patch in PATCHES if patch.process != "own" and (cpu or not patch.cpu))
     for patch in PATCHES:
@@ -382,5 +382,5 @@ def _missing(patch: Patch, name: str) -> PatchError:
     return PatchError(
         f"{patch.module}:{name} is not where {distribution} {' and '.join(VERSIONS[library])} had it ({installed} is "
         f"installed), so {patch.by} cannot replace it: {patch.why}. `make setup` installs what is pinned; for another "
-        "version adapt that code and sql_agent/patches.py"
+        "version adapt that code and sql_agent/verl_side/patches.py"
     )

@@ -18,9 +18,9 @@ from typing import Any
 
 from core.json_text import parse_json
 from core.outputs import append_line
-from sql_agent.engine_alarm import engine_alarm
-from sql_agent.run_context import RunContext
-from sql_agent.score_alarm import ScoreAlarm
+from sql_agent.rollouts.run_context import RunContext
+from sql_agent.rollouts.score_alarm import ScoreAlarm
+from sql_agent.verl_side.engine_alarm import engine_alarm
 
 logger = logging.getLogger(__name__)
 
