@@ -1,4 +1,4 @@
-"""What a command asks of the machine that it runs on: a free port, the commit of this code."""
+"""What a command asks of the machine that it runs on: ports, the commit of this code."""
 
 from __future__ import annotations
 

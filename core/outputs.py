@@ -1,4 +1,5 @@
-"""Outputs that appear whole or not at all, and are known to be possible before any work is done for them."""
+"""Paths that flags name, and outputs: they appear whole or not at all, and are known to be possible before any work is
+done for them."""
 
 from __future__ import annotations
 

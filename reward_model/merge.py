@@ -9,7 +9,6 @@ Leaves out quantised bases.
 from __future__ import annotations
 
 from core.commands import execute, interruptible, starting
-from core.json_text import parse_json
 
 if __name__ == "__main__":
     starting()
@@ -23,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from core.json_text import parse_json
 from core.outputs import failures_of_the_disk
 from reward_model.datatypes import Message
 

@@ -10,7 +10,6 @@ that nobody judged, that were lost, or that belong to a run's validation; they a
 from __future__ import annotations
 
 from core.commands import execute, starting
-from core.json_text import parse_json
 
 if __name__ == "__main__":
     starting()
@@ -26,6 +25,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from core.json_text import parse_json
 from reward_model.baselines import has_answer
 from reward_model.datatypes import Message, Preference
 from reward_model.formats.messages import Problem, legal, read_conversation

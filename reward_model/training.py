@@ -347,7 +347,7 @@ def _step_of(line: bytes) -> int:
     """The train step of a line of metrics; -1 for a line that is none and stays."""
     try:
         return int(parse_json(line)["train_step"])
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError):
         return -1
 
 

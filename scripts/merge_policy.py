@@ -18,7 +18,6 @@ if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
 
 from core.commands import execute, interruptible, starting
-from core.json_text import parse_json
 
 if __name__ == "__main__":
     starting()
@@ -35,6 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from core.hub import go_offline, model_folder
+from core.json_text import parse_json
 from core.outputs import failures_of_the_disk, in_words
 from sql_agent.datatypes import AgentConfig
 from sql_agent.verl_side.checkpoints import MANIFEST, checkpoints, fault_of, newest_whole

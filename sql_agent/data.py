@@ -112,7 +112,8 @@ class PromptTokenizer:
 
     def _count(self, messages: Sequence[Message], *, prompt: bool) -> int:
         text = render(messages, self._environment.tools, self._template, self._special, prompt=prompt)
-        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        # what a template writes behind the token that ends a reply, a line break, nobody samples
+        return len(self._tokenizer.encode(text if prompt else text.rstrip("\n"), add_special_tokens=False).ids)
 
     def reply_tokens(self, task: Any) -> list[int]:
         """Of each reply of the solution, none where none is known; the token that ends it included."""

@@ -1,4 +1,6 @@
-"""Hand a run that has been checked to agent-lightning's trainer, which forks the runners and starts verl's driver."""
+"""Start a run that has been checked: verl's driver, the tasks and the order that it gets, then agent-lightning's
+trainer, which forks the runners.
+"""
 
 from __future__ import annotations
 

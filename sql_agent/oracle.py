@@ -9,7 +9,6 @@ streams nothing, and knows no other route than `/v1/models` and `/v1/chat/comple
 from __future__ import annotations
 
 from core.commands import execute, starting
-from core.machine import port_number
 
 if __name__ == "__main__":
     starting()
@@ -32,6 +31,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from core.machine import port_number
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.load import load_tasks
 from dbbench_adapter.protocols import PROTOCOLS, ProtocolName

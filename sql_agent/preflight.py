@@ -1,6 +1,7 @@
 """What can be looked at before a run starts: variables, GPUs, store, reward model, database, the policy's folder.
 
-Every check is cheap and raises `UsageError`, or says with a warning what does not keep a run from starting.
+Every check is cheap. It raises a ValueError that says what to do, or prints a warning where a run can start
+all the same. `use_cpu`, `with_store`, `find_model` and `protocol_of` fill in what was left open.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ out a backend other than memory.
 from __future__ import annotations
 
 from core.commands import execute, starting
-from core.machine import port_number
 
 if __name__ == "__main__":
     starting()
@@ -30,6 +29,7 @@ from typing import Any
 import psutil
 from pydantic import BaseModel
 
+from core.machine import port_number
 from sql_agent.lightning.agl_light import agl
 from sql_agent.lightning.door import STORE_TOKEN, Door, is_loopback
 from sql_agent.lightning.store import READ

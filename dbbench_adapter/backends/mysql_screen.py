@@ -91,8 +91,9 @@ _UNBOUNDED = _names("extractvalue updatexml json_objectagg")
 _MAX_CALLS = 200
 """Of functions in a statement: each may hold some megabytes, of which the server frees none before its end."""
 _NO_CALLS = _names(
-    "all and any as between by check exists from having in join key not on or over select set some table "
-    "then union using values when where with xor"
+    "all and any as between bigint binary bit by char check decimal div distinct else except exists float from having "
+    "in index int integer intersect join key like not numeric on or over references regexp returning rlike row select "
+    "set smallint some table text then tinyint union using value values varbinary varchar when where with xor"
 )
 """Words before a parenthesis that call nothing."""
 _PAIRS = {

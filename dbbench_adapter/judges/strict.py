@@ -150,22 +150,22 @@ def _matched(given: Rows, expected: Rows) -> bool:
 def _fitting(given: Rows, expected: Rows) -> list[list[Sequence[int]]]:
     """The expected rows that each given one equals, as lists of their places; given rows may share a list.
 
-    Places are looked up by the cells that have no tolerance, and by the first number that has one, so that results of
-    thousands of rows are judged in a second.
+    Places are looked up by the cells that have no tolerance, and by that number with one that tells most rows apart, so
+    that results of thousands of rows are judged in a second.
     """
-    groups: dict[tuple[type, ...], dict[Row, list[int]]] = {}
+    groups: dict[tuple[type, ...], dict[tuple[Any, ...], list[int]]] = {}
     for place, row in enumerate(expected):
         kinds = tuple(map(_kind, row))
-        key = tuple(map(_as_kind, row, kinds))
+        key = tuple(_exact(cell) for cell in row)
         groups.setdefault(kinds, {}).setdefault(key, []).append(place)
-    numbers = {id(places): _by_first_float(places, expected) for keys in groups.values() for places in keys.values()}
+    numbers = {id(places): _by_float(places, expected) for keys in groups.values() for places in keys.values()}
 
     def find(row: Row) -> Iterator[Sequence[int]]:
         for kinds, keys in groups.items():
             places = keys.get(tuple(map(_as_kind, row, kinds))) if len(kinds) == len(row) else None
             if places and float in kinds:
-                number = _read(row[kinds.index(float)], whole=False)
-                near = _near(number, *numbers[id(places)])
+                column, ascending, of_them = numbers[id(places)]
+                near = _near(_read(row[column], whole=False), ascending, of_them)
                 yield [place for place in near if _same_row(row, expected[place])]
             elif places:
                 yield places
@@ -177,6 +177,13 @@ def _fitting(given: Rows, expected: Rows) -> list[list[Sequence[int]]]:
 def _kind(expected: Cell) -> type:
     """How a cell is compared: as NULL, text, whole number, or number with a tolerance."""
     return next(kind for kind in (type(None), str, int, float) if isinstance(expected, kind))
+
+
+def _exact(expected: Cell) -> Any:
+    """What a given cell has to be read as to equal this one; ... for a number with a tolerance."""
+    if isinstance(expected, float):
+        return ...
+    return expected.strip() if isinstance(expected, str) else expected
 
 
 def _as_kind(given: Cell, kind: type) -> Any:
@@ -191,11 +198,14 @@ def _as_kind(given: Cell, kind: type) -> Any:
     return number if kind is int else ...
 
 
-def _by_first_float(places: Sequence[int], expected: Rows) -> tuple[list[float], list[int]]:
-    """The first floats of these rows in ascending order, and their places; NaN equals nothing."""
-    first = ((next((cell for cell in expected[place] if isinstance(cell, float)), 0.0), place) for place in places)
-    ascending = sorted(pair for pair in first if not math.isnan(pair[0]))
-    return [number for number, _ in ascending], [place for _, place in ascending]
+def _by_float(places: Sequence[int], expected: Rows) -> tuple[int, list[float], list[int]]:
+    """The column of floats with the most distinct ones, these in ascending order, and their places; NaN equals
+    nothing. Without floats the column says nothing."""
+    floats = [column for column, cell in enumerate(expected[places[0]]) if isinstance(cell, float)]
+    column = max(floats, key=lambda column: len({expected[place][column] for place in places}), default=0)
+    cells = ((expected[place][column], place) for place in places)
+    ascending = sorted((cell, place) for cell, place in cells if isinstance(cell, float) and not math.isnan(cell))
+    return column, [cell for cell, _ in ascending], [place for _, place in ascending]
 
 
 def _near(number: Any, ascending: list[float], places: list[int]) -> Sequence[int]:
@@ -311,6 +321,8 @@ def _same_row(given: Row, expected: Row) -> bool:
 
 
 def _same_cell(given: Cell, expected: Cell) -> bool:
+    if type(given) is type(expected) and given == expected:
+        return True
     if expected is None:
         return given is None or (isinstance(given, str) and given.strip().casefold() in _NULLS)
     if isinstance(expected, str):

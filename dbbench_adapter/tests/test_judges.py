@@ -315,6 +315,8 @@ SAID = [
     5,
     5.0,
     True,
+    1,
+    "1",
     None,
     "5",
     " 5",
@@ -330,7 +332,7 @@ SAID = [
     "x",
     10**400,
 ]
-MEANT = [5, 5.0, None, "5", "None", "a", 5.0001, float("inf"), float("nan")]
+MEANT = [5, 5.0, True, 1, None, "5", "None", "a", 5.0001, float("inf"), float("nan")]
 
 
 @drawn(st.integers(1, 2).flatmap(lambda width: st.integers(1, 4).flatmap(lambda n: st.tuples(
@@ -346,15 +348,22 @@ def test_strict_pairs_off_what_some_order_makes_equal(results):
 @pytest.mark.parametrize("wrong", [(), ("-1",)])
 @pytest.mark.parametrize(
     ("said", "meant"),
-    [(str, float), (str, int), (lambda i: f"{i}.00001", float), (lambda i: "7", lambda i: 7.0), (str, lambda i: None)],
+    [
+        (lambda i: (str(i),), lambda i: (float(i),)),
+        (lambda i: (str(i),), lambda i: (i,)),
+        (lambda i: (f"{i}.00001",), lambda i: (float(i),)),
+        (lambda i: ("7",), lambda i: (7.0,)),
+        (lambda i: (str(i),), lambda i: (None,)),
+        (lambda i: ("1", f"{i}.5"), lambda i: (1.0, i + 0.5)),
+    ],
 )
 def test_strict_looks_rows_up_instead_of_comparing_each_with_each(monkeypatch, said, meant, wrong):
     compared = []
     same_row, n = strict._same_row, 300
     monkeypatch.setattr(strict, "_same_row", lambda *rows: compared.append(rows) or same_row(*rows))
-    given = [(said(i),) for i in range(n)]
+    given = [said(i) for i in range(n)]
     given[: len(wrong)] = [wrong] * len(wrong)
-    same_rows(tuple(given), tuple((meant(i),) for i in reversed(range(n))), ordered=False)
+    same_rows(tuple(given), tuple(meant(i) for i in reversed(range(n))), ordered=False)
     assert len(compared) <= 2 * n
 
 

@@ -441,4 +441,5 @@ def test_a_statement_calls_a_bounded_number_of_functions():
     assert refusal("SELECT " + ", ".join(["`repeat` /* x */ ('a', 9)"] * 201)) is not None
     values = ", ".join(["('f(x) g(y)', NULL)"] * 500)  # texts, and rows that call nothing
     assert refusal(f"INSERT INTO t VALUES {values}") is None
-    assert refusal("SELECT a FROM t WHERE " + " OR ".join(["b IN (1, 2)"] * 500)) is None
+    assert refusal("SELECT a FROM t WHERE " + " OR ".join(["b IN (1, 2) AND a LIKE ('x%')"] * 500)) is None
+    assert refusal("CREATE TABLE u (" + ", ".join(f"c{i} VARCHAR(9)" for i in range(500)) + ")") is None

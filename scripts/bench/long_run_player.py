@@ -1,7 +1,7 @@
 """Steps of rollouts as a run asks for them, in a process of its own:
 `python -m scripts.bench.long_run_player STORE_URL SERVER TASKS STEPS SETTING...`.
 
-Stands where the command and verl's driver stand: `train_sql_agent.fit` keeps the store and forks the runners, the
+Stands where the command and verl's driver stand: `launch.fit` keeps the store and forks the runners, the
 rollout manager asks for the rollouts through the LLM proxy. Answers a line of JSON after every step.
 """
 

@@ -1,7 +1,7 @@
 """The agent through store, runners and, as the settings say, the LLM proxy, in a process of its own:
 `python -m scripts.bench.through_store STORE_PID SERVER MODEL TASKS SETTING...`.
 
-Stands where the trainer stands: `train_sql_agent.fit` forks the runners, the rollout manager asks for the rollouts.
+Stands where the trainer stands: `launch.fit` forks the runners, the rollout manager asks for the rollouts.
 Answers one line of JSON with the load and what single operations take alone.
 """
 

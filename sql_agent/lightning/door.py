@@ -2,8 +2,8 @@
 
 Store, LLM proxy and model servers listen on loopback, which every process of the machine reaches, other users' and
 browsers' too. A browser asks for a page's own name even where that leads here (DNS rebinding), so a name that is none
-of ours is refused; what a foreign page may send without asking, a form or text, is refused; no answer says that other
-pages may read it. Leaves out TLS: who may read the loopback's packets may read the environment as well.
+of ours is refused; what a foreign page may send without asking, a form, text or what it embeds, is refused; no answer
+says that other pages may read it. Leaves out TLS: who may read the loopback's packets may read the environment as well.
 """
 
 from __future__ import annotations
@@ -115,9 +115,11 @@ class Door:
         host = self._host(headers.get(b"host", []), scope.get("server"))
         own_origin = f"{scope.get('scheme', 'http')}://{host}".lower()
         foreign = any(origin.decode("latin-1").lower() != own_origin for origin in headers.get(b"origin", []))
-        # pictures and scripts are asked for without an origin; a link that a person follows is no page's request
-        embedded = headers.get(b"sec-fetch-mode") != [b"navigate"]
-        if foreign or (embedded and not _OWN_SITES.issuperset(headers.get(b"sec-fetch-site", []))):
+        # pictures and frames are asked for without an origin; a link that a person follows is no page's request
+        fetch = headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest")
+        if foreign or (
+            fetch != ([b"navigate"], [b"document"]) and not _OWN_SITES.issuperset(headers.get(b"sec-fetch-site", []))
+        ):
             raise _RefusedError(403, "a page of another origin sent this; none may")
         if not (scope["method"] in ("GET", "HEAD") and scope["path"] in OPEN_PATHS):
             self._check_token(headers.get(b"authorization", []))

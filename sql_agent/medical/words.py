@@ -161,7 +161,7 @@ FIELDS: dict[Language, dict[str, str]] = {
         "prognosis": "{2-30}天后消失；{sign}可能留存{2-9}周。",
     },
 }
-"""One template per column of `types.TABLES`."""
+"""One template per column of `datatypes.TABLES`."""
 
 LABELS: dict[Language, dict[str, str]] = {
     "en": {

@@ -118,7 +118,7 @@ def read_run(folder: Path) -> Run:
 
 
 def is_running(folder: Path) -> bool:
-    """Whether a training command holds the folder's lock (`sql_agent.train_sql_agent.claim`)."""
+    """Whether a training command holds the folder's lock (`sql_agent.run_dir.claim`)."""
     try:
         lock = os.open(folder / ".lock", os.O_RDONLY)
     except OSError:

@@ -142,17 +142,20 @@ def test_with_the_token_every_request_passes_whole(served):
 
 
 @pytest.mark.parametrize(
-    ("site", "mode", "status"),
+    ("site", "mode", "dest", "status"),
     [
-        ("cross-site", "no-cors", 403),
-        ("same-site", "cors", 403),
-        ("same-origin", "cors", 200),
-        ("none", "navigate", 200),
-        ("cross-site", "navigate", 200),
+        ("cross-site", "no-cors", "image", 403),
+        ("cross-site", "navigate", "iframe", 403),
+        ("same-site", "cors", "empty", 403),
+        ("same-origin", "cors", "empty", 200),
+        ("none", "navigate", "document", 200),
+        ("cross-site", "navigate", "document", 200),
     ],
 )
-def test_what_a_page_of_another_origin_embeds_is_refused_though_browsers_name_no_origin(served, site, mode, status):
-    fetch = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode}
+def test_what_a_page_of_another_origin_embeds_is_refused_though_browsers_name_no_origin(
+    served, site, mode, dest, status
+):
+    fetch = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode, "Sec-Fetch-Dest": dest}
     assert ask(f"{served.standing}/v1/agl/rollouts", headers=fetch).status_code == status
 
 

@@ -15,7 +15,7 @@ from sql_agent.rollouts.stitch import OUTCOME, RolloutOutcome, Trajectory
 
 
 def result(group, reward, trajectory=None, lost=None):
-    """A `rollout_manager.Result`, whose module imports verl, ten seconds of it."""
+    """A `rollouts.manager.Result`, whose module imports verl, ten seconds of it."""
     metrics = {"malformed_calls": 0.0, "seconds": 1.0} | ({} if reward is None else {"success": reward})
     row = trajectory or Trajectory((1,), (2,), (1,), (0.0,), num_turns=1)
     return SimpleNamespace(

@@ -12,7 +12,7 @@ ROW = Trajectory((1,), (2,), (1,), (0.0,), num_turns=1)
 
 
 def row(group, reward, outcome, lost=None, *, set_aside=None, task_id="", skills=(), draw=0, unshaped=None):
-    """A `rollout_manager.Result`, whose module imports verl, ten seconds of it."""
+    """A `rollouts.manager.Result`, whose module imports verl, ten seconds of it."""
     return SimpleNamespace(
         group=group,
         task_id=task_id or group,

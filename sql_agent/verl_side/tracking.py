@@ -78,7 +78,7 @@ def earlier_steps(path: Path) -> list[dict[str, float]]:
         try:
             row = parse_json(line)
             rows[int(row["train_step"])] = {name: value for name, value in row.items() if value is not None}
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError):
             logger.warning("%s: a line is no row of metrics and is passed over", path)
     return [rows[step] for step in sorted(rows)]
 
