@@ -183,7 +183,7 @@ def test_every_attribute_that_we_set_on_an_upstream_module_or_class_is_in_the_ta
 def in_verl(cfg, *lines: str) -> subprocess.CompletedProcess[str]:
     """Run these lines in a process as verl's are."""
     environment = os.environ | worker_environment(cfg, cpu=True)
-    command = [sys.executable, "-c", "\n".join(["import verl", "from sql_agent import patches", *lines])]
+    command = [sys.executable, "-c", "\n".join(["import verl", "from sql_agent.verl_side import patches", *lines])]
     return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=200)
 
 
