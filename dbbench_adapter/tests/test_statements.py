@@ -52,6 +52,6 @@ def test_no_text_is_lost_or_made_up(sql):
 
 @pytest.mark.parametrize("unit", ["'", "/*", "/*!", "\\'", "'a", ";", "- ", "--\n", "`"])
 def test_the_time_grows_with_the_length_alone(unit):
-    started = time.perf_counter()
+    started = time.process_time()
     split_statements(unit * (200_000 // len(unit)))
-    assert time.perf_counter() - started < 2.0
+    assert time.process_time() - started < 2.0

@@ -23,7 +23,7 @@ ENDS_WITH_EOS = "{% for m in messages %}{{ m.role }} {{ m.content }}</s>{% endfo
 
 def a_tokenizer(template: str = CHATML, extra: tuple[str, ...] = (), **special: str) -> PreTrainedTokenizerFast:
     """One token a byte; special tokens of its own as named."""
-    words = {chr(i): i for i in range(256)} | {c: 256 + i for i, c in enumerate(pre_tokenizers.ByteLevel.alphabet())}
+    words = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab=words, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in ("<|im_start|>", "<|im_end|>", *extra)])
