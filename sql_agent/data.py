@@ -116,7 +116,7 @@ class PromptTokenizer:
         return len(self._tokenizer.encode(text if prompt else text.rstrip("\n"), add_special_tokens=False).ids)
 
     def reply_tokens(self, task: Any) -> list[int]:
-        """Of each reply of the solution, none where none is known; the token that ends it included."""
+        """The tokens of each reply of the solution, with the token that ends it; none where no solution is known."""
         first, replies = self._environment.messages(task), self._environment.reference_replies(task)
         before = self.prompt_tokens(task)
         return [self._count([*first, with_objects(reply)], prompt=False) - before for reply in replies]

@@ -158,12 +158,15 @@ def _virtual_tables() -> frozenset[str]:
 
 
 @cache
-def _variadic() -> frozenset[str]:
-    """SQLite's own functions of any number of arguments: its FORMAT writes gigabytes."""
+def _shadowing() -> tuple[str, ...]:
+    """Functions of ours whose name SQLite's own answers for other numbers of arguments: its FORMAT writes gigabytes."""
     with closing(sqlite3.connect(":memory:")) as connection:
-        return frozenset(
-            name for (name,) in connection.execute("SELECT name FROM pragma_function_list WHERE narg = -1")
-        )
+        own = connection.execute("SELECT name, narg FROM pragma_function_list").fetchall()
+    return tuple(sorted({name for name, count in own if name in FUNCTIONS and FUNCTIONS[name][0] not in (-1, count)}))
+
+
+def _refuse_arguments(*_: object) -> None:
+    raise TypeError("no function of MySQL's takes so many arguments")
 
 
 def connect() -> sqlite3.Connection:
@@ -174,9 +177,9 @@ def connect() -> sqlite3.Connection:
     for limit, value in _LIMITS.items():
         connection.setlimit(limit, value)
     connection.create_collation(COLLATION, collate)
+    for name in _shadowing():
+        connection.create_function(name, -1, _refuse_arguments)  # of those numbers that have no function of their own
     for name, (count, function) in FUNCTIONS.items():
-        if count >= 0 and name in _variadic():  # the same name with other arguments would be SQLite's own
-            connection.create_function(name, -1, None)  # is answered as arguments that are not taken
         connection.create_function(name, count, function)
     for name, (count, aggregate) in AGGREGATES.items():
         connection.create_aggregate(name, count, aggregate)  # pyright: ignore[reportArgumentType]

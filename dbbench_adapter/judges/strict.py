@@ -37,6 +37,8 @@ _MAX_DIGITS = 300
 _MAX_PAIRED = 1_000
 """Rows that differ in the digits of a number alone and that sorting does not pair off."""
 _CELLS = str | int | float | None
+_NO_SUCH = object()
+"""What a cell is read as that is not of the kind it is compared with; it equals nothing."""
 
 
 def judge(end: EndState) -> Score:
@@ -148,10 +150,11 @@ def _matched(given: Rows, expected: Rows) -> bool:
 
 
 def _fitting(given: Rows, expected: Rows) -> list[list[Sequence[int]]]:
-    """The expected rows that each given one equals, as lists of their places; given rows may share a list.
+    """The expected rows that each given row equals, as lists of places (indices into `expected`); given rows may share
+    a list.
 
-    Places are looked up by the cells that have no tolerance, and by that number with one that tells most rows apart, so
-    that results of thousands of rows are judged in a second.
+    Places are looked up by the cells that are compared exactly and, of the numbers that have a tolerance, by the column
+    that tells most rows apart. So results of thousands of rows are judged in a second.
     """
     groups: dict[tuple[type, ...], dict[tuple[Any, ...], list[int]]] = {}
     for place, row in enumerate(expected):
@@ -180,27 +183,27 @@ def _kind(expected: Cell) -> type:
 
 
 def _exact(expected: Cell) -> Any:
-    """What a given cell has to be read as to equal this one; ... for a number with a tolerance."""
+    """What a given cell has to be read as to equal this one; ... where it is a number with a tolerance."""
     if isinstance(expected, float):
         return ...
     return expected.strip() if isinstance(expected, str) else expected
 
 
 def _as_kind(given: Cell, kind: type) -> Any:
-    """What a cell of this kind has to equal; ... for a number with a tolerance, `_kind` itself where it is none."""
+    """What a given cell is read as where the expected one is of this kind; ... for a number with a tolerance."""
     if kind is type(None):
-        return None if given is None or (isinstance(given, str) and given.strip().casefold() in _NULLS) else _kind
+        return None if given is None or (isinstance(given, str) and given.strip().casefold() in _NULLS) else _NO_SUCH
     if kind is str:
-        return given.strip() if isinstance(given, str) else _kind
+        return given.strip() if isinstance(given, str) else _NO_SUCH
     number = _read(given, whole=kind is int)
     if number is None:
-        return _kind
+        return _NO_SUCH
     return number if kind is int else ...
 
 
 def _by_float(places: Sequence[int], expected: Rows) -> tuple[int, list[float], list[int]]:
-    """The column of floats with the most distinct ones, these in ascending order, and their places; NaN equals
-    nothing. Without floats the column says nothing."""
+    """Rows in the order of one column: the column of floats that has the most distinct ones, its floats in ascending
+    order, and the places of their rows. NaN is left out, since it equals nothing. Without floats both are empty."""
     floats = [column for column, cell in enumerate(expected[places[0]]) if isinstance(cell, float)]
     column = max(floats, key=lambda column: len({expected[place][column] for place in places}), default=0)
     cells = ((expected[place][column], place) for place in places)
@@ -221,19 +224,19 @@ def _near(number: Any, ascending: list[float], places: list[int]) -> Sequence[in
 
 
 def _paired(fitting: Sequence[Sequence[Sequence[int]]]) -> bool:
-    """Whether everyone gets a place of their own, by augmenting paths: closeness is not transitive.
+    """Whether every given row gets a place of its own, by augmenting paths: closeness is not transitive.
 
     Args:
-        fitting: of each, lists of the places that fit.
+        fitting: for each given row, lists of the places that it fits.
     """
-    of_place: dict[int, int] = {}
-    of_one: dict[int, int] = {}
+    row_at: dict[int, int] = {}  # place -> given row
+    place_of: dict[int, int] = {}  # given row -> place
     untried = {id(places): iter(places) for lists in fitting for places in lists}  # most places need no path
     for i, lists in enumerate(fitting):
-        place = next((j for places in lists for j in untried[id(places)] if j not in of_place), None)
+        place = next((j for places in lists for j in untried[id(places)] if j not in row_at), None)
         if place is not None:
-            of_place[place], of_one[i] = i, place
-    return all(i in of_one or _placed(i, fitting, of_place, of_one) for i in range(len(fitting)))
+            row_at[place], place_of[i] = i, place
+    return all(i in place_of or _placed(i, fitting, row_at, place_of) for i in range(len(fitting)))
 
 
 def _same_content(found: Rows, expected: Rows) -> bool:
@@ -294,24 +297,24 @@ def _without(rows: Rows, leave_out: Counter[tuple[tuple[type, Cell], ...]]) -> R
 
 
 def _placed(
-    start: int, fitting: Sequence[Sequence[Sequence[int]]], of_place: dict[int, int], of_one: dict[int, int]
+    start: int, fitting: Sequence[Sequence[Sequence[int]]], row_at: dict[int, int], place_of: dict[int, int]
 ) -> bool:
-    """Find a place for one more, by moving others along an augmenting path."""
-    reached: dict[int, int] = {}  # place -> who reached it
+    """Find a place for one more row, by moving others along an augmenting path."""
+    reached: dict[int, int] = {}  # place -> the row that it was reached from
     waiting = [start]
     for i in waiting:
         for j in itertools.chain.from_iterable(fitting[i]):
             if j in reached:
                 continue
             reached[j] = i
-            if j in of_place:
-                waiting.append(of_place[j])
+            if j in row_at:
+                waiting.append(row_at[j])
                 continue
             place: int | None = j
-            while place is not None:  # each on the path moves to the place that it reached
-                one = reached[place]
-                of_place[place] = one
-                place, of_one[one] = of_one.get(one), place
+            while place is not None:  # each row on the path moves to the place that was reached from it
+                row = reached[place]
+                row_at[place] = row
+                place, place_of[row] = place_of.get(row), place
             return True
     return False
 

@@ -653,6 +653,13 @@ HOSTILE |= {
         "SELECT REPEAT('a', 1000000) IN (" + ", ".join(f"REPEAT('b', {i} + 999000)" for i in range(3000)) + ")",
         "SELECT JSON_OBJECTAGG(CONCAT(x.a, y.a, z.a), REPEAT('a', 1000000)) FROM t x, t y, t z",
     ],
+    "long_replacements": [
+        "SELECT REGEXP_REPLACE(REPEAT('x', 1000000), 'x', REPEAT('y', 1000000))",
+        "SELECT REGEXP_REPLACE(REPEAT('x', 50000), '(?=(.*))', '\\\\1')",
+        "SELECT REGEXP_REPLACE(REPEAT('x', 1000000), '', '" + "y" * 16 + "')",
+        "SELECT " + ", ".join(["REGEXP_REPLACE(REPEAT('x', 1000000), 'x', '" + "y" * 16 + "')"] * 99),
+        "CREATE TABLE u AS SELECT REGEXP_REPLACE(REPEAT('x', 50000), 'x', REPEAT(a, 9999)) c FROM t",
+    ],
     "formats": [
         "SELECT FORMAT('%.*c', 2000000000, 'x')",
         "SELECT FORMAT('" + "%.*c" * 6 + "'" + ", 2000000000, 'x'" * 6 + ")",

@@ -437,9 +437,31 @@ def test_a_statement_calls_a_bounded_number_of_functions():
         return "SELECT " + ", ".join(["REPEAT('a', 9)"] * n)
 
     assert refusal(calls(200)) is None
-    assert refusal(calls(201)) == "1105 (HY000): 201 functions in one statement; at most 200"
+    assert refusal(calls(201)) == "1105 (HY000): the statement calls 201 functions; at most 200 are allowed"
     assert refusal("SELECT " + ", ".join(["`repeat` /* x */ ('a', 9)"] * 201)) is not None
     values = ", ".join(["('f(x) g(y)', NULL)"] * 500)  # texts, and rows that call nothing
     assert refusal(f"INSERT INTO t VALUES {values}") is None
     assert refusal("SELECT a FROM t WHERE " + " OR ".join(["b IN (1, 2) AND a LIKE ('x%')"] * 500)) is None
     assert refusal("CREATE TABLE u (" + ", ".join(f"c{i} VARCHAR(9)" for i in range(500)) + ")") is None
+
+
+@pytest.mark.parametrize(
+    ("call", "allowed"),
+    [
+        ("REGEXP_REPLACE(a, '[^0-9]', '')", True),
+        ("REGEXP_REPLACE(REPEAT('x,(', 9), CONCAT('a', 'b'), '" + "y" * 16 + "')", True),
+        ("UPPER(REGEXP_REPLACE(REGEXP_REPLACE(a, 'x', '-'), 'y', '+'))", True),
+        ("REGEXP_REPLACE(a, 'x', '" + "y" * 17 + "')", False),
+        ("REGEXP_REPLACE(a, 'x', REPEAT('y', 50000))", False),
+        ("REGEXP_REPLACE(a, 'x', @y)", False),
+        ("REGEXP_REPLACE(a, 'x', 'y' 'y')", False),
+        ("REGEXP_REPLACE(a, '(?=(.*))', '\\\\1')", False),
+        ("`regexp_replace` /* x */ (a, 'x', a)", False),
+        ("REGEXP_REPLACE(REGEXP_REPLACE(a, 'x', b), 'y', '')", False),
+        ("REGEXP_REPLACE(a, 'x'", False),
+        ("'REGEXP_REPLACE(a, b, c)'", True),
+    ],
+)
+def test_a_regular_expression_replaces_with_a_short_text_only(call, allowed):
+    answer = refusal(f"SELECT {call} FROM t")
+    assert answer is None if allowed else answer.startswith("1235 (42000)") and "REGEXP_REPLACE" in answer
