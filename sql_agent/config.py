@@ -133,6 +133,10 @@ class LossConfig(Settings):
     scale: bool = True
     """Divide advantages by the group's std; False only centres (arXiv:2503.20783).
     verl: algorithm.norm_adv_by_std_in_grpo"""
+    aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = "token-mean"
+    """How the losses of tokens become one: every token weighs the same (DAPO, arXiv:2503.14476), every rollout does
+    (GRPO, arXiv:2402.03300), or a rollout's sum over `data.max_response_tokens` (Dr. GRPO, arXiv:2503.20783).
+    verl: actor_rollout_ref.actor.loss_agg_mode"""
 
 
 class LoraConfig(Settings):

@@ -78,6 +78,8 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
         "clip_ratio": cfg.loss.clip_ratio,
         "clip_ratio_low": cfg.loss.clip_ratio,
         "clip_ratio_high": cfg.loss.clip_ratio,
+        "loss_agg_mode": cfg.loss.aggregation,
+        "loss_scale_factor": cfg.data.max_response_tokens,  # verl's default is the longest row, another one each step
         "use_kl_loss": cfg.loss.kl_coef > 0,
         "kl_loss_coef": cfg.loss.kl_coef,
         "kl_loss_type": "low_var_kl",
