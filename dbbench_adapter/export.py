@@ -23,8 +23,8 @@ from typing import Any
 
 from core.outputs import OutputError, check_output, written
 from dbbench_adapter.datatypes import Task
-from dbbench_adapter.load import TaskFileError, load_tasks, refuse_repeated_ids, write_tasks
 from dbbench_adapter.protocols import PROTOCOLS, ProtocolName
+from dbbench_adapter.tasks.load import TaskFileError, load_tasks, refuse_repeated_ids, write_tasks
 
 AGENT_NAME = "sql_agent"
 

@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import Literal
 
 from dbbench_adapter.datatypes import CHANGE_KINDS, Cell, Column, Gold, Row, Rows, Table, Task
-from dbbench_adapter.load import write_tasks
-from dbbench_adapter.phrasebook import (
+from dbbench_adapter.generate.phrasebook import (
     COMPARISONS,
     EXTREMES,
     HELD_OUT_WORDS,
@@ -36,6 +35,7 @@ from dbbench_adapter.phrasebook import (
     TRAIN_WORDS,
     pseudo_word,
 )
+from dbbench_adapter.tasks.load import write_tasks
 
 Split = Literal["train", "held_out"]
 NOTE = ("The table ", " has the columns ")

@@ -206,7 +206,7 @@ def table_lines(agreements: Sequence[Agreement]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from dbbench_adapter.load import TaskFileError, load_tasks
+    from dbbench_adapter.tasks.load import TaskFileError, load_tasks
 
     parser = argparse.ArgumentParser(
         prog="python -m dbbench_adapter.skills", description="Compare labelled with recognised skills."

@@ -30,7 +30,7 @@ from typing import Any, Protocol, TypeVar
 from core.outputs import check_output, written
 from core.signed import file_sha256
 from dbbench_adapter.datatypes import Task
-from dbbench_adapter.load import load_tasks, refuse_repeated_ids, task_file, write_tasks
+from dbbench_adapter.tasks.load import load_tasks, refuse_repeated_ids, task_file, write_tasks
 
 PARTS = ("train", "validation", "test")
 MANIFEST = "manifest.json"

@@ -24,11 +24,11 @@ from pathlib import Path
 
 from core.passwords import Parser
 from dbbench_adapter.backends import Backend, BackendUnavailable, TableError, open_backend
-from dbbench_adapter.backends.mysql_kinds import plain
+from dbbench_adapter.backends.mysql_on_sqlite.kinds import plain
 from dbbench_adapter.datatypes import Rows, Task
 from dbbench_adapter.judges.strict import same_rows
-from dbbench_adapter.load import TaskFileError, raw_records, task_file
-from dbbench_adapter.records import Fault, RecordError, form_of, read_record
+from dbbench_adapter.tasks.load import TaskFileError, raw_records, task_file
+from dbbench_adapter.tasks.records import Fault, RecordError, form_of, read_record
 
 MAX_SHOWN_CHARS = 200
 

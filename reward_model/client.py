@@ -26,8 +26,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from reward_model.data.preferences import PreferenceFileError, read_preferences
 from reward_model.datatypes import Message, Preference, Score
-from reward_model.preferences import PreferenceFileError, read_preferences
 from reward_model.service.access import TOKEN_VARIABLE, is_loopback, positive
 
 OPEN_AFTER = 5

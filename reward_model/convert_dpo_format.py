@@ -2,7 +2,7 @@
 
 Writes TRL's conversational form, one `Preference` a line. What cannot be converted goes to a side file with its reason,
 what is changed or left out on the way is counted by name. JSON Lines and parquet are streamed. The output appears once
-it is whole. `reward_model.formats.shapes` says which forms there are, doc/reward_model.md shows them.
+it is whole. `reward_model.data.shapes` says which forms there are, doc/reward_model.md shows them.
 """
 
 import os
@@ -28,12 +28,12 @@ from typing import IO, Any
 from tqdm import tqdm
 
 from core.outputs import OutputError, in_words, written
+from reward_model.data.files import NotReadOn, Numbered, raw_rows
+from reward_model.data.messages import Problem
+from reward_model.data.preferences import PreferenceFileError, check_output, write_preferences
+from reward_model.data.shapes import FORMS, Converter
+from reward_model.data.summary import Summary
 from reward_model.datatypes import Preference
-from reward_model.formats.files import NotReadOn, Numbered, raw_rows
-from reward_model.formats.messages import Problem
-from reward_model.formats.shapes import FORMS, Converter
-from reward_model.formats.summary import Summary
-from reward_model.preferences import PreferenceFileError, check_output, write_preferences
 
 MAX_REJECTS_SHOWN = 5
 

@@ -266,7 +266,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from core.hub import TRAIN, ModelNotFoundError, model_folder
     from core.machine import git_commit
     from core.signed import file_sha256
-    from reward_model.preferences import PreferenceFileError, check_output, read_preferences
+    from reward_model.data.preferences import PreferenceFileError, check_output, read_preferences
     from reward_model.scorer import ModelError, Scorer
     from reward_model.training import versions
 

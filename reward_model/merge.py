@@ -60,8 +60,8 @@ def merge(
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     from reward_model.base_model import weights_sha256
+    from reward_model.data.preferences import check_output, read_preferences
     from reward_model.evaluate import score_sides
-    from reward_model.preferences import check_output, read_preferences
     from reward_model.scorer import RECORD, Scorer, length_limit
 
     record = read_record(adapter)
@@ -167,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from core.hub import ModelNotFoundError, model_folder
     from reward_model.base_model import BaseModelError
-    from reward_model.preferences import PreferenceFileError
+    from reward_model.data.preferences import PreferenceFileError
 
     disable_progress_bar()
     try:

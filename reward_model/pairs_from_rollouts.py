@@ -27,10 +27,10 @@ from typing import Any
 
 from core.json_text import parse_json
 from reward_model.baselines import has_answer
+from reward_model.data.messages import Problem, legal, read_conversation
+from reward_model.data.preferences import PreferenceFileError, check_output, write_preferences
+from reward_model.data.summary import MAX_NAMED, Balance, Summary, digest, num_chars, num_tool_calls, percent
 from reward_model.datatypes import Message, Preference
-from reward_model.formats.messages import Problem, legal, read_conversation
-from reward_model.formats.summary import MAX_NAMED, Balance, Summary, digest, num_chars, num_tool_calls, percent
-from reward_model.preferences import PreferenceFileError, check_output, write_preferences
 
 PAIRS_PER_TASK = 8
 MAX_CANDIDATES = 512

@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     import yaml
 
     from reward_model.base_model import BaseModelError
-    from reward_model.preferences import PreferenceFileError
+    from reward_model.data.preferences import PreferenceFileError
     from reward_model.training import TrainingError
 
     ours = (BaseModelError, ModelNotFoundError, NotOursError, PreferenceFileError, TrainingError)
@@ -109,7 +109,7 @@ def train(data: Any, args: Any, model: Any) -> None:
     from core.outputs import OutputError, failures_of_the_disk
     from core.processes import ends_in_order
     from reward_model.base_model import check_base, load_tokenizer, num_parameters, weights_sha256
-    from reward_model.preferences import read_preferences
+    from reward_model.data.preferences import read_preferences
     from reward_model.training import (
         PairTrainer,
         RunLog,

@@ -31,8 +31,8 @@ from core.cpu_features import uses_bfloat16
 from core.json_text import parse_json
 from core.micro_batches import micro_batch_tokens, micro_batches, recomputed, return_freed_memory
 from core.outputs import append_line, failures_of_the_disk, remove, written
+from reward_model.data.preferences import PreferenceFileError
 from reward_model.datatypes import Preference
-from reward_model.preferences import PreferenceFileError
 from reward_model.scorer import RECORD, encode_conversation
 
 logger = logging.getLogger(__name__)

@@ -20,10 +20,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from reward_model.data.messages import Problem, legal
+from reward_model.data.preferences import PreferenceFileError
+from reward_model.data.summary import Summary
 from reward_model.datatypes import Preference
-from reward_model.formats.messages import Problem, legal
-from reward_model.formats.summary import Summary
-from reward_model.preferences import PreferenceFileError
 
 MAX_SHOWN = 50
 

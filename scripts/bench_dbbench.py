@@ -128,7 +128,7 @@ def backend_rows(name: str, target: float, shares: Sequence[Share], left: int) -
 def served(spec: str) -> Iterator[tuple[str, Backend]]:
     """A spec that several processes can open, and a backend that sees what they leave behind."""
     if spec == "mariadb":
-        from dbbench_adapter.backends.server import PrivateServer
+        from dbbench_adapter.backends.mysql.server import PrivateServer
 
         with PrivateServer() as server, open_backend(server.url) as backend:
             yield server.url, backend

@@ -1,8 +1,8 @@
 """Fetch LifelongAgentBench's 500 tasks: `python scripts/download_huggingface_data.py --output_dir data/lifelong`.
 
 Reads the parquet form with `datasets`, from the hub or from a local file or folder, checks every row and writes
-entry_dict.json (the form LifelongAgentBench and `dbbench_adapter.load` read) and db_bench.parquet (the form of the hub,
-which `load_tasks` reads as well). Nothing is written unless all rows are good. Leaves out the benchmark's other parts.
+entry_dict.json (the form LifelongAgentBench and `dbbench_adapter.tasks.load` read) and db_bench.parquet (the form of
+the hub, which `load_tasks` reads as well). Nothing is written unless all rows are good. Leaves out the benchmark's other parts.
 """
 
 import os
@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from core.outputs import OutputError, check_output, failures_of_the_disk, written
-from dbbench_adapter.load import unpacked
-from dbbench_adapter.records import Fault, RawRecord
+from dbbench_adapter.tasks.load import unpacked
+from dbbench_adapter.tasks.records import Fault, RawRecord
 from dbbench_adapter.validate import check_file, report_lines
 
 HUB_ID = "csyq/LifelongAgentBench"

@@ -1,7 +1,7 @@
 """Generate new tasks: `python scripts/generate_db_bench_data.py --num_samples 100 --output_path data/entry_dict.json`.
 
-Writes LifelongAgentBench's form, which its code and `dbbench_adapter.load` read. No model is asked; every reference was
-run. The file appears once all tasks are made. `dbbench_adapter.synthesis` says what the tasks are like.
+Writes LifelongAgentBench's form, which its code and `dbbench_adapter.tasks.load` read. No model is asked; every
+reference was run. The file appears once all tasks are made. `dbbench_adapter.generate` says what the tasks are like.
 """
 
 import os
@@ -28,9 +28,9 @@ from tqdm import tqdm
 
 from core.outputs import check_output, written
 from dbbench_adapter.datatypes import Task
+from dbbench_adapter.generate import SKILL_COUNTS, THEMES, ExhaustedError, task_stream
+from dbbench_adapter.generate.entry_dict import entry_dict
 from dbbench_adapter.skills import SKILLS
-from dbbench_adapter.synthesis import SKILL_COUNTS, THEMES, ExhaustedError, task_stream
-from dbbench_adapter.synthesis.entry_dict import entry_dict
 
 
 def skill_weights(text: str) -> dict[str, float]:

@@ -74,7 +74,8 @@ def make_tiny_policy(
 
 def _recipe(seed: int, steps: int) -> dict[str, str | int]:
     """What the policy depends on; the source of its makers and of the tasks and prompts stands for itself."""
-    from dbbench_adapter import generator, phrasebook
+    from dbbench_adapter import generator
+    from dbbench_adapter.generate import phrasebook
     from dbbench_adapter.protocols import fc
     from sql_agent import tiny_policy
 

@@ -25,8 +25,8 @@ from pathlib import Path
 
 from core.outputs import OutputError, check_output
 from dbbench_adapter.datatypes import Task
-from dbbench_adapter.load import TaskFileError, load_tasks
-from dbbench_adapter.single_skill import by_skill, num_others, skills_of, write_single_skill
+from dbbench_adapter.tasks.load import TaskFileError, load_tasks
+from dbbench_adapter.tasks.single_skill import by_skill, num_others, skills_of, write_single_skill
 
 
 def report(tasks_by_skill: Mapping[str, Sequence[Task]], min_tasks: int) -> list[str]:

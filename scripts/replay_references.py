@@ -24,10 +24,10 @@ from rich.progress import track
 
 from core.passwords import Parser, hidden
 from dbbench_adapter.backends import Backend, BackendUnavailable, TableError, open_backend
-from dbbench_adapter.backends.mysql_kinds import plain
+from dbbench_adapter.backends.mysql_on_sqlite.kinds import plain
 from dbbench_adapter.datatypes import Gold, Task
-from dbbench_adapter.load import load_tasks
 from dbbench_adapter.protocols import PROTOCOLS, ProtocolName, open_episode
+from dbbench_adapter.tasks.load import load_tasks
 from sql_agent.oracle import solution
 
 Known = Callable[[Task], Gold]

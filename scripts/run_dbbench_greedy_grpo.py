@@ -79,8 +79,8 @@ def load_split(cfg: GreedyGrpoConfig) -> "tuple[Sequence[Task], Sequence[Task]]"
         ValueError: a file that cannot be read, or an unknown skill.
     """
     from dbbench_adapter.generator import generate_tasks
-    from dbbench_adapter.load import load_tasks
     from dbbench_adapter.splits import count_kinds, draw_by_kind
+    from dbbench_adapter.tasks.load import load_tasks
     from sql_agent.local.experiment import TaskConfig
     from sql_agent.local.skill_tasks import draws, held_out_tasks
 

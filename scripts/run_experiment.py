@@ -238,7 +238,7 @@ def find_model(path: str) -> "Finding":
 
 def check_data(cfg: ExperimentConfig) -> "Finding":
     """Missing files are made first, where the settings say how many tasks."""
-    from dbbench_adapter.synthesis import Split
+    from dbbench_adapter.generate import Split
     from scripts.doctor import Finding
     from sql_agent.local.skill_tasks import draws, held_out_tasks, trained_skills, write_generated
     from sql_agent.model_check import Problem

@@ -36,8 +36,8 @@ from sql_agent.local.start import check_model, load_libraries
 if TYPE_CHECKING:
     from dbbench_adapter.datatypes import Task
     from sql_agent.gsm8k.datatypes import Problem
-    from sql_agent.local.interactive import Chat, Subject
-    from sql_agent.local.transcript import Transcript
+    from sql_agent.interactive.session import Chat, Subject
+    from sql_agent.interactive.transcript import Transcript
 
 GENERATED = 20
 """Tasks at hand where no file is given."""
@@ -66,8 +66,8 @@ def run(cfg: InteractiveConfig) -> None:
     load_libraries()
     from rich.console import Console
 
-    from sql_agent.local.interactive import OneDatabase, WordProblems
-    from sql_agent.local.transcript import Transcript
+    from sql_agent.interactive.session import OneDatabase, WordProblems
+    from sql_agent.interactive.transcript import Transcript
 
     show = Transcript(Console(highlight=False), max_new_tokens=cfg.max_new_tokens)
     if cfg.task == "gsm8k":
@@ -100,14 +100,14 @@ def _problems(cfg: InteractiveConfig) -> "list[Problem]":
 def _databases(cfg: InteractiveConfig, show: "Transcript") -> "tuple[list[Task], Task]":
     """The tasks at hand, and the one whose tables come first."""
     if cfg.database is not None:
-        from sql_agent.local.user_database import read_database
+        from sql_agent.interactive.user_database import read_database
 
         found = read_database(cfg.database)
         for words in found.left_out:
             show.note(f"{cfg.database}: {words}", "yellow")
         return [], found.task
     from dbbench_adapter.generator import generate_tasks
-    from dbbench_adapter.load import load_tasks
+    from dbbench_adapter.tasks.load import load_tasks
 
     if cfg.data is None:
         tasks = generate_tasks(GENERATED, seed=cfg.seed, split="held_out")
@@ -124,8 +124,8 @@ def _converse(cfg: InteractiveConfig, subject: "Subject", show: "Transcript") ->
 
 
 def _talk(cfg: InteractiveConfig, subject: "Subject", show: "Transcript") -> None:
+    from sql_agent.interactive.session import Chat
     from sql_agent.local.datatypes import Sampling
-    from sql_agent.local.interactive import Chat
     from sql_agent.local.start import start_policy
 
     policy = start_policy(cfg.model, AdapterConfig(), tools=subject.tools, seed=cfg.seed)
@@ -144,7 +144,7 @@ def _talk(cfg: InteractiveConfig, subject: "Subject", show: "Transcript") -> Non
 
 def _handle(text: str, chat: "Chat", subject: "Subject", show: "Transcript") -> bool:
     """Do what a line says; False where it ends the conversation."""
-    from sql_agent.local.interactive import read_line
+    from sql_agent.interactive.session import read_line
 
     try:
         line = read_line(text, len(subject.tasks))

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from core.hub import go_offline
 from core.processes import ends_in_order
 from sql_agent.local.flags import add_flags, read_flags
-from sql_agent.local.sft_config import SftConfig
+from sql_agent.sft.config import SftConfig
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # one process, one GPU
     if cfg.dataset != "gsm8k":
         go_offline()
-    from sql_agent.local.sft import TrainingError, prepare, train
+    from sql_agent.sft.run import TrainingError, prepare, train
 
     try:
         run = prepare(cfg, resume=args.resume)

@@ -33,10 +33,10 @@ from core.processes import ends_in_order
 from dbbench_adapter.backends import Backend, BackendUnavailable, open_backend
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.judges import JUDGES
-from dbbench_adapter.load import load_tasks
 from dbbench_adapter.protocols import PROTOCOLS
 from dbbench_adapter.skills import SKILLS
 from dbbench_adapter.splits import draw_by_kind
+from dbbench_adapter.tasks.load import load_tasks
 from sql_agent.agent import run_rollout, size_thread_pool
 from sql_agent.datatypes import AgentConfig, RolloutRecord
 from sql_agent.environments.dbbench import DbBench

@@ -33,8 +33,8 @@ from starlette.routing import Route
 
 from core.machine import port_number
 from dbbench_adapter.datatypes import Task
-from dbbench_adapter.load import load_tasks
 from dbbench_adapter.protocols import PROTOCOLS, ProtocolName
+from dbbench_adapter.tasks.load import load_tasks
 
 Json = dict[str, Any]
 Script = Callable[[list[Json]], Json]

@@ -49,7 +49,7 @@ def check_backend(spec: str) -> None:
         BackendUnavailable: see `open_backend`; a server of our own is looked for and not started.
     """
     if spec == "mariadb":
-        from dbbench_adapter.backends.server import find_programs
+        from dbbench_adapter.backends.mysql.server import find_programs
 
         find_programs()
         return
@@ -69,18 +69,18 @@ def open_backend(spec: str) -> Iterator[Backend]:
     """
     check_spec(spec)
     if spec == "sqlite":
-        from dbbench_adapter.backends.sqlite import SqliteBackend
+        from dbbench_adapter.backends.sqlite.backend import SqliteBackend
 
         with SqliteBackend() as backend:
             yield backend
     elif spec == "mariadb":
-        from dbbench_adapter.backends.mysql import MysqlBackend
-        from dbbench_adapter.backends.server import PrivateServer
+        from dbbench_adapter.backends.mysql.backend import MysqlBackend
+        from dbbench_adapter.backends.mysql.server import PrivateServer
 
         with interruptible(), PrivateServer() as server, MysqlBackend(server.url) as backend:
             yield backend
     else:
-        from dbbench_adapter.backends.mysql import MysqlBackend
+        from dbbench_adapter.backends.mysql.backend import MysqlBackend
 
         with interruptible(), MysqlBackend(_address(spec)) as backend:
             yield backend

@@ -12,7 +12,7 @@ from typing import Any
 
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.judges.base import Answers, EndState, judge_state, labels
-from dbbench_adapter.literals import parse_literal
+from dbbench_adapter.tasks.literals import parse_literal
 
 TOLERANCE = 0.01
 _ZEROS = frozenset({"none", "null", "undefined", "nan", "inf", "infinity", "-inf", "-infinity", ""})

@@ -22,7 +22,7 @@ from typing import Any
 from dbbench_adapter.backends import Snapshot
 from dbbench_adapter.datatypes import Cell, Gold, Row, Rows, Score
 from dbbench_adapter.judges.base import Answers, EndState, NoReferenceError
-from dbbench_adapter.literals import parse_literal, parse_rows
+from dbbench_adapter.tasks.literals import parse_literal, parse_rows
 
 RELATIVE_TOLERANCE = 1e-9
 DECIMALS = 4

@@ -13,7 +13,7 @@ from typing import Any
 
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.judges.base import EndState, judge_state, labels
-from dbbench_adapter.literals import parse_literal
+from dbbench_adapter.tasks.literals import parse_literal
 
 
 def judge(end: EndState) -> Score:

@@ -21,11 +21,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from dbbench_adapter.judges import JudgeName
-from dbbench_adapter.load import load_tasks
 from dbbench_adapter.rllm.agent import DBBenchAgent
 from dbbench_adapter.rllm.data import register_tasks
 from dbbench_adapter.rllm.env import MAX_ROUNDS, DBBenchEnv
 from dbbench_adapter.rllm.interfaces import RllmMissingError, require_rllm
+from dbbench_adapter.tasks.load import load_tasks
 
 DATASET = "dbbench"
 

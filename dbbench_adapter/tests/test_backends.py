@@ -382,7 +382,7 @@ def test_a_backend_is_looked_at_and_nothing_is_left_of_it(mariadb):
 
 
 def test_without_its_programs_there_is_no_private_server(monkeypatch):
-    monkeypatch.setattr("dbbench_adapter.backends.server.shutil.which", lambda *_, **__: None)
+    monkeypatch.setattr("dbbench_adapter.backends.mysql.server.shutil.which", lambda *_, **__: None)
     with pytest.raises(BackendUnavailable, match="mariadb-install-db not found; install MariaDB"):
         check_backend("mariadb")
 

@@ -6,7 +6,7 @@ import pytest
 
 from dbbench_adapter.datatypes import Column, Gold, Table, Task
 from dbbench_adapter.export import agl_rows, main, verl_rows, write_verl_parquet
-from dbbench_adapter.load import load_tasks, write_tasks
+from dbbench_adapter.tasks.load import load_tasks, write_tasks
 
 TABLE = Table("fruit", (Column("name"), Column("price", "INT")), (("Plum", 5), ("Pear", None), ("Fig", 2.5)))
 SELECT = Task(

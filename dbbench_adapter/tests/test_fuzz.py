@@ -14,10 +14,10 @@ import pytest
 from dbbench_adapter.datatypes import Column, Gold, Table, Task
 from dbbench_adapter.judges import fc, lab, strict, text
 from dbbench_adapter.judges.strict import readings
-from dbbench_adapter.literals import parse_literal, parse_rows
 from dbbench_adapter.protocols import open_episode
 from dbbench_adapter.protocols.base import fenced_sql, final_answer
 from dbbench_adapter.protocols.lab import parse_action
+from dbbench_adapter.tasks.literals import parse_literal, parse_rows
 
 pytestmark = pytest.mark.slow
 

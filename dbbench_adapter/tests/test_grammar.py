@@ -19,11 +19,11 @@ from pathlib import Path
 import pytest
 
 from dbbench_adapter.backends import Backend, BackendUnavailable, Result
-from dbbench_adapter.backends.mysql import MysqlBackend
-from dbbench_adapter.backends.mysql_names import PREFIX
-from dbbench_adapter.backends.mysql_pool import MAX_DATABASE_BYTES
-from dbbench_adapter.backends.sqlite import JUDGE_TIMEOUT_S
-from dbbench_adapter.backends.sqlite_sandbox import MAX_PAGES
+from dbbench_adapter.backends.mysql.backend import MysqlBackend
+from dbbench_adapter.backends.mysql.names import PREFIX
+from dbbench_adapter.backends.mysql.pool import MAX_DATABASE_BYTES
+from dbbench_adapter.backends.sqlite.backend import JUDGE_TIMEOUT_S
+from dbbench_adapter.backends.sqlite.sandbox import MAX_PAGES
 from dbbench_adapter.datatypes import Column, Gold, Table, Task
 from dbbench_adapter.judges import JUDGES
 from dbbench_adapter.protocols import open_episode

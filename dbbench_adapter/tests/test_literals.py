@@ -1,6 +1,6 @@
 import pytest
 
-from dbbench_adapter.literals import MAX_CHARS, parse_literal, parse_rows
+from dbbench_adapter.tasks.literals import MAX_CHARS, parse_literal, parse_rows
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dbbench_adapter.datatypes import Column, Gold, Table, Task
-from dbbench_adapter.load import TaskFileError, load_tasks, write_tasks
+from dbbench_adapter.tasks.load import TaskFileError, load_tasks, write_tasks
 from dbbench_adapter.tests.example_records import HASH, LIFELONG, SELECT, UPDATE
 
 

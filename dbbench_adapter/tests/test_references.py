@@ -1,8 +1,8 @@
 """The benchmark's own references, run on either backend and read as their original reads them."""
 
 from dbbench_adapter.judges import lab
-from dbbench_adapter.load import load_tasks
 from dbbench_adapter.protocols.base import shown
+from dbbench_adapter.tasks.load import load_tasks
 
 TIED = ["entry_dict-41", "entry_dict-225", "entry_dict-228", "entry_dict-273"]
 

@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
-from dbbench_adapter.load import write_tasks
 from dbbench_adapter.rllm import env as env_module
 from dbbench_adapter.rllm.agent import DBBenchAgent
 from dbbench_adapter.rllm.data import register_tasks, rllm_rows
 from dbbench_adapter.rllm.env import DBBenchEnv, Rewards, UnjudgedError, task_of
 from dbbench_adapter.rllm.interfaces import BaseAgent, BaseEnv, RllmMissingError
+from dbbench_adapter.tasks.load import write_tasks
 from dbbench_adapter.tests.rllm_loop import play
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,13 +12,13 @@ from itertools import product
 import pytest
 import sqlglot
 
-from dbbench_adapter.backends import sqlite_sandbox
 from dbbench_adapter.backends.clock import StatementTimeout, check, remaining_s, time_limit
-from dbbench_adapter.backends.functions import AGGREGATES, FUNCTIONS, values
-from dbbench_adapter.backends.functions.patterns import like
-from dbbench_adapter.backends.functions.values import MAX_VALUE_BYTES, collate, compare, fold, sort_key
-from dbbench_adapter.backends.mysql_limits import blows_up
-from dbbench_adapter.backends.sqlite_sandbox import Guard, allows
+from dbbench_adapter.backends.mysql_on_sqlite.functions import AGGREGATES, FUNCTIONS, values
+from dbbench_adapter.backends.mysql_on_sqlite.functions.patterns import like
+from dbbench_adapter.backends.mysql_on_sqlite.functions.values import MAX_VALUE_BYTES, collate, compare, fold, sort_key
+from dbbench_adapter.backends.mysql_on_sqlite.limits import blows_up
+from dbbench_adapter.backends.sqlite import sandbox as sqlite_sandbox
+from dbbench_adapter.backends.sqlite.sandbox import Guard, allows
 from dbbench_adapter.datatypes import Column, Table
 
 T = Table("t", (Column("a"), Column("b", "INT")), tuple((f"n{i}", i) for i in range(30)))

@@ -5,8 +5,9 @@ from collections import Counter
 import pytest
 
 from dbbench_adapter.datatypes import Gold, Task
-from dbbench_adapter.load import TaskFileError, write_tasks
-from dbbench_adapter.single_skill import (
+from dbbench_adapter.skills import SKILLS
+from dbbench_adapter.tasks.load import TaskFileError, write_tasks
+from dbbench_adapter.tasks.single_skill import (
     SingleSkillTaskGenerator,
     _new,
     by_skill,
@@ -15,7 +16,6 @@ from dbbench_adapter.single_skill import (
     skills_of,
     write_single_skill,
 )
-from dbbench_adapter.skills import SKILLS
 
 FULL = ("select", "order_by_single_column", "limit_only")
 

@@ -1,8 +1,8 @@
 import pytest
 
 from dbbench_adapter.datatypes import Gold, Task
-from dbbench_adapter.load import load_tasks
 from dbbench_adapter.skills import SKILLS, Agreement, NotOneStatementError, agreement, main, recognise_skills
+from dbbench_adapter.tasks.load import load_tasks
 
 
 @pytest.mark.parametrize(

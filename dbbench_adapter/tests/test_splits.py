@@ -7,8 +7,8 @@ import math
 import pytest
 
 from dbbench_adapter.datatypes import Column, Gold, Table, Task
-from dbbench_adapter.load import load_tasks, write_tasks
 from dbbench_adapter.splits import count_kinds, draw_by_kind, main, split_by_table, split_tasks
+from dbbench_adapter.tasks.load import load_tasks, write_tasks
 
 
 def over(index, *names, kind="other", skills=()):

@@ -5,9 +5,10 @@ import time
 
 import pytest
 
-from dbbench_adapter.backends import TableState, sqlite_sandbox
-from dbbench_adapter.backends import sqlite as sqlite_module
+from dbbench_adapter.backends import TableState
 from dbbench_adapter.backends.base import UNREADABLE
+from dbbench_adapter.backends.sqlite import backend as sqlite_module
+from dbbench_adapter.backends.sqlite import sandbox as sqlite_sandbox
 from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
 from dbbench_adapter.protocols import open_episode
 

@@ -9,17 +9,17 @@ import sqlglot
 from sqlglot import exp
 
 from dbbench_adapter.backends.base import hash_rows
-from dbbench_adapter.backends.mysql_kinds import plain
+from dbbench_adapter.backends.mysql_on_sqlite.kinds import plain
 from dbbench_adapter.datatypes import Column, Gold, Table, Task
-from dbbench_adapter.load import load_tasks
+from dbbench_adapter.generate import SKILL_COUNTS, THEMES, ExhaustedError, generate, task_stream
+from dbbench_adapter.generate.entry_dict import FORBIDDEN, NotLifelongError, entry_dict
+from dbbench_adapter.generate.phrases import ended, keys, listed, ordinal
+from dbbench_adapter.generate.plans import FEWEST_SKILLS, LIFELONG_SHARES, MOST_SKILLS, Plan, close_plan, draw_plan
+from dbbench_adapter.generate.queries import Draft, NoDraft, Output, SortKey, _between, _untied
+from dbbench_adapter.generate.tables import NAME_ENDINGS, draw_scene
+from dbbench_adapter.generate.tasks import MAX_SHOWN_CHARS, checked_gold
 from dbbench_adapter.skills import SKILLS, recognise_skills
-from dbbench_adapter.synthesis import SKILL_COUNTS, THEMES, ExhaustedError, generate, task_stream
-from dbbench_adapter.synthesis.entry_dict import FORBIDDEN, NotLifelongError, entry_dict
-from dbbench_adapter.synthesis.phrases import ended, keys, listed, ordinal
-from dbbench_adapter.synthesis.plans import FEWEST_SKILLS, LIFELONG_SHARES, MOST_SKILLS, Plan, close_plan, draw_plan
-from dbbench_adapter.synthesis.queries import Draft, NoDraft, Output, SortKey, _between, _untied
-from dbbench_adapter.synthesis.tables import NAME_ENDINGS, draw_scene
-from dbbench_adapter.synthesis.tasks import MAX_SHOWN_CHARS, checked_gold
+from dbbench_adapter.tasks.load import load_tasks
 
 FRUIT = Table(
     "fruit", (Column("name", "TEXT"), Column("price", "INT")), (("plum", 5), ("pear", 4), ("fig", 9), ("date", 9))
@@ -256,7 +256,7 @@ def test_a_stream_that_runs_dry_says_so(monkeypatch):
     def draw_nothing(*_):
         raise NoDraft("ties")
 
-    monkeypatch.setattr("dbbench_adapter.synthesis.tasks.draw_change", draw_nothing)
+    monkeypatch.setattr("dbbench_adapter.generate.tasks.draw_change", draw_nothing)
     stream = task_stream(seed=0, difficulty="easy", skills={"update": 1.0})
     with pytest.raises(ExhaustedError, match=r"after 0 tasks .* ask for fewer tasks, more .* refused so far: .*ties"):
         list(itertools.islice(stream, 2))

@@ -3,8 +3,8 @@ import os
 
 import pytest
 
+from reward_model.data.preferences import PreferenceFileError, check_output, read_preferences, write_preferences
 from reward_model.datatypes import FunctionCall, Message, Preference, ToolCall
-from reward_model.preferences import PreferenceFileError, check_output, read_preferences, write_preferences
 
 USER = Message(role="user", content="1?")
 CALL = Message(
@@ -55,7 +55,7 @@ def test_a_broken_off_file_does_not_look_finished(tmp_path):
 
 
 def test_rows_with_fields_that_come_late_are_put_in_front(tmp_path, monkeypatch):
-    monkeypatch.setattr("reward_model.preferences._FIRST_LOOK_BYTES", 600)
+    monkeypatch.setattr("reward_model.data.preferences._FIRST_LOOK_BYTES", 600)
     path = tmp_path / "p.jsonl"
     write_preferences([PLAIN] * 10 + [AGENT, PLAIN, AGENT], path)
     assert read_preferences(path) == [AGENT] + [PLAIN] * 11 + [AGENT]

@@ -21,7 +21,7 @@ import psutil
 
 from core.machine import free_port
 from dbbench_adapter.generator import generate_tasks
-from dbbench_adapter.load import write_tasks
+from dbbench_adapter.tasks.load import write_tasks
 from scripts.bench.children import answer, python, started, wait_for
 from scripts.bench.report import Row
 from sql_agent import oracle

@@ -20,7 +20,7 @@ from typing import Any
 
 from core.machine import free_port
 from dbbench_adapter.generator import generate_tasks
-from dbbench_adapter.load import write_tasks
+from dbbench_adapter.tasks.load import write_tasks
 from scripts.bench.children import answer, cpu_s, python, say, started, wait_for
 from scripts.bench.report import Row
 from sql_agent.config import load_config

@@ -18,8 +18,8 @@ from typing import Any
 import aiohttp
 
 from core.processes import Events, end_with_parent
-from dbbench_adapter.load import load_tasks
 from dbbench_adapter.protocols import fc
+from dbbench_adapter.tasks.load import load_tasks
 from sql_agent.lightning.agl_light import agl
 from sql_agent.lightning.door import RUN_TOKEN, authorization
 

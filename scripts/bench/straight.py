@@ -17,7 +17,7 @@ from typing import Any
 from core.processes import Events, end_with_parent
 from dbbench_adapter.backends import Backend, open_backend
 from dbbench_adapter.datatypes import Task
-from dbbench_adapter.load import load_tasks
+from dbbench_adapter.tasks.load import load_tasks
 from sql_agent.agent import run_rollout, size_thread_pool
 from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.dbbench import DbBench

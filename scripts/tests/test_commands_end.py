@@ -85,7 +85,7 @@ SFT = ("--model_path", "models/none", "--dataset", "dbbench")
 @pytest.mark.parametrize(
     ("module", "at", "arguments"),
     [
-        ("scripts.generate_db_bench_data", "dbbench_adapter.synthesis", ()),
+        ("scripts.generate_db_bench_data", "dbbench_adapter.generate", ()),
         ("scripts.doctor", "tomllib", ()),
         ("sql_agent.train_sql_agent", "pydantic", ()),
         ("reward_model.convert_dpo_format", "tqdm", ()),

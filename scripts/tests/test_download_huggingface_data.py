@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dbbench_adapter.load import load_tasks
+from dbbench_adapter.tasks.load import load_tasks
 from scripts.download_huggingface_data import main
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from dbbench_adapter.generator import generate_tasks
-from dbbench_adapter.load import write_tasks
+from dbbench_adapter.tasks.load import write_tasks
 from reward_model.convert_dpo_format import main as convert
 from reward_model.tests.conftest import counting_pairs, make_base
 from scripts.merge_policy import MergeError
 from sql_agent.config import TrainConfig, dump_config
-from sql_agent.local.sft import next_commands
-from sql_agent.local.sft_config import SftConfig
 from sql_agent.model_check import fetch_again
+from sql_agent.sft.config import SftConfig
+from sql_agent.sft.run import next_commands
 
 ROOT = Path(__file__).parents[2]
 
@@ -177,7 +177,7 @@ def test_fine_tuning_on_a_full_disk_says_where_it_goes_on(base, tmp_path, file_b
 
 @pytest.mark.slow
 def test_reward_training_on_a_full_disk_leaves_nothing_torn(base, tmp_path):
-    from reward_model.preferences import write_preferences
+    from reward_model.data.preferences import write_preferences
 
     pairs, output = tmp_path / "pairs.jsonl", tmp_path / "out"
     write_preferences(counting_pairs(16), pairs)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dbbench_adapter.load import load_tasks
-from dbbench_adapter.synthesis import generate
+from dbbench_adapter.generate import generate
+from dbbench_adapter.tasks.load import load_tasks
 from scripts.generate_db_bench_data import main, skill_weights
 
 ROOT = Path(__file__).parents[2]

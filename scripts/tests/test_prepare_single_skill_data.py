@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from dbbench_adapter.load import write_tasks
-from dbbench_adapter.single_skill import SingleSkillTaskGenerator, read_single_skill
+from dbbench_adapter.generate import generate
 from dbbench_adapter.skills import SKILLS
-from dbbench_adapter.synthesis import generate
+from dbbench_adapter.tasks.load import write_tasks
+from dbbench_adapter.tasks.single_skill import SingleSkillTaskGenerator, read_single_skill
 from scripts import generate_db_bench_data
 from scripts.prepare_single_skill_data import main
 

@@ -6,7 +6,7 @@ import pytest
 
 from dbbench_adapter.backends import BackendUnavailable, open_backend
 from dbbench_adapter.datatypes import Column, Gold, Table, Task
-from dbbench_adapter.load import load_tasks, write_tasks
+from dbbench_adapter.tasks.load import load_tasks, write_tasks
 from scripts.replay_references import main, misses, reads_rows
 
 DATA = Path(__file__).parents[2].parent / "shared" / "dbbench" / "data"

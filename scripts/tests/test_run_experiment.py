@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from dbbench_adapter.datatypes import Score
-from dbbench_adapter.single_skill import read_single_skill
+from dbbench_adapter.tasks.single_skill import read_single_skill
 from scripts import run_experiment
 from scripts.run_experiment import for_this_machine, main
 from sql_agent.local.experiment import LanguageModelConfig, load_experiment

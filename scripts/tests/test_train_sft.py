@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from core.forked import forked
 from reward_model.tests.conftest import make_base
 from scripts.train_sft import main
-from sql_agent.local.sft import RECORD, SftConfig, next_commands, prepare
-from sql_agent.local.sft_trainer import load_trainable, make_trainer
+from sql_agent.sft.run import RECORD, SftConfig, next_commands, prepare
+from sql_agent.sft.trainer import load_trainable, make_trainer
 
 ROOT = Path(__file__).parents[2]
 

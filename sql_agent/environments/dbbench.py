@@ -14,10 +14,10 @@ from dbbench_adapter.export import verl_rows
 from dbbench_adapter.generator import DRAFTS, generate_tasks, task_stream
 from dbbench_adapter.generator import Split as HalfName
 from dbbench_adapter.judges import JudgeName
-from dbbench_adapter.load import load_tasks
 from dbbench_adapter.protocols import PROTOCOLS, Episode, Message, ProtocolName, open_episode
-from dbbench_adapter.single_skill import skills_of
 from dbbench_adapter.splits import split_by_table
+from dbbench_adapter.tasks.load import load_tasks
+from dbbench_adapter.tasks.single_skill import skills_of
 from sql_agent.config import DataConfig, TrainConfig
 from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.base import Environment, Split

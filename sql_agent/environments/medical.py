@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from dbbench_adapter.backends.sqlite_sandbox import Watchdog
+from dbbench_adapter.backends.sqlite.sandbox import Watchdog
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.export import AGENT_NAME
 from dbbench_adapter.protocols import Message

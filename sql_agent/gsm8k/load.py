@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from dbbench_adapter.load import raw_records
-from dbbench_adapter.records import Fault, RawRecord
+from dbbench_adapter.tasks.load import raw_records
+from dbbench_adapter.tasks.records import Fault, RawRecord
 from sql_agent.gsm8k.datatypes import Problem, Split, final_number, in_split
 from sql_agent.gsm8k.generator import HELD_OUT_FRACTION, generate_problems
 

@@ -78,7 +78,7 @@ class TaskConfig(Settings):
     generate_missing: int = Field(default=0, ge=0)
     """Tasks that --prepare makes for `data`, and a quarter of it for `held_out_data`, where the file is missing."""
     generator: Literal["plain", "synthesis"] = "plain"
-    """Without `data`: dbbench_adapter.generator (seven skills over small tables) or dbbench_adapter.synthesis (22)."""
+    """Without `data`: dbbench_adapter.generator (seven skills over small tables) or dbbench_adapter.generate (22)."""
     skills: dict[str, float] | None = None
     """Chance of each skill relative to the others; null: all that there are tasks of, alike."""
     backend: BackendSpec = "sqlite"

@@ -18,7 +18,7 @@ import torch
 from pydantic import BaseModel
 
 from dbbench_adapter.datatypes import Task
-from dbbench_adapter.single_skill import SingleSkillTaskGenerator
+from dbbench_adapter.tasks.single_skill import SingleSkillTaskGenerator
 from sql_agent.local.config import LossConfig
 from sql_agent.local.datatypes import GREEDY, DivergedError, LocalRollout, Sampling, UnjudgedError
 from sql_agent.local.experiment import ExperimentConfig

@@ -8,7 +8,10 @@ from pathlib import Path
 
 from dbbench_adapter import generator as plain
 from dbbench_adapter.datatypes import Task
-from dbbench_adapter.single_skill import (
+from dbbench_adapter.generate import Split
+from dbbench_adapter.skills import SKILLS
+from dbbench_adapter.splits import draw_by_kind
+from dbbench_adapter.tasks.single_skill import (
     SingleSkillTaskGenerator,
     by_skill,
     num_others,
@@ -16,9 +19,6 @@ from dbbench_adapter.single_skill import (
     skills_of,
     write_single_skill,
 )
-from dbbench_adapter.skills import SKILLS
-from dbbench_adapter.splits import draw_by_kind
-from dbbench_adapter.synthesis import Split
 from sql_agent.local.experiment import TaskConfig
 
 HELD_OUT_SEED = 1

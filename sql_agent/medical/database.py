@@ -20,8 +20,8 @@ from typing import Any
 
 from dbbench_adapter.backends import BackendUnavailable, Result
 from dbbench_adapter.backends.clock import StatementTimeout, expired, time_limit
-from dbbench_adapter.backends.functions import FUNCTIONS
-from dbbench_adapter.backends.sqlite_sandbox import MAX_SORT_OPCODES, PROGRESS_OPCODES, Guard, Watchdog
+from dbbench_adapter.backends.mysql_on_sqlite.functions import FUNCTIONS
+from dbbench_adapter.backends.sqlite.sandbox import MAX_SORT_OPCODES, PROGRESS_OPCODES, Guard, Watchdog
 from sql_agent.medical.datatypes import TABLES, MedicalDataError, Question, Schema
 
 MAX_ROWS = 200

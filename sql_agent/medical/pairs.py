@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dbbench_adapter.backends.sqlite_sandbox import Watchdog
+from dbbench_adapter.backends.sqlite.sandbox import Watchdog
+from reward_model.data.summary import num_chars
 from reward_model.datatypes import Message, Preference
-from reward_model.formats.summary import num_chars
 from sql_agent.medical.database import ReadOnlyDatabase, connect, shown
 from sql_agent.medical.datatypes import TABLES, Question, Schema
 from sql_agent.medical.episode import TOOL_NAME, messages

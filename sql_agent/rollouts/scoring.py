@@ -14,8 +14,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from reward_model.client import TOKEN_VARIABLE, RewardClient, ScorerRefusedError, ScorerUnavailableError
+from reward_model.data.messages import Problem, legal, read_conversation
 from reward_model.datatypes import Message
-from reward_model.formats.messages import Problem, legal, read_conversation
 from sql_agent.datatypes import RewardModelConfig, RolloutRecord
 from sql_agent.rewards import NO_JUDGE, Opinion, answered
 

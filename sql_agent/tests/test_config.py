@@ -119,7 +119,7 @@ def test_a_key_the_installed_verl_lacks_is_refused():
         ("loss.kl_coef=0.05", "actor_rollout_ref.actor.use_kl_loss", True),
         ("loss.entropy_coef=0.02", "actor_rollout_ref.actor.entropy_coeff", 0.02),
         ("loss.scale=false", "algorithm.norm_adv_by_std_in_grpo", False),
-        ("loss.aggregation=seq-mean-token-sum-norm", "actor_rollout_ref.actor.loss_agg_mode", "seq-mean-token-sum-norm"),
+        ("loss.aggregation=seq-mean-token-mean", "actor_rollout_ref.actor.loss_agg_mode", "seq-mean-token-mean"),
         ("data.max_response_tokens=2000", "actor_rollout_ref.actor.loss_scale_factor", 2000),
         ("lora.rank=8", "actor_rollout_ref.model.lora_rank", 8),
         ("lora.rank=8", "actor_rollout_ref.model.lora.merge", True),

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from dbbench_adapter.generator import generate_tasks
-from dbbench_adapter.load import write_tasks
+from dbbench_adapter.tasks.load import write_tasks
 from sql_agent.config import DataConfig
 from sql_agent.data import PromptTokenizer, drawn, fitting, kinds_of, say_kinds, say_out_of_reach
 from sql_agent.environments.base import Split

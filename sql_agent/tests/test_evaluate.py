@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
-from dbbench_adapter.load import load_tasks, write_tasks
+from dbbench_adapter.tasks.load import load_tasks, write_tasks
 from sql_agent import oracle
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.evaluate import Rate, main, summarise, three_way_mean

@@ -15,13 +15,13 @@ from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.gsm8k.datatypes import Problem
 from sql_agent.gsm8k.environment import Gsm8k
+from sql_agent.interactive.session import Chat, Line, OneDatabase, WordProblems, read_line
+from sql_agent.interactive.transcript import Transcript, call_start, visible
+from sql_agent.interactive.user_database import read_database
 from sql_agent.local.config import AdapterConfig
 from sql_agent.local.datatypes import GREEDY, Sample
-from sql_agent.local.interactive import Chat, Line, OneDatabase, WordProblems, read_line
 from sql_agent.local.policy import load_policy
 from sql_agent.local.rollouts import Player
-from sql_agent.local.transcript import Transcript, call_start, visible
-from sql_agent.local.user_database import read_database
 
 TASKS = [task for task in generate_tasks(16, seed=5) if task.kind == "DELETE"]
 PROBLEM = Problem("p", "Ann has 3 eggs and eats 1. How many are left?", "2")
@@ -388,6 +388,6 @@ def test_what_is_no_database_with_tables_is_refused(tmp_path, monkeypatch):
     with sqlite3.connect(tmp_path / "big.sqlite") as connection:
         connection.execute("CREATE TABLE t (a)")
         connection.execute("INSERT INTO t VALUES (1), (2)")
-    monkeypatch.setattr("sql_agent.local.user_database.MAX_ROWS", 1)
+    monkeypatch.setattr("sql_agent.interactive.user_database.MAX_ROWS", 1)
     with pytest.raises(ValueError, match="2 rows, at most 1 are copied; give a smaller database"):
         read_database(tmp_path / "big.sqlite")

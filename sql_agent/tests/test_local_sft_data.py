@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from dbbench_adapter.backends.sqlite import SqliteBackend
+from dbbench_adapter.backends.sqlite.backend import SqliteBackend
 from dbbench_adapter.datatypes import Gold
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols import PROTOCOLS, fc
 from sql_agent.gsm8k.datatypes import Problem
 from sql_agent.local.conversation import ChatTemplateError, Conversation
-from sql_agent.local.sft_data import (
+from sql_agent.oracle import call, calls
+from sql_agent.sft.data import (
     DataError,
     Demonstration,
     Encoded,
@@ -22,7 +23,6 @@ from sql_agent.local.sft_data import (
     gsm8k_demonstrations,
     read_messages,
 )
-from sql_agent.oracle import call, calls
 from sql_agent.tiny_policy.tokenizer import build_tokenizer
 
 BACKEND = SqliteBackend()

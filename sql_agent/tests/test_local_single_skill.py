@@ -10,8 +10,8 @@ import torch
 
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.generator import generate_tasks
-from dbbench_adapter.load import write_tasks
-from dbbench_adapter.single_skill import num_others, skills_of
+from dbbench_adapter.tasks.load import write_tasks
+from dbbench_adapter.tasks.single_skill import num_others, skills_of
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.local.datatypes import GREEDY, LocalRollout
 from sql_agent.local.experiment import ExperimentConfig, TaskConfig

@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from dbbench_adapter.datatypes import Score
-from reward_model.formats.summary import num_tool_calls
+from reward_model.data.summary import num_tool_calls
 from sql_agent.agent import run_rollout
 from sql_agent.config import DataConfig
 from sql_agent.datatypes import AgentConfig

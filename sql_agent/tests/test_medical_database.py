@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 
 from dbbench_adapter.backends import BackendUnavailable, Result
-from dbbench_adapter.backends.sqlite_sandbox import Watchdog
+from dbbench_adapter.backends.sqlite.sandbox import Watchdog
 from sql_agent.medical.database import (
     MAX_RESULT_CHARS,
     MAX_ROWS,

@@ -7,9 +7,9 @@ import httpx
 import pytest
 
 from dbbench_adapter.datatypes import Column, Gold, Table, Task
-from dbbench_adapter.load import write_tasks
 from dbbench_adapter.protocols import PROTOCOLS
 from dbbench_adapter.protocols.fc import messages
+from dbbench_adapter.tasks.load import write_tasks
 from sql_agent import oracle
 
 FRUIT = Table("Fruit", (Column("Name"), Column("Price")), (("Plum", "5"), ("Pear", "4")))

@@ -5,7 +5,7 @@ from itertools import chain
 import pytest
 import torch
 
-from dbbench_adapter.backends.sqlite import SqliteBackend
+from dbbench_adapter.backends.sqlite.backend import SqliteBackend
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols import fc, open_episode
 from scripts.make_tiny_policy import make_tiny_policy

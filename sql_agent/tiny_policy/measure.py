@@ -29,9 +29,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from dbbench_adapter.backends import Backend, open_backend
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.generator import generate_tasks
-from dbbench_adapter.load import load_tasks
 from dbbench_adapter.protocols import fc
 from dbbench_adapter.splits import draw_by_kind
+from dbbench_adapter.tasks.load import load_tasks
 from sql_agent.tiny_policy.tokenizer import END_ID, Message
 
 MAX_TURNS = 3

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from core.machine import free_port
-from dbbench_adapter.backends.server import PrivateServer
+from dbbench_adapter.backends.mysql.server import PrivateServer
 from dbbench_adapter.datatypes import Task
 from sql_agent import oracle
 from sql_agent.lightning.agl_light import agl

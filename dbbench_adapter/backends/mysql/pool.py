@@ -1,0 +1,484 @@
+"""A pool of database names with their users and sessions on one MariaDB or MySQL server.
+
+An episode gets a slot: a name, a user who has rights on the database of that name alone, the agent's session and an
+administrator's. Between episodes the session is reset (COM_RESET_CONNECTION: variables, temporary tables, locks, open
+transactions), the database dropped and made again (0.25 ms on MariaDB, less than listing what has to be emptied), the
+user compared with how it was made. A slot that fails any of this is never used again.
+
+Names carry an owner whose lock (`GET_LOCK`) a keeper's connection holds: what has no such owner any more is removed by
+the next owner that starts on that server. The number 0 is the catalogue's: a database of views that stands for
+information_schema towards agents. Leaves out what an agent may say (`mysql_screen`) and reading results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pymysql
+
+from dbbench_adapter.backends.base import BackendUnavailable
+from dbbench_adapter.backends.mysql.names import NEUTRAL_NAME, PREFIX
+
+CONNECT_TIMEOUT_S = 10.0
+ADMIN_TIMEOUT_S = 30.0
+LOCK_WAIT_S = 2
+_REMOVE_ATTEMPTS = 30
+KILL_AFTER_S = 0.25
+"""Past a statement's own limit, which the server is to heed first."""
+GIVE_UP_AFTER_S = 0.75
+"""Past a statement's limit; then the answer no longer waits for the server."""
+_WATCH_S = 0.1
+_PING_S = 30.0
+_OURS = re.compile(rf"{PREFIX}([0-9a-f]{{12}})_\d+")
+_GRANTS = "SELECT, INSERT, UPDATE, DELETE, CREATE, DROP, ALTER, INDEX, CREATE TEMPORARY TABLES, CREATE VIEW, SHOW VIEW"
+_MODES = (  # MySQL 8's defaults; MariaDB's are laxer
+    "ONLY_FULL_GROUP_BY,STRICT_TRANS_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION"
+)
+_GROUP_CONCAT_MAX_LEN = 1024  # MySQL's default; MariaDB's is 1 MiB
+_COLLATION = "utf8mb4_unicode_520_nopad_ci"  # MariaDB's closest to MySQL 8's utf8mb4_0900_ai_ci
+_HEEDING_CASE = frozenset(["SCHEMA_NAME", "TABLE_SCHEMA", "TABLE_NAME"])
+"""Columns of the catalogue that are compared as the names of files are."""
+_RESET_CONNECTION = 0x1F
+MAX_DATABASE_BYTES = 128 * 1024**2
+_MEASURE_AFTER_S = 0.25
+"""A statement that still runs then is ended once its database is larger than `MAX_DATABASE_BYTES`."""
+_CATALOGUE_VIEWS = (
+    *("TABLES", "COLUMNS", "SCHEMATA", "STATISTICS", "VIEWS", "ROUTINES", "TRIGGERS", "PROCESSLIST"),
+    *("KEY_COLUMN_USAGE", "TABLE_CONSTRAINTS", "REFERENTIAL_CONSTRAINTS", "CHECK_CONSTRAINTS"),
+    *("CHARACTER_SETS", "COLLATIONS", "ENGINES"),
+)
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+Connection = pymysql.Connection
+
+
+@dataclass(eq=False)
+class Slot:
+    """A database name, the user who may use it, and the sessions of the administrator and of the agent."""
+
+    name: str
+    password: str
+    admin: Connection
+    account: str = ""
+    """What SHOW CREATE USER says of the user as made."""
+    agent: Connection | None = None
+    settings: tuple[bool, float] | None = None
+    """What the agent's session was set up for; None when it has to be set up."""
+
+
+@dataclass
+class _Watched:
+    """A statement that runs."""
+
+    name: str
+    """The name of its database."""
+    started: float
+    limit_s: float
+
+
+@dataclass
+class Keeper:
+    """Holds the owner's lock and ends statements that run or fill too long, on a connection and in a thread of its own.
+
+    Args:
+        sizes_bytes: of all databases of the owner, given a connection.
+    """
+
+    connect: Any
+    owner: str
+    sizes_bytes: Any
+    _running: dict[int, _Watched] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def start(self) -> None:
+        self._connection = self._locked()
+        self._thread = threading.Thread(target=self._keep, name="mysql-keeper", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        with contextlib.suppress(pymysql.Error):
+            self._connection.close()
+
+    @contextmanager
+    def watching(self, session: Connection, name: str, timeout_s: float) -> Iterator[None]:
+        thread_id = session.thread_id()
+        self._running[thread_id] = _Watched(name, time.monotonic(), timeout_s + KILL_AFTER_S)
+        try:
+            yield
+        finally:
+            with self._lock:  # no KILL may reach the next statement
+                self._running.pop(thread_id, None)
+
+    def _locked(self) -> Connection:
+        connection = self.connect()
+        with connection.cursor() as cursor:
+            cursor.execute("SET SESSION wait_timeout = 31536000")
+            cursor.execute(f"SELECT GET_LOCK('{PREFIX}{self.owner}', 0)")
+        return connection
+
+    def hold(self) -> None:
+        """Take the lock again where it was lost: a server that was started again knows of none, and the next owner that
+        starts on it would take what is ours for an orphan."""
+        with self._lock:
+            try:
+                self._connection.ping(reconnect=False)
+            except (pymysql.Error, OSError):
+                self._connection = self._locked()
+
+    def _keep(self) -> None:
+        next_ping = time.monotonic() + _PING_S
+        while not self._stop.wait(_WATCH_S):
+            with contextlib.suppress(pymysql.Error, OSError):  # the server went away; it may come back
+                self._end_overrun()
+                if time.monotonic() > next_ping:
+                    next_ping = time.monotonic() + _PING_S
+                    self.hold()
+
+    def _end_overrun(self) -> None:
+        with self._lock:
+            now = time.monotonic()
+            slow = {i: each for i, each in list(self._running.items()) if now - each.started > _MEASURE_AFTER_S}
+            for thread_id, watched in slow.items():
+                if now - watched.started > watched.limit_s:
+                    self._kill(thread_id, "")
+            sizes = self.sizes_bytes(self._connection) if slow else {}
+            for thread_id, watched in slow.items():
+                if sizes.get(watched.name, 0) > MAX_DATABASE_BYTES and thread_id in self._running:
+                    self._kill(thread_id, "QUERY")
+
+    def _kill(self, thread_id: int, what: str) -> None:
+        self._running.pop(thread_id, None)
+        with contextlib.suppress(pymysql.OperationalError), self._connection.cursor() as cursor:
+            cursor.execute(f"KILL {what} {thread_id}")
+
+
+class Pool:
+    """Slots on the server at `mysql://user:password@host:port`, of a user who may create databases and users.
+
+    Raises:
+        BackendUnavailable: on entering; the server does not answer or refuses that user.
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self.host, self._port = parts.hostname or "127.0.0.1", parts.port or 3306
+        self._user, self._password = unquote(parts.username or "root"), unquote(parts.password or "")
+        self._owner, self._numbers = secrets.token_hex(6), itertools.count(1)
+        self._free: deque[Slot] = deque()
+        self._all: list[Slot] = []
+        self.keeper = Keeper(self._connect_admin, self._owner, self.sizes_bytes)
+        self.catalogue = f"{PREFIX}{self._owner}_0"
+        self._catalogue_lock, self._has_catalogue = threading.Lock(), False
+
+    def open(self) -> None:
+        with self.failures_named():
+            self.keeper.start()
+            slot = self._new_slot()
+            self.is_mariadb = "mariadb" in slot.admin.get_server_info().lower()
+            with slot.admin.cursor() as cursor:
+                cursor.execute("SELECT @@hostname, @@datadir, @@max_allowed_packet")
+                ((hostname, folder, max_packet_bytes),) = cursor.fetchall()
+            self.private = {self.host: "localhost", str(hostname): "localhost", str(folder).strip("/"): "..."}
+            self.max_statement_bytes = int(max_packet_bytes) - 1  # a packet's first byte says what it is
+            self._remove_orphans(slot.admin)
+        self._free.append(slot)
+
+    def close(self) -> None:
+        """Take what is ours off the server; databases still open are dropped under their episodes."""
+        self._free.clear()
+        slots, self._all = self._all, []
+        for slot in slots:
+            _hang_up(slot.agent)
+            _hang_up(slot.admin)
+        with contextlib.suppress(pymysql.Error), self._connect_admin() as admin:
+            for name in (self.catalogue, *(slot.name for slot in slots)):
+                with contextlib.suppress(pymysql.Error):  # a call that heeds no KILL still holds it: the next start's
+                    _remove(admin, name)
+        self.keeper.close()
+
+    def live_databases(self) -> int:
+        with self.failures_named(), self._connect_admin() as admin:
+            return len({slot.name for slot in self._all} & set(_databases(admin)))
+
+    def make_catalogue(self) -> None:
+        """Make, where that is still to be done, the views that show an agent what information_schema shows its user,
+        with the neutral name for the real ones."""
+        with self._catalogue_lock:
+            if self._has_catalogue:
+                return
+            with self.failures_named(), self._connect_admin() as admin, admin.cursor() as cursor:
+                cursor.execute(f"CREATE DATABASE IF NOT EXISTS {self.catalogue}")
+                for table in _CATALOGUE_VIEWS:
+                    cursor.execute(
+                        "SELECT column_name, data_type FROM information_schema.columns "
+                        "WHERE table_schema = 'information_schema' AND table_name = %s ORDER BY ordinal_position",
+                        (table,),
+                    )
+                    query = self._catalogue_query(table, dict(cursor.fetchall()))
+                    for view in (table, table.lower()):  # information_schema's names have no case, others do
+                        cursor.execute(
+                            f"CREATE OR REPLACE SQL SECURITY INVOKER VIEW {self.catalogue}.{view} AS {query}"
+                        )
+            self._has_catalogue = True
+
+    def _catalogue_query(self, table: str, types: dict[str, str]) -> str:
+        columns = []
+        for name, kind in types.items():
+            shown = f"`{name}`"
+            if name == "HOST":
+                shown = "'localhost'"
+            elif "blob" in kind.lower():  # a statement as it was sent
+                shown = "NULL"
+            elif "char" in kind.lower() or "text" in kind.lower():
+                shown = f"REGEXP_REPLACE({shown}, '{PREFIX}[0-9a-f]+_[0-9]+', '{NEUTRAL_NAME}')"
+                if name in _HEEDING_CASE:
+                    shown = f"CONVERT({shown} USING utf8mb4) COLLATE utf8mb4_bin"
+            columns.append(f"{shown} AS `{name}`")
+        schema = next((name for name in types if name.endswith("_SCHEMA") or name == "SCHEMA_NAME"), None)
+        where = f" WHERE `{schema}` <> '{self.catalogue}'" if schema else ""
+        return f"SELECT {', '.join(columns)} FROM information_schema.{table}{where}"
+
+    def sizes_bytes(self, admin: Connection) -> dict[str, int]:
+        """What our databases hold on disk, by name, those that hold anything."""
+        tablespaces = "innodb_sys_tablespaces" if self.is_mariadb else "innodb_tablespaces"
+        with admin.cursor() as cursor:
+            cursor.execute(  # waits for no lock, unlike information_schema.tables
+                f"SELECT SUBSTRING_INDEX(name, '/', 1), SUM(file_size) FROM information_schema.{tablespaces} "
+                f"WHERE name LIKE '{PREFIX}{self._owner}\\_%/%' GROUP BY 1"
+            )
+            return {str(found): int(size) for found, size in cursor.fetchall()}
+
+    def take(self) -> Slot:
+        """A slot with an empty database."""
+        # ignore case and accents, heed trailing blanks: what MySQL 8 does by default
+        collation = _COLLATION if self.is_mariadb else "utf8mb4_0900_ai_ci"
+        while True:
+            with self.failures_named():
+                self.keeper.hold()
+                try:
+                    slot = self._free.pop()
+                    stale = True
+                except IndexError:
+                    slot = self._new_slot()
+                    stale = False
+                try:
+                    with slot.admin.cursor() as cursor:
+                        cursor.execute(f"CREATE DATABASE {slot.name} CHARACTER SET utf8mb4 COLLATE {collation}")
+                    return slot
+                except pymysql.Error:
+                    if not stale:
+                        raise
+                    _hang_up(slot.agent)  # the server closed it: not used again
+
+    def give_back(self, slot: Slot) -> None:
+        """Empty a slot for the next episode; one that cannot be proved empty is not used again."""
+        try:
+            self.reset(slot)
+            with slot.admin.cursor() as cursor:
+                cursor.execute(f"DROP DATABASE IF EXISTS {slot.name}")
+                unchanged = _account(slot) == slot.account
+        except (pymysql.Error, OSError):
+            unchanged = False
+        if unchanged:
+            self._free.append(slot)
+        else:
+            _hang_up(slot.agent)
+            threading.Thread(target=_remove_retired, args=(slot,), name="mysql-remove", daemon=True).start()
+
+    def session(self, slot: Slot, *, typed: bool, statement_timeout_s: float) -> Connection:
+        """The agent's session with MySQL's manners, whichever server it is.
+
+        A server that was started again since the episode began answers a new session, but may have lost what was in the
+        database: the administrator's session, as old as the episode, is asked first.
+        """
+        wanted = (typed, statement_timeout_s)
+        with self.failures_named():
+            if slot.agent is None or not slot.agent.open:
+                slot.admin.ping(reconnect=False)
+                self.end_session(slot)
+                slot.agent = self._connect_agent(slot)
+            if slot.settings != wanted:
+                try:
+                    # MariaDB reads a database's character set on entering it from another, not from the one it was
+                    slot.agent.select_db("information_schema")
+                    slot.agent.select_db(slot.name)
+                except pymysql.OperationalError:  # the agent dropped it: no database selected from now on
+                    slot.admin.ping(reconnect=False)
+                    _hang_up(slot.agent)
+                    slot.agent = self._connect_agent(slot)
+                with slot.agent.cursor() as cursor:
+                    cursor.execute(self._settings(typed=typed, statement_timeout_s=statement_timeout_s))
+                setattr(slot.agent, "_read_timeout", statement_timeout_s + GIVE_UP_AFTER_S)  # noqa: B010
+                slot.settings = wanted
+        return slot.agent
+
+    def reset_session(self, slot: Slot) -> Connection:
+        """The agent's session as it is after `reset`: nothing set, no database selected for sure."""
+        self.reset(slot)
+        if slot.agent is None or not slot.agent.open:
+            self.end_session(slot)
+            slot.agent = self._connect_agent(slot)
+        return slot.agent
+
+    def stop_reading(self, slot: Slot, cursor: Any) -> None:
+        """Leave the rest of a result unread: the server cannot be told to stop but by ending the session."""
+        rest = cursor._result
+        if rest is not None and rest.unbuffered_active:
+            self.end_session(slot)
+            rest.unbuffered_active, rest.connection = False, None  # or pymysql reads on from the closed socket
+        cursor.connection = None
+
+    def reset(self, slot: Slot) -> None:
+        """Put the agent's session back to how it was when it connected; a session that does not answer is ended."""
+        if slot.settings is None:  # nothing was said in it since it was
+            return
+        slot.settings = None
+        if slot.agent is None or not slot.agent.open:
+            self.end_session(slot)  # on the server it may still run
+            return
+        try:
+            session: Any = slot.agent  # pymysql has the command's parts, but no name for it
+            session._execute_command(_RESET_CONNECTION, b"")
+            session._read_ok_packet()
+        except (pymysql.Error, OSError):
+            self.end_session(slot)
+
+    def end_session(self, slot: Slot) -> None:
+        """End the agent's session from the administrator's."""
+        agent, slot.agent, slot.settings = slot.agent, None, None
+        if agent is not None:
+            with contextlib.suppress(pymysql.OperationalError), slot.admin.cursor() as cursor:
+                cursor.execute(f"KILL {agent.thread_id()}")
+            _hang_up(agent)
+
+    @contextmanager
+    def failures_named(self) -> Iterator[None]:
+        """Turn what goes wrong between us and the server into `BackendUnavailable`."""
+        try:
+            yield
+        except (pymysql.Error, OSError) as error:
+            raise BackendUnavailable(
+                f"database server at {self.host}:{self._port}: {error}; it has to run and let {self._user!r} create "
+                "databases and users"
+            ) from error
+
+    def _settings(self, *, typed: bool, statement_timeout_s: float) -> str:
+        limit = f"max_execution_time = {round(statement_timeout_s * 1000)}"
+        modes, collation = _MODES, ""
+        if self.is_mariadb:
+            collation = f" COLLATE {_COLLATION}"
+            # a KILL is heeded once per join buffer: joined with the thousands of rows in one, a row of long texts is
+            # written gigabytes of times before
+            limit = f"max_statement_time = {statement_timeout_s}, SESSION join_cache_level = 0"
+            # Strict, it refuses UPDATE ... WHERE text = 1 over a text that is no number, where MySQL compares
+            # (standard-278 and -295); in TEXT columns strictness has nothing else to say.
+            modes = _MODES if typed else _MODES.replace("STRICT_TRANS_TABLES,", "")
+        return (
+            f"SET NAMES utf8mb4{collation}, SESSION sql_mode = '{modes}', SESSION autocommit = 1, "
+            f"SESSION group_concat_max_len = {_GROUP_CONCAT_MAX_LEN}, SESSION {limit}"
+        )
+
+    def _new_slot(self) -> Slot:
+        admin = self._connect_admin()
+        slot = Slot(f"{PREFIX}{self._owner}_{next(self._numbers)}", secrets.token_hex(16), admin)
+        with admin.cursor() as cursor:
+            cursor.execute(f"CREATE USER {slot.name} IDENTIFIED BY '{slot.password}'")
+            # unescaped, an underscore stands for any character here, and databases of such names could be made
+            for rights, name in ((_GRANTS, slot.name), ("SELECT", self.catalogue)):
+                cursor.execute(f"GRANT {rights} ON `{name.replace('_', chr(92) + '_')}`.* TO {slot.name}")
+        slot.account = _account(slot)
+        self._all.append(slot)
+        return slot
+
+    def _remove_orphans(self, admin: Connection) -> None:
+        """Remove databases and users whose owner holds no lock any more: its process is gone."""
+        with admin.cursor() as cursor:
+            cursor.execute("SELECT user FROM mysql.user")
+            names = {str(name) for (name,) in cursor.fetchall()} | set(_databases(admin))
+            found = {name: match[1] for name in names if (match := _OURS.fullmatch(name))}
+            for owner in set(found.values()) - {self._owner}:
+                cursor.execute(f"SELECT IS_FREE_LOCK('{PREFIX}{owner}')")
+                if cursor.fetchall() == ((1,),):
+                    for name in (name for name, its in found.items() if its == owner):
+                        with contextlib.suppress(pymysql.Error):  # another start removes it as well
+                            _remove(admin, name)
+
+    def _connect_admin(self) -> Connection:
+        timeout = f"SET SESSION lock_wait_timeout = {LOCK_WAIT_S}"
+        return self._connect(self._user, self._password, ADMIN_TIMEOUT_S, init_command=timeout)
+
+    def _connect_agent(self, slot: Slot) -> Connection:
+        try:
+            return self._connect(slot.name, slot.password, ADMIN_TIMEOUT_S)
+        except pymysql.OperationalError:  # the agent may have changed its password
+            with slot.admin.cursor() as cursor:
+                cursor.execute(f"ALTER USER {slot.name} IDENTIFIED BY '{slot.password}'")
+            return self._connect(slot.name, slot.password, ADMIN_TIMEOUT_S)
+
+    def _connect(self, user: str, password: str, read_timeout_s: float, **more: Any) -> Connection:
+        return pymysql.connect(
+            host=self.host,
+            port=self._port,
+            user=user,
+            password=password,
+            charset="utf8mb4",
+            sql_mode=_MODES,
+            autocommit=True,
+            local_infile=False,
+            connect_timeout=CONNECT_TIMEOUT_S,
+            read_timeout=read_timeout_s,
+            write_timeout=ADMIN_TIMEOUT_S,
+            ssl_disabled=self.host in _LOOPBACK,  # a TLS context costs 44 ms (measured)
+            **more,
+        )
+
+
+def _account(slot: Slot) -> str:
+    with slot.admin.cursor() as cursor:
+        cursor.execute(f"SHOW CREATE USER {slot.name}")
+        return str(cursor.fetchall())
+
+
+def _databases(admin: Connection) -> list[str]:
+    with admin.cursor() as cursor:
+        cursor.execute("SHOW DATABASES")
+        return [str(name) for (name,) in cursor.fetchall()]
+
+
+def _remove(admin: Connection, name: str) -> None:
+    with admin.cursor() as cursor:
+        cursor.execute(f"DROP DATABASE IF EXISTS {name}")
+        cursor.execute(f"DROP USER IF EXISTS {name}")
+
+
+def _remove_retired(slot: Slot) -> None:
+    """Remove what could not be emptied, as soon as what still runs in it has ended."""
+    for _ in range(_REMOVE_ATTEMPTS):
+        try:
+            _remove(slot.admin, slot.name)
+            break
+        # still locked; the last two where the connection is closed while it is read from
+        except (pymysql.Error, OSError, AttributeError, ValueError):
+            if not slot.admin.open:  # the server is gone, or the pool is closed, which removes it too
+                break
+    _hang_up(slot.admin)
+
+
+def _hang_up(connection: Connection | None) -> None:
+    if connection is not None and connection.open:
+        with contextlib.suppress(pymysql.Error, OSError):
+            connection.close()

@@ -1,0 +1,82 @@
+"""The tables of a task on MariaDB or MySQL, and which refusals are the task file's fault rather than the server's.
+
+Leaves out what every backend refuses alike (`base.check_tables`).
+"""
+
+from __future__ import annotations
+
+import re
+
+import pymysql
+from pymysql.cursors import Cursor
+
+from dbbench_adapter.backends.base import TableError
+from dbbench_adapter.backends.mysql.names import NEUTRAL_NAME
+from dbbench_adapter.datatypes import Table
+
+_FAULT_KINDS = (
+    pymysql.DataError,
+    pymysql.IntegrityError,
+    pymysql.ProgrammingError,
+    pymysql.NotSupportedError,
+)
+_FAULTS = frozenset(
+    [1059, 1074, 1075, 1103, 1117, 1118, 1166, 1264, 1265, 1292, 1300, 1366, 1406, 1416, 1425, 1426, 1427, 1439, 4025]
+)
+"""What the server says of names, types and cells that it does not take, and pymysql has no class of its own for."""
+_MAX_BYTES_PER_CHAR = 8
+"""Of a text that is escaped and encoded; half of it would do."""
+_DECLARED_TYPE = re.compile(r"[A-Z]+( ?\( ?\d+( ?, ?\d+)? ?\))?( UNSIGNED)?", re.IGNORECASE)
+
+
+def make_table(cursor: Cursor, database: str, table: Table, *, typed: bool, max_bytes: int) -> None:
+    """Make a table and fill it.
+
+    Args:
+        typed: with the declared types; False makes every column TEXT.
+        max_bytes: of one statement; a longer one is not sent, since the server would end the session over it.
+    Raises:
+        TableError: the server does not take a name, a type or a cell.
+        pymysql.Error: anything else that it says.
+    """
+    try:
+        _make_and_fill(cursor, database, table, typed=typed, max_bytes=max_bytes)
+    except ValueError as error:  # of ours, or a text that is no Unicode
+        raise _fault(table, str(error)) from error
+    except pymysql.Error as error:
+        number, *text = error.args
+        if not isinstance(error, _FAULT_KINDS) and number not in _FAULTS:
+            raise
+        raise _fault(table, ": ".join(map(str, (number, *text))).replace(database, NEUTRAL_NAME)) from error
+
+
+def quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _make_and_fill(cursor: Cursor, database: str, table: Table, *, typed: bool, max_bytes: int) -> None:
+    columns = ", ".join(f"{quoted(c.name)} {_column_type(c.type) if typed else 'TEXT'}" for c in table.columns)
+    create = f"CREATE TABLE {database}.{quoted(table.name)} ({columns})"
+    _check_size(create, max_bytes)
+    cursor.execute(create)
+    marks = ", ".join("%s" for _ in table.columns)
+    insert = f"INSERT INTO {database}.{quoted(table.name).replace('%', '%%')} VALUES ({marks})"
+    rows = [[cell if cell is None or typed else str(cell) for cell in row] for row in table.rows]
+    for row in rows:
+        if sum(len(cell) for cell in row if isinstance(cell, str)) > max_bytes // _MAX_BYTES_PER_CHAR:
+            _check_size(cursor.mogrify(insert, row), max_bytes)
+    if rows:
+        cursor.executemany(insert, rows)
+
+
+def _check_size(sql: str, max_bytes: int) -> None:
+    if (size := len(sql.encode())) > max_bytes:
+        raise ValueError(f"a statement of {size} bytes, the server takes {max_bytes}")
+
+
+def _fault(table: Table, reason: str) -> TableError:
+    return TableError(f"table {table.name!r} cannot be made: {reason}; correct the task file")
+
+
+def _column_type(declared: str) -> str:
+    return declared if _DECLARED_TYPE.fullmatch(declared) else "TEXT"

@@ -1,0 +1,236 @@
+"""Translate what an agent writes for MySQL into SQLite, so that it also means what it means in MySQL.
+
+Only what an agent needs passes, always printed from the parsed tree. Leaves out: user and system variables, views,
+stored programs, EXPLAIN of a query.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from sqlglot import exp
+from sqlglot.errors import ErrorLevel, SqlglotError
+
+from dbbench_adapter.backends.mysql_on_sqlite.checks import refuse, refuse_reserved, refuse_row_ids
+from dbbench_adapter.backends.mysql_on_sqlite.kinds import ColumnKinds, Kind, KindFinder
+from dbbench_adapter.backends.mysql_on_sqlite.limits import blows_up
+from dbbench_adapter.backends.mysql_on_sqlite.rewrites import rewritten
+from dbbench_adapter.backends.mysql_on_sqlite.rollup import rolled_up
+from dbbench_adapter.backends.mysql_on_sqlite.schema import refuse_definitions
+from dbbench_adapter.backends.mysql_on_sqlite.stored import assign_in_order
+from dbbench_adapter.backends.mysql_on_sqlite.syntax import (
+    Sqlite,
+    StatementError,
+    parse_one,
+    syntax_error,
+    too_deep,
+    unparenthesise_operands,
+    unparenthesised,
+    unsupported,
+)
+
+_CACHED_CHARS = 2_000
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One translated statement."""
+
+    kind: Literal[
+        "query",
+        "change",
+        "alter",
+        "begin",
+        "commit",
+        "rollback",
+        "nothing",
+        "autocommit on",
+        "autocommit off",
+        "databases",
+        "tables",
+        "full tables",
+        "columns",
+        "create",
+        "index",
+    ]
+    """From `databases` on they are answered by the catalogue: SHOW DATABASES, SHOW [FULL] TABLES, DESCRIBE, SHOW CREATE
+    TABLE, SHOW INDEX."""
+    sql: str = ""
+    """SQLite's own SQL; empty where `kind` says it all."""
+    catalogue: bool = False
+    """It asks one of `CATALOGUE`."""
+    tables: tuple[str, ...] = ()
+    """The names of tables as written, but for names that the statement defines itself."""
+    target: str = ""
+    """The table that `alter`, `columns` and `create` name; the pattern of `tables`."""
+    sorts: bool = False
+    """SQLite has to sort, or may have to."""
+    kinds: tuple[Kind | None, ...] = ()
+    """MySQL's type of each result column where it is known; empty for `SELECT *` and unions."""
+
+
+def translate(sql: str, columns: ColumnKinds) -> Statement:
+    """Translate one MySQL statement, within the thread's `time_limit`.
+
+    Args:
+        columns: MySQL's type of the columns, by lower-case name.
+    Raises:
+        StatementError: not exactly one statement, a syntax error, or something this translation leaves out.
+        StatementTimeout: it takes too long.
+    """
+    try:
+        return (_translated_often if len(sql) <= _CACHED_CHARS else _translated)(sql, columns)
+    except RecursionError:
+        raise too_deep() from None
+    except (SqlglotError, ValueError):
+        raise unsupported(sql.split(maxsplit=1)[0].upper()) from None
+    except (AttributeError, TypeError, LookupError):
+        # sqlglot parses some nonsense into trees of shapes that no rule foresees; MySQL calls it a syntax error
+        raise syntax_error(sql) from None
+
+
+def _translated(sql: str, columns: ColumnKinds) -> Statement:
+    tree = parse_one(sql)
+    if meta := _meta_statement(tree):
+        return meta
+    if not isinstance(tree, exp.Query | exp.Insert | exp.Update | exp.Delete | exp.Create | exp.Drop | exp.Alter) and (
+        not isinstance(tree, exp.TruncateTable)
+    ):
+        named = isinstance(
+            tree, exp.Command | exp.Describe | exp.Pragma | exp.Attach | exp.Detach | exp.Kill | exp.Analyze
+        )
+        raise unsupported(sql.split(maxsplit=1)[0].upper()) if named else syntax_error(sql)
+    tree = unparenthesised(tree)
+    if type(tree) is exp.Select and (group := tree.args.get("group")) and group.args.get("rollup"):
+        tree = rolled_up(tree)
+    assign_in_order(tree, columns)
+    nodes = list(tree.walk())  # once: walking costs more than anything else that is done here
+    for node in nodes:
+        if isinstance(node, exp.SetOperation):
+            unparenthesise_operands(node)
+    _drop_dual(nodes)
+    refuse_row_ids(nodes, columns)
+    catalogue = _find_tables(nodes)
+    tables = _named_tables(tree, nodes)
+    sorts = any(isinstance(node, _SORTING) for node in nodes)
+    if any(isinstance(node, exp.Subquery | exp.CTE) for node in nodes) and blows_up(tree):
+        raise StatementError("1116 (HY000): Too many tables; MySQL can only use 61 tables in a join")
+    finder = KindFinder(nodes, columns)
+    if isinstance(tree, exp.Create | exp.Alter):
+        refuse_definitions(tree)
+    refuse_reserved(node for node in nodes if isinstance(node, exp.Identifier))
+    refuse((node for node in nodes if isinstance(node, exp.Select)), columns)
+    kinds = finder.kinds_of(tree)
+    tree = rewritten(tree, nodes, finder)
+    printed = tree.sql(Sqlite, identify=True, unsupported_level=ErrorLevel.IGNORE, copy=False)
+    kind = "query" if isinstance(tree, exp.Query) else "alter" if isinstance(tree, exp.Alter | exp.Drop) else "change"
+    table = tree.find(exp.Table) if kind == "alter" else None
+    return Statement(
+        kind,
+        printed,
+        catalogue=catalogue,
+        tables=tables,
+        target=table.name if table else "",
+        sorts=sorts,
+        kinds=kinds,
+    )
+
+
+def _drop_dual(nodes: list[exp.Expr]) -> None:
+    """FROM DUAL says that there is no table."""
+    for source in (node for node in nodes if isinstance(node, exp.From)):
+        table, query = source.this, source.parent
+        named = isinstance(table, exp.Table) and table.name.lower() == "dual" and not table.db
+        if named and isinstance(query, exp.Select) and not query.args.get("joins"):
+            query.set("from_", None)
+
+
+def _named_tables(tree: exp.Expr, nodes: list[exp.Expr]) -> tuple[str, ...]:
+    defined = {node.alias.lower() for node in nodes if isinstance(node, exp.CTE)}
+    made = tree.this.find(exp.Table) if isinstance(tree, exp.Create) and tree.kind == "TABLE" else None
+    tables = {node.name for node in nodes if isinstance(node, exp.Table) and node is not made}
+    return tuple(name for name in tables if name.lower() not in defined)
+
+
+_NAMED = (exp.Command, exp.Describe, exp.Pragma, exp.Attach, exp.Detach, exp.Kill, exp.Analyze)
+"""Statements of MySQL or another engine that are left out; a tree of any other type is no statement at all."""
+_SORTING = (exp.Order, exp.Group, exp.Distinct, exp.Window, exp.SetOperation, exp.Create)
+_translated_often = lru_cache(maxsize=512)(_translated)  # a group of rollouts says the same things
+
+
+_SHOWN: dict[str, Literal["columns", "create", "index"]] = {
+    "COLUMNS": "columns",
+    "CREATE TABLE": "create",
+    "INDEX": "index",
+}
+
+
+_AUTOCOMMIT = re.compile(r"\bautocommit`?\s*:?=\s*'?(\w+)", re.IGNORECASE)
+
+
+def _meta_statement(tree: exp.Expr) -> Statement | None:
+    if isinstance(tree, exp.Transaction):
+        return Statement("begin")
+    if isinstance(tree, exp.Commit):
+        return Statement("commit")
+    if isinstance(tree, exp.Rollback):
+        return Statement("rollback")
+    if isinstance(tree, exp.Set):
+        wanted = _AUTOCOMMIT.search(tree.sql("mysql", unsupported_level=ErrorLevel.IGNORE))
+        if wanted is None:
+            return Statement("nothing")
+        return Statement("autocommit off" if wanted[1].lower() in ("0", "off", "false") else "autocommit on")
+    if isinstance(tree, exp.Use) and tree.this and tree.this.name == "dbbench":
+        return Statement("nothing")
+    if isinstance(tree, exp.Use):
+        raise StatementError(f"1049 (42000): Unknown database '{tree.this.name if tree.this else ''}'")
+    if isinstance(tree, exp.Describe) and isinstance(tree.this, exp.Table):
+        return Statement("columns", target=tree.this.name)
+    if isinstance(tree, exp.Show):
+        target = tree.args.get("target")
+        if tree.name == "TABLES":
+            like = tree.args.get("like")
+            return Statement("full tables" if tree.args.get("full") else "tables", target=like.name if like else "%")
+        if tree.name == "DATABASES":
+            return Statement("databases")
+        if tree.name in _SHOWN and target is not None:
+            return Statement(_SHOWN[tree.name], target=target.name)
+        raise unsupported(f"SHOW {tree.name}")
+    return None
+
+
+def _find_tables(nodes: list[exp.Expr]) -> bool:
+    """Take the database's own name off the tables and turn those of the catalogue into `CATALOGUE`'s.
+
+    Returns:
+        Whether there are any of the catalogue.
+    Raises:
+        StatementError: a table of another database.
+    """
+    found = False
+    for table in (node for node in nodes if isinstance(node, exp.Table)):
+        full = (table.db.lower(), table.name.lower())
+        if full in CATALOGUE and not table.catalog:
+            alias = table.alias or table.name
+            table.set("this", exp.to_identifier(CATALOGUE[full], quoted=True))
+            table.set("alias", exp.TableAlias(this=exp.to_identifier(alias, quoted=True)))
+            found = True
+        elif full[0] not in ("", "dbbench") or table.catalog or full[1].startswith(("sqlite_", "pragma_", *_OWN)):
+            raise StatementError(f"1146 (42S02): Table '{table.db or 'dbbench'}.{table.name}' doesn't exist")
+        table.set("db", None)
+    for column in nodes if not found else ():
+        if isinstance(column, exp.Column) and column.db.lower() == "dbbench":
+            column.set("db", None)
+    return found
+
+
+CATALOGUE = {
+    ("information_schema", "tables"): "catalogue tables",
+    ("information_schema", "columns"): "catalogue columns",
+    ("information_schema", "schemata"): "catalogue schemata",
+}
+"""The views of information_schema that are made, as temporary tables, for a statement that asks them."""
+_OWN = tuple(CATALOGUE.values())

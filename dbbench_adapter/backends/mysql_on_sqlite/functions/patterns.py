@@ -1,0 +1,179 @@
+"""LIKE and regular expressions, both within the statement's deadline.
+
+LIKE is matched piece by piece between its `%`, which takes no backtracking. Regular expressions run in the `regex`
+package, which has a timeout and lets other threads work; what makes it slow or hungry before that timeout is refused.
+MySQL's engine (ICU) and this one agree on what agents write; exotic syntax may differ.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+import regex
+
+from dbbench_adapter.backends.clock import StatementTimeout, check, remaining_s
+from dbbench_adapter.backends.mysql_on_sqlite.functions.values import MAX_VALUE_BYTES, Function, fold, text_of, whole
+
+MAX_PATTERN_CHARS = 1_000
+MAX_REPEAT = 1_000
+"""The largest bound of a `{n,m}`; nested ones may multiply to as much, as in RE2."""
+MAX_SUBJECT_CHARS = 65_536
+MAX_REGEX_S = 0.5
+"""Of one match; MySQL gives up after 32 ms (`regexp_time_limit`)."""
+_BOUNDS = re.compile(r"\{(\d*)(?:,(\d*))?\}")
+_CACHED_CHARS = 200
+
+
+# LIKE -----------------------------------------------------------------------------------------------------------------
+
+_Piece = tuple[str | None, ...]  # characters, None for `_`
+
+
+def like(pattern: Any, text: Any, escape: Any = "\\") -> int:
+    """SQLite calls like(pattern, text) for `text LIKE pattern`."""
+    folded = fold(text_of(pattern))
+    if len(folded) > MAX_VALUE_BYTES:  # one character may become eighteen
+        raise ValueError("the pattern is too long")
+    return like_exactly(folded, fold(text_of(text)), text_of(escape))
+
+
+def like_exactly(pattern: str, text: str, escape: str = "\\") -> int:
+    """LIKE that minds case and accents, as names of tables are searched for."""
+    read = _pieces_often if len(pattern) <= _CACHED_CHARS else _pieces
+    first, *rest = read(pattern, escape)
+    if not rest:
+        return int(len(first) == len(text) and _fits(first, text, 0))
+    last = rest.pop()
+    end = len(text) - len(last)
+    if end < len(first) or not _fits(first, text, 0) or not _fits(last, text, end):
+        return 0
+    place = len(first)
+    for piece in rest:
+        check()
+        place = _find(piece, text, place, end)
+        if place < 0:
+            return 0
+        place += len(piece)
+    return 1
+
+
+def _pieces(pattern: str, escape: str) -> tuple[_Piece, ...]:
+    """What stands between the `%` of a pattern."""
+    pieces: list[list[str | None]] = [[]]
+    chars = iter(pattern)
+    for count, char in enumerate(chars):
+        if count % 1_000 == 0:
+            check()
+        if char == escape:
+            pieces[-1].append(next(chars, char))
+        elif char == "%":
+            pieces.append([])
+        else:
+            pieces[-1].append(None if char == "_" else char)
+    return tuple(map(tuple, pieces))
+
+
+_pieces_often = lru_cache(maxsize=512)(_pieces)
+
+
+def _fits(piece: _Piece, text: str, at: int) -> bool:
+    return all(char is None or char == text[at + index] for index, char in enumerate(piece))
+
+
+def _find(piece: _Piece, text: str, start: int, end: int) -> int:
+    """The leftmost place where a piece fits into text[start:end], or -1."""
+    if None not in piece:
+        return text.find("".join(char for char in piece if char), start, end)
+    for place in range(start, end - len(piece) + 1):
+        check()
+        if _fits(piece, text, place):
+            return place
+    return -1
+
+
+# Regular expressions --------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str) -> regex.Pattern[str]:
+    product = 1
+    for low, high in _BOUNDS.findall(pattern):
+        product *= max(int(bound[:9]) if bound else 1 for bound in (low, high)) or 1
+    if len(pattern) > MAX_PATTERN_CHARS or product > MAX_REPEAT:
+        raise ValueError("the regular expression is too large")
+    return regex.compile(pattern, regex.IGNORECASE | regex.VERSION0)
+
+
+def _matches(pattern: Any, text: Any) -> Any:
+    """All matches, leftmost first, read one by one.
+
+    Raises:
+        ValueError: too large, or no regular expression.
+        StatementTimeout: a match takes longer than `MAX_REGEX_S` or than the statement has left.
+    """
+    text = text_of(text)
+    if len(text) > MAX_SUBJECT_CHARS:
+        raise ValueError("the text is too long for a regular expression")
+    try:
+        compiled = _compiled(text_of(pattern))
+        yield from compiled.finditer(text, timeout=remaining_s(MAX_REGEX_S), concurrent=True)
+    except TimeoutError:
+        raise StatementTimeout("Timeout exceeded in regular expression match.") from None
+    except (regex.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"no regular expression: {error}") from None
+
+
+def _regexp(pattern: Any, text: Any) -> int:
+    return int(next(_matches(pattern, text), None) is not None)
+
+
+def _regexp_like(text: Any, pattern: Any, *_flags: Any) -> int:
+    return _regexp(pattern, text)
+
+
+def _regexp_replace(text: Any, pattern: Any, replacement: Any) -> str | None:
+    text, replacement = text_of(text), text_of(replacement)
+    pieces, length, place = [], 0, 0
+    for match in _matches(pattern, text):
+        check()
+        pieces += [text[place : match.start()], _expanded(replacement, match)]
+        length += len(pieces[-2]) + len(pieces[-1])
+        place = match.end()
+        if length > MAX_VALUE_BYTES:
+            return None
+    return "".join([*pieces, text[place:]])
+
+
+def _expanded(replacement: str, match: Any) -> str:
+    """The replacement with its `$1` and `\\1` filled in."""
+    if len(replacement) > MAX_PATTERN_CHARS:
+        raise ValueError("the replacement is too long")
+    groups = len(match.groups())
+    parts = re.split(r"[$\\](\d)", replacement)
+    for index in range(1, len(parts), 2):
+        group = int(parts[index])
+        parts[index] = (match.group(group) or "") if group <= groups else ""
+    return "".join(parts) if sum(map(len, parts)) <= MAX_VALUE_BYTES else " " * (MAX_VALUE_BYTES + 1)
+
+
+def _regexp_substr(text: Any, pattern: Any) -> str | None:
+    match = next(_matches(pattern, text), None)
+    return match.group(0) if match else None
+
+
+def _regexp_instr(text: Any, pattern: Any, start: Any = 1) -> int:
+    begin = max(whole(start), 1) - 1
+    match = next(_matches(pattern, text_of(text)[begin:]), None)
+    return begin + match.start() + 1 if match else 0
+
+
+STRICT: dict[str, Function] = {
+    "like": (-1, like),
+    "regexp": (2, _regexp),
+    "regexp_like": (-1, _regexp_like),
+    "regexp_replace": (3, _regexp_replace),
+    "regexp_substr": (2, _regexp_substr),
+    "regexp_instr": (-1, _regexp_instr),
+}

@@ -1,0 +1,76 @@
+"""What CREATE and ALTER may say here: columns of stored values, keys, and nothing that computes beside simple CHECKs.
+
+SQLite evaluates what a schema holds whenever a table is read or changed, the judge's reads included, and asks nobody
+then which functions it may call. So a definition is made of the nodes that are listed here; generated columns, indexes
+on expressions and defaults that are no constants are left out.
+"""
+
+from __future__ import annotations
+
+from sqlglot import exp
+
+from dbbench_adapter.backends.mysql_on_sqlite.syntax import unsupported
+
+_CONSTRAINTS = (
+    *(exp.NotNullColumnConstraint, exp.PrimaryKeyColumnConstraint, exp.UniqueColumnConstraint, exp.ColumnConstraint),
+    *(exp.AutoIncrementColumnConstraint, exp.CommentColumnConstraint, exp.CharacterSetColumnConstraint),
+    *(exp.CollateColumnConstraint, exp.OnUpdateColumnConstraint, exp.IndexColumnConstraint, exp.Constraint),
+    *(exp.PrimaryKey, exp.ForeignKey, exp.Reference, exp.InvisibleColumnConstraint),
+)
+_TABLE_PARTS = (
+    *(exp.Create, exp.Alter, exp.Schema, exp.Table, exp.Identifier, exp.ColumnDef, exp.DataType, exp.DataTypeParam),
+    *(exp.Properties, exp.Property, exp.Index, exp.IndexParameters, exp.Column, exp.ColumnPrefix),
+    *(exp.ColumnPosition, exp.Drop, exp.ModifyColumn, exp.RenameColumn, exp.AlterRename, exp.AddConstraint),
+    *(exp.AlterColumn, exp.Literal, exp.Var, exp.Null, exp.Boolean),
+)
+_CONSTANTS = (exp.Literal, exp.Null, exp.Boolean, exp.HexString, exp.BitString)
+_MOMENTS = (exp.CurrentTimestamp, exp.CurrentDate, exp.CurrentTime)
+_CHECKED = (
+    *(exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.Is, exp.Between, exp.In, exp.Tuple),
+    *(exp.And, exp.Or, exp.Not, exp.Paren, exp.Neg, exp.Add, exp.Sub, exp.Mul, exp.Column, exp.Identifier),
+    *_CONSTANTS,
+)
+
+
+def refuse_definitions(tree: exp.Create | exp.Alter) -> None:
+    """Refuse a definition that holds anything else; the query of CREATE TABLE ... AS is not looked at.
+
+    Raises:
+        StatementError: names what is left out.
+    """
+    query = tree.args.get("expression") if isinstance(tree, exp.Create) else None
+    for node in tree.walk(prune=lambda node: node is query or isinstance(node, _WITH_VALUES)):
+        if isinstance(node, exp.DefaultColumnConstraint | exp.OnUpdateColumnConstraint):
+            if not _is_constant(node.this):
+                raise unsupported("defaults that are expressions")
+        elif isinstance(node, exp.CheckColumnConstraint):
+            if not all(isinstance(part, _CHECKED) for part in node.this.walk()):
+                raise unsupported("CHECK with more than comparisons")
+        elif isinstance(node, exp.ComputedColumnConstraint | exp.GeneratedAsRowColumnConstraint):
+            raise unsupported("generated columns")
+        elif isinstance(node, exp.Ordered | exp.Where):
+            if not (isinstance(node.this, exp.Column) or _is_prefix(node.this)):
+                raise unsupported("indexes on expressions")
+        elif node is not query and not isinstance(node, _TABLE_PARTS + _CONSTRAINTS):
+            raise unsupported(f"{type(node).__name__} in the definition of a table")
+
+
+_WITH_VALUES = (
+    *(exp.DefaultColumnConstraint, exp.OnUpdateColumnConstraint, exp.CheckColumnConstraint),
+    *(exp.ComputedColumnConstraint, exp.Ordered, exp.Where),
+)
+
+
+def _is_constant(value: exp.Expr) -> bool:
+    """A constant, also a negative one, in parentheses or with a collation; or the time of a change."""
+    value = value.unnest()
+    if isinstance(value, exp.Neg | exp.Collate):
+        return isinstance(value.this.unnest(), _CONSTANTS)
+    return isinstance(value, _CONSTANTS) or (isinstance(value, _MOMENTS) and not value.this)
+
+
+def _is_prefix(call: exp.Expr) -> bool:
+    """The `a(10)` of CREATE INDEX i ON t (a(10))."""
+    return isinstance(call, exp.Anonymous) and all(
+        isinstance(length, exp.Literal) and length.is_int for length in call.expressions
+    )

@@ -1,0 +1,250 @@
+"""Reading MySQL and printing SQLite with sqlglot: the two dialects, and errors in the words of MySQL's driver.
+
+Leaves out what a statement means (`mysql_rewrites`) and what MySQL would refuse although it parses (`mysql_checks`).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.dialects.mysql import MySQL
+from sqlglot.dialects.sqlite import SQLite
+from sqlglot.errors import ErrorLevel, ParseError, SqlglotError
+from sqlglot.tokenizer_core import TokenType
+
+from dbbench_adapter.backends.clock import check
+from dbbench_adapter.backends.mysql_on_sqlite.functions import FUNCTIONS
+from dbbench_adapter.backends.statements import lexemes
+
+COLLATION = "mysql_ci"
+MAX_SQL_CHARS = 20_000
+"""Takes 0.7 s to parse and print at worst (measured)."""
+_REPLACE = re.compile(r"\s*REPLACE\s+(?:INTO\s+)?", re.IGNORECASE)
+_RENAME = re.compile(r"\s*RENAME\s+TABLE\s+(`[^`]+`|\w+)\s+TO\s+(`[^`]+`|\w+)\s*+;?\s*+", re.IGNORECASE)
+_OTHERS = (
+    "analyze attach call check checksum detach execute explain flush grant handler help kill load lock optimize "
+    "prepare purge rename repair replace reset revoke savepoint release set show shutdown start unlock vacuum pragma xa"
+)
+_COMMANDS = frozenset(_OTHERS.split())
+"""What MySQL knows, or another engine, and sqlglot only passes on; other first words are no statement at all."""
+PARSER_ERRORS = (SqlglotError, ValueError, AttributeError, TypeError, LookupError)
+"""What sqlglot raises over a text: the last three come from rules that take a part for granted."""
+_COMMA_FROM = re.compile(r",\s*FROM\b", re.IGNORECASE)
+
+# An agent's odd statement is its own affair: it gets the error as its result, the log of the run does not.
+logging.getLogger("sqlglot").setLevel(logging.ERROR)
+
+
+class StatementError(Exception):
+    """A statement that MySQL would refuse, or that is left out here; the text reads like the driver's."""
+
+
+def syntax_error(near: str) -> StatementError:
+    return StatementError(
+        "1064 (42000): You have an error in your SQL syntax; check the manual that corresponds to your MySQL server "
+        f"version for the right syntax to use near '{near[:80]}' at line 1"
+    )
+
+
+def too_deep() -> StatementError:
+    return StatementError("1064 (42000): the statement is nested too deeply")
+
+
+def unsupported(what: str) -> StatementError:
+    return StatementError(f"1235 (42000): This version of MySQL doesn't yet support '{what}'")
+
+
+class _AgentMySQL(MySQL):
+    """MySQL, but functions that we register keep their names instead of becoming sqlglot's own nodes.
+
+    Going back over tokens takes sqlglot exponential time on some texts, so it looks at the deadline when it does.
+    """
+
+    class Parser(MySQL.Parser):
+        FUNCTIONS = {name: make for name, make in MySQL.Parser.FUNCTIONS.items() if name.lower() not in FUNCTIONS}  # noqa: RUF012
+
+        def _retreat(self, index: int) -> None:
+            check()
+            super()._retreat(index)
+
+        def _parse_table_part(self, schema: bool = False) -> exp.Expr | None:
+            if self._curr.token_type == TokenType.STRING:  # in MySQL quotes make texts, backquotes make names
+                self.raise_error("a text where a table is named")
+            return super()._parse_table_part(schema=schema)
+
+
+def _cast_sql(generator: SQLite.Generator, node: exp.Cast) -> str:
+    value, target = node.this, node.to
+    if target.this in (exp.DType.BIGINT, exp.DType.UBIGINT):  # SIGNED, UNSIGNED
+        return generator.func("cast_signed", value)
+    if target.this == exp.DType.DECIMAL:
+        params = target.expressions
+        scale = params[1].this if len(params) > 1 else exp.Literal.number(0)
+        return generator.func("cast_decimal", value, scale)
+    if target.this == exp.DType.BINARY:
+        return f"({generator.sql(value)} COLLATE BINARY)"
+    if target.this == exp.DType.DATE:
+        return generator.func("date_of", value)
+    if target.is_type(*exp.DataType.TEMPORAL_TYPES):
+        return generator.func("datetime_of", value)
+    name = "REAL" if target.is_type(*exp.DataType.REAL_TYPES) else "TEXT"
+    name = "INTEGER" if target.is_type(*exp.DataType.INTEGER_TYPES) else name
+    return f"CAST({generator.sql(value)} AS {name})"
+
+
+def _collate_sql(generator: SQLite.Generator, node: exp.Collate) -> str:
+    wanted = node.expression.name.lower()
+    collation = "BINARY" if wanted.endswith("_bin") or wanted == "binary" else COLLATION
+    return f"{generator.sql(node, 'this')} COLLATE {collation}"
+
+
+def _on_conflict_sql(generator: SQLite.Generator, node: exp.OnConflict) -> str:
+    """ON DUPLICATE KEY UPDATE c = VALUES(c) is ON CONFLICT DO UPDATE SET c = excluded.c."""
+    for item in node.expressions:
+        for call in list(item.find_all(exp.Anonymous)):
+            if call.name.lower() == "values" and len(call.expressions) == 1:
+                call.replace(exp.column(call.expressions[0].name, table="excluded"))
+    return f" ON CONFLICT DO UPDATE SET {generator.expressions(node, flat=True)}"
+
+
+def _trim_sql(generator: SQLite.Generator, node: exp.Trim) -> str:
+    """MySQL takes off a whole text, SQLite every character of a set."""
+    end = {"LEADING": "L", "TRAILING": "R"}.get(node.text("position").upper(), "")
+    piece = node.expression
+    return generator.func(f"{end}TRIM_PIECE" if piece else f"{end}TRIM", node.this, piece)
+
+
+def _shift(sign: str) -> Callable[[SQLite.Generator, exp.Expr], str]:
+    def shift_sql(generator: SQLite.Generator, node: exp.Expr) -> str:
+        unit = exp.Literal.string(node.args["unit"].name if node.args.get("unit") else "DAY")
+        return generator.func("date_shift", node.this, exp.Literal.string(sign), node.expression, unit)
+
+    return shift_sql
+
+
+class Sqlite(SQLite):
+    """SQLite with names between backquotes: SQLite takes an unknown name between double quotes for a text."""
+
+    class Tokenizer(SQLite.Tokenizer):
+        IDENTIFIERS = ["`"]  # noqa: RUF012
+
+    class Generator(SQLite.Generator):
+        TRANSFORMS = {  # noqa: RUF012
+            **SQLite.Generator.TRANSFORMS,
+            exp.Cast: _cast_sql,
+            exp.Collate: _collate_sql,
+            exp.DateAdd: _shift("+"),
+            exp.DateSub: _shift("-"),
+            exp.Extract: lambda self, node: self.func("date_part", exp.Literal.string(node.name), node.expression),
+            exp.BitwiseAndAgg: lambda self, node: self.func("bit_and", node.this),
+            exp.BitwiseOrAgg: lambda self, node: self.func("bit_or", node.this),
+            exp.BitwiseXorAgg: lambda self, node: self.func("bit_xor", node.this),
+            exp.BitwiseXor: lambda self, node: self.func("bitwise_xor", node.this, node.expression),
+            exp.Left: lambda self, node: self.func("left_of", node.this, node.expression),
+            exp.Right: lambda self, node: self.func("right_of", node.this, node.expression),
+            exp.Hex: lambda self, node: self.func("hex", node.this),
+            exp.Mod: lambda self, node: self.func("mod", node.this, node.expression),
+            exp.OnConflict: _on_conflict_sql,
+            exp.Round: lambda self, node: self.func("mysql_round", node.this, node.args.get("decimals")),
+            exp.Substring: lambda self, node: self.func(
+                "mid", node.this, node.args.get("start"), node.args.get("length")
+            ),
+            exp.Stuff: lambda self, node: self.func(
+                "stuff", node.this, node.args["start"], node.args["length"], node.expression
+            ),
+            exp.Trim: _trim_sql,
+            exp.TimestampDiff: lambda self, node: self.func(
+                "timestamp_diff", exp.Literal.string(node.text("unit")), node.expression, node.this
+            ),
+            exp.IntDiv: lambda self, node: self.func("int_div", node.this, node.expression),
+            exp.Stddev: lambda self, node: self.func("stddev_pop", node.this),
+            exp.VariancePop: lambda self, node: self.func("var_pop", node.this),
+            exp.Variance: lambda self, node: self.func("var_samp", node.this),
+            exp.Xor: lambda self, node: f"(({self.sql(node, 'this')}) <> 0) <> (({self.sql(node, 'expression')}) <> 0)",
+        }
+
+
+def parse(sql: str) -> list[exp.Expr | None]:
+    """The trees of a MySQL text, within the thread's `time_limit`.
+
+    Raises:
+        RecursionError, one of `PARSER_ERRORS`: it does not parse.
+        StatementTimeout: it takes too long.
+    """
+    return sqlglot.parse(sql, read=_AgentMySQL)
+
+
+def parse_one(sql: str) -> exp.Expr:
+    if len(sql) > MAX_SQL_CHARS:
+        raise StatementError(f"1153 (08S01): Got a packet of {len(sql)} characters, at most {MAX_SQL_CHARS} are taken")
+    renamed = _RENAME.fullmatch(sql)
+    replacing = _REPLACE.match(sql)
+    if renamed:
+        sql = f"ALTER TABLE {renamed[1]} RENAME TO {renamed[2]}"
+    elif replacing:  # sqlglot does not read it
+        sql = f"INSERT INTO {sql[replacing.end() :]}"
+    elif _COMMA_FROM.search(sql) and _COMMA_FROM.search("".join(part if code else " " for part, code in lexemes(sql))):
+        raise syntax_error(_COMMA_FROM.split(sql, maxsplit=1)[1])
+    try:
+        trees = [tree for tree in parse(sql) if tree is not None]
+    except ParseError as error:
+        first = error.errors[0] if error.errors else {}
+        raise syntax_error(f"{first.get('highlight') or ''}{first.get('end_context') or ''}") from None
+    except RecursionError:
+        raise too_deep() from None
+    except PARSER_ERRORS:
+        raise syntax_error(_unclosed(sql)) from None
+    if not trees:
+        raise StatementError("1065 (42000): Query was empty")
+    if len(trees) > 1:
+        raise syntax_error(trees[1].sql("mysql", unsupported_level=ErrorLevel.IGNORE))
+    if replacing and isinstance(trees[0], exp.Insert):
+        trees[0].set("alternative", "REPLACE")
+    if isinstance(trees[0], exp.Command) and trees[0].name.lower() not in _COMMANDS:
+        raise syntax_error(sql)
+    return trees[0]
+
+
+def _unclosed(sql: str) -> str:
+    """From the quote or comment on that ends nowhere; the whole text where there is none."""
+    parts = list(lexemes(sql))
+    last, is_code = parts[-1] if parts else ("", True)
+    return sql if is_code or not last.strip() else last
+
+
+def unparenthesised(tree: exp.Expr) -> exp.Expr:
+    """A query without the parentheses around it, which SQLite does not read.
+
+    Where they keep an ORDER BY, a LIMIT or a union apart, what is inside becomes a derived table.
+    """
+    if isinstance(tree, exp.Subquery) and not tree.alias:
+        inner = unparenthesised(tree.this)
+        if not any(tree.args.get(part) for part in _CLAUSES):
+            return inner
+        query = _as_table(inner)
+        for part in _CLAUSES:
+            query.set(part, tree.args.get(part))
+        return query
+    return tree
+
+
+def unparenthesise_operands(union: exp.SetOperation) -> None:
+    """`unparenthesised` of both operands of a union, in place."""
+    for side in ("this", "expression"):
+        operand = union.args[side]
+        if isinstance(operand, exp.Subquery):
+            inner = unparenthesised(operand)
+            alone = isinstance(inner, exp.Select) and not any(inner.args.get(part) for part in _CLAUSES)
+            union.set(side, inner if alone else _as_table(inner))
+
+
+_CLAUSES = ("order", "limit", "offset")
+
+
+def _as_table(query: exp.Expr) -> exp.Select:
+    source = exp.Subquery(this=query, alias=exp.TableAlias(this=exp.to_identifier("part")))
+    return exp.select("*").from_(source, copy=False)

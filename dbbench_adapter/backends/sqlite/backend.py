@@ -1,0 +1,439 @@
+"""Episodes on SQLite in memory: the embedded default, a database of its own per episode, MySQL's dialect and manners.
+
+The sandbox: one statement per call, printed from a parsed tree; an authorizer that knows this database's tables and
+MySQL's functions, and no files, pragmas, triggers, views or virtual tables; a deadline that parser, functions,
+collation, progress handler and an interrupting watchdog all look at; limits on length, depth, expansion, sorts,
+pages, rows, columns, values and results (`sqlite_sandbox`, `mysql_limits`, `functions`), and on how far memory grows.
+Definitions hold no computation (`mysql_schema`), and what a judge reads is limited too.
+It does not guard against: a sort of long texts, which may go on for a second after its time; a fault in SQLite or in
+the `regex` package, which run in the process of the caller; many databases that fill up at once (`MAX_PAGES` each);
+memory that a statement takes within the first 2,000 operations; memory at all where there is no /proc.
+
+Not refused as in MySQL's strict mode, which typed tables have: dates that are none; texts that are no numbers where a
+change computes with them (1292); division by zero in a change (1365). Where MySQL leaves a choice, SQLite's is its own:
+which of `Plum` and `plum` stands for both in a union, or in a group beside one MIN or MAX.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sqlite3
+import sys
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from decimal import ROUND_HALF_EVEN, ROUND_HALF_UP
+from types import TracebackType
+from typing import Any
+
+from dbbench_adapter.backends.base import (
+    MAX_RESULT_CHARS,
+    MAX_ROWS,
+    STATEMENT_TIMEOUT_S,
+    UNREADABLE,
+    Result,
+    TableError,
+    TableState,
+    check_tables,
+    hash_rows,
+    join_hashes,
+)
+from dbbench_adapter.backends.clock import StatementTimeout, check, expired, time_limit
+from dbbench_adapter.backends.mysql_on_sqlite.dialect import Statement, translate
+from dbbench_adapter.backends.mysql_on_sqlite.functions import text_of
+from dbbench_adapter.backends.mysql_on_sqlite.kinds import (
+    INT,
+    TEXT,
+    ColumnKinds,
+    Kind,
+    as_driver_shows,
+    as_written,
+    declared_kind,
+    integer_range,
+)
+from dbbench_adapter.backends.mysql_on_sqlite.syntax import COLLATION, StatementError
+from dbbench_adapter.backends.sqlite.catalogue import column_names, make_views, no_table, quoted, shown, table_names
+from dbbench_adapter.backends.sqlite.sandbox import (
+    MAX_SORT_GROWTH_BYTES,
+    MAX_SORT_OPCODES,
+    PROGRESS_OPCODES,
+    Guard,
+    Watchdog,
+    allows,
+    connect,
+    renew_temporary,
+)
+from dbbench_adapter.datatypes import Cell, Rows, Table
+
+MAX_JUDGED_BYTES = 64 * 1024**2
+"""What a judge reads takes no more in Python; the default of an added column is not stored with each row."""
+JUDGE_TIMEOUT_S = 10.0
+_UNREADABLE = (sqlite3.Error, OverflowError, StatementTimeout, MemoryError)
+"""What keeps a judge from reading a table is the doing of who changed it."""
+
+
+class SqliteBackend:
+    """Makes SQLite databases in memory; nothing outlives it."""
+
+    def __init__(self) -> None:
+        self._live: weakref.WeakSet[SqliteDatabase] = weakref.WeakSet()
+        self._watchdog = Watchdog()
+
+    def open(
+        self, tables: Sequence[Table], *, typed: bool, statement_timeout_s: float = STATEMENT_TIMEOUT_S
+    ) -> SqliteDatabase:
+        check_tables(tables)
+        self._watchdog.ensure_alive()
+        database = SqliteDatabase(tables, self._watchdog, typed=typed, statement_timeout_s=statement_timeout_s)
+        self._live.add(database)
+        return database
+
+    def live_databases(self) -> int:
+        return sum(not database.closed for database in self._live)
+
+    def close(self) -> None:
+        self._watchdog.stop()
+
+    def __enter__(self) -> SqliteBackend:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+class SqliteDatabase:
+    """The database of one episode; see `Database` for what its methods promise."""
+
+    def __init__(self, tables: Sequence[Table], watchdog: Watchdog, *, typed: bool, statement_timeout_s: float) -> None:
+        self._timeout_s, self._watchdog = statement_timeout_s, watchdog
+        self._trusted = True
+        self._altering = False  # ALTER TABLE calls functions of SQLite's own
+        self._guard = Guard()
+        self._bytes_left = MAX_JUDGED_BYTES
+        self._autocommit = True
+        self.closed = False
+        self._names = {table.name for table in tables}
+        self._declared = _declared_kinds(tables, typed=typed)
+        self._columns = _by_name((column, kind) for (_, column), kind in self._declared.items())
+        self._connection = connect()
+        self._connection.set_authorizer(self._authorize)
+        try:
+            for table in tables:
+                _make_table(self._connection, table, typed=typed)
+        except TableError:
+            self.close()
+            raise
+        self._connection.set_progress_handler(self._stopped, PROGRESS_OPCODES)
+        self._trusted = False
+
+    def run(self, sql: str) -> Result:
+        self._guard = Guard()
+        with time_limit(self._timeout_s), self._watchdog.watching(self._connection, self._timeout_s):
+            try:
+                result = self._dispatch(translate(sql, self._columns))
+                late = result.rows is not None and expired()  # then the collation no longer compared
+                return Result(error=_INTERRUPTED) if late else result
+            except StatementError as error:
+                return Result(error=str(error))
+            except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError, ValueError, StatementTimeout) as error:
+                if self._guard.out_of_memory:
+                    return Result(error=_OUT_OF_MEMORY)
+                late = expired() or isinstance(error, StatementTimeout) or "interrupted" in str(error)
+                return Result(error=_INTERRUPTED if late else _driver_text(error, sql))
+            except MemoryError:
+                return Result(error=_OUT_OF_MEMORY)
+
+    def new_session(self) -> None:
+        self._transaction("autocommit on")
+        self._trusted = True
+        try:
+            renew_temporary(self._connection)
+        finally:
+            self._trusted = False
+
+    def table_hash(self, tables: Sequence[Table]) -> str | None:
+        with self._judging():
+            try:
+                return join_hashes(hash_rows(self._joined_rows(table)) for table in tables)
+            except _UNREADABLE:
+                return None
+
+    def snapshot(self) -> dict[str, TableState]:
+        with self._judging():
+            try:
+                return {name: self._state(name) for name in table_names(self._read)}
+            except _UNREADABLE:  # the schema itself
+                return {"": UNREADABLE}
+
+    def close(self) -> None:
+        self.closed = True
+        self._connection.close()
+
+    def __enter__(self) -> SqliteDatabase:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _dispatch(self, statement: Statement) -> Result:
+        if (answer := shown(statement, self._read)) is not None:
+            return answer
+        if statement.kind in ("begin", "commit", "rollback", "nothing", "autocommit on", "autocommit off"):
+            self._transaction(statement.kind)
+            return Result()
+        if statement.catalogue:
+            make_views(self._read)
+        self._refuse_other_case(statement)
+        self._altering = statement.kind == "alter"
+        if self._altering:
+            self._drop_rounding(statement.target)
+        self._guard = Guard(MAX_SORT_OPCODES, max_growth_bytes=MAX_SORT_GROWTH_BYTES) if statement.sorts else Guard()
+        if not self._autocommit and statement.kind == "change" and not self._connection.in_transaction:
+            self._connection.execute("BEGIN")
+        cursor = self._connection.execute(statement.sql)
+        if statement.kind != "query":
+            cursor.close()
+            if self._altering or statement.sql.startswith("CREATE"):
+                self._columns = self._kinds_now()
+            return Result()
+        return _fetched(cursor, statement)
+
+    def _kinds_now(self) -> ColumnKinds:
+        """The kinds after tables or columns have changed: as the task declares them, else as SQLite does."""
+        kinds = []
+        for table in table_names(self._read):
+            for column, declared in self._read("SELECT name, type FROM pragma_table_info(?)", table):
+                unknown = declared in ("", "NUM")  # of CREATE TABLE ... AS
+                kinds.append(
+                    (column, self._declared.get((table, column), None if unknown else declared_kind(declared)))
+                )
+        return _by_name(kinds)
+
+    def _refuse_other_case(self, statement: Statement) -> None:
+        """Names of tables heed case in MySQL on Linux, and in SQLite they do not."""
+        unsure = [name for name in statement.tables if name not in self._names]
+        if unsure:
+            self._names = set(table_names(self._read))
+            folded = {name.lower() for name in self._names}
+            for name in unsure:
+                if name not in self._names and name.lower() in folded:
+                    raise no_table(name)
+
+    def _transaction(self, kind: str) -> None:
+        if kind.startswith("autocommit"):
+            self._autocommit = kind == "autocommit on"
+        if self._connection.in_transaction and kind not in ("nothing", "autocommit off"):
+            self._connection.execute("ROLLBACK" if kind == "rollback" else "COMMIT")
+        if kind == "begin":
+            self._connection.execute("BEGIN")
+
+    def _drop_rounding(self, table: str) -> None:
+        """SQLite refuses to alter columns that a trigger names; an altered table does without the rounding."""
+        self._trusted = True
+        try:
+            for event in ("INSERT", "UPDATE"):
+                self._connection.execute(f"DROP TRIGGER IF EXISTS {quoted(_trigger_name(table, event))}")
+        finally:
+            self._trusted = False
+
+    @contextmanager
+    def _judging(self) -> Iterator[None]:
+        """What the judge reads, it reads with the episode's rights and within limits; a neighbour's memory is not one.
+
+        Raises:
+            sqlite3.ProgrammingError: the database has been closed.
+        """
+        _ = self._connection.total_changes
+        self._guard, self._bytes_left = Guard(max_growth_bytes=math.inf), MAX_JUDGED_BYTES
+        with time_limit(JUDGE_TIMEOUT_S), self._watchdog.watching(self._connection, JUDGE_TIMEOUT_S):
+            yield
+
+    def _state(self, name: str) -> TableState:
+        try:
+            columns = column_names(name, self._read)
+            return TableState(columns, self._stored(name, columns)) if columns else UNREADABLE
+        except _UNREADABLE:
+            return UNREADABLE
+
+    def _joined_rows(self, table: Table) -> list[str]:
+        rows = self._stored(table.name, [column.name for column in table.columns])
+        return [",".join(text_of(cell) for cell in row if cell is not None) for row in rows]
+
+    def _stored(self, table: str, columns: Sequence[str]) -> Rows:
+        """Raises: one of `_UNREADABLE`."""
+        rows = []
+        for row in self._connection.execute(f"SELECT {', '.join(map(quoted, columns))} FROM main.{quoted(table)}"):
+            check()
+            rows.append(row)
+            self._bytes_left -= sys.getsizeof(row) + sum(map(sys.getsizeof, row))
+            if self._bytes_left < 0:
+                raise OverflowError(f"more than {MAX_JUDGED_BYTES} bytes")
+        return tuple(rows)
+
+    def _read(self, sql: str, *values: Cell) -> list[tuple[Any, ...]]:
+        check()
+        self._trusted = True
+        try:
+            return self._connection.execute(sql, values).fetchall()
+        finally:
+            self._trusted = False
+
+    def _authorize(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
+        allowed = self._trusted or allows(action, first, second, altering=self._altering)
+        return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
+
+    def _stopped(self) -> bool:
+        return not self._trusted and (expired() or self._guard.exceeded())
+
+
+def _declared_kinds(tables: Sequence[Table], *, typed: bool) -> dict[tuple[str, str], Kind | None]:
+    return {
+        (table.name, column.name): declared_kind(column.type) if typed else TEXT
+        for table in tables
+        for column in table.columns
+    }
+
+
+def _by_name(kinds: Iterable[tuple[str, Kind | None]]) -> ColumnKinds:
+    """The kinds of columns by lower-case name, without names on which tables disagree."""
+    found: dict[str, set[Kind | None]] = {}
+    for name, kind in kinds:
+        found.setdefault(name.lower(), set()).add(kind)
+    known = ((name, next(iter(kinds))) for name, kinds in found.items() if len(kinds) == 1)
+    return frozenset((name, kind) for name, kind in known if kind is not None)
+
+
+def _make_table(connection: sqlite3.Connection, table: Table, *, typed: bool) -> None:
+    """Raises: TableError."""
+    columns = [(column.name, declared_kind(column.type) if typed else TEXT, column.type) for column in table.columns]
+    marks = ", ".join("?" for _ in columns)
+    ranges = [integer_range(column.type) if typed else None for column in table.columns]
+    declared = ", ".join(
+        _column_sql(name, kind.name, limits) for (name, kind, _), limits in zip(columns, ranges, strict=True)
+    )
+    integers = [name for name, kind, _ in columns if kind == INT]
+    try:
+        rows = [[cell if cell is None or typed else str(cell) for cell in row] for row in table.rows]
+        if integers:
+            rows = [[_in_range(*cell) for cell in zip(row, ranges, strict=True)] for row in rows]
+        connection.execute(f"CREATE TABLE {quoted(table.name)} ({declared})")
+        connection.execute("BEGIN")
+        connection.executemany(f"INSERT INTO {quoted(table.name)} VALUES ({marks})", rows)
+        connection.execute("COMMIT")
+        if integers:
+            _round_integers(connection, table.name, integers)
+    except (sqlite3.Error, OverflowError, ValueError) as error:  # ValueError: text that UTF-8 does not hold, too
+        raise TableError(f"table {table.name!r}: {error}; correct the task file") from None
+
+
+def _in_range(cell: Cell, limits: tuple[int, int] | None) -> Cell:
+    """A cell as MySQL puts it into a column of whole numbers, if it is one: rounded, halves of floats to the even
+    number and of texts away from zero, and refused outside its range."""
+    if cell is None or limits is None or (type(cell) is int and limits[0] <= cell <= limits[1]):
+        return cell
+    written = as_written(cell)
+    if written is None:
+        raise ValueError(f"incorrect integer value {cell!r}")
+    rounded = int(written.to_integral_value(ROUND_HALF_UP if isinstance(cell, str) else ROUND_HALF_EVEN))
+    if not limits[0] <= rounded <= limits[1]:
+        raise ValueError(f"{cell!r} is out of the column's range {limits[0]} to {limits[1]}")
+    return rounded
+
+
+def _column_sql(name: str, kind: str, limits: tuple[int, int] | None) -> str:
+    column = quoted(name)
+    if limits is not None:  # MySQL's strict mode refuses text in an INT column, and what does not fit
+        fits = f"CONSTRAINT {quoted(_RANGE + name)} CHECK ({column} BETWEEN {limits[0]} - 0.5 AND {limits[1]} + 0.5)"
+        return f"{column} INT CONSTRAINT {column} CHECK (typeof({column}) <> 'text') {fits}"
+    return f"{column} TEXT COLLATE {COLLATION}" if kind == "text" else f"{column} {kind.upper()}"
+
+
+def _round_integers(connection: sqlite3.Connection, table: str, columns: list[str]) -> None:
+    """MySQL rounds decimals into INT columns; SQLite would keep them, so triggers round after each change."""
+    sets = ", ".join(f"{quoted(c)} = CAST(ROUND({quoted(c)}) AS INTEGER)" for c in columns)
+    needed = " OR ".join(f"typeof(new.{quoted(c)}) = 'real'" for c in columns)
+    for event in ("INSERT", "UPDATE"):
+        connection.execute(
+            f"CREATE TRIGGER {quoted(_trigger_name(table, event))} AFTER {event} ON {quoted(table)} WHEN {needed} "
+            f"BEGIN UPDATE {quoted(table)} SET {sets} WHERE rowid = new.rowid; END"
+        )
+
+
+def _trigger_name(table: str, event: str) -> str:
+    return f"round {event} {table}"
+
+
+def _fetched(cursor: sqlite3.Cursor, statement: Statement) -> Result:
+    columns = tuple(column[0] for column in cursor.description)
+    rows: list[tuple[Any, ...]] = []
+    chars = 0
+    for row in cursor:
+        rows.append(row)
+        chars += sum(len(cell) for cell in row if isinstance(cell, str | bytes))
+        if len(rows) >= MAX_ROWS or chars > MAX_RESULT_CHARS:
+            break
+    cursor.close()
+    if len(statement.kinds) != len(columns):
+        return Result(tuple(rows), columns)
+    kinds = statement.kinds
+    shown = (tuple(as_driver_shows(cell, kind) for cell, kind in zip(row, kinds, strict=True)) for row in rows)
+    return Result(tuple(shown), columns)
+
+
+_INTERRUPTED = "3024 (HY000): Query execution was interrupted, maximum statement execution time exceeded"
+_RANGE = "range of "
+_OUT_OF_MEMORY = "1038 (HY001): Out of memory"
+_DROP = re.compile(r"\s*DROP\b", re.IGNORECASE)
+_DRIVER_TEXTS = (
+    (r"no such table: (?:main\.)?(.*)", "1146 (42S02): Table 'dbbench.{0}' doesn't exist"),
+    (r"no such column: (.*)", "1054 (42S22): Unknown column '{0}' in 'field list'"),
+    (r"table (.*) has no column named (.*)", "1054 (42S22): Unknown column '{1}' in 'field list'"),
+    (r"ambiguous column name: (.*)", "1052 (23000): Column '{0}' in field list is ambiguous"),
+    (
+        r"(?:no such function|not authorized to use function): (\W+)",
+        "1235 (42000): This version of MySQL doesn't yet support '{0}'",
+    ),
+    (r"no such function: (.*)", "1305 (42000): FUNCTION dbbench.{0} does not exist"),
+    (r"table `?(.*?)`? already exists", "1050 (42S01): Table '{0}' already exists"),
+    (
+        r"table .* has (\d+) columns but (\d+) values were supplied",
+        "1136 (21S01): Column count doesn't match value count",
+    ),
+    (r"(\d+) values for (\d+) columns", "1136 (21S01): Column count doesn't match value count at row 1"),
+    (
+        r"wrong number of arguments to function (.*)\(\)",
+        "1582 (42000): Incorrect parameter count in the call to native function '{0}'",
+    ),
+    (r"misuse of aggregate.*", "1111 (HY000): Invalid use of group function"),
+    (rf"CHECK constraint failed: {_RANGE}(.*)", "1264 (22003): Out of range value for column '{0}' at row 1"),
+    (r"CHECK constraint failed: (.*)", "1366 (HY000): Incorrect integer value for column '{0}' at row 1"),
+    (r"UNIQUE constraint failed: (.*)", "1062 (23000): Duplicate entry for key '{0}'"),
+    (r"NOT NULL constraint failed: (.*)", "1048 (23000): Column '{0}' cannot be null"),
+    (r"not authorized to use function: (.*)", "1305 (42000): FUNCTION dbbench.{0} does not exist"),
+    (r"parser stack overflow|Expression tree is too large.*", "1064 (42000): the statement is nested too deeply"),
+    (
+        r"too many terms in compound SELECT|too many columns.*|at most .* tables in a join",
+        "1117 (HY000): Too many columns or tables",
+    ),
+    (r"string or blob too big|database or disk is full|out of memory", "1114 (HY000): The table is full"),
+    (r"user-defined (?:function|aggregate).*", "1690 (22003): value is out of range, or no such argument is taken"),
+    (
+        r'near "(.*)": syntax error',
+        "1064 (42000): You have an error in your SQL syntax; check the manual that corresponds to your MySQL server "
+        "version for the right syntax to use near '{0}' at line 1",
+    ),
+    (r"not authorized|access to .* is prohibited", "1142 (42000): command denied to user"),
+)
+
+
+def _driver_text(error: Exception, sql: str) -> str:
+    """SQLite's complaint in the words of MySQL's driver, so that an agent reads the same on either backend."""
+    if _DROP.match(sql) and (match := re.fullmatch(r"no such table: (?:main\.)?(.*)", str(error))):
+        return f"1051 (42S02): Unknown table 'dbbench.{match[1]}'"
+    if isinstance(error, UnicodeError):
+        return "1300 (HY000): Invalid utf8mb4 character string"
+    for pattern, text in _DRIVER_TEXTS:
+        if match := re.fullmatch(pattern, str(error), re.DOTALL):
+            return text.format(*match.groups())
+    return f"1105 (HY000): {error}"

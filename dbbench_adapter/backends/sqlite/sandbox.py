@@ -1,0 +1,193 @@
+"""What keeps a statement inside its SQLite database and its limits.
+
+An authorizer that knows this database's tables and MySQL's functions; limits of SQLite's own; a guard that the progress
+handler asks for steps and memory; a watchdog that interrupts. `sqlite` says what all this does not guard against.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import cache
+
+from dbbench_adapter.backends.mysql_on_sqlite.functions import AGGREGATES, FUNCTIONS, MAX_VALUE_BYTES, collate
+from dbbench_adapter.backends.mysql_on_sqlite.syntax import COLLATION
+
+MAX_PAGES = 4_096
+"""Of 4 KiB each: a database holds at most 16 MiB, its temporary tables as much again."""
+MAX_COLUMNS = 256
+MAX_SORT_OPCODES = 1_500_000
+"""Steps of SQLite's machine in a statement that sorts: its sort looks at no clock, so what goes into it is bounded.
+Some 350,000 rows, which take 0.8 s to sort once the collation only says that the time is up (measured)."""
+MAX_GROWTH_BYTES = 256 * 1024**2
+"""Of the process, while one statement runs; what neighbours in other threads take meanwhile counts too."""
+MAX_SORT_GROWTH_BYTES = MAX_GROWTH_BYTES // 4
+"""The same for a statement that sorts: a sort compares long texts to its end, at a few hundred MB a second."""
+_LIMITS = {
+    sqlite3.SQLITE_LIMIT_LENGTH: MAX_VALUE_BYTES,
+    sqlite3.SQLITE_LIMIT_COLUMN: MAX_COLUMNS,
+    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 200,
+    sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 200,
+    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
+    sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 10,
+}
+PROGRESS_OPCODES = 2_000
+_WATCH_S = 0.1
+_ALLOWED = frozenset(
+    getattr(sqlite3, f"SQLITE_{name}")
+    for name in (
+        *("SELECT", "READ", "INSERT", "UPDATE", "DELETE", "TRANSACTION", "SAVEPOINT", "RECURSIVE", "REINDEX"),
+        *("CREATE_TABLE", "DROP_TABLE", "ALTER_TABLE", "CREATE_TEMP_TABLE", "DROP_TEMP_TABLE"),
+        *("CREATE_INDEX", "DROP_INDEX"),
+    )
+)
+_BUILT_IN = (
+    "abs avg char coalesce count ifnull iif ltrim max min nullif quote round rtrim soundex substr substring sum trim "
+    "typeof acos asin atan atan2 cos sin tan degrees radians current_date current_time current_timestamp "
+    "row_number rank dense_rank percent_rank cume_dist ntile lag lead first_value last_value nth_value"
+)
+_OF_ALTER = frozenset(
+    [
+        *("printf", "glob", "sqlite_drop_column"),
+        *(f"sqlite_rename_{what}" for what in ("table", "column", "test", "quotefix")),
+    ]
+)
+"""What SQLite's own ALTER TABLE calls, beside functions that anybody may call."""
+_CALLABLE = frozenset([*FUNCTIONS, *AGGREGATES, *_BUILT_IN.split()])
+
+
+class Watchdog:
+    """Interrupts statements whose time is up, from a thread of its own.
+
+    The progress handler looks every 2,000 operations; an interrupt is heeded at the next jump, which matters where each
+    operation is slow.
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[int, tuple[float, sqlite3.Connection]] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def ensure_alive(self) -> None:
+        """Start the thread, also once more in a forked child."""
+        if self._thread is None or not self._thread.is_alive():
+            self._stop.clear()
+            self._thread = threading.Thread(target=self._watch, name="sqlite-watchdog", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    @contextmanager
+    def watching(self, connection: sqlite3.Connection, timeout_s: float) -> Iterator[None]:
+        key = id(connection)
+        self._running[key] = (time.monotonic() + timeout_s, connection)
+        try:
+            yield
+        finally:
+            with self._lock:  # no interrupt may reach the next statement
+                del self._running[key]
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_WATCH_S):
+            with self._lock:
+                for deadline, connection in list(self._running.values()):
+                    if time.monotonic() > deadline:
+                        connection.interrupt()
+
+
+def allows(action: int, first: str | None, second: str | None, *, altering: bool) -> bool:
+    """Whether an agent's statement may do this; arguments as SQLite gives them to an authorizer.
+
+    Args:
+        altering: the statement is an ALTER TABLE or DROP, in which SQLite calls functions of its own.
+    """
+    if action == sqlite3.SQLITE_FUNCTION:
+        name = (second or "").lower()
+        return name in _CALLABLE or (altering and name in _OF_ALTER)
+    if action == sqlite3.SQLITE_READ and (first or "").lower() in _virtual_tables():
+        return False
+    return action in _ALLOWED
+
+
+class Guard:
+    """What one statement may take, looked at by the progress handler.
+
+    Memory is that of the whole process: a statement is also ended, with the error for memory, when neighbours grow.
+    """
+
+    def __init__(self, max_opcodes: int | None = None, *, max_growth_bytes: float = MAX_GROWTH_BYTES) -> None:
+        self.out_of_memory = False
+        self._max_growth_bytes = max_growth_bytes
+        self._opcodes_left = max_opcodes
+        self._memory_bytes: int | None = None
+
+    def exceeded(self) -> bool:
+        if self._opcodes_left is not None:
+            self._opcodes_left -= PROGRESS_OPCODES
+            if self._opcodes_left < 0:
+                return True
+        now = _memory_bytes()
+        if self._memory_bytes is None:
+            self._memory_bytes = now
+        self.out_of_memory = now - self._memory_bytes > self._max_growth_bytes
+        return self.out_of_memory
+
+
+def _memory_bytes() -> int:
+    """What of this process is in memory; 0 where nobody tells."""
+    try:
+        with open("/proc/self/statm", "rb", buffering=0) as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+@cache
+def _virtual_tables() -> frozenset[str]:
+    """The names that SQLite answers without any table: json_each, pragma_..., dbstat, ..."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        names = {name for (name,) in connection.execute("SELECT name FROM pragma_module_list")}
+        names |= {f"pragma_{name}" for (name,) in connection.execute("SELECT name FROM pragma_pragma_list")}
+    return frozenset(name.lower() for name in names)
+
+
+@cache
+def _shadowing() -> tuple[str, ...]:
+    """Functions of ours whose name SQLite's own answers for other numbers of arguments: its FORMAT writes gigabytes."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        own = connection.execute("SELECT name, narg FROM pragma_function_list").fetchall()
+    return tuple(sorted({name for name, count in own if name in FUNCTIONS and FUNCTIONS[name][0] not in (-1, count)}))
+
+
+def _refuse_arguments(*_: object) -> None:
+    raise TypeError("no function of MySQL's takes so many arguments")
+
+
+def connect() -> sqlite3.Connection:
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    connection.execute(f"PRAGMA max_page_count = {MAX_PAGES}")
+    connection.execute("PRAGMA trusted_schema = OFF")  # nothing in a schema calls a function of ours
+    renew_temporary(connection)
+    for limit, value in _LIMITS.items():
+        connection.setlimit(limit, value)
+    connection.create_collation(COLLATION, collate)
+    for name in _shadowing():
+        connection.create_function(name, -1, _refuse_arguments)  # of those numbers that have no function of their own
+    for name, (count, function) in FUNCTIONS.items():
+        connection.create_function(name, count, function)
+    for name, (count, aggregate) in AGGREGATES.items():
+        connection.create_aggregate(name, count, aggregate)  # pyright: ignore[reportArgumentType]
+    return connection
+
+
+def renew_temporary(connection: sqlite3.Connection) -> None:
+    """Drop all that is temporary; outside a transaction."""
+    for store in ("FILE", "MEMORY"):  # each change of it drops everything, and the limit with it
+        connection.execute(f"PRAGMA temp_store = {store}")
+    connection.execute(f"PRAGMA temp.max_page_count = {MAX_PAGES}")

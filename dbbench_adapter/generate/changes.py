@@ -1,0 +1,182 @@
+"""INSERT, UPDATE and DELETE statements with their questions.
+
+UPDATE and DELETE read their own table only through derived tables, as MySQL demands; with a limit they are ordered by
+keys without ties. Left out: REPLACE, ON DUPLICATE KEY, TRUNCATE, DDL, and changes that empty the table.
+"""
+
+from __future__ import annotations
+
+import random
+
+from dbbench_adapter.datatypes import Cell
+from dbbench_adapter.generate import phrases
+from dbbench_adapter.generate.conditions import Where, draw_where
+from dbbench_adapter.generate.plans import Plan
+from dbbench_adapter.generate.queries import (
+    Draft,
+    NoDraft,
+    Output,
+    SortKey,
+    both_decide,
+    draw_cut,
+    draw_keys,
+    order_sql,
+    order_words,
+    table_alias,
+)
+from dbbench_adapter.generate.tables import Scene
+from dbbench_adapter.generate.values import Field
+
+_ATTEMPTS = 12
+_INSERTS = (
+    "Add a new {row} with {values}.",
+    "Insert a {row} with {values}.",
+    "Record a new {row}: {values}.",
+    "Create an entry for a {row} with {values}.",
+    "A new {row} has to be stored. It has {values}.",
+)
+_COPIES = (
+    "Duplicate each {row} {where}. In the copies, {changes}; all other values are the same as in the original.",
+    "Into the same table, insert a copy of every {row} {where}. In each copy {changes}; the rest stays as it is.",
+    "Copy all {rows} {where}. Add the copies to the table with these differences: {changes}.",
+)
+_UPDATES = ("Update {which}. For these, {change}.", "Take {which}; {change} there.", "For {which}, {change}.")
+_DELETES = ("Delete {which}.", "Remove {which}.", "Erase {which}.", "Please delete {which}.", "Get rid of {which}.")
+_FIRST = (
+    "Take {among}. Sort them by {order}, then {action} the first {rows}.",
+    "Consider {among}. When they are ordered by {order}, {action} the first {rows}.",
+    "Among {among}: sort by {order}, and {action} only the first {rows}.",
+)
+
+
+def draw_change(rng: random.Random, scene: Scene, plan: Plan) -> Draft:
+    """An INSERT, UPDATE or DELETE of this plan.
+
+    Raises:
+        NoDraft: the table gives none.
+    """
+    if plan.verb == "insert":
+        return _copy(rng, scene, plan) if plan.is_copy else _insert(rng, scene)
+    where = _where(rng, scene, plan, "")
+    words, sql = (f" {where.words}", f" WHERE {where.sql}") if where else ("", "")
+    name = scene.table.name
+    if plan.verb == "delete":
+        change, statement, action = "", f"DELETE FROM {name}", rng.choice(["delete", "remove"])
+    else:
+        change, assignments = _assignments(rng, scene)
+        statement, action = f"UPDATE {name} SET {assignments}", "change"
+    if plan.order:
+        keys, count = _cut(rng, scene, plan, sql)
+        templates = _FIRST[:2] if where and where.is_list else _FIRST
+        question = rng.choice(templates).format(
+            among=f"all {scene.rows}{words}",
+            order=order_words(rng, keys),
+            action=action,
+            rows="one" if count == 1 else f"{count} {scene.rows}",
+        )
+        question += f" {_then(rng, change, count)}" if change else ""
+        return Draft(plan.verb.upper(), question, f"{statement}{sql} {order_sql(keys)} LIMIT {count}")
+    which = rng.choice([f"all {scene.rows}{words}", f"every {scene.row}{words}"])
+    templates = _DELETES if not change else _UPDATES[:1] if where and where.is_list else _UPDATES
+    return Draft(plan.verb.upper(), rng.choice(templates).format(which=which, change=change), f"{statement}{sql}")
+
+
+def _then(rng: random.Random, change: str, count: int) -> str:
+    which = "that one" if count == 1 else f"those {count}"
+    return rng.choice(["The change for {}: {}.", "For {}, {}."]).format(which, change)
+
+
+def _insert(rng: random.Random, scene: Scene) -> Draft:
+    cells = dict(zip(scene.fields, scene.spare, strict=True))
+    optional = [field for field in scene.fields if field.role not in ("key", "label")]
+    left_out = rng.sample(optional, 1) if rng.random() < 0.25 else []
+    given = {field: cell for field, cell in cells.items() if field not in left_out}
+    values = phrases.listed([f"{field.phrase} {_value(cell)}" for field, cell in given.items()])
+    question = rng.choice(_INSERTS).format(row=scene.row, values=values)
+    if left_out:
+        question += f" Its {left_out[0].phrase} is not known, so leave it NULL."
+    columns = ", ".join(field.name for field in given)
+    literals = ", ".join(_value(cell) for cell in given.values())
+    return Draft("INSERT", question, f"INSERT INTO {scene.table.name} ({columns}) VALUES ({literals})")
+
+
+def _copy(rng: random.Random, scene: Scene, plan: Plan) -> Draft:
+    alias = table_alias(scene) if plan.table_alias else ""
+    at = f"{alias}." if alias else ""
+    where = _where(rng, scene, plan, at)
+    assert where is not None, "a copy has conditions"
+    key = scene.of("key")[0]
+    step = rng.choice([1000, 5000, 10000])
+    shown = {field: at + field.name for field in scene.fields} | {key: f"{at}{key.name} + {step}"}
+    words = [f"the {key.phrase} is {step} higher"]
+    if rng.random() < 0.6:
+        field, value = _new_value(rng, scene)
+        shown[field] = _value(value)
+        words.append(f"the {field.phrase} is {_value(value)}")
+    question = rng.choice(_COPIES).format(
+        row=scene.row, rows=scene.rows, where=where.words, changes=phrases.listed(words)
+    )
+    columns = ", ".join(field.name for field in scene.fields)
+    source = f"{scene.table.name} AS {alias}" if alias else scene.table.name
+    select = f"SELECT {', '.join(shown.values())} FROM {source} WHERE {where.sql}"
+    return Draft("INSERT", question, f"INSERT INTO {scene.table.name} ({columns}) {select}")
+
+
+def _new_value(rng: random.Random, scene: Scene) -> tuple[Field, Cell]:
+    """A category or number with a value for it: one of the column, or the spare row's."""
+    field = rng.choice(scene.of("category", "amount", "level", "date"))
+    spare = scene.spare[scene.fields.index(field)]
+    return field, spare if field.role != "category" or rng.random() < 0.5 else rng.choice(scene.column(field))
+
+
+def _assignments(rng: random.Random, scene: Scene) -> tuple[str, str]:
+    """One or two columns to change, in words and in SQL."""
+    words, sql, seen = [], [], set()
+    for _ in range(rng.choice([1, 1, 1, 2])):
+        field, value = _new_value(rng, scene)
+        if field.name in seen:
+            continue
+        seen.add(field.name)
+        if field.role == "amount" and rng.random() < 0.6:
+            phrase, expression = _shift(rng, field, scene)
+        else:
+            phrase, expression = f"set the {field.phrase} to {_value(value)}", _value(value)
+        words.append(phrase)
+        sql.append(f"{field.name} = {expression}")
+    return phrases.listed(words), ", ".join(sql)
+
+
+def _shift(rng: random.Random, field: Field, scene: Scene) -> tuple[str, str]:
+    values = scene.column(field)
+    step = rng.choice([step for step in (1, 2, 5, 10, 20, 50, 100, 500) if step <= max(1, max(values) // 4)])
+    if rng.random() < 0.2:
+        return f"double the {field.phrase}", f"{field.name} * 2"
+    if min(values) >= step and rng.random() < 0.4:
+        return f"decrease the {field.phrase} by {step}", f"{field.name} - {step}"
+    return f"increase the {field.phrase} by {step}", f"{field.name} + {step}"
+
+
+def _where(rng: random.Random, scene: Scene, plan: Plan, at: str) -> Where | None:
+    if not plan.where:
+        return None
+    num_subqueries = {None: 0, "subquery_multiple": 2}.get(plan.subquery, 1)
+    where = draw_where(rng, scene, plan, at, num_subqueries)
+    if where is None:
+        raise NoDraft("no_condition")
+    return where
+
+
+def _cut(rng: random.Random, scene: Scene, plan: Plan, sql: str) -> tuple[list[SortKey], int]:
+    """Sort keys that no two matching rows share, and how many rows to take."""
+    candidates = [Output(field.phrase, field.name, role=field.role) for field in scene.fields]
+    for _ in range(_ATTEMPTS):
+        keys = draw_keys(rng, plan, candidates)
+        rows = scene.ask(f"SELECT {', '.join(key.output.sql for key in keys)} FROM {scene.table.name}{sql}")
+        all_decide = len(keys) == 1 or both_decide([row[0] for row in rows])
+        if len(set(rows)) == len(rows) and all_decide and (cut := draw_cut(rng, plan, rows)) is not None:
+            return keys, cut[0]
+    raise NoDraft("ties")
+
+
+def _value(cell: Cell) -> str:
+    return f"'{cell}'" if isinstance(cell, str) else str(cell)

@@ -1,0 +1,57 @@
+"""Tasks in LifelongAgentBench's own form, entry_dict.json, which its code and `dbbench_adapter.tasks.load` read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from dbbench_adapter.datatypes import Task
+
+FORBIDDEN = frozenset("'\"`\\,()[]{}")
+"""What no text cell of that form holds: its judge cuts answers at these."""
+
+
+class NotLifelongError(ValueError):
+    """A task that the form cannot hold."""
+
+
+def entry_dict(tasks: Iterable[Task]) -> dict[str, dict[str, Any]]:
+    """The records by index as text, "0" first; FACTS 2.3 has the fields.
+
+    Raises:
+        NotLifelongError: a task of several tables, with NULL or a forbidden character in a cell, or with neither rows
+            nor a hash as gold.
+    """
+    return {str(index): _entry(index, task) for index, task in enumerate(tasks)}
+
+
+def _entry(index: int, task: Task) -> dict[str, Any]:
+    if len(task.tables) != 1 or (task.gold.rows is None) == (task.gold.table_hash is None) or not task.gold.sql:
+        raise NotLifelongError(
+            f"task {task.id!r}: expected one table, a reference statement, and either result rows or a table hash"
+        )
+    (table,) = task.tables
+    for row in table.rows:
+        for cell in row:
+            if cell is None or (isinstance(cell, str) and FORBIDDEN & set(cell)):
+                raise NotLifelongError(f"task {task.id!r}: a cell of {table.name!r} is {cell!r}, which cannot be held")
+    record = {
+        "sample_index": index,
+        "instruction": task.question,
+        "answer_info": {
+            "md5": task.gold.table_hash,
+            "direct": None if task.gold.rows is None else [list(row) for row in task.gold.rows],
+            "sql": task.gold.sql,
+        },
+        "table_info": {
+            "name": table.name,
+            "row_list": [list(row) for row in table.rows],
+            "column_info_list": [{"name": column.name, "type": column.type} for column in table.columns],
+        },
+        "skill_list": list(task.skills),
+    }
+    content = json.dumps([record[name] for name in ("instruction", "answer_info", "table_info")], ensure_ascii=False)
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    return record | {"sql_instruction_row_list_entry_hash": int(digest[:15], 16)}

@@ -1,0 +1,400 @@
+"""SELECT statements with their questions: columns, groups, HAVING, order and limit as a plan has them.
+
+Where rows are ordered or cut off, the order is total: no two rows that tie differ in what is shown. Left out: joins,
+UNION, window functions, sub-queries in FROM or in the select list.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dbbench_adapter.datatypes import Cell
+from dbbench_adapter.generate import phrases
+from dbbench_adapter.generate.conditions import NUMBER_WORDS, Where, draw_where
+from dbbench_adapter.generate.plans import Plan
+from dbbench_adapter.generate.tables import Scene
+from dbbench_adapter.generate.values import Field
+
+_ATTEMPTS = 12
+
+
+class NoDraft(Exception):
+    """This table and these draws give no good task; the text is the reason, for counting."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A question and its reference statement, not yet run by a backend."""
+
+    kind: str
+    """SELECT, INSERT, UPDATE or DELETE."""
+    question: str
+    sql: str
+    ordered: bool = False
+
+
+@dataclass(frozen=True)
+class Output:
+    """Something that a query can show or sort by."""
+
+    phrase: str
+    """A noun without article: `driver name`, `total distance`."""
+    sql: str
+    alias: str = ""
+    role: str = ""
+    """The role of its field; `aggregate` for what is computed over rows."""
+
+    @property
+    def shown(self) -> str:
+        return f"{self.sql} AS {self.alias}" if self.alias else self.sql
+
+    @property
+    def name(self) -> str:
+        """How ORDER BY calls it."""
+        return self.alias or self.sql
+
+
+@dataclass(frozen=True)
+class SortKey:
+    output: Output
+    descending: bool
+
+    @property
+    def sql(self) -> str:
+        return f"{self.output.name} {'DESC' if self.descending else 'ASC'}"
+
+
+def draw_query(rng: random.Random, scene: Scene, plan: Plan) -> Draft:
+    """A SELECT of this plan.
+
+    Raises:
+        NoDraft: the table gives none.
+    """
+    alias = table_alias(scene) if plan.table_alias else ""
+    at = f"{alias}." if alias else ""
+    in_where, in_having = _share_subqueries(rng, plan)
+    where = draw_where(rng, scene, plan, at, in_where) if plan.where else None
+    if plan.where and where is None:
+        raise NoDraft("no_condition")
+    source = f"FROM {scene.table.name}{f' AS {alias}' if alias else ''}{f' WHERE {where.sql}' if where else ''}"
+    if plan.group:
+        outputs, groups = _grouped_outputs(rng, scene, plan, at)
+        having_words, having_sql = _having(rng, scene, plan, at, groups, source, in_having)
+        source += f" GROUP BY {', '.join(group.sql for group in groups)}{having_sql}"
+        opening = phrases.grouped(rng, scene, where, _listed(groups), _shown(rng, outputs))
+        return _ordered(rng, scene, plan, outputs, outputs, source, opening + having_words)
+    if not plan.order and rng.random() < 0.3:
+        outputs = _aliased(rng, scene, plan, _summaries(rng, scene, at, most=3))
+        counts_only = [output.shown for output in outputs] == ["COUNT(*)"]
+        opening = phrases.summary(rng, scene, where, _shown(rng, outputs), counts_only=counts_only)
+        return Draft("SELECT", phrases.ended(opening), _select(outputs, source))
+    outputs = _row_outputs(rng, scene, plan, at)
+    if not plan.order and rng.random() < 0.12:
+        return _distinct(rng, scene, plan, where, source, at)
+    opening = phrases.rows(rng, scene, where, _shown(rng, outputs))
+    extra = [_plain_output(field, at) for field in scene.fields]
+    candidates = outputs + [output for output in extra if output.sql not in {shown.sql for shown in outputs}]
+    return _ordered(rng, scene, plan, outputs, candidates, source, opening)
+
+
+def table_alias(scene: Scene) -> str:
+    """The initials of the table's name, as people write them."""
+    initials = "".join(part[0] for part in scene.theme.table.split("_"))
+    return initials if initials not in ("as", "by", "do", "if", "in", "is", "of", "on", "or", "to") else f"{initials}t"
+
+
+def _share_subqueries(rng: random.Random, plan: Plan) -> tuple[int, int]:
+    """How many sub-queries stand in WHERE and how many in HAVING."""
+    if plan.subquery is None:
+        return 0, 0
+    room = {"where_single_condition": 1, None: 0}.get(plan.where, 2)
+    if plan.subquery != "subquery_multiple":
+        return (0, 1) if plan.having and (room == 0 or rng.random() < 0.4) else (1, 0)
+    if not plan.having:
+        return 2, 0
+    return (room, 2 - room) if room < 2 else rng.choice([(2, 0), (1, 1)])
+
+
+def _select(outputs: Sequence[Output], source: str) -> str:
+    return f"SELECT {', '.join(output.shown for output in outputs)} {source}"
+
+
+def _shown(rng: random.Random, outputs: Sequence[Output]) -> str:
+    """The columns in words: `driver name, start city and total distance (as total_distance)`."""
+    naming = rng.choice(phrases.NAMINGS)
+    return _listed(outputs, naming)
+
+
+def _listed(outputs: Sequence[Output], naming: str = "{}") -> str:
+    words = [naming.format(output.phrase, output.alias) if output.alias else output.phrase for output in outputs]
+    return phrases.listed(words)
+
+
+# What is shown --------------------------------------------------------------------------------------------------------
+
+
+def _plain_output(field: Field, at: str) -> Output:
+    return Output(field.phrase, at + field.name, role=field.role)
+
+
+def _row_outputs(rng: random.Random, scene: Scene, plan: Plan, at: str) -> list[Output]:
+    fields = rng.sample(scene.fields, rng.choice([1, 2, 2, 3, 3, 4] if plan.limit or plan.where else [1, 1, 2, 2]))
+    outputs = [_plain_output(field, at) for field in sorted(fields, key=scene.fields.index)]
+    amounts = scene.of("amount")
+    if plan.column_alias and len(amounts) == 2 and rng.random() < 0.35:
+        words, operator, alias = rng.choice(phrases.CALCULATIONS)
+        first, second = rng.sample(amounts, 2)
+        sql = f"{at}{first.name} {operator} {at}{second.name}"
+        return [*outputs[:2], Output(words.format(first.phrase, second.phrase), sql, alias, "aggregate")]
+    return _aliased(rng, scene, plan, outputs)
+
+
+def _aliased(rng: random.Random, scene: Scene, plan: Plan, outputs: list[Output]) -> list[Output]:
+    """Give one or more outputs another name where the plan has column aliases."""
+    if not plan.column_alias:
+        return outputs
+    computed = [output for output in outputs if output.role == "aggregate"]
+    named = computed or rng.sample(outputs, 1)
+    return [Output(o.phrase, o.sql, _alias(rng, scene, o), o.role) if o in named else o for o in outputs]
+
+
+def _alias(rng: random.Random, scene: Scene, output: Output) -> str:
+    taken = {field.name for field in scene.fields}
+    function, _, argument = output.sql.rstrip(")").rpartition("(")
+    column = argument.rpartition(".")[2]
+    if function == "COUNT":
+        return rng.choice([f"num_{_snake(scene.rows)}", f"{_snake(scene.row)}_count"])
+    if function:
+        word = {"SUM": "total", "AVG": "avg", "MAX": "max", "MIN": "min"}[function]
+        name = f"{word}_{column}"
+        return name if name not in taken and not column.startswith(word) else f"{function.lower()}_of_{column}"
+    return rng.choice([f"listed_{column}", f"the_{column}", f"{column}_shown"])
+
+
+def _snake(words: str) -> str:
+    return words.replace(" ", "_").lower()
+
+
+def _summaries(rng: random.Random, scene: Scene, at: str, most: int) -> list[Output]:
+    """Between one and `most` different aggregates."""
+    pool = [Output(f"number of {scene.rows}", "COUNT(*)", role="aggregate")]
+    for field in scene.numbers:
+        for function, words in phrases.AGGREGATES.items():
+            if function != "SUM" or field.role == "amount":
+                pool.append(Output(f"{words} {field.phrase}", f"{function}({at}{field.name})", role="aggregate"))
+    weights = [3.0] + [1.0] * (len(pool) - 1)
+    chosen = rng.choices(pool, weights, k=rng.randint(1, most))
+    return list(dict.fromkeys(chosen))
+
+
+def _grouped_outputs(rng: random.Random, scene: Scene, plan: Plan, at: str) -> tuple[list[Output], list[Output]]:
+    """What is shown (the groups first), and the groups alone."""
+    size = 1 if plan.group == "group_by_single_column" else 2
+    groups = [_plain_output(field, at) for field in rng.sample(scene.of("category"), size)]
+    summaries = _aliased(rng, scene, plan, _summaries(rng, scene, at, most=2))
+    return groups + summaries, groups
+
+
+def _distinct(rng: random.Random, scene: Scene, plan: Plan, where: Where | None, source: str, at: str) -> Draft:
+    fields = rng.sample(scene.of("category"), rng.choice([1, 1, 2]))
+    outputs = _aliased(rng, scene, plan, [_plain_output(field, at) for field in fields])
+    opening = phrases.distinct(rng, scene, where, _shown(rng, outputs), len(outputs))
+    return Draft("SELECT", phrases.ended(opening), _select(outputs, source).replace("SELECT", "SELECT DISTINCT", 1))
+
+
+# HAVING ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Test:
+    """A condition on a group."""
+
+    words: str
+    sql: str
+
+
+def _having(
+    rng: random.Random, scene: Scene, plan: Plan, at: str, groups: list[Output], source: str, num_subqueries: int
+) -> tuple[str, str]:
+    """Words (a sentence of their own, the full stop before it included) and SQL; both empty without HAVING."""
+    if not plan.having:
+        return "", ""
+    by = ", ".join(group.sql for group in groups)
+    size = 1 if plan.having == "having_single_condition_with_aggregate" else 2
+    for _ in range(_ATTEMPTS):
+        tests: list[_Test | None] = []
+        tests += (_against_subquery(rng, scene, plan, at, groups) for _ in range(num_subqueries))
+        if plan.calculation and not num_subqueries:
+            tests.append(_against_number(rng, scene, _calculation(rng, scene, at), source, by))
+        while len(tests) < size:
+            tests.append(_against_number(rng, scene, _summaries(rng, scene, at, most=1)[0], source, by))
+        rng.shuffle(tests)
+        drawn = [test for test in tests if test is not None]
+        word = rng.choice(["AND", "AND", "OR"])
+        sql = f" {word} ".join(test.sql for test in drawn)
+        if len(drawn) == size and _filters(scene, [sql, *(test.sql for test in drawn)], source, by):
+            words = f" {word.lower()} ".join(test.words for test in drawn)
+            return phrases.having(rng, words), f" HAVING {sql}"
+    raise NoDraft("no_having")
+
+
+def _filters(scene: Scene, conditions: list[str], source: str, by: str) -> bool:
+    """Whether some groups stay and some go under the first condition, and the others say something else, if several."""
+    columns = ", ".join(f"({condition}) <> 0" for condition in conditions)
+    whole, *parts = zip(*scene.ask(f"SELECT {columns} {source} GROUP BY {by}"), strict=True)
+    return 0 < sum(whole) < len(whole) and (len(parts) == 1 or whole not in parts)
+
+
+def _calculation(rng: random.Random, scene: Scene, at: str) -> Output:
+    number = rng.choice(scene.numbers)
+    name, phrase = at + number.name, number.phrase
+    amounts = scene.of("amount")
+    choices = [
+        (f"difference between the highest and the lowest {phrase}", f"MAX({name}) - MIN({name})"),
+        (f"lowest {phrase} plus the highest {phrase}", f"MIN({name}) + MAX({name})"),
+        (f"highest {phrase} multiplied by the number of {scene.rows}", f"MAX({name}) * COUNT(*)"),
+    ]
+    if len(amounts) >= 2:
+        one, two = rng.sample(amounts, 2)
+        sums = f"SUM({at}{one.name})", f"SUM({at}{two.name})"
+        choices += [
+            (f"total {one.phrase} plus the total {two.phrase}", " + ".join(sums)),
+            (f"total {one.phrase} minus the total {two.phrase}", " - ".join(sums)),
+        ]
+    phrase, sql = rng.choice(choices)
+    return Output(phrase, sql, role="aggregate")
+
+
+def _against_number(rng: random.Random, scene: Scene, output: Output, source: str, by: str) -> _Test | None:
+    """A condition on an aggregate that some groups meet and some do not; None where all groups have the same."""
+    values = sorted({value for (value,) in scene.ask(f"SELECT {output.sql} {source} GROUP BY {by}")})
+    if len(values) < 2:
+        return None
+    cut = rng.randrange(len(values) - 1)
+    operator = rng.choice([">", "<", ">=", "<="])
+    number = _between(values[cut], values[cut + 1], low_included=operator in (">", "<="))
+    words = rng.choice(NUMBER_WORDS[operator]).format(number)
+    return _Test(f"the {output.phrase} {words}", f"{output.sql} {operator} {number}")
+
+
+def _between(low: float, high: float, *, low_included: bool) -> int:
+    """A whole number from low to high, one end of which is out; a round one where there is room."""
+    first, last = (math.ceil(low), math.ceil(high) - 1) if low_included else (math.floor(low) + 1, math.floor(high))
+    for step in (1000, 100, 50, 10, 5):
+        if (round_number := -(-first // step) * step) <= last:
+            return round_number
+    return first if first <= last else math.floor(low)
+
+
+def _against_subquery(rng: random.Random, scene: Scene, plan: Plan, at: str, groups: list[Output]) -> _Test:
+    number = rng.choice(scene.of("amount"))
+    name, phrase, table = number.name, number.phrase, scene.table.name
+    operator, words = rng.choice([(">", "is above"), ("<", "is below"), (">", "is greater than")])
+    factor, times = ("2 * ", "twice ") if plan.calculation else ("", "")
+    if plan.subquery == "subquery_nested":
+        function, word = rng.choice([("SUM", "total"), ("AVG", "average"), ("MAX", "highest")])
+        outer, outer_word = rng.choice([("AVG", "mean"), ("AVG", "mean"), ("MIN", "lowest")])
+        group = rng.choice(groups)
+        inner = f"SELECT {function}({name}) AS group_value FROM {table} GROUP BY {group.sql.removeprefix(at)}"
+        return _Test(
+            f"the {word} {phrase} {words} {times}the {outer_word} of the {word} {phrase} values computed per "
+            f"{group.phrase} over the whole table",
+            f"{function}({at}{name}) {operator} {factor}(SELECT {outer}(d.group_value) FROM ({inner}) AS d)",
+        )
+    function, word, inner, inner_word = rng.choice(
+        [
+            ("AVG", "average", "AVG", "average"),
+            ("MAX", "highest", "AVG", "average"),
+            ("MIN", "lowest", "AVG", "average"),
+            ("SUM", "total", "MAX", "highest"),
+        ]
+    )
+    return _Test(
+        f"the {word} {phrase} {words} {times}the {inner_word} {phrase} of all {scene.rows} in the whole table",
+        f"{function}({at}{name}) {operator} {factor}(SELECT {inner}({name}) FROM {table})",
+    )
+
+
+# ORDER BY and LIMIT ---------------------------------------------------------------------------------------------------
+
+
+def _ordered(
+    rng: random.Random,
+    scene: Scene,
+    plan: Plan,
+    outputs: list[Output],
+    candidates: list[Output],
+    source: str,
+    opening: str,
+) -> Draft:
+    if not plan.order:
+        return Draft("SELECT", phrases.ended(opening), _select(outputs, source))
+    for _ in range(_ATTEMPTS):
+        keys = draw_keys(rng, plan, candidates)
+        rows = _untied(scene, outputs, keys, source)
+        if rows and (cut := draw_cut(rng, plan, rows)) is not None:
+            count, skip = cut
+            question = phrases.ended(opening + phrases.tail(rng, order_words(rng, keys), count, skip))
+            limit = (f" LIMIT {count}" if count else "") + (f" OFFSET {skip}" if skip else "")
+            return Draft("SELECT", question, f"{_select(outputs, source)} {order_sql(keys)}{limit}", ordered=True)
+    raise NoDraft("ties")
+
+
+def draw_keys(rng: random.Random, plan: Plan, candidates: Sequence[Output]) -> list[SortKey]:
+    """One or two sort keys; of two, the first one repeats (a category, a level) where the candidates have such."""
+    if plan.order == "order_by_single_column":
+        return [SortKey(rng.choice(candidates), rng.random() < 0.5)]
+    repeating = [output for output in candidates if output.role in ("category", "level", "date")] or list(candidates)
+    first = rng.choice(repeating)
+    others = [output for output in candidates if output != first]
+    if not others:
+        raise NoDraft("one_column_to_sort_by")
+    descending = rng.random() < 0.5
+    same = plan.order == "order_by_multiple_columns_same_direction"
+    return [SortKey(first, descending), SortKey(rng.choice(others), descending if same else not descending)]
+
+
+def _untied(scene: Scene, outputs: list[Output], keys: list[SortKey], source: str) -> list[tuple[Cell, ...]] | None:
+    """The rows shown, unordered; None where rows that differ tie on every key.
+
+    MySQL gives averages four decimals, so that averages nearer to each other count as tied.
+    """
+    columns = ", ".join(output.sql for output in [*outputs, *(key.output for key in keys)])
+    rows = scene.ask(f"SELECT {columns} {source}")
+    shown_by_key: dict[tuple[Cell, ...], tuple[Cell, ...]] = {}
+    for row in rows:
+        shown, key = row[: len(outputs)], row[len(outputs) :]
+        rounded = tuple(round(cell, 3) if isinstance(cell, float) else cell for cell in key)
+        if shown_by_key.setdefault(rounded, shown) != shown:
+            return None
+    if len(keys) == 2 and not both_decide([row[len(outputs)] for row in rows]):
+        return None
+    return rows
+
+
+def both_decide(first: Sequence[Cell]) -> bool:
+    """Whether of two sort keys either matters, judging by the first one's values: some differ and some repeat."""
+    return 1 < len(set(first)) < len(first)
+
+
+def draw_cut(rng: random.Random, plan: Plan, rows: Sequence[object]) -> tuple[int, int] | None:
+    """(LIMIT, OFFSET), 0 for none; None where there are too few rows to cut any off."""
+    if not plan.limit:
+        return (0, 0) if len(rows) >= 2 else None
+    skip = rng.randint(1, min(5, len(rows) - 2)) if plan.limit == "limit_and_offset" and len(rows) >= 3 else 0
+    left = len(rows) - skip
+    if left < 2 or (plan.limit == "limit_and_offset" and not skip):
+        return None
+    return rng.randint(1, min(10, left - 1)), skip
+
+
+def order_sql(keys: Sequence[SortKey]) -> str:
+    return f"ORDER BY {', '.join(key.sql for key in keys)}"
+
+
+def order_words(rng: random.Random, keys: Sequence[SortKey]) -> str:
+    """`the price in descending order and then the city in ascending order`."""
+    return phrases.keys(rng, [(key.output.phrase, key.descending, key.output.role) for key in keys])

@@ -1,0 +1,171 @@
+"""Read DB-Bench task files into `Task`s, and write our own.
+
+Reads AgentBench JSONL (standard, dev and the function-calling training form) and its pretty-printed list,
+LifelongAgentBench `entry_dict.json` and its parquet form, and JSONL of `Task.to_dict()`; what a row means is in
+`dbbench_adapter.tasks.records`. `dbbench_adapter.validate` reports every bad row where `load_tasks` stops at the first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from core.json_text import parse_json
+from core.outputs import written
+from dbbench_adapter.datatypes import Task
+from dbbench_adapter.tasks.literals import parse_literal
+from dbbench_adapter.tasks.records import MAX_FOUND_CHARS, Fault, RawRecord, RecordError, read_record
+
+_NESTED = ("answer_info", "table_info", "skill_list")
+"""Columns of the parquet form that hold Python-literal text."""
+
+
+class TaskFileError(ValueError):
+    """A task file that cannot be used; the message names file, row, field and what was expected."""
+
+
+def load_tasks(path: Path) -> list[Task]:
+    """Every task of a file, in file order; the form is recognised by its content.
+
+    Args:
+        path: a file, or a folder that holds one parquet file.
+    Raises:
+        TaskFileError: the file is missing, of no known form, or a row does not parse.
+    """
+    path = task_file(path)
+    tasks: list[Task] = []
+    seen: set[str] = set()
+    for record in raw_records(path):
+        try:
+            if isinstance(record, Fault):
+                raise RecordError([record])
+            task = read_record(record)
+        except RecordError as error:
+            raise TaskFileError(f"{path}, {error.faults[0]}") from None
+        if task.id in seen:
+            raise TaskFileError(f"{path}: id {task.id!r} occurs twice; expected one row per id")
+        seen.add(task.id)
+        tasks.append(task)
+    return tasks
+
+
+def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
+    """Write tasks as JSONL of `Task.to_dict()`; `load_tasks` is the inverse."""
+    with written(path) as part:
+        part.write_text("".join(json.dumps(task.to_dict(), ensure_ascii=False) + "\n" for task in tasks), "utf-8")
+
+
+def refuse_repeated_ids(tasks: Iterable[Task]) -> None:
+    """For tasks of several files, each of which holds an id once.
+
+    Raises:
+        TaskFileError: an id occurs twice.
+    """
+    for id, count in Counter(task.id for task in tasks).most_common(1):
+        if count > 1:
+            raise TaskFileError(
+                f"id {id!r} is in {count} rows of the inputs, expected one row per id; give each file once, and rename "
+                "one of two of the same name"
+            )
+
+
+def task_file(path: Path) -> Path:
+    """The file itself, or the one parquet file that a folder holds.
+
+    Raises:
+        TaskFileError: there is none, or there are several.
+    """
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise TaskFileError(
+            f"{path}: no such file; give an AgentBench .jsonl, a LifelongAgentBench entry_dict.json or .parquet, "
+            "or a generated .jsonl"
+        )
+    files = sorted(path.glob("*.parquet"))
+    if len(files) != 1:
+        found = ", ".join(file.name for file in files) or "none"
+        raise TaskFileError(f"{path}: a folder, expected one .parquet file in it, found {found}; name the file")
+    return files[0]
+
+
+def raw_records(path: Path) -> Iterator[RawRecord | Fault]:
+    """Each row as it stands in the file, or why it could not even be cut out.
+
+    Raises:
+        TaskFileError: nothing can be read at all, or there is no row.
+    """
+    records = _parquet_records(path) if path.suffix == ".parquet" else _text_records(path)
+    first = next(records, None)
+    if first is None:
+        raise TaskFileError(f"{path}: no rows; expected one task per line, or a JSON object of tasks")
+    yield first
+    yield from records
+
+
+def _text_records(path: Path) -> Iterator[RawRecord | Fault]:
+    """A JSONL file is recognised by not being one JSON value as a whole."""
+    try:
+        text = path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise TaskFileError(
+            f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); expected .jsonl, .json or .parquet"
+        ) from None
+    whole = _json_or_none(text)
+    if isinstance(whole, dict) and whole and all(key.isdigit() for key in whole):
+        for key, value in whole.items():
+            yield RawRecord(f"{path.stem}-{key}", f"record {key!r}", value)
+    elif isinstance(whole, list):
+        for index, value in enumerate(whole):
+            yield RawRecord(f"{path.stem}-{index}", f"record {index}", value)
+    else:
+        yield from _jsonl_records(path.stem, text)
+
+
+def _json_or_none(text: str) -> Any:
+    try:
+        return parse_json(text)
+    except ValueError:
+        return None
+
+
+def _jsonl_records(stem: str, text: str) -> Iterator[RawRecord | Fault]:
+    index = 0
+    for number, line in enumerate(text.split("\n"), start=1):  # splitlines() would also cut at U+2028 inside a text
+        if not line.strip():
+            continue
+        try:
+            yield RawRecord(f"{stem}-{index}", f"line {number}", parse_json(line))
+        except ValueError as error:
+            yield Fault(f"line {number}", "", f"not JSON ({error}); expected one task object per line")
+        index += 1
+
+
+def _parquet_records(path: Path) -> Iterator[RawRecord | Fault]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        rows = pq.read_table(path).to_pylist()
+    except pa.ArrowException as error:
+        raise TaskFileError(f"{path}: not a parquet file ({error})") from None
+    for index, row in enumerate(rows):
+        yield unpacked(RawRecord(f"{path.stem}-{index}", f"row {index}", row))
+
+
+def unpacked(record: RawRecord) -> RawRecord | Fault:
+    """The row with its Python-literal texts read, never evaluated."""
+    value = dict(record.value)
+    for name in _NESTED:
+        if isinstance(value.get(name), str):
+            try:
+                literal = parse_literal(value[name])
+                json.dumps(literal)  # only plain values: what judges read also knows the names of builtins
+            except (ValueError, TypeError) as error:
+                found = repr(value[name])[:MAX_FOUND_CHARS]
+                return Fault(record.where, name, f"expected a Python literal, {error}; found {found}")
+            value[name] = literal
+    return RawRecord(record.id, record.where, value)

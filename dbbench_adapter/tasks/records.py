@@ -1,0 +1,268 @@
+"""One row of a task file as a `Task`, or everything that is wrong with it, field by field.
+
+Knows three records: AgentBench's (the test files, and the function-calling training form), LifelongAgentBench's, and
+our own `Task.to_dict()`. Leaves out files (`dbbench_adapter.tasks.load`) and AgentBench records over SQLite files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+import sqlglot
+from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from dbbench_adapter.datatypes import CHANGE_KINDS, Cell, Column, Gold, Table, Task
+from dbbench_adapter.tasks.literals import parse_rows
+
+MAX_FOUND_CHARS = 120
+_HASH = re.compile(r"(None|[0-9a-f]{32})(_(None|[0-9a-f]{32}))*")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong in one row."""
+
+    where: str
+    """The row as its file counts it: `line 3`, `record '7'`, `row 0`."""
+    field: str
+    """Dotted path below the row; empty where the row as a whole is at fault."""
+    problem: str
+    """What was expected and what was found."""
+
+    def __str__(self) -> str:
+        return f"{self.where}{', field ' + self.field if self.field else ''}: {self.problem}"
+
+
+class RecordError(ValueError):
+    """A row that is no task; `faults` has at least one entry."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        super().__init__("; ".join(map(str, faults)))
+        self.faults = tuple(faults)
+
+
+@dataclass(frozen=True)
+class RawRecord:
+    """A row before it is read."""
+
+    id: str
+    """What an AgentBench or LifelongAgentBench task is called: file stem and index."""
+    where: str
+    value: Any
+
+
+def form_of(record: RawRecord) -> str:
+    """`agentbench`, `lifelong` or `own`, by the fields that are there.
+
+    Raises:
+        RecordError: it is neither.
+    """
+    keys = set(record.value) if isinstance(record.value, dict) else set()
+    for form, telling in _TELLING_FIELDS.items():
+        if any(fields <= keys for fields in telling):
+            return form
+    raise _error(
+        record,
+        "",
+        f"has {sorted(keys) or type(record.value).__name__}; expected an AgentBench record (description, label, type, "
+        "table), a LifelongAgentBench record (instruction, answer_info, table_info) or a generated task "
+        "(id, question, kind, tables, gold)",
+    )
+
+
+def read_record(record: RawRecord) -> Task:
+    """The task of a row.
+
+    Raises:
+        RecordError: with every fault that could be told apart.
+    """
+    return _READERS[form_of(record)](record)
+
+
+def _error(record: RawRecord, field: str, problem: str) -> RecordError:
+    return RecordError([Fault(record.where, field, problem)])
+
+
+def _validated(record: RawRecord, parse: Callable[[Any], _T]) -> _T:
+    try:
+        return parse(record.value)
+    except ValidationError as error:
+        raise RecordError(list(_merged(record, error.errors()))) from None
+
+
+def _merged(record: RawRecord, errors: Sequence[ErrorDetails]) -> Iterator[Fault]:
+    """One fault per field: where a field may be of several types, pydantic says for each why it is not that one."""
+    by_field: dict[str, list[ErrorDetails]] = {}
+    for error in errors:
+        by_field.setdefault(_path(record.value, error), []).append(error)
+    for field, same in by_field.items():
+        found = "" if same[0]["type"] == "missing" else f"; found {repr(same[0]['input'])[:MAX_FOUND_CHARS]}"
+        yield Fault(record.where, field or "the row", f"{' or '.join(error['msg'] for error in same)}{found}")
+
+
+def _path(value: Any, error: ErrorDetails) -> str:
+    """Where an error stands, without the parts that only name a type of a union."""
+    parts: list[str] = []
+    for part in error["loc"]:
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            if error["type"] != "missing" or part != error["loc"][-1]:
+                continue
+        parts.append(str(part))
+    return ".".join(parts)
+
+
+# AgentBench -----------------------------------------------------------------------------------------------------------
+
+
+class _Info(BaseModel):
+    columns: list[Column]
+    rows: list[tuple[Cell, ...]]
+
+
+class _AgentBenchTable(BaseModel):
+    table_name: str
+    table_info: _Info
+
+    def record(self) -> Table:
+        return Table(self.table_name, tuple(self.table_info.columns), tuple(self.table_info.rows))
+
+
+class _Query(BaseModel):
+    query: str
+
+
+class _AgentBenchRecord(BaseModel):
+    description: str
+    label: list[str] | str
+    type: Annotated[list[str], Field(min_length=1, max_length=1)]
+    table: Annotated[
+        list[_AgentBenchTable], BeforeValidator(lambda value: value if isinstance(value, list) else [value])
+    ]
+    add_description: str = ""
+    evidence: str = ""
+    answer_md5: str | list[str] | None = None
+    sql: _Query | None = None
+    user_sqlite: bool = False
+
+
+def _agentbench_task(record: RawRecord) -> Task:
+    row = _validated(record, TypeAdapter(_AgentBenchRecord).validate_python)
+    if row.user_sqlite:
+        raise _error(record, "user_sqlite", "records over SQLite files cannot be used yet; remove the record")
+    kind = row.type[0]
+    gold = _change_gold(record, row) if kind in CHANGE_KINDS else _answer_gold(row)
+    return Task(
+        id=record.id,
+        question=row.description,
+        kind=kind,
+        tables=tuple(table.record() for table in row.table),
+        gold=gold,
+        table_note=row.add_description,
+        evidence=row.evidence,
+        source="agentbench",
+        ordered=gold.rows is not None and _orders_rows(gold.sql or ""),
+    )
+
+
+def _answer_gold(row: _AgentBenchRecord) -> Gold:
+    sql = row.sql.query if row.sql else None
+    if isinstance(row.label, str):
+        return Gold(rows=parse_rows(row.label), label_text=row.label, sql=sql)
+    return Gold(answers=tuple(row.label), sql=sql)
+
+
+def _change_gold(record: RawRecord, row: _AgentBenchRecord) -> Gold:
+    labels = [row.label] if isinstance(row.label, str) else row.label
+    sql = labels[0] if labels else (row.sql.query if row.sql else None)
+    stored = row.answer_md5 if isinstance(row.answer_md5, str) else (row.answer_md5 or [""])[0]
+    table_hash = stored.strip("[]()").split(",")[0].strip().strip("'") or None  # the driver prints [('<hex>',)]
+    if table_hash is not None and not _HASH.fullmatch(table_hash):
+        expected = "expected 32 hex digits, bare or as a printed driver row"
+        raise _error(record, "answer_md5", f"{expected}; found {stored!r}")
+    if sql is None and table_hash is None:
+        expected = "a change needs its reference statement in label or sql.query, or a hash in answer_md5"
+        raise _error(record, "label", f"{expected}; found neither")
+    return Gold(sql=sql, table_hash=table_hash)
+
+
+# LifelongAgentBench ---------------------------------------------------------------------------------------------------
+
+
+class _AnswerInfo(BaseModel):
+    sql: str
+    direct: list[tuple[Cell, ...]] | None = None
+    md5: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
+
+
+class _LifelongTable(BaseModel):
+    name: str
+    column_info_list: list[Column]
+    row_list: list[tuple[Cell, ...]]
+
+
+class _LifelongRecord(BaseModel):
+    instruction: str
+    answer_info: _AnswerInfo
+    table_info: _LifelongTable
+    skill_list: list[str] = Field(default_factory=list)
+
+
+def _lifelong_task(record: RawRecord) -> Task:
+    row = _validated(record, TypeAdapter(_LifelongRecord).validate_python)
+    answer, table = row.answer_info, row.table_info
+    kind = (answer.sql.split() or [""])[0].upper()
+    if kind not in CHANGE_KINDS | {"SELECT"}:
+        raise _error(record, "answer_info.sql", f"expected SELECT or a change, found {answer.sql!r}")
+    wanted, other = ("md5", "direct") if kind in CHANGE_KINDS else ("direct", "md5")
+    if getattr(answer, wanted) is None or getattr(answer, other) is not None:
+        raise _error(record, "answer_info", f"a {kind} has {wanted} set and {other} null")
+    headers = ", ".join(column.name for column in table.column_info_list)
+    return Task(
+        id=record.id,
+        question=row.instruction,
+        kind=kind,
+        tables=(Table(table.name, tuple(table.column_info_list), tuple(table.row_list)),),
+        gold=Gold(rows=None if answer.direct is None else tuple(answer.direct), sql=answer.sql, table_hash=answer.md5),
+        table_note=f"The table is called {table.name} and has these headers: {headers}.",
+        skills=tuple(row.skill_list),
+        source="lifelong",
+        typed=True,
+        ordered=kind == "SELECT" and _orders_rows(answer.sql),
+    )
+
+
+def _orders_rows(sql: str) -> bool:
+    """Whether the outermost query of a statement has an ORDER BY; False for what does not parse."""
+    try:
+        statement = sqlglot.parse_one(sql, read="mysql")
+    except SqlglotError:
+        return False
+    return isinstance(statement, exp.Query) and statement.args.get("order") is not None
+
+
+# Our own --------------------------------------------------------------------------------------------------------------
+
+
+def _own_task(record: RawRecord) -> Task:
+    return _validated(record, Task.from_dict)
+
+
+_TELLING_FIELDS: dict[str, list[set[str]]] = {
+    "agentbench": [{"description", "type"}, {"description", "label"}],
+    "lifelong": [{"instruction", "answer_info"}, {"instruction", "table_info"}],
+    "own": [{"question", "gold"}, {"id", "question"}],
+}
+_READERS: dict[str, Callable[[RawRecord], Task]] = {
+    "agentbench": _agentbench_task,
+    "lifelong": _lifelong_task,
+    "own": _own_task,
+}

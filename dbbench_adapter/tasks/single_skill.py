@@ -1,0 +1,188 @@
+"""Tasks that train one skill at a time: sorted out of any task file, or generated.
+
+A task trains a skill best when it shows little else. `select` beside another skill does not count as else, since nearly
+every task shows it; some skills cannot come alone (LIMIT needs ORDER BY in our tasks, HAVING needs GROUP BY). Left out:
+judging whether a model has the skill.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from core.json_text import parse_json
+from core.outputs import written
+from dbbench_adapter.datatypes import Task
+from dbbench_adapter.generate import SKILL_COUNTS, Difficulty, Split, task_stream
+from dbbench_adapter.generate.plans import has_room
+from dbbench_adapter.skills import SKILLS, NotOneStatementError, recognise_skills
+from dbbench_adapter.tasks.load import TaskFileError, load_tasks
+
+
+def by_skill(tasks: Iterable[Task], *, min_tasks: int = 1) -> dict[str, list[Task]]:
+    """For each skill the tasks that show it with the fewest others, the purest first.
+
+    Args:
+        min_tasks: where fewer tasks share the fewest others, tasks with more others follow until there are so many.
+    Returns:
+        An entry per skill in the order of `SKILLS`; shorter than `min_tasks`, or empty, where the tasks do not have
+        so many. A task may stand under several skills.
+    """
+    shown = [(task, skills_of(task)) for task in tasks]
+    return {skill: _purest(skill, shown, min_tasks) for skill in SKILLS}
+
+
+def skills_of(task: Task) -> frozenset[str]:
+    """Its labels where the file has them, else what its reference statement shows, if it has one that can be read."""
+    if task.skills:
+        return frozenset(task.skills)
+    try:
+        return frozenset(recognise_skills(task.gold.sql)) if task.gold.sql else frozenset()
+    except NotOneStatementError:
+        return frozenset()
+
+
+def num_others(skill: str, shown: frozenset[str]) -> int:
+    """How many skills a task shows beside this one; plain `select` does not count."""
+    return len(shown - {skill, "select"})
+
+
+def _purest(skill: str, shown: Sequence[tuple[Task, frozenset[str]]], min_tasks: int) -> list[Task]:
+    ranked = [(num_others(skill, skills), task) for task, skills in shown if skill in skills]
+    ranked.sort(key=lambda pair: pair[0])  # stable: file order within
+    return [task for place, (others, task) in enumerate(ranked) if others == ranked[0][0] or place < min_tasks]
+
+
+def write_single_skill(path: Path, tasks_by_skill: Mapping[str, Sequence[Task]]) -> None:
+    """Write a JSON object from skill to `Task.to_dict()` records; `read_single_skill` is the inverse."""
+    records = {skill: [task.to_dict() for task in tasks] for skill, tasks in tasks_by_skill.items()}
+    with written(path) as unfinished:
+        unfinished.write_text(json.dumps(records, ensure_ascii=False) + "\n", "utf-8")
+
+
+def read_single_skill(path: Path) -> dict[str, list[Task]]:
+    """Tasks by skill, from a file of `write_single_skill` or from any task file (`by_skill` sorts it).
+
+    Raises:
+        TaskFileError: no such file, or of no known form.
+    """
+    records = _records_by_skill(path)
+    if records is None:
+        return {skill: tasks for skill, tasks in by_skill(load_tasks(path)).items() if tasks}
+    try:
+        return {skill: [Task.from_dict(record) for record in listed] for skill, listed in records.items()}
+    except (ValueError, TypeError) as error:
+        raise TaskFileError(f"{path}: a record is no task ({str(error)[:200]}); make the file again") from None
+
+
+def _records_by_skill(path: Path) -> dict[str, list[Any]] | None:
+    """The JSON of a single-skill file, None for every other file."""
+    try:
+        whole = parse_json(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return whole if isinstance(whole, dict) and whole and set(whole) <= set(SKILLS) else None
+
+
+class SingleSkillTaskGenerator:
+    """Draws a skill by weight, then a task of that skill, without end.
+
+        tasks = SingleSkillTaskGenerator.from_file(Path("data/single_skill_tasks.json"), seed=0)
+        skill, task = tasks.draw()
+
+    Iterating gives the tasks alone. The same arguments give the same draws.
+    """
+
+    def __init__(
+        self, sources: Mapping[str, Iterator[Task]], *, seed: int, weights: Mapping[str, float] | None = None
+    ) -> None:
+        """
+        Args:
+            sources: for each skill its tasks, without end; `from_file` and `from_generator` make them.
+            weights: chance of each skill relative to the others, each > 0; None draws all of `sources` alike.
+        Raises:
+            ValueError: no source, a weight that is not positive and finite, or a weight for a skill without source.
+        """
+        chances = dict.fromkeys(sources, 1.0) if weights is None else dict(weights)
+        if not chances or any(not 0 < chance < math.inf for chance in chances.values()):
+            raise ValueError(f"skill weights are {chances}, expected one or more, each above 0 and finite")
+        if missing := [skill for skill in chances if skill not in sources]:
+            raise ValueError(f"no tasks of skill {missing[0]!r}; there are tasks of {', '.join(sources)}")
+        self._sources = sources
+        self._skills, self._chances = list(chances), list(chances.values())
+        self._rng = random.Random(f"skills {seed}")
+
+    @classmethod
+    def from_file(
+        cls, path: Path, *, seed: int, weights: Mapping[str, float] | None = None
+    ) -> SingleSkillTaskGenerator:
+        """Draw from a single_skill_tasks.json or any task file; all tasks of a skill come once before one comes again.
+
+        Raises:
+            TaskFileError: see `read_single_skill`.
+            ValueError: see the constructor.
+        """
+        found = read_single_skill(path)
+        return cls(
+            {skill: _passes(tasks, f"{seed} {skill}") for skill, tasks in found.items()}, seed=seed, weights=weights
+        )
+
+    @classmethod
+    def from_generator(
+        cls,
+        *,
+        seed: int,
+        split: Split = "train",
+        difficulty: Difficulty | None = None,
+        weights: Mapping[str, float] | None = None,
+    ) -> SingleSkillTaskGenerator:
+        """Draw from new tasks; no statement comes twice.
+
+        Args:
+            difficulty: None takes for each skill the lowest that has room for it, so that tasks show little else.
+        Raises:
+            ValueError: unknown split or difficulty, a skill the difficulty has no room for, or see the constructor.
+        """
+        known = SKILLS if weights is None else tuple(skill for skill in SKILLS if skill in weights)
+        if difficulty is not None and weights is None:
+            known = tuple(skill for skill in known if has_room(difficulty, skill))
+        seen: set[str | None] = set()
+        sources: dict[str, Iterator[Task]] = {}
+        for skill in known:
+            own_seed = seed * len(SKILLS) + SKILLS.index(skill)  # so that ids differ from skill to skill
+            level = difficulty or _lowest(skill)
+            stream = task_stream(seed=own_seed, split=split, difficulty=level, skills={skill: 1.0})
+            sources[skill] = _new(stream, seen)
+        return cls(sources, seed=seed, weights=weights)
+
+    def draw(self) -> tuple[str, Task]:
+        """The next skill and a task of it."""
+        skill = self._rng.choices(self._skills, self._chances)[0]
+        return skill, next(self._sources[skill])
+
+    def __iter__(self) -> Iterator[Task]:
+        return self
+
+    def __next__(self) -> Task:
+        return self.draw()[1]
+
+
+def _lowest(skill: str) -> Difficulty:
+    return next(level for level in SKILL_COUNTS if has_room(level, skill))
+
+
+def _passes(tasks: Sequence[Task], seed: str) -> Iterator[Task]:
+    rng = random.Random(seed)
+    while True:
+        yield from rng.sample(tasks, len(tasks))
+
+
+def _new(stream: Iterator[Task], seen: set[str | None]) -> Iterator[Task]:
+    for task in stream:
+        if task.gold.sql not in seen:
+            seen.add(task.gold.sql)
+            yield task

@@ -1,0 +1,514 @@
+import json
+
+import pytest
+
+from reward_model.data.messages import Problem
+from reward_model.data.shapes import FORMS, Converter, form_of
+from reward_model.datatypes import Preference
+
+
+def said(role, content):
+    return {"role": role, "content": content}
+
+
+def user(text):
+    return said("user", text)
+
+
+def reply(text):
+    return said("assistant", text)
+
+
+def call(call_id):
+    function = {"name": "sql", "arguments": '{"query": "SELECT 1"}'}
+    return said("assistant", "") | {"tool_calls": [{"id": call_id, "type": "function", "function": function}]}
+
+
+def result(call_id):
+    return said("tool", "[(1,)]") | {"tool_call_id": call_id}
+
+
+def pair(prompt, chosen, rejected, **more):
+    return Preference.model_validate({"prompt": prompt, "chosen": chosen, "rejected": rejected, **more})
+
+
+SIMPLE = pair([user("2+2?")], [reply("4")], [reply("5")])
+SECOND = pair([user("hi"), reply("yo"), user("2+2?")], [reply("4")], [reply("5")])
+WITH_SYSTEM = pair([said("system", "be brief"), user("2+2?")], [reply("4")], [reply("5")])
+TOOLS = '[{"type": "function", "function": {"name": "sql"}}]'
+OUR_CALL, OUR_RESULT = call("call00001"), result("call00001")
+AGENT = pair([user("one?")], [OUR_CALL, OUR_RESULT, reply("1")], [reply("2")])
+
+SHAPES = {
+    "explicit_texts": ("explicit", {"prompt": "2+2?", "chosen": "4", "rejected": "5"}, SIMPLE),
+    "explicit_messages": (
+        "explicit",
+        {"prompt": [user("2+2?")], "chosen": [reply("4")], "rejected": [reply("5")]},
+        SIMPLE,
+    ),
+    "explicit_one_message_a_side": (
+        "explicit",
+        {"prompt": "2+2?", "chosen": reply("4"), "rejected": reply("5")},
+        SIMPLE,
+    ),
+    "ultrafeedback_repeats_the_prompt": (
+        "explicit",
+        {"prompt": "2+2?", "chosen": [user("2+2?"), reply("4")], "rejected": [user("2+2?"), reply("5")]},
+        SIMPLE,
+    ),
+    "prompt_repeated_after_a_system_message": (
+        "explicit",
+        {
+            "prompt": "2+2?",
+            "chosen": [said("system", "be brief"), user("2+2?"), reply("4")],
+            "rejected": [said("system", "be brief"), user("2+2?"), reply("5")],
+        },
+        WITH_SYSTEM,
+    ),
+    "prompt_is_the_last_question_of_the_sides": (
+        "explicit",
+        {
+            "prompt": "2+2?",
+            "chosen": [user("hi"), reply("yo"), user("2+2?"), reply("4")],
+            "rejected": [user("hi"), reply("yo"), user("2+2?"), reply("5")],
+        },
+        SECOND,
+    ),
+    "question_in_the_sides": (
+        "explicit",
+        {
+            "prompt": [said("system", "be brief")],
+            "chosen": [user("2+2?"), reply("4")],
+            "rejected": [user("2+2?"), reply("5")],
+        },
+        WITH_SYSTEM,
+    ),
+    "prompt_repeated_in_texts": (
+        "explicit",
+        {"prompt": "What may be 2 and 2?", "chosen": "What may be 2 and 2? 4", "rejected": "What may be 2 and 2?\n5"},
+        pair([user("What may be 2 and 2?")], [reply("4")], [reply("5")]),
+    ),
+    "prompt_repeated_keeps_what_is_indented": (
+        "explicit",
+        {
+            "prompt": "def fibonacci(number):\n",
+            "chosen": "def fibonacci(number):\n    return 1",
+            "rejected": "def fibonacci(number):\n\n    return 2",
+        },
+        pair([user("def fibonacci(number):\n")], [reply("    return 1")], [reply("\n    return 2")]),
+    ),
+    "prompt_that_ends_inside_a_word_of_the_answers": (
+        "explicit",
+        {
+            "prompt": "List the primes below 10",
+            "chosen": "List the primes below 100: no",
+            "rejected": "List the primes below 1000: no",
+        },
+        pair(
+            [user("List the primes below 10")],
+            [reply("List the primes below 100: no")],
+            [reply("List the primes below 1000: no")],
+        ),
+    ),
+    "conversations_as_json_in_texts": (
+        "explicit",
+        {
+            "prompt": json.dumps([user("hi"), reply("yo"), user("2+2?")]),
+            "chosen": json.dumps([{"from": "gpt", "value": "4"}]),
+            "rejected": json.dumps([user("hi"), reply("yo"), user("2+2?"), reply("5")]),
+        },
+        SECOND,
+    ),
+    "answers_that_are_json_but_no_conversation": (
+        "explicit",
+        {"prompt": "2+2?", "chosen": '[{"from": "Rome", "to": "Pisa"}]', "rejected": "[1]"},
+        pair([user("2+2?")], [reply('[{"from": "Rome", "to": "Pisa"}]')], [reply("[1]")]),
+    ),
+    "short_prompt_repeated_by_chance": (
+        "explicit",
+        {"prompt": "Yes?", "chosen": "Yes? Why not!", "rejected": "Yes? No!"},
+        pair([user("Yes?")], [reply("Yes? Why not!")], [reply("Yes? No!")]),
+    ),
+    "system_field_and_the_same_system_message": (
+        "explicit",
+        {"system": "be brief", "prompt": [said("system", "be brief"), user("2+2?")], "chosen": "4", "rejected": "5"},
+        WITH_SYSTEM,
+    ),
+    "implicit": (
+        "implicit",
+        {
+            "chosen": [user("hi"), reply("yo"), user("2+2?"), reply("4")],
+            "rejected": [user("hi"), reply("yo"), user("2+2?"), reply("5")],
+        },
+        SECOND,
+    ),
+    "implicit_one_side_goes_on": (
+        "implicit",
+        {"chosen": [user("2+2?"), reply("4")], "rejected": [user("2+2?"), reply("4"), user("sure?"), reply("5")]},
+        pair([user("2+2?")], [reply("4")], [reply("4"), user("sure?"), reply("5")]),
+    ),
+    "implicit_parts_at_a_user_message": (
+        "implicit",
+        {
+            "chosen": [user("hi"), reply("yo"), user("2+2?"), reply("4")],
+            "rejected": [user("hi"), reply("yo"), user("2+3?"), reply("5")],
+        },
+        pair([user("hi")], [reply("yo"), user("2+2?"), reply("4")], [reply("yo"), user("2+3?"), reply("5")]),
+    ),
+    "implicit_with_ids_of_their_own": (
+        "implicit",
+        {
+            "chosen": [user("one?"), call("x"), result("x"), reply("1")],
+            "rejected": [user("one?"), call("y"), result("y"), reply("2")],
+            "tools": [{"name": "sql"}],
+        },
+        pair([user("one?"), OUR_CALL, OUR_RESULT], [reply("1")], [reply("2")], tools=TOOLS),
+    ),
+    "agent_log_is_the_better_one": (
+        "agent",
+        {
+            "messages": [user("one?"), call("x"), result("x"), reply("1")],
+            "rejected_messages": [user("one?"), reply("2")],
+        },
+        AGENT,
+    ),
+    "agent_log_is_the_worse_one": (
+        "agent",
+        {"messages": [user("one?"), reply("2")], "chosen_messages": [call("x"), result("x"), reply("1")]},
+        AGENT,
+    ),
+    "agent_log_is_the_prompt": (
+        "agent",
+        {
+            "messages": [user("one?")],
+            "chosen_messages": [call("x"), result("x"), reply("1")],
+            "rejected_messages": [reply("2")],
+        },
+        AGENT,
+    ),
+    "agent_log_ends_with_an_answer_beside_both": (
+        "agent",
+        {
+            "messages": [user("one?"), call("x"), result("x"), reply("old")],
+            "chosen_messages": [call("x"), result("x"), reply("1")],
+            "rejected_messages": [reply("2")],
+        },
+        AGENT,
+    ),
+    "agent_log_ends_with_a_result_beside_both": (
+        "agent",
+        {
+            "messages": [user("one?"), call("x"), result("x")],
+            "chosen_messages": [reply("1")],
+            "rejected_messages": [reply("2")],
+        },
+        pair([user("one?"), OUR_CALL, OUR_RESULT], [reply("1")], [reply("2")]),
+    ),
+    "agent_log_ends_with_a_call_beside_both": (
+        "agent",
+        {
+            "messages": [user("one?"), call("x")],
+            "chosen_messages": [result("x"), reply("1")],
+            "rejected_messages": [result("x"), reply("2")],
+        },
+        pair([user("one?"), OUR_CALL], [OUR_RESULT, reply("1")], [OUR_RESULT, reply("2")]),
+    ),
+    "agent_whole_conversations_beside_a_log_with_an_answer": (
+        "agent",
+        {
+            "messages": [said("system", "be brief"), user("2+2?"), reply("old")],
+            "chosen_messages": [user("2+2?"), reply("4")],
+            "rejected_messages": [said("system", "be brief"), user("2+2?"), reply("5")],
+        },
+        WITH_SYSTEM,
+    ),
+    "agent_log_and_a_reply_as_text": (
+        "agent",
+        {"messages": [user("2+2?"), reply("4")], "rejected_response": "5"},
+        SIMPLE,
+    ),
+    "agent_log_of_several_questions": (
+        "agent",
+        {"messages": [user("hi"), reply("yo"), user("2+2?"), reply("4")], "rejected_messages": [reply("5")]},
+        SECOND,
+    ),
+    "instruction": (
+        "instruction",
+        {"instruction": "Add", "input": "2 2", "chosen": "4", "rejected": "5"},
+        pair([user("Add\n2 2")], [reply("4")], [reply("5")]),
+    ),
+    "instruction_with_history_and_system": (
+        "instruction",
+        {
+            "instruction": "2+2?",
+            "input": "",
+            "system": "be brief",
+            "history": [["hi", "yo"]],
+            "chosen": "4",
+            "rejected": "5",
+        },
+        pair([said("system", "be brief"), user("hi"), reply("yo"), user("2+2?")], [reply("4")], [reply("5")]),
+    ),
+    "sharegpt": (
+        "sharegpt",
+        {
+            "conversations": [{"from": "human", "value": "2+2?"}],
+            "chosen": {"from": "gpt", "value": "4"},
+            "rejected": {"from": "gpt", "value": "5"},
+            "system": "",
+        },
+        SIMPLE,
+    ),
+    "sharegpt_with_tools": (
+        "sharegpt",
+        {
+            "conversations": [
+                {"from": "human", "value": "one?"},
+                {"from": "function_call", "value": '{"name": "sql", "arguments": {"query": "SELECT 1"}}'},
+                {"from": "observation", "value": "[(1,)]"},
+            ],
+            "chosen": {"from": "gpt", "value": "1"},
+            "rejected": {"from": "gpt", "value": "2"},
+            "tools": '[{"name": "sql"}]',
+        },
+        pair([user("one?"), OUR_CALL, OUR_RESULT], [reply("1")], [reply("2")], tools=TOOLS),
+    ),
+    "hh": (
+        "hh",
+        {
+            "chosen": "\n\nHuman: hi\n\nAssistant: yo\n\nHuman: 2+2?\n\nAssistant: 4",
+            "rejected": "\n\nHuman: hi\n\nAssistant: yo\n\nHuman: 2+2?\n\nAssistant: 5",
+        },
+        SECOND,
+    ),
+    "hh_with_the_prompt_apart": (
+        "hh",
+        {"prompt": "\n\nHuman: 2+2?\n\nAssistant:", "chosen": " 4", "rejected": " 5"},
+        SIMPLE,
+    ),
+}
+
+
+@pytest.mark.parametrize(("form", "row", "expected"), SHAPES.values(), ids=SHAPES)
+def test_a_row_of_each_form_is_found_out_and_becomes_a_preference(form, row, expected):
+    assert form_of(row) == form
+    assert Converter()(row, {}) == expected
+    assert Converter(form)(row, {}) == expected
+
+
+@pytest.mark.parametrize(("form", "row", "expected"), SHAPES.values(), ids=SHAPES)
+def test_what_was_converted_converts_to_itself(form, row, expected):
+    assert Converter()(json.loads(json.dumps(expected.to_dict())), {}) == expected
+
+
+def test_without_tools_the_answers_are_left():
+    row = {
+        "messages": [user("one?"), call("x"), result("x"), reply("1")],
+        "rejected_messages": [user("one?"), reply("2")],
+        "tools": TOOLS,
+    }
+    converter = Converter(drop_tools=True)
+    assert converter(row, {}) == pair([user("one?")], [reply("1")], [reply("2")])
+    assert +converter.changes == {
+        "tool calls dropped, on both sides": 1,
+        "tool results dropped, on both sides": 1,
+        "tools' schemas dropped": 1,
+    }
+
+
+@pytest.mark.parametrize("text", ["", "I will look."])
+def test_without_tools_a_side_that_ends_with_a_call_is_no_pair(text):
+    row = {"messages": [user("one?"), call("x") | {"content": text}], "rejected_messages": [user("one?"), reply("2")]}
+    with pytest.raises(Problem, match="chosen: ends with a tool call"):
+        Converter(drop_tools=True)(row, {})
+
+
+def test_without_tools_a_side_of_results_alone_is_no_pair():
+    with pytest.raises(Problem, match="chosen: holds no reply"):
+        Converter(drop_tools=True)({"chosen": [result("x")], "rejected": [user("q"), reply("a")]}, {})
+
+
+@pytest.mark.parametrize(
+    ("row", "change"),
+    [
+        pytest.param(
+            {"prompt": "2+2?", "chosen": json.dumps([reply("4")]), "rejected": json.dumps([reply("5")])},
+            {"conversations that were JSON in a text": 2},
+            id="json",
+        ),
+        pytest.param(
+            {"prompt": "What may be 2 and 2?", "chosen": "What may be 2 and 2? 4", "rejected": "5"},
+            {"prompts that one side alone repeats, left in it": 1},
+            id="one_side_repeats",
+        ),
+    ],
+)
+def test_what_a_text_is_taken_for_is_counted(row, change):
+    converter = Converter()
+    converter(row, {})
+    assert +converter.changes == change
+
+
+def test_which_of_two_prompts_is_meant_is_for_the_user_to_say():
+    row = {"prompt": "2+2?", "instruction": "Be brief.", "chosen": "4", "rejected": "5"}
+    with pytest.raises(Problem, match="instruction: beside prompt, and another one; --format says which"):
+        Converter()(row, {})
+    assert Converter("explicit")(row, {}) == SIMPLE
+    assert Converter()(row | {"instruction": "2+2?"}, {}) == SIMPLE
+    row = {"prompt": "Add.", "input": "2 2", "chosen": "4", "rejected": "5"}
+    with pytest.raises(Problem, match="input: beside prompt, and another one"):
+        Converter()(row, {})
+    # UltraFeedback's `messages` are its `chosen`
+    row = {"prompt": "2+2?", "messages": [user("2+2?"), reply("4")], "chosen": "4", "rejected": "5"}
+    assert Converter()(row, {}) == SIMPLE
+
+
+def test_unknown_fields_are_counted_and_a_rejected_row_changes_no_count():
+    converter = Converter()
+    converter({"prompt": "q", "chosen": "a", "rejected": "b", "score_chosen": 1.0, "margin": None}, {})
+    with pytest.raises(Problem):
+        converter({"prompt": "q", "chosen": "a", "rejected": "a", "score_chosen": 1.0}, {})
+    assert +converter.changes == {"field 'score_chosen' left out": 1}
+    assert converter.forms == {"explicit": 1}
+
+
+@pytest.mark.parametrize(
+    ("row", "field", "words"),
+    [
+        pytest.param([1], "row", "expected an object, found [1]", id="no_object"),
+        pytest.param({"a": 1}, "row", "fits no known form: found 'a', known are sharegpt", id="no_form"),
+        pytest.param({"prompt": "q", "chosen": "a"}, "row", "fits no known form", id="no_rejected"),
+        pytest.param({"prompt": "q", "chosen": "a", "rejected": "a"}, "rejected", "the same as chosen", id="equal"),
+        pytest.param({"prompt": "q", "chosen": "a", "rejected": "a \n"}, "rejected", "the same as chosen", id="blanks"),
+        pytest.param(
+            {
+                "input": {"messages": [user("q")]},
+                "preferred_output": [reply("a")],
+                "non_preferred_output": [reply("b")],
+            },
+            "row",
+            "OpenAI's form; rename input.messages to prompt, preferred_output to chosen",
+            id="openai",
+        ),
+        pytest.param({"prompt": "q", "chosen": None, "rejected": "a"}, "chosen", "found None", id="null_side"),
+        pytest.param({"prompt": "q", "chosen": 4, "rejected": "a"}, "chosen", "found 4", id="number_side"),
+        pytest.param({"prompt": "q", "chosen": " \n", "rejected": "a"}, "chosen", "is empty", id="blank_side"),
+        pytest.param({"prompt": "q", "chosen": [], "rejected": "a"}, "chosen", "an empty list", id="empty_side"),
+        pytest.param({"prompt": "", "chosen": "b", "rejected": "a"}, "prompt", "is empty", id="empty_prompt"),
+        pytest.param(
+            {"prompt": "q", "chosen": [reply("")], "rejected": "a"}, "chosen", "an empty reply", id="no_reply"
+        ),
+        pytest.param(
+            {"prompt": "q", "chosen": [reply("a"), user("b")], "rejected": "a"},
+            "chosen",
+            "with a user message",
+            id="user_last",
+        ),
+        pytest.param(
+            {"prompt": "p", "chosen": [user("q"), reply("a")], "rejected": "a"},
+            "prompt",
+            "does not hold it",
+            id="other_prompt",
+        ),
+        pytest.param(
+            {"prompt": [user("p"), reply("q"), user("r")], "chosen": [user("p"), reply("q")], "rejected": "a"},
+            "prompt",
+            "does not hold it",
+            id="side_is_half_of_the_prompt",
+        ),
+        pytest.param(
+            {
+                "prompt": [said("system", "a"), user("q")],
+                "chosen": [said("system", "b"), user("q"), reply("a")],
+                "rejected": "c",
+            },
+            "chosen.0",
+            "other than the prompt's",
+            id="system_other_than_the_prompts",
+        ),
+        pytest.param(
+            {"chosen": [said("system", "s"), reply("a")], "rejected": [said("system", "s"), reply("b")]},
+            "prompt",
+            "same user",
+            id="nobody_asks",
+        ),
+        pytest.param(
+            {"chosen": [user("p"), reply("a")], "rejected": [user("q"), reply("a")]},
+            "prompt",
+            "same user",
+            id="no_common",
+        ),
+        pytest.param(
+            {
+                "messages": [user("p"), reply("a"), user("q"), reply("b")],
+                "rejected_messages": [reply("c"), user("q"), reply("d")],
+            },
+            "rejected_messages",
+            "begins with a reply and holds user messages",
+            id="way_from_an_earlier_turn",
+        ),
+        pytest.param(
+            {
+                "messages": [user("p"), reply("a"), user("q")],
+                "chosen_messages": [user("q"), reply("b")],
+                "rejected_messages": [user("q"), reply("c")],
+            },
+            "chosen_messages",
+            "does not begin with the log's first question",
+            id="ways_of_another_question",
+        ),
+        pytest.param(
+            {"prompt": "q", "chosen": "[{'role': 'assistant', 'content': 'a'}]", "rejected": "b"},
+            "chosen",
+            "as Python prints them",
+            id="messages_as_python_prints_them",
+        ),
+        pytest.param(
+            {"prompt": "q", "images": ["a.png"], "chosen": "a", "rejected": "b"}, "images", "not read", id="images"
+        ),
+        pytest.param(
+            {"system": "a", "prompt": [said("system", "b"), user("q")], "chosen": "a", "rejected": "b"},
+            "prompt.0",
+            "other than the row's own",
+            id="two_systems",
+        ),
+        pytest.param(
+            {"system": "a", "prompt": "q", "chosen": [said("system", "a")], "rejected": "b"},
+            "chosen",
+            "holds no reply",
+            id="system_alone",
+        ),
+        pytest.param(
+            {"instruction": "q", "history": ["x"], "chosen": "a", "rejected": "b"},
+            "history",
+            "[question, answer]",
+            id="history",
+        ),
+        pytest.param(
+            {"chosen": "\n\nHuman: q", "rejected": "\n\nHuman: q\n\nAssistant: b"},
+            "chosen",
+            "with a user",
+            id="hh_open",
+        ),
+        pytest.param(
+            {"chosen": "\n\nHuman: q\n\nAssistant: a", "rejected": "nothing"},
+            "rejected",
+            "begins with 'Human:'",
+            id="hh_half",
+        ),
+    ],
+)
+def test_a_row_that_is_no_pair_is_named_with_its_field(row, field, words):
+    with pytest.raises(Problem) as problem:
+        Converter()(row, {})
+    assert problem.value.field == field
+    assert words in problem.value.reason
+
+
+def test_a_form_that_was_asked_for_is_the_only_one_tried():
+    with pytest.raises(Problem, match="instruction: expected a text, found None"):
+        Converter("instruction")({"prompt": "q", "chosen": "a", "rejected": "b"}, {})
+
+
+def test_every_form_has_a_row_here():
+    assert {form for form, _, _ in SHAPES.values()} == set(FORMS)

@@ -1,0 +1,282 @@
+"""A person talks with a trained agent: their questions, or the tasks of a file, one after another as one conversation.
+
+The agent's turns are those of training: the same `Conversation`, the same `Rollout`, ids continued as they were
+sampled. Leaves out the terminal (`scripts.test_interactive`) and what things look like (`.transcript`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
+
+from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
+from dbbench_adapter.protocols import Message
+from sql_agent.datatypes import AgentConfig, RolloutRecord
+from sql_agent.environments.dbbench import DbBench
+from sql_agent.gsm8k.datatypes import Problem
+from sql_agent.gsm8k.environment import Gsm8k
+from sql_agent.gsm8k.episode import Gsm8kEpisode
+from sql_agent.local.conversation import Conversation
+from sql_agent.local.datatypes import Playable, Sample, Sampling
+from sql_agent.local.policy import LocalPolicy
+from sql_agent.local.rollouts import Rollout
+from sql_agent.rewards import NO_JUDGE
+
+OWN = "own question"
+"""Id of a question that somebody typed: nobody can judge its answer."""
+UNJUDGED = Score(None, NO_JUDGE)
+
+
+class Subject(Playable, Protocol):
+    """What is talked about: an environment whose questions may also come from a person."""
+
+    tasks: Sequence[Any]
+
+    def own(self, question: str) -> Any:
+        """That question as a task without gold."""
+        ...
+
+    def choose(self, task: Any) -> None:
+        """Talk about that task's tables from now on."""
+        ...
+
+    def renew(self) -> None:
+        """Put the tables back to what they were at first."""
+        ...
+
+    def tables(self) -> list[Table]:
+        """As they are now; none where there is no database."""
+        ...
+
+
+class WordProblems(Gsm8k):
+    def __init__(self, tasks: Sequence[Problem]) -> None:
+        super().__init__()
+        self.tasks = tasks
+
+    def own(self, question: str) -> Problem:
+        return Problem(OWN, question, answer="0")
+
+    def judge(self, episode: Gsm8kEpisode) -> Score:
+        return UNJUDGED if episode.problem.id == OWN else super().judge(episode)
+
+    def choose(self, task: Problem) -> None:
+        """Nothing is held."""
+
+    def renew(self) -> None:
+        """Nothing is held."""
+
+    def tables(self) -> list[Table]:
+        return []
+
+
+class OneDatabase:
+    """Questions to one database, the copy of a task's: what one of them changes, the next one meets.
+
+    Args:
+        bench: entered.
+        tasks: to be asked by number.
+        first: its tables are talked about until `choose`.
+    """
+
+    def __init__(self, bench: DbBench, tasks: Sequence[Task], first: Task) -> None:
+        self.tools, self.messages, self.history = bench.tools, bench.messages, bench.history
+        self.max_replies = bench.max_replies
+        self.tasks, self._bench, self._chosen = tasks, bench, first
+        self._episode: Any = None
+
+    def own(self, question: str) -> Task:
+        return replace(self._chosen, id=OWN, question=question, kind="other", evidence="", gold=Gold())
+
+    def choose(self, task: Task) -> None:
+        self.renew()
+        self._chosen = task
+
+    def renew(self) -> None:
+        if self._episode is not None:
+            self._episode.close()
+        self._episode = None
+
+    def tables(self) -> list[Table]:
+        if self._episode is None:
+            return list(self._chosen.tables)
+        snapshot = self._episode.snapshot()
+        return [Table(name, tuple(map(Column, state.columns)), state.rows) for name, state in snapshot.items()]
+
+    def open(self, task: Task, limits: AgentConfig) -> Any:
+        if self._episode is None:
+            self._episode = self._bench.open(task, limits)
+        else:  # its database stays; what an episode counts begins anew
+            self._episode.task, self._episode.status, self._episode.answers = task, "running", None
+            self._episode.replies_used, self._episode.malformed_calls, self._episode.sql_run = 0, 0, []
+        return self._episode
+
+    def judge(self, episode: Any) -> Score:
+        return UNJUDGED if episode.task.id == OWN else self._bench.judge(episode)
+
+
+class Watcher(Protocol):
+    """Shown what happens, as it happens."""
+
+    def writing(self, text: str) -> None:
+        """The reply so far, again with every token."""
+        ...
+
+    def reply(self, message: Message) -> None:
+        """The whole reply; its calls have not run yet."""
+        ...
+
+    def answers(self, messages: Sequence[Message]) -> None:
+        """What the reply was answered."""
+        ...
+
+
+@dataclass(frozen=True)
+class Answered:
+    """How a question ended."""
+
+    record: RolloutRecord
+    stopped: bool
+    """By the person, in the middle of a reply."""
+    cut: bool
+    """The last reply reached the limit of tokens."""
+
+
+class Chat:
+    """One conversation after another with one policy.
+
+    Args:
+        limits: rounds and tokens of one question; no rounds: the protocol's own.
+    Raises:
+        ChatTemplateError: the model's template cannot be used.
+    """
+
+    def __init__(
+        self, policy: LocalPolicy, subject: Subject, limits: AgentConfig, sampling: Sampling, watcher: Watcher
+    ) -> None:
+        self._policy, self._subject, self._limits, self._sampling = policy, subject, limits, sampling
+        self._watcher = watcher
+        self._conversation = Conversation(policy.tokenizer, subject.tools)
+        self._last: Rollout | None = None
+        self._stop = _Stop()
+
+    def new(self) -> None:
+        """Forget the conversation, put the tables back."""
+        self._last = None
+        self._subject.renew()
+
+    def stop(self) -> None:
+        """End the reply under way after its next token; the second time in one question at once.
+
+        Raises:
+            KeyboardInterrupt: the second time.
+        """
+        if self._stop.wanted:
+            raise KeyboardInterrupt
+        self._stop.wanted = True
+
+    def ask(self, task: Any) -> Answered:
+        """Play the task's question to its end as the next one of the conversation, and judge it.
+
+        Raises:
+            ChatTemplateError: the model's template cannot write this conversation.
+        """
+        self._stop.wanted = False
+        rollout = Rollout(task, self._subject, self._conversation, self._limits, after=self._last)
+        rollout.start()
+        sample: Sample | None = None
+        while rollout.may_go_on(self._policy.max_positions):
+            sample = self._sample(rollout.ids)
+            seen = len(rollout.messages) + 1
+            self._watcher.reply(self._conversation.read_reply(sample.ids))
+            rollout.take(sample)
+            self._watcher.answers(rollout.messages[seen:])
+        if sample is not None:
+            self._last = rollout
+        cut = sample is not None and sample.finish_reason == "length"
+        return Answered(rollout.finish().record, self._stop.wanted and cut, cut)
+
+    def _sample(self, ids: list[int]) -> Sample:
+        return self._policy.generate(
+            [ids],
+            [self._sampling],
+            max_new_tokens=self._limits.max_tokens,
+            streamer=_Streamer(self._policy.tokenizer, self._watcher.writing),
+            stopping_criteria=StoppingCriteriaList([self._stop]),
+        )[0]
+
+
+class _Stop(StoppingCriteria):
+    wanted = False
+
+    def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
+        return torch.full((len(input_ids),), self.wanted, device=input_ids.device)
+
+
+class _Streamer(BaseStreamer):
+    """Says the text so far with each token, one token late: the last one may be the end token. transformers' own
+    waits for the end of each word and prints the end token."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, say: Callable[[str], None]) -> None:
+        self._tokenizer, self._say = tokenizer, say
+        self._ids: list[int] | None = None
+
+    def put(self, value: Any) -> None:
+        if self._ids is None:  # the prompt comes first
+            self._ids = []
+            return
+        text = str(self._tokenizer.decode(self._ids))
+        self._ids += value.tolist()
+        if not text.endswith("\ufffd"):  # a character whose bytes are not all there yet
+            self._say(text)
+
+    def end(self) -> None:
+        """The whole reply is shown by whoever asked for it."""
+
+
+# Commands -------------------------------------------------------------------------------------------------------------
+
+COMMANDS = {
+    ":help": "this list",
+    ":new": "forget the conversation; a database is put back to what it was",
+    ":tables": "the database as it is now",
+    ":tasks": "the tasks at hand",
+    ":task N": "start a new conversation by asking task N",
+    ":quit": "end; so does Ctrl-D",
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """What somebody typed: a command, or a question."""
+
+    command: str | None
+    rest: str = ""
+    """The question, or the command's number."""
+
+
+def read_line(text: str, num_tasks: int) -> Line:
+    """
+    Raises:
+        ValueError: an unknown command, or one with a number that it does not take.
+    """
+    text = text.strip()
+    if not text.startswith(":"):
+        return Line(None, text)
+    command, _, rest = (part.strip() for part in text.partition(" "))
+    known = [name.split()[0] for name in COMMANDS]
+    if command not in known:
+        raise ValueError(f"{command} is no command; known: {', '.join(known)}")
+    if command == ":task":
+        if num_tasks == 0:
+            raise ValueError("there are no tasks at hand; give them by --data")
+        if not (rest.isascii() and rest.isdigit() and 1 <= int(rest) <= num_tasks):
+            raise ValueError(f"{text}: expected :task N with N from 1 to {num_tasks}; :tasks lists them")
+    elif rest:
+        raise ValueError(f"{text}: {command} stands alone")
+    return Line(command, rest)

@@ -1,0 +1,215 @@
+"""What a conversation with an agent looks like in a terminal, or in a file where standard output is none.
+
+Thoughts appear with every token. A call is written in one line that passes, then shown whole, its SQL highlighted.
+Nothing that a model or a database says can control the terminal: control characters become visible ones.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.syntax import Syntax
+from rich.table import Table as Grid
+from rich.text import Text
+
+from dbbench_adapter.datatypes import Cell, Table
+from dbbench_adapter.protocols import Message
+from sql_agent.interactive.session import COMMANDS, OWN, Answered
+
+MARKERS = ("<tool_call>", "```sql\n")
+"""What a call begins with: Hermes' form, and the text protocols'."""
+SHOWN_ROWS, SHOWN_TASKS = 5, 50
+_FENCED = re.compile(r"```sql\n(.*?)\n```", re.DOTALL)
+
+
+class Transcript:
+    """Prints what a `Chat` does.
+
+    Args:
+        max_new_tokens: named where a reply was cut there.
+    """
+
+    def __init__(self, console: Console, *, max_new_tokens: int) -> None:
+        self._console, self._max_new_tokens = console, max_new_tokens
+        self._written = 0
+        """Characters of the present reply that stand there."""
+        self._in_line = False
+        self._live: Live | None = None
+
+    # a question, as it happens
+
+    def writing(self, text: str) -> None:
+        start = call_start(text)
+        self._write(text, start)
+        if self._console.is_terminal and start < len(text):
+            self._show_passing(text[start:])
+
+    def reply(self, message: Message) -> None:
+        self._end_passing()
+        text, calls = str(message["content"]), message.get("tool_calls") or []
+        rest = max(call_start(text), self._written) if calls else self._written
+        if not calls:
+            for block in _FENCED.finditer(text, rest):
+                self._write(text, block.start())
+                self._end_line()
+                self._print(Text("  "), sql(block[1], indent=2))
+                self._written = block.end() + text.startswith("\n", block.end())
+            rest = len(text)
+        self._write(text, rest)
+        self._end_line()
+        for call in calls:
+            self._print(Text("  "), *_call(call["function"]["name"], call["function"]["arguments"]))
+        self._written = 0
+
+    def answers(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            self._print(Text("  → ", style="dim"), Text(visible(str(message["content"])), style="cyan"))
+
+    def ended(self, answered: Answered) -> None:
+        """How a question ended, and what the judge says."""
+        record = answered.record
+        if why := self._why(answered):
+            self._print(Text(visible(why), style="yellow"))
+        if record.task_id == OWN:
+            verdict = Text("no judge: the question is your own", style="dim")
+        elif record.score.value is None:
+            verdict = Text(f"not judged ({record.score.reason})", style="yellow")
+        elif record.score.value == 1.0:
+            verdict = Text("judge: correct", style="bold green")
+        else:
+            verdict = Text(f"judge: wrong ({record.score.reason})", style="bold red")
+        replies = "1 reply" if record.num_turns == 1 else f"{record.num_turns} replies"
+        self._print(verdict, Text(f"  {replies}, {record.completion_tokens} tokens, {record.seconds:.1f} s", "dim"))
+
+    def _why(self, answered: Answered) -> str:
+        stop = answered.record.stop_reason
+        if answered.stopped:
+            return "stopped; what it had said stays in the conversation"
+        if answered.cut:
+            return f"cut off: a reply has at most {self._max_new_tokens} tokens (--max_new_tokens) and has to fit"
+        return {
+            "max_turns": "no answer: out of replies",
+            "max_tokens": "the conversation is as long as the model or its protocol can read; :new begins another",
+            "malformed": "the reply has no form that the protocol can read",
+            "db_unavailable": f"the database is gone: {answered.record.error}; :new opens another",
+            "table_error": f"the tables cannot be made: {answered.record.error}",
+        }.get(stop, "")
+
+    # what was asked for
+
+    def note(self, text: str, style: str = "") -> None:
+        self._print(Text(visible(text), style=style))
+
+    def commands(self) -> None:
+        for name, meaning in COMMANDS.items():
+            self._print(Text(f"  {name:9}", style="bold"), Text(meaning))
+        self._print(Text("  anything else is a question; Ctrl-C stops a reply"))
+
+    def tables(self, tables: Sequence[Table]) -> None:
+        for table in tables:
+            grid = Grid(title=f"{visible(table.name)}, {_count(len(table.rows), 'row')}", title_justify="left")
+            for column in table.columns:
+                grid.add_column(Text(visible(column.name)))
+            for row in table.rows[:SHOWN_ROWS]:
+                grid.add_row(*map(_cell, row))
+            if len(table.rows) > SHOWN_ROWS:
+                grid.add_row("…")
+            self._console.print(grid)
+
+    def tasks(self, tasks: Sequence[Any]) -> None:
+        if not tasks:
+            self.note("no tasks at hand; they come from --data, or are generated where --database is not given")
+        for number, task in enumerate(tasks[:SHOWN_TASKS], 1):
+            number_and_kind = Text(f"{number:4}  ").append(f"{task.kind:16}  ", "dim")
+            line = number_and_kind.append(_one_line(task.question))
+            self._console.print(line, overflow="ellipsis", no_wrap=True)
+        if len(tasks) > SHOWN_TASKS:
+            self.note(f"and {len(tasks) - SHOWN_TASKS} more: :task N takes any up to {len(tasks)}")
+
+    # on the console
+
+    def _write(self, text: str, end: int) -> None:
+        """What of `text[:end]` does not stand there yet; thoughts between their marks are dim."""
+        if end > self._written:
+            new = Text(visible(text[self._written : end]))
+            thinking = text[: self._written].rfind("<think>") > text[: self._written].rfind("</think>")
+            new.stylize("dim italic" if thinking else "")
+            self._console.print(new, end="", soft_wrap=True)
+            self._written, self._in_line = end, text[end - 1] != "\n"
+
+    def _end_line(self) -> None:
+        if self._in_line:
+            self._console.print()
+        self._in_line = False
+
+    def _show_passing(self, text: str) -> None:
+        if self._live is None:
+            self._end_line()
+            self._live = Live(console=self._console, transient=True, refresh_per_second=12)
+            self._live.start()
+        room = max(self._console.width - 3, 1)
+        self._live.update(Text("  " + _one_line(text)[-room:], style="dim"))
+
+    def _end_passing(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _print(self, *parts: Text) -> None:
+        self._console.print(Text.assemble(*parts), soft_wrap=True)
+
+
+def call_start(text: str) -> int:
+    """Where a call begins in a reply under way, or might begin once more has come; its length where none does."""
+    starts = [place for marker in MARKERS if (place := text.find(marker)) >= 0]
+    if starts:
+        return min(starts)
+    longest = max(len(marker) for marker in MARKERS) - 1
+    for place in range(max(0, len(text) - longest), len(text)):
+        if any(marker.startswith(text[place:]) for marker in MARKERS):
+            return place
+    return len(text)
+
+
+def sql(statement: str, *, indent: int) -> Text:
+    """Highlighted; lines after the first are moved in."""
+    text = Syntax("", "mysql", theme="ansi_dark").highlight(visible(statement).replace("\n", "\n" + " " * indent))
+    text.rstrip()
+    return text
+
+
+def visible(text: str) -> str:
+    """Control characters, but for line break and tab, as pictures of themselves."""
+    return "".join(
+        chr(0x2400 + ord(c)) if c < " " and c not in "\n\t" else "␡" if "\x7f" <= c <= "\x9f" else c for c in text
+    )
+
+
+def _call(name: str, arguments: str) -> list[Text]:
+    label = Text(f"{visible(name)}  ", style="bold magenta")
+    try:
+        values = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return [label, Text(visible(arguments))]
+    value = next(iter(values.values()), "") if isinstance(values, dict) else values
+    if name == "execute_sql" and isinstance(value, str):
+        return [label, sql(value, indent=len(label) + 2)]
+    shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return [label, Text(visible(shown), style="bold")]
+
+
+def _cell(cell: Cell) -> Text:
+    return Text("NULL", style="dim") if cell is None else Text(_one_line(str(cell)))
+
+
+def _one_line(text: str) -> str:
+    return visible(" ".join(text.split()))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -1,0 +1,295 @@
+"""A supervised fine-tuning run: everything is checked and put into tokens, then trained and saved.
+
+Leaves out the loop (`sql_agent.sft.trainer`) and validation: `sql_agent.tiny_policy.measure` and
+`sql_agent.evaluate` play held-out tasks.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import disable_progress_bars as disable_dataset_bars
+from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
+
+from core import signed
+from core.hub import model_folder
+from core.machine import git_commit
+from core.outputs import OutputError, check_output, failures_of_the_disk, remove
+from dbbench_adapter.backends import open_backend
+from dbbench_adapter.generator import generate_tasks
+from dbbench_adapter.splits import draw_by_kind
+from dbbench_adapter.tasks.load import load_tasks
+from reward_model.base_model import load_tokenizer, weights_sha256
+from reward_model.training import TrainingError, tokenizer_sha256, versions
+from sql_agent.gsm8k.load import load_problems
+from sql_agent.local.start import check_device, check_fit, check_model
+from sql_agent.model_check import read_json
+from sql_agent.sft.config import GENERATED, SftConfig
+from sql_agent.sft.data import (
+    Demonstrations,
+    Encoded,
+    dbbench_demonstrations,
+    digest,
+    encode_all,
+    gsm8k_demonstrations,
+    read_messages,
+)
+from sql_agent.sft.trainer import (
+    ADAPTER_FILE,
+    CHECKPOINTS,
+    RECORD,
+    Lora,
+    load_trainable,
+    make_trainer,
+    save_whole,
+)
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that can start."""
+
+    cfg: SftConfig
+    model: Path
+    """The folder of the model, or of the adapter."""
+    base: Path
+    """The folder of the model, or of the one that the adapter belongs to."""
+    lora: Lora | None
+    """The adapter to make; None where all weights are trained, or one is trained on."""
+    tokenizer: PreTrainedTokenizerBase
+    encoded: list[Encoded]
+    device: str
+    record: dict[str, Any]
+    checkpoint: Path | None
+    """To go on from."""
+
+    @property
+    def trains_all_weights(self) -> bool:
+        return self.lora is None and self.base == self.model
+
+
+def prepare(cfg: SftConfig, *, resume: bool, say: Say = print) -> Run:
+    """Check everything and make the tokens; reads no weights but for their hash, and writes nothing.
+
+    Raises:
+        ValueError: what is wrong and what to do.
+    """
+    disable_dataset_bars()
+    disable_progress_bar()
+    checkpoint = checkpoint_to_resume(cfg, resume, say)
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if cfg.device == "auto" else cfg.device
+    check_device(device, load_in_4bit=False, has_gpu=torch.cuda.is_available())
+    check_model(cfg.model_path)
+    model = model_folder(cfg.model_path)
+    base = base_of(model)
+    lora = new_adapter(cfg, is_adapter=base != model)
+    tokenizer = load_tokenizer(model, cfg.chat_template_path)
+    check_positions(base, cfg.max_length)
+    found = demonstrations(cfg)
+    encoded = encode_all(tokenizer, found.kept, max_length=cfg.max_length) if found.kept else []
+    describe_data(cfg, found, encoded, say)
+    stop_at_end_of_turn(tokenizer, encoded[0].ids[-1], say)
+    check_fit(cfg.model_path)
+    record = {
+        "model": {"path": str(model), "sha256": weights_sha256(model)},
+        "tokenizer_sha256": tokenizer_sha256(tokenizer),
+        "data": {"source": cfg.dataset, "sha256": digest(encoded), "conversations": len(encoded)},
+        "left_out": {**found.left_out, "too_long": len(found.kept) - len(encoded)},
+        "settings": {name: getattr(cfg, name) for name in SETTINGS} | {"lora": asdict(lora) if lora else None},
+        "versions": versions(),
+        "git_commit": git_commit(),
+    }
+    if checkpoint:
+        refuse_another_run(checkpoint, record)
+        say(f"going on from {checkpoint}")
+    return Run(cfg, model, base, lora, tokenizer, encoded, device, record, checkpoint)
+
+
+def train(run: Run, say: Say = print) -> None:
+    """Train, save, and say what was made and what comes next.
+
+    Raises:
+        TrainingError: a loss that is no number.
+    """
+    cfg = run.cfg
+    with failures_of_the_disk(cfg.output_dir):
+        (cfg.output_dir / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+    model = load_trainable(run.model, run.base, all_weights=run.trains_all_weights, device=run.device)
+    trainer = make_trainer(model, run.tokenizer, run.encoded, cfg, lora=run.lora, record=run.record)
+    weights = list(trainer.model.parameters())  # pyright: ignore[reportOptionalMemberAccess]
+    trained = sum(weight.numel() for weight in weights if weight.requires_grad)
+    say(f"{trained:,} of {sum(map(torch.numel, weights)):,} weights are trained, on {run.device}")
+    try:
+        with failures_of_the_disk(cfg.output_dir):
+            trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
+            save_whole(trainer, run.tokenizer, cfg.output_dir, run.record)
+    except OutputError as error:
+        raise TrainingError(f"{error}; {what_is_left(cfg.output_dir)}") from error
+    say(f"trained {trainer.state.global_step} steps on {len(run.encoded)} conversations of {cfg.dataset}")
+    say(f"{'model' if run.trains_all_weights else 'adapter'} and tokenizer: {cfg.output_dir}")
+    for command in next_commands(cfg):
+        say(f"next: {command}")
+
+
+def what_is_left(output: Path) -> str:
+    """Remove checkpoints that were cut off, which fill the disk, and say from which one a run goes on."""
+    whole = []
+    for folder in sorted((output / CHECKPOINTS).glob("checkpoint-*"), key=_step):
+        if (folder / RECORD).is_file():
+            whole.append(folder)
+        else:
+            remove(folder)
+    return f"with --resume it goes on from {whole[-1]}" if whole else "with --resume, since no checkpoint was whole yet"
+
+
+def next_commands(cfg: SftConfig) -> list[str]:
+    model = f"--model_path {shlex.quote(str(cfg.output_dir))}"
+    talk = f"python scripts/test_interactive.py {model}"
+    if cfg.source == "gsm8k":
+        return [
+            f"{talk} --task gsm8k",
+            f"python scripts/train_gsm8k_agent.py {model} --dataset {shlex.quote(cfg.dataset)}",
+        ]
+    how = "" if cfg.protocol == "fc" else f" --protocol {cfg.protocol}"
+    train = f"python -m scripts.run_dbbench_greedy_grpo {model}"
+    return [talk + how, train + how] if cfg.source == "dbbench" else [talk]
+
+
+# What is checked ------------------------------------------------------------------------------------------------------
+
+
+def base_of(model: Path) -> Path:
+    if not (model / ADAPTER_FILE).is_file():
+        return model
+    return model_folder(read_json(model / ADAPTER_FILE)["base_model_name_or_path"], fetch=False)
+
+
+def new_adapter(cfg: SftConfig, *, is_adapter: bool) -> Lora | None:
+    given = [f"--{name}" for name in ("lora_r", "lora_alpha", "lora_dropout") if name in cfg.model_fields_set]
+    if is_adapter and given:
+        raise TrainingError(
+            f"{given[0]} is given, and {cfg.model_path} is an adapter, which is trained on as it is; leave the flag "
+            "out, or give a whole model"
+        )
+    return None if is_adapter or cfg.lora_r == 0 else Lora(cfg.lora_r, cfg.lora_alpha, cfg.lora_dropout)
+
+
+def check_positions(base: Path, max_length: int) -> None:
+    positions = getattr(
+        AutoConfig.from_pretrained(base, trust_remote_code=False).get_text_config(), "max_position_embeddings", None
+    )
+    if positions and max_length > positions:
+        raise TrainingError(f"--max_length is {max_length}, expected at most {positions}, the positions of {base}")
+
+
+def stop_at_end_of_turn(tokenizer: PreTrainedTokenizerBase, end: int, say: Say) -> None:
+    """Sampling stops at the tokenizer's eos_token, which for base models often is not what ends a reply."""
+    if end != tokenizer.eos_token_id:
+        token = str(tokenizer.convert_ids_to_tokens(end))
+        say(f"replies end with {token}, which becomes the tokenizer's eos_token (it was {tokenizer.eos_token})")
+        tokenizer.eos_token = token
+
+
+def checkpoint_to_resume(cfg: SftConfig, resume: bool, say: Say) -> Path | None:
+    """The newest whole checkpoint, None to start.
+
+    Raises:
+        ValueError: the folder holds something that would be written over, nothing to go on with, what another user
+            wrote, or cannot be written.
+    """
+    output = cfg.output_dir
+    signed.user_key()
+    if output.exists() and not output.is_dir():
+        raise TrainingError(f"--output_dir {output} is a file, expected a folder")
+    if (output / RECORD).is_file():
+        raise TrainingError(f"{output} holds a finished model ({RECORD}); name another --output_dir")
+    check_output(output / RECORD, "--output_dir")
+    if resume and not (output / CHECKPOINTS).is_dir():
+        raise TrainingError(f"{output} holds no run to go on with; start it without --resume")
+    if not resume and output.is_dir() and any(output.iterdir()):
+        raise TrainingError(f"{output} is not empty; go on with its run by --resume, or name another --output_dir")
+    if not resume:
+        return None
+    for folder in sorted((output / CHECKPOINTS).glob("checkpoint-*"), key=_step, reverse=True):
+        fault = signed.fault_of_ours(folder, RECORD, run_dir=output)
+        if fault is None:
+            return folder
+        say(f"{folder} is passed over: {fault}")
+    say(f"no whole checkpoint in {output}: starting anew")
+    return None
+
+
+def _step(checkpoint: Path) -> int:
+    number = checkpoint.name.removeprefix("checkpoint-")
+    return int(number) if number.isdecimal() else -1
+
+
+SETTINGS = ("num_epochs", "batch_size", "gradient_accumulation_steps", "learning_rate", "seed")
+"""What the weights depend on beside model, data and adapter; a run goes on only where these are as they were."""
+
+
+def refuse_another_run(checkpoint: Path, record: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        TrainingError: model, data or settings are not those of the checkpoint.
+    """
+    then, now = (_what_counts(one) for one in (read_json(checkpoint / RECORD), json.loads(json.dumps(record))))
+    changed = [f"{key}: was {then.get(key)}, is {now[key]}" for key in now if then.get(key) != now[key]]
+    if changed:
+        raise TrainingError(
+            f"{checkpoint} is of another run ({'; '.join(changed)}); name another --output_dir to start anew, or give "
+            "what it was trained with"
+        )
+
+
+def _what_counts(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "model": record["model"]["sha256"],
+        "tokenizer or chat template": record["tokenizer_sha256"],
+        "data": record["data"]["sha256"],
+        **record["settings"],
+    }
+
+
+# Data -----------------------------------------------------------------------------------------------------------------
+
+
+def demonstrations(cfg: SftConfig) -> Demonstrations:
+    for name in ("tasks", "protocol"):
+        if name in cfg.model_fields_set and cfg.source != "dbbench":
+            raise TrainingError(f"--{name} belongs to --dataset dbbench; this one is {cfg.dataset}")
+    if cfg.source == "file":
+        return read_messages(Path(cfg.dataset), cfg.max_samples)
+    if cfg.source == "gsm8k":
+        where = cfg.dataset.removeprefix("gsm8k:")
+        limit = cfg.max_samples or (GENERATED if where == "generated" else None)
+        return gsm8k_demonstrations(load_problems(where, limit=limit, seed=cfg.seed))
+    tasks = load_tasks(cfg.tasks) if cfg.tasks else generate_tasks(cfg.max_samples or GENERATED, seed=cfg.seed)
+    with open_backend("sqlite") as backend:
+        return dbbench_demonstrations(draw_by_kind(tasks, cfg.max_samples, cfg.seed), backend, cfg.protocol)
+
+
+def describe_data(cfg: SftConfig, found: Demonstrations, encoded: list[Encoded], say: Say) -> None:
+    """
+    Raises:
+        TrainingError: there is nothing to train on.
+    """
+    left_out = found.left_out + Counter({f"longer than --max_length {cfg.max_length}": len(found.kept) - len(encoded)})
+    reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.most_common()) or "none"
+    for note, count in found.notes.most_common():
+        say(f"{note}, {count} times" if count > 1 else note)
+    if not encoded:
+        raise TrainingError(f"{cfg.dataset} gave nothing to train on; left out: {reasons}")
+    tokens, said = sum(len(one.ids) for one in encoded), sum(sum(one.mask) for one in encoded)
+    say(f"{len(encoded)} conversations of {cfg.dataset}, {tokens:,} tokens, {said:,} of them learnt")
+    say(f"left out: {reasons}")

@@ -1,0 +1,241 @@
+"""Supervised fine-tuning on TRL's `SFTTrainer`: the loop's settings, its log, its checkpoints and its result.
+
+TRL's defaults hold wherever this module says nothing else. Leaves out the loop, which is TRL's, and several processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig, PeftModel
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers.trainer_callback import PrinterCallback
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import SFTTrainer
+
+from core import signed
+from core.cpu_features import uses_bfloat16
+from core.micro_batches import micro_batch_tokens, micro_batches, recomputed, return_freed_memory
+from core.outputs import append_line, failures_of_the_disk, written
+from reward_model.training import METRICS, RunLog, TrainingError
+from sql_agent.local.head import score_tokens
+from sql_agent.local.start import ADAPTER_FILE
+from sql_agent.sft.config import SftConfig
+from sql_agent.sft.data import Encoded
+
+RECORD = "sft.json"
+"""Of a run, in its output and in each checkpoint: written last, so its being there says that the rest is whole."""
+CHECKPOINTS = "checkpoints"
+KEPT_CHECKPOINTS = 2
+
+
+@dataclass(frozen=True)
+class Lora:
+    """A new adapter on all linear layers."""
+
+    r: int
+    alpha: int
+    dropout: float
+
+
+class Trainer(SFTTrainer):
+    """TRL's trainer with bounded memory: micro-batches, and logits of what is learnt alone, a tile at a time.
+
+    TRL's loss does the latter on a GPU; on a CPU it makes logits of prompts and padding too. Also stopped by the first
+    loss that is no number, and counting tokens on from a checkpoint.
+    """
+
+    def __init__(self, *args: Any, micro_batch_tokens: int, **kwargs: Any) -> None:
+        self._micro_batch_tokens = micro_batch_tokens
+        self._seen: list[tuple[int, int, float]] = []  # a micro-batch: tokens learnt, likeliest ones, sum of entropies
+        super().__init__(*args, **kwargs)
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        self._total_train_tokens = self.state.num_input_tokens_seen  # TRL starts at 0 each time; the state is saved
+        if num_items_in_batch is None:
+            num_items_in_batch = _learnt(inputs).sum()
+        self._seen, losses = [], []
+        lengths = inputs["attention_mask"].sum(-1).tolist()
+        for part in micro_batches(lengths, self._micro_batch_tokens):
+            width = max(lengths[i] for i in part)
+            own = {name: rows[part, :width] for name, rows in inputs.items()}
+            with recomputed(self.model, when=width > self._micro_batch_tokens):
+                losses.append(super().training_step(model, own, num_items_in_batch))
+            return_freed_memory()
+        loss = torch.stack(losses).sum()
+        self.state.num_input_tokens_seen = self._total_train_tokens
+        self._note_metrics()
+        if not torch.isfinite(loss):
+            raise TrainingError(
+                f"the loss is {loss.item()} at step {self.state.global_step + 1}; lower --learning_rate (now "
+                f"{self.args.learning_rate:g}) in a new --output_dir; where it is so from step 1 on, the weights of "
+                "--model_path hold NaN"
+            )
+        return loss
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        """Mean cross-entropy of what is learnt; divided by `num_items_in_batch`, the tokens learnt in an update."""
+        learnt = _learnt(inputs)
+        with self.accelerator.autocast():
+            found = score_tokens(model, inputs["input_ids"], inputs["attention_mask"], learnt, metrics=True)
+        self._seen.append((len(found.is_top1), int(found.is_top1.sum()), float(found.entropy.sum())))
+        self._total_train_tokens += int(inputs["attention_mask"].sum())
+        return -found.log_probs.sum() / (num_items_in_batch or max(1, int(learnt.sum())))
+
+    def _note_metrics(self) -> None:
+        """Under TRL's names, over all tokens of the batch alike."""
+        tokens, likeliest, entropy = map(sum, zip(*self._seen, strict=True))
+        noted = self._metrics["train"]
+        noted["entropy"].append(entropy / max(1, tokens))
+        noted["mean_token_accuracy"].append(likeliest / max(1, tokens))
+        noted["num_tokens"] = [self._total_train_tokens]
+
+
+def _learnt(inputs: Any) -> torch.Tensor:
+    """True where a token is learnt, shape (B, T); nothing comes before the first, so it is not."""
+    learnt = inputs["labels"] != -100
+    learnt[:, 0] = False
+    return learnt
+
+
+def make_trainer(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    encoded: Sequence[Encoded],
+    cfg: SftConfig,
+    *,
+    lora: Lora | None,
+    record: dict[str, Any],
+) -> Trainer:
+    """TRL's trainer over conversations that are in tokens already, one a row, padded right.
+
+    Args:
+        lora: the adapter to make; None trains what of `model` is not frozen.
+        record: goes beside each checkpoint.
+    """
+    on_gpu = model.device.type == "cuda"
+    on_cpu_bfloat16 = not on_gpu and uses_bfloat16(cfg.precision, model.num_parameters())
+    args = SFTConfig(
+        output_dir=str(cfg.output_dir / CHECKPOINTS),
+        num_train_epochs=cfg.num_epochs,
+        per_device_train_batch_size=cfg.batch_size,
+        gradient_accumulation_steps=cfg.gradient_accumulation_steps,
+        learning_rate=cfg.learning_rate,
+        seed=cfg.seed,
+        save_strategy="steps",
+        save_steps=cfg.save_steps,
+        save_total_limit=KEPT_CHECKPOINTS,
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        max_length=None,  # what is too long was left out; TRL would cut it
+        use_cpu=not on_gpu,
+        bf16=on_cpu_bfloat16 or (on_gpu and torch.cuda.is_bf16_supported()),
+        gradient_checkpointing=on_gpu,
+        dataloader_pin_memory=on_gpu,
+        disable_tqdm=True,
+        report_to=["none"],
+    )
+    peft_config = lora and LoraConfig(
+        task_type="CAUSAL_LM", r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules="all-linear"
+    )
+    trainer = Trainer(
+        model=model,
+        args=args,
+        micro_batch_tokens=micro_batch_tokens(cfg.micro_batch_tokens, model.device.type),
+        train_dataset=as_dataset(encoded),
+        processing_class=tokenizer,
+        peft_config=peft_config,
+        callbacks=[SftLog(cfg.output_dir, record)],
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def as_dataset(encoded: Sequence[Encoded]) -> Dataset:
+    """The columns that TRL takes as they are: `input_ids`, and `labels` with -100 where nothing is learnt."""
+    return Dataset.from_dict({"input_ids": [one.ids for one in encoded], "labels": [one.labels for one in encoded]})
+
+
+def load_trainable(folder: Path, base: Path, *, all_weights: bool, device: str) -> Any:
+    """The model on its device, with the adapter of `folder` ready to be trained on where it is one.
+
+    Frozen weights are bfloat16 on a GPU. Trained ones are float32, since they would lose small updates.
+    """
+    dtype = torch.float32 if all_weights or device == "cpu" else torch.bfloat16
+    where = str(base.resolve())  # an adapter names its base: by a path that lasts
+    model: Any = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, trust_remote_code=False)
+    if folder != base:
+        model = PeftModel.from_pretrained(model, str(folder), is_trainable=True)
+        model.peft_config["default"].base_model_name_or_path = where
+    return model.to(device)
+
+
+# The log --------------------------------------------------------------------------------------------------------------
+
+RENAMED = {
+    "loss": "sft/loss",
+    "mean_token_accuracy": "sft/token_accuracy",
+    "entropy": "sft/entropy",
+    "grad_norm": "optim/grad_norm",
+    "learning_rate": "optim/learning_rate",
+    "num_tokens": "data/tokens",
+    "epoch": "data/epoch",
+}
+"""The trainer's names and ours."""
+
+
+class SftLog(RunLog):
+    """metrics.jsonl, a line on the screen for each step, and the record beside each checkpoint."""
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if "loss" not in kwargs["logs"]:
+            return  # the trainer's summary at the end
+        metrics = {RENAMED[key]: value for key, value in kwargs["logs"].items() if key in RENAMED}
+        now = time.monotonic()
+        metrics["time/step_s"] = (now - self.last_time) / max(state.global_step - self.last_step, 1)
+        self.last_time, self.last_step = now, state.global_step
+        line = {"train_step": state.global_step, "at": time.time(), **metrics}
+        append_line(self.output_dir / METRICS, json.dumps(line))
+        print(step_line(state.global_step, state.max_steps, metrics), flush=True)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        facts = {**self.record, "train_step": state.global_step}
+        signed.seal(Path(args.output_dir) / f"checkpoint-{state.global_step}", RECORD, facts)
+
+
+def step_line(step: int, steps: int, metrics: Mapping[str, float]) -> str:
+    parts = [f"step {step}/{steps}", f"loss {metrics['sft/loss']:.4f}"]
+    parts += [f"accuracy {metrics['sft/token_accuracy']:.1%}", f"grad {metrics['optim/grad_norm']:.2f}"]
+    parts += [f"lr {metrics['optim/learning_rate']:.1e}", f"{metrics['time/step_s']:.2f} s/step"]
+    return "  ".join(parts)
+
+
+# The result -----------------------------------------------------------------------------------------------------------
+
+
+def write_record(folder: Path, record: Mapping[str, Any], train_step: int) -> None:
+    """Appears whole or not at all."""
+    with written(folder / RECORD) as part:
+        part.write_text(json.dumps({**record, "train_step": train_step}, indent=2) + "\n")
+
+
+def save_whole(trainer: Trainer, tokenizer: PreTrainedTokenizerBase, output: Path, record: Mapping[str, Any]) -> None:
+    """Model or adapter, and tokenizer. Loaders know the folder by its config, which comes when the rest is there."""
+    with tempfile.TemporaryDirectory(dir=output, prefix=".saving-") as scratch, failures_of_the_disk(output):
+        model: Any = trainer.model
+        model.save_pretrained(scratch)
+        tokenizer.save_pretrained(scratch)
+        for file in sorted(Path(scratch).iterdir(), key=lambda file: file.name in (ADAPTER_FILE, "config.json")):
+            os.replace(file, output / file.name)
+    write_record(output, record, trainer.state.global_step)
