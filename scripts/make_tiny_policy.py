@@ -7,116 +7,17 @@ The recipe and its measurements: `sql_agent/tiny_policy`. A folder that was made
 
 from __future__ import annotations
 
-from core.commands import execute, interruptible, starting
+from core.commands import execute, starting
 
 if __name__ == "__main__":
     starting()
 
 import argparse
-import hashlib
-import json
-import os
-import random
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from pathlib import Path
 
-from core.outputs import failures_of_the_disk
+from sql_agent.tiny_policy.make import STEPS, make_tiny_policy
 
 OUTPUT = Path("models") / "tiny-sql"
-STEPS = 400
-"""More makes a better policy and leaves GRPO less to do: 320 gave 31 % of 96 held-out tasks, greedy, 400 gave 50 %."""
-BATCH_SIZE = 8
-TOKENIZER_TASKS = 2000
-REWORDED_SHARE = 0.5
-"""Of the episodes, worded like real task files; with none and 300 steps half of the replies to those held no call."""
-THREADS = 1
-"""Fixed, because the order of a sum, and with it the last digits of the weights, depends on it."""
-RECIPE_FILE = "recipe.json"
-
-
-def make_tiny_policy(
-    output: Path, *, seed: int = 0, steps: int = STEPS, progress: Callable[[str], None] = print
-) -> None:
-    """Build, warm-start and save the policy, unless `output` holds it already.
-
-    The folder appears whole or not at all. It is the same for the same seed and steps on the same machine.
-
-    Args:
-        steps: of the warm start, each over `BATCH_SIZE` oracle episodes.
-        progress: receives one line at a time.
-    Raises:
-        FileExistsError: `output` holds something that this command did not make.
-    """
-    recipe = _recipe(seed, steps)
-    if output.exists():
-        if not (output / RECIPE_FILE).is_file():
-            raise FileExistsError(f"{output} exists and has no {RECIPE_FILE}; move it away or choose another --output")
-        if json.loads((output / RECIPE_FILE).read_text()) == recipe:
-            progress(f"{output} is there, made by the same recipe")
-            return
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        interruptible(),
-        tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}-") as scratch,
-        failures_of_the_disk(output),
-    ):
-        folder = Path(scratch) / output.name
-        _build(folder, seed, steps, progress)
-        (folder / RECIPE_FILE).write_text(json.dumps(recipe, indent=2) + "\n")
-        if output.exists():
-            shutil.rmtree(output)
-        os.replace(folder, output)
-    progress(f"small policy: {output}")
-
-
-def _recipe(seed: int, steps: int) -> dict[str, str | int]:
-    """What the policy depends on; the source of its makers and of the tasks and prompts stands for itself."""
-    from dbbench_adapter import generator
-    from dbbench_adapter.generate import phrasebook
-    from dbbench_adapter.protocols import fc
-    from sql_agent import tiny_policy
-
-    sources = [Path(__file__), *(Path(module.__file__ or "") for module in (fc, generator, phrasebook))]
-    sources += sorted(path for path in Path(tiny_policy.__path__[0]).iterdir() if path.is_file())
-    digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()
-    return {"seed": seed, "steps": steps, "source_sha256": digest, "torch": version("torch")}
-
-
-def _build(folder: Path, seed: int, steps: int, progress: Callable[[str], None]) -> None:
-    import torch
-    from transformers import GenerationConfig
-
-    from dbbench_adapter.backends import open_backend
-    from dbbench_adapter.generator import generate_tasks, task_stream
-    from sql_agent.tiny_policy.copy_circuit import build_model
-    from sql_agent.tiny_policy.episodes import Example, batches, encode, oracle_conversation
-    from sql_agent.tiny_policy.tokenizer import END_ID, PAD_ID, build_tokenizer, task_texts
-    from sql_agent.tiny_policy.train import warm_start
-    from sql_agent.tiny_policy.wording import reworded
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(THREADS)
-    tokenizer = build_tokenizer(task_texts(generate_tasks(TOKENIZER_TASKS, seed=seed)))
-    model = build_model(len(tokenizer), seed=seed)
-    progress(f"small policy: {model.num_parameters():,} parameters, {len(tokenizer)} tokens")
-    try:
-        with open_backend("sqlite") as backend:
-
-            def examples() -> Iterator[Example]:
-                rng = random.Random(seed)
-                for task in task_stream(seed=seed):
-                    worded = reworded(task, rng) if rng.random() < REWORDED_SHARE else task
-                    yield encode(tokenizer, oracle_conversation(worded, backend))
-
-            warm_start(model, batches(examples(), batch_size=BATCH_SIZE, seed=seed), steps=steps, progress=progress)
-    finally:
-        torch.set_num_threads(threads)
-    model.generation_config = GenerationConfig(eos_token_id=END_ID, pad_token_id=PAD_ID)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 def main() -> None:

@@ -274,7 +274,7 @@ def open_adapter(adapter: Path, base: Path | None) -> Source:
     Raises:
         ValueError: the adapter or its base is not there, or not whole.
     """
-    from sql_agent.local.start import check_model
+    from sql_agent.local.model_files import check_model
 
     if not (adapter / ADAPTER_FILE).is_file():
         whole = (adapter / "config.json").is_file()

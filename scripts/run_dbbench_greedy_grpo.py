@@ -3,7 +3,7 @@
     python -m scripts.run_dbbench_greedy_grpo --model_path models/tiny-sql --learning_rate 1e-3
 
 For each task: one greedy episode, which counts for the accuracy, then `group_size` sampled ones, then at once a GRPO
-update of a LoRA adapter. Rewards: correct +1, wrong -1, out of rounds -0.8, illegal -0.2. Writes adapter/ (with the
+update of a LoRA adapter. Rewards: correct +1, wrong -1, out of turns -0.8, illegal -0.2. Writes adapter/ (with the
 tokenizer), metrics.jsonl, trajectories.jsonl and checkpoints/ into --save_dir. doc/local_rl.md explains it.
 """
 
@@ -26,15 +26,12 @@ from core.passwords import Parser
 from core.processes import ends_in_order
 from sql_agent.local.config import GreedyGrpoConfig
 from sql_agent.local.flags import add_flags, read_flags
-from sql_agent.local.start import check_model, failures_in_words, load_libraries
+from sql_agent.local.model_files import check_model
+from sql_agent.local.start import failures_in_words, load_libraries
 
 if TYPE_CHECKING:
     from dbbench_adapter.datatypes import Task
-    from sql_agent.environments.dbbench import DbBench
-    from sql_agent.local.run_folder import RunFolder
 
-EVALUATED_TOGETHER = 32
-"""Held-out episodes that are played side by side."""
 FREE_ON_RESUME = ("save_dir", "save_every", "eval_tasks", "eval_every")
 
 
@@ -50,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     args = parser.parse_args(argv)
     cfg = read_flags(parser, GreedyGrpoConfig, args)
-    with failures_in_words(f"the same command with --resume goes on from the last checkpoint in {cfg.save_dir}"):
+    with failures_in_words(f"the same command with --resume goes on from the last checkpoint in {cfg.run_dir}"):
         for path in filter(None, (cfg.model.model_path, cfg.reference_model_path)):
             check_model(path)
         load_libraries()
@@ -61,15 +58,24 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(cfg: GreedyGrpoConfig, *, resumed: bool) -> None:
     from dbbench_adapter.backends import BackendUnavailable
     from sql_agent.environments.dbbench import DbBench
+    from sql_agent.local.greedy_grpo import GreedyGrpo
     from sql_agent.local.run_folder import RunFolder
+    from sql_agent.local.trainer import start_trainer
 
-    folder = RunFolder(cfg.save_dir, cfg, resumed=resumed, free=FREE_ON_RESUME)
+    folder = RunFolder(cfg.run_dir, cfg, resumed=resumed, free=FREE_ON_RESUME)
     try:
         with DbBench(cfg.judge, cfg.protocol, cfg.backend) as environment:
-            tasks, held_out = load_split(cfg)
-            _train(cfg, environment, tasks, held_out, folder, resumed=resumed)
+            recipe = GreedyGrpo(cfg, *load_split(cfg))
+            trainer = start_trainer(cfg, recipe, environment, folder, resumed=resumed, say=say)
+            trainer.train()
     except BackendUnavailable as error:
         raise ValueError(f"--backend {cfg.backend.split('@')[-1]}: {error}") from error
+    say(f"greedy accuracy while training: {trainer.progress.accuracy}")
+    say(f"adapter: {folder.finish(trainer.policy)}")
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
 
 
 def load_split(cfg: GreedyGrpoConfig) -> "tuple[Sequence[Task], Sequence[Task]]":
@@ -94,44 +100,10 @@ def load_split(cfg: GreedyGrpoConfig) -> "tuple[Sequence[Task], Sequence[Task]]"
         found = load_tasks(cfg.data)
         tasks = draw_by_kind(found, cfg.num_tasks, cfg.seed)
         kinds = ", ".join(f"{kind} {count}" for kind, count in count_kinds(tasks).items())
-        print(f"{cfg.data}: {len(tasks)} of {len(found)} tasks (--num_tasks): {kinds}", flush=True)
+        say(f"{cfg.data}: {len(tasks)} of {len(found)} tasks (--num_tasks): {kinds}")
     else:
         tasks = generate_tasks(cfg.num_tasks, seed=cfg.seed)
     return tasks, generate_tasks(cfg.eval_tasks, seed=1, split="held_out") if cfg.eval_tasks else []
-
-
-def _train(
-    cfg: GreedyGrpoConfig,
-    environment: "DbBench",
-    tasks: "Sequence[Task]",
-    held_out: "Sequence[Task]",
-    folder: "RunFolder",
-    *,
-    resumed: bool,
-) -> None:
-    from sql_agent.local.greedy_grpo import Progress, train
-    from sql_agent.local.learner import Learner
-    from sql_agent.local.rollouts import Player
-    from sql_agent.local.start import Workload, start_policy
-
-    rows = max(1 + cfg.group_size, min(cfg.eval_tasks, EVALUATED_TOGETHER))
-    policy = start_policy(
-        cfg.model,
-        cfg.adapter,
-        tools=environment.tools,
-        seed=cfg.seed,
-        reference_path=cfg.reference_model_path,
-        workload=Workload([environment.messages(task) for task in tasks[:100]], rows, cfg.limits, cfg.optim),
-    )
-    player, learner = Player(policy, environment, cfg.limits, batch_size=rows), Learner(policy, cfg.optim, cfg.loss)
-    folder.begin()
-    state = folder.resume(policy, learner) if resumed else None
-    progress = Progress(**(state or {}))
-    if state is not None:
-        print(f"resumed after task {progress.place}", flush=True)
-    train(policy, learner, player, tasks, held_out, cfg, folder, progress, lambda line: print(line, flush=True))
-    print(f"greedy accuracy while training: {progress.accuracy}")
-    print(f"adapter: {folder.finish(policy)}")
 
 
 if __name__ == "__main__":

@@ -27,16 +27,14 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from core.outputs import in_words
 from core.passwords import Parser
 from core.processes import ends_in_order
-from sql_agent.local.datatypes import DivergedError, UnjudgedError
 from sql_agent.local.experiment import ExperimentConfig, LanguageModelConfig, load_experiment
-from sql_agent.local.start import StartError, check_device, check_model, load_libraries, out_of_memory
+from sql_agent.local.model_files import StartError, check_device, check_model
+from sql_agent.local.start import failures_in_words, load_libraries
 
 if TYPE_CHECKING:
     from scripts.doctor import Finding
-    from sql_agent.environments.dbbench import DbBench
     from sql_agent.success import Rate
 
 
@@ -64,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "a run cannot start",
     )
     args = parser.parse_args(argv)
-    try:
+    with failures_in_words("--resume RUN_DIR goes on from the run's last checkpoint"):
         cfg = load_experiment(args.config_path, args.overrides)
         if args.dry_run:
             print(yaml.safe_dump(json.loads(cfg.model_dump_json()), sort_keys=False), end="")
@@ -75,59 +73,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         load_libraries()
         with ends_in_order():
             run(cfg, args.resume)
-    except (ValueError, OSError, DivergedError, UnjudgedError) as error:
-        print(f"error: {in_words(error)}", file=sys.stderr)
-        return 1
-    except RuntimeError as error:
-        print(f"error: {out_of_memory(error)}; --resume RUN_DIR goes on from the last checkpoint", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\ninterrupted; --resume RUN_DIR goes on from the run's last checkpoint", file=sys.stderr)
-        return 130
     return 0
 
 
 def run(cfg: ExperimentConfig, resumed: Path | None) -> None:
     from dbbench_adapter.backends import BackendUnavailable
     from sql_agent.environments.dbbench import DbBench
+    from sql_agent.local.single_skill import SessionFolder, SingleSkill
+    from sql_agent.local.trainer import start_trainer
 
     try:
         with DbBench(cfg.task.judge, cfg.agent.protocol, cfg.task.backend) as environment:
-            _train(cfg, environment, resumed)
+            cfg = cfg.model_copy(update={"language_model": for_this_machine(cfg.language_model)})
+            folder = SessionFolder(resumed or new_run_dir(cfg), cfg, resumed=resumed is not None)
+            opening, again = f"run: {folder.path}", resumed is not None
+            trainer = start_trainer(cfg, SingleSkill(cfg), environment, folder, resumed=again, opening=opening, say=say)
+            try:
+                trainer.train()
+            finally:
+                _report(folder.metrics)
     except BackendUnavailable as error:
         raise ValueError(f"task.backend {cfg.task.backend.split('@')[-1]}: {error}") from error
-
-
-def _train(cfg: ExperimentConfig, environment: "DbBench", resumed: Path | None) -> None:
-    cfg = cfg.model_copy(update={"language_model": for_this_machine(cfg.language_model)})
-    from sql_agent.local.learner import Learner
-    from sql_agent.local.rollouts import Player
-    from sql_agent.local.single_skill import LOSS, Progress, SessionFolder, train
-    from sql_agent.local.skill_tasks import draws, held_out_tasks
-    from sql_agent.local.start import Workload, start_policy
-
-    folder = SessionFolder(resumed or new_run_dir(cfg), cfg, resumed=resumed is not None)
-    tasks = draws(cfg.task, seed=cfg.seed)
-    callback = cfg.training_callback
-    held_out = held_out_tasks(cfg.task, callback.evaluate_tasks_per_skill) if callback.evaluate_every else {}
-    model = cfg.language_model
-    some = draws(cfg.task, seed=cfg.seed)
-    prompts = [environment.messages(next(some)) for _ in range(100)]
-    workload = Workload(prompts, cfg.training.grad_accum, cfg.agent.limits, cfg.training)
-    policy = start_policy(model, model.adapter, tools=environment.tools, seed=cfg.seed, workload=workload)
-    player = Player(policy, environment, cfg.agent.limits)
-    learner = Learner(policy, cfg.training.model_copy(update={"grad_accum": 1}), LOSS)
-    folder.begin()
-    say(f"run: {folder.path}")
-    state = folder.resume(policy, learner) if resumed else None
-    progress = Progress(**(state or {}))
-    if state is not None:
-        say(f"resumed after {progress.episodes} episodes")
-    try:
-        train(policy, learner, player, tasks, held_out, cfg, folder, progress, say)
-    finally:
-        _report(folder.metrics)
-    print(f"adapter: {folder.finish(policy, 'checkpoints/adapter')}")
+    say(f"adapter: {folder.finish(trainer.policy, 'checkpoints/adapter')}")
 
 
 def for_this_machine(model: LanguageModelConfig) -> LanguageModelConfig:

@@ -31,7 +31,8 @@ from core.outputs import in_words
 from core.passwords import Parser
 from sql_agent.local.config import AdapterConfig, InteractiveConfig
 from sql_agent.local.flags import add_flags, read_flags
-from sql_agent.local.start import check_model, load_libraries
+from sql_agent.local.model_files import check_model
+from sql_agent.local.start import load_libraries
 
 if TYPE_CHECKING:
     from dbbench_adapter.datatypes import Task

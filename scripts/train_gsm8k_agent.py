@@ -1,9 +1,9 @@
 """Train an agent with a calculator on word problems by GRPO, in this process.
 
-    python scripts/train_gsm8k_agent.py --model_path MODEL --dataset gsm8k --samples_per_prompt 4
+    python scripts/train_gsm8k_agent.py --model_path MODEL --dataset gsm8k --group_size 4
     python scripts/train_gsm8k_agent.py --model_path models/tiny-sql --dataset generated --max_samples 64
 
-Each epoch plays --samples_per_prompt episodes of every problem, --batch_size problems side by side, and updates a LoRA
+Each epoch plays --group_size episodes of every problem, --batch_size problems side by side, and updates a LoRA
 adapter after each batch. Reward: 1 for the right number after ####, else 0. --dataset is gsm8k (from the hub or its
 cache), a JSONL or parquet FILE of the same form, or generated (no network). Writes epoch_N/ (adapter and tokenizer),
 metrics.jsonl, trajectories.jsonl and checkpoints/ into --output_dir. doc/gsm8k.md explains it.
@@ -27,7 +27,8 @@ from collections.abc import Sequence
 from core.processes import ends_in_order
 from sql_agent.local.config import Gsm8kGrpoConfig
 from sql_agent.local.flags import add_flags, read_flags
-from sql_agent.local.start import check_model, failures_in_words, load_libraries
+from sql_agent.local.model_files import check_model
+from sql_agent.local.start import failures_in_words, load_libraries
 
 FREE_ON_RESUME = ("output_dir", "save_every")
 
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     args = parser.parse_args(argv)
     cfg = read_flags(parser, Gsm8kGrpoConfig, args)
-    with failures_in_words(f"the same command with --resume goes on from the last checkpoint in {cfg.output_dir}"):
+    with failures_in_words(f"the same command with --resume goes on from the last checkpoint in {cfg.run_dir}"):
         if cfg.source == "gsm8k":
             os.environ.setdefault("HF_HUB_OFFLINE", "0")  # whoever names the hub's dataset may fetch it
         for path in filter(None, (cfg.model.model_path, cfg.reference_model_path)):
@@ -57,36 +58,22 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(cfg: Gsm8kGrpoConfig, *, resumed: bool) -> None:
     from sql_agent.gsm8k.environment import Gsm8k
     from sql_agent.gsm8k.load import load_problems
-    from sql_agent.local.gsm8k_grpo import Progress, train
-    from sql_agent.local.learner import Learner
-    from sql_agent.local.rollouts import Player
+    from sql_agent.local.gsm8k_grpo import Gsm8kGrpo
     from sql_agent.local.run_folder import RunFolder
-    from sql_agent.local.start import Workload, start_policy
+    from sql_agent.local.trainer import start_trainer
 
-    folder = RunFolder(cfg.output_dir, cfg, resumed=resumed, free=FREE_ON_RESUME)
+    folder = RunFolder(cfg.run_dir, cfg, resumed=resumed, free=FREE_ON_RESUME)
     problems = load_problems(cfg.source, limit=cfg.max_samples, seed=cfg.seed)
     held_out = load_problems(cfg.source, split="test", limit=cfg.eval_samples, seed=1) if cfg.eval_samples else []
-    environment = Gsm8k()
-    rows = cfg.batch_size * cfg.samples_per_prompt
-    policy = start_policy(
-        cfg.model,
-        cfg.adapter,
-        tools=environment.tools,
-        seed=cfg.seed,
-        reference_path=cfg.reference_model_path,
-        workload=Workload([environment.messages(problem) for problem in problems[:100]], rows, cfg.limits, cfg.optim),
-    )
-    player = Player(policy, environment, cfg.limits, batch_size=rows)
-    learner = Learner(policy, cfg.optim, cfg.loss)
-    folder.begin()
-    state = folder.resume(policy, learner) if resumed else None
-    progress = Progress(**(state or {}))
-    print(f"{len(problems)} problems of {cfg.dataset}, {len(held_out)} held out", flush=True)
-    if state is not None:
-        print(f"resumed after {progress.batches} batches", flush=True)
-    train(policy, learner, player, problems, held_out, cfg, folder, progress, lambda line: print(line, flush=True))
-    model = shlex.quote(f"{cfg.output_dir}/epoch_{cfg.total_epochs}")
-    print(f"next: python scripts/test_interactive.py --task gsm8k --model_path {model}")
+    recipe = Gsm8kGrpo(cfg, problems, held_out)
+    opening = f"{len(problems)} problems of {cfg.dataset}, {len(held_out)} held out"
+    start_trainer(cfg, recipe, Gsm8k(), folder, resumed=resumed, opening=opening, say=say).train()
+    model = shlex.quote(f"{cfg.run_dir}/epoch_{cfg.num_epochs}")
+    say(f"next: python scripts/test_interactive.py --task gsm8k --model_path {model}")
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -162,7 +162,7 @@ def run(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) ->
     check_episodes(cfg)
     make_environment(cfg).prepare(print)
     if cfg.model == TINY_POLICY and not TINY_POLICY.exists():
-        from scripts.make_tiny_policy import make_tiny_policy
+        from sql_agent.tiny_policy.make import make_tiny_policy
 
         print("no --model given: making the small policy first (about a minute)")
         make_tiny_policy(TINY_POLICY)

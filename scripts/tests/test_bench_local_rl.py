@@ -23,9 +23,9 @@ def test_a_rollout_is_cut_into_one_sample_per_turn():
 @pytest.mark.slow
 def test_rollouts_have_the_turns_asked_for_and_both_ways_of_training_them_give_one_gradient():
     from scripts.bench.local_tokens import measure, rollouts
-    from scripts.make_tiny_policy import make_tiny_policy
     from sql_agent.local.config import AdapterConfig
     from sql_agent.local.policy import load_policy
+    from sql_agent.tiny_policy.make import make_tiny_policy
 
     make_tiny_policy(ROOT / MODEL)
     torch.set_num_threads(1)

@@ -168,7 +168,7 @@ def test_the_shards_of_two_workers_become_the_model_they_were(sharded, random_po
 
 @pytest.fixture(scope="module")
 def tiny_model() -> Path:
-    from scripts.make_tiny_policy import make_tiny_policy
+    from sql_agent.tiny_policy.make import make_tiny_policy
 
     make_tiny_policy(ROOT / "models" / "tiny-sql")
     return ROOT / "models" / "tiny-sql"

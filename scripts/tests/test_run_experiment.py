@@ -20,12 +20,16 @@ TINY = ROOT / "sql_agent" / "configs" / "single_skill" / "experiments" / "tiny_c
 
 
 def run(*arguments: object) -> int:
-    return main([str(argument) for argument in arguments])
+    try:
+        return main([str(argument) for argument in arguments])
+    except SystemExit as end:
+        print(end.code, file=sys.stderr)
+        return 1
 
 
 @pytest.fixture(scope="session")
 def tiny_policy() -> Path:
-    from scripts.make_tiny_policy import make_tiny_policy
+    from sql_agent.tiny_policy.make import make_tiny_policy
 
     make_tiny_policy(ROOT / "models" / "tiny-sql")
     return ROOT / "models" / "tiny-sql"

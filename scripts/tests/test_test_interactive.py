@@ -16,9 +16,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from scripts.make_tiny_policy import make_tiny_policy
 from scripts.test_interactive import main
 from sql_agent.tests.conftest import random_policy_folder  # noqa: F401  a fixture
+from sql_agent.tiny_policy.make import make_tiny_policy
 
 ROOT = Path(__file__).parents[2]
 QUIET = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TERM": "xterm", "COLUMNS": "100"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -11,13 +11,26 @@ from core.passwords import BackendSpec
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.datatypes import AgentConfig
+from sql_agent.local.datatypes import Sampling
 
 LossName = Literal["grpo", "reinforce"]
 CpuPrecision = Literal["auto", "float32", "bfloat16"]
 
 
 class Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        validate_by_name=True,
+        serialize_by_alias=True,
+    )
+
+
+def also(earlier: str, default: Any, **limits: Any) -> Any:
+    """A field that has an earlier name too: flags and YAML files take both, and a run's files keep the earlier one."""
+    return Field(default, validation_alias=earlier, serialization_alias=earlier, **limits)
 
 
 class AdapterConfig(Settings):
@@ -43,7 +56,7 @@ class OptimConfig(Settings):
     weight_decay: float = Field(default=0.01, ge=0, le=1)
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Norm that a larger gradient is scaled down to."""
-    grad_accum: int = Field(default=1, ge=1)
+    grad_accum: int = Field(default=1, ge=1, validation_alias="gradient_accumulation_steps")
     """Batches (groups, under greedy-then-GRPO) whose gradients are averaged into one step."""
     micro_batch_tokens: int | None = Field(default=None, ge=1)
     """Tokens, padding included, of one forward and backward pass; a longer trajectory is alone in its own and
@@ -66,9 +79,9 @@ class ModelConfig(Settings):
 
 class LossConfig(Settings):
     name: LossName = "grpo"
-    clip_param: float = Field(default=0.2, gt=0, lt=1)
+    clip_ratio: float = also("clip_param", 0.2, gt=0, lt=1)
     """PPO's epsilon."""
-    beta: float = Field(default=0.04, ge=0)
+    kl_coef: float = also("beta", 0.04, ge=0)
     """Weight of KL(policy, reference), k3 estimator; 0 runs no reference."""
     scale: bool = True
     """Divide advantages by the group's std; False only centres (arXiv:2503.20783)."""
@@ -85,12 +98,40 @@ class LossConfig(Settings):
         return self
 
 
-class GreedyGrpoConfig(Settings):
-    """`scripts/run_dbbench_greedy_grpo.py`: its flags, their defaults."""
+class GrpoConfig(Settings):
+    """The settings that both GRPO commands have."""
 
     model: ModelConfig
     reference_model_path: str | None = None
     """Model that the KL is measured against; none: the policy as it was loaded, its adapter switched off."""
+    group_size: int = Field(default=4, ge=2, le=1024)
+    """Sampled episodes per task."""
+    max_turns: int = also("max_rounds", 3, ge=1, le=100)
+    """Replies per episode."""
+    max_new_tokens: int = Field(default=512, ge=1)
+    """Tokens of one reply."""
+    temperature: float = Field(default=0.8, gt=0, le=10)
+    """Temperature of the sampled episodes."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus of the sampled episodes. Below 1 the gradient is not that of the policy that sampled: log-probs are
+    before the cut."""
+    adapter: AdapterConfig = AdapterConfig()
+    optim: OptimConfig = OptimConfig()
+    loss: LossConfig = LossConfig()
+    seed: int = Field(default=0, ge=0)
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.temperature, self.top_p)
+
+    @property
+    def limits(self) -> AgentConfig:
+        return AgentConfig(max_turns=self.max_turns, max_tokens=self.max_new_tokens)
+
+
+class GreedyGrpoConfig(GrpoConfig):
+    """`scripts/run_dbbench_greedy_grpo.py`: its flags, their defaults."""
+
     data: Path | None = None
     """Task file, in any form that DB-Bench tasks come in; none: `num_tasks` are generated."""
     num_tasks: int = Field(default=200, ge=1)
@@ -106,27 +147,12 @@ class GreedyGrpoConfig(Settings):
     judge: JudgeName = "strict"
     protocol: ProtocolName = "fc"
     """How the agent acts: by tool calls (fc), or in plain text as AgentBench (text) and LifelongAgentBench (lab)."""
-    max_rounds: int = Field(default=3, ge=1, le=100)
-    """Replies per episode."""
-    group_size: int = Field(default=4, ge=2, le=1024)
-    """Sampled episodes per task."""
-    max_new_tokens: int = Field(default=512, ge=1)
-    """Of one reply."""
-    temperature: float = Field(default=0.8, gt=0, le=10)
-    """Of the sampled episodes."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus of the sampled episodes. Below 1 the gradient is not that of the policy that sampled: log-probs are
-    before the cut."""
-    adapter: AdapterConfig = AdapterConfig()
-    optim: OptimConfig = OptimConfig()
-    loss: LossConfig = LossConfig()
     num_epochs: int = Field(default=1, ge=1)
     """Passes over the tasks."""
-    save_dir: Path = Path("outputs/dbbench_greedy_grpo")
+    run_dir: Path = also("save_dir", Path("outputs/dbbench_greedy_grpo"))
     """Folder of the run."""
     save_every: int = Field(default=20, ge=1)
     """Tasks between checkpoints; a run that is killed loses at most so many."""
-    seed: int = Field(default=0, ge=0)
 
     @field_validator("skills", mode="before")
     @classmethod
@@ -141,17 +167,12 @@ class GreedyGrpoConfig(Settings):
 
     @property
     def limits(self) -> AgentConfig:
-        return AgentConfig(protocol=self.protocol, max_turns=self.max_rounds, max_tokens=self.max_new_tokens)
+        return super().limits.model_copy(update={"protocol": self.protocol})
 
 
-class Gsm8kGrpoConfig(Settings):
+class Gsm8kGrpoConfig(GrpoConfig):
     """`scripts/train_gsm8k_agent.py`: its flags, their defaults."""
 
-    FLAGS: ClassVar[dict[str, str]] = {"grad_accum": "gradient_accumulation_steps"}
-
-    model: ModelConfig
-    reference_model_path: str | None = None
-    """Model that the KL is measured against; none: the policy as it was loaded, its adapter switched off."""
     dataset: str
     """gsm8k, from the hub, fetched if it is not in the cache; a JSONL or parquet file of the same form; or generated.
     gsm8k:FILE and gsm8k:generated, as in fine-tuning, are the same."""
@@ -159,37 +180,24 @@ class Gsm8kGrpoConfig(Settings):
     """Problems to train on; none: all of the dataset, 1000 of generated ones."""
     eval_samples: int = Field(default=0, ge=0)
     """Held-out problems of the same dataset that are played greedily before training and after each epoch; 0: none."""
-    samples_per_prompt: int = Field(default=4, ge=2, le=1024)
-    """Sampled episodes per problem: its group."""
+    group_size: int = also("samples_per_prompt", 4, ge=2, le=1024)
+    """Sampled episodes per problem."""
     batch_size: int = Field(default=8, ge=1)
     """Problems whose episodes are played side by side, then trained on together."""
-    max_rounds: int = Field(default=10, ge=1, le=100)
+    max_turns: int = also("max_rounds", 10, ge=1, le=100)
     """Replies per episode, the answer included."""
     max_new_tokens: int = Field(default=256, ge=1)
-    """Of one reply."""
-    temperature: float = Field(default=0.8, gt=0, le=10)
-    """Of the sampled episodes."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus of the sampled episodes. Below 1 the gradient is not that of the policy that sampled: log-probs are
-    before the cut."""
-    adapter: AdapterConfig = AdapterConfig()
-    optim: OptimConfig = OptimConfig()
-    loss: LossConfig = LossConfig()
-    total_epochs: int = Field(default=1, ge=1)
+    """Tokens of one reply."""
+    num_epochs: int = also("total_epochs", 1, ge=1)
     """Passes over the problems."""
-    output_dir: Path = Path("outputs/gsm8k_grpo")
+    run_dir: Path = also("output_dir", Path("outputs/gsm8k_grpo"))
     """Folder of the run."""
     save_every: int = Field(default=10, ge=1)
     """Batches between checkpoints; a run that is killed loses at most so many."""
-    seed: int = Field(default=0, ge=0)
 
     @property
     def source(self) -> str:
         return self.dataset.removeprefix("gsm8k:")
-
-    @property
-    def limits(self) -> AgentConfig:
-        return AgentConfig(max_turns=self.max_rounds, max_tokens=self.max_new_tokens)
 
 
 class InteractiveConfig(Settings):
@@ -208,11 +216,11 @@ class InteractiveConfig(Settings):
     protocol: ProtocolName = "fc"
     """How the agent acts: by tool calls (fc), or in plain text as AgentBench (text) and LifelongAgentBench (lab)."""
     max_new_tokens: int = Field(default=512, ge=1)
-    """Of one reply."""
+    """Tokens of one reply."""
     temperature: float = Field(default=0.0, ge=0, le=10)
     """0 is greedy."""
     seed: int = Field(default=0, ge=0)
-    """Of the sampling, and of generated tasks."""
+    """Seed of the sampling and of generated tasks."""
 
     @model_validator(mode="after")
     def _belongs_together(self) -> Self:

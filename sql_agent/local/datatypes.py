@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, Self
 
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Message
 from sql_agent.datatypes import AgentConfig, RolloutRecord
 from sql_agent.rollouts.stitch import Trajectory
+from sql_agent.success import Rate
 
 
 class DivergedError(RuntimeError):
-    """Loss or gradient was no finite number several times in a row; the weights are those of the last good step."""
+    """Loss or gradient was not finite several times in a row; the weights are those of the last good step."""
 
 
 class UnjudgedError(RuntimeError):
-    """Time after time nothing can be judged; the message says why."""
+    """Several batches in a row got no verdict at all; the message says why."""
 
 
 class Playable(Protocol):
@@ -66,3 +67,50 @@ class LocalRollout:
     record: RolloutRecord
     trajectory: Trajectory | None
     """None where the policy never came to speak."""
+
+
+@dataclass
+class Played:
+    """One episode of a batch that is trained on."""
+
+    task: Any
+    skill: str
+    """What the task is listed under."""
+    greedy: bool
+    """Whether it was played greedily, for the accuracy alone; nothing is learnt from it."""
+    rollout: LocalRollout
+    reward: float | None
+    """None where the episode could not be judged."""
+    advantage: float | None = None
+    """None where nothing is learnt from the episode."""
+
+
+@dataclass
+class Progress:
+    """Where a run is, and what it has counted so far. The values are JSON; checkpoints hold them."""
+
+    batches: int = 0
+    """Batches that were played and learnt from, over all epochs."""
+    skipped: dict[str, int] = field(default_factory=dict)
+    """Groups that taught nothing, by reason."""
+    unjudged: dict[str, int] = field(default_factory=dict)
+    """Sampled episodes that could not be judged, by reason."""
+    unjudged_in_a_row: int = 0
+    """The newest batches of which no episode could be judged."""
+    judged: int = 0
+    correct: int = 0
+    """Greedy episodes that were judged, and those of them that were right."""
+    means: dict[str, float] = field(default_factory=dict)
+    """Running mean of the reward by skill."""
+
+    @property
+    def accuracy(self) -> Rate:
+        """Success of the greedy episodes, where each batch has one."""
+        return Rate(self.batches, self.judged, self.correct)
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """The progress in a checkpoint; earlier versions named the count of batches differently."""
+        batches = next((state[name] for name in ("batches", "place", "updates") if name in state), 0)
+        own = {name: value for name, value in state.items() if name in cls.__dataclass_fields__ and value is not None}
+        return cls(**own | {"batches": batches})

@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -22,7 +22,8 @@ from dbbench_adapter.protocols import ProtocolName
 from dbbench_adapter.skills import SKILLS
 from sql_agent.config import fault_of_yaml
 from sql_agent.datatypes import AgentConfig
-from sql_agent.local.config import AdapterConfig, ModelConfig, OptimConfig, Settings
+from sql_agent.local.config import AdapterConfig, LossConfig, ModelConfig, OptimConfig, Settings, also
+from sql_agent.local.datatypes import Sampling
 from sql_agent.rewards import RewardPreset
 
 # Settings -------------------------------------------------------------------------------------------------------------
@@ -41,27 +42,23 @@ class LanguageModelConfig(ModelConfig):
 class SamplingAgentConfig(Settings):
     protocol: ProtocolName = "fc"
     """How the agent acts: by tool calls (fc), or in plain text as AgentBench (text) and LifelongAgentBench (lab)."""
-    max_rounds: int = Field(default=3, ge=1, le=100)
+    max_turns: int = also("max_rounds", 3, ge=1, le=100)
     """Replies per episode."""
     max_new_tokens: int = Field(default=512, ge=1)
-    """Of one reply."""
+    """Tokens of one reply."""
     temperature: float = Field(default=1.0, gt=0, le=10)
-    """Of the episodes that are trained on; evaluation is greedy."""
+    """Temperature of the episodes that are trained on; evaluation is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Below 1 the gradient is no longer that of the policy that sampled: log-probs are those before the cut."""
 
-    @property
-    def limits(self) -> AgentConfig:
-        return AgentConfig(protocol=self.protocol, max_turns=self.max_rounds, max_tokens=self.max_new_tokens)
-
 
 class RewardsConfig(Settings):
-    """Of an episode; the defaults are the preset `agent_peft`."""
+    """The reward of an episode by its outcome; the defaults are the preset `agent_peft`."""
 
     correct: float = 1.0
     incorrect: float = -0.1
     out_of_rounds: float = -0.3
-    """Rounds or tokens were spent without an answer."""
+    """Turns or tokens were spent without an answer."""
     malformed: float = -0.1
     """The conversation could not go on because of what the policy wrote."""
 
@@ -98,6 +95,10 @@ class TaskConfig(Settings):
         return skills
 
 
+SUM_OVER_TOKENS = LossConfig(name="reinforce", aggregation="seq-mean-token-sum-norm", max_tokens=1)
+"""REINFORCE: the loss of an episode is a sum over its tokens, and that of an update a mean over its episodes."""
+
+
 class ReinforceConfig(OptimConfig):
     learning_rate: float = Field(default=1e-5, gt=0, le=1)
     grad_accum: int = Field(default=8, ge=1, le=1024)
@@ -131,9 +132,33 @@ class ExperimentConfig(Settings):
     training: ReinforceConfig = ReinforceConfig()
     training_callback: TrainingCallbackConfig = TrainingCallbackConfig()
     seed: int = Field(default=0, ge=0)
-    """Of the draws, the adapter's first weights, sampling and dropout."""
+    """Seed of the draws, the adapter's first weights, sampling and dropout."""
     output_dir: Path = Path("outputs/rl_training")
     """The run's folder is <output_dir>/<model>/db_bench/<timestamp>."""
+    reference_model_path: ClassVar[None] = None
+    loss: ClassVar[LossConfig] = SUM_OVER_TOKENS
+
+    @property
+    def model(self) -> ModelConfig:
+        return self.language_model
+
+    @property
+    def adapter(self) -> AdapterConfig:
+        return self.language_model.adapter
+
+    @property
+    def optim(self) -> OptimConfig:
+        """As the learner takes it: the episodes of an update are one batch to it."""
+        return self.training.model_copy(update={"grad_accum": 1})
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.agent.temperature, self.agent.top_p)
+
+    @property
+    def limits(self) -> AgentConfig:
+        agent = self.agent
+        return AgentConfig(protocol=agent.protocol, max_turns=agent.max_turns, max_tokens=agent.max_new_tokens)
 
     @model_validator(mode="after")
     def _ends_with_a_whole_update(self) -> Self:
@@ -162,6 +187,8 @@ class ExperimentError(ValueError):
     """An experiment cannot be read; the message names the file and the key."""
 
 
+FILE_NAMES = {"max_turns": "max_rounds"}
+"""Keys that the main job spells otherwise; both are read, and the one of these files is kept."""
 Leaves = dict[tuple[str, ...], tuple[Any, str]]
 """A tree of settings as its ends: the path of each to its value and to where that was said."""
 
@@ -180,7 +207,7 @@ def load_experiment(file: Path, overrides: Sequence[str] = ()) -> ExperimentConf
                 f"--set {masked(override, whole=True)!r} has no `=`; write it as --set training.learning_rate=1e-4"
             )
         said = f"--set {masked(override, whole=True)}"
-        path = tuple(place.strip().split("."))
+        path = tuple(map(_key, place.strip().split(".")))
         others = {own: value for own, value in leaves.items() if own[: len(path)] != path}
         leaves = _merge(others, _leaves(_yaml(text, said), path, said))
     try:
@@ -221,7 +248,7 @@ def _resolved(mapping: Mapping[Any, Any], place: tuple[str, ...], file: Path, im
         imported = _read(target, importing)
         leaves = _merge(leaves, {(*place, *path): said for path, said in imported.items()})
     for key, value in mapping.items():
-        inner = (*place, str(key))
+        inner = (*place, _key(key))
         if key in ("import", "overwrite"):
             continue
         own = _resolved(value, inner, file, importing) if isinstance(value, dict) else {inner: (value, str(file))}
@@ -233,12 +260,16 @@ def _resolved(mapping: Mapping[Any, Any], place: tuple[str, ...], file: Path, im
     return _merge(leaves, _leaves(overwrite, place, str(file)))
 
 
+def _key(name: Any) -> str:
+    return FILE_NAMES.get(str(name), str(name))
+
+
 def _leaves(value: Any, place: tuple[str, ...], said: str) -> Leaves:
     if not isinstance(value, dict):
         return {place: (value, said)}
     found: Leaves = {}
     for key, inner in value.items():
-        found |= _leaves(inner, (*place, str(key)), said)
+        found |= _leaves(inner, (*place, _key(key)), said)
     return found
 
 
@@ -279,7 +310,7 @@ def _known(place: tuple[str, ...]) -> list[str]:
     model: Any = ExperimentConfig
     for name in place:
         model = model.model_fields[name].annotation
-    return list(model.model_fields)
+    return [field.serialization_alias or name for name, field in model.model_fields.items()]
 
 
 def _yaml(text: str, said: str) -> Any:

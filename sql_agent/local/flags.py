@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -13,24 +14,32 @@ from core.passwords import masked
 
 Config = TypeVar("Config", bound=BaseModel)
 
+_PREFIX = {"adapter": "lora_"}
+"""Groups of settings whose flags have a prefix: adapter.r is --lora_r."""
 
-def flags_of(config: type[BaseModel]) -> dict[str, str]:
-    """A flag for each field, those of nested settings included: its name to its place, e.g. lora_r to adapter.r.
 
-    A class may give flags other names than its fields' own: `FLAGS`, the usual name to the other.
-    """
-    found: dict[str, str] = {}
+@dataclass(frozen=True)
+class Flag:
+    names: tuple[str, ...]
+    """Its own name, and the earlier one where it has one."""
+    place: tuple[str, ...]
+    """Where its value belongs in the settings, e.g. ("adapter", "r")."""
+    field: FieldInfo
+
+    @property
+    def shown(self) -> str:
+        return "/".join(f"--{name}" for name in self.names)
+
+
+def flags_of(config: type[BaseModel], prefix: str = "", place: tuple[str, ...] = ()) -> Iterator[Flag]:
+    """A flag for each field, those of nested settings included."""
     for name, field in config.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            prefix = _PREFIX.get(name, "")
-            found |= {prefix + inner: f"{name}.{place}" for inner, place in flags_of(field.annotation).items()}
+            yield from flags_of(field.annotation, _PREFIX.get(name, ""), (*place, name))
         else:
-            found[name] = name
-    other: Mapping[str, str] = getattr(config, "FLAGS", {})
-    return {other.get(flag, flag): place for flag, place in found.items()}
-
-
-_PREFIX = {"adapter": "lora_"}
+            earlier = field.validation_alias
+            names = (name, earlier) if isinstance(earlier, str) else (name,)
+            yield Flag(tuple(prefix + one for one in names), (*place, name), field)
 
 
 def add_flags(parser: argparse.ArgumentParser, config: type[BaseModel], *, hidden: Sequence[str] = ()) -> None:
@@ -38,54 +47,42 @@ def add_flags(parser: argparse.ArgumentParser, config: type[BaseModel], *, hidde
     Args:
         hidden: flags to leave out.
     """
-    for flag, place in flags_of(config).items():
-        field = _field(config, place)
-        if flag in hidden:
+    for flag in flags_of(config):
+        name, field = flag.names[0], flag.field
+        if name in hidden:
             continue
-        text = (field.description or flag).replace("\n", " ").replace("%", "%%")
+        text = (field.description or name).replace("\n", " ").replace("%", "%%")
+        options: dict[str, Any] = {"help": text}
         if field.annotation is bool:
-            parser.add_argument(f"--{flag}", action="store_true", default=None, help=text)
-            continue
-        default = "" if field.is_required() or field.default is None else f" (default {field.default})"
-        choices = [value for value in get_args(field.annotation) if isinstance(value, str)] or None
-        parser.add_argument(
-            f"--{flag}",
-            required=field.is_required(),
-            choices=choices,
-            metavar=None if choices else "X",
-            help=text + default,
-        )
+            options |= {"action": "store_true", "default": None}
+        else:
+            if not field.is_required() and field.default is not None:
+                options["help"] += f" (default {field.default})"
+            choices = [value for value in get_args(field.annotation) if isinstance(value, str)] or None
+            options |= {"required": field.is_required(), "choices": choices, "metavar": None if choices else "X"}
+        parser.add_argument(*(f"--{one}" for one in flag.names), dest=name, **options)
 
 
 def read_flags(parser: argparse.ArgumentParser, config: type[Config], args: argparse.Namespace) -> Config:
     """The settings that the flags name; one that is out of range ends the command with the flag and its range."""
-    places = flags_of(config)
     given: dict[str, Any] = {}
-    for flag, place in places.items():
-        value = getattr(args, flag, None)
+    for flag in flags_of(config):
+        value = getattr(args, flag.names[0], None)
         if value is not None:
-            _put(given, place.split("."), value)
+            tree = given
+            for name in flag.place[:-1]:
+                tree = tree.setdefault(name, {})
+            tree[flag.place[-1]] = value
     try:
         return config.model_validate(given)
     except ValidationError as error:
-        parser.error("; ".join(_in_words(fault, places) for fault in error.errors()))
+        shown = {flag.place: flag.shown for flag in flags_of(config)}
+        parser.error("; ".join(_describe_fault(fault, shown) for fault in error.errors()))
 
 
-def _in_words(fault: Any, places: Mapping[str, str]) -> str:
-    place = ".".join(str(part) for part in fault["loc"])
-    flag = next((f"--{flag}: " for flag, own in places.items() if own == place), f"{place}: " if place else "")
+def _describe_fault(fault: Any, shown: dict[tuple[str, ...], str]) -> str:
+    place = tuple(map(str, fault["loc"]))
+    where = shown.get(place, ".".join(place))
     found = "" if isinstance(fault["input"], dict | BaseModel) else f", got {masked(repr(fault['input']), whole=True)}"
-    return flag + fault["msg"].removeprefix("Value error, ").replace("Input should be", "expected") + found
-
-
-def _field(config: type[BaseModel], place: str) -> FieldInfo:
-    *outer, last = place.split(".")
-    for name in outer:
-        config = config.model_fields[name].annotation  # pyright: ignore[reportAssignmentType]
-    return config.model_fields[last]
-
-
-def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    for name in path[:-1]:
-        tree = tree.setdefault(name, {})
-    tree[path[-1]] = value
+    text = fault["msg"].removeprefix("Value error, ").replace("Input should be", "expected") + found
+    return f"{where}: {text}" if where else text

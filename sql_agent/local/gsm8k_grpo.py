@@ -8,167 +8,81 @@ and counted. After each epoch the adapter is written to `epoch_N`.
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
+from sql_agent.datatypes import RolloutRecord
 from sql_agent.gsm8k.datatypes import Problem
 from sql_agent.local.config import Gsm8kGrpoConfig
-from sql_agent.local.datatypes import DivergedError, LocalRollout, Sampling
-from sql_agent.local.greedy_grpo import evaluate, why_without_spread
-from sql_agent.local.learner import Learner
-from sql_agent.local.losses import group_advantages, has_spread
-from sql_agent.local.policy import LocalPolicy
+from sql_agent.local.datatypes import Played, Progress
 from sql_agent.local.rollouts import Player
-from sql_agent.local.run_folder import RunFolder
-from sql_agent.success import Rate
-
-Group = list[LocalRollout]
+from sql_agent.local.trainer import Group, Recipe, describe_loss, evaluate, success_rate
 
 
-@dataclass
-class Progress:
-    """Where a run is, and what it has counted; JSON values."""
+class Gsm8kGrpo(Recipe):
+    """A run goes on without verdicts: the prompts of a few long problems may fill the model's positions."""
 
-    batches: int = 0
-    """Done, over all epochs."""
-    skipped: dict[str, int] = field(default_factory=dict)
-    """Groups without an update, by reason."""
-    unjudged: dict[str, int] = field(default_factory=dict)
-    """Episodes that were left out of their group, by reason."""
+    writes_epochs = True
 
+    def __init__(self, cfg: Gsm8kGrpoConfig, problems: Sequence[Problem], held_out: Sequence[Problem]) -> None:
+        self._cfg, self._problems, self.held_out = cfg, problems, held_out
+        self.batches_per_epoch = self.evaluate_every = -(-len(problems) // cfg.batch_size)
+        self.num_batches, self.save_every = self.batches_per_epoch * cfg.num_epochs, cfg.save_every
+        self.group_size, self.sampling, self.scale = cfg.group_size, cfg.sampling, cfg.loss.scale
+        self.rows = cfg.batch_size * cfg.group_size
 
-def train(
-    policy: LocalPolicy,
-    learner: Learner,
-    player: Player,
-    problems: Sequence[Problem],
-    held_out: Sequence[Problem],
-    cfg: Gsm8kGrpoConfig,
-    folder: RunFolder,
-    progress: Progress,
-    say: Callable[[str], None],
-) -> None:
-    """Go through the epochs from `progress` on; `progress` is kept up to date.
+    def draw(self, batch: int) -> list[tuple[str, Any]]:
+        epoch, place = divmod(batch, self.batches_per_epoch)
+        ordered = epoch_order(self._problems, self._cfg.seed, epoch)
+        return [(problem.kind, problem) for problem in ordered[place * self._cfg.batch_size :][: self._cfg.batch_size]]
 
-    Args:
-        held_out: played greedily before the first batch and after each epoch; empty where nothing is evaluated.
-    Raises:
-        DivergedError: see `Learner.learn`.
-    """
-    per_epoch = -(-len(problems) // cfg.batch_size)
-    if progress.batches == 0:
-        _evaluate(player, held_out, 0, folder, say)
-    while progress.batches < per_epoch * cfg.total_epochs:
-        epoch, place = divmod(progress.batches, per_epoch)
-        batch = epoch_order(problems, cfg.seed, epoch)[place * cfg.batch_size :][: cfg.batch_size]
-        try:
-            line = _learn_from(batch, learner, player, cfg, folder, progress)
-        except DivergedError:
-            folder.save(progress.batches, policy, learner, asdict(progress))
-            raise
-        folder.log({"epoch": epoch + 1, "batch": place + 1, **line})
-        say(f"epoch {epoch + 1}/{cfg.total_epochs}  batch {place + 1}/{per_epoch}  {_shown(line)}")
-        at_end = place + 1 == per_epoch
-        if at_end:
-            learner.flush()
-            say(f"adapter after epoch {epoch + 1}: {folder.finish(policy, f'epoch_{epoch + 1}')}")
-            _evaluate(player, held_out, epoch + 1, folder, say)
-        if at_end or progress.batches % cfg.save_every == 0:
-            folder.save(progress.batches, policy, learner, asdict(progress))
+    def some_tasks(self) -> Sequence[Any]:
+        return self._problems[:100]
+
+    def reward(self, record: RolloutRecord) -> float | None:
+        return record.score.value
+
+    def metrics(self, groups: Sequence[Group], progress: Progress) -> dict[str, Any]:
+        epoch, place = divmod(progress.batches - 1, self.batches_per_epoch)
+        rollouts = [episode.rollout for group in groups for episode in group]
+        records = [rollout.record for rollout in rollouts]
+        return {
+            "epoch": epoch + 1,
+            "batch": place + 1,
+            "rollout/success": asdict(success_rate(rollouts)),
+            "rollout/reason": dict(Counter(record.score.reason for record in records)),
+            "rollout/tool_calls": sum(record.tool_calls for record in records) / len(records),
+            "rollout/malformed_calls": sum(record.malformed_calls for record in records),
+            "reward/unjudged": progress.unjudged,
+            "group/with_spread": sum(any(e.advantage is not None for e in group) for group in groups),
+            "group/skipped": progress.skipped,
+        }
+
+    def labels(self, episode: Played, batches: int) -> dict[str, Any]:
+        return {"batch": batches, "advantage": episode.advantage}
+
+    def describe(self, line: dict[str, Any], groups: Sequence[Group], progress: Progress) -> str:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(progress.skipped.items()))
+        success = line["rollout/success"]
+        return (
+            f"epoch {line['epoch']}/{self._cfg.num_epochs}  batch {line['batch']}/{self.batches_per_epoch}  "
+            f"correct {success['correct']} of {success['judged']}  {describe_loss(line, 'no spread')}  "
+            f"groups with spread {line['group/with_spread']}  "
+            f"skipped so far {sum(progress.skipped.values())}{f' ({reasons})' if reasons else ''}  "
+            f"not judged so far {sum(progress.unjudged.values())}"
+        )
+
+    def evaluate(self, player: Player, batches: int) -> tuple[dict[str, Any], str]:
+        epoch = batches // self.batches_per_epoch
+        found = success_rate(evaluate(player, self.held_out))
+        return {"epoch": epoch, "held_out": asdict(found)}, f"held-out after {epoch} epochs: {found}"
+
+    def describe_done(self, progress: Progress) -> str:
+        return f"{progress.batches} batches"
 
 
 def epoch_order(problems: Sequence[Problem], seed: int, epoch: int) -> list[Problem]:
     """The problems in the order of that epoch, which depends on nothing else."""
     return random.Random(f"{seed}/{epoch}").sample(problems, len(problems))
-
-
-def credit(groups: Sequence[Group], *, scale: bool) -> tuple[list[tuple[LocalRollout, float]], Counter[str]]:
-    """The episodes to learn from with their advantages, and the groups that teach nothing, by reason.
-
-    Args:
-        groups: rollouts of one problem each; one that could not be judged has no place in its group.
-        scale: see `group_advantages`.
-    """
-    credited: list[tuple[LocalRollout, float]] = []
-    skipped: Counter[str] = Counter()
-    for group in groups:
-        rewards = [rollout.record.score.value for rollout in group]
-        if not has_spread(rewards):
-            skipped[why_without_spread(group, rewards)] += 1
-            continue
-        advantages = group_advantages(rewards, scale=scale)
-        credited += [(rollout, a) for rollout, a in zip(group, advantages, strict=True) if a is not None]
-    return credited, skipped
-
-
-def _learn_from(
-    batch: Sequence[Problem],
-    learner: Learner,
-    player: Player,
-    cfg: Gsm8kGrpoConfig,
-    folder: RunFolder,
-    progress: Progress,
-) -> dict[str, Any]:
-    """Play a batch, learn from it, keep its episodes; returns its line of metrics."""
-    started = time.perf_counter()
-    size = cfg.samples_per_prompt
-    repeated = [problem for problem in batch for _ in range(size)]
-    rollouts = player.play(repeated, [Sampling(cfg.temperature, cfg.top_p)] * len(repeated))
-    played_s = time.perf_counter() - started
-    groups = [rollouts[first : first + size] for first in range(0, len(rollouts), size)]
-    credited, skipped = credit(groups, scale=cfg.loss.scale)
-    pairs = [(rollout.trajectory, a) for rollout, a in credited if rollout.trajectory is not None]
-    metrics: dict[str, float] = {}
-    if pairs:
-        metrics = learner.learn([t for t, _ in pairs], [a for _, a in pairs], temperature=cfg.temperature).metrics
-    records = [rollout.record for rollout in rollouts]
-    progress.batches += 1
-    progress.skipped = dict(Counter(progress.skipped) + skipped)
-    lost = Counter(record.score.reason for record in records if record.score.value is None)
-    progress.unjudged = dict(Counter(progress.unjudged) + lost)
-    advantage = {id(rollout): a for rollout, a in credited}
-    for rollout in rollouts:
-        folder.keep({"batch": progress.batches, "advantage": advantage.get(id(rollout)), **rollout.record.to_dict()})
-    values = [record.score.value for record in records if record.score.value is not None]
-    return {
-        "rollout/success": asdict(Rate(len(records), len(values), sum(value == 1.0 for value in values))),
-        "rollout/reason": dict(Counter(record.score.reason for record in records)),
-        "rollout/stop": dict(Counter(record.stop_reason for record in records)),
-        "rollout/tool_calls": sum(record.tool_calls for record in records) / len(records),
-        "rollout/malformed_calls": sum(record.malformed_calls for record in records),
-        "reward/mean": sum(values) / len(values) if values else None,
-        "reward/unjudged": progress.unjudged,
-        "group/with_spread": len(groups) - skipped.total(),
-        "group/skipped": progress.skipped,
-        "train/steps": learner.steps,
-        "train/bad_steps": learner.bad_steps,
-        "time/play_s": played_s,
-        "time/update_s": time.perf_counter() - started - played_s,
-        **metrics,
-    }
-
-
-def _shown(line: dict[str, Any]) -> str:
-    success, skipped = line["rollout/success"], line["group/skipped"]
-    by_reason = f" ({', '.join(f'{reason} {count}' for reason, count in sorted(skipped.items()))})" if skipped else ""
-    return (
-        f"correct {success['correct']} of {success['judged']}  "
-        f"{'loss {:+.4f}'.format(line['policy/loss']) if 'policy/loss' in line else 'no spread, no update'}  "
-        f"groups with spread {line['group/with_spread']}  skipped so far {sum(skipped.values())}{by_reason}  "
-        f"not judged so far {sum(line['reward/unjudged'].values())}"
-    )
-
-
-def _evaluate(
-    player: Player, held_out: Sequence[Problem], epoch: int, folder: RunFolder, say: Callable[[str], None]
-) -> None:
-    """Greedy success on held-out problems; the random generators are left as they were."""
-    if not held_out:
-        return
-    started = time.perf_counter()
-    found = evaluate(player, held_out)
-    folder.log({"epoch": epoch, "held_out": asdict(found), "time/evaluate_s": time.perf_counter() - started})
-    say(f"held-out after {epoch} epochs: {found}")

@@ -101,7 +101,7 @@ class Learner:
         log_probs = self._policy.log_probs(rows, temperature=temperature)
         if self._loss.name == "reinforce":
             return reinforce_loss(log_probs, advantages, weights), GrpoStats()
-        reference = self._policy.reference_log_probs(rows, temperature=temperature) if self._loss.beta else None
+        reference = self._policy.reference_log_probs(rows, temperature=temperature) if self._loss.kl_coef else None
         # Sampling is float32. In bfloat16 the same weights give other log-probs (ratios of 0.86 to 1.17 were
         # measured), as another policy would; with one update a group the policy is the one that sampled.
         old_log_probs = log_probs.detach() if self._policy.bfloat16 else rows.old_log_probs
@@ -111,8 +111,8 @@ class Learner:
             advantages,
             rows.mask,
             weights,
-            clip=self._loss.clip_param,
-            beta=self._loss.beta,
+            clip_ratio=self._loss.clip_ratio,
+            kl_coef=self._loss.kl_coef,
             ref_log_probs=reference,
         )
 

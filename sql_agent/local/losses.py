@@ -207,11 +207,11 @@ def grpo_loss(
     mask: Tensor,
     weights: Tensor,
     *,
-    clip: float,
-    beta: float = 0.0,
+    clip_ratio: float,
+    kl_coef: float = 0.0,
     ref_log_probs: Tensor | None = None,
 ) -> tuple[Tensor, GrpoStats]:
-    """GRPO: PPO's clipped surrogate plus `beta` times KL(policy, reference) by k3.
+    """GRPO: PPO's clipped surrogate plus `kl_coef` times KL(policy, reference) by k3.
 
     Args:
         log_probs: under the policy that is trained, shape (B, T).
@@ -219,33 +219,36 @@ def grpo_loss(
         advantages_B: one per sequence, shape (B,); constants.
         mask: 1 on sampled tokens, shape (B, T); where it is 0, the other tensors may hold anything.
         weights: from `token_weights` of the whole batch, shape (B, T).
-        clip: the ratio counts within 1 - clip and 1 + clip, between 0 and 1.
-        beta: weight of the KL, 0 or more.
-        ref_log_probs: under the frozen reference, shape (B, T); with `beta` 0 only measured.
+        clip_ratio: the ratio counts within 1 - clip_ratio and 1 + clip_ratio, between 0 and 1.
+        kl_coef: weight of the KL, 0 or more.
+        ref_log_probs: under the frozen reference, shape (B, T); with `kl_coef` 0 only measured.
     Returns:
         The loss, a scalar, and its stats. A NaN or an infinity on a sampled token reaches both.
     Raises:
-        ValueError: shapes that do not fit together, `clip` or `beta` out of range, `beta` without a reference.
+        ValueError: shapes that do not fit together, `clip_ratio` or `kl_coef` out of range, `kl_coef` without a
+            reference.
     Source:
         arXiv:2402.03300 eq. 3 with an advantage per rollout; verl `compute_policy_loss_vanilla`, TRL `_compute_loss`.
     """
-    if not 0 < clip < 1:
-        raise ValueError(f"clip must lie between 0 and 1, got {clip}; 0.2 is usual")
-    if not 0 <= beta < math.inf:
-        raise ValueError(f"beta must be 0 or more, got {beta}; 0.04 is usual, 0 leaves the KL out")
-    if beta and ref_log_probs is None:
-        raise ValueError(f"beta {beta} needs ref_log_probs, the reference's log-probs; pass them or set beta to 0")
+    if not 0 < clip_ratio < 1:
+        raise ValueError(f"clip_ratio must lie between 0 and 1, got {clip_ratio}; 0.2 is usual")
+    if not 0 <= kl_coef < math.inf:
+        raise ValueError(f"kl_coef must be 0 or more, got {kl_coef}; 0.04 is usual, 0 leaves the KL out")
+    if kl_coef and ref_log_probs is None:
+        raise ValueError(
+            f"kl_coef {kl_coef} needs ref_log_probs, the reference's log-probs; pass them or set kl_coef to 0"
+        )
     reference = {} if ref_log_probs is None else {"ref_log_probs": ref_log_probs}
     _same_shape(log_probs, advantages_B, old_log_probs=old_log_probs, mask=mask, weights=weights, **reference)
     sampled = mask.bool()
     log_probs = _only(sampled, log_probs)
     advantages = _only(sampled, advantages_B.detach().unsqueeze(1))
     ratio = log_prob_ratio(log_probs, _only(sampled, old_log_probs))
-    unclipped, clipped = ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages
+    unclipped, clipped = ratio * advantages, ratio.clamp(1 - clip_ratio, 1 + clip_ratio) * advantages
     per_token = -torch.minimum(unclipped, clipped)
     kl = None if ref_log_probs is None else kl_k3(log_probs, _only(sampled, ref_log_probs))
-    if kl is not None and beta:
-        per_token = per_token + beta * kl
+    if kl is not None and kl_coef:
+        per_token = per_token + kl_coef * kl
     return (weights * per_token).sum(), _stats(sampled, ratio.detach(), clipped < unclipped, kl)
 
 

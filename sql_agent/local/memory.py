@@ -17,6 +17,7 @@ from core.cpu_features import uses_bfloat16
 from core.json_text import parse_json
 from core.micro_batches import micro_batch_tokens
 from sql_agent.local.config import AdapterConfig, ModelConfig, OptimConfig
+from sql_agent.local.model_files import base_name, is_adapter
 
 Precision = Literal["float32", "autocast", "bfloat16", "4bit"]
 """autocast: weights in float32, the matrix products of the update in bfloat16, as on a CPU that has it."""
@@ -113,8 +114,8 @@ def read_shape(path: str | Path) -> ModelShape:
         ValueError: no config.json there, or a model of another kind.
     """
     folder = Path(path)
-    if (adapter := folder / "adapter_config.json").is_file():
-        return read_shape(parse_json(adapter.read_text("utf-8"))["base_model_name_or_path"])
+    if is_adapter(folder):
+        return read_shape(base_name(folder))
     file = folder / "config.json"
     if not folder.is_dir():
         from huggingface_hub import try_to_load_from_cache

@@ -28,11 +28,10 @@ from transformers import (
 )
 
 from core.cpu_features import uses_bfloat16
-from core.json_text import parse_json
 from sql_agent.local.config import AdapterConfig, CpuPrecision
 from sql_agent.local.datatypes import Sample, Sampling
 from sql_agent.local.head import output_layer, score_tokens
-from sql_agent.local.start import ADAPTER_FILE
+from sql_agent.local.model_files import base_name, is_adapter
 from sql_agent.rollouts.stitch import Trajectory
 
 REFERENCE = "reference"
@@ -293,8 +292,8 @@ def load_policy(
         ValueError: 4-bit without bitsandbytes or without a GPU; an adapter on the output layer.
     """
     tokenizer = tokenizer or AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    trained = Path(path) if (Path(path) / ADAPTER_FILE).is_file() else None
-    base = load_model(_base_of(trained) if trained else path, device=device, load_in_4bit=load_in_4bit)
+    trained = Path(path) if is_adapter(Path(path)) else None
+    base = load_model(base_name(trained) if trained else path, device=device, load_in_4bit=load_in_4bit)
     if load_in_4bit:
         base = prepare_model_for_kbit_training(base, use_gradient_checkpointing=False)
     if trained:
@@ -324,8 +323,8 @@ def load_model(path: str | Path, *, device: str, load_in_4bit: bool = False) -> 
     """A causal LM in evaluation mode: float32 on a CPU, bfloat16 or 4-bit (NF4) on a GPU. An adapter's folder gives its
     base with the adapter merged in."""
     folder = Path(path)
-    if (folder / ADAPTER_FILE).is_file():
-        base = load_model(_base_of(folder), device=device)
+    if is_adapter(folder):
+        base = load_model(base_name(folder), device=device)
         return PeftModel.from_pretrained(base, folder).merge_and_unload()  # pyright: ignore[reportCallIssue]
     where = str(folder.resolve()) if folder.is_dir() else str(path)  # an adapter names its base: by a path that lasts
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
@@ -338,7 +337,3 @@ def load_model(path: str | Path, *, device: str, load_in_4bit: bool = False) -> 
     return AutoModelForCausalLM.from_pretrained(
         where, dtype=dtype, quantization_config=quantised, device_map=device, trust_remote_code=False
     )
-
-
-def _base_of(adapter: Path) -> str:
-    return parse_json((adapter / ADAPTER_FILE).read_text("utf-8"))["base_model_name_or_path"]

@@ -34,16 +34,19 @@ class RunFolderError(ValueError):
 
 
 class RunFolder:
-    """
+    """Checks the folder of a run; `begin` makes it.
+
     Args:
-        path: of the run; must not hold a run unless that is resumed.
+        path: the folder; it must not hold a run unless that is resumed.
         config: saved on the first start; a resumed run must have the same.
-        free: settings that may change when a run is resumed, e.g. how often it saves.
+        free: settings that may change when a run is resumed, e.g. how often it saves, by their names in the file.
     Raises:
         RunFolderError: it holds something, or nothing that could be resumed, or a run with other settings.
     """
 
     SETTINGS, METRICS, TRAJECTORIES = "config.json", "metrics.jsonl", "trajectories.jsonl"
+    resume_flag = "--resume"
+    """How the command is told to go on with this run."""
 
     def __init__(self, path: Path, config: BaseModel, *, resumed: bool, free: Iterable[str] = ()) -> None:
         self.path, self.metrics, self.trajectories = path, path / self.METRICS, path / self.TRAJECTORIES

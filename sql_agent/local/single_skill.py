@@ -1,4 +1,4 @@
-"""Single-skill REINFORCE: each reset draws a skill, then a task of it; one adapter learns them all.
+"""Single-skill REINFORCE: each episode draws a skill, then a task of it; one adapter learns them all.
 
 One update is `grad_accum` episodes, played side by side since the policy does not change among them, and the gradient
 of their mean of -(reward - baseline) * sum of the sampled tokens' log-probs (Williams 1992: a sum over tokens, no
@@ -7,32 +7,19 @@ mean). What could not be judged is left out of that mean and counted. Leaves out
 
 from __future__ import annotations
 
-import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-from pydantic import BaseModel
-
-from dbbench_adapter.datatypes import Task
-from dbbench_adapter.tasks.single_skill import SingleSkillTaskGenerator
-from sql_agent.local.config import LossConfig
-from sql_agent.local.datatypes import GREEDY, DivergedError, LocalRollout, Sampling, UnjudgedError
+from sql_agent.datatypes import RolloutRecord
+from sql_agent.local.datatypes import LocalRollout, Played, Progress
 from sql_agent.local.experiment import ExperimentConfig
-from sql_agent.local.learner import Learner
-from sql_agent.local.policy import LocalPolicy
 from sql_agent.local.rollouts import Player
 from sql_agent.local.run_folder import RunFolder
+from sql_agent.local.skill_tasks import draws, held_out_tasks
+from sql_agent.local.trainer import EVALUATED_TOGETHER, Group, Recipe, describe_loss, evaluate, success_rate
 from sql_agent.rewards import reward
-from sql_agent.success import Rate
-
-LOSS = LossConfig(name="reinforce", aggregation="seq-mean-token-sum-norm", max_tokens=1)
-"""Sums over tokens, means over episodes."""
-FREE_ON_RESUME = ("training_callback", "output_dir")
-MAX_UNJUDGED = 3
 
 
 class SessionFolder(RunFolder):
@@ -40,27 +27,105 @@ class SessionFolder(RunFolder):
 
     SETTINGS, METRICS, TRAJECTORIES = "logs/config.json", "logs/metrics.jsonl", "sessions/episodes.jsonl"
 
-    def __init__(self, path: Path, config: BaseModel, *, resumed: bool) -> None:
-        super().__init__(path, config, resumed=resumed, free=FREE_ON_RESUME)
+    def __init__(self, path: Path, cfg: ExperimentConfig, *, resumed: bool) -> None:
+        super().__init__(path, cfg, resumed=resumed, free=("training_callback", "output_dir"))
+        self.resume_flag = f"--resume {path}"
 
 
-@dataclass
-class Progress:
-    """Where a run is; JSON values."""
+class SingleSkill(Recipe):
+    """A batch is one update; each of its tasks is played once.
 
-    updates: int = 0
-    """Batches of episodes; `Learner.steps` counts those that moved the adapter."""
-    episodes: int = 0
-    """Also the place in the order of tasks: so many were drawn."""
-    means: dict[str, float] = field(default_factory=dict)
-    """Running mean of the reward by skill."""
-    unjudged: dict[str, int] = field(default_factory=dict)
-    """Episodes left out, by reason."""
-    unjudged_in_a_row: int = 0
-    """Updates of which no episode was judged."""
+    Raises:
+        TaskFileError, ValueError: see `draws` and `held_out_tasks`.
+    """
 
+    unit = "updates"
+    group_size = 1
 
-# Training -------------------------------------------------------------------------------------------------------------
+    def __init__(self, cfg: ExperimentConfig) -> None:
+        callback, self._size = cfg.training_callback, cfg.training.grad_accum
+        self._cfg, self._tasks, self._drawn = cfg, draws(cfg.task, seed=cfg.seed), 0
+        self._by_skill = held_out_tasks(cfg.task, callback.evaluate_tasks_per_skill) if callback.evaluate_every else {}
+        self.held_out = [*{task.id: task for tasks in self._by_skill.values() for task in tasks}.values()]
+        self.num_batches = self.batches_per_epoch = callback.stop_after_episodes // self._size
+        self.sampling = cfg.sampling
+        self.rows = min(max(self._size, len(self.held_out)), EVALUATED_TOGETHER)
+        self.evaluate_every, self.save_every = callback.evaluate_every, callback.save_every
+
+    def draw(self, batch: int) -> list[tuple[str, Any]]:
+        """The next tasks; those before `batch`, which an earlier part of a resumed run has played, are passed over."""
+        while self._drawn < batch * self._size:
+            self._next()
+        return [self._next() for _ in range(self._size)]
+
+    def _next(self) -> tuple[str, Any]:
+        self._drawn += 1
+        return self._tasks.draw()
+
+    def some_tasks(self) -> Sequence[Any]:
+        tasks = draws(self._cfg.task, seed=self._cfg.seed)
+        return [next(tasks) for _ in range(100)]
+
+    def reward(self, record: RolloutRecord) -> float | None:
+        return reward(record, self._cfg.task.rewards.preset).value
+
+    def credit(self, groups: Sequence[Group], means: dict[str, float]) -> dict[str, float]:
+        episodes = [episode for group in groups for episode in group]
+        advantages = [episode.reward for episode in episodes]
+        if self._cfg.training.baseline == "running_mean":
+            skills = [episode.skill for episode in episodes]
+            advantages, means = take_baseline(skills, advantages, means, self._cfg.training.baseline_decay)
+        for episode, advantage in zip(episodes, advantages, strict=True):
+            episode.advantage = advantage
+        return means
+
+    def metrics(self, groups: Sequence[Group], progress: Progress) -> dict[str, Any]:
+        by_skill: dict[str, list[LocalRollout]] = {}
+        for episode in sorted((episode for group in groups for episode in group), key=lambda e: e.skill):
+            by_skill.setdefault(episode.skill, []).append(episode.rollout)
+        return {
+            "update": progress.batches,
+            "episodes": progress.batches * self._size,
+            "reward/unjudged": progress.unjudged,
+            "success": asdict(success_rate([rollout for own in by_skill.values() for rollout in own])),
+            "success/skill": {skill: asdict(success_rate(own)) for skill, own in by_skill.items()},
+            "baseline/skill": progress.means,
+        }
+
+    def labels(self, episode: Played, batches: int) -> dict[str, Any]:
+        return {
+            "update": batches,
+            "skill": episode.skill,
+            "reward": episode.reward,
+            "advantage": episode.advantage,
+        }
+
+    def describe(self, line: dict[str, Any], groups: Sequence[Group], progress: Progress) -> str:
+        success = line["success"]
+        mean = "none" if line["reward/mean"] is None else f"{line['reward/mean']:+.2f}"
+        return (
+            f"update {line['update']}  episodes {line['episodes']}/{self.num_batches * self._size}  "
+            f"correct {success['correct']} of {success['judged']}  reward {mean}  "
+            f"{describe_loss(line, 'nothing judged')}  not judged so far {sum(progress.unjudged.values())}"
+        )
+
+    def evaluate(self, player: Player, batches: int) -> tuple[dict[str, Any], str]:
+        """Each task is played once and counts for every skill it is listed under."""
+        rollouts = {task.id: r for task, r in zip(self.held_out, evaluate(player, self.held_out), strict=True)}
+        overall = success_rate([*rollouts.values()])
+        line = {
+            "update": batches,
+            "episodes": batches * self._size,
+            "held_out": asdict(overall),
+            "held_out/skill": {
+                skill: asdict(success_rate([rollouts[task.id] for task in tasks]))
+                for skill, tasks in self._by_skill.items()
+            },
+        }
+        return line, f"held-out after {batches} updates: {overall}"
+
+    def describe_done(self, progress: Progress) -> str:
+        return f"{progress.batches * self._size} episodes"
 
 
 def take_baseline(
@@ -84,173 +149,3 @@ def take_baseline(
         advantages.append(value - after.get(skill, 0.0))
         after[skill] = decay * after[skill] + (1 - decay) * value if skill in after else value
     return advantages, after
-
-
-def train(
-    policy: LocalPolicy,
-    learner: Learner,
-    player: Player,
-    tasks: SingleSkillTaskGenerator,
-    held_out: Mapping[str, Sequence[Task]],
-    cfg: ExperimentConfig,
-    folder: RunFolder,
-    progress: Progress,
-    say: Callable[[str], None],
-) -> None:
-    """Play and learn from `progress` on until so many episodes are done; `progress` is kept up to date.
-
-    Args:
-        tasks: fresh; those that `progress` has behind it are drawn again and passed over.
-        held_out: by skill; empty where nothing is evaluated.
-    Raises:
-        DivergedError: see `Learner.learn`.
-        UnjudgedError: no episode of three updates in a row could be judged.
-    """
-    for _ in range(progress.episodes):
-        tasks.draw()
-    callback = cfg.training_callback
-    if held_out and progress.updates == 0:
-        _log_evaluation(player, held_out, folder, progress, say)
-    while progress.episodes < callback.stop_after_episodes:
-        try:
-            _update(learner, player, tasks, cfg, folder, progress, say)
-        except DivergedError:
-            folder.save(progress.updates, policy, learner, asdict(progress))
-            raise
-        last = progress.episodes >= callback.stop_after_episodes
-        if held_out and (last or progress.updates % callback.evaluate_every == 0):
-            _log_evaluation(player, held_out, folder, progress, say)
-        if last or progress.updates % callback.save_every == 0:
-            folder.save(progress.updates, policy, learner, asdict(progress))
-
-
-def _update(
-    learner: Learner,
-    player: Player,
-    tasks: SingleSkillTaskGenerator,
-    cfg: ExperimentConfig,
-    folder: RunFolder,
-    progress: Progress,
-    say: Callable[[str], None],
-) -> None:
-    started = time.perf_counter()
-    drawn = [tasks.draw() for _ in range(cfg.training.grad_accum)]
-    skills = [skill for skill, _ in drawn]
-    sampling = Sampling(cfg.agent.temperature, cfg.agent.top_p)
-    rollouts = player.play([task for _, task in drawn], [sampling] * len(drawn))
-    played_s = time.perf_counter() - started
-    rewards = [reward(rollout.record, cfg.task.rewards.preset).value for rollout in rollouts]
-    advantages, means = rewards, progress.means
-    if cfg.training.baseline == "running_mean":
-        advantages, means = take_baseline(skills, rewards, progress.means, cfg.training.baseline_decay)
-    learnt = [(r.trajectory, a) for r, a in zip(rollouts, advantages, strict=True) if a is not None and r.trajectory]
-    metrics: dict[str, float] = {}
-    if learnt:
-        metrics = learner.learn(
-            [t for t, _ in learnt], [a for _, a in learnt], temperature=sampling.temperature
-        ).metrics
-    progress.means = means
-    progress.updates += 1
-    progress.episodes += len(drawn)
-    _count_unjudged(rollouts, progress)
-    for skill, rollout, value, advantage in zip(skills, rollouts, rewards, advantages, strict=True):
-        episode = {"update": progress.updates, "skill": skill, "reward": value, "advantage": advantage}
-        folder.keep(episode | rollout.record.to_dict())
-    line = _line(skills, rollouts, rewards, metrics, learner, progress)
-    folder.log(line | {"time/play_s": played_s, "time/update_s": time.perf_counter() - started - played_s})
-    say(_shown(line, cfg.training_callback.stop_after_episodes))
-    if progress.unjudged_in_a_row >= MAX_UNJUDGED:
-        lost = rollouts[0].record
-        raise UnjudgedError(
-            f"no episode of the last {MAX_UNJUDGED} updates could be judged ({lost.score.reason}: "
-            f"{lost.error or lost.stop_reason}); look at the database, then go on with --resume {folder.path}"
-        )
-
-
-def _count_unjudged(rollouts: Sequence[LocalRollout], progress: Progress) -> None:
-    lost = [rollout.record.score.reason for rollout in rollouts if rollout.record.score.value is None]
-    progress.unjudged = dict(Counter(progress.unjudged) + Counter(lost))
-    progress.unjudged_in_a_row = progress.unjudged_in_a_row + 1 if len(lost) == len(rollouts) else 0
-
-
-def _line(
-    skills: Sequence[str],
-    rollouts: Sequence[LocalRollout],
-    rewards: Sequence[float | None],
-    metrics: Mapping[str, float],
-    learner: Learner,
-    progress: Progress,
-) -> dict[str, Any]:
-    judged = [value for value in rewards if value is not None]
-    by_name = {name: [r for s, r in zip(skills, rollouts, strict=True) if s == name] for name in sorted(set(skills))}
-    return {
-        "update": progress.updates,
-        "episodes": progress.episodes,
-        "reward/mean": sum(judged) / len(judged) if judged else None,
-        "reward/unjudged": progress.unjudged,
-        "success": asdict(rate(rollouts)),
-        "success/skill": {name: asdict(rate(own)) for name, own in by_name.items()},
-        "baseline/skill": progress.means,
-        "rollout/stop": dict(Counter(rollout.record.stop_reason for rollout in rollouts)),
-        "train/steps": learner.steps,
-        "train/bad_steps": learner.bad_steps,
-        **metrics,
-    }
-
-
-def _shown(line: Mapping[str, Any], total: int) -> str:
-    success = line["success"]
-    loss = f"loss {line['policy/loss']:+.3f}" if "policy/loss" in line else "nothing judged, no update"
-    mean = "none" if line["reward/mean"] is None else f"{line['reward/mean']:+.2f}"
-    return (
-        f"update {line['update']}  episodes {line['episodes']}/{total}  correct {success['correct']} of "
-        f"{success['judged']}  reward {mean}  {loss}  not judged so far {sum(line['reward/unjudged'].values())}"
-    )
-
-
-# Evaluation -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Greedy success on held-out tasks."""
-
-    overall: Rate
-    """Each task once, whatever the number of skills it stands under."""
-    by_skill: dict[str, Rate]
-
-
-def rate(rollouts: Sequence[LocalRollout]) -> Rate:
-    values = [rollout.record.score.value for rollout in rollouts]
-    judged = [value for value in values if value is not None]
-    return Rate(len(values), len(judged), sum(value == 1.0 for value in judged))
-
-
-def evaluate(player: Player, held_out: Mapping[str, Sequence[Task]]) -> Evaluation:
-    """Play every task greedily, once; the random generators are left as they were."""
-    tasks = {task.id: task for listed in held_out.values() for task in listed}
-    with torch.random.fork_rng():
-        rollouts = dict(zip(tasks, player.play([*tasks.values()], [GREEDY] * len(tasks)), strict=True))
-    own = {skill: rate([rollouts[task.id] for task in listed]) for skill, listed in held_out.items()}
-    return Evaluation(rate([*rollouts.values()]), own)
-
-
-def _log_evaluation(
-    player: Player,
-    held_out: Mapping[str, Sequence[Task]],
-    folder: RunFolder,
-    progress: Progress,
-    say: Callable[[str], None],
-) -> None:
-    started = time.perf_counter()
-    found = evaluate(player, held_out)
-    folder.log(
-        {
-            "update": progress.updates,
-            "episodes": progress.episodes,
-            "held_out": asdict(found.overall),
-            "held_out/skill": {skill: asdict(own) for skill, own in found.by_skill.items()},
-            "time/evaluate_s": time.perf_counter() - started,
-        }
-    )
-    say(f"held-out after {progress.updates} updates: {found.overall}")

@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from core.commands import INTERRUPTED
-from core.hub import ModelNotFoundError, go_offline, model_folder
 from core.outputs import in_words
 from dbbench_adapter.protocols import Message
 from sql_agent.datatypes import AgentConfig
 from sql_agent.local.config import AdapterConfig, ModelConfig, OptimConfig
 from sql_agent.local.datatypes import DivergedError, UnjudgedError
-from sql_agent.model_check import (
-    OF_ONE_MODEL,
-    ModelFileError,
-    check_config,
-    check_tokenizer,
-    check_weights,
-    read_json,
-    safetensors_bytes,
-)
+from sql_agent.local.model_files import StartError, check_device, check_fit, check_model
 
 if TYPE_CHECKING:
     from sql_agent.local.policy import LocalPolicy
 
 log = logging.getLogger(__name__)
-
-ADAPTER_FILE = "adapter_config.json"
 
 
 @dataclass(frozen=True)
@@ -47,10 +33,6 @@ class Workload:
     """Episodes that are sampled side by side."""
     limits: AgentConfig
     optim: OptimConfig
-
-
-class StartError(ValueError):
-    """The run cannot start as asked; the message says what to do."""
 
 
 @contextmanager
@@ -155,76 +137,3 @@ def start_policy(
         precision=model.precision,
         tokenizer=tokenizer,
     )
-
-
-def check_fit(path: str) -> None:
-    """The weights of a model, or of an adapter and its base, are a language model's and have the names and shapes that
-    the config gives them. `check_model` found them whole.
-
-    Raises:
-        StartError: they are not or have not; names them.
-    """
-    from core.weights import adapter_misfit, misfit, wrong_head
-
-    base = folder = model_folder(path, fetch=False)
-    while (base / ADAPTER_FILE).is_file():
-        base = model_folder(read_json(base / ADAPTER_FILE)["base_model_name_or_path"], fetch=False)
-    if fault := wrong_head(base) or misfit(base, "ForCausalLM"):
-        raise StartError(f"{fault}; {OF_ONE_MODEL}")
-    if folder != base and (fault := adapter_misfit(folder, base, "ForCausalLM")):
-        raise StartError(f"{fault}; take an adapter of a language model with the base that it was trained on")
-
-
-def check_device(device: str, *, load_in_4bit: bool, has_gpu: bool) -> None:
-    """
-    Raises:
-        StartError: the device is not there, or cannot hold 4-bit weights.
-    """
-    if device == "cuda" and not has_gpu:
-        raise StartError("--device cuda: torch sees no GPU here; leave the flag out or give cpu")
-    if load_in_4bit and device != "cuda":
-        raise StartError("--load_in_4bit needs a GPU; leave the flag out, a CPU holds the model in float32")
-    if load_in_4bit and importlib.util.find_spec("bitsandbytes") is None:
-        raise StartError("--load_in_4bit needs bitsandbytes, which is not installed: `uv pip install bitsandbytes`")
-
-
-def check_model(path: str, _adapters: tuple[str, ...] = ()) -> str:
-    """A model's or an adapter's folder is there and whole, or a model of the hub is in the cache or fetched to it.
-
-    Returns:
-        What to load: `path`, by which an adapter names its base; of the id of an adapter its folder.
-    Raises:
-        StartError: it is not, and cannot be had.
-    """
-    go_offline()
-    # read when torch is imported: threads that wait in a loop stand still where something else has their core
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    folder = Path(path)
-    if (folder / ADAPTER_FILE).is_file():
-        try:
-            base = read_json(folder / ADAPTER_FILE).get("base_model_name_or_path")
-        except ModelFileError as error:
-            raise StartError(str(error)) from error
-        weights = folder / "adapter_model.safetensors"
-        if not weights.is_file() or safetensors_bytes(weights) != weights.stat().st_size or not base:
-            raise StartError(f"{folder} is no whole adapter: expected {weights.name}, undamaged, and its base's name")
-        if str(folder.resolve()) in _adapters:
-            raise StartError(
-                f"the adapter in {folder} names itself as its base; write the model's folder into {ADAPTER_FILE}"
-            )
-        try:
-            check_model(base, (*_adapters, str(folder.resolve())))
-        except StartError as error:
-            raise StartError(f"the adapter in {folder} needs its base: {error}") from error
-        return path
-    if folder.is_dir():
-        problems = [p for check in (check_config, check_tokenizer, check_weights) for p in check(folder) if p.blocks]
-        if problems:
-            raise StartError(str(problems[0]))
-        return path
-    try:
-        found = model_folder(path, fetch=not _adapters)  # an adapter's base was named by the adapter, not by the user
-    except ModelNotFoundError as error:
-        raise StartError(str(error)) from None
-    check_model(str(found), _adapters)
-    return str(found) if (found / ADAPTER_FILE).is_file() else path

@@ -30,7 +30,7 @@ from dbbench_adapter.tasks.load import load_tasks
 from reward_model.base_model import load_tokenizer, weights_sha256
 from reward_model.training import TrainingError, tokenizer_sha256, versions
 from sql_agent.gsm8k.load import load_problems
-from sql_agent.local.start import check_device, check_fit, check_model
+from sql_agent.local.model_files import base_name, check_device, check_fit, check_model, is_adapter
 from sql_agent.model_check import read_json
 from sql_agent.sft.config import GENERATED, SftConfig
 from sql_agent.sft.data import (
@@ -43,7 +43,6 @@ from sql_agent.sft.data import (
     read_messages,
 )
 from sql_agent.sft.trainer import (
-    ADAPTER_FILE,
     CHECKPOINTS,
     RECORD,
     Lora,
@@ -169,9 +168,7 @@ def next_commands(cfg: SftConfig) -> list[str]:
 
 
 def base_of(model: Path) -> Path:
-    if not (model / ADAPTER_FILE).is_file():
-        return model
-    return model_folder(read_json(model / ADAPTER_FILE)["base_model_name_or_path"], fetch=False)
+    return model_folder(base_name(model), fetch=False) if is_adapter(model) else model
 
 
 def new_adapter(cfg: SftConfig, *, is_adapter: bool) -> Lora | None:

@@ -28,7 +28,7 @@ from core.micro_batches import micro_batch_tokens, micro_batches, recomputed, re
 from core.outputs import append_line, failures_of_the_disk, written
 from reward_model.training import METRICS, RunLog, TrainingError
 from sql_agent.local.head import score_tokens
-from sql_agent.local.start import ADAPTER_FILE
+from sql_agent.local.model_files import ADAPTER_FILE
 from sql_agent.sft.config import SftConfig
 from sql_agent.sft.data import Encoded
 

@@ -35,7 +35,7 @@ def permitted():
 
 @pytest.fixture(scope="module")
 def command():
-    from scripts.make_tiny_policy import make_tiny_policy
+    from sql_agent.tiny_policy.make import make_tiny_policy
 
     make_tiny_policy(MODEL)
     command = [sys.executable, "sql_agent/train_sql_agent.py", "--ci-fast", "--device", "cpu", "--model", str(MODEL)]

@@ -43,7 +43,7 @@ TRAINING = ["--set", "loss.entropy_coef=0.01", "--set", "data.max_response_token
 
 @pytest.fixture(scope="module")
 def model() -> Path:
-    from scripts.make_tiny_policy import make_tiny_policy
+    from sql_agent.tiny_policy.make import make_tiny_policy
 
     make_tiny_policy(ROOT / "models" / "tiny-sql")
     return ROOT / "models" / "tiny-sql"

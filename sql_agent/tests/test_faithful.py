@@ -41,7 +41,7 @@ ROOM = 3500
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory) -> Path:
-    from scripts.make_tiny_policy import make_tiny_policy
+    from sql_agent.tiny_policy.make import make_tiny_policy
 
     folder = tmp_path_factory.mktemp("policy") / "undertrained"
     make_tiny_policy(folder, steps=WARM_START_STEPS)

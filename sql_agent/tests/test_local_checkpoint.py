@@ -88,7 +88,7 @@ def test_an_unfinished_checkpoint_is_none_and_the_two_newest_are_kept(run, tmp_p
 
 
 def config(folder, **changes) -> GreedyGrpoConfig:
-    return GreedyGrpoConfig(model=ModelConfig(model_path="x"), save_dir=folder, **changes)
+    return GreedyGrpoConfig(model=ModelConfig(model_path="x"), run_dir=folder, **changes)
 
 
 def test_a_folder_that_holds_something_is_not_written_into(tmp_path):

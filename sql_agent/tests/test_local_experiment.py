@@ -71,7 +71,7 @@ def test_own_keys_win_over_imports_and_overwrite_wins_over_both(tmp_path):
         under="language_model: {model_path: m}\nseed: 1\nagent: {temperature: 2.0, max_rounds: 4, top_p: 0.9}\n",
     )
     cfg = load_experiment(file)
-    assert (cfg.seed, cfg.agent.temperature, cfg.agent.max_rounds, cfg.agent.top_p) == (3, 0.5, 9, 0.9)
+    assert (cfg.seed, cfg.agent.temperature, cfg.agent.max_turns, cfg.agent.top_p) == (3, 0.5, 9, 0.9)
 
 
 def test_of_several_imports_the_later_wins_key_by_key(tmp_path):
@@ -82,7 +82,7 @@ def test_of_several_imports_the_later_wins_key_by_key(tmp_path):
         b="max_rounds: 2\n",
     )
     agent = load_experiment(file).agent
-    assert (agent.max_rounds, agent.top_p) == (2, 0.5)
+    assert (agent.max_turns, agent.top_p) == (2, 0.5)
 
 
 def test_an_import_is_found_from_the_file_that_names_it_whatever_folder_one_stands_in(tmp_path, monkeypatch):
@@ -113,6 +113,13 @@ def test_set_replaces_what_every_file_says_and_its_values_are_yaml(tmp_path):
     cfg = load_experiment(file, ["seed=7", "task.skills={insert: 2}", "training.learning_rate=1e-4"])
     assert (cfg.seed, cfg.task.skills, cfg.task.judge) == (7, {"insert": 2.0}, "text")
     assert cfg.training.learning_rate == 1e-4
+
+
+def test_replies_per_episode_may_be_called_as_in_the_main_job(tmp_path):
+    file = write(tmp_path, it="language_model: {model_path: m}\nagent: {max_rounds: 4}\n")
+    assert load_experiment(file).agent.max_turns == 4
+    assert load_experiment(file, ["agent.max_turns=5"]).agent.max_turns == 5
+    assert load_experiment(file, ["agent.max_turns=5"]).model_dump()["agent"]["max_rounds"] == 5
 
 
 # Bad input

@@ -5,9 +5,14 @@ import pytest
 from dbbench_adapter.datatypes import Score
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.local.config import GreedyGrpoConfig, ModelConfig
-from sql_agent.local.datatypes import LocalRollout, UnjudgedError
-from sql_agent.local.greedy_grpo import Progress, reward_of, train, why_without_spread
+from sql_agent.local.datatypes import LocalRollout, Played, Progress, UnjudgedError
+from sql_agent.local.greedy_grpo import GreedyGrpo
 from sql_agent.local.run_folder import RunFolder
+from sql_agent.local.trainer import Trainer, why_without_spread
+
+
+def recipe(cfg: GreedyGrpoConfig, tasks=()) -> GreedyGrpo:
+    return GreedyGrpo(cfg, tasks, [])
 
 
 def rollout(value, stop="answered", reason="match") -> LocalRollout:
@@ -31,7 +36,8 @@ def rollout(value, stop="answered", reason="match") -> LocalRollout:
     ],
 )
 def test_rewards(value, stop, reward):
-    assert reward_of(rollout(value, stop).record) == reward
+    cfg = GreedyGrpoConfig(model=ModelConfig(model_path="x"))
+    assert recipe(cfg).reward(rollout(value, stop).record) == reward
 
 
 @pytest.mark.parametrize(
@@ -45,7 +51,7 @@ def test_rewards(value, stop, reward):
     ],
 )
 def test_a_group_without_spread_says_why(values, reason):
-    assert why_without_spread([rollout(value) for value in values], values) == reason
+    assert why_without_spread([Played(None, "k", False, rollout(value), value) for value in values]) == reason
 
 
 class Scripted:
@@ -59,14 +65,23 @@ class Scripted:
 
 
 def test_with_nobody_to_judge_it_stops_at_the_third_task(tmp_path):
-    cfg = GreedyGrpoConfig(model=ModelConfig(model_path="x"), save_dir=tmp_path / "run", group_size=2)
-    folder = RunFolder(cfg.save_dir, cfg, resumed=False)
+    cfg = GreedyGrpoConfig(model=ModelConfig(model_path="x"), run_dir=tmp_path / "run", group_size=2)
+    folder = RunFolder(cfg.run_dir, cfg, resumed=False)
     folder.begin()
     right, lost = [rollout(1.0)] * 3, [rollout(None, "db_unavailable", "db_unavailable")] * 3
     task = type("Task", (), {"id": "t", "kind": "k"})()
     learner, progress = type("Learner", (), {"steps": 0, "bad_steps": 0})(), Progress()
     player = Scripted(lost, lost, right, lost, lost, lost)
     with pytest.raises(UnjudgedError, match=r"last 3 tasks could be judged \(db_unavailable: .*go on with --resume"):
-        train(None, learner, player, [task] * 8, [], cfg, folder, progress, lambda line: None)  # pyright: ignore
-    assert (progress.place, progress.judged, progress.correct) == (5, 1, 1)
-    assert progress.skipped == {"unjudged": 4, "all_correct": 1}
+        run = recipe(cfg, [task] * 8)
+        Trainer(None, learner, player, run, folder, progress, lambda line: None).train()  # pyright: ignore
+    assert (progress.batches, progress.judged, progress.correct) == (6, 1, 1)
+    assert progress.skipped == {"unjudged": 5, "all_correct": 1}
+    assert len(folder.metrics.read_text().splitlines()) == 6
+
+
+def test_progress_is_read_from_checkpoints_of_earlier_versions():
+    greedy = {"place": 7, "correct": 2, "judged": 6, "skipped": None, "unjudged_in_a_row": 1}
+    assert Progress.from_state(greedy) == Progress(batches=7, correct=2, judged=6, unjudged_in_a_row=1)
+    single = {"updates": 3, "episodes": 24, "means": {"insert": 0.5}, "unjudged": {}, "unjudged_in_a_row": 0}
+    assert Progress.from_state(single) == Progress(batches=3, means={"insert": 0.5})

@@ -1,7 +1,6 @@
 """GRPO on word problems: which episodes count, in which order problems come, and what a run leaves behind."""
 
 import json
-from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -10,10 +9,11 @@ import torch
 from dbbench_adapter.datatypes import Score
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.gsm8k.datatypes import Problem
-from sql_agent.local.config import Gsm8kGrpoConfig, ModelConfig
-from sql_agent.local.datatypes import LocalRollout
-from sql_agent.local.gsm8k_grpo import Progress, credit, epoch_order, train
+from sql_agent.local.config import Gsm8kGrpoConfig, LossConfig, ModelConfig
+from sql_agent.local.datatypes import LocalRollout, Played, Progress
+from sql_agent.local.gsm8k_grpo import Gsm8kGrpo, epoch_order
 from sql_agent.local.run_folder import RunFolder
+from sql_agent.local.trainer import Trainer
 from sql_agent.rollouts.stitch import Trajectory
 
 PROBLEMS = [Problem(f"p{n}", f"What is {n} and 1?", str(n + 1)) for n in range(5)]
@@ -24,23 +24,25 @@ def rollout(value: float | None, reason: str = "x", task_id: str = "p") -> Local
     return LocalRollout(record, Trajectory((1,), (2, 3), (1, 1), (-0.5, -0.5), 1))
 
 
-def test_only_groups_with_spread_are_learnt_from_and_the_others_are_counted_by_reason():
-    mixed = [rollout(1.0), rollout(0.0), rollout(None), rollout(0.0)]
-    groups = [mixed, [rollout(1.0)] * 4, [rollout(0.0)] * 4, [rollout(None)] * 3 + [rollout(1.0)]]
-    credited, skipped = credit(groups, scale=False)
+def credited(groups: list[list[float | None]], *, scale: bool) -> list[list[float | None]]:
+    """The advantages of groups with these verdicts."""
+    played = [[Played(None, "gsm8k", False, rollout(value), value) for value in values] for values in groups]
+    cfg = Gsm8kGrpoConfig(model=ModelConfig(model_path="x"), dataset="generated", loss=LossConfig(scale=scale))
+    Gsm8kGrpo(cfg, PROBLEMS, []).credit(played, {})
+    return [[episode.advantage for episode in group] for group in played]
+
+
+def test_only_groups_with_spread_are_learnt_from():
+    groups = [[1.0, 0.0, None, 0.0], [1.0] * 4, [0.0] * 4, [None] * 3 + [1.0]]
     # mean of 1, 0, 0 is 1/3; the one nobody could judge has no place in it
-    assert [(id(r), pytest.approx(a)) for r, a in credited] == [
-        (id(mixed[0]), 2 / 3),
-        (id(mixed[1]), -1 / 3),
-        (id(mixed[3]), -1 / 3),
-    ]
-    assert skipped == {"all_correct": 1, "all_wrong": 1, "unjudged": 1}
+    found = credited(groups, scale=False)
+    assert found[0] == [pytest.approx(2 / 3), pytest.approx(-1 / 3), None, pytest.approx(-1 / 3)]
+    assert found[1:] == [[None] * 4] * 3
 
 
 def test_scaled_advantages_are_in_stds_of_their_own_group():
     # mean 0.5, unbiased std 0.7071: (1 - 0.5) / 0.7071
-    credited, _ = credit([[rollout(1.0), rollout(0.0)]], scale=True)
-    assert [a for _, a in credited] == pytest.approx([0.7071, -0.7071], abs=1e-4)
+    assert credited([[1.0, 0.0]], scale=True) == [pytest.approx([0.7071, -0.7071], abs=1e-4)]
 
 
 def test_each_epoch_has_every_problem_once_in_an_order_of_its_own():
@@ -82,29 +84,29 @@ def run(tmp_path, monkeypatch, world, held_out=(), **changes):
     cfg = Gsm8kGrpoConfig(
         model=ModelConfig(model_path="x"),
         dataset="generated",
-        output_dir=tmp_path,
+        run_dir=tmp_path,
         batch_size=2,
-        samples_per_prompt=2,
+        group_size=2,
         **changes,
     )
     folder = RunFolder(tmp_path / "run", cfg, resumed=False)
     folder.begin()
     monkeypatch.setattr(folder, "save", lambda step, *_: world.events.append(f"checkpoint {step}"))
     progress, said = Progress(), []
-    train(world, world, world, PROBLEMS, held_out, cfg, folder, progress, said.append)
+    Trainer(world, world, world, Gsm8kGrpo(cfg, PROBLEMS, held_out), folder, progress, said.append).train()
     return folder, progress, said
 
 
 def test_a_run_plays_learns_and_writes_an_adapter_after_each_epoch(tmp_path, monkeypatch):
     world = World()
-    folder, progress, said = run(tmp_path, monkeypatch, world, PROBLEMS[:3], total_epochs=2, save_every=2)
+    folder, progress, said = run(tmp_path, monkeypatch, world, PROBLEMS[:3], num_epochs=2, save_every=2)
     epoch = ["play 4", "learn 4 at 0.8", "play 4", "learn 4 at 0.8", "play 2", "learn 2 at 0.8", "flush", "greedy 3"]
     first, second = epoch.copy(), epoch.copy()
     first.insert(4, "checkpoint 2")
     second.insert(2, "checkpoint 4")
     assert world.events == ["greedy 3", *first, "checkpoint 3", *second, "checkpoint 6"]
     assert sorted(path.name for path in folder.path.glob("epoch_*")) == ["epoch_1", "epoch_2"]
-    assert asdict(progress) == {"batches": 6, "skipped": {}, "unjudged": {}}
+    assert progress == Progress(batches=6)
     lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
     assert [(line["epoch"], line.get("batch")) for line in lines] == [
         (0, None), (1, 1), (1, 2), (1, 3), (1, None), (2, 1), (2, 2), (2, 3), (2, None),

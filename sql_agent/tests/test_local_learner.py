@@ -53,7 +53,7 @@ def log_prob(policy: LocalPolicy, trajectory: Trajectory) -> float:
 
 
 @pytest.mark.parametrize(
-    "loss", [LossConfig(beta=0.0), LossConfig(), LossConfig(name="reinforce")], ids=lambda c: c.name
+    "loss", [LossConfig(kl_coef=0.0), LossConfig(), LossConfig(name="reinforce")], ids=lambda c: c.name
 )
 def test_what_did_well_becomes_likelier_and_what_did_badly_less_so(policy, loss):
     before = [log_prob(policy, t) for t in TRAJECTORIES]
@@ -78,7 +78,7 @@ def test_micro_batches_change_the_memory_and_not_the_gradient(policy, aggregatio
 
 
 def test_accumulated_batches_are_one_step_with_their_mean_gradient(policy):
-    loss = LossConfig(beta=0.0)
+    loss = LossConfig(kl_coef=0.0)
     apart = []
     for part in (slice(0, 1), slice(1, 3)):
         learner = Learner(policy, OptimConfig(grad_accum=2), loss)
@@ -121,14 +121,14 @@ def test_the_ratio_is_against_the_log_probs_that_were_recorded(policy):
     [one] = TRAJECTORIES[:1]
     now = policy.log_probs(Rows.of([one], pad_id=policy.pad_id))[0, 3:].tolist()
     half = Trajectory(one.prompt_ids, one.response_ids, one.response_mask, tuple(v + math.log(2) for v in now), 2)
-    metrics = Learner(policy, FAST, LossConfig(beta=0.0)).learn([half], [1.0], temperature=1.0).metrics
+    metrics = Learner(policy, FAST, LossConfig(kl_coef=0.0)).learn([half], [1.0], temperature=1.0).metrics
     assert metrics["policy/ratio_mean"] == pytest.approx(0.5, abs=1e-4)  # recorded as twice as likely as they are now
 
 
 def test_in_bfloat16_the_ratio_is_1_for_the_recorded_log_probs_are_of_another_precision(random_policy_folder):
     torch.manual_seed(0)
     policy = load_policy(random_policy_folder, adapter=NO_DROPOUT, device="cpu", precision="bfloat16")
-    metrics = Learner(policy, FAST, LossConfig(beta=0.0)).learn(TRAJECTORIES[:1], [1.0], temperature=1.0).metrics
+    metrics = Learner(policy, FAST, LossConfig(kl_coef=0.0)).learn(TRAJECTORIES[:1], [1.0], temperature=1.0).metrics
     assert (metrics["policy/ratio_mean"], metrics["policy/ratio_max"], metrics["policy/clip_frac"]) == (1.0, 1.0, 0.0)
 
 
@@ -142,7 +142,7 @@ def test_in_bfloat16_the_ratio_is_1_for_the_recorded_log_probs_are_of_another_pr
     ],
 )
 def test_a_step_that_is_no_number_is_left_out_and_the_third_in_a_row_stops(policy, trajectory, advantage):
-    learner = Learner(policy, FAST, LossConfig(beta=0.0))
+    learner = Learner(policy, FAST, LossConfig(kl_coef=0.0))
     before = weights(policy)
     for _ in range(2):
         assert not learner.learn([trajectory], [advantage], temperature=1.0).stepped
@@ -157,7 +157,7 @@ def test_a_step_that_is_no_number_is_left_out_and_the_third_in_a_row_stops(polic
 
 
 def test_a_gradient_that_is_no_number_is_left_out_too(policy):
-    learner = Learner(policy, FAST, LossConfig(beta=0.0))
+    learner = Learner(policy, FAST, LossConfig(kl_coef=0.0))
     before = weights(policy)
     first = policy.parameters()[0]
     handle = first.register_hook(lambda gradient: gradient * math.inf)

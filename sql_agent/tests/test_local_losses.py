@@ -225,7 +225,7 @@ SAMPLED = MASK[:2]
 
 def test_grpo_loss_clips_where_the_policy_has_gone_far_enough():
     log_probs = NEW.clone().requires_grad_()
-    loss, stats = grpo_loss(log_probs, OLD, ADVANTAGES, SAMPLED, WEIGHTS, clip=0.2)
+    loss, stats = grpo_loss(log_probs, OLD, ADVANTAGES, SAMPLED, WEIGHTS, clip_ratio=0.2)
     # -min(1.5, 1.2) / 4 - min(0.9, 0.9) / 4 - min(-0.5, -0.8) / 2 = -0.3 - 0.225 + 0.4
     assert_close(loss.item(), -0.125)
     assert stats.tokens == 3 and stats.clipped == 2 and stats.kl_k3 is None
@@ -237,15 +237,17 @@ def test_grpo_loss_clips_where_the_policy_has_gone_far_enough():
 
 def test_grpo_loss_does_not_clip_what_went_the_wrong_way():
     # the same ratios with the signs turned: max(1.5, 1.2) / 4 + max(0.9, 0.9) / 4 - min(0.5, 0.8) / 2
-    loss, stats = grpo_loss(NEW, OLD, -ADVANTAGES, SAMPLED, WEIGHTS, clip=0.2)
+    loss, stats = grpo_loss(NEW, OLD, -ADVANTAGES, SAMPLED, WEIGHTS, clip_ratio=0.2)
     assert_close(loss.item(), 1.5 / 4 + 0.9 / 4 - 0.5 / 2)
     assert stats.clipped == 0
 
 
-def test_grpo_loss_adds_beta_times_k3():
+def test_grpo_loss_adds_kl_coef_times_k3():
     log_probs = NEW.clone().requires_grad_()
     # q/p = 2, 1 and 1/2: k3 = 1 - ln 2, 0 and ln 2 - 1/2; (1 - ln 2) / 4 + (ln 2 - 1/2) / 2 = ln 2 / 4
-    loss, stats = grpo_loss(log_probs, OLD, ADVANTAGES, SAMPLED, WEIGHTS, clip=0.2, beta=0.1, ref_log_probs=REF)
+    loss, stats = grpo_loss(
+        log_probs, OLD, ADVANTAGES, SAMPLED, WEIGHTS, clip_ratio=0.2, kl_coef=0.1, ref_log_probs=REF
+    )
     assert_close(loss.item(), -0.125 + 0.1 * LN2 / 4)
     assert_close(stats.kl_k3, 0.5 / 3)  # (1 - ln 2 + 0 + ln 2 - 1/2) / 3, by tokens and not by weights
     loss.backward()
@@ -253,17 +255,17 @@ def test_grpo_loss_adds_beta_times_k3():
     assert_close(log_probs.grad, rows([-0.1 / 4, -0.9 / 4, 0], [0.1 / 2 / 2, 0, 0]))
 
 
-def test_beta_0_measures_the_kl_and_leaves_the_loss():
-    loss, stats = grpo_loss(NEW, OLD, ADVANTAGES, SAMPLED, WEIGHTS, clip=0.2, ref_log_probs=REF)
+def test_kl_coef_0_measures_the_kl_and_leaves_the_loss():
+    loss, stats = grpo_loss(NEW, OLD, ADVANTAGES, SAMPLED, WEIGHTS, clip_ratio=0.2, ref_log_probs=REF)
     assert_close((loss.item(), stats.kl_k3), (-0.125, 0.5 / 3))
     endless = torch.full_like(REF, math.inf)  # 0 * inf would be NaN
-    loss, stats = grpo_loss(NEW, OLD, ADVANTAGES, SAMPLED, WEIGHTS, clip=0.2, ref_log_probs=endless)
+    loss, stats = grpo_loss(NEW, OLD, ADVANTAGES, SAMPLED, WEIGHTS, clip_ratio=0.2, ref_log_probs=endless)
     assert loss.item() == pytest.approx(-0.125)
 
 
 def test_the_first_update_has_ratio_1_and_reinforces_gradient():
     new = NEW.clone().requires_grad_()
-    loss, stats = grpo_loss(new, new, ADVANTAGES, SAMPLED, WEIGHTS, clip=0.2)
+    loss, stats = grpo_loss(new, new, ADVANTAGES, SAMPLED, WEIGHTS, clip_ratio=0.2)
     (ours,) = torch.autograd.grad(loss, new)
     (expected,) = torch.autograd.grad(reinforce_loss(new, ADVANTAGES, WEIGHTS), new)
     assert_close(ours, expected)
@@ -272,7 +274,7 @@ def test_the_first_update_has_ratio_1_and_reinforces_gradient():
 
 def test_only_the_policys_log_probs_get_a_gradient():
     policy, old, advantages, ref = (values.clone().requires_grad_() for values in (NEW, OLD, ADVANTAGES, REF))
-    loss, _ = grpo_loss(policy, old, advantages, SAMPLED, WEIGHTS, clip=0.2, beta=0.1, ref_log_probs=ref)
+    loss, _ = grpo_loss(policy, old, advantages, SAMPLED, WEIGHTS, clip_ratio=0.2, kl_coef=0.1, ref_log_probs=ref)
     (loss + reinforce_loss(policy, advantages, WEIGHTS)).backward()
     assert policy.grad is not None
     assert (old.grad, advantages.grad, ref.grad) == (None, None, None)
@@ -287,7 +289,10 @@ def test_equal_rewards_have_no_gradient(seed, reward):
     mask = torch.rand(4, 5, generator=generator) < 0.7
     advantages = torch.tensor(group_advantages([reward] * 4))
     weights = token_weights(mask, "seq-mean-token-mean")
-    for loss in (grpo_loss(new, old, advantages, mask, weights, clip=0.2)[0], reinforce_loss(new, advantages, weights)):
+    for loss in (
+        grpo_loss(new, old, advantages, mask, weights, clip_ratio=0.2)[0],
+        reinforce_loss(new, advantages, weights),
+    ):
         (gradient,) = torch.autograd.grad(loss, new)
         assert not gradient.any()
 
@@ -300,7 +305,7 @@ def test_what_was_not_sampled_touches_neither_loss_nor_gradient(anything):
         return values.masked_fill(outside, anything)
 
     clean, dirty = NEW.clone().requires_grad_(), spoilt(NEW).requires_grad_()
-    settings_of_both = {"clip": 0.2, "beta": 0.1}
+    settings_of_both = {"clip_ratio": 0.2, "kl_coef": 0.1}
     expected, expected_stats = grpo_loss(
         clean, OLD, ADVANTAGES, SAMPLED, WEIGHTS, ref_log_probs=REF, **settings_of_both
     )
@@ -319,7 +324,9 @@ def test_the_advantage_of_a_row_without_a_token_may_be_anything():
     empty_row = torch.tensor([[0, 1, 0], [0, 0, 0]])
     log_probs = NEW.clone().requires_grad_()
     advantages = torch.tensor([1.0, math.nan], dtype=torch.float64)
-    loss, stats = grpo_loss(log_probs, OLD, advantages, empty_row, token_weights(empty_row, "token-mean"), clip=0.2)
+    loss, stats = grpo_loss(
+        log_probs, OLD, advantages, empty_row, token_weights(empty_row, "token-mean"), clip_ratio=0.2
+    )
     assert_close(loss.item(), -0.9)
     assert_close(torch.autograd.grad(loss, log_probs)[0], rows([0, -0.9, 0], [0, 0, 0]))
     assert_close((stats.tokens, stats.ratio_sum, stats.ratio_max), (1, 0.9, 0.9))
@@ -329,7 +336,7 @@ def test_the_advantage_of_a_row_without_a_token_may_be_anything():
 def test_a_sampled_token_that_is_no_number_is_not_hidden(broken):
     old = OLD.clone()
     old[1, 0] = -broken
-    loss, stats = grpo_loss(NEW, old, ADVANTAGES, SAMPLED, WEIGHTS, clip=0.2, beta=0.1, ref_log_probs=old)
+    loss, stats = grpo_loss(NEW, old, ADVANTAGES, SAMPLED, WEIGHTS, clip_ratio=0.2, kl_coef=0.1, ref_log_probs=old)
     assert not math.isfinite(loss.item())
     assert stats.kl_k3 is not None and not math.isfinite(stats.kl_k3)
 
@@ -349,7 +356,14 @@ def test_micro_batches_add_up_to_the_batch(aggregation):
     def loss_of(rows: slice) -> tuple[torch.Tensor, GrpoStats]:
         policy = new[rows].requires_grad_()
         return grpo_loss(
-            policy, old[rows], advantages[rows], mask[rows], weights[rows], clip=0.2, beta=0.1, ref_log_probs=ref[rows]
+            policy,
+            old[rows],
+            advantages[rows],
+            mask[rows],
+            weights[rows],
+            clip_ratio=0.2,
+            kl_coef=0.1,
+            ref_log_probs=ref[rows],
         )
 
     whole_loss, whole = loss_of(slice(None))
@@ -363,7 +377,7 @@ def test_micro_batches_add_up_to_the_batch(aggregation):
 def test_stats_of_nothing_are_unknown_and_change_no_sum():
     nothing = torch.zeros(2, 3)
     loss, stats = grpo_loss(
-        NEW, OLD, ADVANTAGES, nothing, token_weights(nothing, "token-mean"), clip=0.2, ref_log_probs=REF
+        NEW, OLD, ADVANTAGES, nothing, token_weights(nothing, "token-mean"), clip_ratio=0.2, ref_log_probs=REF
     )
     assert loss.item() == 0
     assert (stats.tokens, stats.kl_k3) == (0, None)
@@ -385,12 +399,12 @@ def test_stats_lose_no_broken_ratio_and_no_missing_reference():
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"clip": 0.0}, "clip must lie between 0 and 1, got 0.0; 0.2 is usual"),
-        ({"clip": 1.0}, "clip must lie between 0 and 1"),
-        ({"beta": -0.1}, "beta must be 0 or more, got -0.1"),
-        ({"beta": math.nan}, "beta must be 0 or more, got nan"),
-        ({"beta": math.inf}, "beta must be 0 or more, got inf"),
-        ({"beta": 0.04}, "beta 0.04 needs ref_log_probs"),
+        ({"clip_ratio": 0.0}, "clip_ratio must lie between 0 and 1, got 0.0; 0.2 is usual"),
+        ({"clip_ratio": 1.0}, "clip_ratio must lie between 0 and 1"),
+        ({"kl_coef": -0.1}, "kl_coef must be 0 or more, got -0.1"),
+        ({"kl_coef": math.nan}, "kl_coef must be 0 or more, got nan"),
+        ({"kl_coef": math.inf}, "kl_coef must be 0 or more, got inf"),
+        ({"kl_coef": 0.04}, "kl_coef 0.04 needs ref_log_probs"),
         ({"log_probs": NEW[0]}, r"log_probs need the shape \(sequences, tokens\), got \(3,\)"),
         ({"advantages_B": ADVANTAGES[:1]}, r"one value per sequence, \(2,\), got \(1,\)"),
         ({"old_log_probs": OLD[:, 1:]}, r"old_log_probs needs the shape of log_probs, \(2, 3\), got \(2, 2\)"),
@@ -406,7 +420,7 @@ def test_arguments_that_do_not_fit_say_what_does(changed, words):
         "advantages_B": ADVANTAGES,
         "mask": SAMPLED,
         "weights": WEIGHTS,
-        "clip": 0.2,
+        "clip_ratio": 0.2,
     }
     with pytest.raises(ValueError, match=words):
         grpo_loss(**{**fits, **changed})

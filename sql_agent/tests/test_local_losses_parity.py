@@ -88,7 +88,7 @@ def test_grpo_loss_is_verls(aggregation, beta, seed):
     theirs, metrics = verl_loss(batch, aggregation, beta, clip_ratio_c=1e9)
     ours, stats = grpo_loss(
         batch.new, batch.old, batch.advantages, batch.mask, batch.weights(aggregation),
-        clip=CLIP, beta=beta, ref_log_probs=batch.ref,
+        clip_ratio=CLIP, kl_coef=beta, ref_log_probs=batch.ref,
     )  # fmt: skip
     assert_close(ours, theirs, **CHECKED)
     assert_close(batch.gradient(ours), batch.gradient(theirs), **EXACT)
@@ -103,7 +103,9 @@ def test_verl_caps_the_loss_of_a_bad_token_that_became_likelier_and_we_do_not():
         batch.new.copy_(batch.old + 2)
     batch.advantages.fill_(-1)
     theirs, _ = verl_loss(batch, "token-mean")
-    ours, _ = grpo_loss(batch.new, batch.old, batch.advantages, batch.mask, batch.weights("token-mean"), clip=CLIP)
+    ours, _ = grpo_loss(
+        batch.new, batch.old, batch.advantages, batch.mask, batch.weights("token-mean"), clip_ratio=CLIP
+    )
     assert_close((theirs.item(), ours.item()), (3.0, math.exp(2)), **EXACT)
     assert not batch.gradient(theirs).any()
 
@@ -210,7 +212,9 @@ def test_the_policys_own_log_probs_as_old_ones_have_no_gradient_in_verl_and_rein
     batch = Batch(0)
     batch.old = batch.new
     theirs, _ = verl_loss(batch, "token-mean")
-    ours, _ = grpo_loss(batch.new, batch.new, batch.advantages, batch.mask, batch.weights("token-mean"), clip=CLIP)
+    ours, _ = grpo_loss(
+        batch.new, batch.new, batch.advantages, batch.mask, batch.weights("token-mean"), clip_ratio=CLIP
+    )
     assert not batch.gradient(theirs).any()
     reinforced = reinforce_loss(batch.new, batch.advantages, batch.weights("token-mean"))
     assert_close(batch.gradient(ours), batch.gradient(reinforced), **EXACT)
@@ -292,7 +296,7 @@ def test_grpo_loss_is_trls(tmp_path, aggregation, loss_type, beta, seed):
     theirs = trl_loss(trainer, batch)
     ours, stats = grpo_loss(
         batch.new, batch.old, batch.advantages, batch.mask, batch.weights(aggregation),
-        clip=CLIP, beta=beta, ref_log_probs=batch.ref if beta else None,
+        clip_ratio=CLIP, kl_coef=beta, ref_log_probs=batch.ref if beta else None,
     )  # fmt: skip
     assert_close(ours, theirs, **CHECKED)
     assert_close(batch.gradient(ours), batch.gradient(theirs), **EXACT)
@@ -304,7 +308,14 @@ def test_trls_default_multiplies_the_kl_by_the_ratio_and_we_do_not(tmp_path):
     batch, weights = Batch(0), Batch(0).weights("seq-mean-token-mean")
     theirs = trl_loss(trl_trainer(tmp_path, beta=BETA, reweighted_kl=True), batch)
     ours, _ = grpo_loss(
-        batch.new, batch.old, batch.advantages, batch.mask, weights, clip=CLIP, beta=BETA, ref_log_probs=batch.ref
+        batch.new,
+        batch.old,
+        batch.advantages,
+        batch.mask,
+        weights,
+        clip_ratio=CLIP,
+        kl_coef=BETA,
+        ref_log_probs=batch.ref,
     )
     extra = BETA * (log_prob_ratio(batch.new, batch.old) - 1) * kl_k3(batch.new, batch.ref)
     assert_close(theirs, ours + (weights * extra).sum(), **CHECKED)
@@ -315,7 +326,7 @@ def test_without_recorded_log_probs_trl_takes_the_policys_own_and_so_do_we(tmp_p
     batch = Batch(0)
     theirs = trl_loss(trl_trainer(tmp_path), batch, recorded=False)
     weights = batch.weights("seq-mean-token-mean")
-    ours, _ = grpo_loss(batch.new, batch.new, batch.advantages, batch.mask, weights, clip=CLIP)
+    ours, _ = grpo_loss(batch.new, batch.new, batch.advantages, batch.mask, weights, clip_ratio=CLIP)
     assert_close(ours, theirs, **CHECKED)
     assert_close(batch.gradient(ours), batch.gradient(theirs), **EXACT)
 
@@ -337,7 +348,7 @@ def test_micro_batches_add_up_as_trls_do_but_for_bnpo(tmp_path, aggregation, los
     ours = sum(
         grpo_loss(
             batch.new[rows], batch.old[rows], batch.advantages[rows], batch.mask[rows], weights[rows],
-            clip=CLIP, beta=BETA, ref_log_probs=batch.ref[rows],
+            clip_ratio=CLIP, kl_coef=BETA, ref_log_probs=batch.ref[rows],
         )[0]
         for rows in micro_batches
     )  # fmt: skip
@@ -352,7 +363,7 @@ def test_trl_counts_rows_without_a_token_as_sequences_and_we_do_not(tmp_path, ag
     batch = Batch(0)
     batch.mask[5:7] = False
     theirs = trl_loss(trl_trainer(tmp_path, loss_type), batch)
-    ours, _ = grpo_loss(batch.new, batch.old, batch.advantages, batch.mask, batch.weights(aggregation), clip=CLIP)
+    ours, _ = grpo_loss(batch.new, batch.old, batch.advantages, batch.mask, batch.weights(aggregation), clip_ratio=CLIP)
     assert_close(theirs, ours * 6 / 8, **CHECKED)
 
 
@@ -360,7 +371,9 @@ def test_trl_counts_rows_without_a_token_as_sequences_and_we_do_not(tmp_path, ag
 def test_trl_multiplies_by_the_mask_so_what_was_not_sampled_spoils_its_loss_and_not_ours(tmp_path, anything):
     batch = Batch(0)
     batch.old[~batch.mask] = anything
-    ours, _ = grpo_loss(batch.new, batch.old, batch.advantages, batch.mask, batch.weights("token-mean"), clip=CLIP)
+    ours, _ = grpo_loss(
+        batch.new, batch.old, batch.advantages, batch.mask, batch.weights("token-mean"), clip_ratio=CLIP
+    )
     assert ours.isfinite()
     assert trl_loss(trl_trainer(tmp_path, "bnpo"), batch).isnan()
 

@@ -13,21 +13,13 @@ from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import write_tasks
 from dbbench_adapter.tasks.single_skill import num_others, skills_of
 from sql_agent.datatypes import RolloutRecord
-from sql_agent.local.datatypes import GREEDY, LocalRollout
+from sql_agent.local.datatypes import GREEDY, LocalRollout, Progress, UnjudgedError
 from sql_agent.local.experiment import ExperimentConfig, TaskConfig
 from sql_agent.local.run_folder import RunFolderError
-from sql_agent.local.single_skill import (
-    LOSS,
-    Evaluation,
-    Progress,
-    SessionFolder,
-    UnjudgedError,
-    evaluate,
-    take_baseline,
-    train,
-)
+from sql_agent.local.single_skill import SessionFolder, SingleSkill, take_baseline
 from sql_agent.local.skill_plot import draw, held_out_curves, read_lines, training_curves
 from sql_agent.local.skill_tasks import draws, held_out_tasks, trained_skills
+from sql_agent.local.trainer import Trainer, evaluate
 from sql_agent.rollouts.stitch import Trajectory
 from sql_agent.success import Rate
 
@@ -131,6 +123,9 @@ class ListeningLearner:
         self.heard.append([*advantages])
         return SimpleNamespace(metrics={"policy/loss": 0.25})
 
+    def flush(self) -> None:
+        """There is nothing under way: each batch is an update."""
+
 
 class ScriptedFolder(SessionFolder):
     saved: list[int]
@@ -158,10 +153,7 @@ def played(path: Path, cfg: ExperimentConfig, *outcomes: Score, progress: Progre
     folder.saved = []
     folder.begin()
     player, learner, progress = ScriptedPlayer(*outcomes), ListeningLearner(), progress or Progress()
-    callback = cfg.training_callback
-    held_out = held_out_tasks(cfg.task, callback.evaluate_tasks_per_skill) if callback.evaluate_every else {}
-    tasks = draws(cfg.task, seed=cfg.seed)
-    train(None, learner, player, tasks, held_out, cfg, folder, progress, lambda _: None)  # pyright: ignore
+    Trainer(None, learner, player, SingleSkill(cfg), folder, progress, lambda _: None).train()  # pyright: ignore
     return player, learner, folder, progress
 
 
@@ -172,7 +164,7 @@ def test_without_a_baseline_the_advantages_are_the_rewards_and_what_was_not_judg
     out_of_rounds = Score(0.0, "max_turns")
     _, learner, folder, progress = played(tmp_path, settings(), RIGHT, WRONG, out_of_rounds, LOST)
     assert learner.heard == [[1.0, -0.1, -0.3], [1.0, -0.1, -0.3]]
-    assert progress == Progress(updates=2, episodes=8, unjudged={"db_unavailable": 2})
+    assert progress == Progress(batches=2, unjudged={"db_unavailable": 2})
     line = read_lines(folder.metrics)[1]
     timing = {name: line.pop(name) for name in ("time/play_s", "time/update_s", "at")}
     assert all(seconds >= 0 for seconds in timing.values())
@@ -229,7 +221,7 @@ def test_it_is_evaluated_before_the_first_update_every_so_often_and_after_the_la
 
 def test_a_resumed_run_meets_the_tasks_that_were_still_to_come(tmp_path):
     whole = played(tmp_path / "whole", settings(), RIGHT)[0].sampled
-    assert played(tmp_path / "rest", settings(), RIGHT, progress=Progress(1, 4))[0].sampled == whole[4:]
+    assert played(tmp_path / "rest", settings(), RIGHT, progress=Progress(batches=1))[0].sampled == whole[4:]
 
 
 def test_a_resumed_run_may_change_its_callback_and_nothing_else(tmp_path):
@@ -239,12 +231,17 @@ def test_a_resumed_run_may_change_its_callback_and_nothing_else(tmp_path):
         SessionFolder(tmp_path, settings().model_copy(update={"seed": 1}), resumed=True)
 
 
-def test_a_task_under_two_skills_is_played_once_and_counts_for_both(tmp_path):
+def test_a_task_under_two_skills_is_played_once_and_counts_for_both(monkeypatch):
     one, two = generate_tasks(2, seed=0)
+    monkeypatch.setattr(
+        "sql_agent.local.single_skill.held_out_tasks", lambda *_: {"select": [one, two], "insert": [two]}
+    )
     player = ScriptedPlayer()
-    found = evaluate(player, {"select": [one, two], "insert": [two]})  # pyright: ignore
+    line, said = SingleSkill(settings(training_callback={"evaluate_every": 1})).evaluate(player, 3)  # pyright: ignore
     assert player.greedy == [one.id, two.id]
-    assert found == Evaluation(Rate(2, 2, 2), {"select": Rate(2, 2, 2), "insert": Rate(1, 1, 1)})
+    assert (line["update"], line["episodes"], line["held_out"]) == (3, 12, rate(2, 2, 2))
+    assert line["held_out/skill"] == {"select": rate(2, 2, 2), "insert": rate(1, 1, 1)}
+    assert said.startswith("held-out after 3 updates: 100.0% of 2")
 
 
 def test_evaluation_leaves_the_random_generator_as_it_was():
@@ -254,7 +251,7 @@ def test_evaluation_leaves_the_random_generator_as_it_was():
             return super().play(tasks, sampling)
 
     before = torch.get_rng_state()
-    evaluate(Dicing(), {"select": generate_tasks(1, seed=0)})  # pyright: ignore
+    evaluate(Dicing(), generate_tasks(1, seed=0))  # pyright: ignore
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -294,11 +291,11 @@ def test_the_picture_is_drawn_from_whatever_there_is(lines, tmp_path):
 
 @pytest.mark.slow
 def test_the_gradient_is_that_of_reward_times_summed_log_prob_averaged_over_episodes(tmp_path):
-    from scripts.make_tiny_policy import make_tiny_policy
     from sql_agent.local.config import OptimConfig
-    from sql_agent.local.experiment import LanguageModelConfig
+    from sql_agent.local.experiment import SUM_OVER_TOKENS, LanguageModelConfig
     from sql_agent.local.learner import Learner
     from sql_agent.local.policy import Rows, load_policy
+    from sql_agent.tiny_policy.make import make_tiny_policy
 
     make_tiny_policy(ROOT / "models" / "tiny-sql")
     model = LanguageModelConfig(model_path=str(ROOT / "models" / "tiny-sql"))
@@ -312,7 +309,7 @@ def test_the_gradient_is_that_of_reward_times_summed_log_prob_averaged_over_epis
     log_probs = policy.log_probs(Rows.of(episodes, pad_id=policy.pad_id))
     expected = torch.autograd.grad(-(1.0 * log_probs[0].sum() - 0.3 * log_probs[1].sum()) / 2, policy.parameters())
 
-    learner = Learner(policy, OptimConfig(max_grad_norm=1e9), LOSS)
+    learner = Learner(policy, OptimConfig(max_grad_norm=1e9), SUM_OVER_TOKENS)
     learner._backward(episodes, rewards, 1.0)
     for parameter, gradient in zip(policy.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)

@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from core.processes import ends_in_order
 from sql_agent.local.config import AdapterConfig, GreedyGrpoConfig, ModelConfig
 from sql_agent.local.datatypes import UnjudgedError
-from sql_agent.local.start import StartError, check_device, check_model, failures_in_words, start_policy
+from sql_agent.local.model_files import StartError, check_device, check_model
+from sql_agent.local.start import failures_in_words, start_policy
 
 
 def adapter(folder, base: str, weights: bool = True):

@@ -31,7 +31,7 @@ SETTINGS = [
 
 @pytest.fixture(scope="module")
 def policy() -> Path:
-    from scripts.make_tiny_policy import make_tiny_policy
+    from sql_agent.tiny_policy.make import make_tiny_policy
 
     make_tiny_policy(ROOT / "models" / "tiny-sql")
     return ROOT / "models" / "tiny-sql"

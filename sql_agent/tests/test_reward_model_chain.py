@@ -26,7 +26,7 @@ BIN = Path(sys.executable).parent
 
 @pytest.fixture(scope="module")
 def tiny_policy() -> Path:
-    from scripts.make_tiny_policy import make_tiny_policy
+    from sql_agent.tiny_policy.make import make_tiny_policy
 
     make_tiny_policy(ROOT / "models" / "tiny-sql")
     return ROOT / "models" / "tiny-sql"

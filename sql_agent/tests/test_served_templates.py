@@ -25,7 +25,7 @@ TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
     """Nobody asks it; its tokenizer is the small policy's, its template Qwen3's own."""
-    from scripts.make_tiny_policy import make_tiny_policy
+    from sql_agent.tiny_policy.make import make_tiny_policy
 
     folder = tmp_path_factory.mktemp("policy") / "qwen3"
     make_tiny_policy(folder, steps=1)

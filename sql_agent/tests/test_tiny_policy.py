@@ -8,9 +8,9 @@ import torch
 from dbbench_adapter.backends.sqlite.backend import SqliteBackend
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols import fc, open_episode
-from scripts.make_tiny_policy import make_tiny_policy
 from sql_agent.tiny_policy.copy_circuit import build_model, copy_accuracy
 from sql_agent.tiny_policy.episodes import Example, batches, encode, oracle_conversation
+from sql_agent.tiny_policy.make import make_tiny_policy
 from sql_agent.tiny_policy.tokenizer import (
     END,
     END_ID,

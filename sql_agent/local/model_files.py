@@ -1,0 +1,117 @@
+"""Is a model usable? Its files, and the device it is to run on, are checked before anything heavy is loaded.
+
+Leaves out loading it (`sql_agent.local.policy`) and what its chat template can do (`sql_agent.local.conversation`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+from core.hub import ModelNotFoundError, go_offline, model_folder
+from sql_agent.model_check import (
+    OF_ONE_MODEL,
+    ModelFileError,
+    check_config,
+    check_tokenizer,
+    check_weights,
+    read_json,
+    safetensors_bytes,
+)
+
+ADAPTER_FILE = "adapter_config.json"
+
+
+class StartError(ValueError):
+    """The run cannot start as asked; the message says what to do."""
+
+
+def is_adapter(folder: Path) -> bool:
+    return (folder / ADAPTER_FILE).is_file()
+
+
+def base_name(adapter: Path) -> str:
+    """The base model that an adapter names: a folder or an id on the hub."""
+    return read_json(adapter / ADAPTER_FILE)["base_model_name_or_path"]
+
+
+def base_folder(model: Path) -> Path:
+    """The folder of the model itself; of an adapter, that of the model at the bottom of its chain of bases."""
+    while is_adapter(model):
+        model = model_folder(base_name(model), fetch=False)
+    return model
+
+
+def check_fit(path: str) -> None:
+    """Check that the weights are a language model's, with the names and shapes that its config gives them.
+
+    Args:
+        path: a model, or an adapter, whose base is checked too; `check_model` has found their files whole.
+    Raises:
+        StartError: names the weights that do not fit.
+    """
+    from core.weights import adapter_misfit, misfit, wrong_head
+
+    folder = model_folder(path, fetch=False)
+    base = base_folder(folder)
+    if fault := wrong_head(base) or misfit(base, "ForCausalLM"):
+        raise StartError(f"{fault}; {OF_ONE_MODEL}")
+    if folder != base and (fault := adapter_misfit(folder, base, "ForCausalLM")):
+        raise StartError(f"{fault}; take an adapter of a language model with the base that it was trained on")
+
+
+def check_device(device: str, *, load_in_4bit: bool, has_gpu: bool) -> None:
+    """Check that the device is there and can hold the weights as asked.
+
+    Raises:
+        StartError: there is no such device, or it cannot hold 4-bit weights.
+    """
+    if device == "cuda" and not has_gpu:
+        raise StartError("--device cuda: torch sees no GPU here; leave the flag out or give cpu")
+    if load_in_4bit and device != "cuda":
+        raise StartError("--load_in_4bit needs a GPU; leave the flag out, a CPU holds the model in float32")
+    if load_in_4bit and importlib.util.find_spec("bitsandbytes") is None:
+        raise StartError("--load_in_4bit needs bitsandbytes, which is not installed: `uv pip install bitsandbytes`")
+
+
+def check_model(path: str, _adapters: tuple[str, ...] = ()) -> str:
+    """Check that a model or an adapter is there and whole; fetch one that is named by its id on the hub.
+
+    Returns:
+        What to load: `path` itself, because adapters name their base by it; for the id of an adapter its folder.
+    Raises:
+        StartError: the files are missing or damaged and cannot be fetched.
+    """
+    go_offline()
+    # torch reads it when it is imported: without it, threads that wait keep their cores busy
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    folder = Path(path)
+    if is_adapter(folder):
+        try:
+            base = read_json(folder / ADAPTER_FILE).get("base_model_name_or_path")
+        except ModelFileError as error:
+            raise StartError(str(error)) from error
+        weights = folder / "adapter_model.safetensors"
+        if not weights.is_file() or safetensors_bytes(weights) != weights.stat().st_size or not base:
+            raise StartError(f"{folder} is no whole adapter: expected {weights.name}, undamaged, and its base's name")
+        if str(folder.resolve()) in _adapters:
+            raise StartError(
+                f"the adapter in {folder} names itself as its base; write the model's folder into {ADAPTER_FILE}"
+            )
+        try:
+            check_model(base, (*_adapters, str(folder.resolve())))
+        except StartError as error:
+            raise StartError(f"the adapter in {folder} needs its base: {error}") from error
+        return path
+    if folder.is_dir():
+        problems = [p for check in (check_config, check_tokenizer, check_weights) for p in check(folder) if p.blocks]
+        if problems:
+            raise StartError(str(problems[0]))
+        return path
+    try:
+        found = model_folder(path, fetch=not _adapters)  # an adapter's base was named by the adapter, not by the user
+    except ModelNotFoundError as error:
+        raise StartError(str(error)) from None
+    check_model(str(found), _adapters)
+    return str(found) if is_adapter(found) else path

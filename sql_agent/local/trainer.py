@@ -1,0 +1,326 @@
+"""The loop of the local trainers: play a batch, learn from it, write down what happened, evaluate, save.
+
+What differs between the trainers is a `Recipe` (`greedy_grpo`, `gsm8k_grpo`, `single_skill`): its tasks, its rewards
+and advantages, and the names of its metrics. Leaves out the update (`learner`), the playing (`rollouts`) and the
+command lines (`scripts`).
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from sql_agent.datatypes import RolloutRecord
+from sql_agent.local.config import GrpoConfig
+from sql_agent.local.datatypes import (
+    GREEDY,
+    DivergedError,
+    LocalRollout,
+    Playable,
+    Played,
+    Progress,
+    Sampling,
+    UnjudgedError,
+)
+from sql_agent.local.experiment import ExperimentConfig
+from sql_agent.local.learner import Learner
+from sql_agent.local.losses import group_advantages, has_spread
+from sql_agent.local.policy import LocalPolicy
+from sql_agent.local.rollouts import Player
+from sql_agent.local.run_folder import RunFolder
+from sql_agent.local.start import Workload, start_policy
+from sql_agent.success import Rate
+
+EVALUATED_TOGETHER = 32
+"""Held-out episodes that are played side by side, where a batch has not more."""
+MAX_UNJUDGED = 3
+"""Batches in a row without any verdict after which a run stops."""
+
+Group = list[Played]
+"""The episodes of one task in one batch."""
+Say = Callable[[str], None]
+
+
+class Recipe(ABC):
+    """What one trainer does differently from the others. Without changes it is GRPO on groups of `group_size`."""
+
+    unit: str | None = None
+    """What batches are called, e.g. "tasks", where the run stops after `MAX_UNJUDGED` of them without any verdict;
+    None: it goes on."""
+    greedy_first = False
+    """Whether each task is also played greedily, beside its group."""
+    writes_epochs = False
+    """Whether the adapter is written after each epoch, to `epoch_N`."""
+    scale = True
+    """Whether advantages are divided by the group's standard deviation."""
+
+    num_batches: int
+    """Batches of the whole run."""
+    batches_per_epoch: int
+    """After so many batches an optimiser step is made with the gradients that are still being accumulated."""
+    group_size: int
+    sampling: Sampling
+    rows: int
+    """Episodes that are played side by side at most."""
+    held_out: Sequence[Any]
+    """Evaluated before the first batch, every `evaluate_every` batches and after the last; empty: never."""
+    evaluate_every: int
+    """0: only before the first batch and after the last."""
+    save_every: int
+
+    @abstractmethod
+    def draw(self, batch: int) -> list[tuple[str, Any]]:
+        """The tasks of a batch, each after the name it is listed under; batches are asked for in order."""
+
+    @abstractmethod
+    def some_tasks(self) -> Sequence[Any]:
+        """Some of the tasks that are trained on; their prompts tell how much memory the run needs."""
+
+    @abstractmethod
+    def reward(self, record: RolloutRecord) -> float | None:
+        """The reward of an episode; None where it could not be judged."""
+
+    def credit(self, groups: Sequence[Group], means: dict[str, float]) -> dict[str, float]:
+        """Give the episodes that are learnt from their advantages.
+
+        Args:
+            means: running mean of the reward by skill.
+        Returns:
+            The means after this batch.
+        """
+        for sampled in map(sampled_of, groups):
+            rewards = [episode.reward for episode in sampled]
+            if has_spread(rewards):
+                advantages = group_advantages(rewards, scale=self.scale)
+                for episode, advantage in zip(sampled, advantages, strict=True):
+                    episode.advantage = advantage
+        return means
+
+    @abstractmethod
+    def metrics(self, groups: Sequence[Group], progress: Progress) -> dict[str, Any]:
+        """What the line of a batch says beyond what all trainers write; `progress` counts the batch already."""
+
+    @abstractmethod
+    def labels(self, episode: Played, batches: int) -> dict[str, Any]:
+        """What the line of an episode says before its record; `batches` counts its own."""
+
+    @abstractmethod
+    def describe(self, line: dict[str, Any], groups: Sequence[Group], progress: Progress) -> str:
+        """One line on the screen about a batch; `line` is the one in metrics.jsonl."""
+
+    @abstractmethod
+    def evaluate(self, player: Player, batches: int) -> tuple[dict[str, Any], str]:
+        """Play the held-out tasks; returns the line for metrics.jsonl and the one on the screen."""
+
+    @abstractmethod
+    def describe_done(self, progress: Progress) -> str:
+        """Where a resumed run goes on, e.g. "task 12"."""
+
+
+class Trainer:
+    """One run of a recipe. `train` goes through the batches from `progress` on and keeps it up to date."""
+
+    def __init__(
+        self,
+        policy: LocalPolicy,
+        learner: Learner,
+        player: Player,
+        recipe: Recipe,
+        folder: RunFolder,
+        progress: Progress,
+        say: Say,
+    ) -> None:
+        self.policy, self.progress = policy, progress
+        self._learner, self._player, self._recipe, self._folder, self._say = learner, player, recipe, folder, say
+
+    def train(self) -> None:
+        """
+        Raises:
+            DivergedError: see `Learner.learn`; a checkpoint is saved before.
+            UnjudgedError: no episode of `MAX_UNJUDGED` batches in a row could be judged.
+        """
+        recipe, progress = self._recipe, self.progress
+        if progress.batches == 0:
+            self._evaluate()
+        while progress.batches < recipe.num_batches:
+            self._batch()
+            epoch, inside = divmod(progress.batches, recipe.batches_per_epoch)
+            if not inside:
+                self._learner.flush()
+                if recipe.writes_epochs:
+                    path = self._folder.finish(self.policy, f"epoch_{epoch}")
+                    self._say(f"adapter after epoch {epoch}: {path}")
+            if self._due(recipe.evaluate_every):
+                self._evaluate()
+            if not inside or self._due(recipe.save_every):
+                self._save()
+
+    def _due(self, every: int) -> bool:
+        done = self.progress.batches
+        return done == self._recipe.num_batches or (every > 0 and done % every == 0)
+
+    def _save(self) -> None:
+        self._folder.save(self.progress.batches, self.policy, self._learner, asdict(self.progress))
+
+    def _batch(self) -> None:
+        recipe, progress = self._recipe, self.progress
+        started = time.perf_counter()
+        groups = self._play()
+        played_s = time.perf_counter() - started
+        means = recipe.credit(groups, progress.means)
+        try:
+            metrics = self._learn(groups)
+        except DivergedError:
+            self._save()
+            raise
+        progress.means = means
+        self._count(groups)
+        episodes = [episode for group in groups for episode in group]
+        rewards = [e.reward for e in episodes if not e.greedy and e.reward is not None]
+        line = {
+            **recipe.metrics(groups, progress),
+            "reward/mean": sum(rewards) / len(rewards) if rewards else None,
+            "rollout/stop": dict(Counter(episode.rollout.record.stop_reason for episode in episodes)),
+            "train/steps": self._learner.steps,
+            "train/bad_steps": self._learner.bad_steps,
+            "time/play_s": played_s,
+            "time/update_s": time.perf_counter() - started - played_s,
+            **metrics,
+        }
+        self._folder.log(line)
+        for episode in episodes:
+            self._folder.keep({**recipe.labels(episode, progress.batches), **episode.rollout.record.to_dict()})
+        self._say(recipe.describe(line, groups, progress))
+        if recipe.unit and progress.unjudged_in_a_row >= MAX_UNJUDGED:
+            lost = episodes[0].rollout.record
+            raise UnjudgedError(
+                f"no episode of the last {MAX_UNJUDGED} {recipe.unit} could be judged ({lost.score.reason}: "
+                f"{lost.error or lost.stop_reason}); look at the database, then go on with {self._folder.resume_flag}"
+            )
+
+    def _play(self) -> list[Group]:
+        recipe = self._recipe
+        drawn = recipe.draw(self.progress.batches)
+        ways = [GREEDY] * recipe.greedy_first + [recipe.sampling] * recipe.group_size
+        rollouts = iter(self._player.play([task for _, task in drawn for _ in ways], ways * len(drawn)))
+        return [
+            [
+                Played(task, skill, how is GREEDY, rollout, recipe.reward(rollout.record))
+                for how, rollout in zip(ways, rollouts, strict=False)  # takes the next len(ways) rollouts
+            ]
+            for skill, task in drawn
+        ]
+
+    def _learn(self, groups: Sequence[Group]) -> dict[str, float]:
+        pairs = [
+            (episode.rollout.trajectory, episode.advantage)
+            for group in groups
+            for episode in group
+            if episode.advantage is not None and episode.rollout.trajectory is not None
+        ]
+        if not pairs:
+            return {}
+        trajectories, advantages = [t for t, _ in pairs], [a for _, a in pairs]
+        return self._learner.learn(trajectories, advantages, temperature=self._recipe.sampling.temperature).metrics
+
+    def _count(self, groups: Sequence[Group]) -> None:
+        progress, skipped, unjudged = self.progress, Counter[str](), Counter[str]()
+        verdict = False
+        for group in groups:
+            sampled = sampled_of(group)
+            if len(sampled) > 1 and all(episode.advantage is None for episode in sampled):
+                skipped[why_without_spread(sampled)] += 1
+            for episode in group:
+                score = episode.rollout.record.score
+                verdict |= score.value is not None
+                if score.value is None and not episode.greedy:
+                    unjudged[score.reason] += 1
+                elif episode.greedy and score.value is not None:
+                    progress.judged += 1
+                    progress.correct += score.value == 1.0
+        progress.batches += 1
+        progress.skipped = dict(Counter(progress.skipped) + skipped)
+        progress.unjudged = dict(Counter(progress.unjudged) + unjudged)
+        progress.unjudged_in_a_row = 0 if verdict else progress.unjudged_in_a_row + 1
+
+    def _evaluate(self) -> None:
+        if not self._recipe.held_out:
+            return
+        started = time.perf_counter()
+        line, words = self._recipe.evaluate(self._player, self.progress.batches)
+        self._folder.log({**line, "time/evaluate_s": time.perf_counter() - started})
+        self._say(words)
+
+
+def start_trainer(
+    cfg: GrpoConfig | ExperimentConfig,
+    recipe: Recipe,
+    environment: Playable,
+    folder: RunFolder,
+    *,
+    resumed: bool,
+    opening: str | None = None,
+    say: Say,
+) -> Trainer:
+    """Load the policy, begin the folder and, where a run is resumed, put everything back as its checkpoint has it.
+
+    Args:
+        opening: a line to say once the run has begun.
+    """
+    policy = start_policy(
+        cfg.model,
+        cfg.adapter,
+        tools=environment.tools,
+        seed=cfg.seed,
+        reference_path=cfg.reference_model_path,
+        workload=Workload(
+            [environment.messages(task) for task in recipe.some_tasks()], recipe.rows, cfg.limits, cfg.optim
+        ),
+    )
+    player = Player(policy, environment, cfg.limits, batch_size=recipe.rows)
+    learner = Learner(policy, cfg.optim, cfg.loss)
+    folder.begin()
+    if opening:
+        say(opening)
+    state = folder.resume(policy, learner) if resumed else None
+    progress = Progress.from_state(state or {})
+    if state is not None:
+        say(f"resumed after {recipe.describe_done(progress)}")
+    return Trainer(policy, learner, player, recipe, folder, progress, say)
+
+
+def evaluate(player: Player, tasks: Sequence[Any], sampling: Sampling = GREEDY) -> list[LocalRollout]:
+    """Play held-out tasks; the random numbers of the run stay as they are."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return player.play(tasks, [sampling] * len(tasks))
+
+
+def success_rate(rollouts: Sequence[LocalRollout]) -> Rate:
+    values = [rollout.record.score.value for rollout in rollouts]
+    judged = [value for value in values if value is not None]
+    return Rate(len(values), len(judged), sum(value == 1.0 for value in judged))
+
+
+def sampled_of(group: Group) -> Group:
+    """The episodes of a group that may be learnt from."""
+    return [episode for episode in group if not episode.greedy]
+
+
+def why_without_spread(sampled: Group) -> str:
+    """The reason under which a group without spread is counted."""
+    verdicts = [score.value for e in sampled if (score := e.rollout.record.score).value is not None]
+    if len(verdicts) < 2:
+        return "unjudged"
+    return {(1.0,): "all_correct", (0.0,): "all_wrong"}.get(tuple(set(verdicts)), "all_equal")
+
+
+def describe_loss(line: dict[str, Any], reason: str) -> str:
+    """The loss of a batch, or `reason` where there was no update."""
+    return f"loss {line['policy/loss']:+.4f}" if "policy/loss" in line else f"{reason}, no update"
