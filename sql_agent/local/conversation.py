@@ -25,6 +25,31 @@ class ChatTemplateError(ValueError):
     """The model's chat template cannot be trained on; the message says why and what to do."""
 
 
+def render(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: Sequence[dict[str, Any]],
+    *,
+    add_generation_prompt: bool = False,
+    remedy: str = "write one that can into chat_template.jinja of its folder",
+) -> str:
+    """What the chat template makes of the messages.
+
+    Raises:
+        ChatTemplateError: the template raised an error; the message ends with `remedy`.
+    """
+    try:
+        text: Any = tokenizer.apply_chat_template(
+            list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+    except Exception as error:  # a template is a program: it may raise anything
+        raise ChatTemplateError(
+            f"the chat template of {tokenizer.name_or_path} refuses the conversation ({type(error).__name__}: "
+            f"{error}); {remedy}"
+        ) from error
+    return text
+
+
 class Conversation:
     """A tokenizer's chat template, read and written.
 
@@ -36,7 +61,7 @@ class Conversation:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[dict[str, Any]] = ()) -> None:
-        self._tokenizer, self._tools = tokenizer, [*tools] or None
+        self._tokenizer, self._tools = tokenizer, tools
         if tokenizer.eos_token is None:
             raise ChatTemplateError(
                 f"the tokenizer of {tokenizer.name_or_path} has no eos_token, so nobody knows where a reply ends; "
@@ -68,7 +93,7 @@ class Conversation:
             self._check()
 
     def first_prompt(self, messages: Sequence[Message]) -> list[int]:
-        text = self._render(messages, add_generation_prompt=True)
+        text = render(self._tokenizer, messages, self._tools, add_generation_prompt=True)
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def after_reply(self, first: Sequence[Message], reply: Message, answers: Sequence[Message]) -> list[int]:
@@ -81,7 +106,7 @@ class Conversation:
         """
         said: Message = {"role": "assistant", "content": "-" if not reply.get("tool_calls") else ""}
         if reply.get("tool_calls"):
-            said["tool_calls"] = [_with_object(call) for call in reply["tool_calls"]]
+            said["tool_calls"] = [with_object(call) for call in reply["tool_calls"]]
         return self._tokenizer.encode(self._eos + self._between([*first, said], answers), add_special_tokens=False)[1:]
 
     def read_reply(self, ids: Sequence[int]) -> Message:
@@ -113,8 +138,8 @@ class Conversation:
 
     def _between(self, before: Sequence[Message], answers: Sequence[Message]) -> str:
         """Text after the last end token of `before` once `answers` follow, up to where the next reply begins."""
-        earlier = self._render(before)
-        whole = self._render([*before, *answers], add_generation_prompt=True)
+        earlier = render(self._tokenizer, before, self._tools)
+        whole = render(self._tokenizer, [*before, *answers], self._tools, add_generation_prompt=True)
         end = earlier.rfind(self._eos) + len(self._eos)
         if end < len(self._eos) or whole[:end] != earlier[:end]:
             raise ChatTemplateError(
@@ -124,27 +149,15 @@ class Conversation:
             )
         return whole[end:]
 
-    def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
-        tools: Any = self._tools
-        try:
-            text: Any = self._tokenizer.apply_chat_template(
-                list(messages), tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
-            )
-        except Exception as error:  # a template is a program: it may raise anything
-            raise ChatTemplateError(
-                f"the chat template of {self._tokenizer.name_or_path} cannot write the conversation "
-                f"({type(error).__name__}: {error}); write one that can into chat_template.jinja of its folder"
-            ) from error
-        return text
-
     def _check(self) -> None:
         first: list[Message] = [{"role": "system", "content": "probe"}, {"role": "user", "content": "probe"}]
         self._between([*first, {"role": "assistant", "content": "-"}], [{"role": "user", "content": "probe"}])
-        if self._tools is None:
+        if not self._tools:
             return
         called: Message = {"role": "assistant", "content": "", "tool_calls": [PROBE_CALL]}
         self._between([*first, called], [{"role": "tool", "content": "probe"}])
-        written = self._render([*first, called]).removeprefix(self._render(first, add_generation_prompt=True))
+        prompt = render(self._tokenizer, first, self._tools, add_generation_prompt=True)
+        written = render(self._tokenizer, [*first, called], self._tools).removeprefix(prompt)
         ids = self._tokenizer.encode(written[: written.rfind(self._eos) + len(self._eos)], add_special_tokens=False)
         read = [call["function"] for call in self.read_reply(ids).get("tool_calls", ())]
         if read != [_as_text(PROBE_CALL["function"])]:
@@ -167,7 +180,12 @@ def _as_text(function: dict[str, Any]) -> dict[str, Any]:
     return {"name": function["name"], "arguments": text}
 
 
-def _with_object(call: dict[str, Any]) -> dict[str, Any]:
-    """Templates want arguments as an object."""
+def with_object(call: dict[str, Any]) -> dict[str, Any]:
+    """The call with its arguments as an object, which templates print (vLLM's chat endpoints do the same); arguments
+    that are no object stay text."""
     function = call["function"]
-    return {**call, "function": {"name": function["name"], "arguments": json.loads(function["arguments"])}}
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, TypeError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call

@@ -1,8 +1,7 @@
-"""Demonstrations to learn from, and their tokens with a mask over what the policy has to say.
+"""Demonstrations to learn from: DB-Bench tasks played by the scripted oracle, GSM8K solutions with calculator calls, or
+JSONL of messages.
 
-Three sources: DB-Bench tasks played by the scripted oracle, GSM8K solutions with calculator calls, JSONL of messages. A
-conversation is cut into tokens where generation would begin and end, so what is trained is what will be sampled. Leaves
-out the training (`sql_agent.sft.run`), packing and truncation: what is too long is left out and counted.
+Leaves out the training (`sql_agent.sft.run`), packing and truncation: what is too long is left out and counted.
 """
 
 from __future__ import annotations
@@ -28,9 +27,7 @@ from sql_agent.gsm8k.environment import Gsm8k
 from sql_agent.gsm8k.expert import expert_messages
 from sql_agent.local.conversation import ChatTemplateError
 from sql_agent.oracle import solution
-
-NOT_TRAINED = "weight"
-"""A message's field, 0 on what an assistant says inside a prompt: OpenAI's name for it in fine-tuning files."""
+from sql_agent.sft.encoding import NOT_TRAINED, Encoded, encode_conversation, is_imitated
 
 
 class DataError(ValueError):
@@ -57,20 +54,6 @@ class Demonstrations:
     """How many were not, by reason."""
     notes: Counter[str] = field(default_factory=Counter)
     """What else to say of it, such as fields of a file that are not read, and how often."""
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """A conversation in tokens, up to the end of its last reply."""
-
-    ids: list[int]
-    mask: list[int]
-    """1 on the tokens that the policy has to say, the token that ends a reply included; as long as `ids`."""
-
-    @property
-    def labels(self) -> list[int]:
-        """As transformers and TRL take them: -100 where nothing is learnt."""
-        return [token if said else -100 for token, said in zip(self.ids, self.mask, strict=True)]
 
 
 # Sources --------------------------------------------------------------------------------------------------------------
@@ -176,11 +159,11 @@ def _read_row(line: bytes, where: str, notes: Counter[str]) -> Demonstration:
             raise Fault(f"messages.{number}.{NOT_TRAINED}", f"expected 0 or 1, found {shown(weight)}")
         if weight == 0:
             message[NOT_TRAINED] = 0
-        if _is_imitated(message) and not message["content"] and "tool_calls" not in message:
+        if is_imitated(message) and not message["content"] and "tool_calls" not in message:
             raise Fault(f"messages.{number}", "an assistant message that says nothing cannot be imitated")
     if messages[0]["role"] == "assistant":
         raise Fault("messages.0", "the assistant speaks first; expected a system or user message before it")
-    if not any(map(_is_imitated, messages)):
+    if not any(map(is_imitated, messages)):
         raise Fault("messages", "no assistant message to imitate")
     for name in row.keys() - {"messages", "tools"}:
         notes[f"field {name!r} left out"] += 1
@@ -188,59 +171,7 @@ def _read_row(line: bytes, where: str, notes: Counter[str]) -> Demonstration:
     return Demonstration(messages, json.loads(tools) if tools else [], where)
 
 
-def _is_imitated(message: Message) -> bool:
-    return message["role"] == "assistant" and message.get(NOT_TRAINED) != 0
-
-
 # Tokens ---------------------------------------------------------------------------------------------------------------
-
-
-def encode_conversation(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()
-) -> Encoded:
-    """Cut where generation begins and ends, found by rendering the conversation up to each reply and after it.
-
-    Up to the first reply the ids are exactly `apply_chat_template(messages[:k], tools=tools,
-    add_generation_prompt=True)`; no token spans prompt and reply. What follows the last reply is not encoded.
-
-    Args:
-        messages: in chat-completions form; assistant messages with `weight` 0 belong to the prompt.
-    Raises:
-        ChatTemplateError: the template refuses the conversation, writes earlier messages otherwise once later ones
-            follow, or ends a reply with no special token.
-        ValueError: nobody has to say anything.
-    """
-    plain = [_for_template(message) for message in messages]
-    ids: list[int] = []
-    mask: list[int] = []
-    written = end_of_turn = ""
-    for turn, message in enumerate(messages):
-        if not _is_imitated(message):
-            continue
-        before = _render(tokenizer, plain[:turn], tools, add_generation_prompt=True)
-        after = _render(tokenizer, plain[: turn + 1], tools)
-        if not before.startswith(written) or not after.startswith(before):
-            raise ChatTemplateError(
-                f"the chat template of {tokenizer.name_or_path} does not preserve prefixes: what it wrote before "
-                "reads otherwise once a message follows, so no reply can be trained as it will be sampled; give one "
-                "that does with --chat_template_path (TRL's folder chat_templates has *_training.jinja for many models)"
-            )
-        reply = after[len(before) :].rstrip()
-        reply_ids = tokenizer.encode(reply, add_special_tokens=False)
-        if not reply_ids or tokenizer.decode(reply_ids[-1:], skip_special_tokens=True):
-            raise ChatTemplateError(
-                f"the chat template of {tokenizer.name_or_path} ends a reply with {reply[-20:]!r}, expected a special "
-                "token: a policy could not learn to stop; give a template that writes one with --chat_template_path"
-            )
-        # behind the token that ended the last reply, as it will stand there when the engine reads it
-        between = tokenizer.encode(end_of_turn + before[len(written) :], add_special_tokens=False)
-        prompt_ids = between[1:] if written else between
-        ids += prompt_ids + reply_ids
-        mask += [0] * len(prompt_ids) + [1] * len(reply_ids)
-        written, end_of_turn = before + reply, str(tokenizer.convert_ids_to_tokens(reply_ids[-1]))
-    if not ids:
-        raise ValueError("no assistant message to imitate")
-    return Encoded(ids, mask)
 
 
 def encode_all(
@@ -274,44 +205,3 @@ def digest(encoded: Sequence[Encoded]) -> str:
     for one in encoded:
         whole.update(json.dumps([one.ids, one.mask]).encode())
     return whole.hexdigest()
-
-
-def _render(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: Sequence[Message],
-    tools: Sequence[dict[str, Any]],
-    *,
-    add_generation_prompt: bool = False,
-) -> str:
-    try:
-        return str(
-            tokenizer.apply_chat_template(
-                list(messages),
-                tools=list(tools) or None,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-            )
-        )
-    except Exception as error:  # a template is a program: it may raise anything
-        raise ChatTemplateError(
-            f"the chat template of {tokenizer.name_or_path} refuses the conversation ({type(error).__name__}: "
-            f"{error}); leave such rows out or give another --chat_template_path"
-        ) from None
-
-
-def _for_template(message: Message) -> Message:
-    """Arguments as an object, which templates print (vLLM's chat endpoints do the same), and no content as an empty
-    one; arguments that are no object stay text."""
-    said = {key: value for key, value in message.items() if key != NOT_TRAINED}
-    said["content"] = said.get("content") or ""
-    if calls := said.get("tool_calls"):
-        said["tool_calls"] = [{**call, "function": _with_object(call["function"])} for call in calls]
-    return said
-
-
-def _with_object(function: dict[str, Any]) -> dict[str, Any]:
-    try:
-        arguments = json.loads(function["arguments"])
-    except (ValueError, TypeError):
-        return function
-    return {**function, "arguments": arguments} if isinstance(arguments, dict) else function

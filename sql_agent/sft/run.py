@@ -35,13 +35,13 @@ from sql_agent.model_check import read_json
 from sql_agent.sft.config import GENERATED, SftConfig
 from sql_agent.sft.data import (
     Demonstrations,
-    Encoded,
     dbbench_demonstrations,
     digest,
     encode_all,
     gsm8k_demonstrations,
     read_messages,
 )
+from sql_agent.sft.encoding import Encoded
 from sql_agent.sft.trainer import (
     CHECKPOINTS,
     RECORD,

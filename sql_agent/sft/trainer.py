@@ -30,7 +30,7 @@ from reward_model.training import METRICS, RunLog, TrainingError
 from sql_agent.local.head import score_tokens
 from sql_agent.local.model_files import ADAPTER_FILE
 from sql_agent.sft.config import SftConfig
-from sql_agent.sft.data import Encoded
+from sql_agent.sft.encoding import Encoded
 
 RECORD = "sft.json"
 """Of a run, in its output and in each checkpoint: written last, so its being there says that the rest is whole."""

@@ -16,13 +16,12 @@ from sql_agent.oracle import call, calls
 from sql_agent.sft.data import (
     DataError,
     Demonstration,
-    Encoded,
     dbbench_demonstrations,
     encode_all,
-    encode_conversation,
     gsm8k_demonstrations,
     read_messages,
 )
+from sql_agent.sft.encoding import Encoded, encode_conversation
 from sql_agent.tiny_policy.tokenizer import build_tokenizer
 
 BACKEND = SqliteBackend()

@@ -8,8 +8,9 @@ import torch
 from dbbench_adapter.backends.sqlite.backend import SqliteBackend
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols import fc, open_episode
+from sql_agent.sft.encoding import Encoded, encode_conversation
 from sql_agent.tiny_policy.copy_circuit import build_model, copy_accuracy
-from sql_agent.tiny_policy.episodes import Example, batches, encode, oracle_conversation
+from sql_agent.tiny_policy.episodes import batches, oracle_conversation
 from sql_agent.tiny_policy.make import make_tiny_policy
 from sql_agent.tiny_policy.tokenizer import (
     END,
@@ -177,8 +178,8 @@ def test_rewording_keeps_rows_and_answers_and_says_more():
 
 def test_the_mask_covers_what_the_policy_says_and_nothing_else(tokenizer):
     messages = conversation(TASKS[0], "SELECT 1", "[(1,)]", ["1"])
-    example = encode(tokenizer, messages)
-    said = tokenizer.decode([i for i, own in zip(example.ids, example.is_reply, strict=True) if own])
+    example = encode_conversation(tokenizer, messages)
+    said = tokenizer.decode([i for i, own in zip(example.ids, example.mask, strict=True) if own])
     assert said == (
         '<tool_call>\n{"name": "execute_sql", "arguments": {"query": "SELECT 1"}}\n</tool_call><|im_end|>'
         '<tool_call>\n{"name": "commit_final_answer", "arguments": {"answers": ["1"]}}\n</tool_call><|im_end|>'
@@ -189,14 +190,14 @@ def test_the_mask_covers_what_the_policy_says_and_nothing_else(tokenizer):
 def test_a_prompt_is_tokenised_as_the_server_will(tokenizer):
     task = TASKS[0]
     prompt = tokenizer.apply_chat_template(fc.messages(task), add_generation_prompt=True)["input_ids"]
-    example = encode(tokenizer, oracle_conversation(task, BACKEND))
+    example = encode_conversation(tokenizer, oracle_conversation(task, BACKEND))
     assert example.ids[: len(prompt)] == prompt
-    assert example.is_reply.index(True) == len(prompt)
+    assert example.mask.index(1) == len(prompt)
 
 
 def test_batches_hold_examples_of_like_length():
     rng = random.Random(0)
-    examples = [Example([0] * rng.randint(1, 100), []) for _ in range(256)]
+    examples = [Encoded([0] * rng.randint(1, 100), []) for _ in range(256)]
     lengths = [[len(example.ids) for example in batch] for batch in batches(examples, batch_size=8, seed=0)]
     assert sorted(chain.from_iterable(lengths)) == sorted(len(example.ids) for example in examples)
     # 8 of 128 sorted lengths between 1 and 100 span about 8/128 * 100 = 6
@@ -222,8 +223,8 @@ def test_learning_rate(step, expected):
 
 def test_the_loss_asks_for_replies_only_and_padding_changes_nothing():
     model = build_model(300, seed=0).eval()
-    short = Example([5, 6, 7, 8], [False, False, True, True])
-    long = Example([9, *range(10, 19)], [False] * 9 + [True])
+    short = Encoded([5, 6, 7, 8], [0, 0, 1, 1])
+    long = Encoded([9, *range(10, 19)], [0] * 9 + [1])
     with torch.no_grad():
         log_probs = [model(torch.tensor([example.ids])).logits[0].log_softmax(-1) for example in (short, long)]
         loss = reply_loss(model, [short, long])
@@ -233,13 +234,13 @@ def test_the_loss_asks_for_replies_only_and_padding_changes_nothing():
 
 
 def test_a_warm_start_that_runs_out_of_batches_says_so():
-    examples = [Example([5, 6, 7], [False, True, True])]
+    examples = [Encoded([5, 6, 7], [0, 1, 1])]
     with pytest.raises(ValueError, match="ran out after 1 of 2 steps"):
         warm_start(build_model(300, seed=0), [examples], steps=2, progress=lambda _: None)
 
 
 def test_the_same_start_and_the_same_batches_give_the_same_weights(tokenizer):
-    examples = [encode(tokenizer, oracle_conversation(task, BACKEND)) for task in TASKS[:16]]
+    examples = [encode_conversation(tokenizer, oracle_conversation(task, BACKEND)) for task in TASKS[:16]]
     models = [build_model(len(tokenizer), seed=0) for _ in range(2)]
     for model in models:
         warm_start(model, batches(examples, batch_size=4, seed=0), steps=3, progress=lambda _: None)
@@ -276,9 +277,9 @@ def test_the_folder_loads_in_transformers_and_is_made_only_once(tmp_path):
     assert model.config.max_position_embeddings == tokenizer.model_max_length == 4096
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id == END_ID
     assert model.num_parameters() == pytest.approx(920_000, rel=0.02)
-    example = encode(tokenizer, oracle_conversation(TASKS[0], BACKEND))
+    example = encode_conversation(tokenizer, oracle_conversation(TASKS[0], BACKEND))
     assert tokenizer.decode(example.ids) == render(oracle_conversation(TASKS[0], BACKEND)).removesuffix("\n")
-    examples = [encode(tokenizer, oracle_conversation(task, BACKEND)) for task in TASKS[:8]]
+    examples = [encode_conversation(tokenizer, oracle_conversation(task, BACKEND)) for task in TASKS[:8]]
     with torch.no_grad():  # an untrained model has ln(1,020) = 6.9 nats and more
         assert reply_loss(model, examples).item() < 4
 

@@ -65,13 +65,14 @@ def make_tiny_policy(
 
 
 def _recipe(seed: int, steps: int) -> dict[str, str | int]:
-    """What the policy depends on; the source of this package and of the tasks and prompts stands for itself."""
+    """What the policy depends on: its settings, and the source of this package, of the tasks, prompts and tokens."""
     from dbbench_adapter import generator
     from dbbench_adapter.generate import phrasebook
     from dbbench_adapter.protocols import fc
 
+    here = Path(__file__).parent
     sources = [Path(module.__file__ or "") for module in (fc, generator, phrasebook)]
-    sources += sorted(path for path in Path(__file__).parent.iterdir() if path.is_file())
+    sources += [here.parent / "sft" / "encoding.py", *sorted(path for path in here.iterdir() if path.is_file())]
     digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()
     return {"seed": seed, "steps": steps, "source_sha256": digest, "torch": version("torch")}
 
@@ -82,8 +83,9 @@ def _build(folder: Path, seed: int, steps: int, progress: Callable[[str], None])
 
     from dbbench_adapter.backends import open_backend
     from dbbench_adapter.generator import generate_tasks, task_stream
+    from sql_agent.sft.encoding import Encoded, encode_conversation
     from sql_agent.tiny_policy.copy_circuit import build_model
-    from sql_agent.tiny_policy.episodes import Example, batches, encode, oracle_conversation
+    from sql_agent.tiny_policy.episodes import batches, oracle_conversation
     from sql_agent.tiny_policy.tokenizer import END_ID, PAD_ID, build_tokenizer, task_texts
     from sql_agent.tiny_policy.train import warm_start
     from sql_agent.tiny_policy.wording import reworded
@@ -96,11 +98,11 @@ def _build(folder: Path, seed: int, steps: int, progress: Callable[[str], None])
     try:
         with open_backend("sqlite") as backend:
 
-            def examples() -> Iterator[Example]:
+            def examples() -> Iterator[Encoded]:
                 rng = random.Random(seed)
                 for task in task_stream(seed=seed):
                     worded = reworded(task, rng) if rng.random() < REWORDED_SHARE else task
-                    yield encode(tokenizer, oracle_conversation(worded, backend))
+                    yield encode_conversation(tokenizer, oracle_conversation(worded, backend))
 
             warm_start(model, batches(examples(), batch_size=BATCH_SIZE, seed=seed), steps=steps, progress=progress)
     finally:

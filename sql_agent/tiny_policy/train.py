@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import Qwen3ForCausalLM
 
-from sql_agent.tiny_policy.episodes import Example
+from sql_agent.sft.encoding import Encoded
 
 LEARNING_RATE = 3e-3
 BETAS = (0.9, 0.98)
@@ -26,7 +26,7 @@ def learning_rate_factor(step: int, steps: int) -> float:
 
 
 def warm_start(
-    model: Qwen3ForCausalLM, batches: Iterable[list[Example]], *, steps: int, progress: Callable[[str], None]
+    model: Qwen3ForCausalLM, batches: Iterable[list[Encoded]], *, steps: int, progress: Callable[[str], None]
 ) -> None:
     """Train in place for `steps` batches.
 
@@ -51,14 +51,14 @@ def warm_start(
     model.eval()
 
 
-def reply_loss(model: Qwen3ForCausalLM, batch: list[Example]) -> Tensor:
+def reply_loss(model: Qwen3ForCausalLM, batch: list[Encoded]) -> Tensor:
     """Mean cross-entropy in nats over the tokens of the replies; logits are made for these alone."""
     length = max(len(example.ids) for example in batch)
     ids = torch.zeros(len(batch), length, dtype=torch.long)
     is_reply = torch.zeros(len(batch), length, dtype=torch.bool)
     for row, example in enumerate(batch):  # padding on the right: no token before it can see it
         ids[row, : len(example.ids)] = torch.tensor(example.ids)
-        is_reply[row, : len(example.ids)] = torch.tensor(example.is_reply)
+        is_reply[row, : len(example.ids)] = torch.tensor(example.mask, dtype=torch.bool)
     hidden = model.model(ids).last_hidden_state[:, :-1]
     asked = is_reply[:, 1:]
     return cross_entropy(model.lm_head(hidden[asked]), ids[:, 1:][asked])
