@@ -113,4 +113,5 @@ class Progress:
         """The progress in a checkpoint; earlier versions named the count of batches differently."""
         batches = next((state[name] for name in ("batches", "place", "updates") if name in state), 0)
         own = {name: value for name, value in state.items() if name in cls.__dataclass_fields__ and value is not None}
-        return cls(**own | {"batches": batches})
+        own["batches"] = batches
+        return cls(**own)

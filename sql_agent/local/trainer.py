@@ -318,7 +318,7 @@ def why_without_spread(sampled: Group) -> str:
     verdicts = [score.value for e in sampled if (score := e.rollout.record.score).value is not None]
     if len(verdicts) < 2:
         return "unjudged"
-    return {(1.0,): "all_correct", (0.0,): "all_wrong"}.get(tuple(set(verdicts)), "all_equal")
+    return "all_correct" if set(verdicts) == {1.0} else "all_wrong" if set(verdicts) == {0.0} else "all_equal"
 
 
 def describe_loss(line: dict[str, Any], reason: str) -> str:
