@@ -1,29 +1,32 @@
-"""What local training needs of memory, computed from a model's config.json before anything is loaded.
+"""How much memory local training needs, computed from a model's config.json before anything is loaded.
 
-By formula, for models built like Llama and Qwen (`KNOWN_TYPES`): what autograd keeps of each layer with a LoRA adapter,
-the KV cache, a tile of logits. Leaves out what CUDA needs for itself (about 0.5 GB, which counts as used once it
-runs), fragmentation, and models of other kinds. How far off it is: doc/benchmarks.md.
+The formulas are for models built like Llama and Qwen (`KNOWN_TYPES`): what autograd keeps of each layer with a LoRA
+adapter, the KV cache, a tile of logits; libraries such as accelerate estimate weights alone. Leaves out what CUDA needs
+for itself (about 0.5 GB), fragmentation, and models of other kinds. How far off it is: doc/benchmarks.md.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from core.cpu_features import uses_bfloat16
-from core.json_text import parse_json
+from core.hub import model_folder
 from core.micro_batches import micro_batch_tokens
+from dbbench_adapter.protocols import Message
+from sql_agent.datatypes import AgentConfig
 from sql_agent.local.config import AdapterConfig, ModelConfig, OptimConfig
-from sql_agent.local.model_files import base_name, is_adapter
+from sql_agent.local.model_files import base_folder
+from sql_agent.model_check import read_json
 
 Precision = Literal["float32", "autocast", "bfloat16", "4bit"]
 """autocast: weights in float32, the matrix products of the update in bfloat16, as on a CPU that has it."""
 KNOWN_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 NF4_BYTES = 0.516
-"""Of a parameter: 4 bits, and a scale per 64 of them that is itself 8 bits (double quantisation)."""
+"""Bytes of a parameter: 4 bits, and a scale per 64 of them that is itself 8 bits (double quantisation)."""
 VOCAB_TILE, PLACE_TILE = 4096, 4096
 """Tokens of the vocabulary, and places, whose logits exist at a time (`sql_agent.local.head`)."""
 LOGIT_COPIES = 9
@@ -31,7 +34,7 @@ LOGIT_COPIES = 9
 CPU_RUNTIME = 96 * 2**20
 """Measured: what updates of four sizes held beyond their tensors."""
 ANSWER_TOKENS = 128
-"""Allowed for what a database answers to a reply, and the template around it."""
+"""Tokens that a database's answer to a reply may have, with the template around it."""
 MIN_NEW_TOKENS = 64
 """The least that is proposed for a reply; a statement needs about so many."""
 
@@ -85,7 +88,7 @@ class ModelShape:
 
     @property
     def linear_parameters(self) -> int:
-        """Those that 4 bits hold: the matrices of all layers."""
+        """Parameters that 4 bits hold: the matrices of all layers."""
         return self.layers * sum(inputs * outputs for inputs, outputs in self.linears.values())
 
     @property
@@ -106,25 +109,14 @@ class ModelShape:
         return self.layers * adapter.r * sum(sum(self.linears[name]) for name in self.adapted(adapter))
 
 
-def read_shape(path: str | Path) -> ModelShape:
+def read_shape(path: str) -> ModelShape:
     """
     Args:
-        path: a model's folder, an adapter's (its base counts), or a name in the Hugging Face cache.
+        path: a model, or an adapter, whose base counts; a folder or a name in the Hugging Face cache.
     Raises:
-        ValueError: no config.json there, or a model of another kind.
+        ValueError: there is no config.json, or the model is of another kind.
     """
-    folder = Path(path)
-    if is_adapter(folder):
-        return read_shape(base_name(folder))
-    file = folder / "config.json"
-    if not folder.is_dir():
-        from huggingface_hub import try_to_load_from_cache
-
-        found = try_to_load_from_cache(str(path), "config.json")
-        file = Path(found) if isinstance(found, str) else file
-    if not file.is_file():
-        raise ValueError(f"{path} holds no config.json, and no model of this name is in the Hugging Face cache")
-    return shape_of(parse_json(file.read_text("utf-8")))
+    return shape_of(read_json(base_folder(model_folder(path, fetch=False)) / "config.json"))
 
 
 def shape_of(config: dict[str, Any]) -> ModelShape:
@@ -159,11 +151,11 @@ def shape_of(config: dict[str, Any]) -> ModelShape:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes, by what they are for."""
+    """Bytes of memory, by what they are for."""
 
     weights: int
     adapter: int
-    """With its gradients and AdamW's two states."""
+    """The adapter with its gradients and AdamW's two states."""
     reference: int
     kv_cache: int
     sampling: int
@@ -327,24 +319,26 @@ class Demand:
             yield f"{now.group_size} episodes sampled together", now
 
 
+@dataclass(frozen=True)
+class Workload:
+    """What a run will ask of the memory."""
+
+    first_prompts: Sequence[Sequence[Message]]
+    """Some of the first prompts; the longest counts."""
+    rows: int
+    """Episodes that are sampled side by side."""
+    limits: AgentConfig
+    optim: OptimConfig
+
+
 def memory_warning(
-    model: ModelConfig,
-    adapter: AdapterConfig,
-    optim: OptimConfig,
-    *,
-    device: str,
-    group_size: int,
-    prompt_tokens: int,
-    replies: int,
-    max_new_tokens: int,
-    reference: bool,
+    model: ModelConfig, adapter: AdapterConfig, workload: Workload, *, device: str, prompt_tokens: int, reference: bool
 ) -> str | None:
     """What to say before a run starts whose estimate exceeds what is there; None where it fits.
 
     Args:
         device: cpu or cuda, as the run will use it.
-        prompt_tokens: of a first prompt.
-        replies: most of an episode.
+        prompt_tokens: of the longest first prompt.
         reference: whether a separate reference model is loaded.
     Returns:
         The estimate, what is there, and the settings to lower in order until it fits. For a model of another kind, that
@@ -355,16 +349,16 @@ def memory_warning(
     except ValueError as fault:
         return f"memory was not estimated: {fault}"
     demand = Demand(
-        shape,
-        adapter,
-        _precision(model, device, shape.parameters),
-        group_size,
-        prompt_tokens,
-        replies,
-        max_new_tokens,
-        micro_batch_tokens(optim.micro_batch_tokens, device),
-        model.gradient_checkpointing,
-        reference,
+        shape=shape,
+        adapter=adapter,
+        precision=_precision(model, device, shape.parameters),
+        group_size=workload.rows,
+        prompt_tokens=prompt_tokens,
+        replies=workload.limits.max_turns or 1,
+        max_new_tokens=workload.limits.max_tokens,
+        micro_batch_tokens=micro_batch_tokens(workload.optim.micro_batch_tokens, device),
+        gradient_checkpointing=model.gradient_checkpointing,
+        reference=reference,
     )
     return warning_of(demand, available_bytes(device))
 
@@ -376,11 +370,7 @@ def _precision(model: ModelConfig, device: str, parameters: int) -> Precision:
 
 
 def warning_of(demand: Demand, available: int) -> str | None:
-    """The same from plain values.
-
-    Args:
-        available: bytes.
-    """
+    """What to say where this demand exceeds `available` bytes; None where it fits."""
     expected = demand.estimate
     if expected.peak <= available:
         return None

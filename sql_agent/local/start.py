@@ -1,4 +1,8 @@
-"""How a local run starts: what is asked for is looked at, then seeds are set, then the model is loaded."""
+"""How a local run starts: the model is checked, then seeds are set, then the policy is loaded; and how a command ends
+when something fails.
+
+Importing this module is instant: torch and transformers are imported where they are used.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,13 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from core.commands import INTERRUPTED
 from core.outputs import in_words
-from dbbench_adapter.protocols import Message
-from sql_agent.datatypes import AgentConfig
-from sql_agent.local.config import AdapterConfig, ModelConfig, OptimConfig
+from sql_agent.local.config import AdapterConfig, ModelConfig
 from sql_agent.local.datatypes import DivergedError, UnjudgedError
+from sql_agent.local.memory import Workload, give_back_freed_memory, memory_warning
 from sql_agent.local.model_files import StartError, check_device, check_fit, check_model
 
 if TYPE_CHECKING:
@@ -23,24 +25,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Workload:
-    """What a run will ask of the memory."""
-
-    first_prompts: Sequence[Sequence[Message]]
-    """Some of them; the longest counts."""
-    rows: int
-    """Episodes that are sampled side by side."""
-    limits: AgentConfig
-    optim: OptimConfig
-
-
 @contextmanager
 def failures_in_words(resume: str) -> Iterator[None]:
-    """Around a command: a failure that has a name ends it with one line, and so does KeyboardInterrupt, with 130.
+    """End the command within with one line where it fails in a known way, and with status 130 where it is interrupted.
 
     Args:
-        resume: how to go on, said where work would be lost.
+        resume: how to go on; it is said where work would be lost.
     """
     try:
         yield
@@ -54,13 +44,13 @@ def failures_in_words(resume: str) -> Iterator[None]:
 
 
 def load_libraries() -> None:
-    """The imports that take seconds, before anything is begun that Ctrl-C would have to end in order."""
+    """Do the imports that take seconds before anything is begun that Ctrl-C would have to end in order."""
     import sql_agent.local.learner
     import sql_agent.local.rollouts  # noqa: F401
 
 
 def out_of_memory(error: RuntimeError) -> str:
-    """What torch's want of memory comes down to; every other error goes on."""
+    """A line about torch's lack of memory, and what to lower; every other error is raised again."""
     first = str(error).split("\n")[0]
     if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in first:
         raise error
@@ -79,13 +69,13 @@ def start_policy(
     reference_path: str | None = None,
     workload: Workload | None = None,
 ) -> LocalPolicy:
-    """The policy, loaded from this machine's files; nothing random happened before `seed` was set.
+    """Load the policy from this machine's files; nothing random happens before `seed` is set.
 
     Args:
-        tools: what the environment offers; the chat template has to write them before the weights are read.
-        workload: where it is trained; a warning is logged, before the weights are read, if memory will be short.
+        tools: what the environment offers; the chat template is tried on them before the weights are read.
+        workload: of a run that trains; a warning is logged, before the weights are read, if memory will be short.
     Raises:
-        StartError: a model that is not there, not whole or no language model, 4 bits without what they need.
+        StartError: the model is not there, not whole or no language model, or 4 bits lack what they need.
         ChatTemplateError: see `Conversation`.
     """
     model = model.model_copy(update={"model_path": check_model(model.model_path)})
@@ -102,7 +92,6 @@ def start_policy(
 
     from reward_model.scorer import endless_template
     from sql_agent.local.conversation import Conversation
-    from sql_agent.local.memory import give_back_freed_memory, memory_warning
     from sql_agent.local.policy import load_policy
 
     logging.disable_progress_bar()
@@ -113,16 +102,9 @@ def start_policy(
         raise StartError(fault)
     conversation = Conversation(tokenizer, tools)
     if workload is not None:
+        lengths = [len(conversation.first_prompt(messages)) for messages in workload.first_prompts]
         warning = memory_warning(
-            model,
-            adapter,
-            workload.optim,
-            device=device,
-            group_size=workload.rows,
-            prompt_tokens=max(len(conversation.first_prompt(messages)) for messages in workload.first_prompts),
-            replies=workload.limits.max_turns or 1,
-            max_new_tokens=workload.limits.max_tokens,
-            reference=reference_path is not None,
+            model, adapter, workload, device=device, prompt_tokens=max(lengths), reference=bool(reference_path)
         )
         if warning:
             log.warning("%s", warning)

@@ -9,11 +9,13 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from sql_agent.datatypes import AgentConfig
 from sql_agent.local.config import AdapterConfig, ModelConfig, OptimConfig
 from sql_agent.local.memory import (
     Demand,
     Estimate,
     ModelShape,
+    Workload,
     available_bytes,
     estimate,
     memory_warning,
@@ -180,9 +182,9 @@ def test_a_shape_is_read_from_a_folder_or_from_its_adapters_base(tmp_path):
     adapter.mkdir()
     (base / "config.json").write_text(json.dumps(QWEN_1_5B))
     (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
-    assert read_shape(base) == read_shape(adapter) == shape_of(QWEN_1_5B)
-    with pytest.raises(ValueError, match=r"holds no config\.json, and no model of this name"):
-        read_shape(tmp_path)
+    assert read_shape(str(base)) == read_shape(str(adapter)) == shape_of(QWEN_1_5B)
+    with pytest.raises(ValueError, match=r"config\.json is missing"):
+        read_shape(str(tmp_path))
     with pytest.raises(ValueError, match="'gpt2' are not known here, only llama, mistral, qwen2, qwen3"):
         shape_of({"model_type": "gpt2"})
 
@@ -240,8 +242,9 @@ def test_a_model_that_never_fits_is_said_to_be_too_large():
 
 def test_a_model_of_another_kind_is_said_not_to_be_estimated(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    more = {"group_size": 4, "prompt_tokens": 10, "replies": 3, "max_new_tokens": 10, "reference": False}
-    said = memory_warning(ModelConfig(model_path=str(tmp_path)), AdapterConfig(), OptimConfig(), device="cpu", **more)
+    workload = Workload([], 4, AgentConfig(max_turns=3, max_tokens=10), OptimConfig())
+    model = ModelConfig(model_path=str(tmp_path))
+    said = memory_warning(model, AdapterConfig(), workload, device="cpu", prompt_tokens=10, reference=False)
     assert str(said).startswith("memory was not estimated: models of type 'gpt2'")
 
 
