@@ -38,7 +38,7 @@ class Subject(Playable, Protocol):
     tasks: Sequence[Any]
 
     def own(self, question: str) -> Any:
-        """That question as a task without gold."""
+        """Turn a typed question into a task without a solution."""
         ...
 
     def choose(self, task: Any) -> None:
@@ -50,7 +50,7 @@ class Subject(Playable, Protocol):
         ...
 
     def tables(self) -> list[Table]:
-        """As they are now; none where there is no database."""
+        """The tables as they are now; none where there is no database."""
         ...
 
 
@@ -76,12 +76,12 @@ class WordProblems(Gsm8k):
 
 
 class OneDatabase:
-    """Questions to one database, the copy of a task's: what one of them changes, the next one meets.
+    """Questions to one database, a copy of a task's; the next question meets what an earlier one changed.
 
     Args:
         bench: entered.
         tasks: to be asked by number.
-        first: its tables are talked about until `choose`.
+        first: the task whose tables are talked about until `choose`.
     """
 
     def __init__(self, bench: DbBench, tasks: Sequence[Task], first: Task) -> None:
@@ -111,7 +111,7 @@ class OneDatabase:
     def open(self, task: Task, limits: AgentConfig) -> Any:
         if self._episode is None:
             self._episode = self._bench.open(task, limits)
-        else:  # its database stays; what an episode counts begins anew
+        else:  # the database stays; the counts of an episode begin anew
             self._episode.task, self._episode.status, self._episode.answers = task, "running", None
             self._episode.replies_used, self._episode.malformed_calls, self._episode.sql_run = 0, 0, []
         return self._episode
@@ -121,18 +121,18 @@ class OneDatabase:
 
 
 class Watcher(Protocol):
-    """Shown what happens, as it happens."""
+    """Is told what happens, as it happens."""
 
     def writing(self, text: str) -> None:
-        """The reply so far, again with every token."""
+        """The whole reply so far; called with every token."""
         ...
 
     def reply(self, message: Message) -> None:
-        """The whole reply; its calls have not run yet."""
+        """The finished reply; its calls have not run yet."""
         ...
 
     def answers(self, messages: Sequence[Message]) -> None:
-        """What the reply was answered."""
+        """What the environment answered to the reply."""
         ...
 
 
@@ -142,16 +142,16 @@ class Answered:
 
     record: RolloutRecord
     stopped: bool
-    """By the person, in the middle of a reply."""
+    """Whether the person stopped it in the middle of a reply."""
     cut: bool
-    """The last reply reached the limit of tokens."""
+    """Whether the last reply reached the limit of tokens."""
 
 
 class Chat:
     """One conversation after another with one policy.
 
     Args:
-        limits: rounds and tokens of one question; no rounds: the protocol's own.
+        limits: turns and tokens of one question; without `max_turns` the protocol's own number of turns.
     Raises:
         ChatTemplateError: the model's template cannot be used.
     """
@@ -166,12 +166,12 @@ class Chat:
         self._stop = _Stop()
 
     def new(self) -> None:
-        """Forget the conversation, put the tables back."""
+        """Forget the conversation and restore the tables."""
         self._last = None
         self._subject.renew()
 
     def stop(self) -> None:
-        """End the reply under way after its next token; the second time in one question at once.
+        """End the present reply after its next token; a second call during one question ends it at once.
 
         Raises:
             KeyboardInterrupt: the second time.
@@ -181,7 +181,7 @@ class Chat:
         self._stop.wanted = True
 
     def ask(self, task: Any) -> Answered:
-        """Play the task's question to its end as the next one of the conversation, and judge it.
+        """Play the task's question to its end, as the next question of the conversation, and judge the answer.
 
         Raises:
             ChatTemplateError: the model's template cannot write this conversation.
@@ -219,8 +219,8 @@ class _Stop(StoppingCriteria):
 
 
 class _Streamer(BaseStreamer):
-    """Says the text so far with each token, one token late: the last one may be the end token. transformers' own
-    waits for the end of each word and prints the end token."""
+    """Passes on the text so far with each token, one token late, because the last one may be the end token.
+    transformers' own streamer waits for the end of each word and prints the end token."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, say: Callable[[str], None]) -> None:
         self._tokenizer, self._say = tokenizer, say
@@ -232,11 +232,11 @@ class _Streamer(BaseStreamer):
             return
         text = str(self._tokenizer.decode(self._ids))
         self._ids += value.tolist()
-        if not text.endswith("\ufffd"):  # a character whose bytes are not all there yet
+        if not text.endswith("\ufffd"):  # the bytes of a character are not complete yet
             self._say(text)
 
     def end(self) -> None:
-        """The whole reply is shown by whoever asked for it."""
+        """Nothing: `Watcher.reply` gets the whole reply."""
 
 
 # Commands -------------------------------------------------------------------------------------------------------------
@@ -261,9 +261,10 @@ class Line:
 
 
 def read_line(text: str, num_tasks: int) -> Line:
-    """
+    """Split a line into a command and the rest.
+
     Raises:
-        ValueError: an unknown command, or one with a number that it does not take.
+        ValueError: the command is unknown, or does not take what follows it.
     """
     text = text.strip()
     if not text.startswith(":"):
@@ -278,5 +279,5 @@ def read_line(text: str, num_tasks: int) -> Line:
         if not (rest.isascii() and rest.isdigit() and 1 <= int(rest) <= num_tasks):
             raise ValueError(f"{text}: expected :task N with N from 1 to {num_tasks}; :tasks lists them")
     elif rest:
-        raise ValueError(f"{text}: {command} stands alone")
+        raise ValueError(f"{text}: {command} takes nothing after it; type {command} alone")
     return Line(command, rest)

@@ -37,7 +37,7 @@ class Transcript:
     def __init__(self, console: Console, *, max_new_tokens: int) -> None:
         self._console, self._max_new_tokens = console, max_new_tokens
         self._written = 0
-        """Characters of the present reply that stand there."""
+        """How many characters of the present reply are printed."""
         self._in_line = False
         self._live: Live | None = None
 
@@ -134,7 +134,7 @@ class Transcript:
     # on the console
 
     def _write(self, text: str, end: int) -> None:
-        """What of `text[:end]` does not stand there yet; thoughts between their marks are dim."""
+        """Print the part of `text[:end]` that is not printed yet, thoughts in dim letters."""
         if end > self._written:
             new = Text(visible(text[self._written : end]))
             thinking = text[: self._written].rfind("<think>") > text[: self._written].rfind("</think>")
@@ -165,7 +165,7 @@ class Transcript:
 
 
 def call_start(text: str) -> int:
-    """Where a call begins in a reply under way, or might begin once more has come; its length where none does."""
+    """Where a call begins, or may be about to begin, in an unfinished reply; its length where none does."""
     starts = [place for marker in MARKERS if (place := text.find(marker)) >= 0]
     if starts:
         return min(starts)
@@ -177,14 +177,14 @@ def call_start(text: str) -> int:
 
 
 def sql(statement: str, *, indent: int) -> Text:
-    """Highlighted; lines after the first are moved in."""
+    """The statement with highlighting; lines after the first are indented."""
     text = Syntax("", "mysql", theme="ansi_dark").highlight(visible(statement).replace("\n", "\n" + " " * indent))
     text.rstrip()
     return text
 
 
 def visible(text: str) -> str:
-    """Control characters, but for line break and tab, as pictures of themselves."""
+    """The text with control characters, except line break and tab, replaced by visible symbols."""
     return "".join(
         chr(0x2400 + ord(c)) if c < " " and c not in "\n\t" else "␡" if "\x7f" <= c <= "\x9f" else c for c in text
     )

@@ -16,7 +16,7 @@ from dbbench_adapter.datatypes import Cell, Column, Gold, Row, Table, Task
 from dbbench_adapter.generator import NOTE
 
 MAX_ROWS = 200_000
-"""Of all tables of a file; they are held in memory."""
+"""Most rows of all tables together; they are held in memory."""
 _LISTED = """\
 SELECT list.name, list.type FROM pragma_table_list AS list JOIN sqlite_master AS made USING (name)
 WHERE list.schema = 'main' ORDER BY made.rowid"""
@@ -25,9 +25,9 @@ WHERE list.schema = 'main' ORDER BY made.rowid"""
 @dataclass(frozen=True)
 class UserDatabase:
     task: Task
-    """Its tables, with a question to be asked yet."""
+    """A task with the tables of the file and an empty question."""
     left_out: tuple[str, ...]
-    """What was not copied or is held otherwise, in words."""
+    """What was not copied, or is shown in another form, in words."""
 
 
 def read_database(path: Path) -> UserDatabase:
@@ -35,7 +35,7 @@ def read_database(path: Path) -> UserDatabase:
 
     A column whose cells are all whole numbers becomes BIGINT, one of finite numbers DOUBLE, every other TEXT.
     Raises:
-        ValueError: no such file, no SQLite database, nothing in it, or more than `MAX_ROWS` rows.
+        ValueError: there is no such file, it is no SQLite database, or it has no table or more than `MAX_ROWS` rows.
     """
     if not path.is_file():
         raise ValueError(f"--database {path}: no such file; expected a SQLite database")
@@ -54,7 +54,7 @@ def read_database(path: Path) -> UserDatabase:
     except sqlite3.Error as error:
         raise ValueError(f"--database {path}: {error}; expected a SQLite database that can be read") from error
     if not tables:
-        raise ValueError(f"--database {path}: there is no table in it")
+        raise ValueError(f"--database {path}: there is no table in it; give a database with tables")
     others = [f"{kind} {name}" for name, kind in listed if kind in ("view", "virtual")]
     left_out = [f"not copied: {', '.join(others)}"] if others else []
     left_out += [f"binary cells shown as hex digits: {num_blobs}"] if num_blobs else []

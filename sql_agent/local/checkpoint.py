@@ -1,9 +1,8 @@
-"""Checkpoints of a local run: written whole or not at all, never loaded torn, and enough to go on as if unbroken.
-Only those that this user wrote are loaded (`core.signed`): `training.pt` is a pickle.
+"""Checkpoints of a local run. They are written whole or not at all, and a resumed run ends as an unbroken one.
 
-A checkpoint is a folder `step_000123` with the adapter, the learner's state, the random generators, what the loop
-knows (`state.json`, its place among the tasks included), how long the run's line files were, and a signed
-manifest of sizes and hashes.
+A checkpoint is a folder `step_000123` with the adapter, the learner's state, the random generators, the progress of the
+loop and the lengths of the run's line files (`state.json`), and a signed manifest of sizes and hashes. Only checkpoints
+that this user wrote are loaded (`core.signed`), because `training.pt` is a pickle.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 KEPT = 2
-"""The newest, and the one before it in case the disk spoils the newest."""
+"""Checkpoints that stay: the newest, and the one before it in case the newest gets damaged."""
 
 
 class CheckpointError(ValueError):
@@ -40,11 +39,11 @@ class CheckpointError(ValueError):
 def save_checkpoint(
     folder: Path, step: int, policy: LocalPolicy, learner: Learner, state: dict[str, Any], lines: Sequence[Path] = ()
 ) -> Path:
-    """Write `folder/step_…` and drop all but the newest `KEPT`.
+    """Write `folder/step_…` and remove all but the newest `KEPT` checkpoints.
 
     Args:
         state: of the loop, as JSON.
-        lines: files that the run appends to; `resume` cuts them back to their length of now.
+        lines: files that the run appends to; `resume` cuts them back to their present length.
     """
     target = folder / f"step_{step:06d}"
     with written(target) as unfinished:
@@ -63,11 +62,11 @@ def save_checkpoint(
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest whole one; torn ones are named in the log and passed over. None where there is none at all.
+    """The newest whole checkpoint, None where there is none at all; damaged ones are skipped with a warning.
 
     Raises:
-        CheckpointError: there are some, and none is whole.
-        NotOursError: this user did not write it.
+        CheckpointError: there are checkpoints, and none of them is whole.
+        NotOursError: another user wrote it.
     """
     faults: list[str] = []
     for candidate in sorted(folder.glob("step_??????"), reverse=True):
@@ -85,7 +84,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 
 def resume(checkpoint: Path, policy: LocalPolicy, learner: Learner, lines: Sequence[Path] = ()) -> dict[str, Any]:
-    """Put adapter, learner, random generators and line files back; returns the loop's `state`.
+    """Restore adapter, learner, random generators and line files; returns the loop's `state`.
 
     Raises:
         ValueError: the adapter is of another shape than this run's.

@@ -39,7 +39,7 @@ class AdapterConfig(Settings):
     alpha: int = Field(default=32, ge=1)
     """The adapter's output is scaled by alpha / r."""
     dropout: float = Field(default=0.05, ge=0, lt=1)
-    """On the adapter's input, while the update runs; sampling has none."""
+    """Dropout on the adapter's input while the update runs; sampling has none."""
     target_modules: str | tuple[str, ...] = "all-linear"
     """Linear layers that get an adapter, e.g. q_proj,v_proj; all-linear: all but the output layer."""
 
@@ -55,7 +55,7 @@ class OptimConfig(Settings):
     learning_rate: float = Field(default=2e-5, gt=0, le=1)
     weight_decay: float = Field(default=0.01, ge=0, le=1)
     max_grad_norm: float = Field(default=1.0, gt=0)
-    """Norm that a larger gradient is scaled down to."""
+    """A gradient with a larger norm is scaled down to this norm."""
     grad_accum: int = Field(default=1, ge=1, validation_alias="gradient_accumulation_steps")
     """Batches (groups, under greedy-then-GRPO) whose gradients are averaged into one step."""
     micro_batch_tokens: int | None = Field(default=None, ge=1)
@@ -89,7 +89,7 @@ class LossConfig(Settings):
     """How tokens add up: as in GRPO's paper, each sequence alike; each token alike; or without length normalisation,
     divided by `max_tokens` (arXiv:2503.20783)."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """For `seq-mean-token-sum-norm`."""
+    """The divisor of `seq-mean-token-sum-norm`; no other aggregation takes it."""
 
     @model_validator(mode="after")
     def _has_its_constant(self) -> Self:

@@ -1,7 +1,7 @@
-"""Conversations in token ids: the first prompt, what comes after a reply, and the calls inside a reply.
+"""Conversations in token ids: the first prompt, what comes after a reply, and the tool calls inside a reply.
 
-A reply stays the ids that were sampled. What follows it (tool results, the next generation prompt) is cut out of the
-template's text and appended, so a rollout of many turns is one sequence and nothing sampled is ever tokenised anew.
+A reply keeps the ids that were sampled. What follows it (tool results, the next generation prompt) is cut out of the
+template's text and appended, so a rollout of many turns is one sequence and nothing sampled is tokenised again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def render(
 
 
 class Conversation:
-    """A tokenizer's chat template, read and written.
+    """Writes prompts and reads replies by a tokenizer's chat template.
 
     Args:
         tools: offered in each prompt, in chat-completions form; none for protocols of plain text.
@@ -64,7 +64,7 @@ class Conversation:
         self._tokenizer, self._tools = tokenizer, tools
         if tokenizer.eos_token is None:
             raise ChatTemplateError(
-                f"the tokenizer of {tokenizer.name_or_path} has no eos_token, so nobody knows where a reply ends; "
+                f"the tokenizer of {tokenizer.name_or_path} has no eos_token, so the end of a reply is not known; "
                 "write the template's end of a turn into its tokenizer_config.json"
             )
         self._eos, self.eos_id = str(tokenizer.eos_token), int(tokenizer.eos_token_id)  # pyright: ignore[reportArgumentType]
@@ -75,12 +75,12 @@ class Conversation:
             )
         try:
             add_response_schema(tokenizer)
-        except ValueError:  # a template that TRL does not know: take Hermes' form of calls, the most common one
+        except ValueError:  # TRL does not know the template: take Hermes' form of calls, the most common one
             tokenizer.response_schema = qwen3_schema
         try:
             self._check()
         except ChatTemplateError:
-            # Qwen3's, for one, drops the reasoning of earlier turns; TRL has versions of such templates that do not
+            # Qwen3's template, for example, drops the reasoning of earlier turns; TRL has versions that keep it
             preserving = _for_training(tokenizer)
             if preserving is None:
                 raise
@@ -97,7 +97,7 @@ class Conversation:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def after_reply(self, first: Sequence[Message], reply: Message, answers: Sequence[Message]) -> list[int]:
-        """Ids between a reply's end token and the next reply.
+        """The ids between a reply's end token and the next reply.
 
         Args:
             first: the messages of the first prompt.
@@ -110,7 +110,7 @@ class Conversation:
         return self._tokenizer.encode(self._eos + self._between([*first, said], answers), add_special_tokens=False)[1:]
 
     def read_reply(self, ids: Sequence[int]) -> Message:
-        """The assistant message of a reply. Calls that do not parse stay text, as they do behind vLLM's Hermes parser.
+        """The assistant message of a reply. Calls that cannot be parsed stay text, as with vLLM's Hermes parser.
 
         Returns:
             `content` as it was sampled without the end token where there are no calls; `tool_calls` with arguments as
@@ -133,11 +133,11 @@ class Conversation:
     def _calls(self, ids: list[int]) -> list[dict[str, Any]] | None:
         try:
             return parse_response(self._tokenizer, ids).get("tool_calls")
-        except RecursionError:  # nested a thousand deep: no call, but words
+        except RecursionError:  # brackets nested a thousand deep are no call, but text
             return None
 
     def _between(self, before: Sequence[Message], answers: Sequence[Message]) -> str:
-        """Text after the last end token of `before` once `answers` follow, up to where the next reply begins."""
+        """The text from the last end token of `before` to the beginning of the next reply, `answers` included."""
         earlier = render(self._tokenizer, before, self._tools)
         whole = render(self._tokenizer, [*before, *answers], self._tools, add_generation_prompt=True)
         end = earlier.rfind(self._eos) + len(self._eos)

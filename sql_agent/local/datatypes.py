@@ -22,7 +22,7 @@ class UnjudgedError(RuntimeError):
 
 
 class Playable(Protocol):
-    """The part of an environment (`sql_agent.environments.base.Environment`) that playing an episode needs."""
+    """What playing an episode needs of an environment (`sql_agent.environments.base.Environment`)."""
 
     tools: list[dict[str, Any]]
 
@@ -56,7 +56,7 @@ class Sample:
     ids: tuple[int, ...]
     """The end token included, where the reply came to it."""
     log_probs: tuple[float, ...]
-    """Of `ids`, in nats, under softmax(logits / temperature) before top-p; greedy: temperature 1."""
+    """Log-probs of `ids`, in nats, under softmax(logits / temperature) before top-p; greedy: temperature 1."""
     finish_reason: Literal["stop", "length"]
 
 

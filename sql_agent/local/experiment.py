@@ -1,4 +1,4 @@
-"""Settings of single-skill REINFORCE, read from YAML files that load and override one another. Importing is instant.
+"""Settings of single-skill REINFORCE, read from YAML files that import and override one another. Importing is instant.
 
 A mapping may say `import: other.yaml`, or a list of files, by paths relative to its own file, and `overwrite: {...}`.
 Imports come first, in order, then the mapping's own keys, then `overwrite`: mappings are merged key by key, everything
@@ -148,7 +148,7 @@ class ExperimentConfig(Settings):
 
     @property
     def optim(self) -> OptimConfig:
-        """As the learner takes it: the episodes of an update are one batch to it."""
+        """The settings for the learner, which gets the episodes of an update as one batch."""
         return self.training.model_copy(update={"grad_accum": 1})
 
     @property
@@ -213,7 +213,7 @@ def load_experiment(file: Path, overrides: Sequence[str] = ()) -> ExperimentConf
     try:
         return ExperimentConfig.model_validate(_tree(leaves))
     except ValidationError as error:
-        raise ExperimentError("\n".join(_in_words(fault, leaves, file) for fault in error.errors())) from None
+        raise ExperimentError("\n".join(_describe_fault(fault, leaves, file) for fault in error.errors())) from None
 
 
 def _read(file: Path, importing: tuple[Path, ...]) -> Leaves:
@@ -292,7 +292,7 @@ def _tree(leaves: Leaves) -> dict[str, Any]:
     return tree
 
 
-def _in_words(fault: Any, leaves: Leaves, file: Path) -> str:
+def _describe_fault(fault: Any, leaves: Leaves, file: Path) -> str:
     place = tuple(str(part) for part in fault["loc"])
     said = [where for path, (_, where) in leaves.items() if place[: len(path)] == path or path[: len(place)] == place]
     where = said[0] if said and place else str(file)

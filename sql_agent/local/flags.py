@@ -27,7 +27,8 @@ class Flag:
     field: FieldInfo
 
     @property
-    def shown(self) -> str:
+    def spelling(self) -> str:
+        """How messages name it, e.g. --clip_ratio/--clip_param."""
         return "/".join(f"--{name}" for name in self.names)
 
 
@@ -43,10 +44,7 @@ def flags_of(config: type[BaseModel], prefix: str = "", place: tuple[str, ...] =
 
 
 def add_flags(parser: argparse.ArgumentParser, config: type[BaseModel], *, hidden: Sequence[str] = ()) -> None:
-    """
-    Args:
-        hidden: flags to leave out.
-    """
+    """Add the flags of a settings class to a parser, but for those in `hidden`."""
     for flag in flags_of(config):
         name, field = flag.names[0], flag.field
         if name in hidden:
@@ -76,13 +74,13 @@ def read_flags(parser: argparse.ArgumentParser, config: type[Config], args: argp
     try:
         return config.model_validate(given)
     except ValidationError as error:
-        shown = {flag.place: flag.shown for flag in flags_of(config)}
-        parser.error("; ".join(_describe_fault(fault, shown) for fault in error.errors()))
+        spellings = {flag.place: flag.spelling for flag in flags_of(config)}
+        parser.error("; ".join(_describe_fault(fault, spellings) for fault in error.errors()))
 
 
-def _describe_fault(fault: Any, shown: dict[tuple[str, ...], str]) -> str:
+def _describe_fault(fault: Any, spellings: dict[tuple[str, ...], str]) -> str:
     place = tuple(map(str, fault["loc"]))
-    where = shown.get(place, ".".join(place))
+    where = spellings.get(place, ".".join(place))
     found = "" if isinstance(fault["input"], dict | BaseModel) else f", got {masked(repr(fault['input']), whole=True)}"
     text = fault["msg"].removeprefix("Value error, ").replace("Input should be", "expected") + found
     return f"{where}: {text}" if where else text

@@ -1,8 +1,9 @@
-"""Log-probs of chosen tokens without the logits of all: the output layer sees only the places in question, and of
-their logits only a tile of the vocabulary exists at a time.
+"""Log-probs of chosen tokens without the logits of all tokens: the output layer sees only the positions in question,
+and only a tile of the vocabulary at a time.
 
-The kernel is TRL's `ChunkedLogProbFunction`, exact in value and gradient, in float32 whatever the layer computes in.
-TRL's own trainers give it every place on a CPU, prompts and padding included. Leaves out adapters on the output layer.
+The kernel is TRL's `ChunkedLogProbFunction`, exact in value and gradient, in float32 whatever the layer computes in. It
+is called here because TRL's trainers on a CPU make the logits of every position, prompts and padding included. Leaves
+out adapters on the output layer.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 from trl.kernels import ChunkedLogProbFunction
 
 VOCAB_TILE = 4096
-"""Columns of a tile. 1,000 places take 16 MiB of logits, a few times over; wider tiles are slower on a CPU."""
+"""Columns of a tile. 1,000 positions take 16 MiB of logits, several times; wider tiles are slower on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,14 @@ class Scores:
 def score_tokens(
     model: Any, ids: Tensor, attention: Tensor, chosen: Tensor, *, temperature: float = 1.0, metrics: bool = False
 ) -> Scores:
-    """One forward pass over whole rows; the output layer at the places before chosen tokens.
+    """Score chosen tokens by one forward pass over whole rows.
 
     Args:
         model: a causal LM of transformers, or a PEFT model around one.
         ids: tokens, padded right, shape (B, T).
         attention: 1 on tokens, 0 on padding, shape (B, T).
         chosen: True where a token's log-prob is wanted, shape (B, T); no first token can be.
-        temperature: that logits are divided by, above 0.
+        temperature: what logits are divided by, above 0.
         metrics: whether entropy and is_top1 are wanted; empty otherwise.
     Raises:
         ValueError: the output layer carries an adapter.
@@ -60,7 +61,8 @@ def score_tokens(
 
 
 def output_layer(base: Any) -> torch.nn.Linear:
-    """
+    """The plain output layer of a model.
+
     Raises:
         ValueError: it carries an adapter, whose part the kernel would leave out.
     """
@@ -74,7 +76,7 @@ def output_layer(base: Any) -> torch.nn.Linear:
 
 
 def _of_logits(config: Any) -> tuple[float | None, float]:
-    """What some architectures do to their logits, as TRL's `add_fused_lm_head` has it: a cap, and a factor."""
+    """The cap and the factor that some architectures apply to their logits, as in TRL's `add_fused_lm_head`."""
     names = ("logit_scale", "output_multiplier", "lm_head_multiplier")
     scale = next((found for name in names if (found := getattr(config, name, None)) is not None), None)
     if scale is None and (given := getattr(config, "logits_scaling", None)) is not None:

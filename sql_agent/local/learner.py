@@ -1,4 +1,4 @@
-"""The update: trajectories and their advantages to one step of the adapter, and what keeps a bad step out of it."""
+"""The update: it turns trajectories and their advantages into one step of the adapter, and leaves bad steps out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_BAD_STEPS = 3
 
 @dataclass(frozen=True)
 class Update:
-    """What one batch of trajectories came to."""
+    """The result of learning from one batch of trajectories."""
 
     stepped: bool
     """Whether the optimiser moved; not while gradients are still being accumulated, nor after a bad one."""
@@ -39,18 +39,18 @@ class Learner:
         self._policy, self._optim, self._loss = policy, optim, loss
         self.optimiser = torch.optim.AdamW(policy.parameters(), lr=optim.learning_rate, weight_decay=optim.weight_decay)
         self.steps = self.bad_steps = 0
-        """Of the optimiser; skipped for a loss or a gradient that is no finite number, in all."""
+        """Steps of the optimiser so far, and those that were left out because loss or gradient was not finite."""
         self._bad_in_a_row = self._accumulated = 0
 
     def learn(self, trajectories: Sequence[Trajectory], advantages: Sequence[float], *, temperature: float) -> Update:
         """Add the gradient of one batch; every `grad_accum`-th batch moves the adapter.
 
         Args:
-            trajectories: all judged, and sampled by this policy since its last step for the ratio to start at 1.
+            trajectories: sampled by this policy since its last step, so that the ratio starts at 1.
             advantages: one per trajectory.
-            temperature: that they were sampled with.
+            temperature: the one they were sampled with.
         Raises:
-            DivergedError: for the third time in a row loss or gradient is no finite number.
+            DivergedError: loss or gradient is not finite for the third time in a row.
         """
         metrics = self._backward(trajectories, advantages, temperature)
         if not math.isfinite(metrics["policy/loss"]):
@@ -62,20 +62,20 @@ class Learner:
         return self._step(metrics)
 
     def flush(self) -> Update | None:
-        """Step with what has been accumulated, as at the end of the data; None if there is nothing."""
+        """Make a step with the gradients that are being accumulated, as at the end of the data; None without any."""
         return self._step({}) if self._accumulated else None
 
     def _backward(
         self, trajectories: Sequence[Trajectory], advantages: Sequence[float], temperature: float
     ) -> dict[str, float]:
-        # micro-batches of trajectories of like length; weights are made over all of them, so that they add up to the
-        # loss of the whole batch
+        # micro-batches hold trajectories of similar length; weights are made over all trajectories, so that the losses
+        # add up to that of the whole batch
         most = micro_batch_tokens(self._optim.micro_batch_tokens, self._policy.device.type)
         parts = micro_batches([num_tokens(t) for t in trajectories], most)
         total, done = 0.0, GrpoStats()
         masks = Rows.of(trajectories, pad_id=self._policy.pad_id).mask
         weights = token_weights(masks, self._loss.aggregation, max_tokens=self._loss.max_tokens)
-        self._policy.model.train()  # dropout, and gradient checkpointing works in this mode alone
+        self._policy.model.train()  # for dropout, and because gradient checkpointing works in this mode only
         try:
             for part in parts:
                 rows = Rows.of([trajectories[i] for i in part], pad_id=self._policy.pad_id, device=self._policy.device)
@@ -91,7 +91,7 @@ class Learner:
             "policy/loss": total,
             "train/sampled_tokens": int(masks.sum()),
             "train/tokens": sum(map(num_tokens, trajectories)),
-            **_shown(done),
+            **_metrics_of(done),
         }
 
     def _loss_of(
@@ -102,8 +102,9 @@ class Learner:
         if self._loss.name == "reinforce":
             return reinforce_loss(log_probs, advantages, weights), GrpoStats()
         reference = self._policy.reference_log_probs(rows, temperature=temperature) if self._loss.kl_coef else None
-        # Sampling is float32. In bfloat16 the same weights give other log-probs (ratios of 0.86 to 1.17 were
-        # measured), as another policy would; with one update a group the policy is the one that sampled.
+        # Sampling is in float32; in bfloat16 the same weights give other log-probs (ratios of 0.86 to 1.17 were
+        # measured). With one update per group the policy is the one that sampled, so its present log-probs are also the
+        # old ones.
         old_log_probs = log_probs.detach() if self._policy.bfloat16 else rows.old_log_probs
         return grpo_loss(
             log_probs,
@@ -120,7 +121,7 @@ class Learner:
         parameters = self._policy.parameters()
         for parameter in parameters:
             if parameter.grad is not None:
-                parameter.grad /= self._accumulated  # the mean over as many batches as there were
+                parameter.grad /= self._accumulated  # the mean over the batches
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._optim.max_grad_norm))
         metrics = metrics | {"policy/grad_norm": norm}
         if not math.isfinite(norm):
@@ -136,9 +137,9 @@ class Learner:
         self.bad_steps += 1
         self._bad_in_a_row += 1
         if self._bad_in_a_row >= MAX_BAD_STEPS:
-            self._bad_in_a_row = 0  # whoever resumes with other settings has three again
+            self._bad_in_a_row = 0  # a run that is resumed with other settings has three again
             raise DivergedError(
-                f"loss or gradient was no finite number {MAX_BAD_STEPS} times in a row. The last good state is saved "
+                f"loss or gradient was not finite {MAX_BAD_STEPS} times in a row. The last good state is saved "
                 f"as a checkpoint: resume with a lower learning_rate (now {self._optim.learning_rate:g}) or "
                 f"max_grad_norm (now {self._optim.max_grad_norm:g})"
             )
@@ -149,7 +150,7 @@ class Learner:
         self._accumulated = 0
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs beside the adapter; gradients under way are part of it."""
+        """What a resumed run needs beside the adapter; gradients that are being accumulated are part of it."""
         return {
             "optimiser": self.optimiser.state_dict(),
             "gradients": [None if p.grad is None else p.grad.clone() for p in self._policy.parameters()],
@@ -158,7 +159,7 @@ class Learner:
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.optimiser.load_state_dict(state["optimiser"])
-        for group in self.optimiser.param_groups:  # the present settings count, not those of before
+        for group in self.optimiser.param_groups:  # the present settings count, not the earlier ones
             group["lr"], group["weight_decay"] = self._optim.learning_rate, self._optim.weight_decay
         for parameter, gradient in zip(self._policy.parameters(), state["gradients"], strict=True):
             parameter.grad = None if gradient is None else gradient.to(parameter.device)
@@ -169,12 +170,12 @@ def num_tokens(trajectory: Trajectory) -> int:
     return len(trajectory.prompt_ids) + len(trajectory.response_ids)
 
 
-def _shown(stats: GrpoStats) -> dict[str, float]:
+def _metrics_of(stats: GrpoStats) -> dict[str, float]:
     if not stats.tokens:
         return {}
-    shown = {
+    found = {
         "policy/clip_frac": stats.clip_frac,
         "policy/ratio_mean": stats.ratio_mean,
         "policy/ratio_max": stats.ratio_max,
     }
-    return shown if stats.kl_k3 is None else shown | {"policy/kl_k3": stats.kl_k3}
+    return found if stats.kl_k3 is None else found | {"policy/kl_k3": stats.kl_k3}

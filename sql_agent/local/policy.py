@@ -1,8 +1,8 @@
 """The policy in this process: a Hugging Face causal LM with a LoRA adapter that samples, scores and is trained.
 
-Sampling is `generate`, batched with left padding and KV cache; log-probs for training are one forward pass over whole
-trajectories, padded right. Leaves out tensor parallelism and anything that needs a server; `sql_agent.train_sql_agent`
-has those.
+Sampling is transformers' `generate` in batches with a KV cache; log-probs for training come from one forward pass over
+whole trajectories, padded right. Leaves out tensor parallelism and anything that needs a server;
+`sql_agent.train_sql_agent` has those.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Rows:
     mask: Tensor
     """True on the tokens that the policy sampled."""
     old_log_probs: Tensor
-    """As recorded while sampling; 0 where `mask` is False."""
+    """Log-probs that were recorded while sampling; 0 where `mask` is False."""
 
     @classmethod
     def of(cls, trajectories: Sequence[Trajectory], *, pad_id: int, device: torch.device | str = "cpu") -> Self:
@@ -110,7 +110,7 @@ class LocalPolicy:
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sequence[Sampling], *, max_new_tokens: int, **more: Any
     ) -> list[Sample]:
-        """One reply to each prompt, all in one batch; what all prompts begin with is read once, not once a row.
+        """Sample one reply to each prompt, all in one batch; a beginning that all prompts share is read once.
 
         Args:
             prompts: token ids; each shorter than the model's positions by 1 or more.
@@ -122,7 +122,7 @@ class LocalPolicy:
         ids = torch.full((len(prompts), longest), self.pad_id)
         attention = torch.zeros_like(ids)
         ids[:, :shared], attention[:, :shared] = torch.tensor(prompts[0][:shared], dtype=torch.long), 1
-        for row, prompt in enumerate(prompts):  # the beginning of all, padding, the rest of each
+        for row, prompt in enumerate(prompts):  # the shared beginning, padding, the rest of each prompt
             ids[row, longest - len(prompt) + shared :] = torch.tensor(prompt[shared:])
             attention[row, longest - len(prompt) + shared :] = 1
         if shared:
@@ -148,7 +148,7 @@ class LocalPolicy:
         ]
 
     def _shared(self, prompts: Sequence[Sequence[int]]) -> int:
-        """Tokens that all prompts begin with, short of one's last; 0 where reading them once gains or fits nothing."""
+        """How many tokens all prompts begin with, at most all but one of each; 0 where reading them once is no gain."""
         config: Any = self.model.get_base_model().config
         windows = DynamicCache(config=config).is_sliding  # padding would fill a window
         if len(prompts) == 1 or any(windows):
@@ -167,14 +167,14 @@ class LocalPolicy:
         """Log-probs of the sampled tokens, with gradient, shape (B, T); 0 where the mask is False.
 
         Args:
-            temperature: that they were sampled with.
+            temperature: the one they were sampled with.
         """
         return self._log_probs(self.model, rows, temperature)
 
     @torch.no_grad()
     def reference_log_probs(self, rows: Rows, *, temperature: float = 1.0) -> Tensor:
-        """The same under the reference policy: the separate model where there is one, else the model as it was loaded,
-        which is the base with its adapter switched off, or with the adapter it came with."""
+        """The same under the reference policy: the separate model where there is one, else the model as it was loaded
+        (the base with its adapter switched off, or with the adapter that it came with)."""
         if self._reference is not None:
             return self._log_probs(self._reference, rows, temperature)
         with self._as_loaded():
@@ -203,12 +203,12 @@ class LocalPolicy:
             self.model.train(training)
 
     def save(self, folder: Path) -> None:
-        """Adapter and tokenizer; `load_policy` and PEFT read the folder."""
+        """Write adapter and tokenizer; `load_policy` and PEFT read the folder."""
         self.model.save_pretrained(str(folder), selected_adapters=["default"])
         self.tokenizer.save_pretrained(folder)
 
     def load_adapter(self, folder: Path) -> None:
-        """Take over the weights of an adapter of the same shape, as a resumed run does.
+        """Replace the adapter's weights by those of an adapter of the same shape, as a resumed run does.
 
         Raises:
             ValueError: its tensors are not those of the present adapter.
@@ -226,7 +226,7 @@ class LocalPolicy:
 
 
 class _SampleAndRecord(LogitsProcessor):
-    """Applies each row's own temperature and top-p, and notes the log-prob of what was then chosen."""
+    """Applies each row's own temperature and top-p, and records the log-prob of the token that was then chosen."""
 
     def __init__(self, sampling: Sequence[Sampling], device: torch.device) -> None:
         self._greedy = torch.tensor([s.temperature == 0 for s in sampling], device=device)
@@ -249,7 +249,7 @@ class _SampleAndRecord(LogitsProcessor):
         return allowed
 
     def finish(self, last_ids: Tensor) -> Tensor:
-        """Log-probs of the whole batch, shape (B, new tokens); what stands behind a row's end means nothing."""
+        """Log-probs of the whole batch, shape (B, new tokens); values behind a row's end have no meaning."""
         self._note(last_ids)
         return torch.stack(self._recorded, dim=-1)
 
@@ -259,7 +259,7 @@ class _SampleAndRecord(LogitsProcessor):
 
 
 def _keep_nucleus(log_probs: Tensor, top_p: Tensor) -> Tensor:
-    """-inf on all but the fewest likeliest tokens whose probabilities add up to top_p (arXiv:1904.09751)."""
+    """Put -inf on all but the fewest likeliest tokens whose probabilities add up to top_p (arXiv:1904.09751)."""
     ordered, order = log_probs.topk(min(NUCLEUS, log_probs.shape[-1]), dim=-1)
     if bool((ordered.exp().sum(-1, keepdim=True) < top_p).any()):
         ordered, order = log_probs.sort(dim=-1, descending=True)
@@ -279,7 +279,7 @@ def load_policy(
     precision: CpuPrecision = "auto",
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> LocalPolicy:
-    """A policy ready to sample and to be trained.
+    """Load a policy that is ready to sample and to be trained.
 
     Args:
         path: a Hugging Face model, or the folder of an adapter: then that adapter is trained on, and a frozen copy of
@@ -320,13 +320,15 @@ def load_policy(
 
 
 def load_model(path: str | Path, *, device: str, load_in_4bit: bool = False) -> Any:
-    """A causal LM in evaluation mode: float32 on a CPU, bfloat16 or 4-bit (NF4) on a GPU. An adapter's folder gives its
-    base with the adapter merged in."""
+    """Load a causal LM in evaluation mode: float32 on a CPU, bfloat16 or 4-bit (NF4) on a GPU. For the folder of an
+    adapter it is the base with the adapter merged in."""
     folder = Path(path)
     if is_adapter(folder):
         base = load_model(base_name(folder), device=device)
         return PeftModel.from_pretrained(base, folder).merge_and_unload()  # pyright: ignore[reportCallIssue]
-    where = str(folder.resolve()) if folder.is_dir() else str(path)  # an adapter names its base: by a path that lasts
+    where = (
+        str(folder.resolve()) if folder.is_dir() else str(path)
+    )  # an absolute path, because adapters name their base by it
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     if not load_in_4bit:
         model: Any = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, trust_remote_code=False)

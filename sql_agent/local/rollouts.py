@@ -1,4 +1,4 @@
-"""Episodes played side by side in this process: replies are sampled in one batch, databases answer in threads."""
+"""Plays episodes side by side in this process: replies are sampled in one batch, databases answer in threads."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Player:
 
     Args:
         environment: entered, where it is a context manager.
-        limits: rounds, tokens per reply and the statement timeout; its sampling settings are for the main job's agent
-            and are not read.
+        limits: turns, tokens per reply and the statement timeout; its sampling settings are those of the main job's
+            agent and are not read here.
         batch_size: episodes that are played, and replies that are sampled, side by side.
     Raises:
         ChatTemplateError: the model's template cannot be used.
@@ -38,12 +38,12 @@ class Player:
         self._conversation = Conversation(policy.tokenizer, environment.tools)
 
     def play(self, tasks: Sequence[Any], sampling: Sequence[Sampling]) -> list[LocalRollout]:
-        """Play each task once, from its first prompt to a named end, and judge what is left behind.
+        """Play each task once, from its first prompt to a named end, and judge the result.
 
         Args:
             sampling: how the replies to each task are sampled, one per task.
         Returns:
-            One rollout per task, in order. What could not be judged has a score of None under its reason.
+            One rollout per task, in order. A rollout that could not be judged has a score of None and the reason.
         """
         played: list[LocalRollout] = []
         for first in range(0, len(tasks), self._batch_size):
@@ -79,8 +79,8 @@ class Rollout:
     """One episode and its conversation, as messages and as ids.
 
     Args:
-        after: a rollout that has spoken and ended: its conversation goes on with this task's question, its ids as they
-            are. None starts a conversation.
+        after: an ended rollout with at least one reply; its conversation, and its ids as they are, go on with this
+            task's question. None starts a conversation.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Rollout:
         return self._stop is None
 
     def take(self, sample: Sample) -> None:
-        """Note a reply down, hand it to the episode, and append what that answers."""
+        """Record a reply, give it to the episode, and append the episode's answer."""
         self._replies += 1
         self._prompt_tokens += len(self.ids)
         self._append(sample.ids, sample.log_probs)
@@ -198,7 +198,7 @@ class Rollout:
         return self._environment.judge(self._episode)
 
     def _guarded(self, work: Callable[[], T]) -> T | None:
-        """What the database may do to anyone ends this rollout under its name, without a score."""
+        """Do `work`; a failure of the database ends this rollout under the failure's name, without a score."""
         try:
             return work()
         except BackendUnavailable as failure:
@@ -213,4 +213,4 @@ _ENDS: dict[str, StopReason] = {
     "task limit reached": "max_turns",
     "task_limit_reached": "max_turns",
 }
-"""Every other end is one that the policy's words made: `malformed`."""
+"""The episode's status and the rollout's stop reason; every other status is the policy's fault: `malformed`."""

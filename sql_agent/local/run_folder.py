@@ -26,7 +26,7 @@ FREE = tuple(
     for group in groups
     for name in names
 )
-"""What the advice for a run that diverged or ran out of memory says to lower, so it may differ when that is resumed."""
+"""Settings that a run which diverged or ran out of memory is advised to lower, so they may differ on `--resume`."""
 
 
 class RunFolderError(ValueError):
@@ -55,7 +55,7 @@ class RunFolder:
         own = config.model_dump(mode="json")
         if path.is_file():
             raise RunFolderError(f"{path} is a file; name a folder")
-        user_key()  # made, or missed, before anything starts
+        user_key()  # made, or found missing, before anything starts
         if resumed:
             if not self._settings.is_file():
                 raise RunFolderError(f"{path} holds no run ({self.SETTINGS} is missing); start it without --resume")
@@ -75,7 +75,7 @@ class RunFolder:
             raise RunFolderError(f"{path} is not empty; go on with its run by --resume, or name another folder")
 
     def begin(self) -> None:
-        """Make the folder; until here nothing was written."""
+        """Make the folder and write the settings; nothing is written before."""
         with failures_of_the_disk(self.path):
             for file in (self._settings, self.metrics, self.trajectories):
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -92,8 +92,7 @@ class RunFolder:
         save_checkpoint(self.checkpoints, step, policy, learner, state, (self.metrics, self.trajectories))
 
     def resume(self, policy: LocalPolicy, learner: Learner) -> dict[str, Any] | None:
-        """What the loop knew at the newest whole checkpoint, everything else put back; None without one, then the
-        run begins anew."""
+        """Restore the newest whole checkpoint and return the loop's state; None without one: the run begins anew."""
         checkpoint = newest_checkpoint(self.checkpoints)
         if checkpoint is None:
             self.metrics.unlink(missing_ok=True)
@@ -102,7 +101,7 @@ class RunFolder:
         return resume(checkpoint, policy, learner, (self.metrics, self.trajectories))
 
     def finish(self, policy: LocalPolicy, name: str = "adapter") -> Path:
-        """Write adapter and tokenizer, whole or not at all."""
+        """Write adapter and tokenizer, whole or not at all; returns their folder."""
         with written(self.path / name) as unfinished:
             policy.save(unfinished)
         return self.path / name
@@ -116,4 +115,4 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _append(path: Path, line: Mapping[str, Any]) -> None:
-    append_line(path, json.dumps(line))  # in ASCII: a policy may write half a surrogate pair
+    append_line(path, json.dumps(line))  # ASCII, because a policy may write half a surrogate pair

@@ -53,7 +53,7 @@ class SingleSkill(Recipe):
         self.evaluate_every, self.save_every = callback.evaluate_every, callback.save_every
 
     def draw(self, batch: int) -> list[tuple[str, Any]]:
-        """The next tasks; those before `batch`, which an earlier part of a resumed run has played, are passed over."""
+        """The next tasks; the tasks of earlier batches, which a resumed run has played already, are skipped."""
         while self._drawn < batch * self._size:
             self._next()
         return [self._next() for _ in range(self._size)]

@@ -11,7 +11,7 @@ from core.json_text import parse_json
 from sql_agent.success import Rate
 
 BINS = 10
-"""Points of the training curve; a single update has too few episodes of a skill to be one."""
+"""Points of the training curve; a single update has too few episodes of a skill for a point of its own."""
 ALL = "all skills"
 Curve = list[tuple[float, Rate]]
 """Episodes so far, and success there."""
@@ -22,7 +22,7 @@ def read_lines(metrics: Path) -> list[dict[str, Any]]:
 
 
 def held_out_curves(lines: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
-    """Of each evaluation, all skills together first; empty without one."""
+    """Held-out success by skill, all skills together first; empty without an evaluation."""
     found: dict[str, Curve] = {}
     for line in lines:
         if "held_out" in line:

@@ -33,18 +33,18 @@ class SftConfig(Settings):
     """Tokens, padding included, of one forward and backward pass; a longer conversation is alone in its own and
     computes activations twice. None: 1024 on a CPU, 4096 on a GPU. Changes memory, not the result."""
     max_samples: int | None = Field(default=None, ge=1)
-    """At most so many conversations, of task files evenly over the kinds; none: all of a file, 512 where they are
+    """Most conversations to take, from task files evenly over the kinds; none: all of a file, 512 where they are
     generated."""
     learning_rate: float = Field(default=2e-4, gt=0, le=1)
-    """Falls linearly to 0."""
+    """Learning rate at the start; it falls linearly to 0."""
     lora_r: int = Field(default=16, ge=0, le=1024)
     """Rank of the adapter on all linear layers; 0 trains all weights and writes a whole model."""
     lora_alpha: int = Field(default=32, ge=1)
     """The adapter's output is scaled by alpha / r."""
     lora_dropout: float = Field(default=0.05, ge=0, lt=1)
-    """On the adapter's input, in training."""
+    """Dropout on the adapter's input, in training."""
     max_length: int = Field(default=2048, ge=16)
-    """Tokens of a conversation; longer ones are left out and counted, never cut."""
+    """Most tokens of a conversation; longer ones are left out and counted, never cut."""
     tasks: Path | None = None
     """For dbbench: task file whose reference statements are played; none: generated tasks."""
     protocol: ProtocolName = "fc"

@@ -47,23 +47,23 @@ class Demonstration:
 
 @dataclass
 class Demonstrations:
-    """What a source gave."""
+    """The demonstrations of a source."""
 
     kept: list[Demonstration] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
-    """How many were not, by reason."""
+    """How many were left out, by reason."""
     notes: Counter[str] = field(default_factory=Counter)
-    """What else to say of it, such as fields of a file that are not read, and how often."""
+    """Further remarks, such as fields of a file that are not read, and how often each applies."""
 
 
 # Sources --------------------------------------------------------------------------------------------------------------
 
 
 def dbbench_demonstrations(tasks: Iterable[Task], backend: Backend, protocol: ProtocolName = "fc") -> Demonstrations:
-    """The oracle's replies, played through a real episode of each task and kept where the strict judge calls it right.
+    """Play the oracle's replies through a real episode of each task, and keep what the strict judge calls right.
 
-    Left out by reason: `no_reference` (the oracle would have to guess what its statement shows), what the judge said,
-    `table_error`, and `history_cut` where the protocol would show the policy less than the whole conversation.
+    The others are left out by reason: `no_reference` (the task has no statement, so the oracle would have to guess),
+    the judge's reason, `table_error`, or `history_cut` (the protocol would not show the policy the whole conversation).
 
     Raises:
         BackendUnavailable: the database server is gone.
@@ -103,8 +103,8 @@ def _played(task: Task, backend: Backend, protocol: ProtocolName) -> tuple[list[
 
 
 def gsm8k_demonstrations(problems: Iterable[Problem]) -> Demonstrations:
-    """The solutions as conversations with a calculator; `solution_not_played` where one and its annotations disagree,
-    the first of them with its reason in the notes."""
+    """The solutions as conversations with a calculator. A solution that contradicts its own annotations is left out as
+    `solution_not_played`; the notes name the first one and why."""
     found, tools = Demonstrations(), Gsm8k().tools
     for problem in problems:
         try:
@@ -119,13 +119,13 @@ def gsm8k_demonstrations(problems: Iterable[Problem]) -> Demonstrations:
 def read_messages(path: Path, limit: int | None = None) -> Demonstrations:
     """JSONL of {"messages": [...], "tools": [...]}; `tools` may be missing, or JSON in a text.
 
-    Messages are read as the reward model's converter reads them: OpenAI's and ShareGPT's names and spellings, ids of
-    calls numbered anew. What is changed beyond spelling is noted.
+    Messages are read as by the reward model's converter: with the names and spellings of OpenAI and ShareGPT; ids of
+    calls are numbered anew. Changes beyond spelling are noted.
 
     Args:
         limit: rows to take, from the top.
     Raises:
-        DataError: no such file, no row, or the first row that cannot be used, by its line.
+        DataError: there is no such file or no row, or a row cannot be used; the message names its line.
     """
     if not path.is_file():
         raise DataError(f"--dataset {path}: no such file; give dbbench, gsm8k, or a JSONL of messages")
@@ -177,7 +177,7 @@ def _read_row(line: bytes, where: str, notes: Counter[str]) -> Demonstration:
 def encode_all(
     tokenizer: PreTrainedTokenizerBase, demonstrations: Sequence[Demonstration], *, max_length: int
 ) -> list[Encoded]:
-    """Those that have at most `max_length` tokens, in order; the result is shorter by the others.
+    """Encode the demonstrations, in order, but for those with more than `max_length` tokens.
 
     Raises:
         ChatTemplateError: the template cannot be trained on, or refuses a conversation, which is named.
@@ -194,7 +194,7 @@ def encode_all(
         shortest = min(len(one.ids) for one in encoded)
         raise DataError(
             f"all {len(encoded)} conversations are longer than --max_length {max_length}; the shortest has {shortest} "
-            "tokens"
+            "tokens: raise --max_length"
         )
     return fitting
 

@@ -1,4 +1,4 @@
-"""A supervised fine-tuning run: everything is checked and put into tokens, then trained and saved.
+"""A supervised fine-tuning run: everything is checked and turned into tokens, then trained and saved.
 
 Leaves out the loop (`sql_agent.sft.trainer`) and validation: `sql_agent.tiny_policy.measure` and
 `sql_agent.evaluate` play held-out tasks.
@@ -64,13 +64,13 @@ class Run:
     base: Path
     """The folder of the model, or of the one that the adapter belongs to."""
     lora: Lora | None
-    """The adapter to make; None where all weights are trained, or one is trained on."""
+    """The adapter to make; None where all weights are trained, or an existing adapter is."""
     tokenizer: PreTrainedTokenizerBase
     encoded: list[Encoded]
     device: str
     record: dict[str, Any]
     checkpoint: Path | None
-    """To go on from."""
+    """The checkpoint that a resumed run goes on from."""
 
     @property
     def trains_all_weights(self) -> bool:
@@ -78,7 +78,7 @@ class Run:
 
 
 def prepare(cfg: SftConfig, *, resume: bool, say: Say = print) -> Run:
-    """Check everything and make the tokens; reads no weights but for their hash, and writes nothing.
+    """Check everything and make the tokens. Weights are read for their hash only, and nothing is written.
 
     Raises:
         ValueError: what is wrong and what to do.
@@ -141,7 +141,7 @@ def train(run: Run, say: Say = print) -> None:
 
 
 def what_is_left(output: Path) -> str:
-    """Remove checkpoints that were cut off, which fill the disk, and say from which one a run goes on."""
+    """Remove unfinished checkpoints, which fill the disk, and say from which one a run goes on."""
     whole = []
     for folder in sorted((output / CHECKPOINTS).glob("checkpoint-*"), key=_step):
         if (folder / RECORD).is_file():
@@ -201,8 +201,8 @@ def checkpoint_to_resume(cfg: SftConfig, resume: bool, say: Say) -> Path | None:
     """The newest whole checkpoint, None to start.
 
     Raises:
-        ValueError: the folder holds something that would be written over, nothing to go on with, what another user
-            wrote, or cannot be written.
+        ValueError: the folder holds something that would be overwritten, nothing to go on with, or files of another
+            user; or it cannot be written.
     """
     output = cfg.output_dir
     signed.user_key()
@@ -232,11 +232,12 @@ def _step(checkpoint: Path) -> int:
 
 
 SETTINGS = ("num_epochs", "batch_size", "gradient_accumulation_steps", "learning_rate", "seed")
-"""What the weights depend on beside model, data and adapter; a run goes on only where these are as they were."""
+"""Settings that the weights depend on, beside model, data and adapter; a resumed run must have the same."""
 
 
 def refuse_another_run(checkpoint: Path, record: Mapping[str, Any]) -> None:
-    """
+    """Check that the checkpoint belongs to this run.
+
     Raises:
         TrainingError: model, data or settings are not those of the checkpoint.
     """
@@ -277,7 +278,8 @@ def demonstrations(cfg: SftConfig) -> Demonstrations:
 
 
 def describe_data(cfg: SftConfig, found: Demonstrations, encoded: list[Encoded], say: Say) -> None:
-    """
+    """Say what there is to train on, and what was left out.
+
     Raises:
         TrainingError: there is nothing to train on.
     """
@@ -286,7 +288,7 @@ def describe_data(cfg: SftConfig, found: Demonstrations, encoded: list[Encoded],
     for note, count in found.notes.most_common():
         say(f"{note}, {count} times" if count > 1 else note)
     if not encoded:
-        raise TrainingError(f"{cfg.dataset} gave nothing to train on; left out: {reasons}")
+        raise TrainingError(f"{cfg.dataset} gave nothing to train on; left out: {reasons}; give other data")
     tokens, said = sum(len(one.ids) for one in encoded), sum(sum(one.mask) for one in encoded)
     say(f"{len(encoded)} conversations of {cfg.dataset}, {tokens:,} tokens, {said:,} of them learnt")
     say(f"left out: {reasons}")

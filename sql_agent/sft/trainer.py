@@ -1,6 +1,7 @@
-"""Supervised fine-tuning on TRL's `SFTTrainer`: the loop's settings, its log, its checkpoints and its result.
+"""Supervised fine-tuning on TRL's `SFTTrainer`: settings, log, checkpoints and result.
 
-TRL's defaults hold wherever this module says nothing else. Leaves out the loop, which is TRL's, and several processes.
+Loop, optimiser, collator and defaults are TRL's. The loss is ours for the sake of memory: TRL's makes the logits of
+prompts and padding too on a CPU, and has no micro-batches by tokens. Leaves out several processes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from sql_agent.sft.config import SftConfig
 from sql_agent.sft.encoding import Encoded
 
 RECORD = "sft.json"
-"""Of a run, in its output and in each checkpoint: written last, so its being there says that the rest is whole."""
+"""The record of a run, in its output and in each checkpoint. It is written last: where it exists, the rest is whole."""
 CHECKPOINTS = "checkpoints"
 KEPT_CHECKPOINTS = 2
 
@@ -48,19 +49,19 @@ class Lora:
 
 
 class Trainer(SFTTrainer):
-    """TRL's trainer with bounded memory: micro-batches, and logits of what is learnt alone, a tile at a time.
+    """TRL's trainer with bounded memory: micro-batches, and logits of the learnt tokens only, a tile at a time.
 
-    TRL's loss does the latter on a GPU; on a CPU it makes logits of prompts and padding too. Also stopped by the first
-    loss that is no number, and counting tokens on from a checkpoint.
+    It also stops at the first loss that is not finite, and goes on counting tokens from a checkpoint.
     """
 
     def __init__(self, *args: Any, micro_batch_tokens: int, **kwargs: Any) -> None:
         self._micro_batch_tokens = micro_batch_tokens
-        self._seen: list[tuple[int, int, float]] = []  # a micro-batch: tokens learnt, likeliest ones, sum of entropies
+        self._seen: list[tuple[int, int, float]] = []
+        """Learnt tokens of each micro-batch, those of them that were likeliest, and the sum of their entropies."""
         super().__init__(*args, **kwargs)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        self._total_train_tokens = self.state.num_input_tokens_seen  # TRL starts at 0 each time; the state is saved
+        self._total_train_tokens = self.state.num_input_tokens_seen  # TRL starts at 0 each time; this number is saved
         if num_items_in_batch is None:
             num_items_in_batch = _learnt(inputs).sum()
         self._seen, losses = [], []
@@ -77,7 +78,7 @@ class Trainer(SFTTrainer):
         if not torch.isfinite(loss):
             raise TrainingError(
                 f"the loss is {loss.item()} at step {self.state.global_step + 1}; lower --learning_rate (now "
-                f"{self.args.learning_rate:g}) in a new --output_dir; where it is so from step 1 on, the weights of "
+                f"{self.args.learning_rate:g}) in a new --output_dir; if this happens at step 1, the weights of "
                 "--model_path hold NaN"
             )
         return loss
@@ -85,7 +86,7 @@ class Trainer(SFTTrainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """Mean cross-entropy of what is learnt; divided by `num_items_in_batch`, the tokens learnt in an update."""
+        """Cross-entropy summed over the learnt tokens, divided by their number in the whole update."""
         learnt = _learnt(inputs)
         with self.accelerator.autocast():
             found = score_tokens(model, inputs["input_ids"], inputs["attention_mask"], learnt, metrics=True)
@@ -94,7 +95,7 @@ class Trainer(SFTTrainer):
         return -found.log_probs.sum() / (num_items_in_batch or max(1, int(learnt.sum())))
 
     def _note_metrics(self) -> None:
-        """Under TRL's names, over all tokens of the batch alike."""
+        """Record metrics under TRL's names, as means over all tokens of the batch."""
         tokens, likeliest, entropy = map(sum, zip(*self._seen, strict=True))
         noted = self._metrics["train"]
         noted["entropy"].append(entropy / max(1, tokens))
@@ -103,7 +104,7 @@ class Trainer(SFTTrainer):
 
 
 def _learnt(inputs: Any) -> torch.Tensor:
-    """True where a token is learnt, shape (B, T); nothing comes before the first, so it is not."""
+    """True where a token is learnt, shape (B, T); the first token is not, because nothing comes before it."""
     learnt = inputs["labels"] != -100
     learnt[:, 0] = False
     return learnt
@@ -118,11 +119,11 @@ def make_trainer(
     lora: Lora | None,
     record: dict[str, Any],
 ) -> Trainer:
-    """TRL's trainer over conversations that are in tokens already, one a row, padded right.
+    """TRL's trainer over conversations that are in tokens already, one per row, padded right.
 
     Args:
-        lora: the adapter to make; None trains what of `model` is not frozen.
-        record: goes beside each checkpoint.
+        lora: the adapter to make; None trains the weights of `model` that are not frozen.
+        record: written beside each checkpoint.
     """
     on_gpu = model.device.type == "cuda"
     on_cpu_bfloat16 = not on_gpu and uses_bfloat16(cfg.precision, model.num_parameters())
@@ -138,7 +139,7 @@ def make_trainer(
         save_total_limit=KEPT_CHECKPOINTS,
         logging_steps=1,
         logging_nan_inf_filter=False,
-        max_length=None,  # what is too long was left out; TRL would cut it
+        max_length=None,  # too long conversations were left out; TRL would cut them
         use_cpu=not on_gpu,
         bf16=on_cpu_bfloat16 or (on_gpu and torch.cuda.is_bf16_supported()),
         gradient_checkpointing=on_gpu,
@@ -163,17 +164,17 @@ def make_trainer(
 
 
 def as_dataset(encoded: Sequence[Encoded]) -> Dataset:
-    """The columns that TRL takes as they are: `input_ids`, and `labels` with -100 where nothing is learnt."""
+    """The columns that TRL uses as they are: `input_ids`, and `labels` with -100 where nothing is learnt."""
     return Dataset.from_dict({"input_ids": [one.ids for one in encoded], "labels": [one.labels for one in encoded]})
 
 
 def load_trainable(folder: Path, base: Path, *, all_weights: bool, device: str) -> Any:
-    """The model on its device, with the adapter of `folder` ready to be trained on where it is one.
+    """Load the model on its device; where `folder` is an adapter, with that adapter to be trained on.
 
-    Frozen weights are bfloat16 on a GPU. Trained ones are float32, since they would lose small updates.
+    Frozen weights are bfloat16 on a GPU. Trained ones are float32, because bfloat16 would lose small updates.
     """
     dtype = torch.float32 if all_weights or device == "cpu" else torch.bfloat16
-    where = str(base.resolve())  # an adapter names its base: by a path that lasts
+    where = str(base.resolve())  # an absolute path, because adapters name their base by it
     model: Any = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, trust_remote_code=False)
     if folder != base:
         model = PeftModel.from_pretrained(model, str(folder), is_trainable=True)
@@ -192,7 +193,7 @@ RENAMED = {
     "num_tokens": "data/tokens",
     "epoch": "data/epoch",
 }
-"""The trainer's names and ours."""
+"""TRL's names of the metrics, and ours."""
 
 
 class SftLog(RunLog):
@@ -225,13 +226,13 @@ def step_line(step: int, steps: int, metrics: Mapping[str, float]) -> str:
 
 
 def write_record(folder: Path, record: Mapping[str, Any], train_step: int) -> None:
-    """Appears whole or not at all."""
+    """Write the record, whole or not at all."""
     with written(folder / RECORD) as part:
         part.write_text(json.dumps({**record, "train_step": train_step}, indent=2) + "\n")
 
 
 def save_whole(trainer: Trainer, tokenizer: PreTrainedTokenizerBase, output: Path, record: Mapping[str, Any]) -> None:
-    """Model or adapter, and tokenizer. Loaders know the folder by its config, which comes when the rest is there."""
+    """Write model or adapter, and tokenizer; the config, by which loaders know the folder, comes last."""
     with tempfile.TemporaryDirectory(dir=output, prefix=".saving-") as scratch, failures_of_the_disk(output):
         model: Any = trainer.model
         model.save_pretrained(scratch)

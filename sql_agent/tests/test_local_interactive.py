@@ -248,7 +248,7 @@ def test_a_line_is_a_command_or_a_question(text, line):
         (":task x", 3, "N from 1 to 3"),
         (":task ²", 3, "N from 1 to 3"),
         (":task 1", 0, "there are no tasks at hand"),
-        (":new now", 3, ":new stands alone"),
+        (":new now", 3, ":new takes nothing after it; type :new alone"),
     ],
 )
 def test_a_command_that_cannot_be_followed_says_what_can(text, num_tasks, words):

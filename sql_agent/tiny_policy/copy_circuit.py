@@ -3,7 +3,7 @@
 A policy of one million parameters does not learn to copy unseen names out of its prompt in minutes; with the circuit in
 place at initialisation it only has to learn when to. The circuit is the induction head of arXiv:2209.11895: layer 0
 notes down at each position which token came before, layer 1 looks for a position whose token before is the present
-token and makes what stands there the likely next token. Leaves out training: the weights stay free and move with it.
+token and makes the token there the likely next one. Leaves out training, which may change all of these weights.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ STEPS = 400
 BATCH_SIZE = 8
 TOKENIZER_TASKS = 2000
 REWORDED_SHARE = 0.5
-"""Of the episodes, worded like real task files; with none and 300 steps half of the replies to those held no call."""
+"""Share of the episodes that are worded like real task files. With 0 and 300 steps, half of the replies to such files
+held no call."""
 THREADS = 1
 """Fixed, because the order of a sum, and with it the last digits of the weights, depends on it."""
 RECIPE_FILE = "recipe.json"

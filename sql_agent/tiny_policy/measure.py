@@ -1,4 +1,4 @@
-"""How good is a small policy? Success of its folder on held-out tasks, greedy and sampled, without any server.
+"""How good is a small policy? This measures its success on held-out tasks, greedy and sampled, without any server.
 
 Plain `generate` in one process, real episodes, the strict judge: a quick look at what the warm start gave. Training and
 real evaluations go through vLLM (`sql_agent.evaluate`).
@@ -36,7 +36,7 @@ from sql_agent.tiny_policy.tokenizer import END_ID, Message
 
 MAX_TURNS = 3
 MAX_NEW_TOKENS = 128
-"""Of one reply; the longest of 1,000 held-out oracle episodes has 89, the longest reworded one 100."""
+"""Most tokens of one reply; the longest of 1,000 held-out oracle episodes has 89, the longest reworded one 100."""
 BATCH_SIZE = 48
 SEED = 1
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
@@ -44,13 +44,13 @@ _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one rollout came to."""
+    """The result of one rollout."""
 
     kind: str
     value: float | None
     committed: bool
     called: bool
-    """Its first reply held a tool call that parses."""
+    """Whether its first reply held a tool call that can be parsed."""
 
 
 def play(policy: Any, tokenizer: Any, tasks: Sequence[Task], backend: Backend, *, sample: bool) -> list[Outcome]:
