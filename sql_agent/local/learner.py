@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,15 +16,6 @@ from sql_agent.local.policy import LocalPolicy, Rows
 from sql_agent.rollouts.stitch import Trajectory
 
 MAX_BAD_STEPS = 3
-
-
-@dataclass(frozen=True)
-class Update:
-    """The result of learning from one batch of trajectories."""
-
-    stepped: bool
-    """Whether the optimiser moved; not while gradients are still being accumulated, nor after a bad one."""
-    metrics: dict[str, float]
 
 
 class Learner:
@@ -42,13 +32,17 @@ class Learner:
         """Steps of the optimiser so far, and those that were left out because loss or gradient was not finite."""
         self._bad_in_a_row = self._accumulated = 0
 
-    def learn(self, trajectories: Sequence[Trajectory], advantages: Sequence[float], *, temperature: float) -> Update:
+    def learn(
+        self, trajectories: Sequence[Trajectory], advantages: Sequence[float], *, temperature: float
+    ) -> dict[str, float]:
         """Add the gradient of one batch; every `grad_accum`-th batch moves the adapter.
 
         Args:
             trajectories: sampled by this policy since its last step, so that the ratio starts at 1.
             advantages: one per trajectory.
             temperature: the one they were sampled with.
+        Returns:
+            Metrics of the batch; `policy/grad_norm` only where a step was due.
         Raises:
             DivergedError: loss or gradient is not finite for the third time in a row.
         """
@@ -58,10 +52,10 @@ class Learner:
         self._accumulated += 1
         if self._accumulated < self._optim.grad_accum:
             self._bad_in_a_row = 0
-            return Update(False, metrics)
+            return metrics
         return self._step(metrics)
 
-    def flush(self) -> Update | None:
+    def flush(self) -> dict[str, float] | None:
         """Make a step with the gradients that are being accumulated, as at the end of the data; None without any."""
         return self._step({}) if self._accumulated else None
 
@@ -117,7 +111,7 @@ class Learner:
             ref_log_probs=reference,
         )
 
-    def _step(self, metrics: dict[str, float]) -> Update:
+    def _step(self, metrics: dict[str, float]) -> dict[str, float]:
         parameters = self._policy.parameters()
         for parameter in parameters:
             if parameter.grad is not None:
@@ -130,9 +124,9 @@ class Learner:
         self._clear()
         self.steps += 1
         self._bad_in_a_row = 0
-        return Update(True, metrics)
+        return metrics
 
-    def _skip(self, metrics: dict[str, float]) -> Update:
+    def _skip(self, metrics: dict[str, float]) -> dict[str, float]:
         self._clear()
         self.bad_steps += 1
         self._bad_in_a_row += 1
@@ -143,7 +137,7 @@ class Learner:
                 f"as a checkpoint: resume with a lower learning_rate (now {self._optim.learning_rate:g}) or "
                 f"max_grad_norm (now {self._optim.max_grad_norm:g})"
             )
-        return Update(False, metrics)
+        return metrics
 
     def _clear(self) -> None:
         self.optimiser.zero_grad(set_to_none=True)

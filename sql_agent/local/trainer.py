@@ -228,7 +228,7 @@ class Trainer:
         if not pairs:
             return {}
         trajectories, advantages = [t for t, _ in pairs], [a for _, a in pairs]
-        return self._learner.learn(trajectories, advantages, temperature=self._recipe.sampling.temperature).metrics
+        return self._learner.learn(trajectories, advantages, temperature=self._recipe.sampling.temperature)
 
     def _count(self, groups: Sequence[Group]) -> None:
         progress, skipped, unjudged = self.progress, Counter[str](), Counter[str]()

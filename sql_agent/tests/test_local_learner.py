@@ -58,8 +58,8 @@ def log_prob(policy: LocalPolicy, trajectory: Trajectory) -> float:
 def test_what_did_well_becomes_likelier_and_what_did_badly_less_so(policy, loss):
     before = [log_prob(policy, t) for t in TRAJECTORIES]
     learner = Learner(policy, FAST, loss)
-    update = learner.learn(TRAJECTORIES, ADVANTAGES, temperature=1.0)
-    assert update.stepped and learner.steps == 1
+    learner.learn(TRAJECTORIES, ADVANTAGES, temperature=1.0)
+    assert learner.steps == 1
     moved = [log_prob(policy, t) - was for t, was in zip(TRAJECTORIES, before, strict=True)]
     assert moved[0] > 0 > moved[1]
 
@@ -86,10 +86,12 @@ def test_accumulated_batches_are_one_step_with_their_mean_gradient(policy):
         apart.append(gradients(policy))
         learner.optimiser.zero_grad()
     learner = Learner(policy, OptimConfig(grad_accum=2, max_grad_norm=1e9), loss)
-    assert not learner.learn(TRAJECTORIES[:1], ADVANTAGES[:1], temperature=1.0).stepped
+    learner.learn(TRAJECTORIES[:1], ADVANTAGES[:1], temperature=1.0)
+    assert learner.steps == 0
     seen = []
     learner.optimiser.register_step_pre_hook(lambda *_: seen.append(gradients(policy)))
-    assert learner.learn(TRAJECTORIES[1:], ADVANTAGES[1:], temperature=1.0).stepped
+    learner.learn(TRAJECTORIES[1:], ADVANTAGES[1:], temperature=1.0)
+    assert learner.steps == 1
     torch.testing.assert_close(seen[0], [(a + b) / 2 for a, b in zip(*apart, strict=True)])
 
 
@@ -109,10 +111,11 @@ def test_what_was_accumulated_when_the_data_ends_is_stepped_with_as_the_mean_of_
     learner = Learner(policy, OptimConfig(grad_accum=4, max_grad_norm=1e9), loss)
     assert learner.flush() is None
     for advantage in advantages:
-        assert not learner.learn([one], [advantage], temperature=1.0).stepped
-    update = learner.flush()
-    assert update is not None and update.stepped and learner.steps == 1
-    assert update.metrics["policy/grad_norm"] == pytest.approx(times * norm(g), rel=1e-4)
+        learner.learn([one], [advantage], temperature=1.0)
+    assert learner.steps == 0
+    metrics = learner.flush()
+    assert metrics is not None and learner.steps == 1
+    assert metrics["policy/grad_norm"] == pytest.approx(times * norm(g), rel=1e-4)
     moments = [learner.optimiser.state[p]["exp_avg"] for p in policy.parameters()]
     torch.testing.assert_close(moments, [(1 - 0.9) * times * part for part in g])
 
@@ -121,14 +124,14 @@ def test_the_ratio_is_against_the_log_probs_that_were_recorded(policy):
     [one] = TRAJECTORIES[:1]
     now = policy.log_probs(Rows.of([one], pad_id=policy.pad_id))[0, 3:].tolist()
     half = Trajectory(one.prompt_ids, one.response_ids, one.response_mask, tuple(v + math.log(2) for v in now), 2)
-    metrics = Learner(policy, FAST, LossConfig(kl_coef=0.0)).learn([half], [1.0], temperature=1.0).metrics
+    metrics = Learner(policy, FAST, LossConfig(kl_coef=0.0)).learn([half], [1.0], temperature=1.0)
     assert metrics["policy/ratio_mean"] == pytest.approx(0.5, abs=1e-4)  # recorded as twice as likely as they are now
 
 
 def test_in_bfloat16_the_ratio_is_1_for_the_recorded_log_probs_are_of_another_precision(random_policy_folder):
     torch.manual_seed(0)
     policy = load_policy(random_policy_folder, adapter=NO_DROPOUT, device="cpu", precision="bfloat16")
-    metrics = Learner(policy, FAST, LossConfig(kl_coef=0.0)).learn(TRAJECTORIES[:1], [1.0], temperature=1.0).metrics
+    metrics = Learner(policy, FAST, LossConfig(kl_coef=0.0)).learn(TRAJECTORIES[:1], [1.0], temperature=1.0)
     assert (metrics["policy/ratio_mean"], metrics["policy/ratio_max"], metrics["policy/clip_frac"]) == (1.0, 1.0, 0.0)
 
 
@@ -145,7 +148,8 @@ def test_a_step_that_is_no_number_is_left_out_and_the_third_in_a_row_stops(polic
     learner = Learner(policy, FAST, LossConfig(kl_coef=0.0))
     before = weights(policy)
     for _ in range(2):
-        assert not learner.learn([trajectory], [advantage], temperature=1.0).stepped
+        learner.learn([trajectory], [advantage], temperature=1.0)
+    assert learner.steps == 0
     learner.learn(TRAJECTORIES, ADVANTAGES, temperature=1.0)  # a good one starts the count anew
     after = weights(policy)
     assert learner.bad_steps == 2 and not all(map(torch.equal, before, after))
@@ -161,7 +165,8 @@ def test_a_gradient_that_is_no_number_is_left_out_too(policy):
     before = weights(policy)
     first = policy.parameters()[0]
     handle = first.register_hook(lambda gradient: gradient * math.inf)
-    assert not learner.learn(TRAJECTORIES, ADVANTAGES, temperature=1.0).stepped
+    learner.learn(TRAJECTORIES, ADVANTAGES, temperature=1.0)
+    assert learner.steps == 0
     handle.remove()
     assert learner.bad_steps == 1 and all(map(torch.equal, before, weights(policy)))
     assert all(p.grad is None for p in policy.parameters())
