@@ -12,15 +12,14 @@ if __name__ == "__main__":
     starting()
 
 import argparse
-import dataclasses
+import importlib
 import json
 import os
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from core.processes import RUN_ID, end_run, ends_in_order
 from scripts.bench import report
@@ -29,68 +28,17 @@ from scripts.bench.report import Row
 
 MODEL = ROOT / "models" / "tiny-sql"
 PAGE = ROOT / "doc" / "benchmarks.md"
-
-
-def _episodes(_model: Path, _folder: Path) -> list[Row]:
-    from scripts.bench import episodes
-
-    return episodes.measure()
-
-
-def _overhead(model: Path, folder: Path) -> list[Row]:
-    from scripts.bench import overhead
-
-    return overhead.measure(model, folder)
-
-
-def _startup(model: Path, folder: Path) -> list[Row]:
-    from scripts.bench import startup
-
-    return startup.measure(model, folder)
-
-
-def _update(model: Path, folder: Path) -> list[Row]:
-    from scripts.bench import update
-
-    return update.measure(model, folder)
-
-
-def _shared(model: Path, folder: Path) -> list[Row]:
-    from scripts.bench import shared_prompts
-
-    return shared_prompts.measure(model, folder)
-
-
-def _memory(model: Path, folder: Path) -> list[Row]:
-    from scripts.bench import memory
-
-    return memory.measure(model, folder)
-
-
-def _tokens(model: Path, folder: Path) -> list[Row]:
-    from scripts.bench import trained_tokens
-
-    return trained_tokens.measure(model, folder)
-
-
-def _proxy(model: Path, folder: Path) -> list[Row]:
-    from scripts.bench import proxy_cost
-
-    return proxy_cost.measure(model, folder)
-
-
-PARTS: dict[str, Callable[[Path, Path], list[Row]]] = {
-    "startup": _startup,
-    "update": _update,
-    "shared": _shared,
-    "memory": _memory,
-    "tokens": _tokens,
-    "proxy": _proxy,
-    "overhead": _overhead,
-    "episodes": _episodes,
+PARTS = {
+    "startup": ("scripts.bench.startup", "measure"),
+    "update": ("scripts.bench.update", "measure"),
+    "shared": ("scripts.bench.update", "measure_shared"),
+    "memory": ("scripts.bench.startup", "measure_memory"),
+    "tokens": ("scripts.bench.update", "measure_tokens"),
+    "proxy": ("scripts.bench.proxy_cost", "measure"),
+    "overhead": ("scripts.bench.overhead", "measure"),
+    "episodes": ("scripts.bench_dbbench", "measure_one_by_one"),
 }
-
-
+"""Module and function of each part, imported when it is measured."""
 ON_REQUEST = ("shared", "memory")
 """Parts that are measured only with --only; they want `--model models/smollm2-135m-instruct`."""
 
@@ -120,8 +68,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse_args(argv)
-    run_id = f"bench-{uuid.uuid4().hex[:12]}"
-    os.environ[RUN_ID] = run_id
+    os.environ[RUN_ID] = run_id = f"bench-{uuid.uuid4().hex[:12]}"
     facts, parts = report.facts(), {}
     with (
         ends_in_order(),
@@ -130,22 +77,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             for part in args.parts:
                 print(f"measuring {part} ...", file=sys.stderr, flush=True)
-                parts[part] = PARTS[part](args.model.resolve(), Path(folder))
+                parts[part] = measure(part, args.model.resolve(), Path(folder))
                 print(f"\n### {part}\n\n{report.table(parts[part])}\n", flush=True)
         finally:
             end_run(run_id)
             if args.output:
-                args.output.write_text(json.dumps(as_json(parts, facts), indent=2) + "\n")
+                found = {name: [report.as_json(row) for row in rows] for name, rows in parts.items()}
+                args.output.write_text(json.dumps({**facts, "parts": found}, indent=2) + "\n")
     if args.write_doc:
         PAGE.write_text(report.replace_figures(PAGE.read_text(), report.markdown(parts, facts)))
-    return 0 if all(row.met is not False for rows in parts.values() for row in rows) else 1
+    return int(any(row.met is False for rows in parts.values() for row in rows))
 
 
-def as_json(parts: dict[str, list[Row]], facts: dict[str, Any]) -> dict[str, Any]:
-    return {
-        **facts,
-        "parts": {name: [{**dataclasses.asdict(r), "met": r.met} for r in rows] for name, rows in parts.items()},
-    }
+def measure(part: str, model: Path, folder: Path) -> list[Row]:
+    module, function = PARTS[part]
+    return getattr(importlib.import_module(module), function)(model, folder)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 Reads the parquet form with `datasets`, from the hub or from a local file or folder, checks every row and writes
 entry_dict.json (the form LifelongAgentBench and `dbbench_adapter.tasks.load` read) and db_bench.parquet (the form of
-the hub, which `load_tasks` reads as well). Nothing is written unless all rows are good. Leaves out the benchmark's other parts.
+the hub, which `load_tasks` reads as well). Nothing is written unless all rows are good. Leaves out the benchmark's
+other parts.
 """
 
 import os
