@@ -96,13 +96,13 @@ def _number(value: float) -> str:
 
 
 def markdown(parts: Mapping[str, Sequence[Row]], found: Mapping[str, Any]) -> str:
-    """The figures section of doc/benchmarks.md."""
+    """The figures section of doc/benchmarks.md: every row but those that explain another ("...")."""
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     where = (
         f"Commit {found['commit']}, {found['date']}: {found['cores']} cores of {found['cpu']}, "
         f"load {found['load']} at the start; Python {found['python']}, {versions}."
     )
-    return "\n\n".join([where, *(f"### {name}\n\n{table(rows)}" for name, rows in parts.items())])
+    return f"{where}\n\n{table([row for rows in parts.values() for row in rows if not row.what.startswith('...')])}"
 
 
 def replace_figures(text: str, figures: str) -> str:
