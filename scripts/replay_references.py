@@ -2,9 +2,9 @@
 
 Two scripted agents play every task under each protocol and on each backend. Both run the reference statement; then one
 answers with the gold, and the other with the rows that it was given. The protocol's own judge and `strict` say how many
-they get: with the gold is the ceiling of a file, from the rows what its references are worth. Changes need no answer.
-Leaves out models (`python -m sql_agent.evaluate`) and what is wrong with a file's rows
-(`python -m dbbench_adapter.validate`).
+they get. The first number is the ceiling of a file, the second says what its references are worth. A change needs no
+answer. Models are measured by `python -m sql_agent.evaluate`, faulty rows are found by
+`python -m dbbench_adapter.validate`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Known = Callable[[Task], Gold]
 def misses(
     tasks: Sequence[Task], backend: Backend, protocol: ProtocolName, known: Known
 ) -> tuple[list[str], list[str]]:
-    """The tasks that an agent which knows so much does not get: under the protocol's own judge, and `strict`."""
+    """Return the tasks that an agent with this knowledge fails, under the protocol's own judge and under `strict`."""
     own: list[str] = []
     strict: list[str] = []
     for task in tasks:
@@ -54,7 +54,7 @@ def misses(
 
 
 def reads_rows(backend: Backend) -> Known:
-    """An agent that answers with the rows its reference gives, and not at all where it does not run."""
+    """Return an agent that answers with the rows of its reference, or not at all where the reference fails."""
 
     def known(task: Task) -> Gold:
         if task.changes_state or task.gold.sql is None:
