@@ -103,7 +103,7 @@ def speed(folder: Path, clients: Executor, seconds: float) -> list[Row]:
     """Both servers up, one loaded at a time, in turns, so that a change of the machine's pace meets both. The latencies
     of a turn end with its last answer, so nothing of one server's is left when the other is asked."""
     rates: dict[str, list[float]] = {}
-    worst_ms = dict.fromkeys(("service", "baseline"), 0.0)
+    worst_ms: dict[str, float] = {"service": 0.0, "baseline": 0.0}
     with service(folder) as ours, baseline(folder) as other:
         for turn, bodies in enumerate((GROUPED, SINGLE, GROUPED)):
             for name, server in (("baseline", other), ("service", ours)):
@@ -114,29 +114,20 @@ def speed(folder: Path, clients: Executor, seconds: float) -> list[Row]:
                 found = clients.submit(play, job).result()
                 rates.setdefault(f"{name} {bodies}", []).append(_rate(found, job))
                 worst_ms[name] = max(worst_ms[name], found["probed"]["max_ms"])
+    mean = {name: fmean(found) for name, found in rates.items()}
+    grouped = f"requests/s against the baseline's, {CLIENTS} clients, {GROUP} answers a task"
+    single, why = (
+        "the same where no two conversations begin alike",
+        "every token has to be computed: a batch saves little",
+    )
+    ratio = {bodies: mean[f"service {bodies}"] / mean[f"baseline {bodies}"] for bodies in (GROUPED, SINGLE)}
     return [
-        *_ratio_rows(
-            f"requests/s against the baseline's, {CLIENTS} clients, {GROUP} answers a task",
-            *(rates[f"{name} {GROUPED}"] for name in worst_ms),
-            3.0,
-            "matrix products of what is not shared",
-        ),
-        *_ratio_rows(
-            "the same where no two conversations begin alike",
-            *(rates[f"{name} {SINGLE}"] for name in worst_ms),
-            None,
-            "every token has to be computed: a batch saves little on a CPU",
-        ),
+        Row(grouped, ratio[GROUPED], "x", 3.0, "at least", "matrix products of what is not shared"),
+        *(Row(f"... {name}", mean[f"{name} {GROUPED}"], "requests/s") for name in worst_ms),
+        Row(single, ratio[SINGLE], "x", limit=why),
+        *(Row(f"... {name}", mean[f"{name} {SINGLE}"], "requests/s") for name in worst_ms),
         Row("slowest health check under that load", worst_ms["service"], "ms", 100.0, limit="cores shared"),
         Row("... baseline", worst_ms["baseline"], "ms"),
-    ]
-
-
-def _ratio_rows(what: str, ours: list[float], other: list[float], target: float | None, limit: str) -> list[Row]:
-    return [
-        Row(what, fmean(ours) / fmean(other), "x", target, "at least", limit),
-        Row("... service", fmean(ours), "requests/s"),
-        Row("... baseline", fmean(other), "requests/s"),
     ]
 
 
