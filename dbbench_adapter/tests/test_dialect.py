@@ -33,6 +33,10 @@ KNOWN = {
     "ALTER TABLE Fruit MODIFY Price TEXT": LEFT_OUT,
     "SELECT @x": LEFT_OUT,
     "EXPLAIN SELECT * FROM Fruit": LEFT_OUT,
+    "SELECT Color, SUM(Price) FROM Fruit GROUP BY Color WITH ROLLUP": LEFT_OUT,
+    "SELECT Color, Name, COUNT(*) FROM Fruit GROUP BY Color, Name WITH ROLLUP": LEFT_OUT,
+    "SELECT BIT_AND(Price), BIT_OR(Price) FROM Fruit": LEFT_OUT,
+    "SELECT PI(), PI() * 0 = 0": "SQLite shows all digits of PI(), MySQL six",
     "SELECT Name FROM Fruit GROUP BY Weight": "both refuse it, for one of its two mistakes each",
 }
 

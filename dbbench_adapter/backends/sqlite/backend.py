@@ -41,7 +41,7 @@ from dbbench_adapter.backends.base import (
 )
 from dbbench_adapter.backends.clock import StatementTimeout, check, expired, time_limit
 from dbbench_adapter.backends.mysql_on_sqlite.dialect import Statement, translate
-from dbbench_adapter.backends.mysql_on_sqlite.functions import text_of
+from dbbench_adapter.backends.mysql_on_sqlite.functions.values import text_of
 from dbbench_adapter.backends.mysql_on_sqlite.kinds import (
     INT,
     TEXT,

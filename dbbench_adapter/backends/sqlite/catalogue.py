@@ -7,7 +7,7 @@ from typing import Any
 
 from dbbench_adapter.backends.base import Result
 from dbbench_adapter.backends.mysql_on_sqlite.dialect import CATALOGUE, Statement
-from dbbench_adapter.backends.mysql_on_sqlite.functions import like_exactly
+from dbbench_adapter.backends.mysql_on_sqlite.functions.patterns import like_exactly
 from dbbench_adapter.backends.mysql_on_sqlite.syntax import COLLATION, StatementError
 
 Read = Callable[..., list[tuple[Any, ...]]]

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import cache
 
-from dbbench_adapter.backends.mysql_on_sqlite.functions import AGGREGATES, FUNCTIONS, MAX_VALUE_BYTES, collate
+from dbbench_adapter.backends.mysql_on_sqlite.functions import AGGREGATES, FUNCTIONS, MAX_VALUE_BYTES
+from dbbench_adapter.backends.mysql_on_sqlite.functions.values import collate
 from dbbench_adapter.backends.mysql_on_sqlite.syntax import COLLATION
 
 MAX_PAGES = 4_096
