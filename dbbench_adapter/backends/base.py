@@ -51,8 +51,8 @@ class TableState:
     columns: tuple[str, ...]
     rows: Rows
     declared: tuple[str, ...] = field(default=(), compare=False)
-    """How the engine declares it: its kind (a table, a view), then each column. `==` leaves this out, since engines word
-    it differently; within one engine a difference here is another state."""
+    """How the engine declares it: its kind (a table, a view), then each column. `==` leaves this out because engines
+    word it differently; within one engine a difference here is another state."""
 
 
 UNREADABLE = TableState((), ())

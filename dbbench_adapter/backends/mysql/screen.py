@@ -131,11 +131,9 @@ def refusal(sql: str) -> str | None:
         return "1235 (42000): This version of MySQL doesn't yet support 'executable comments and optimizer hints'"
     while parts and parts[-1].text == ";":
         parts.pop()
-    return (
-        (_refuse_kind(sql, parts) or _refuse_parts(parts) or _refuse_calls(sql) or _refuse_replacements(sql))
-        if parts
-        else None
-    )
+    if not parts:
+        return None
+    return _refuse_kind(sql, parts) or _refuse_parts(parts) or _refuse_calls(sql) or _refuse_replacements(sql)
 
 
 def _refuse_calls(sql: str) -> str | None:

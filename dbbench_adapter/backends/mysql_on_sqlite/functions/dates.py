@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from dateutil.relativedelta import relativedelta
+
 from dbbench_adapter.backends.mysql_on_sqlite.functions.numeric import half_up
 from dbbench_adapter.backends.mysql_on_sqlite.functions.values import Function, number, text_of
 
@@ -133,30 +135,23 @@ def _datediff(left: Any, right: Any) -> int | None:
     return None if first is None or second is None else (first.date() - second.date()).days
 
 
+_UNITS = {
+    **{unit: {f"{unit}s": 1} for unit in ("second", "minute", "hour", "day", "week", "month", "year")},
+    "quarter": {"months": 3},
+}
+
+
 def _date_shift(value: Any, sign: Any, count: Any, unit: Any) -> str | None:
     moment, amount = _moment(value), half_up(number(count)) * (-1 if sign == "-" else 1)
-    if moment is None:
+    steps = _UNITS.get(text_of(unit).lower())
+    if moment is None or steps is None:
         return None
     try:
-        shifted = _shifted(moment, amount, text_of(unit).lower().rstrip("s"))
+        shifted = moment + relativedelta(**{name: size * amount for name, size in steps.items()})
     except (OverflowError, ValueError):
-        return None
-    if shifted is None:
         return None
     dated = len(text_of(value).strip()) <= 10 and shifted.time() == datetime.time()
     return shifted.date().isoformat() if dated else shifted.isoformat(sep=" ")
-
-
-def _shifted(moment: datetime.datetime, amount: int, unit: str) -> datetime.datetime | None:
-    if unit in ("day", "week", "hour", "minute", "second"):
-        return moment + datetime.timedelta(**{f"{unit}s": amount})
-    months = amount * {"month": 1, "quarter": 3, "year": 12}.get(unit, 0)
-    if not months and amount:
-        return None
-    years, month = divmod(moment.year * 12 + moment.month - 1 + months, 12)
-    following = datetime.date(years + month // 11, (month + 1) % 12 + 1, 1)
-    last_day = (following - datetime.timedelta(days=1)).day
-    return moment.replace(year=years, month=month + 1, day=min(moment.day, last_day))
 
 
 def _last_day(moment: datetime.datetime) -> str:
