@@ -68,7 +68,7 @@ def translate(sql: str, columns: ColumnKinds) -> Statement:
         StatementTimeout: it takes too long.
     """
     try:
-        return (_translated_often if len(sql) <= _CACHED_CHARS else _translated)(sql, columns)
+        return (translated_often if len(sql) <= _CACHED_CHARS else _translated)(sql, columns)
     except RecursionError:
         raise too_deep() from None
     except (SqlglotError, ValueError):
@@ -139,7 +139,7 @@ _RUN = (exp.Query, exp.Insert, exp.Update, exp.Delete, exp.Create, exp.Drop, exp
 _LEFT_OUT = (exp.Command, exp.Describe, exp.Pragma, exp.Attach, exp.Detach, exp.Kill, exp.Analyze)
 """Statements of MySQL or another engine that are left out; a tree of any other type is no statement at all."""
 _SORTING = (exp.Order, exp.Group, exp.Distinct, exp.Window, exp.SetOperation, exp.Create)
-_translated_often = lru_cache(maxsize=512)(_translated)  # a group of rollouts says the same things
+translated_often = lru_cache(maxsize=512)(_translated)  # a group of rollouts says the same things
 
 
 _TRANSACTIONAL: dict[type[exp.Expr], Transactional] = {
