@@ -136,18 +136,19 @@ def _datediff(left: Any, right: Any) -> int | None:
 
 
 _UNITS = {
-    **{unit: {f"{unit}s": 1} for unit in ("second", "minute", "hour", "day", "week", "month", "year")},
-    "quarter": {"months": 3},
+    **{"second": relativedelta(seconds=1), "minute": relativedelta(minutes=1), "hour": relativedelta(hours=1)},
+    **{"day": relativedelta(days=1), "week": relativedelta(weeks=1), "month": relativedelta(months=1)},
+    **{"quarter": relativedelta(months=3), "year": relativedelta(years=1)},
 }
 
 
 def _date_shift(value: Any, sign: Any, count: Any, unit: Any) -> str | None:
     moment, amount = _moment(value), half_up(number(count)) * (-1 if sign == "-" else 1)
-    steps = _UNITS.get(text_of(unit).lower())
-    if moment is None or steps is None:
+    step = _UNITS.get(text_of(unit).lower())
+    if moment is None or step is None:
         return None
     try:
-        shifted = moment + relativedelta(**{name: size * amount for name, size in steps.items()})
+        shifted = moment + step * amount
     except (OverflowError, ValueError):
         return None
     dated = len(text_of(value).strip()) <= 10 and shifted.time() == datetime.time()
