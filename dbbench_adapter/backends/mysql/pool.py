@@ -371,7 +371,7 @@ class Pool:
             yield
         except (pymysql.Error, OSError) as error:
             raise BackendUnavailable(
-                f"database server at {self.host}:{self._port}: {error}; start it, and let {self._user!r} create "
+                f"database server at {self.host}:{self._port}: {error}; it has to run and let {self._user!r} create "
                 "databases and users"
             ) from error
 
