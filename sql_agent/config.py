@@ -70,10 +70,11 @@ class RolloutConfig(Settings):
     group_size: int = Field(default=4, ge=2)
     """Rollouts per task (G). verl: actor_rollout_ref.rollout.n"""
     redraws: int = Field(default=2, ge=0)
-    """Times a group whose rewards are all equal is set aside and another task played in its place; 0: never."""
+    """Times a group whose rewards are all equal is filtered and another task is played instead; 0: never."""
     backend: BackendSpec = "sqlite"
     """Database of the episodes: `sqlite`, `mariadb` (a private server) or `mysql://user:password@host:port`."""
     judge: Literal["strict", "fc"] = "strict"
+    """How dbbench's verdict is found: `strict`, or as AgentBench's function-calling version does (`fc`)."""
     reward: str = "agentbench"
     """A preset of `sql_agent.rewards`: agentbench, agent_peft or rllm."""
     n_runners: int = Field(default=2, ge=1)

@@ -1,8 +1,12 @@
-"""The records of `sql_agent`: the agent's settings, what a rollout leaves behind. Importing this module is instant."""
+"""The records of `sql_agent`: the agent's settings, what a rollout leaves behind, and what it is worth.
+
+Importing this module is instant. Leaves out the records of a train step (`sql_agent.rollouts.datatypes`).
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -137,6 +141,45 @@ class RolloutRecord:
     def tool_calls(self) -> int:
         return sum(len(message.get("tool_calls") or ()) for message in self.messages)
 
+    @property
+    def success(self) -> float | None:
+        """1 where the task is solved, which is a verdict of 1 and nothing less; 0 below it; None without a verdict."""
+        verdict = self.score.value
+        return None if verdict is None or not 0.0 <= verdict <= 1.0 else float(verdict == 1.0)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, one line of a trajectories file."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class ScorerResult:
+    """What the reward model said of a rollout's conversation."""
+
+    score: float | None
+    """A logit; None where it could not be had."""
+    reason: str = "scored"
+    """`scored`; without a score `scorer_unavailable`, `scorer_refused` or `no_answer`: it was not asked."""
+    truncated: bool = False
+    """The beginning of the conversation was cut."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why there is no usable score though one was asked for; None where there is one, and where nobody asked."""
+        if self.reason == "no_answer":
+            return None
+        if self.score is None:
+            return self.reason
+        return None if math.isfinite(self.score) else "score_not_finite"
+
+
+@dataclass(frozen=True)
+class Reward:
+    """What a rollout is worth to the training: its verdict (`RolloutRecord.score`) after `sql_agent.rewards.reward`."""
+
+    value: float | None
+    """None: the rollout is lost."""
+    reason: str
+    """The verdict's, or why there is no value."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """What it is made of, logged as `reward/NAME`: `correctness`, and with a reward model `base` and `shaping`."""

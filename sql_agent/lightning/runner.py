@@ -9,8 +9,6 @@ gone; upstream's keeps polling. Leaves out what brings a killed one back (`sql_a
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import json
 import logging
 import os
 import time
@@ -22,18 +20,18 @@ import aiohttp
 
 from core.processes import RUN_ID
 from dbbench_adapter.backends import BackendUnavailable
-from dbbench_adapter.datatypes import Score
 from sql_agent.agent import MAX_RETRIES, run_rollout, size_thread_pool, unplayed
 from sql_agent.config import TrainConfig
-from sql_agent.datatypes import RolloutRecord
+from sql_agent.datatypes import Reward, RolloutRecord, ScorerResult
 from sql_agent.environments import make_environment
 from sql_agent.environments.base import Environment
 from sql_agent.lightning.agl_light import agl
 from sql_agent.lightning.door import RUN_TOKEN
 from sql_agent.lightning.store import PatientStore, StoreClient
-from sql_agent.rewards import NO_JUDGE, REWARDS, Opinion, reward, success
+from sql_agent.rewards import NO_JUDGE, REWARDS, reward
+from sql_agent.rollouts.datatypes import RolloutOutcome
 from sql_agent.rollouts.scoring import RolloutScorer
-from sql_agent.rollouts.stitch import OUTCOME, TURN_SPAN, RolloutOutcome, turn_attributes
+from sql_agent.rollouts.stitch import OUTCOME, TURN_SPAN, turn_attributes
 
 logger = logging.getLogger(__name__)
 
@@ -151,10 +149,10 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         if record.score.value is None and not final:
             await asyncio.sleep(RETRY_PAUSE_S)
             raise RolloutLostError(f"{record.score.reason}: {record.error}")
-        opinion = await self.scorer.opinion(record) if self.scorer else None
+        scorer_result = await self.scorer.score(record) if self.scorer else None
         replies = (self._environment or make_environment(self.cfg)).max_replies(self.cfg.agent)
         last = replies * (MAX_RETRIES + 1) + 1  # after every call, those that were tried again included
-        return [self._span(self._reward_fields(record, opinion), rollout, last)]
+        return [self._span(self._outcome_fields(record, scorer_result), rollout, last)]
 
     @staticmethod
     def _span(fields: Any, rollout: Any, sequence_id: int) -> Any:
@@ -162,38 +160,21 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
         return agl.Span.from_core_fields(fields, **ids, sequence_id=sequence_id)
 
-    def _reward_fields(self, record: RolloutRecord, opinion: Opinion | None) -> Any:
+    def _outcome_fields(self, record: RolloutRecord, scorer_result: ScorerResult | None) -> Any:
+        """The last span of a rollout: its record, its reward and what the reward model said."""
         try:
-            score = reward(record, REWARDS[self.cfg.rollout.reward], opinion, self.cfg.reward_model)
+            worth = reward(record, REWARDS[self.cfg.rollout.reward], scorer_result, self.cfg.reward_model)
         except Exception:  # the reward is the user's own code: its failure loses this rollout, not the run
             logger.exception("the reward of task %s raised", record.task_id)
-            score = Score(None, "reward_error")
-        solved = success(record.score)
-        outcome = RolloutOutcome(
-            reward=score.value,
-            reason=score.reason,
-            stop_reason=record.stop_reason,
-            num_turns=record.num_turns,
-            metrics={
-                **({} if solved is None else {"success": solved}),
-                "malformed_calls": float(record.malformed_calls),
-                "seconds": record.seconds,
-                "ended_at": time.time(),
-                **{f"reward_{name}": value for name, value in score.parts.items()},
-                **self._scorer_down(opinion),
-            },
-            record=record.to_dict() | ({"reward_model": dataclasses.asdict(opinion)} if opinion else {}),
-        )
-        attributes = {OUTCOME: json.dumps(dataclasses.asdict(outcome))}
-        if score.value is None:
+            worth = Reward(None, "reward_error")
+        # only a rollout that asked in vain knows something new of the service
+        in_vain = scorer_result is not None and scorer_result.reason == "scorer_unavailable"
+        down_s = self.scorer.down_s if self.scorer and in_vain else 0.0
+        outcome = RolloutOutcome(record, worth, scorer_result, scorer_down_s=down_s, ended_at=time.time())
+        attributes = {OUTCOME: outcome.to_json()}
+        if worth.value is None:
             return agl.emit_annotation(attributes, propagate=False)
-        return agl.emit_reward(float(score.value), attributes=attributes, propagate=False)
-
-    def _scorer_down(self, opinion: Opinion | None) -> dict[str, float]:
-        """Of a rollout that asked for a score and got no answer; the others know nothing new of the service."""
-        if self.scorer is None or opinion is None or opinion.reason != "scorer_unavailable":
-            return {}
-        return {"scorer_down_s": self.scorer.down_s}
+        return agl.emit_reward(float(worth.value), attributes=attributes, propagate=False)
 
 
 def turn_fields(response: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Rows of one batch in verl's tensor layout; pure torch, no verl."""
+"""Rows of one batch in verl's tensor layout. Pure torch; imports nothing of verl."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from sql_agent.rollouts.stitch import Trajectory
+from sql_agent.rollouts.datatypes import Trajectory
 
 
 def to_tensors(

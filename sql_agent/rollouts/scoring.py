@@ -1,7 +1,7 @@
-"""Asks the reward model for its opinion of a finished rollout: the edge between `rewards` and `reward_model.client`.
+"""Asks the reward model to score a finished rollout: the link between `sql_agent.rewards` and `reward_model.client`.
 
-What is scored is the conversation up to the policy's last message, in the form that
-`reward_model.pairs_from_rollouts` trains on. Leaves out what a score is worth (`rewards`).
+The conversation is scored up to the policy's last message, in the form that `reward_model.pairs_from_rollouts` trains
+on. Leaves out what a score is worth (`sql_agent.rewards`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 from reward_model.client import TOKEN_VARIABLE, RewardClient, ScorerRefusedError, ScorerUnavailableError
 from reward_model.data.messages import Problem, legal, read_conversation
 from reward_model.datatypes import Message
-from sql_agent.datatypes import RewardModelConfig, RolloutRecord
-from sql_agent.rewards import NO_JUDGE, Opinion, answered
+from sql_agent.datatypes import RewardModelConfig, RolloutRecord, ScorerResult
+from sql_agent.rewards import NO_JUDGE, answered
 
 logger = logging.getLogger(__name__)
 
@@ -33,25 +33,25 @@ class RolloutScorer:
         token = os.environ.get(TOKEN_VARIABLE)
         self._client = RewardClient(cfg.url, token=token, timeout_s=cfg.timeout_s, max_attempts=MAX_ATTEMPTS)
 
-    async def opinion(self, record: RolloutRecord) -> Opinion | None:
-        """What the reward model says of a rollout; None for one that nobody could judge, which is lost anyway.
+    async def score(self, record: RolloutRecord) -> ScorerResult | None:
+        """Ask the reward model about a rollout; None for one that nobody could judge, which is lost anyway.
 
         Wrong rollouts are scored as well, for the log: whether score and correctness go together shows only with both.
         """
         if record.score.reason == NO_JUDGE:
             if not answered(record):
-                return Opinion(None, "no_answer")
+                return ScorerResult(None, "no_answer")
         elif record.score.value is None:
             return None
         try:
             score = await self._client.score(conversation(record.messages))
         except ScorerUnavailableError as error:
             logger.warning("task %s has no score: %s", record.task_id, error)
-            return Opinion(None, "scorer_unavailable")
+            return ScorerResult(None, "scorer_unavailable")
         except (ScorerRefusedError, Problem) as error:
             logger.warning("the reward model refused task %s: %s", record.task_id, error)
-            return Opinion(None, "scorer_refused")
-        return Opinion(score.value, truncated=score.truncated)
+            return ScorerResult(None, "scorer_refused")
+        return ScorerResult(score.value, truncated=score.truncated)
 
     @property
     def down_s(self) -> float:

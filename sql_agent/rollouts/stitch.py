@@ -1,64 +1,25 @@
-"""From the spans of one rollout to one training row: pure functions, engine ids only, nothing is re-tokenised."""
+"""Turns the spans of one rollout into one training row. Pure functions.
+
+Every token id is the engine's own; nothing is tokenised again. Leaves out how spans are fetched (`manager`).
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
+
+from sql_agent.rollouts.datatypes import BreakCause, RolloutOutcome, Trajectory, Turn
 
 TURN_SPAN = "litellm_request"
 """Span of one model call; agent-lightning's `LlmProxyTraceToTriplet` reads the same name and attributes."""
 OUTCOME = "agentgrpo.outcome"
 """Attribute of the reward span the runner writes last: a `RolloutOutcome` as JSON text."""
 
-BreakCause = Literal["template", "tool_call_rendering", "tokenisation"]
-
 
 class SpanLike(Protocol):
     name: str
     sequence_id: int
     attributes: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One model call, in the engine's own ids."""
-
-    prompt_ids: tuple[int, ...]
-    sampled_ids: tuple[int, ...]
-    log_probs: tuple[float, ...]
-    """Of the sampled ids, by the engine, in nats; same length as `sampled_ids`, or empty if it gave none."""
-    finish_reason: str
-    has_tool_calls: bool = False
-
-
-@dataclass(frozen=True)
-class Trajectory:
-    """One rollout as one sequence. The four response fields have the same length T."""
-
-    prompt_ids: tuple[int, ...]
-    response_ids: tuple[int, ...]
-    response_mask: tuple[int, ...]
-    """1 where the policy sampled, 0 on tool results and template text."""
-    log_probs: tuple[float, ...]
-    """Of sampled ids; 0.0 where the mask is 0."""
-    num_turns: int
-    prefix_break: BreakCause | None = None
-    """Why turns are missing at the end; None when the rollout is whole."""
-    dropped_turns: int = 0
-
-
-@dataclass(frozen=True)
-class RolloutOutcome:
-    """What the runner reported at the end of a rollout."""
-
-    reward: float | None
-    reason: str
-    stop_reason: str
-    num_turns: int
-    metrics: dict[str, float] = field(default_factory=dict)
-    record: dict[str, Any] = field(default_factory=dict)
 
 
 def turn_attributes(response: dict[str, Any]) -> dict[str, Any]:
@@ -106,7 +67,7 @@ def read_outcome(spans: Sequence[SpanLike]) -> RolloutOutcome | None:
     """What the runner reported, or None while (or because) it has not."""
     for span in spans:
         if OUTCOME in span.attributes:
-            return RolloutOutcome(**json.loads(span.attributes[OUTCOME]))
+            return RolloutOutcome.from_json(span.attributes[OUTCOME])
     return None
 
 
@@ -116,8 +77,9 @@ def all_there(turns: Sequence[Turn], outcome: RolloutOutcome) -> bool:
     Where it asked its last question twice, the span of the answer it took may be the one that is missing: the number
     of turns is right then, the number of tokens is not.
     """
-    sampled = sum(len(turn.sampled_ids) for turn in turns[: outcome.num_turns])
-    return len(turns) >= outcome.num_turns and sampled == outcome.record["completion_tokens"]
+    expected = outcome.record
+    sampled = sum(len(turn.sampled_ids) for turn in turns[: expected.num_turns])
+    return len(turns) >= expected.num_turns and sampled == expected.completion_tokens
 
 
 def stitch(turns: Sequence[Turn], *, max_response_tokens: int) -> Trajectory:
