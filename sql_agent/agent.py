@@ -41,7 +41,7 @@ from dbbench_adapter.backends import BackendUnavailable, TableError
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Status
 from sql_agent.datatypes import MAX_RETRIES, ROW_END, AgentConfig, RolloutRecord, StopReason
-from sql_agent.environments.base import CallingEpisode, Environment, EnvironmentTask, Episode, WritingEpisode
+from sql_agent.environments.base import CallingEpisode, EnvironmentTask, Episode, Playable, WritingEpisode
 
 __all__ = ["AgentConfig", "RolloutRecord", "run_rollout", "size_thread_pool"]
 
@@ -61,7 +61,7 @@ _DEADLINES: dict[Call, str] = {
 async def run_rollout(
     task: EnvironmentTask,
     *,
-    environment: Environment,
+    environment: Playable,
     base_url: str,
     model: str,
     config: AgentConfig,
@@ -163,7 +163,7 @@ class _Rollout:
     def __init__(
         self,
         task: EnvironmentTask,
-        environment: Environment,
+        environment: Playable,
         config: AgentConfig,
         on_reply: Callable[[ChatCompletion], None] | None,
     ) -> None:
@@ -396,7 +396,7 @@ async def _call_tool(context: ToolContext[_Rollout], _arguments: str) -> str:
 
 
 @functools.lru_cache(maxsize=4)
-def _agent(environment: Environment) -> Agent[_Rollout]:
+def _agent(environment: Playable) -> Agent[_Rollout]:
     return Agent(
         name="sql",
         tools=[

@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from core.passwords import BackendSpec, masked
-from sql_agent.datatypes import AgentConfig, RewardModelConfig
+from sql_agent.datatypes import AgentConfig, EnvironmentSettings, RewardModelConfig
 from sql_agent.environments import ENVIRONMENTS
 from sql_agent.rewards import REWARDS
 
@@ -30,7 +30,7 @@ class Settings(BaseModel):
 
 class EnvConfig(Settings):
     type: str = "dbbench"
-    """What the policy is trained on, an entry of `sql_agent.environments`: dbbench or medical."""
+    """What the policy is trained on, an entry of `sql_agent.environments`: dbbench, medical or gsm8k."""
     database: Path | None = None
     """SQLite file of `medical`. None: invented entries, made on this machine in data/medical."""
 
@@ -228,6 +228,12 @@ class TrainConfig(Settings):
     lora: LoraConfig = LoraConfig()
     engine: EngineConfig = EngineConfig()
     trainer: TrainerConfig = TrainerConfig()
+
+    @property
+    def environment(self) -> EnvironmentSettings:
+        return EnvironmentSettings(
+            self.env.type, self.agent.protocol, self.rollout.judge, self.rollout.backend, self.env.database
+        )
 
     @model_validator(mode="after")
     def _deadlines_nest(self) -> TrainConfig:

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import ProtocolName
+
+if TYPE_CHECKING:
+    from dbbench_adapter.judges import JudgeName
 
 StopReason = Literal[
     "answered",
@@ -44,7 +48,8 @@ class AgentConfig(BaseModel):
     protocol: ProtocolName = "fc"
     """How the agent acts: DB-Bench's tools (`fc`), or patterns in plain text (`text`, `lab`)."""
     max_turns: int | None = Field(default=None, ge=1)
-    """Rounds per rollout; null: the protocol's own (fc and text 15, lab 3, which its rules say), medical 8."""
+    """Model replies per rollout; null: the protocol's own (fc and text 15, lab 3 as its rules say), medical 8, gsm8k
+    10."""
     max_tokens: int = Field(default=512, ge=1)
     """Sampled tokens per reply; a reply cut there ends the rollout under `max_tokens`."""
     temperature: float = Field(default=1.0, ge=0)
@@ -69,6 +74,18 @@ class AgentConfig(BaseModel):
                 f"got {statement_s:g}, {turn_s:g} and {rollout_s:g}"
             )
         return self
+
+
+@dataclass(frozen=True)
+class EnvironmentSettings:
+    """What `sql_agent.environments.base.make_environment` needs to know; each environment reads what concerns it."""
+
+    type: str = "dbbench"
+    """A key of `sql_agent.environments.ENVIRONMENTS`."""
+    protocol: ProtocolName = "fc"
+    judge: JudgeName = "strict"
+    backend: str = "sqlite"
+    database: Path | None = None
 
 
 class RewardModelConfig(BaseModel):

@@ -19,7 +19,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from rich.table import Table
 
 from core.passwords import Parser, hidden
 from core.processes import ends_in_order
-from dbbench_adapter.backends import Backend, BackendUnavailable, open_backend
+from dbbench_adapter.backends import BackendUnavailable
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.judges import JUDGES
 from dbbench_adapter.protocols import PROTOCOLS
@@ -38,8 +38,8 @@ from dbbench_adapter.skills import SKILLS
 from dbbench_adapter.splits import draw_by_kind
 from dbbench_adapter.tasks.load import load_tasks
 from sql_agent.agent import run_rollout, size_thread_pool
-from sql_agent.datatypes import AgentConfig, RolloutRecord
-from sql_agent.environments.dbbench import DbBench
+from sql_agent.datatypes import AgentConfig, EnvironmentSettings, RolloutRecord
+from sql_agent.environments.base import make_environment
 from sql_agent.success import Rate
 
 
@@ -74,13 +74,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_endpoint(args.base_url, args.model, api_key)
     records: list[RolloutRecord] = []
     interrupted = False
-    with _backend(args.backend) as backend, _sink(args.output, console, len(tasks)) as write:
+    settings = EnvironmentSettings("dbbench", args.protocol, args.judge, args.backend)
+    with ExitStack() as stack:
+        try:
+            environment = stack.enter_context(make_environment(settings))
+        except (BackendUnavailable, ValueError) as failure:
+            raise SystemExit(f"--backend: {failure}") from failure
+        write = stack.enter_context(_sink(args.output, console, len(tasks)))
         started = time.perf_counter()
         play = functools.partial(
             run_rollout,
             base_url=args.base_url,
             model=args.model,
-            environment=DbBench(args.judge, args.protocol, backend),
+            environment=environment,
             config=AgentConfig(protocol=args.protocol, temperature=args.temperature, max_tokens=args.max_tokens),
             api_key=api_key,
         )
@@ -224,19 +230,6 @@ def _percent(value: float | None) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
-
-
-@contextmanager
-def _backend(spec: str) -> Iterator[Backend]:
-    try:
-        backend = open_backend(spec)
-        opened = backend.__enter__()
-    except (BackendUnavailable, ValueError) as failure:
-        raise SystemExit(f"--backend: {failure}") from failure
-    try:
-        yield opened
-    finally:
-        backend.__exit__(None, None, None)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 from core.machine import free_port, git_commit
 from core.outputs import written
 from sql_agent.config import TrainConfig, dump_config
-from sql_agent.environments import make_environment
+from sql_agent.environments.base import make_environment
 from sql_agent.preflight import UsageError, protocol_of
 from sql_agent.run_dir import refuse_other_tasks, set_aside, write_start
 from sql_agent.verl_side.checkpoints import point_verl_at, step_of
@@ -64,7 +64,7 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
     from sql_agent.verl_side.tracking import usable_loggers
 
     assert cfg.model is not None
-    environment = make_environment(cfg)
+    environment = make_environment(cfg.environment)
     template, _ = template_of_run(cfg.model, protocol_of(cfg))
     tokenizer = PromptTokenizer(cfg.model, environment, template)
     whole = fitting(environment.load_split(cfg.data, cfg.seed), tokenizer.prompt_tokens, cfg.data.max_prompt_tokens)

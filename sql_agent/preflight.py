@@ -19,7 +19,7 @@ from core.hub import model_folder
 from core.outputs import check_output
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.config import TrainConfig
-from sql_agent.environments import make_environment
+from sql_agent.environments.base import make_environment
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY_POLICY = ROOT / "models" / "tiny-sql"
@@ -175,7 +175,7 @@ def check_judged(cfg: TrainConfig) -> None:
     Raises:
         UsageError: with the command that starts a scoring service.
     """
-    if cfg.reward_model.url is None and not make_environment(cfg).judged:
+    if cfg.reward_model.url is None and not make_environment(cfg.environment).judged:
         raise UsageError(
             f"nobody can tell right from wrong in environment {cfg.env.type}: the reward is a reward model's score. "
             "Start one with `python reward_model/inference_api.py --model_path MERGED --port 8008` and give its "
@@ -194,7 +194,7 @@ def check_episodes(cfg: TrainConfig) -> None:
     from dbbench_adapter.backends import BackendUnavailable
 
     try:
-        make_environment(cfg).check_episodes()
+        make_environment(cfg.environment).check_episodes()
     except BackendUnavailable as error:
         raise UsageError(f"rollout.backend: {error}") from None
 
@@ -238,4 +238,4 @@ def check_model(model: Path, protocol: ProtocolName, tensor_parallel: int = 1) -
 
 def protocol_of(cfg: TrainConfig) -> ProtocolName:
     """What the model has to be able to play; `fc` in every environment that offers tools."""
-    return "fc" if make_environment(cfg).tools else cfg.agent.protocol
+    return "fc" if make_environment(cfg.environment).tools else cfg.agent.protocol

@@ -29,7 +29,8 @@ from pydantic import ValidationError
 from core.outputs import in_words, named_path
 from core.passwords import Parser, masked, revealed
 from sql_agent.config import TrainConfig, dump_config, load_config
-from sql_agent.environments import ENVIRONMENTS, make_environment
+from sql_agent.environments import ENVIRONMENTS
+from sql_agent.environments.base import make_environment
 from sql_agent.launch import train
 from sql_agent.lightning.door import give_token
 from sql_agent.preflight import (
@@ -160,7 +161,7 @@ def run(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) ->
     check_store(cfg)
     check_reward_model(cfg)
     check_episodes(cfg)
-    make_environment(cfg).prepare(print)
+    make_environment(cfg.environment).prepare(print)
     if cfg.model == TINY_POLICY and not TINY_POLICY.exists():
         from scripts.make_tiny_policy import make_tiny_policy
 

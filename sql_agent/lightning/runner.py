@@ -23,8 +23,7 @@ from dbbench_adapter.backends import BackendUnavailable
 from sql_agent.agent import MAX_RETRIES, run_rollout, size_thread_pool, unplayed
 from sql_agent.config import TrainConfig
 from sql_agent.datatypes import Reward, RolloutRecord, ScorerResult
-from sql_agent.environments import make_environment
-from sql_agent.environments.base import Environment
+from sql_agent.environments.base import Environment, make_environment
 from sql_agent.lightning.agl_light import agl
 from sql_agent.lightning.door import RUN_TOKEN
 from sql_agent.lightning.store import PatientStore, StoreClient
@@ -75,7 +74,7 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         if self._environment is not None:
             return self._environment
         if self._entering is None or self._entering.done():
-            self._entering = asyncio.create_task(asyncio.to_thread(make_environment(self.cfg).__enter__))
+            self._entering = asyncio.create_task(asyncio.to_thread(make_environment(self.cfg.environment).__enter__))
         self._environment = environment = await asyncio.shield(self._entering)
         return environment
 
@@ -118,7 +117,7 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         try:
             environment = await self.environment()
         except BackendUnavailable as failure:
-            record = unplayed(make_environment(self.cfg).task(task), "db_unavailable", str(failure))
+            record = unplayed(make_environment(self.cfg.environment).task(task), "db_unavailable", str(failure))
             return await self._ended(record, rollout)
         record = await run_rollout(
             environment.task(task),
@@ -150,7 +149,7 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             await asyncio.sleep(RETRY_PAUSE_S)
             raise RolloutLostError(f"{record.score.reason}: {record.error}")
         scorer_result = await self.scorer.score(record) if self.scorer else None
-        replies = (self._environment or make_environment(self.cfg)).max_replies(self.cfg.agent)
+        replies = (self._environment or make_environment(self.cfg.environment)).max_replies(self.cfg.agent)
         last = replies * (MAX_RETRIES + 1) + 1  # after every call, those that were tried again included
         return [self._span(self._outcome_fields(record, scorer_result), rollout, last)]
 

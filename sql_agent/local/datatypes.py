@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal
 
-from dbbench_adapter.datatypes import Score
-from dbbench_adapter.protocols import Message
-from sql_agent.datatypes import AgentConfig, RolloutRecord
+from sql_agent.datatypes import RolloutRecord
+from sql_agent.environments.base import Playable as Playable
 from sql_agent.rollouts.stitch import Trajectory
 
 
@@ -18,22 +16,6 @@ class DivergedError(RuntimeError):
 
 class UnjudgedError(RuntimeError):
     """Time after time nothing can be judged; the message says why."""
-
-
-class Playable(Protocol):
-    """The part of an environment (`sql_agent.environments.base.Environment`) that playing an episode needs."""
-
-    tools: list[dict[str, Any]]
-
-    def messages(self, task: Any) -> list[Message]: ...
-
-    def history(self, messages: Sequence[Message]) -> list[Message]: ...
-
-    def open(self, task: Any, limits: AgentConfig) -> Any: ...
-
-    def judge(self, episode: Any) -> Score: ...
-
-    def max_replies(self, limits: AgentConfig) -> int: ...
 
 
 @dataclass(frozen=True)

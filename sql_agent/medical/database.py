@@ -233,7 +233,7 @@ def _plain(cell: Any) -> Any:
     return cell.hex() if isinstance(cell, bytes) else cell
 
 
-def shown(result: Result) -> str:
+def format_result(result: Result) -> str:
     """What the policy reads of a result: columns and rows as JSON, cut at `MAX_RESULT_CHARS`, or the error."""
     if result.error is not None:
         text = f"Error: {result.error}"

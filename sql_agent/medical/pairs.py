@@ -19,7 +19,7 @@ from typing import Literal
 from dbbench_adapter.backends.sqlite.sandbox import Watchdog
 from reward_model.data.summary import num_chars
 from reward_model.datatypes import Message, Preference
-from sql_agent.medical.database import ReadOnlyDatabase, connect, shown
+from sql_agent.medical.database import ReadOnlyDatabase, connect, format_result
 from sql_agent.medical.datatypes import TABLES, Question, Schema
 from sql_agent.medical.episode import TOOL_NAME, messages
 from sql_agent.medical.questions import Entry, askable, entries, label, text_of
@@ -106,7 +106,7 @@ class _Sides:
         def side(looked_at: Entry, field: str, text: str) -> tuple[Message, ...]:
             name = f"{TABLES[entry.table].name_column} = {_quoted(looked_at.name)}"
             sql = f"SELECT {field} FROM {entry.table} WHERE {name}"
-            result = {"role": "tool", "tool_call_id": "call_0", "content": shown(self._as_agent.run(sql))}
+            result = {"role": "tool", "tool_call_id": "call_0", "content": format_result(self._as_agent.run(sql))}
             turns = [calls(call(TOOL_NAME, {"sql": sql})), result, {"role": "assistant", "content": text}]
             return tuple(conversation([*prompt, *turns]))
 
