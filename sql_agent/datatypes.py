@@ -29,7 +29,7 @@ StopReason = Literal[
     "db_unavailable",
     "table_error",
 ]
-"""How a rollout ended. The last four are not the policy's doing and their score is None; the others are judged."""
+"""How a rollout ended. The policy did not cause the last four, and their score is None; the others are judged."""
 
 MAX_RETRIES = 2
 """Retries of one model call, by the OpenAI client, with its exponential backoff."""
@@ -146,13 +146,13 @@ class RolloutRecord:
     malformed_calls: int
     """Calls, or replies under `text` and `lab`, that the protocol cannot read."""
     messages: list[dict[str, Any]]
-    """The conversation as it went over the wire, in chat-completions form: tool calls and results, never gold."""
+    """The conversation as it was sent, in chat-completions form: tool calls and results, never gold."""
     prompt_tokens: int
     """Summed over the turns, as the endpoint counts them; a shared prefix counts once per turn."""
     completion_tokens: int
     seconds: float
     error: str | None = None
-    """The failure behind the end, in words, where there was one."""
+    """The message of the failure that ended it, if there was one."""
 
     @property
     def tool_calls(self) -> int:

@@ -1,7 +1,7 @@
 """Evaluate a model on a task file: `python -m sql_agent.evaluate --base-url URL --model NAME --tasks FILE`.
 
-Prints success per question type with its confidence interval and writes every trajectory as it ends. It trains nothing
-and starts no model server; `python -m sql_agent.oracle` serves a scripted model that knows the answers.
+Prints success per question type with its confidence interval and writes every trajectory when it ends. It trains
+nothing and starts no model server; `python -m sql_agent.oracle` serves a scripted model that knows the answers.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from sql_agent.success import Rate
 
 @dataclass(frozen=True)
 class Summary:
-    """Counts and rates of finished rollouts; what could not be judged is in no rate, only counted by reason."""
+    """Counts and rates of finished rollouts; rollouts without a verdict are in no rate, only counted by reason."""
 
     by_kind: dict[str, Rate]
     by_skill: dict[str, Rate]
-    """A task counts for each of its skills, as in LifelongAgentBench; empty where tasks name none."""
+    """A task counts for each of its skills, as in LifelongAgentBench; empty if the tasks name no skills."""
     overall: Rate
     three_way_mean: float | None
     unjudged: dict[str, int]
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = _parse(argv)
     console = Console()
     found = _load(args.tasks)
-    tasks = draw_by_kind(found, args.limit, seed=0)  # what a run with seed 0 holds out of the same file
+    tasks = draw_by_kind(found, args.limit, seed=0)  # the tasks that a run with seed 0 holds out of the same file
     if len(tasks) < len(found):
         console.print(
             f"{len(tasks)} of {len(found)} tasks, drawn evenly by kind: the row of all types weighs the types as they "
@@ -129,10 +129,10 @@ async def each(
 
 
 def check_endpoint(base_url: str, model: str, api_key: str) -> None:
-    """Stop before the first rollout when nobody is there or the model is not served.
+    """Stop before the first rollout if no server answers or it does not serve the model.
 
     Raises:
-        SystemExit: with what was found and what to do.
+        SystemExit: says what was found and what to do.
     """
     url = f"{base_url.rstrip('/')}/models"
     try:
@@ -144,7 +144,7 @@ def check_endpoint(base_url: str, model: str, api_key: str) -> None:
             f"no model server at {url}: {failure}; start one, or give its address up to /v1 with --base-url"
         ) from failure
     except (ValueError, KeyError, TypeError) as failure:
-        raise SystemExit(f"{url} answers with no list of models; is --base-url the address up to /v1?") from failure
+        raise SystemExit(f"{url} answers with no list of models; give --base-url the address up to /v1") from failure
     if model not in served:
         raise SystemExit(f"{base_url} does not serve {model!r}; it serves {', '.join(served)}: name one with --model")
 
@@ -234,7 +234,7 @@ def _number(value: float | None) -> str:
 
 @contextmanager
 def _sink(path: Path, console: Console, total: int) -> Iterator[Callable[[RolloutRecord], None]]:
-    """A function that appends a record to the file at once and moves the progress bar."""
+    """Yields a function that appends a record to the file at once and advances the progress bar."""
     columns = (TextColumn("rollouts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("x", encoding="utf-8") as file, Progress(*columns, console=console) as progress:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class EnvironmentTask(Protocol):
-    """One question; whatever else it holds is its environment's business."""
+    """One question; its other fields are known to its environment only."""
 
     @property
     def id(self) -> str: ...
@@ -47,22 +47,22 @@ class Episode(Protocol):
 
 
 class CallingEpisode(Episode, Protocol):
-    """Of an environment that offers tools."""
+    """The episode of an environment that offers tools."""
 
     def call_tool(self, name: str, arguments: Any) -> str:
-        """Answer one call; what a policy may get wrong is answered in words and counted."""
+        """Answer one call; a call that the policy got wrong is answered with an error message and counted."""
         ...
 
     def without_call(self, reply: str) -> list[Message]:
-        """Take a reply that calls nothing; what it answers comes next unless the episode has ended. Does not block."""
+        """Take a reply without a call; returns the answer, unless the episode has ended. Does not block."""
         ...
 
 
 class WritingEpisode(Episode, Protocol):
-    """Of an environment whose policy writes its actions as text."""
+    """The episode of an environment whose policy writes its actions as text."""
 
     def step(self, reply: str) -> list[Message]:
-        """Take a reply; what it answers comes next unless the episode has ended."""
+        """Take a reply; returns the answer, unless the episode has ended."""
         ...
 
 
@@ -78,7 +78,7 @@ class Playable(Protocol):
     """What playing an episode needs of an environment."""
 
     tools: list[dict[str, Any]]
-    """In chat-completions form; none where the policy writes its actions as text."""
+    """Tools in chat-completions form; empty if the policy writes its actions as text."""
 
     @abstractmethod
     def messages(self, task: Any) -> list[Message]:
@@ -154,7 +154,7 @@ class Environment(Playable, ABC):
         """
 
     def reference_replies(self, task: Any) -> list[Message]:
-        """What an assistant that knows the solution replies, in order; none where no solution is known."""
+        """The replies of an assistant that knows the solution, in order; empty if no solution is known."""
         return []
 
     @abstractmethod

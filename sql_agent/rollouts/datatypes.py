@@ -26,7 +26,7 @@ class Turn:
     prompt_ids: tuple[int, ...]
     sampled_ids: tuple[int, ...]
     log_probs: tuple[float, ...]
-    """Of the sampled ids, by the engine, in nats; same length as `sampled_ids`, or empty if it gave none."""
+    """The engine's log-probs of the sampled ids, in nats; as long as `sampled_ids`, or empty if it gave none."""
     finish_reason: str
     has_tool_calls: bool = False
 
@@ -40,7 +40,7 @@ class Trajectory:
     response_mask: tuple[int, ...]
     """1 where the policy sampled, 0 on tool results and template text."""
     log_probs: tuple[float, ...]
-    """Of sampled ids; 0.0 where the mask is 0."""
+    """The engine's log-probs of the sampled ids; 0.0 where the mask is 0."""
     num_turns: int
     prefix_break: BreakCause | None = None
     """Why turns are missing at the end; None when the rollout is whole."""
@@ -56,7 +56,7 @@ class RolloutOutcome:
     scorer: ScorerResult | None = None
     """None where no reward model was asked."""
     scorer_down_s: float = 0.0
-    """For how long the reward model had given no score, where this rollout asked it in vain; else 0."""
+    """How long the reward model had given no score, if this rollout asked in vain; else 0."""
     ended_at: float = 0.0
     """Unix time."""
 

@@ -146,7 +146,9 @@ class LightningRolloutManager:
         pending = await self._enqueue(slots, validate=validate, step=step)
         reading: set[asyncio.Task[None]] = set()
         deadline = time.monotonic() + self.cfg.rollout.step_timeout_s
-        last_redraw = deadline - self.cfg.agent.rollout_timeout_s - self._scoring_s  # a later one might not end in time
+        last_redraw = (
+            deadline - self.cfg.agent.rollout_timeout_s - self._scoring_s
+        )  # a later redraw might not end in time
         while (pending or reading) and time.monotonic() < deadline:
             if pending:
                 for rollout in await self.store.wait_for_rollouts(rollout_ids=list(pending), timeout=0):
@@ -166,7 +168,7 @@ class LightningRolloutManager:
         check_scorer_down(_results(slots), self.cfg.reward_model)
 
     async def _cancel_unfinished(self, late: Iterable[str]) -> None:
-        """Cancel this run's rollouts that are late (they may have ended since) or were queued twice by a fault."""
+        """Cancel this run's rollouts that are late (they may have ended by now) or that a fault has queued twice."""
         unfinished = await self.store.query_rollouts(status_in=UNFINISHED)
         ours = [r.rollout_id for r in unfinished if (r.metadata or {}).get("run_id") == self.run.run_id]
         for rollout_id in {*ours, *late}:
@@ -185,7 +187,7 @@ class LightningRolloutManager:
         return agl.ProxyLLM(endpoint=self.proxy_url, model="policy-0")
 
     def _server(self, number: int) -> dict[str, str]:
-        """Rollout metadata that picks one model server; a group keeps to one and its prefix cache."""
+        """Rollout metadata that selects a model server; a group stays with one server and its prefix cache."""
         if self.proxy_url is None:
             return {"base_url": f"{self.backends[number]}/v1"}
         return {"model": f"policy-{number}"}
@@ -194,7 +196,7 @@ class LightningRolloutManager:
         """Queue the newest group of each slot, all in one request; returns the results by rollout id."""
         resources_id = await self._publish()
         retry = agl.RolloutConfig(
-            # The runner ends a rollout, and the wait for its score, by itself; this is for a runner that died.
+            # The runner ends a rollout, and the wait for its score, itself; this limit is for a runner that died.
             timeout_seconds=self.cfg.agent.rollout_timeout_s + self._scoring_s + 30.0,
             max_attempts=self.cfg.rollout.max_attempts,
             retry_condition=["failed", "timeout", "unresponsive"],
@@ -279,7 +281,7 @@ def _results(slots: Iterable[GroupSlot]) -> list[RolloutResult]:
 
 
 def _unfinished(reading: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
-    """Those that go on; the failure of one that ended is raised here."""
+    """The tasks that are not done; the failure of one that is done is raised here."""
     for task in reading:
         if task.done():
             task.result()

@@ -22,7 +22,7 @@ from sql_agent.rewards import NO_JUDGE, answered
 logger = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 1_000
-"""Of one score: it is `reward_model.timeout_s` that ends the waiting."""
+"""Tries for one score; in practice `reward_model.timeout_s` ends them."""
 
 
 class RolloutScorer:
@@ -34,9 +34,9 @@ class RolloutScorer:
         self._client = RewardClient(cfg.url, token=token, timeout_s=cfg.timeout_s, max_attempts=MAX_ATTEMPTS)
 
     async def score(self, record: RolloutRecord) -> ScorerResult | None:
-        """Ask the reward model about a rollout; None for one that nobody could judge, which is lost anyway.
+        """Ask the reward model about a rollout; None for one that could not be judged, which is lost anyway.
 
-        Wrong rollouts are scored as well, for the log: whether score and correctness go together shows only with both.
+        Wrong rollouts are scored too, for the log: only then the correlation of score and correctness is known.
         """
         if record.score.reason == NO_JUDGE:
             if not answered(record):
@@ -55,7 +55,7 @@ class RolloutScorer:
 
     @property
     def down_s(self) -> float:
-        """Seconds since the first failure with no score since; 0 while the service answers."""
+        """Seconds since the first failure after the last score; 0 while the service answers."""
         return self._client.down_s
 
     async def aclose(self) -> None:
@@ -63,10 +63,10 @@ class RolloutScorer:
 
 
 def conversation(messages: Sequence[dict[str, Any]]) -> list[Message]:
-    """A rollout's messages up to the policy's last word, read as `reward_model.pairs_from_rollouts` reads them.
+    """A rollout's messages up to the policy's last one, in the form of `reward_model.pairs_from_rollouts`.
 
     Raises:
-        Problem: a message has no form that the reward model knows, say a call without a name.
+        Problem: the reward model does not know a message's form, for example a call without a name.
     """
     said = legal(read_conversation(list(messages), "messages", Counter()), "messages")
     spoken = (k for k, m in enumerate(said) if m.role == "assistant" and (m.content.strip() or m.tool_calls))
@@ -74,16 +74,16 @@ def conversation(messages: Sequence[dict[str, Any]]) -> list[Message]:
 
 
 def start_command(url: str) -> str:
-    """The line that starts a scoring service where `url` points."""
+    """The command that starts a scoring service at the port of `url`."""
     port = urlsplit(url).port or 8008
     return f"python reward_model/inference_api.py --model_path MERGED --port {port}"
 
 
 async def check_scorer(cfg: RewardModelConfig) -> None:
-    """Find out before a run whether rollouts will be scored.
+    """Find out before a run whether the scoring service gives scores.
 
     Raises:
-        ValueError: nobody answers, or the service will not score; what to do is in it.
+        ValueError: it does not answer, or refuses to score; the message says what to do.
     """
     assert cfg.url is not None
     token = os.environ.get(TOKEN_VARIABLE)
@@ -99,7 +99,9 @@ async def check_scorer(cfg: RewardModelConfig) -> None:
             )
         except ScorerRefusedError as error:
             raise ValueError(
-                f"the reward model scores nothing: {error}; its token is read from {TOKEN_VARIABLE}"
+                f"the reward model refuses to score: {error}; its token is read from {TOKEN_VARIABLE}"
             ) from None
         except ScorerUnavailableError as error:
-            raise ValueError(f"the reward model is ready and gives no score: {error}") from None
+            raise ValueError(
+                f"the reward model at {cfg.url} is ready but gives no score: {error}; its log has the cause"
+            ) from None
