@@ -1,4 +1,4 @@
-"""Success as a share with its interval."""
+"""The rate of success with its confidence interval."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from core.stats import wilson_interval
 
 @dataclass(frozen=True)
 class Rate:
-    """Success among the rollouts that could be judged."""
+    """Success among the rollouts that have a verdict."""
 
     n: int
     judged: int

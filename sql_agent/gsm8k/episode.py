@@ -1,4 +1,4 @@
-"""How an agent solves a word problem: its rules, its one tool, and the episode that keeps them."""
+"""The rules, the tool and the episode of an agent that solves a word problem. Leaves out the judge (`environments`)."""
 
 from __future__ import annotations
 

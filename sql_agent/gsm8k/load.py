@@ -1,4 +1,4 @@
-"""Where word problems come from: the hub, a local file of GSM8K's form, or the generator."""
+"""Loads word problems from the hub, from a local file in GSM8K's form, or from the generator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an agent answers medical questions: its rules, its one tool, and the episode that keeps them."""
+"""The rules, the tool and the episode of an agent that answers medical questions."""
 
 from __future__ import annotations
 

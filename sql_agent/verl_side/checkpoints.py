@@ -99,19 +99,19 @@ def newest_whole(folder: Path, say: Say) -> Path | None:
 
 
 def point_verl_at(checkpoint: Path) -> None:
-    """verl reads the number in this file before anything else; a disk that was full leaves it empty."""
+    """Write the step into the file that verl reads first; a full disk may have left it empty."""
     _write(checkpoint.parent / TRACKER, str(step_of(checkpoint)))
 
 
 def prune(sealed: Path, keep: int) -> list[Path]:
-    """Remove all but `keep` whole checkpoints: the one that was just sealed and the newest before it, torn ones not.
+    """Remove all checkpoints except `keep` whole ones: the one that was just sealed and the newest before it.
 
-    What is newer was passed over when the run started, whatever its sizes say; of older ones sizes decide, since hashes
-    would read them all again. verl's own `max_actor_ckpt_to_keep` counts anew at each start, and leaves folders without
-    an actor behind.
+    A newer checkpoint is removed too: it was skipped when the run started. Older ones count as whole by their sizes,
+    since hashes would read all files again. verl's own `max_actor_ckpt_to_keep` starts counting anew at each start, and
+    leaves folders without an actor behind.
 
     Returns:
-        What was removed.
+        The removed folders.
     """
     others = [checkpoint for checkpoint in checkpoints(sealed.parent) if checkpoint != sealed]
     older = [path for path in others if step_of(path) < step_of(sealed) and fault_of(path, hashes=False) is None]
