@@ -30,13 +30,14 @@ from rich.table import Table
 
 from core.passwords import Parser, hidden
 from core.processes import ends_in_order
+from core.stats import cluster_interval
 from dbbench_adapter.backends import BackendUnavailable
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.judges import JUDGES
 from dbbench_adapter.protocols import PROTOCOLS
 from dbbench_adapter.skills import SKILLS
 from dbbench_adapter.splits import draw_by_kind
-from dbbench_adapter.tasks.load import load_tasks
+from dbbench_adapter.tasks.load import load_tasks, write_tasks
 from sql_agent.agent import run_rollout, size_thread_pool
 from sql_agent.datatypes import AgentConfig, EnvironmentSettings, RolloutRecord
 from sql_agent.environments.base import make_environment
@@ -80,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             environment = stack.enter_context(make_environment(settings))
         except (BackendUnavailable, ValueError) as failure:
             raise SystemExit(f"--backend: {failure}") from failure
-        write = stack.enter_context(_sink(args.output, console, len(tasks)))
+        write = stack.enter_context(_sink(args.output, console, len(tasks) * args.samples))
         started = time.perf_counter()
         play = functools.partial(
             run_rollout,
@@ -97,7 +98,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         try:
             with ends_in_order():
-                asyncio.run(each(tasks, play, done, args.concurrency))
+                # the rollouts of a task follow each other: the server computes their prompt once
+                asyncio.run(each([task for task in tasks for _ in range(args.samples)], play, done, args.concurrency))
         except KeyboardInterrupt:
             interrupted = True
         seconds = time.perf_counter() - started
@@ -105,8 +107,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     print_summary(summarise(records, tasks), title, seconds, console)
     console.print(f"trajectories: {args.output}")
     if interrupted:
-        console.print(f"interrupted: {len(records)} of {len(tasks)} tasks were finished; the table holds only those")
+        total = len(tasks) * args.samples
+        console.print(f"interrupted: {len(records)} of {total} rollouts were finished; the table holds only those")
         raise SystemExit(130)
+    solved = {record.task_id for record in records if _is_solved(record)}
+    if args.samples > 1:
+        console.print(f"pass@{args.samples}, solved in at least one rollout: {len(solved)} of {len(tasks)} tasks")
+    if args.solved_tasks:
+        write_tasks(args.solved_tasks, [task for task in tasks if task.id in solved])
+        console.print(f"the tasks that were solved: {args.solved_tasks}")
 
 
 async def each(
@@ -169,8 +178,14 @@ def summarise(records: Sequence[RolloutRecord], tasks: Sequence[Task]) -> Summar
 
 
 def rate(records: Sequence[RolloutRecord]) -> Rate:
-    verdicts = [record.score.value for record in records if record.score.value is not None]
-    return Rate(n=len(records), judged=len(verdicts), correct=sum(verdict == 1.0 for verdict in verdicts))
+    judged = [record for record in records if record.score.value is not None]
+    tasks, solved = [record.task_id for record in judged], [_is_solved(record) for record in judged]
+    repeated = len(set(tasks)) < len(tasks)
+    return Rate(len(records), len(judged), sum(solved), cluster_interval(solved, tasks) if repeated else None)
+
+
+def _is_solved(record: RolloutRecord) -> bool:
+    return record.score.value == 1.0
 
 
 def three_way_mean(records: Sequence[RolloutRecord]) -> float | None:
@@ -276,16 +291,25 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--max-tokens", type=int, default=tokens, help=f"of a reply, as agent.max_tokens of a run (default {tokens})"
     )
+    parser.add_argument("--samples", type=int, default=1, help="rollouts of each task (default 1)")
     parser.add_argument("--output", type=Path, help="file for the trajectories (default runs/evaluate/TIME.jsonl)")
+    parser.add_argument(
+        "--solved-tasks", type=Path, help="write the tasks that were solved at least once here, to train on those"
+    )
     args = parser.parse_args(argv)
-    for name in ("limit", "concurrency", "max_tokens"):
+    for name in ("limit", "concurrency", "max_tokens", "samples"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')} has to be 1 or more")
     if args.temperature < 0:
         parser.error("--temperature has to be 0 or more")
     args.output = args.output or Path("runs/evaluate") / time.strftime("%Y%m%d-%H%M%S.jsonl")
-    if args.output.exists():
-        parser.error(f"--output {args.output} exists; name another file, nothing is overwritten")
+    if args.samples > 1 and args.temperature == 0:
+        parser.error(
+            "--samples of a task are all the same at --temperature 0; give --temperature 1, or leave out --samples"
+        )
+    for name, path in (("--output", args.output), ("--solved-tasks", args.solved_tasks)):
+        if path is not None and path.exists():
+            parser.error(f"{name} {path} exists; name another file, nothing is overwritten")
     return args
 
 
