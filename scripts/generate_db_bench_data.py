@@ -30,7 +30,7 @@ from core.outputs import check_output, written
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.generate import SKILL_COUNTS, THEMES, ExhaustedError, task_stream
 from dbbench_adapter.generate.entry_dict import entry_dict
-from dbbench_adapter.skills import SKILLS
+from dbbench_adapter.sql_skills import SKILLS
 
 
 def skill_weights(text: str) -> dict[str, float]:

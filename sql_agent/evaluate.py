@@ -35,8 +35,8 @@ from dbbench_adapter.backends import BackendUnavailable
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.judges import JUDGES
 from dbbench_adapter.protocols import PROTOCOLS
-from dbbench_adapter.skills import SKILLS
 from dbbench_adapter.splits import draw_by_kind
+from dbbench_adapter.sql_skills import SKILLS
 from dbbench_adapter.tasks.load import load_tasks, write_tasks
 from sql_agent.agent import run_rollout, size_thread_pool
 from sql_agent.datatypes import AgentConfig, EnvironmentSettings, RolloutRecord

@@ -32,7 +32,7 @@ from dbbench_adapter.generate.queries import Draft, NoDraft, draw_query
 from dbbench_adapter.generate.tables import Scene, draw_scene
 from dbbench_adapter.generate.themes import Theme
 from dbbench_adapter.generate.train_themes import TRAIN_THEMES
-from dbbench_adapter.skills import SKILLS, recognise_skills
+from dbbench_adapter.sql_skills import SKILLS, recognise_skills
 
 Split = Literal["train", "held_out"]
 THEMES: Mapping[Split, Sequence[Theme]] = {"train": TRAIN_THEMES, "held_out": HELD_OUT_THEMES}

@@ -19,7 +19,7 @@ from core.outputs import written
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.generate import SKILL_COUNTS, Difficulty, Split, task_stream
 from dbbench_adapter.generate.plans import has_room
-from dbbench_adapter.skills import SKILLS, NotOneStatementError, recognise_skills
+from dbbench_adapter.sql_skills import SKILLS, NotOneStatementError, recognise_skills
 from dbbench_adapter.tasks.load import TaskFileError, load_tasks
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from dbbench_adapter.datatypes import Gold, Task
-from dbbench_adapter.skills import SKILLS
+from dbbench_adapter.sql_skills import SKILLS
 from dbbench_adapter.tasks.load import TaskFileError, write_tasks
 from dbbench_adapter.tasks.single_skill import (
     SingleSkillTaskGenerator,

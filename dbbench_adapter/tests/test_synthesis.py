@@ -18,7 +18,7 @@ from dbbench_adapter.generate.plans import FEWEST_SKILLS, LIFELONG_SHARES, MOST_
 from dbbench_adapter.generate.queries import Draft, NoDraft, Output, SortKey, _between, _untied
 from dbbench_adapter.generate.tables import NAME_ENDINGS, draw_scene
 from dbbench_adapter.generate.tasks import MAX_SHOWN_CHARS, checked_gold
-from dbbench_adapter.skills import SKILLS, recognise_skills
+from dbbench_adapter.sql_skills import SKILLS, recognise_skills
 from dbbench_adapter.tasks.load import load_tasks
 
 FRUIT = Table(
