@@ -11,7 +11,7 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-SKILLS = (
+SKILLS: tuple[str, ...] = (
     "select",
     "insert",
     "update",

@@ -80,6 +80,7 @@ def _recipe(seed: int, steps: int) -> dict[str, str | int]:
     from sql_agent import tiny_policy
 
     sources = [Path(__file__), *(Path(module.__file__ or "") for module in (fc, generator, phrasebook))]
+    sources.append(Path(phrasebook.__file__ or "").with_suffix(".yaml"))
     sources += sorted(path for path in Path(tiny_policy.__path__[0]).iterdir() if path.is_file())
     digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()
     return {"seed": seed, "steps": steps, "source_sha256": digest, "torch": version("torch")}

@@ -1,33 +1,20 @@
 """WHERE conditions in words and in SQL, sub-queries included, over values that the table holds.
 
-Each condition matches some rows and not others, and in a combination each one makes a difference. Left out: NOT, IS
-NULL, EXISTS, sub-queries that refer to the row outside, comparisons between two columns.
+Each condition matches some rows and not others, and in a combination each one makes a difference. NOT, IS NULL, EXISTS,
+sub-queries that refer to the outer row, and comparisons between two columns are left out.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dbbench_adapter.datatypes import Cell
-from dbbench_adapter.generate.plans import Plan
+from dbbench_adapter.generate.data_files import read_data
+from dbbench_adapter.generate.plans import NoDraft, Plan
 from dbbench_adapter.generate.tables import Scene
 from dbbench_adapter.generate.values import Field
 
-NUMBER_WORDS = {
-    ">": ("is above {}", "is greater than {}", "is more than {}", "exceeds {}"),
-    "<": ("is below {}", "is less than {}", "is lower than {}", "is under {}"),
-    ">=": ("is at least {}", "is {} or more", "is greater than or equal to {}"),
-    "<=": ("is at most {}", "is {} or less", "is less than or equal to {}"),
-    "=": ("is exactly {}", "equals {}"),
-}
-DATE_WORDS = {
-    ">": ("is after {}", "is later than {}"),
-    "<": ("is before {}", "is earlier than {}"),
-    ">=": ("is on or after {}", "is {} or later"),
-    "<=": ("is on or before {}", "is {} or earlier"),
-}
 _MOST = 0.85
 """A condition matches at most this share of the rows."""
 _ATTEMPTS = 30
@@ -46,45 +33,62 @@ class Condition:
 
     @property
     def has_own_condition(self) -> bool:
-        """Another condition joined by `and` could be taken for part of this one."""
+        """Whether another condition joined by `and` could be taken for a part of this one."""
         return any(word in self.predicate for word in ("whose", "for which", "that ", "per ", " of all "))
 
 
 @dataclass(frozen=True)
 class Where:
     words: str
-    """To be put behind a noun: `whose price is above 4`, `where the price is above 4 or ...`."""
+    """They follow a noun: `whose price is above 4`, `where the price is above 4 or ...`."""
     sql: str
     """What follows WHERE."""
     is_list: bool = False
-    """The words end with numbered conditions, and the sentence had better end with them."""
+    """The words end with numbered conditions, so the sentence should end with them."""
 
 
-def draw_where(rng: random.Random, scene: Scene, plan: Plan, at: str, num_subqueries: int) -> Where | None:
-    """Conditions as the plan's `where` has them.
+@dataclass(frozen=True)
+class _Shape:
+    """How two or three conditions go together, in SQL, in words, and as a numbered list (`phrases.yaml`)."""
+
+    sql: str
+    words: Sequence[str]
+    numbered: str
+    num_required: int
+    """Every row has to meet so many of the first conditions."""
+
+
+_PHRASES = read_data("phrases")
+NUMBER_WORDS: Mapping[str, Sequence[str]] = _PHRASES["numbers"]
+"""Ways to say each comparison operator."""
+DATE_WORDS: Mapping[str, Sequence[str]] = _PHRASES["dates"]
+_SHAPES = {num: [_Shape(**shape) for shape in _PHRASES[name]] for num, name in ((2, "pairs"), (3, "triples"))}
+
+
+def draw_where(rng: random.Random, scene: Scene, plan: Plan, at: str, num_subqueries: int) -> Where:
+    """One to three conditions, as the plan's `where` says.
 
     Args:
-        at: what stands before column names outside sub-queries, e.g. `t.` or nothing.
+        at: the prefix of column names outside sub-queries: `t.`, or nothing without a table alias.
         num_subqueries: how many of the conditions compare with a sub-query.
-    Returns:
-        None where the table gives no such conditions.
+    Raises:
+        NoDraft: the table gives no such conditions.
     """
     size = {"where_single_condition": 1, "where_multiple_conditions": 2, "where_nested_conditions": 3}[plan.where or ""]
-    # Servers evaluate a sub-query when they first need it. If rows can change before that, what it sees depends on the
-    # order of evaluation; not if every row has to pass it, nor if rows are sorted first.
+    # A server evaluates a sub-query when it first needs it. If rows can change before that, the result depends on the
+    # order of evaluation. It does not if every row has to pass the sub-query, or if rows are sorted first.
     changes_under_way = plan.wraps_subqueries and not plan.order
     for _ in range(_ATTEMPTS):
         makers = [_subquery_maker(rng, plan)] * num_subqueries + [_plain] * (size - num_subqueries)
         if not changes_under_way:
             rng.shuffle(makers)
-        drawn = [maker(rng, scene, at) for maker in makers]
-        conditions = [condition for condition in drawn if condition is not None]
-        if len(conditions) < size or len({condition.subject for condition in conditions}) < size:
+        conditions = [maker(rng, scene, at) for maker in makers]
+        if len({condition.subject for condition in conditions}) < size:
             continue
         where = _combined(rng, conditions, num_required=num_subqueries if changes_under_way else 0)
         if _each_matters(scene, at, conditions, where):
             return where
-    return None
+    raise NoDraft("no_condition")
 
 
 def _combined(rng: random.Random, conditions: list[Condition], *, num_required: int) -> Where:
@@ -93,8 +97,7 @@ def _combined(rng: random.Random, conditions: list[Condition], *, num_required: 
         (only,) = conditions
         words = rng.choice([f"whose {only.subject} {only.predicate}", f"where {only.clause}"])
         return Where(words, only.sql)
-    shapes = _PAIRS if len(conditions) == 2 else _TRIPLES
-    shape = rng.choice([shape for shape in shapes if shape.num_required >= num_required])
+    shape = rng.choice([shape for shape in _SHAPES[len(conditions)] if shape.num_required >= num_required])
     sql = shape.sql.format(*(condition.sql for condition in conditions))
     if rng.random() < 0.3 or any(condition.has_own_condition for condition in conditions):
         numbered = "; ".join(f"({number}) {condition.clause}" for number, condition in enumerate(conditions, start=1))
@@ -102,78 +105,11 @@ def _combined(rng: random.Random, conditions: list[Condition], *, num_required: 
     return Where(rng.choice(shape.words).format(*conditions), sql)
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """How conditions go together, in SQL, in words, and as a numbered list."""
-
-    sql: str
-    words: tuple[str, ...]
-    numbered: str
-    num_required: int
-    """How many of the first conditions have to hold for every row."""
-
-
-_PAIRS = (
-    _Shape(
-        "{} AND {}",
-        (
-            "whose {0.subject} {0.predicate} and whose {1.subject} {1.predicate}",
-            "where {0.clause} and {1.clause}",
-            "where both {0.clause} and {1.clause}",
-        ),
-        "both conditions",
-        2,
-    ),
-    _Shape(
-        "{} OR {}",
-        (
-            "whose {0.subject} {0.predicate} or whose {1.subject} {1.predicate}",
-            "where {0.clause} or {1.clause}",
-            "where either {0.clause} or {1.clause} (or both)",
-        ),
-        "at least one of two conditions",
-        0,
-    ),
-)
-_TRIPLES = (
-    _Shape(
-        "{} AND ({} OR {})",
-        (
-            "where {0.clause}, and in addition either {1.clause} or {2.clause}",
-            "where {0.clause}, and where also {1.clause} or {2.clause}",
-        ),
-        "condition 1 and, besides, at least one of conditions 2 and 3",
-        1,
-    ),
-    _Shape(
-        "{} OR ({} AND {})",
-        (
-            "where {0.clause}, or where both {1.clause} and {2.clause}",
-            "where either {0.clause}, or else both {1.clause} and {2.clause}",
-        ),
-        "condition 1 or else both conditions 2 and 3",
-        0,
-    ),
-    _Shape(
-        "{} AND {} AND {}",
-        (
-            "where {0.clause}, {1.clause} and {2.clause}",
-            "whose {0.subject} {0.predicate}, whose {1.subject} {1.predicate} and whose {2.subject} {2.predicate}",
-        ),
-        "all three conditions",
-        3,
-    ),
-)
-
-
 def _each_matters(scene: Scene, at: str, conditions: list[Condition], where: Where) -> bool:
     """Whether some rows match and some do not, and no condition could be left out without a change."""
-    source = f"{scene.table.name} AS {at[:-1]}" if at else scene.table.name
-    columns = ", ".join(
-        f"COALESCE(({sql}) <> 0, 0)" for sql in [where.sql, *(condition.sql for condition in conditions)]
-    )
-    masks = list(zip(*scene.ask(f"SELECT {columns} FROM {source}"), strict=True))
-    whole, parts = masks[0], masks[1:]
+    tests = [where.sql, *(condition.sql for condition in conditions)]
+    columns = ", ".join(f"COALESCE(({sql}) <> 0, 0)" for sql in tests)
+    whole, *parts = zip(*scene.ask(f"SELECT {columns} FROM {scene.source(at)}"), strict=True)
     if not 1 <= sum(whole) <= max(1, int(_MOST * len(whole))):
         return False
     if any(not 0 < sum(part) < len(part) for part in parts):
@@ -191,7 +127,7 @@ def _each_matters(scene: Scene, at: str, conditions: list[Condition], where: Whe
 # Plain conditions -----------------------------------------------------------------------------------------------------
 
 
-def _plain(rng: random.Random, scene: Scene, at: str) -> Condition | None:
+def _plain(rng: random.Random, scene: Scene, at: str) -> Condition:
     field = rng.choice(scene.fields)
     column = at + field.name
     values = scene.column(field)
@@ -200,18 +136,18 @@ def _plain(rng: random.Random, scene: Scene, at: str) -> Condition | None:
     if field.role == "label":
         return _label(rng, field, column, values)
     if field.role == "date":
-        operator = rng.choice(list(DATE_WORDS))
-        value = rng.choice(values)
-        return Condition(field.phrase, _worded(rng, DATE_WORDS, operator, value), f"{column} {operator} '{value}'")
+        operator, value = rng.choice(list(DATE_WORDS)), rng.choice(values)
+        words = rng.choice(DATE_WORDS[operator]).format(value)
+        return Condition(field.phrase, words, f"{column} {operator} '{value}'")
     if rng.random() < 0.15:
         low, high = sorted(rng.sample(values, 2))
         if low < high:
-            return Condition(
-                field.phrase, f"is between {low} and {high} inclusive", f"{column} BETWEEN {low} AND {high}"
-            )
+            words = f"is between {low} and {high} inclusive"
+            return Condition(field.phrase, words, f"{column} BETWEEN {low} AND {high}")
     operator = rng.choices(list(NUMBER_WORDS), [4, 4, 2, 2, 1])[0]
     value = _threshold(rng, field, values)
-    return Condition(field.phrase, _worded(rng, NUMBER_WORDS, operator, value), f"{column} {operator} {value}")
+    words = rng.choice(NUMBER_WORDS[operator]).format(value)
+    return Condition(field.phrase, words, f"{column} {operator} {value}")
 
 
 def _threshold(rng: random.Random, field: Field, values: list[int]) -> int:
@@ -246,13 +182,9 @@ def _label(rng: random.Random, field: Field, column: str, values: list[str]) -> 
     return Condition(field.phrase, f"is '{value}'", f"{column} = '{value}'")
 
 
-def _worded(rng: random.Random, words: dict[str, tuple[str, ...]], operator: str, value: Cell) -> str:
-    return rng.choice(words[operator]).format(value)
-
-
 # Sub-queries ----------------------------------------------------------------------------------------------------------
 
-_Maker = Callable[[random.Random, Scene, str], Condition | None]
+_Maker = Callable[[random.Random, Scene, str], Condition]
 
 
 def _subquery_maker(rng: random.Random, plan: Plan) -> _Maker:
@@ -266,7 +198,7 @@ def _side(rng: random.Random) -> tuple[str, str]:
 
 
 def _filter(rng: random.Random, scene: Scene) -> tuple[str, str]:
-    """Words to put behind the rows' name, and what follows WHERE in a sub-query."""
+    """The words that follow the rows' name, and the text after WHERE in a sub-query."""
     field = rng.choice(scene.of("category"))
     value = rng.choice(scene.column(field))
     return f"whose {field.phrase} is '{value}'", f"{field.name} = '{value}'"
