@@ -154,7 +154,7 @@ def _stream(
                 kind=draft.kind,
                 tables=(scene.table,),
                 gold=gold,
-                table_note=table_note(scene.table),
+                table_note=scene.table.note,
                 skills=shown,
                 source="generated",
                 typed=True,
@@ -167,12 +167,6 @@ def _drawn_difficulty(rng: random.Random, weights: Mapping[str, float]) -> Diffi
         level: share for level, share in LIFELONG_SHARES.items() if any(has_room(level, skill) for skill in weights)
     }
     return rng.choices(list(shares), list(shares.values()))[0]
-
-
-def table_note(table: Table) -> str:
-    """The sentence that names table and headers, as `load.py` words it for LifelongAgentBench."""
-    headers = ", ".join(column.name for column in table.columns)
-    return f"The table is called {table.name} and has these headers: {headers}."
 
 
 def checked_gold(backend: Backend, table: Table, draft: Draft) -> Gold:
