@@ -103,7 +103,7 @@ def answer(row: dict[str, Any], backend: Backend) -> dict[str, Any]:
     Raises:
         ValueError: a field is missing or has another form than the variant's; the reference statement does not run.
     """
-    case = _Case[_LifelongTask if row.get("variant") == "lab" else _AgentBenchTask].model_validate(row)
+    case = (_Case[_LifelongTask] if row.get("variant") == "lab" else _Case[_AgentBenchTask]).model_validate(row)
     observations: list[str] = []
     try:
         with open_episode(case.task.task(), backend, case.variant, max_rounds=case.max_round) as episode:

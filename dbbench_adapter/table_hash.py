@@ -64,11 +64,10 @@ def answer(row: dict[str, Any], backend: Callable[[str], Backend]) -> dict[str, 
     Raises:
         ValueError: a field is missing or has another form than the variant's.
     """
-    case = _Case[LifelongTable if row.get("variant") == "lab" else AgentBenchTable].model_validate(row)
+    case = (_Case[LifelongTable] if row.get("variant") == "lab" else _Case[AgentBenchTable]).model_validate(row)
+    tables = [table.table() for table in case.tables]
     try:
-        found, error = hash_after(
-            backend(case.backend), case.variant, [table.table() for table in case.tables], case.sql
-        )
+        found, error = hash_after(backend(case.backend), case.variant, tables, case.sql)
     except (TableError, BackendUnavailable) as failure:
         found, error = None, str(failure)
     return {"hash": found, "error": error}
@@ -98,9 +97,8 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     ).parse_args()
     with ExitStack() as stack:
-        backend = cache(
-            lambda name: stack.enter_context(open_backend(name))
-        )  # starts with the first case that needs it
+        # a backend starts with the first case that names it
+        backend = cache(lambda name: stack.enter_context(open_backend(name)))
         serve(lambda row: answer(row, backend))
 
 
