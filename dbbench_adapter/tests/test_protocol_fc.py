@@ -7,7 +7,7 @@ import pytest
 from dbbench_adapter.backends import Result, open_backend
 from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
 from dbbench_adapter.protocols import open_episode
-from dbbench_adapter.protocols.base import shown
+from dbbench_adapter.protocols.base import format_result
 from dbbench_adapter.protocols.fc import ASK_FOR_A_CALL, RULES, TOOLS, messages
 
 FRUIT = Table("Fruit", (Column("Name"), Column("Price", "INT")), (("Plum", 5), ("Pear", 4)))
@@ -77,7 +77,7 @@ def test_the_tools_take_exactly_their_argument():
     ],
 )
 def test_what_the_agent_reads(result, text):
-    assert shown(result) == text
+    assert format_result(result) == text
 
 
 def test_decimals_read_as_the_driver_prints_them(episode):
