@@ -204,60 +204,51 @@ def _filter(rng: random.Random, scene: Scene) -> tuple[str, str]:
     return f"whose {field.phrase} is '{value}'", f"{field.name} = '{value}'"
 
 
+def _compared(field: Field, at: str, operator: str, query: str, words: str) -> Condition:
+    """The condition that compares a column with the result of a query."""
+    return Condition(field.phrase, words, f"{at}{field.name} {operator} ({query})")
+
+
 def _against_average(rng: random.Random, scene: Scene, at: str) -> Condition:
     field, (operator, words) = rng.choice(scene.numbers), _side(rng)
     of_all = rng.choice([f"the average {field.phrase} of all {scene.rows}", f"the overall average {field.phrase}"])
-    return Condition(
-        field.phrase,
-        f"{words} {of_all}",
-        f"{at}{field.name} {operator} (SELECT AVG({field.name}) FROM {scene.table.name})",
-    )
+    return _compared(field, at, operator, f"SELECT AVG({field.name}) FROM {scene.table.name}", f"{words} {of_all}")
 
 
 def _against_some_average(rng: random.Random, scene: Scene, at: str) -> Condition:
     field, (operator, words), (whose, sql) = rng.choice(scene.numbers), _side(rng), _filter(rng, scene)
-    return Condition(
-        field.phrase,
-        f"{words} the average {field.phrase} of the {scene.rows} {whose}",
-        f"{at}{field.name} {operator} (SELECT AVG({field.name}) FROM {scene.table.name} WHERE {sql})",
-    )
+    query = f"SELECT AVG({field.name}) FROM {scene.table.name} WHERE {sql}"
+    words = f"{words} the average {field.phrase} of the {scene.rows} {whose}"
+    return _compared(field, at, operator, query, words)
 
 
 def _against_extreme(rng: random.Random, scene: Scene, at: str) -> Condition:
     field, (whose, sql) = rng.choice(scene.numbers), _filter(rng, scene)
-    function, extreme, operator, words = rng.choice(
-        [
-            ("MAX", "highest", ">=", "is at least"),
-            ("MIN", "lowest", "<=", "is at most"),
-            ("MIN", "lowest", ">", "is above"),
-        ]
-    )
-    return Condition(
-        field.phrase,
-        f"{words} the {extreme} {field.phrase} of the {scene.rows} {whose}",
-        f"{at}{field.name} {operator} (SELECT {function}({field.name}) FROM {scene.table.name} WHERE {sql})",
-    )
+    choices = [
+        ("MAX", "highest", ">=", "at least"),
+        ("MIN", "lowest", "<=", "at most"),
+        ("MIN", "lowest", ">", "above"),
+    ]
+    function, extreme, operator, words = rng.choice(choices)
+    query = f"SELECT {function}({field.name}) FROM {scene.table.name} WHERE {sql}"
+    words = f"is {words} the {extreme} {field.phrase} of the {scene.rows} {whose}"
+    return _compared(field, at, operator, query, words)
 
 
 def _same_as_one(rng: random.Random, scene: Scene, at: str) -> Condition:
     field, key = rng.choice(scene.of("category")), scene.of("key")[0]
     value = rng.choice(scene.column(key))
-    return Condition(
-        field.phrase,
-        f"is the same as that of the {scene.row} with {key.phrase} {value}",
-        f"{at}{field.name} = (SELECT {field.name} FROM {scene.table.name} WHERE {key.name} = {value})",
-    )
+    query = f"SELECT {field.name} FROM {scene.table.name} WHERE {key.name} = {value}"
+    return _compared(field, at, "=", query, f"is the same as that of the {scene.row} with {key.phrase} {value}")
 
 
 def _found_where(rng: random.Random, scene: Scene, at: str) -> Condition:
     field, number, (operator, words) = rng.choice(scene.of("category")), rng.choice(scene.numbers), _side(rng)
     values = sorted(scene.column(number))
     value = values[-len(values) // 5] if operator == ">" else values[len(values) // 5]
-    return Condition(
-        field.phrase,
-        f"is one that belongs to at least one {scene.row} whose {number.phrase} {words} {value}",
-        f"{at}{field.name} IN (SELECT {field.name} FROM {scene.table.name} WHERE {number.name} {operator} {value})",
-    )
+    query = f"SELECT {field.name} FROM {scene.table.name} WHERE {number.name} {operator} {value}"
+    words = f"is one that belongs to at least one {scene.row} whose {number.phrase} {words} {value}"
+    return _compared(field, at, "IN", query, words)
 
 
 def _grouped(rng: random.Random, scene: Scene) -> tuple[Field, str, str]:
@@ -270,82 +261,65 @@ def _grouped(rng: random.Random, scene: Scene) -> tuple[Field, str, str]:
         return field, f"is one that occurs for more than {count - 1} {scene.rows}", f"{select} COUNT(*) > {count - 1}"
     number, (operator, words) = rng.choice(scene.numbers), _side(rng)
     average = sum(scene.column(number)) // len(values)
-    return (
-        field,
-        f"is one for which the average {number.phrase} {words} {average}",
-        f"{select} AVG({number.name}) {operator} {average}",
-    )
+    words = f"is one for which the average {number.phrase} {words} {average}"
+    return field, words, f"{select} AVG({number.name}) {operator} {average}"
 
 
 def _in_groups(rng: random.Random, scene: Scene, at: str) -> Condition:
     field, words, query = _grouped(rng, scene)
-    return Condition(field.phrase, words, f"{at}{field.name} IN ({query})")
+    return _compared(field, at, "IN", query, words)
 
 
 def _against_group_averages(rng: random.Random, scene: Scene, at: str) -> Condition:
     number, field, (operator, words) = rng.choice(scene.numbers), rng.choice(scene.of("category")), _side(rng)
     function, extreme = rng.choice([("MIN", "lowest"), ("MAX", "highest"), ("AVG", "mean")])
     inner = f"SELECT AVG({number.name}) AS group_average FROM {scene.table.name} GROUP BY {field.name}"
-    averages = f"the average {number.phrase} values computed per {field.phrase}"
-    return Condition(
-        number.phrase,
-        f"{words} the {extreme} of {averages}",
-        f"{at}{number.name} {operator} (SELECT {function}(d.group_average) FROM ({inner}) AS d)",
-    )
+    query = f"SELECT {function}(d.group_average) FROM ({inner}) AS d"
+    words = f"{words} the {extreme} of the average {number.phrase} values computed per {field.phrase}"
+    return _compared(number, at, operator, query, words)
 
 
 def _shares_with_extreme(rng: random.Random, scene: Scene, at: str) -> Condition:
     field, number = rng.choice(scene.of("category")), rng.choice(scene.numbers)
     function, extreme = rng.choice([("MAX", "highest"), ("MIN", "lowest")])
     name = scene.table.name
-    return Condition(
-        field.phrase,
-        f"is one that belongs to a {scene.row} with the {extreme} {number.phrase} of all {scene.rows}",
-        f"{at}{field.name} IN (SELECT {field.name} FROM {name} WHERE {number.name} = "
-        f"(SELECT {function}({number.name}) FROM {name}))",
-    )
+    inner = f"SELECT {function}({number.name}) FROM {name}"
+    query = f"SELECT {field.name} FROM {name} WHERE {number.name} = ({inner})"
+    words = f"is one that belongs to a {scene.row} with the {extreme} {number.phrase} of all {scene.rows}"
+    return _compared(field, at, "IN", query, words)
 
 
 def _against_average_of_groups(rng: random.Random, scene: Scene, at: str) -> Condition:
     number, (operator, words) = rng.choice(scene.numbers), _side(rng)
-    field, group_words, query = _grouped(rng, scene)
-    return Condition(
-        number.phrase,
-        f"{words} the average {number.phrase} of those {scene.rows} whose {field.phrase} {group_words}",
-        f"{at}{number.name} {operator} (SELECT AVG({number.name}) FROM {scene.table.name} "
-        f"WHERE {field.name} IN ({query}))",
-    )
+    field, group_words, inner = _grouped(rng, scene)
+    query = f"SELECT AVG({number.name}) FROM {scene.table.name} WHERE {field.name} IN ({inner})"
+    words = f"{words} the average {number.phrase} of those {scene.rows} whose {field.phrase} {group_words}"
+    return _compared(number, at, operator, query, words)
 
 
 def _in_groups_against_average(rng: random.Random, scene: Scene, at: str) -> Condition:
     field, number, (operator, words) = rng.choice(scene.of("category")), rng.choice(scene.numbers), _side(rng)
-    name = scene.table.name
-    return Condition(
-        field.phrase,
-        f"is one for which the average {number.phrase} {words} the average {number.phrase} of all {scene.rows}",
-        f"{at}{field.name} IN (SELECT {field.name} FROM {name} GROUP BY {field.name} "
-        f"HAVING AVG({number.name}) {operator} (SELECT AVG({number.name}) FROM {name}))",
-    )
+    name, average = scene.table.name, f"AVG({number.name})"
+    inner = f"SELECT {average} FROM {name}"
+    query = f"SELECT {field.name} FROM {name} GROUP BY {field.name} HAVING {average} {operator} ({inner})"
+    words = f"is one for which the average {number.phrase} {words} the average {number.phrase} of all {scene.rows}"
+    return _compared(field, at, "IN", query, words)
 
 
 def _wrapped_average(rng: random.Random, scene: Scene, at: str) -> Condition:
     field, (operator, words) = rng.choice(scene.numbers), _side(rng)
-    whose, where = "", ""
+    rows, where = f"all {scene.rows}", ""
     if rng.random() < 0.5:
         whose, sql = _filter(rng, scene)
-        where = f" WHERE {sql}"
-    rows = f"the {scene.rows} {whose}" if whose else f"all {scene.rows}"
+        rows, where = f"the {scene.rows} {whose}", f" WHERE {sql}"
     inner = f"SELECT AVG({field.name}) AS average_value FROM {scene.table.name}{where}"
-    return Condition(
-        field.phrase,
-        f"{words} the average {field.phrase} of {rows}",
-        f"{at}{field.name} {operator} (SELECT d.average_value FROM ({inner}) AS d)",
-    )
+    query = f"SELECT d.average_value FROM ({inner}) AS d"
+    return _compared(field, at, operator, query, f"{words} the average {field.phrase} of {rows}")
 
 
 def _wrapped_groups(rng: random.Random, scene: Scene, at: str) -> Condition:
     field, words, query = _grouped(rng, scene)
-    return Condition(field.phrase, words, f"{at}{field.name} IN (SELECT d.{field.name} FROM ({query}) AS d)")
+    return _compared(field, at, "IN", f"SELECT d.{field.name} FROM ({query}) AS d", words)
 
 
 _FLAT = (_against_average, _against_some_average, _against_extreme, _same_as_one, _found_where, _in_groups)

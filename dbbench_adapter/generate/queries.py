@@ -195,12 +195,8 @@ def _distinct(rng: random.Random, scene: Scene, plan: Plan, where: Where | None,
 # HAVING ---------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Test:
-    """A condition on a group."""
-
-    words: str
-    sql: str
+_Test = tuple[str, str]
+"""A condition on a group, in words and in SQL."""
 
 
 def _having(
@@ -220,9 +216,9 @@ def _having(
         rng.shuffle(tests)
         drawn = [test for test in tests if test is not None]
         word = rng.choice(["AND", "AND", "OR"])
-        sql = f" {word} ".join(test.sql for test in drawn)
-        if len(drawn) == size and _filters(scene, [sql, *(test.sql for test in drawn)], source, by):
-            words = f" {word.lower()} ".join(test.words for test in drawn)
+        sql = f" {word} ".join(test for _, test in drawn)
+        if len(drawn) == size and _filters(scene, [sql, *(test for _, test in drawn)], source, by):
+            words = f" {word.lower()} ".join(words for words, _ in drawn)
             return rng.choice(PHRASES["having"]).format(words=words), f" HAVING {sql}"
     raise NoDraft("no_having")
 
@@ -263,7 +259,7 @@ def _against_number(rng: random.Random, scene: Scene, output: Output, source: st
     operator = rng.choice([">", "<", ">=", "<="])
     number = _between(values[cut], values[cut + 1], low_included=operator in (">", "<="))
     words = rng.choice(NUMBER_WORDS[operator]).format(number)
-    return _Test(f"the {output.phrase} {words}", f"{output.sql} {operator} {number}")
+    return f"the {output.phrase} {words}", f"{output.sql} {operator} {number}"
 
 
 def _between(low: float, high: float, *, low_included: bool) -> int:
@@ -285,23 +281,16 @@ def _against_subquery(rng: random.Random, scene: Scene, plan: Plan, at: str, gro
         outer, outer_word = rng.choice([("AVG", "mean"), ("AVG", "mean"), ("MIN", "lowest")])
         group = rng.choice(groups)
         inner = f"SELECT {function}({name}) AS group_value FROM {table} GROUP BY {group.sql.removeprefix(at)}"
-        return _Test(
-            f"the {word} {phrase} {words} {times}the {outer_word} of the {word} {phrase} values computed per "
-            f"{group.phrase} over the whole table",
-            f"{function}({at}{name}) {operator} {factor}(SELECT {outer}(d.group_value) FROM ({inner}) AS d)",
-        )
-    function, word, inner, inner_word = rng.choice(
-        [
-            ("AVG", "average", "AVG", "average"),
-            ("MAX", "highest", "AVG", "average"),
-            ("MIN", "lowest", "AVG", "average"),
-            ("SUM", "total", "MAX", "highest"),
-        ]
-    )
-    return _Test(
-        f"the {word} {phrase} {words} {times}the {inner_word} {phrase} of all {scene.rows} in the whole table",
-        f"{function}({at}{name}) {operator} {factor}(SELECT {inner}({name}) FROM {table})",
-    )
+        query = f"SELECT {outer}(d.group_value) FROM ({inner}) AS d"
+        of_what = f"{outer_word} of the {word} {phrase} values computed per {group.phrase} over the whole table"
+    else:
+        choices = [("AVG", "average"), ("MAX", "highest"), ("MIN", "lowest"), ("SUM", "total")]
+        function, word = rng.choice(choices)
+        inner, inner_word = ("MAX", "highest") if function == "SUM" else ("AVG", "average")
+        query = f"SELECT {inner}({name}) FROM {table}"
+        of_what = f"{inner_word} {phrase} of all {scene.rows} in the whole table"
+    sql = f"{function}({at}{name}) {operator} {factor}({query})"
+    return f"the {word} {phrase} {words} {times}the {of_what}", sql
 
 
 # ORDER BY and LIMIT ---------------------------------------------------------------------------------------------------

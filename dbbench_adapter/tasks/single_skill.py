@@ -155,7 +155,7 @@ class SingleSkillTaskGenerator:
         sources: dict[str, Iterator[Task]] = {}
         for skill in known:
             own_seed = seed * len(SKILLS) + SKILLS.index(skill)  # so that ids differ from skill to skill
-            level = difficulty or next(lowest for lowest in SKILL_COUNTS if has_room(lowest, skill))
+            level: Difficulty = difficulty or next(lowest for lowest in SKILL_COUNTS if has_room(lowest, skill))
             stream = task_stream(seed=own_seed, split=split, difficulty=level, skills={skill: 1.0})
             sources[skill] = _new(stream, seen)
         return cls(sources, seed=seed, weights=weights)
