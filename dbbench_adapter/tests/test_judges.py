@@ -105,7 +105,7 @@ def test_fc_takes_rows_of_other_files_as_values_or_printed():
 @pytest.mark.parametrize(
     ("line", "label", "same"),
     [
-        # what follows `Final Answer:` on its line (FACTS 7.2)
+        # what follows `Final Answer:` on its line
         pytest.param(' ["Plum"]', ["Plum"], True, id="a_list"),
         pytest.param(' ["12"]', ["12.0"], True, id="one_number_as_a_number"),
         pytest.param(" 12", ["12.0"], True, id="with_or_without_brackets"),
@@ -143,7 +143,7 @@ def test_text_and_lab_judge_an_answer_that_never_came_as_an_empty_one(judge):
 @pytest.mark.parametrize(
     ("line", "rows", "same"),
     [
-        # the stripped rest of the line after `Final Answer:` (FACTS 7.4)
+        # the stripped rest of the line after `Final Answer:`
         pytest.param("[('Plum', 5), ('Pear', 4)]", [["Plum", 5], ["Pear", 4]], True, id="rows_in_order"),
         pytest.param("[('Pear', 4), ('Plum', 5)]", [["Plum", 5], ["Pear", 4]], False, id="in_another_order"),
         pytest.param("(Plum,5)", [["Plum", 5]], True, id="no_quotes_no_brackets"),

@@ -137,7 +137,7 @@ def test_an_empty_commit_of_any_kind_is_an_answer(sqlite, answer):
 @pytest.mark.parametrize(
     ("query", "text", "left"),
     [
-        # measured with the original and its driver: FACTS 4.2.3
+        # measured with the original and its driver
         pytest.param("UPDATE Fruit SET Price = 9; SELECT * FROM Fruit", "[]", [9, 9], id="the_first_result_is_shown"),
         pytest.param("SELECT 1; UPDATE Fruit SET Price = 9", "[(1,)]", [9, 9], id="and_all_run"),
         pytest.param("SELECT ';'; SELECT 2", "[(';',)]", [5, 4], id="a_semicolon_in_a_text_ends_nothing"),
