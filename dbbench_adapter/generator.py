@@ -88,8 +88,8 @@ def task_stream(*, seed: int, split: Split = "train") -> Iterator[Task]:
         if index % len(DRAFTS) == 0:
             kinds = rng.sample(sorted(DRAFTS), len(DRAFTS))
         while True:
-            table, spare = _table(rng, split)
-            draft = DRAFTS[kinds[index % len(DRAFTS)]](rng, table, spare)
+            table, new_row = _table(rng, split)
+            draft = DRAFTS[kinds[index % len(DRAFTS)]](rng, table, new_row)
             gold, prompt = checked_gold(table, draft), (draft.question, _note(table))
             if gold is not None and prompt not in seen:
                 break
@@ -191,7 +191,7 @@ def _note(table: Table) -> str:
 # The eight kinds ------------------------------------------------------------------------------------------------------
 
 
-def _select(rng: random.Random, table: Table, spare: Row) -> Draft:
+def _select(rng: random.Random, table: Table, new_row: Row) -> Draft:
     column, other = rng.sample(table.columns, 2)
     words, sql = _condition(rng, table, other)
     question = _question(rng, "select", column=f"`{column.name}`", condition=words)
@@ -199,13 +199,13 @@ def _select(rng: random.Random, table: Table, spare: Row) -> Draft:
     return Draft("other", question, sql, ("select", "where_single_condition"))
 
 
-def _count(rng: random.Random, table: Table, spare: Row) -> Draft:
+def _count(rng: random.Random, table: Table, new_row: Row) -> Draft:
     words, sql = _condition(rng, table, rng.choice(table.columns))
     sql = f"SELECT COUNT(*) FROM `{table.name}` WHERE {sql}"
     return Draft("counting", _question(rng, "count", condition=words), sql, ("select", "where_single_condition"))
 
 
-def _aggregate(rng: random.Random, table: Table, spare: Row, *, kind: str, functions: Mapping[str, str]) -> Draft:
+def _aggregate(rng: random.Random, table: Table, new_row: Row, *, kind: str, functions: Mapping[str, str]) -> Draft:
     word, function = rng.choice(sorted(functions.items()))
     column = rng.choice(_numbers(table))
     question = _question(rng, kind, word=word, column=f"`{column.name}`")
@@ -213,7 +213,7 @@ def _aggregate(rng: random.Random, table: Table, spare: Row, *, kind: str, funct
     return Draft(f"aggregation-{function}", question, sql, ("select",))
 
 
-def _ranking(rng: random.Random, table: Table, spare: Row) -> Draft:
+def _ranking(rng: random.Random, table: Table, new_row: Row) -> Draft:
     word, function = rng.choice(sorted(EXTREMES.items()))
     number = rng.choice(_numbers(table))
     column = rng.choice([column for column in table.columns if column != number])
@@ -223,24 +223,24 @@ def _ranking(rng: random.Random, table: Table, spare: Row) -> Draft:
     return Draft("ranking", question, sql, ("select", "order_by_single_column", "limit_only"), ranked_by=number)
 
 
-def _insert(rng: random.Random, table: Table, spare: Row) -> Draft:
-    pairs = zip(table.columns, spare, strict=True)
+def _insert(rng: random.Random, table: Table, new_row: Row) -> Draft:
+    pairs = zip(table.columns, new_row, strict=True)
     question = _question(rng, "insert", values=", ".join(f"`{column.name}` {cell}" for column, cell in pairs))
     names = ", ".join(f"`{column.name}`" for column in table.columns)
-    values = ", ".join(literal(cell) for cell in spare)
+    values = ", ".join(literal(cell) for cell in new_row)
     return Draft("INSERT", question, f"INSERT INTO `{table.name}` ({names}) VALUES ({values})", ("insert",))
 
 
-def _update(rng: random.Random, table: Table, spare: Row) -> Draft:
+def _update(rng: random.Random, table: Table, new_row: Row) -> Draft:
     column = rng.choice(table.columns)
-    value = spare[table.columns.index(column)]
+    value = new_row[table.columns.index(column)]
     words, sql = _condition(rng, table, rng.choice(table.columns))
     question = _question(rng, "update", column=f"`{column.name}`", value=str(value), condition=words)
     sql = f"UPDATE `{table.name}` SET `{column.name}` = {literal(value)} WHERE {sql}"
     return Draft("UPDATE", question, sql, ("update", "where_single_condition"))
 
 
-def _delete(rng: random.Random, table: Table, spare: Row) -> Draft:
+def _delete(rng: random.Random, table: Table, new_row: Row) -> Draft:
     words, sql = _condition(rng, table, rng.choice(table.columns))
     question = _question(rng, "delete", condition=words)
     return Draft("DELETE", question, f"DELETE FROM `{table.name}` WHERE {sql}", ("delete", "where_single_condition"))

@@ -70,7 +70,7 @@ def _then(rng: random.Random, change: str, count: int) -> str:
 
 
 def _insert(rng: random.Random, scene: Scene) -> Draft:
-    cells = dict(zip(scene.fields, scene.spare, strict=True))
+    cells = dict(zip(scene.fields, scene.extra_row, strict=True))
     optional = [field for field in scene.fields if field.role not in ("key", "label")]
     left_out = rng.sample(optional, 1) if rng.random() < 0.25 else []
     given = {field: cell for field, cell in cells.items() if field not in left_out}
@@ -104,10 +104,10 @@ def _copy(rng: random.Random, scene: Scene, plan: Plan) -> Draft:
 
 
 def _new_value(rng: random.Random, scene: Scene) -> tuple[Field, Cell]:
-    """A category or number with a value for it: one of the column, or the spare row's."""
+    """A category or number with a value for it: one of the column, or the extra row's."""
     field = rng.choice(scene.of("category", "amount", "level", "date"))
-    spare = scene.spare[scene.fields.index(field)]
-    return field, spare if field.role != "category" or rng.random() < 0.5 else rng.choice(scene.column(field))
+    value = scene.extra_row[scene.fields.index(field)]
+    return field, value if field.role != "category" or rng.random() < 0.5 else rng.choice(scene.column(field))
 
 
 def _assignments(rng: random.Random, scene: Scene) -> tuple[str, str]:

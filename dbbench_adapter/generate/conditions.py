@@ -42,7 +42,7 @@ class Where:
     words: str
     """They follow a noun: `whose price is above 4`, `where the price is above 4 or ...`."""
     sql: str
-    """What follows WHERE."""
+    """The text after WHERE."""
     is_list: bool = False
     """The words end with numbered conditions, so the sentence should end with them."""
 

@@ -14,7 +14,7 @@ from dbbench_adapter.sql_skills import SKILLS
 
 
 class NoDraft(Exception):
-    """What was drawn so far gives no good task; the text is the reason, under which it is counted."""
+    """The draws so far give no good task; the text is the reason, under which it is counted."""
 
 
 def _fewest_skills(skill: str) -> int:

@@ -27,7 +27,7 @@ class Scene:
     table: Table
     fields: tuple[Field, ...]
     """One per column, in column order."""
-    spare: Row
+    extra_row: Row
     """One more row of the same distributions; the table does not hold its key and label."""
     connection: sqlite3.Connection
 
@@ -70,10 +70,10 @@ def draw_scene(rng: random.Random, themes: Sequence[Theme], num_rows: int) -> Sc
     theme = rng.choice(themes)
     fields = _some_fields(rng, theme)
     cells = [field.values(rng, num_rows + 1) for field in fields]
-    *rows, spare = zip(*cells, strict=True)
+    *rows, extra_row = zip(*cells, strict=True)
     name = theme.table + rng.choice(NAME_ENDINGS)
     table = Table(name, tuple(Column(field.name, field.type) for field in fields), tuple(rows))
-    return Scene(theme, table, fields, spare, in_memory(table))
+    return Scene(theme, table, fields, extra_row, in_memory(table))
 
 
 def _some_fields(rng: random.Random, theme: Theme) -> tuple[Field, ...]:

@@ -27,35 +27,31 @@ You answer a question about a MySQL database, or change it as asked, by calling 
 The answers are a list of strings, one for each row of the result: its value or, where it has several, the row as MySQL
 printed it. After a change the tables are compared, and the answers may be anything. A reply without a call is lost."""
 
-TOOLS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "function": {
-            "name": "execute_sql",
-            "description": "Run one SQL statement on the MySQL database and return its raw response.",
-            "parameters": {
-                "type": "object",
-                "properties": {"query": {"type": "string", "description": "The SQL statement."}},
-                "required": ["query"],
-                "additionalProperties": False,
-            },
-        },
-    },
-    {
-        "type": "function",
-        "function": {
-            "name": "commit_final_answer",
-            "description": "Commit the final answer and end the task.",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "answers": {"type": "array", "items": {"type": "string"}, "description": "The answer values."}
-                },
-                "required": ["answers"],
-                "additionalProperties": False,
-            },
-        },
-    },
+
+def _tool(name: str, description: str, parameter: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """A tool with one parameter, in chat-completions form."""
+    parameters = {
+        "type": "object",
+        "properties": {parameter: schema},
+        "required": [parameter],
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+TOOLS = [
+    _tool(
+        "execute_sql",
+        "Run one SQL statement on the MySQL database and return its raw response.",
+        "query",
+        {"type": "string", "description": "The SQL statement."},
+    ),
+    _tool(
+        "commit_final_answer",
+        "Commit the final answer and end the task.",
+        "answers",
+        {"type": "array", "items": {"type": "string"}, "description": "The answer values."},
+    ),
 ]
 
 
