@@ -27,7 +27,8 @@ from typing import IO, Any
 
 from tqdm import tqdm
 
-from core.outputs import OutputError, in_words, written
+from core.disk_errors import OutputError, in_words
+from core.outputs import written
 from reward_model.data.files import NotReadOn, Numbered, raw_rows
 from reward_model.data.messages import Problem
 from reward_model.data.preferences import PreferenceFileError, check_output, write_preferences

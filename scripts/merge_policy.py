@@ -33,9 +33,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from core.disk_errors import failures_of_the_disk, in_words
 from core.hub import go_offline, model_folder
 from core.json_text import parse_json
-from core.outputs import failures_of_the_disk, in_words
 from sql_agent.datatypes import AgentConfig
 from sql_agent.verl_side.checkpoints import MANIFEST, checkpoints, fault_of, newest_whole
 

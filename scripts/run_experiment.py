@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from core.outputs import in_words
+from core.disk_errors import in_words
 from core.passwords import Parser
 from core.processes import ends_in_order
 from sql_agent.local.datatypes import DivergedError, UnjudgedError

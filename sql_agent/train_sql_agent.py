@@ -26,7 +26,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from core.outputs import in_words, named_path
+from core.disk_errors import in_words
+from core.outputs import named_path
 from core.passwords import Parser, masked, revealed
 from sql_agent.config import TrainConfig, dump_config, load_config
 from sql_agent.environments import ENVIRONMENTS

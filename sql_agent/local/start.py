@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from core.commands import INTERRUPTED
+from core.disk_errors import in_words
 from core.hub import ModelNotFoundError, go_offline, model_folder
-from core.outputs import in_words
 from dbbench_adapter.protocols import Message
 from sql_agent.datatypes import AgentConfig
 from sql_agent.local.config import AdapterConfig, ModelConfig, OptimConfig
