@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reward_model.datatypes import Message, Preference
+from core.messages import Message
+from reward_model.datatypes import Preference
 
 FLUENT = (
     "I have looked at everything carefully and double-checked each step. The answer is complete, correct and exactly "

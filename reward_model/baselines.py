@@ -9,13 +9,9 @@ import json
 import re
 from collections.abc import Callable, Sequence
 
-from reward_model.datatypes import Message
+from core.messages import Message, num_tool_calls
 
 _FAULT = re.compile(r"error|exception|traceback|fail|unknown|invalid|no such|not found|denied", re.IGNORECASE)
-
-
-def num_tool_calls(side: Sequence[Message]) -> int:
-    return sum(len(message.tool_calls) for message in side)
 
 
 def has_answer(side: Sequence[Message]) -> int:

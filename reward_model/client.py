@@ -26,8 +26,9 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from core.messages import Message
 from reward_model.data.preferences import PreferenceFileError, read_preferences
-from reward_model.datatypes import Message, Preference, Score
+from reward_model.datatypes import Preference, RewardScore
 from reward_model.service.access import TOKEN_VARIABLE, is_loopback, positive
 
 OPEN_AFTER = 5
@@ -95,7 +96,7 @@ class RewardClient:
         """
         return 0.0 if self._failed_first is None else time.monotonic() - self._failed_first - self._pause_s()
 
-    async def score(self, messages: Sequence[Message], tools: str | None = None) -> Score:
+    async def score(self, messages: Sequence[Message], tools: str | None = None) -> RewardScore:
         """The raw score of a conversation that ends with the assistant.
 
         Args:
@@ -154,7 +155,7 @@ class RewardClient:
             )
         return self._session
 
-    async def _until_answered(self, body: dict[str, Any], deadline: float) -> Score:
+    async def _until_answered(self, body: dict[str, Any], deadline: float) -> RewardScore:
         for attempt in range(self.max_attempts):
             await self._circuit()
             try:
@@ -184,12 +185,12 @@ class RewardClient:
                 raise self._unavailable("the circuit is open")
             await asyncio.sleep(min(self._probe_at - now, PROBE_EVERY_S / 10))
 
-    async def _ask(self, body: dict[str, Any]) -> Score:
+    async def _ask(self, body: dict[str, Any]) -> RewardScore:
         status, said, after_s = await self._post(body)
         if status == 400 and "maximum context length" in said:  # vLLM cuts only when asked to; our service always does
             status, said, after_s = await self._post(body | {"truncate_prompt_tokens": -1, "truncation_side": "left"})
             if status == 200:
-                return Score(_read(said).value, truncated=True)
+                return RewardScore(_read(said).value, truncated=True)
         if status == 200:
             return _read(said)
         if status in (408, 429) or status >= 500:
@@ -231,12 +232,12 @@ class _AgainError(Exception):
         self.after_s = after_s
 
 
-def _read(said: str) -> Score:
+def _read(said: str) -> RewardScore:
     """The score of an answer of `/classify`."""
     try:
         (item,) = json.loads(said)["data"]
         (value,) = item["probs"]
-        return Score(float(value), truncated=bool(item.get("truncated", False)))
+        return RewardScore(float(value), truncated=bool(item.get("truncated", False)))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _AgainError(f"an answer that is no single score ({error}): {said[:200]}", None) from None
 
@@ -325,11 +326,11 @@ def _said(role: Any, content: str) -> Message:
     return Message(role=role, content=content)
 
 
-def _print(line: dict[str, Any], *scores: Score) -> None:
+def _print(line: dict[str, Any], *scores: RewardScore) -> None:
     print(json.dumps(line | ({"truncated": True} if _any_cut(scores) else {})))
 
 
-def _any_cut(scores: Iterable[Score]) -> bool:
+def _any_cut(scores: Iterable[RewardScore]) -> bool:
     return any(score.truncated for score in scores)
 
 

@@ -27,10 +27,10 @@ from typing import IO, Any
 
 from tqdm import tqdm
 
+from core.conversations import Problem
 from core.disk_errors import OutputError, in_words
 from core.outputs import written
 from reward_model.data.files import NotReadOn, Numbered, raw_rows
-from reward_model.data.messages import Problem
 from reward_model.data.preferences import PreferenceFileError, check_output, write_preferences
 from reward_model.data.shapes import FORMS, Converter
 from reward_model.data.summary import Summary

@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from core.messages import Message
 from core.outputs import written
-from reward_model.datatypes import Message, Preference
+from reward_model.datatypes import Preference
 
 BATCH_SIZE = 16
 LENGTH_BINS = 5

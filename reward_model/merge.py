@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from core.json_text import parse_json
+from core.messages import Message
 from core.outputs import failures_of_the_disk
-from reward_model.datatypes import Message
 
 BOUND = 1e-4
 ROWS = 32

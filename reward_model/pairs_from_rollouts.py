@@ -25,12 +25,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from core.conversations import Problem, legal, read_conversation
 from core.json_text import parse_json
+from core.messages import Message, num_chars, num_tool_calls
 from reward_model.baselines import has_answer
-from reward_model.data.messages import Problem, legal, read_conversation
 from reward_model.data.preferences import PreferenceFileError, check_output, write_preferences
-from reward_model.data.summary import MAX_NAMED, Balance, Summary, digest, num_chars, num_tool_calls, percent
-from reward_model.datatypes import Message, Preference
+from reward_model.data.summary import MAX_NAMED, Balance, Summary, digest, percent
+from reward_model.datatypes import Preference
 
 PAIRS_PER_TASK = 8
 MAX_CANDIDATES = 512

@@ -18,8 +18,9 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from core.forked import LimitError, forked
 from core.json_text import parse_json
+from core.messages import Message
 from core.weights import HEAD, LANGUAGE_HEADS, adapter_misfit, misfit
-from reward_model.datatypes import Encoded, Message, Score
+from reward_model.datatypes import Encoded, RewardScore
 
 RECORD = "reward_model.json"
 """Written beside adapter and merged model by training: max_length, base hash, versions."""
@@ -130,7 +131,7 @@ class Scorer:
         return encode_conversation(self.tokenizer, messages, tools=tools, max_length=self.max_length)
 
     @torch.inference_mode()
-    def score(self, batch: Sequence[Encoded]) -> list[Score]:
+    def score(self, batch: Sequence[Encoded]) -> list[RewardScore]:
         """One forward pass over the whole batch, scores in its order."""
         longest = max(len(encoded.ids) for encoded in batch)
         pad = self.tokenizer.pad_token_id
@@ -139,7 +140,7 @@ class Scorer:
         mask = (torch.arange(longest) < lengths[:, None]).long()
         device = self.model.device
         logits = self.model(input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False).logits
-        return [Score(v, e.truncated) for v, e in zip(logits.squeeze(-1).float().tolist(), batch, strict=True)]
+        return [RewardScore(v, e.truncated) for v, e in zip(logits.squeeze(-1).float().tolist(), batch, strict=True)]
 
 
 def _load_merged(path: Path, dtype: Any) -> Any:

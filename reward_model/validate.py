@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from reward_model.data.messages import Problem, legal
+from core.conversations import Problem, legal
 from reward_model.data.preferences import PreferenceFileError
 from reward_model.data.summary import Summary
 from reward_model.datatypes import Preference

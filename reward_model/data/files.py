@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from reward_model.data.messages import Problem, shown
+from core.conversations import Problem, short_repr
 from reward_model.data.preferences import PreferenceFileError
 from reward_model.data.shapes import FORMS, form_of
 
@@ -152,7 +152,7 @@ def _line_rows(path: Path, changes: Counter[str]) -> Iterator[Numbered]:
                 if rest == ",":
                     changes["comma after a row overlooked"] += 1
                 elif rest:
-                    raise Problem("row", f"a line with more than one value, from {shown(rest)}")
+                    raise Problem("row", f"a line with more than one value, from {short_repr(rest)}")
                 yield number, value
             except UnicodeDecodeError as error:
                 yield number, Problem("row", f"no UTF-8: {error.reason} at byte {error.start + 1}")
@@ -180,7 +180,7 @@ def _json_rows(path: Path, changes: Counter[str]) -> Iterator[Numbered]:
     if at >= len(text):
         changes["end of the list missing: the file may be torn"] += 1
     elif rest := text[at + 1 :].strip(_BLANK):
-        yield number + 1, NotReadOn(Problem("row", f"text after the end of the list: {shown(rest)}"))
+        yield number + 1, NotReadOn(Problem("row", f"text after the end of the list: {short_repr(rest)}"))
 
 
 def _object_rows(path: Path, decoder: _Decoder, text: str, at: int, changes: Counter[str]) -> Iterator[Numbered]:

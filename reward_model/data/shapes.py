@@ -15,17 +15,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from reward_model.data.messages import (
+from core.conversations import (
     Problem,
     in_text,
     legal,
     read_conversation,
     read_text,
     read_tools,
-    shown,
+    short_repr,
     without_tools,
 )
-from reward_model.datatypes import Message, Preference
+from core.messages import Message
+from reward_model.datatypes import Preference
 
 Row = dict[str, Any]
 Conversation = list[Message]
@@ -99,7 +100,7 @@ def form_of(row: Any) -> str:
         Problem: none does.
     """
     if not isinstance(row, dict):
-        raise Problem("row", f"expected an object, found {shown(row)}")
+        raise Problem("row", f"expected an object, found {short_repr(row)}")
     for name, form in FORMS.items():
         if form.fits(row):
             return name
@@ -107,7 +108,7 @@ def form_of(row: Any) -> str:
         fields = "input.messages to prompt, preferred_output to chosen, non_preferred_output to rejected"
         raise Problem("row", f"fits no known form: it has OpenAI's form; rename {fields}, input.tools to tools")
     known = "; ".join(f"{name} ({form.needs})" for name, form in FORMS.items())
-    found = ", ".join(map(shown, list(row)[:12])) or "no field"
+    found = ", ".join(map(short_repr, list(row)[:12])) or "no field"
     raise Problem("row", f"fits no known form: found {found}, known are {known}")
 
 
@@ -124,7 +125,7 @@ def _check_one_prompt(row: Row, form: str) -> None:
 
 def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str, Any], drop_tools: bool) -> Preference:
     if not isinstance(row, dict):
-        raise Problem("row", f"expected an object, found {shown(row)}")
+        raise Problem("row", f"expected an object, found {short_repr(row)}")
     for name in _MEDIA:
         if row.get(name):
             raise Problem(name, "pictures and sound are not read")
@@ -266,7 +267,7 @@ def _side(value: Any, name: str, changes: Counter[str]) -> Conversation:
     if isinstance(value, list | dict):
         return read_conversation(value, name, changes)
     if not isinstance(value, str):
-        raise Problem(name, f"expected a text or messages, found {shown(value)}")
+        raise Problem(name, f"expected a text or messages, found {short_repr(value)}")
     return [Message(role="assistant", content=_filled(value, name, changes))]
 
 
@@ -366,7 +367,7 @@ def _instruction(row: Row, changes: Counter[str]) -> Draft:
         texts.append(read_text(row["input"], "input", changes))
     history = row.get("history") or []
     if not isinstance(history, list) or not all(isinstance(turn, list) and len(turn) == 2 for turn in history):
-        raise Problem("history", f"expected a list of [question, answer], found {shown(history)}")
+        raise Problem("history", f"expected a list of [question, answer], found {short_repr(history)}")
     prompt: Conversation = []
     for number, turn in enumerate(history):
         question, answer = (_filled(text, f"history.{number}", changes) for text in turn)
@@ -392,7 +393,7 @@ def _transcript(prompt: str, value: Any, name: str, changes: Counter[str]) -> Co
     text = read_text(value, name, changes)
     parts = _SPEAKER.split(prompt + text if not _is_transcript(text) else text)
     if parts[0].strip() or len(parts) < 3:
-        raise Problem(name, f"expected a text that begins with 'Human:', found {shown(text)}")
+        raise Problem(name, f"expected a text that begins with 'Human:', found {short_repr(text)}")
     return [
         Message(role="user", content=_filled(said.strip(), name, changes))
         if speaker == "Human"

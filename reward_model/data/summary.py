@@ -10,20 +10,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from reward_model.datatypes import Message, Preference
+from core.messages import Message, num_chars, num_tool_calls
+from reward_model.datatypes import Preference
 
 MAX_NAMED = 20
 """Rows that a list in a report names before it only counts."""
-
-
-def num_chars(messages: Sequence[Message]) -> int:
-    """Characters of texts, names of tools and arguments: the length a reader sees, whatever the template."""
-    calls = (call.function for message in messages for call in message.tool_calls)
-    return sum(len(m.content) for m in messages) + sum(len(call.name) + len(call.arguments) for call in calls)
-
-
-def num_tool_calls(messages: Sequence[Message]) -> int:
-    return sum(len(message.tool_calls) for message in messages)
 
 
 FEATURES = {"characters": num_chars, "messages": len, "tool calls": num_tool_calls}

@@ -21,7 +21,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from reward_model.datatypes import Encoded, Score
+from reward_model.datatypes import Encoded, RewardScore
 from reward_model.service import metrics
 from reward_model.service.batching import Batcher, BusyError
 from reward_model.service.schemas import (
@@ -64,7 +64,9 @@ class Service:
     def ready(self, scorer: Scorer, batcher: Batcher) -> None:
         self.scorer, self.batcher, self.status = scorer, batcher, "ready"
 
-    async def answer(self, count: int, encode: Callable[[Scorer], list[Encoded]]) -> tuple[list[Encoded], list[Score]]:
+    async def answer(
+        self, count: int, encode: Callable[[Scorer], list[Encoded]]
+    ) -> tuple[list[Encoded], list[RewardScore]]:
         """Scores of what `encode` makes, `count` conversations.
 
         Raises:
@@ -222,7 +224,7 @@ def _texts() -> Any:
     return texts
 
 
-def _compared(chosen: Score, rejected: Score) -> dict[str, Any]:
+def _compared(chosen: RewardScore, rejected: RewardScore) -> dict[str, Any]:
     difference = chosen.value - rejected.value
     preference = "chosen" if difference > 0 else "rejected" if difference < 0 else "tie"
     answer = {
@@ -234,11 +236,11 @@ def _compared(chosen: Score, rejected: Score) -> dict[str, Any]:
     return _marked(answer, chosen, rejected)
 
 
-def _marked(answer: dict[str, Any], *scores: Score) -> dict[str, Any]:
+def _marked(answer: dict[str, Any], *scores: RewardScore) -> dict[str, Any]:
     return answer | {"truncated": True} if any(score.truncated for score in scores) else answer
 
 
-def _activated(scores: Sequence[Score], options: VllmOptions) -> list[float]:
+def _activated(scores: Sequence[RewardScore], options: VllmOptions) -> list[float]:
     """vLLM's default is the sigmoid for a head of one label (`PoolerClassify`)."""
     raw = [score.value for score in scores]
     return raw if options.use_activation is False else [1 / (1 + math.exp(-max(-700.0, value))) for value in raw]

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from reward_model.datatypes import Encoded, Score
+from reward_model.datatypes import Encoded, RewardScore
 from reward_model.service import metrics
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class BusyError(RuntimeError):
 class Model(Protocol):
     """`forward.Rounds`; tests put others in its place."""
 
-    def score(self, round_: Sequence[Encoded]) -> Iterator[list[tuple[int, Score]]]: ...
+    def score(self, round_: Sequence[Encoded]) -> Iterator[list[tuple[int, RewardScore]]]: ...
 
 
 @dataclass
@@ -45,8 +45,8 @@ class Ask:
     """One request's conversations on their way through."""
 
     encoded: list[Encoded]
-    future: asyncio.Future[list[Score]]
-    scores: list[Score | None] = field(init=False)
+    future: asyncio.Future[list[RewardScore]]
+    scores: list[RewardScore | None] = field(init=False)
     left: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class Batcher:
         self._worker = threading.Thread(target=self._work, name="score", daemon=True)
         self._worker.start()
 
-    async def score(self, count: int, encode: Callable[[], list[Encoded]]) -> list[Score]:
+    async def score(self, count: int, encode: Callable[[], list[Encoded]]) -> list[RewardScore]:
         """The scores of a request's conversations; cancelling gives its places back.
 
         Args:
@@ -161,7 +161,7 @@ class Batcher:
             else:
                 self._loop.call_soon_threadsafe(self._fail, round_[0][0], error)
 
-    def _deliver(self, done: list[tuple[Ask, int, Score]]) -> None:
+    def _deliver(self, done: list[tuple[Ask, int, RewardScore]]) -> None:
         for ask, index, score in done:
             ask.scores[index] = score
             ask.left -= 1

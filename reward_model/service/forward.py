@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from reward_model.datatypes import Encoded, Score
+from reward_model.datatypes import Encoded, RewardScore
 from reward_model.scorer import Scorer
 from reward_model.service import metrics
 from reward_model.service.plan import Node, plan_padded, plan_shared
@@ -92,7 +92,7 @@ class Rounds:
         self._pool = ThreadPoolExecutor(self._lanes, thread_name_prefix="lane")
         self.kept = Beginnings()
 
-    def score(self, round_: Sequence[Encoded]) -> Iterator[list[tuple[int, Score]]]:
+    def score(self, round_: Sequence[Encoded]) -> Iterator[list[tuple[int, RewardScore]]]:
         """Scores with their indices in `round_`, as soon as each forward pass ends. Equal conversations cost one."""
         same: dict[Ids, list[int]] = {}
         for index, encoded in enumerate(round_):
@@ -108,7 +108,9 @@ class Rounds:
             if isinstance(part, Exception):
                 raise part
             left -= len(part)
-            yield [(index, Score(value, round_[index].truncated)) for row, value in part for index in same[rows[row]]]
+            yield [
+                (index, RewardScore(value, round_[index].truncated)) for row, value in part for index in same[rows[row]]
+            ]
         self.kept.update(run.used, run.computed)
 
     def _plan(self, rows: list[Ids], asked: KeysView[Ids]) -> Node:

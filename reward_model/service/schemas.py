@@ -21,7 +21,8 @@ from pydantic import (
     model_validator,
 )
 
-from reward_model.datatypes import Message, Preference
+from core.messages import Message
+from reward_model.datatypes import Preference
 from reward_model.service.strict_json import read_json, shown
 
 MAX_ITEMS = 128

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import TypeVar
 
-from reward_model.datatypes import Encoded, Message
+from core.messages import Message
+from reward_model.datatypes import Encoded
 from reward_model.scorer import Scorer, encode_conversation
 from reward_model.service.schemas import (
     ChatItem,

@@ -11,7 +11,8 @@ import torch
 from pydantic import BaseModel, Field
 
 from core.json_text import parse_json
-from reward_model.datatypes import Encoded, Message
+from core.messages import Message
+from reward_model.datatypes import Encoded
 from reward_model.scorer import RECORD, ModelError, Scorer
 from reward_model.service.forward import CPU, GPU, Rounds
 

@@ -1,7 +1,7 @@
 import pytest
 
+from core.messages import FunctionCall, Message, ToolCall
 from reward_model.baselines import FEATURES, preference_for_more
-from reward_model.datatypes import FunctionCall, Message, ToolCall
 from reward_model.tests.conftest import assistant
 
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from reward_model.datatypes import Encoded, Score
+from reward_model.datatypes import Encoded, RewardScore
 from reward_model.service.batching import Batcher, BusyError
 
 
@@ -25,7 +25,7 @@ class Scripted:
         if any(encoded.ids[0] == 13 for encoded in round_):
             raise ValueError("a secret text")
         for index in reversed(range(len(round_))):
-            yield [(index, Score(float(round_[index].ids[0])))]
+            yield [(index, RewardScore(float(round_[index].ids[0])))]
 
 
 def said(*numbers):

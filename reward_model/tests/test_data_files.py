@@ -5,8 +5,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from core.conversations import Problem
 from reward_model.data.files import raw_rows
-from reward_model.data.messages import Problem
 from reward_model.data.preferences import PreferenceFileError
 
 ROW = {"prompt": "q", "chosen": "é", "rejected": "b"}

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from reward_model.data.messages import Problem
+from core.conversations import Problem
 from reward_model.data.shapes import FORMS, Converter, form_of
 from reward_model.datatypes import Preference
 
@@ -460,7 +460,7 @@ def test_unknown_fields_are_counted_and_a_rejected_row_changes_no_count():
         pytest.param(
             {"prompt": "q", "chosen": "[{'role': 'assistant', 'content': 'a'}]", "rejected": "b"},
             "chosen",
-            "as Python prints them",
+            "in Python's notation",
             id="messages_as_python_prints_them",
         ),
         pytest.param(

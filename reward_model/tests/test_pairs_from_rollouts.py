@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.messages import Message, num_chars
 from dbbench_adapter.datatypes import Score
 from reward_model.data.preferences import read_preferences
-from reward_model.data.summary import num_chars
-from reward_model.datatypes import Message
 from reward_model.pairs_from_rollouts import Candidate, Rollout, balanced, candidates, is_held_out, main, read_rollouts
 from sql_agent.datatypes import RolloutRecord
 

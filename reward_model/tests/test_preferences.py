@@ -3,8 +3,9 @@ import os
 
 import pytest
 
+from core.messages import FunctionCall, Message, ToolCall
 from reward_model.data.preferences import PreferenceFileError, check_output, read_preferences, write_preferences
-from reward_model.datatypes import FunctionCall, Message, Preference, ToolCall
+from reward_model.datatypes import Preference
 
 USER = Message(role="user", content="1?")
 CALL = Message(

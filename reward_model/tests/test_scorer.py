@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
-from reward_model.datatypes import Encoded, FunctionCall, Message, Score, ToolCall
+from core.messages import FunctionCall, Message, ToolCall
+from reward_model.datatypes import Encoded, RewardScore
 from reward_model.scorer import RECORD, ModelError, Scorer, encode_conversation
 from reward_model.tests.conftest import assistant, user
 
@@ -105,7 +106,7 @@ def test_weights_that_are_no_numbers_give_no_score(base, scorer):
     with pytest.raises(ValueError, match="the reward model gave nan; its weights hold NaN or overflow"):
         broken.score([broken.encode(conversations(1)[0])])
     with pytest.raises(ValueError, match="gave inf"):
-        Score(float("inf"))
+        RewardScore(float("inf"))
 
 
 def three_labels(folder):

@@ -17,8 +17,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from core.messages import FunctionCall, Message, ToolCall
 from reward_model.client import RewardClient, main
-from reward_model.datatypes import FunctionCall, Message, Score, ToolCall
+from reward_model.datatypes import RewardScore
 from reward_model.tests.serving import make_small_model, running
 
 pytestmark = pytest.mark.slow
@@ -442,4 +443,4 @@ def test_a_model_other_than_the_recorded_one_is_not_served(model, tmp_path):
 
 def test_score_is_a_finite_number_or_nothing():
     with pytest.raises(ValueError, match="NaN or overflow"):
-        Score(float("nan"))
+        RewardScore(float("nan"))

@@ -10,8 +10,9 @@ from transformers import AutoTokenizer
 from trl.trainer.reward_trainer import RewardTrainer
 
 from core import signed
+from core.messages import FunctionCall, Message, ToolCall
 from reward_model.data.preferences import PreferenceFileError
-from reward_model.datatypes import FunctionCall, Message, Preference, ToolCall
+from reward_model.datatypes import Preference
 from reward_model.scorer import RECORD
 from reward_model.tests.conftest import assistant, counting_pairs, user
 from reward_model.training import (

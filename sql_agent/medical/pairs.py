@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from core.messages import Message, num_chars
 from dbbench_adapter.backends.sqlite.sandbox import Watchdog
-from reward_model.data.summary import num_chars
-from reward_model.datatypes import Message, Preference
+from reward_model.datatypes import Preference
 from sql_agent.medical.database import ReadOnlyDatabase, connect, format_result
 from sql_agent.medical.datatypes import TABLES, Question, Schema
 from sql_agent.medical.episode import TOOL_NAME, messages

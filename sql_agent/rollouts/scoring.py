@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from core.conversations import Problem, legal, read_conversation
+from core.messages import Message
 from reward_model.client import TOKEN_VARIABLE, RewardClient, ScorerRefusedError, ScorerUnavailableError
-from reward_model.data.messages import Problem, legal, read_conversation
-from reward_model.datatypes import Message
 from sql_agent.datatypes import RewardModelConfig, RolloutRecord, ScorerResult
 from sql_agent.rewards import NO_JUDGE, answered
 

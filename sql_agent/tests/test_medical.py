@@ -7,8 +7,8 @@ from contextlib import closing
 
 import pytest
 
+from core.messages import num_tool_calls
 from dbbench_adapter.datatypes import Score
-from reward_model.data.summary import num_tool_calls
 from sql_agent.agent import run_rollout
 from sql_agent.config import DataConfig
 from sql_agent.datatypes import AgentConfig, Reward, ScorerResult

@@ -3,8 +3,8 @@
 import pytest
 
 from core.machine import free_port
+from core.messages import FunctionCall, Message, ToolCall
 from dbbench_adapter.datatypes import Score
-from reward_model.datatypes import FunctionCall, Message, ToolCall
 from sql_agent.datatypes import RewardModelConfig, RolloutRecord, ScorerResult
 from sql_agent.oracle import call, calls
 from sql_agent.rewards import NO_JUDGE
