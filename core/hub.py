@@ -31,8 +31,12 @@ _set_here = False
 """Whether HF_HUB_OFFLINE is this process's own doing, not the user's."""
 
 
-class ModelNotFoundError(ValueError):
-    """A name that is no folder, and not to be had from the cache or the hub; the message says why and what to do."""
+class ModelError(ValueError):
+    """A model cannot be used; the message says why and what to do."""
+
+
+class ModelNotFoundError(ModelError):
+    """The name is neither a folder nor a model that the cache or the hub has."""
 
 
 def go_offline() -> None:

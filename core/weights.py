@@ -7,6 +7,7 @@ the numbers are. `pytorch_model.bin` is read by torch's loader of plain tensors;
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch.overrides import TorchFunctionMode
 
+from core.hub import ModelError
 from core.json_text import parse_json
 
 Head = Literal["ForCausalLM", "ForSequenceClassification"]
@@ -25,8 +27,9 @@ HEAD = "score"
 """The layer of a reward model that training makes."""
 LANGUAGE_HEADS = ("lm_head", "output", "embed_out")
 """Layers of a language model that a reward model has no use for."""
-NAMED = 3
-"""Tensors that a message names of each kind."""
+MAX_NAMED = 3
+"""How many tensors of each kind a message names."""
+FETCH = "`hf download NAME --local-dir FOLDER` fetches one"
 
 
 def misfit(
@@ -131,12 +134,35 @@ def _faults(*, missing: Sequence[str], unexpected: Sequence[str], shapes: Sequen
 
 
 def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(sorted(names)[:NAMED]) + more
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(sorted(names)[:MAX_NAMED]) + more
 
 
 def _shape(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape)) or "a single number"
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The files that hold a model's or an adapter's weights, by name.
+
+    Raises:
+        ModelError: there are none.
+    """
+    files = sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
+    if not files:
+        raise ModelError(f"{path} has no weights (*.safetensors); {FETCH} whole")
+    return files
+
+
+def weights_sha256(path: Path) -> str:
+    """One digest over the names and contents of the weight files, so that exchanged shards change it."""
+    digest = hashlib.sha256()
+    for file in weight_files(path):
+        digest.update(file.name.encode() + b"\0")
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 24):
+                digest.update(block)
+    return digest.hexdigest()
 
 
 class _Shapes(TorchFunctionMode):

@@ -264,12 +264,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     from transformers.utils.logging import disable_progress_bar
 
-    from core.hub import TRAIN, ModelNotFoundError, model_folder
+    from core.hub import TRAIN, ModelError, model_folder
     from core.machine import git_commit
     from core.signed import file_sha256
+    from core.training_run import versions
     from reward_model.data.preferences import PreferenceFileError, check_output, read_preferences
-    from reward_model.scorer import ModelError, Scorer
-    from reward_model.training import versions
+    from reward_model.scorer import Scorer
 
     disable_progress_bar()
     try:
@@ -278,7 +278,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for name in ("evaluation.json", "evaluation.png"):
                 check_output(args.output / name, "--output", overwrite=True)
         result = evaluate(Scorer.load(model_folder(args.model, otherwise=TRAIN)), rows)
-    except (ModelError, ModelNotFoundError, PreferenceFileError) as error:
+    except (ModelError, PreferenceFileError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     show(result)

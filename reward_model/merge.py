@@ -59,7 +59,7 @@ def merge(
     from peft import PeftModel
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    from reward_model.base_model import weights_sha256
+    from core.weights import weights_sha256
     from reward_model.data.preferences import check_output, read_preferences
     from reward_model.evaluate import score_sides
     from reward_model.scorer import RECORD, Scorer, length_limit
@@ -165,8 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     from transformers.utils.logging import disable_progress_bar
 
-    from core.hub import ModelNotFoundError, model_folder
-    from reward_model.base_model import BaseModelError
+    from core.hub import ModelError, model_folder
     from reward_model.data.preferences import PreferenceFileError
 
     disable_progress_bar()
@@ -174,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         about = merge(
             args.adapter, args.output, base=args.base and model_folder(args.base), data=args.data, bound=args.bound
         )
-    except (MergeError, BaseModelError, ModelNotFoundError, PreferenceFileError) as error:
+    except (MergeError, ModelError, PreferenceFileError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(

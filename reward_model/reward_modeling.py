@@ -38,7 +38,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from core.hub import ModelNotFoundError, go_offline, model_folder
+from core.hub import ModelError, go_offline, model_folder
 from core.machine import git_commit
 from core.signed import NotOursError, file_sha256
 
@@ -55,11 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import yaml
 
-    from reward_model.base_model import BaseModelError
+    from core.training_run import TrainingError
     from reward_model.data.preferences import PreferenceFileError
-    from reward_model.training import TrainingError
 
-    ours = (BaseModelError, ModelNotFoundError, NotOursError, PreferenceFileError, TrainingError)
+    ours = (ModelError, NotOursError, PreferenceFileError, TrainingError)
     try:
         train(*parse(arguments))
     except (*ours, yaml.YAMLError) as error:
@@ -81,7 +80,8 @@ def parse(arguments: list[str]) -> tuple[Any, Any, Any]:
     """
     from trl.scripts.utils import TrlParser
 
-    from reward_model.training import DataArguments, ModelArguments, TrainingArguments, TrainingError
+    from core.training_run import TrainingError
+    from reward_model.training import DataArguments, ModelArguments, TrainingArguments
 
     parser = TrlParser((DataArguments, TrainingArguments, ModelArguments))  # type: ignore[arg-type]
     try:
@@ -98,7 +98,7 @@ def train(data: Any, args: Any, model: Any) -> None:
     """Check everything, then train, save and say where.
 
     Raises:
-        BaseModelError, ModelNotFoundError, NotOursError, PreferenceFileError, TrainingError: what is wrong, before the
+        ModelError, NotOursError, PreferenceFileError, TrainingError: what is wrong, before the
             weights are read; only a loss that is no number comes later.
     """
     import datasets
@@ -106,23 +106,23 @@ def train(data: Any, args: Any, model: Any) -> None:
     from transformers.utils.logging import disable_progress_bar
     from trl.trainer.utils import get_peft_config, get_quantization_config
 
+    from core.chat_tokenizer import load_tokenizer, tokenizer_sha256
     from core.outputs import OutputError, failures_of_the_disk
     from core.processes import ends_in_order
-    from reward_model.base_model import check_base, load_tokenizer, num_parameters, weights_sha256
+    from core.training_run import TrainingError, versions
+    from core.weights import weights_sha256
+    from reward_model.base_model import check_base, num_parameters
     from reward_model.data.preferences import read_preferences
     from reward_model.training import (
         PairTrainer,
-        RunLog,
-        TrainingError,
+        RewardRunLog,
         checkpoint_to_resume,
+        describe_rest,
         encode_pairs,
         prompt_key,
         save_whole,
         settings,
         split_by_prompt,
-        tokenizer_sha256,
-        versions,
-        what_is_left,
     )
 
     datasets.disable_progress_bars()
@@ -193,7 +193,7 @@ def train(data: Any, args: Any, model: Any) -> None:
         processing_class=tokenizer,
         quantization_config=get_quantization_config(model),
         peft_config=get_peft_config(model),
-        callbacks=[RunLog(output, record)],
+        callbacks=[RewardRunLog(output, record)],
     )
     trainer.remove_callback(PrinterCallback)
     sizes = [(weight.numel(), weight.requires_grad) for weight in cast(Any, trainer.model).parameters()]
@@ -204,7 +204,7 @@ def train(data: Any, args: Any, model: Any) -> None:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             save_whole(trainer, output, record)
     except OutputError as error:
-        raise TrainingError(f"{error}; {what_is_left(output)}") from error
+        raise TrainingError(f"{error}; {describe_rest(output)}") from error
     say(f"reward model: {output}")
 
 

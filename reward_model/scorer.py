@@ -7,28 +7,24 @@ trainer has it (trl 1.16 reward_trainer.py; transformers `GenericForSequenceClas
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
-from core.forked import LimitError, forked
+from core.chat_tokenizer import endless_template, read_tokenizer
+from core.hub import ModelError
 from core.json_text import parse_json
 from core.messages import Message
-from core.weights import HEAD, LANGUAGE_HEADS, adapter_misfit, misfit
+from core.weights import HEAD, LANGUAGE_HEADS, adapter_misfit, misfit, weights_sha256
 from reward_model.datatypes import Encoded, RewardScore
 
 RECORD = "reward_model.json"
 """Written beside adapter and merged model by training: max_length, base hash, versions."""
 DEFAULT_MAX_LENGTH = 1024
-
-
-class ModelError(ValueError):
-    """A folder cannot be used as a reward model; the message says what is missing and how to get it."""
 
 
 def encode_conversation(
@@ -60,37 +56,6 @@ def _for_template(message: Message) -> dict[str, Any]:
         if isinstance(arguments, dict):
             call["function"]["arguments"] = arguments
     return plain
-
-
-def read_tokenizer(path: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder.
-
-    Raises:
-        OSError, ValueError: there is none; from a bare config.json transformers makes one up that knows no text.
-    """
-    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    if set(tokenizer("a").input_ids) <= set(tokenizer.all_special_ids):
-        raise ValueError("no file of it holds a vocabulary")
-    return tokenizer
-
-
-TRIED = [{"role": "user", "content": "yes"}, {"role": "assistant", "content": "42."}]
-
-
-def endless_template(tokenizer: Any) -> str | None:
-    """What is wrong with a chat template that does not end on a short conversation, or ends the process; None where
-    it ends, well or with an error, which is said where the template is used."""
-
-    def render() -> None:
-        with contextlib.suppress(Exception):
-            tokenizer.apply_chat_template(TRIED, tokenize=False)
-
-    try:
-        forked(render)
-    except LimitError as error:
-        where = tokenizer.name_or_path
-        return f"the chat template of {where} does not end: a short conversation {error}; give a template that does"
-    return None
 
 
 class Scorer:
@@ -158,8 +123,6 @@ def _load_merged(path: Path, dtype: Any) -> Any:
 
 def _load_adapter(path: Path, dtype: Any) -> Any:
     from peft import PeftConfig, PeftModel
-
-    from reward_model.base_model import weights_sha256
 
     base = PeftConfig.from_pretrained(str(path)).base_model_name_or_path
     if not base or not Path(base).is_dir():

@@ -12,16 +12,14 @@ import json
 import logging
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase, TrainerCallback
+from transformers import PreTrainedTokenizerBase
 from trl.trainer.model_config import ModelConfig
 from trl.trainer.reward_config import RewardConfig
 from trl.trainer.reward_trainer import RewardTrainer
@@ -30,19 +28,25 @@ from core import signed
 from core.cpu_features import uses_bfloat16
 from core.json_text import parse_json
 from core.micro_batches import micro_batch_tokens, micro_batches, recomputed, return_freed_memory
-from core.outputs import append_line, failures_of_the_disk, remove, written
+from core.outputs import failures_of_the_disk
+from core.training_run import (
+    RunLog,
+    TrainingError,
+    check_loss,
+    check_same_run,
+    checkpoints,
+    newest_whole,
+    publish,
+    remove_torn,
+    write_record,
+)
 from reward_model.data.preferences import PreferenceFileError
 from reward_model.datatypes import Preference
 from reward_model.scorer import RECORD, encode_conversation
 
 logger = logging.getLogger(__name__)
 
-METRICS = "metrics.jsonl"
 OUTPUT = "outputs/reward-model"
-
-
-class TrainingError(ValueError):
-    """A run cannot start or go on; the message says why and what to change."""
 
 
 @dataclass
@@ -252,12 +256,11 @@ class PairTrainer(RewardTrainer):
             start = before.get(name, 0)
             values[start:] = [COMBINED.get(name, weighted_mean)(values[start:], shares)]
         self.state.num_input_tokens_seen = self._total_train_tokens
-        if not torch.isfinite(loss):
-            raise TrainingError(
-                f"the loss is {loss.item()} at step {self.state.global_step + 1}; lower --learning_rate (now "
-                f"{self.args.learning_rate:g}) or --max_grad_norm (now {self.args.max_grad_norm:g}), or train in "
-                "float32 with --bf16 False"
-            )
+        remedy = (
+            f"lower --learning_rate (now {self.args.learning_rate:g}) or --max_grad_norm (now "
+            f"{self.args.max_grad_norm:g}), or train in float32 with --bf16 False"
+        )
+        check_loss(loss.item(), self.state.global_step + 1, remedy)
         return loss
 
     def compute_loss(
@@ -307,48 +310,18 @@ def rename(logs: Mapping[str, float]) -> dict[str, float]:
     return named
 
 
-class RunLog(TrainerCallback):
-    """metrics.jsonl, a line on the screen for each of its rows, and the record beside each checkpoint."""
+class RewardRunLog(RunLog):
+    """The run's log with the metrics of pairs; the trainer's other reports, such as its summary, are left out."""
 
-    def __init__(self, output_dir: Path, record: dict[str, Any]) -> None:
-        self.output_dir, self.record = output_dir, record
-        self.last_time, self.last_step = time.monotonic(), 0
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.last_time, self.last_step = time.monotonic(), state.global_step
-        if state.is_world_process_zero:
-            path = self.output_dir / METRICS
-            lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-            whole = [line for line in lines if line.endswith(b"\n")]  # a killed run may leave half a line
-            with written(path) as part:  # steps after the checkpoint are taken again
-                part.write_bytes(b"".join(line for line in whole if _step_of(line) <= state.global_step))
+    record_name = RECORD
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         metrics = rename(kwargs["logs"])
         if not state.is_world_process_zero or not any(key.endswith("pair/loss") for key in metrics):
             return
         if "pair/loss" in metrics:
-            now, steps = time.monotonic(), state.global_step - self.last_step
-            metrics["time/step_s"] = (now - self.last_time) / max(steps, 1)
-            self.last_time, self.last_step = now, state.global_step
-        line = {"train_step": state.global_step, "at": time.time(), **metrics}
-        append_line(self.output_dir / METRICS, json.dumps(line))
-        print(step_line(state.global_step, state.max_steps, metrics), flush=True)
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if torch.distributed.is_initialized():
-            torch.distributed.barrier()  # every process has written its part
-        if state.is_world_process_zero:
-            facts = {**self.record, "train_step": state.global_step}
-            signed.seal(self.output_dir / f"checkpoint-{state.global_step}", RECORD, facts)
-
-
-def _step_of(line: bytes) -> int:
-    """The train step of a line of metrics; -1 for a line that is none and stays."""
-    try:
-        return int(parse_json(line)["train_step"])
-    except (ValueError, TypeError, KeyError):
-        return -1
+            metrics["time/step_s"] = self.seconds_per_step(state)
+        self.log(state, metrics, metrics_line(metrics))
 
 
 LINE = (
@@ -364,9 +337,9 @@ LINE = (
 )
 
 
-def step_line(step: int, steps: int, metrics: Mapping[str, float]) -> str:
-    """One readable line; a number that was not measured is left out."""
-    return f"step {step}/{steps}  " + "  ".join(form.format(metrics[name]) for name, form in LINE if name in metrics)
+def metrics_line(metrics: Mapping[str, float]) -> str:
+    """The metrics for the screen; a number that was not measured is left out."""
+    return "  ".join(form.format(metrics[name]) for name, form in LINE if name in metrics)
 
 
 # The record -----------------------------------------------------------------------------------------------------------
@@ -417,54 +390,31 @@ def settings(*arguments: Any) -> dict[str, Any]:
     return json.loads(json.dumps(found, default=str))
 
 
-def tokenizer_sha256(tokenizer: Any) -> str:
-    """Of what turns a conversation into tokens: vocabulary, rules and chat template."""
-    read = f"{tokenizer.backend_tokenizer.to_str()}\0{tokenizer.chat_template}\0{tokenizer.pad_token}"
-    return hashlib.sha256(read.encode()).hexdigest()
-
-
-def versions() -> dict[str, str]:
-    return {name: version(name) for name in ("torch", "transformers", "trl", "peft", "accelerate")}
-
-
-def write_record(folder: Path, record: Mapping[str, Any], train_step: int) -> None:
-    """Of the finished model; appears whole or not at all. A checkpoint's is signed as well, and comes last."""
-    with written(folder / RECORD) as part:
-        part.write_text(json.dumps({**record, "train_step": train_step}, indent=2) + "\n")
-
-
 def save_whole(trainer: Any, output: Path, record: Mapping[str, Any]) -> None:
-    """Model or adapter, and tokenizer, then the record. Loaders know the folder by its config, which comes last."""
+    """Save model or adapter, and tokenizer, then the record."""
     with tempfile.TemporaryDirectory(dir=output, prefix=".saving-") as scratch, failures_of_the_disk(output):
         trainer.save_model(scratch)
-        last = ("adapter_config.json", "config.json")
-        for file in sorted(Path(scratch).iterdir(), key=lambda file: file.name in last):
-            os.replace(file, output / file.name)
+        publish(Path(scratch), output)
     if trainer.is_world_process_zero():
-        write_record(output, record, trainer.state.global_step)
+        write_record(output / RECORD, record, trainer.state.global_step)
 
 
-def what_is_left(output: Path) -> str:
-    """Remove checkpoints that were cut off, which fill the disk, and say from which one a run goes on."""
-    whole = []
-    for folder in sorted(output.glob("checkpoint-*"), key=_step):
-        if (folder / RECORD).is_file():
-            whole.append(folder)
-        else:
-            remove(folder)
-    return f"it goes on from {whole[-1]}" if whole else "no checkpoint was whole yet"
+def describe_rest(output: Path) -> str:
+    """Remove unfinished checkpoints after a failure, and say from which one the run will continue."""
+    newest = remove_torn(output, RECORD)
+    return f"the run will continue from {newest}" if newest else "no checkpoint was whole yet"
 
 
 def checkpoint_to_resume(
     args: TrainingArguments, record: Mapping[str, Any], say: Callable[[str], None] = print
 ) -> Path | None:
-    """The checkpoint to go on from, None to start; those that are not as they were written are passed over.
+    """The checkpoint to continue from, or None to start a new run; torn and changed checkpoints are skipped.
 
     Args:
-        say: is told of each that is passed over; the run writes over it once it gets there.
+        say: is told of every checkpoint that is skipped.
     Raises:
-        TrainingError: data, base or settings are not those of the checkpoint, or the folder holds another run.
-        NotOursError: this user did not write it, or has no key to sign with.
+        TrainingError: data, base or settings differ from those of the checkpoint, or the folder holds another run.
+        NotOursError: this user did not write the checkpoint, or has no key to sign with.
     """
     output = Path(args.output_dir or OUTPUT)
     signed.user_key()
@@ -475,45 +425,25 @@ def checkpoint_to_resume(
         if fault := signed.fault_of_ours(checkpoint, RECORD, run_dir=checkpoint.parent):
             raise TrainingError(f"--resume_from_checkpoint {checkpoint}: {fault}")
     else:
-        found = sorted(output.glob("checkpoint-*"), key=_step, reverse=True)
-        for folder in found:
-            fault = signed.fault_of_ours(folder, RECORD, run_dir=output)
-            if fault is None:
-                checkpoint = folder
-                break
-            say(f"{folder} is passed over: {fault}")
-        else:
+        checkpoint = newest_whole(output, RECORD, run_dir=output, say=say)
+        if checkpoint is None:
             if (output / RECORD).is_file():
                 raise TrainingError(
                     f"{output} holds a finished reward model without checkpoints; name another --output_dir"
                 )
-            if found:
-                say(f"no checkpoint in {output} is complete: starting anew")
+            if checkpoints(output):
+                say(f"no checkpoint in {output} is complete: starting a new run")
             return None
     before = parse_json((checkpoint / RECORD).read_text())
-    changed = [f"{key}: was {old}, is {new}" for key, old, new in _differences(before, record)]
-    if changed:
-        raise TrainingError(
-            f"{checkpoint} is of another run ({'; '.join(changed)}); name another --output_dir to start anew, "
-            "or give what it was trained with"
-        )
+    check_same_run(checkpoint, _weights_depend_on(before), _weights_depend_on(record))
     return checkpoint
 
 
-def _step(checkpoint: Path) -> int:
-    number = checkpoint.name.removeprefix("checkpoint-")
-    return int(number) if number.isdecimal() else -1
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    flat = [
-        {
-            "base": record["base"]["sha256"],
-            "tokenizer or chat template": record["tokenizer_sha256"],
-            "dataset": record["dataset"]["sha256"],
-            "processes": record["processes"],
-        }
-        | record["settings"]
-        for record in (before, now)
-    ]
-    return [(key, flat[0].get(key), new) for key, new in flat[1].items() if flat[0].get(key) != new]
+def _weights_depend_on(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "base": record["base"]["sha256"],
+        "tokenizer or chat template": record["tokenizer_sha256"],
+        "dataset": record["dataset"]["sha256"],
+        "processes": record["processes"],
+        **record["settings"],
+    }

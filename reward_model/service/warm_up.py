@@ -10,10 +10,11 @@ from pathlib import Path
 import torch
 from pydantic import BaseModel, Field
 
+from core.hub import ModelError
 from core.json_text import parse_json
 from core.messages import Message
 from reward_model.datatypes import Encoded
-from reward_model.scorer import RECORD, ModelError, Scorer
+from reward_model.scorer import RECORD, Scorer
 from reward_model.service.forward import CPU, GPU, Rounds
 
 log = logging.getLogger(__name__)

@@ -8,9 +8,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
+from core.hub import ModelError
 from core.messages import FunctionCall, Message, ToolCall
 from reward_model.datatypes import Encoded, RewardScore
-from reward_model.scorer import RECORD, ModelError, Scorer, encode_conversation
+from reward_model.scorer import RECORD, Scorer, encode_conversation
 from reward_model.tests.conftest import assistant, user
 
 BOUND = 1e-5

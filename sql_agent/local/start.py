@@ -118,7 +118,7 @@ def start_policy(
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
-    from reward_model.scorer import endless_template
+    from core.chat_tokenizer import endless_template
     from sql_agent.local.conversation import Conversation
     from sql_agent.local.memory import give_back_freed_memory, memory_warning
     from sql_agent.local.policy import load_policy
