@@ -92,8 +92,11 @@ class Scorer:
         model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
         return cls(model.to(device), tokenizer, length_limit(record, model.config))
 
-    def encode(self, messages: Sequence[Message], tools: str | None = None) -> Encoded:
-        return encode_conversation(self.tokenizer, messages, tools=tools, max_length=self.max_length)
+    def encode(
+        self, messages: Sequence[Message], tools: str | None = None, *, max_length: int | None = None
+    ) -> Encoded:
+        limit = self.max_length if max_length is None else max_length
+        return encode_conversation(self.tokenizer, messages, tools=tools, max_length=limit)
 
     @torch.inference_mode()
     def score(self, batch: Sequence[Encoded]) -> list[RewardScore]:
