@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from core.messages import Message, Record
+
+RECORD = "reward_model.json"
+"""The file beside an adapter, a checkpoint or a merged model that says how it was made: max_length, base, versions."""
 
 
 class Preference(Record):
@@ -37,6 +41,11 @@ class Preference(Record):
         return sides | {name: value for name in ("tools", "metadata") if (value := getattr(self, name))}
 
 
+def prompt_key(row: Preference) -> str:
+    """The messages of the prompt as text; equal for pairs of the same prompt."""
+    return json.dumps([message.to_dict() for message in row.prompt], ensure_ascii=False, sort_keys=True)
+
+
 @dataclass(frozen=True)
 class Encoded:
     """A conversation as token ids."""
@@ -52,7 +61,25 @@ class RewardScore:
 
     value: float
     truncated: bool = False
+    """Whether the conversation was cut before it was scored."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value):
             raise ValueError(f"the reward model gave {self.value}; its weights hold NaN or overflow")
+
+
+def compare_scores(chosen: RewardScore, rejected: RewardScore) -> dict[str, Any]:
+    """The answer of `/score-pair`, which the client's command prints as well."""
+    difference = chosen.value - rejected.value
+    answer = {
+        "chosen_score": chosen.value,
+        "rejected_score": rejected.value,
+        "preference": "chosen" if difference > 0 else "rejected" if difference < 0 else "tie",
+        "score_diff": difference,
+    }
+    return with_truncated(answer, chosen, rejected)
+
+
+def with_truncated(answer: dict[str, Any], *scores: RewardScore) -> dict[str, Any]:
+    """The answer with `truncated` where a conversation was cut; otherwise the field is left out."""
+    return answer | {"truncated": True} if any(score.truncated for score in scores) else answer

@@ -1,4 +1,4 @@
-"""Train a reward model on preferences, with TRL's RewardTrainer:
+"""Trains a reward model on preferences, with TRL's RewardTrainer:
 
     accelerate launch reward_model/reward_modeling.py --dataset_name ./converted.jsonl --model_name_or_path MODEL \\
         --output_dir OUT
@@ -6,7 +6,7 @@
 
   --dataset_name FILE          preferences, as convert_dpo_format.py writes them
   --eval_dataset_name FILE     held-out preferences
-  --held_out_fraction 0.1      without such a file: share of the pairs held out, whole prompts at a time; 0 for none
+  --held_out_fraction 0.1      without that file: the share of pairs to hold out, whole prompts at a time; 0 for none
   --model_name_or_path MODEL   the language model to start from: a folder, or its id on the hub, ORG/NAME
   --output_dir OUT             adapter, tokenizer, reward_model.json, metrics.jsonl and checkpoints
   --no_use_peft                train all weights; default is LoRA on all linear layers (--lora_r 16 --lora_alpha 32)
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     go_offline()  # TRL would report the run otherwise
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # read when torch is imported: threads that wait in a loop stand still where something else has their core
+    # torch reads this when it is imported: threads that wait actively stand still while another process has their core
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import yaml
 
@@ -67,13 +67,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         if os.environ.get("RANK", "0") == "0":
-            print("\nstopped; the same command goes on from the newest whole checkpoint", file=sys.stderr)
+            print("\nstopped; the same command continues from the newest whole checkpoint", file=sys.stderr)
         return 130
     return 0
 
 
 def parse(arguments: list[str]) -> tuple[Any, Any, Any]:
-    """Data, training and model arguments, flags over file over defaults.
+    """Data, training and model arguments; flags override the file, and the file overrides the defaults.
 
     Raises:
         TrainingError: the file is missing or holds an unknown setting.
@@ -89,7 +89,7 @@ def parse(arguments: list[str]) -> tuple[Any, Any, Any]:
     except OSError as error:
         raise TrainingError(f"--config {error.filename} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise TrainingError("--config is no text, expected YAML with settings") from None
+        raise TrainingError("--config is not a text, expected YAML with settings") from None
     except ValueError as error:
         raise TrainingError(str(error)) from None
 
@@ -98,8 +98,8 @@ def train(data: Any, args: Any, model: Any) -> None:
     """Check everything, then train, save and say where.
 
     Raises:
-        ModelError, NotOursError, PreferenceFileError, TrainingError: what is wrong, before the
-            weights are read; only a loss that is no number comes later.
+        ModelError, NotOursError, PreferenceFileError, TrainingError: what is wrong, before the weights are read; only
+            a loss that is not finite comes later.
     """
     import datasets
     from transformers.trainer_callback import PrinterCallback
@@ -113,13 +113,13 @@ def train(data: Any, args: Any, model: Any) -> None:
     from core.weights import weights_sha256
     from reward_model.base_model import check_base, num_parameters
     from reward_model.data.preferences import read_preferences
+    from reward_model.datatypes import prompt_key
     from reward_model.training import (
         PairTrainer,
         RewardRunLog,
         checkpoint_to_resume,
         describe_rest,
         encode_pairs,
-        prompt_key,
         save_whole,
         settings,
         split_by_prompt,
@@ -132,7 +132,7 @@ def train(data: Any, args: Any, model: Any) -> None:
         raise TrainingError("--model_name_or_path is missing: the language model to start from, a folder or ORG/NAME")
     base, output = model_folder(model.model_name_or_path, say=say), Path(args.output_dir)
     tokenizer = load_tokenizer(base, Path(args.chat_template_path) if args.chat_template_path else None)
-    args.chat_template_path = None  # done: TRL would set it once more
+    args.chat_template_path = None  # it is set already, and TRL would set it again
     check_base(base, tokenizer)
     args.suit(num_parameters(base))
 

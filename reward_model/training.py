@@ -1,7 +1,7 @@
-"""From preferences to a trained reward model on TRL's `RewardTrainer`: arguments, data, the run's log and its record.
+"""Trains a reward model on preferences with TRL's `RewardTrainer`: arguments, data, the run's log and its record.
 
-TRL's names and defaults hold wherever this module says nothing else. Leaves out the loss and the loop, which are TRL's,
-and the checks of the base (`reward_model.base_model`).
+TRL's names and defaults hold unless this module says otherwise. Leaves out the loss and the loop, which are TRL's, and
+the checks of the base (`reward_model.base_model`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from core.training_run import (
     write_record,
 )
 from reward_model.data.preferences import PreferenceFileError
-from reward_model.datatypes import Preference
+from reward_model.datatypes import Preference, prompt_key
 from reward_model.scorer import RECORD, encode_conversation
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ OUTPUT = "outputs/reward-model"
 
 @dataclass
 class DataArguments:
-    """What to train on and what to hold out."""
+    """The data to train on and to hold out."""
 
     dataset_name: str = field(metadata={"help": "Preferences, as convert_dpo_format.py writes them."})
     eval_dataset_name: str | None = field(
@@ -64,21 +64,21 @@ class DataArguments:
 
 @dataclass
 class ModelArguments(ModelConfig):
-    """TRL's, with LoRA on all linear layers and a whole new head."""
+    """TRL's arguments, with LoRA on all linear layers and a new head that is trained whole."""
 
     use_peft: bool = field(default=True, metadata={"help": "LoRA; --no_use_peft trains all weights."})
     lora_task_type: str = field(default="SEQ_CLS", metadata={"help": "Task type of the adapter."})
     lora_target_modules: list[str] | None = field(
-        default_factory=lambda: ["all-linear"], metadata={"help": "Layers that get an adapter; the head is none."}
+        default_factory=lambda: ["all-linear"], metadata={"help": "Layers that get an adapter; the head gets none."}
     )
     lora_modules_to_save: list[str] | None = field(
-        default_factory=lambda: ["score"], metadata={"help": "Layers trained whole: the head, which is new."}
+        default_factory=lambda: ["score"], metadata={"help": "Layers that are trained whole: the head, which is new."}
     )
 
 
 @dataclass
 class TrainingArguments(RewardConfig):
-    """TRL's, with centred scores, an evaluation per epoch, and precision and memory by device."""
+    """TRL's arguments, with centred scores, an evaluation per epoch, and precision and memory by device."""
 
     output_dir: str | None = field(default=OUTPUT, metadata={"help": "Adapter, checkpoints, metrics.jsonl."})
     center_rewards_coefficient: float | None = field(
@@ -121,14 +121,14 @@ class TrainingArguments(RewardConfig):
         super().__post_init__()
 
     def suit(self, parameters: int) -> None:
-        """Turn bfloat16 on where nothing was said of it and it pays on this CPU for a model of that size."""
+        """Turn bfloat16 on if no flag was given and it is faster on this CPU for a model of that size."""
         on_cpu = self.device.type == "cpu" and not self.fp16
         if self.decides_bf16 and on_cpu and uses_bfloat16("auto", parameters):
             self.bf16, self.mixed_precision = True, "bf16"
 
 
 def usable_sinks(wanted: str | Sequence[str] | None) -> list[str]:
-    """The sinks that can work here; wandb and swanlab write to disk where there is no key."""
+    """The sinks that are installed; wandb and swanlab write to disk if there is no key."""
     names = [wanted] if isinstance(wanted, str) else list(wanted or ())
     usable = []
     for name in names:
@@ -146,11 +146,6 @@ def usable_sinks(wanted: str | Sequence[str] | None) -> list[str]:
 # Data -----------------------------------------------------------------------------------------------------------------
 
 
-def prompt_key(row: Preference) -> str:
-    """What makes two pairs belong to one prompt: its messages."""
-    return json.dumps([message.to_dict() for message in row.prompt], ensure_ascii=False, sort_keys=True)
-
-
 def split_by_prompt(
     rows: Sequence[Preference], fraction: float, *, seed: int
 ) -> tuple[list[Preference], list[Preference]]:
@@ -159,7 +154,7 @@ def split_by_prompt(
     Returns:
         Training and held-out pairs, both in the order of `rows`; no prompt is in both.
     Raises:
-        TrainingError: the fraction is not in [0, 1), or takes all there is.
+        TrainingError: the fraction is not in [0, 1), or nothing would be left to train on.
     """
     if not 0 <= fraction < 1:
         raise TrainingError(f"--held_out_fraction is {fraction}, expected 0 or more and less than 1")
@@ -184,13 +179,13 @@ def split_by_prompt(
 def encode_pairs(
     rows: Sequence[Preference], tokenizer: PreTrainedTokenizerBase, max_length: int | None, name: str
 ) -> Dataset:
-    """The columns `chosen_ids` and `rejected_ids` that TRL trains on, without the pairs with a side that is too long.
+    """The columns `chosen_ids` and `rejected_ids` that TRL trains on, without pairs that have a side that is too long.
 
-    TRL leaves out the same pairs; here they can be counted: the result is shorter by them.
+    TRL leaves out the same pairs. Here the caller can count them, since the result is shorter by them.
 
     Raises:
         PreferenceFileError: the chat template refuses a row of `name`.
-        TrainingError: no row is short enough.
+        TrainingError: all rows are too long.
     """
     columns: dict[str, list[Any]] = {"chosen_ids": [], "rejected_ids": []}
     limit, shortest = max_length or 1 << 62, 1 << 62
@@ -212,7 +207,7 @@ def encode_pairs(
     if not columns["chosen_ids"]:
         raise TrainingError(
             f"all {len(rows)} pairs of {name} are longer than --max_length {max_length}; the shortest has {shortest} "
-            "tokens"
+            "tokens, so give a larger --max_length"
         )
     return Dataset.from_dict(columns)
 
@@ -229,18 +224,20 @@ COMBINED: dict[str, Callable[[Sequence[float], Sequence[float]], float]] = {
     "max_reward": lambda values, shares: max(values),
     "num_tokens": lambda values, shares: values[-1],
 }
-"""How a batch's metric is made of those of its micro-batches, where that is not the mean by shares of the pairs."""
+"""How metrics of micro-batches are combined, where it is not the mean weighted by their share of the pairs."""
 
 
 class PairTrainer(RewardTrainer):
-    """TRL's trainer with micro-batches, stopped by the first loss that is no number, and counting tokens on from a
-    checkpoint."""
+    """TRL's trainer with micro-batches. It stops at the first loss that is not finite and continues the token count
+    of a checkpoint."""
 
     _share = 1.0
-    """Share of the batch's pairs in the current micro-batch; the batch's loss is the mean over its pairs."""
+    """The current micro-batch's share of the pairs; the loss of the batch is the mean over its pairs."""
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        self._total_train_tokens = self.state.num_input_tokens_seen  # TRL starts at 0 each time; the state is saved
+        self._total_train_tokens = (
+            self.state.num_input_tokens_seen
+        )  # TRL starts at 0 after a restart; the state is saved
         noted = self._metrics["train"]
         before = {name: len(values) for name, values in noted.items() if name != "num_tokens"}
         losses, shares = [], []
@@ -274,11 +271,13 @@ class PairTrainer(RewardTrainer):
         return micro_batch_tokens(args.micro_batch_tokens, args.device.type)
 
     def _parts(self, inputs: Any) -> Iterator[tuple[dict[str, torch.Tensor], float]]:
-        """The batch in micro-batches, whole pairs each, with their shares; chosen sides stand before rejected ones."""
+        """Cut the batch into micro-batches of whole pairs, each with its share. A batch has all chosen sides first."""
         lengths = inputs["attention_mask"].sum(-1)
         pairs = len(lengths) // 2
         longer = torch.maximum(lengths[:pairs], lengths[pairs:]).tolist()
-        several = self.accelerator.num_processes > 1  # each would wait for the others' passes, which may be fewer
+        several = (
+            self.accelerator.num_processes > 1
+        )  # processes wait for each other's passes, so their number must be equal
         for part in [list(range(pairs))] if several else micro_batches(longer, self._most_tokens() // 2):
             rows, width = [*part, *(pairs + i for i in part)], max(longer[i] for i in part)
             yield {name: values[rows, :width] for name, values in inputs.items()}, len(part) / pairs
@@ -297,11 +296,11 @@ RENAMED = {
     "epoch": "data/epoch",
     "runtime": "time/validation_s",
 }
-"""The trainer's names and ours; its throughputs and totals are left out."""
+"""The trainer's names of metrics and ours; its throughputs and totals are left out."""
 
 
 def rename(logs: Mapping[str, float]) -> dict[str, float]:
-    """The trainer's numbers under our names; `val/` means held out."""
+    """The trainer's metrics under our names; `val/` means held out."""
     named = {}
     for key, value in logs.items():
         prefix, key = ("val/", key.removeprefix("eval_")) if key.startswith("eval_") else ("", key)
@@ -381,11 +380,11 @@ SETTINGS = (
     "disable_dropout",
     "held_out_fraction",
 )
-"""What the weights depend on beside data, base and tokenizer; a run goes on only where these are as they were."""
+"""The settings that the weights depend on; a run continues from a checkpoint only if they are unchanged."""
 
 
 def settings(*arguments: Any) -> dict[str, Any]:
-    """The settings above, as JSON has them."""
+    """The values of `SETTINGS` as JSON would store them."""
     found = {name: getattr(source, name) for source in arguments for name in SETTINGS if hasattr(source, name)}
     return json.loads(json.dumps(found, default=str))
 

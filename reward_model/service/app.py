@@ -20,7 +20,7 @@ from fastapi.responses import FileResponse, JSONResponse
 from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from reward_model.datatypes import Encoded, RewardScore
+from reward_model.datatypes import Encoded, RewardScore, compare_scores, with_truncated
 from reward_model.service import metrics
 from reward_model.service.encoding import Item, encode, num_conversations
 from reward_model.service.request_queue import BusyError, RequestQueue
@@ -144,14 +144,14 @@ def _add_scoring_routes(app: FastAPI, service: Service) -> None:
         if isinstance(body, VllmPairs):
             data = [{"object": "score", "score": value} for value in _activated(scores, body)]
             return _vllm_response(service, "score", encoded, data)
-        answers = [_with_truncated({"score": score.value}, score) for score in scores]
+        answers = [with_truncated({"score": score.value}, score) for score in scores]
         return JSONResponse(answers if isinstance(body, list) else answers[0])
 
     @app.post("/score-pair", response_model=PairAnswer | list[PairAnswer], responses=REFUSALS)
     async def score_pair(body: PairBody) -> Response:
         """Two answers to one prompt, or a list of such pairs."""
         _, scores = await service.score(body)
-        answers = [compare(*pair) for pair in zip(scores[::2], scores[1::2], strict=True)]
+        answers = [compare_scores(*pair) for pair in zip(scores[::2], scores[1::2], strict=True)]
         return JSONResponse(answers if isinstance(body, list) else answers[0])
 
     @app.post("/classify", response_model=VllmAnswer, responses=REFUSALS)
@@ -160,7 +160,7 @@ def _add_scoring_routes(app: FastAPI, service: Service) -> None:
         encoded, scores = await service.score(body)
         label = getattr(service.scorer.model.config, "id2label", {}).get(0) if service.scorer else None
         data = [
-            _with_truncated({"label": label, "probs": [value], "num_classes": 1}, score)
+            with_truncated({"label": label, "probs": [value], "num_classes": 1}, score)
             for value, score in zip(_activated(scores, body), scores, strict=True)
         ]
         return _vllm_response(service, "classify", encoded, data)
@@ -201,21 +201,6 @@ def _add_operator_routes(app: FastAPI, service: Service) -> None:
     async def docs() -> Response:
         """A page of our own, because FastAPI's loads its scripts from another server."""
         return FileResponse(Path(__file__).parent / "docs.html")
-
-
-def compare(chosen: RewardScore, rejected: RewardScore) -> dict[str, Any]:
-    difference = chosen.value - rejected.value
-    answer = {
-        "chosen_score": chosen.value,
-        "rejected_score": rejected.value,
-        "preference": "chosen" if difference > 0 else "rejected" if difference < 0 else "tie",
-        "score_diff": difference,
-    }
-    return _with_truncated(answer, chosen, rejected)
-
-
-def _with_truncated(answer: dict[str, Any], *scores: RewardScore) -> dict[str, Any]:
-    return answer | {"truncated": True} if any(score.truncated for score in scores) else answer
 
 
 def _activated(scores: Sequence[RewardScore], options: VllmOptions) -> list[float]:

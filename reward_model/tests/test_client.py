@@ -190,7 +190,7 @@ async def test_a_service_silent_for_a_whole_deadline_fails_calls_at_once(monkeyp
         with pytest.raises(ScorerUnavailableError):  # the probe
             await client.score(ASKED)
         began = time.monotonic()
-        with pytest.raises(ScorerUnavailableError, match="the circuit is open"):
+        with pytest.raises(ScorerUnavailableError, match="the circuit breaker is open"):
             await client.score(ASKED)
         assert time.monotonic() - began < 0.1
         assert client.down_s > 0.6

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from core.training_run import METRICS
 from reward_model.reward_modeling import main
 from reward_model.scorer import RECORD, Scorer
 from reward_model.tests.conftest import assistant, user
-from reward_model.training import METRICS
 
 ROOT = Path(__file__).parents[2]
 SHORT = ("--max_steps", "2", "--per_device_train_batch_size", "4", "--logging_steps", "1", "--save_strategy", "no")

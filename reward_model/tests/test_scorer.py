@@ -137,12 +137,12 @@ def adapter_of_nothing(folder):
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (shutil.rmtree, "is no folder; give the output of reward_modeling.py or of reward_model.merge"),
+        (shutil.rmtree, "is not a folder; give the output of reward_modeling.py or of reward_model.merge"),
         (as_it_is, "is a Qwen3ForCausalLM with 2 labels, a reward model is a ...ForSequenceClassification with one"),
         (three_labels, "is a Qwen3ForSequenceClassification with 3 labels"),
         (remove_tokenizer, "has no tokenizer that can be read"),
         (remove_template, "has no chat template; reward_modeling.py writes one beside the model"),
-        (adapter_of_nothing, "is an adapter of gone, which is not there; merge it where the base is"),
+        (adapter_of_nothing, "is an adapter of gone, which is not on this machine; merge it where the base is"),
     ],
 )
 def test_what_is_no_reward_model_is_refused_with_the_reason(base, tmp_path, spoil, words):

@@ -13,7 +13,7 @@ from core import signed
 from core.messages import FunctionCall, Message, ToolCall
 from core.training_run import METRICS, TrainingError
 from reward_model.data.preferences import PreferenceFileError
-from reward_model.datatypes import Preference
+from reward_model.datatypes import Preference, prompt_key
 from reward_model.scorer import RECORD
 from reward_model.tests.conftest import assistant, counting_pairs, user
 from reward_model.training import (
@@ -23,7 +23,6 @@ from reward_model.training import (
     checkpoint_to_resume,
     encode_pairs,
     metrics_line,
-    prompt_key,
     rename,
     split_by_prompt,
     usable_sinks,
