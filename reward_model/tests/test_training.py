@@ -12,21 +12,13 @@ from trl.trainer.reward_trainer import RewardTrainer
 from core import signed
 from core.messages import FunctionCall, Message, ToolCall
 from core.training_run import METRICS, TrainingError
+from reward_model.arguments import TrainingArguments, usable_sinks
 from reward_model.data.preferences import PreferenceFileError
 from reward_model.datatypes import Preference, prompt_key
+from reward_model.pair_trainer import PairTrainer, RewardRunLog, metrics_line, rename
 from reward_model.scorer import RECORD
 from reward_model.tests.conftest import assistant, counting_pairs, user
-from reward_model.training import (
-    PairTrainer,
-    RewardRunLog,
-    TrainingArguments,
-    checkpoint_to_resume,
-    encode_pairs,
-    metrics_line,
-    rename,
-    split_by_prompt,
-    usable_sinks,
-)
+from reward_model.training import checkpoint_to_resume, encode_pairs, split_by_prompt
 
 # Splitting ------------------------------------------------------------------------------------------------------------
 
