@@ -181,7 +181,8 @@ def rate(records: Sequence[RolloutRecord]) -> Rate:
     judged = [record for record in records if record.score.value is not None]
     tasks, solved = [record.task_id for record in judged], [_is_solved(record) for record in judged]
     repeated = len(set(tasks)) < len(tasks)
-    return Rate(len(records), len(judged), sum(solved), cluster_interval(solved, tasks) if repeated else None)
+    interval = cluster_interval(solved, tasks) if repeated else None
+    return Rate(len(records), len(judged), sum(solved), cluster_interval=interval)
 
 
 def _is_solved(record: RolloutRecord) -> bool:

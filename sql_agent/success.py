@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from core.stats import wilson_interval
 
@@ -14,7 +14,7 @@ class Rate:
     n: int
     judged: int
     correct: int
-    cluster_interval: tuple[float, float] | None = None
+    cluster_interval: tuple[float, float] | None = field(default=None, kw_only=True)
     """The interval where several rollouts of one task make Wilson's too narrow."""
 
     @property
