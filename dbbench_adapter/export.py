@@ -61,14 +61,9 @@ def write_rows(rows: Sequence[dict[str, Any]], path: Path) -> None:
         pq.write_table(pa.Table.from_pylist(list(rows)), part)
 
 
-def agl_rows(tasks: Sequence[Task]) -> list[dict[str, Any]]:
-    """One rollout input per task, as `agentlightning.Trainer.fit` takes them; the agent calls `Task.from_dict`."""
-    return [task.to_dict() for task in tasks]
-
-
 FORMATS = {
     "verl": (".parquet", write_verl_parquet),
-    "agl": (".jsonl", lambda tasks, path: write_tasks(path, tasks)),  # one `agl_rows` row per line
+    "agl": (".jsonl", lambda tasks, path: write_tasks(path, tasks)),  # rollout inputs; the agent calls `Task.from_dict`
 }
 """The suffix by which readers recognise a file, and the function that writes it."""
 

@@ -7,6 +7,8 @@ import networkx
 import pytest
 from vulture import Vulture
 
+from scripts.bench_main_job import PARTS
+from sql_agent.environments import ENVIRONMENTS
 from sql_agent.verl_side.patches import PATCHES
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +51,8 @@ def test_every_function_class_and_method_is_used_outside_the_tests():
     vulture = Vulture(ignore_decorators=DECORATED)
     vulture.scavenge([str(ROOT / package) for package in PACKAGES], exclude=["*/tests/*"])
     unused = [*vulture.unused_funcs, *vulture.unused_classes, *vulture.unused_methods, *vulture.unused_props]
-    patches = {patch.by.rpartition(":")[2] for patch in PATCHES}  # `install` finds them by name
-    called = patches.union(*CALLED_BY_FRAMEWORKS.values())
+    by_name = (
+        [patch.by for patch in PATCHES] + list(ENVIRONMENTS.values()) + [":".join(part) for part in PARTS.values()]
+    )
+    called = {name.rpartition(":")[2] for name in by_name}.union(*CALLED_BY_FRAMEWORKS.values())
     assert [str(item) for item in unused if item.name not in called] == []
