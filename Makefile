@@ -13,12 +13,13 @@ demo: setup  ## train a small agent on a CPU and report (under 15 minutes after 
 demo-pretrained: setup  ## fine-tune and train a pretrained model on LifelongAgentBench, hours on two cores: DBBENCH_DATA=FOLDER make demo-pretrained
 	@bash scripts/demo.sh --pretrained
 
-test: setup  ## run every test, the end-to-end run included
-	.venv/bin/pytest
+test: setup  ## run every test, the end-to-end runs included
+	.venv/bin/pytest -n 2 --dist loadgroup
 
-check: setup  ## lint, types and the quick tests (about 3 minutes)
+check: setup  ## lint, layers, types and the quick tests (about 3 minutes)
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
+	.venv/bin/lint-imports
 	.venv/bin/pyright
 	.venv/bin/pytest -m "not slow"
 

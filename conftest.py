@@ -20,6 +20,26 @@ def pytest_addoption(parser):
                      "rollouts; minutes to an hour")  # fmt: skip
 
 
+CHAINS = {
+    "test_caged_runs.py",
+    "test_end_to_end.py",
+    "test_faithful.py",
+    "test_medical_end_to_end.py",
+    "test_merge_policy.py",
+    "test_served_templates.py",
+    "test_vllm_stands_in.py",
+    "test_weight_sync.py",
+}
+"""Test files that start whole runs or vLLM servers, which takes most of `make test`."""
+
+
+def pytest_collection_modifyitems(items):
+    """With several pytest workers, a file stays on one worker and the chains run one after another, from the start."""
+    items.sort(key=lambda item: item.path.name not in CHAINS)
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("chains" if item.path.name in CHAINS else str(item.path)))
+
+
 @pytest.fixture(autouse=True)
 def root_log_levels():
     """Every test leaves the levels of the root logger and its handlers as they were.

@@ -1,5 +1,5 @@
-"""How a command ends: well, in one line that says what was wrong, or by Ctrl-C with exit status 130; never in a
-traceback of something that the user can mend.
+"""How a command ends: with its result, with one line that says what was wrong, or by Ctrl-C with exit status 130. It
+never ends with a traceback of something that the user can correct.
 
     from core.commands import execute, starting
 
@@ -11,7 +11,7 @@ traceback of something that the user can mend.
     if __name__ == "__main__":
         execute(main)
 
-Leaves out what Python does before a command's first line. Imports nothing but the standard library.
+Leaves out what Python does before a command's first line. Imports little, so that `starting` is called early.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from core.disk_errors import OutputError, in_words
+
 INTERRUPTED = 130
 _interrupted = False
 
 
 def starting() -> None:
-    """Until work begins (`interruptible`), Ctrl-C ends the process at once: there is nothing to clean up, and an
-    exception in the middle of an import comes out as an error of the library's."""
-    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # a script's shell may have made us deaf to it
+    """Let Ctrl-C end the process at once until work begins (`interruptible`): there is nothing to clean up yet, and an
+    exception in the middle of an import would look like an error of the imported library."""
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # a script's shell may ignore SIGINT for us
         signal.signal(signal.SIGINT, _leave)
 
 
@@ -41,7 +43,7 @@ def _leave(*_: Any) -> None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Within it Ctrl-C raises KeyboardInterrupt, so that what was begun is ended in order."""
+    """Let Ctrl-C raise KeyboardInterrupt inside the block, so that the work can be ended in order."""
     before = signal.getsignal(signal.SIGINT)
     if before == _leave:
         signal.signal(signal.SIGINT, _interrupt)
@@ -59,13 +61,11 @@ def _interrupt(*_: Any) -> None:
 
 
 def execute(main: Callable[[], int | None]) -> NoReturn:
-    """Do what `main` does and exit with its status: 1 where a file could not be read or written, 130 by Ctrl-C."""
-    from core.outputs import OutputError, in_words
-
+    """Run `main` and exit with its status, with 1 if a file could not be read or written, with 130 after Ctrl-C."""
     try:
         code = main() or 0
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has read enough
+    except BrokenPipeError:  # the reader, such as `| head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = 1
     except (OutputError, OSError) as error:
@@ -77,6 +77,6 @@ def execute(main: Callable[[], int | None]) -> NoReturn:
     except Exception:
         if not _interrupted:
             raise
-        print("\nstopped", file=sys.stderr)  # what a library made of the interrupt
+        print("\nstopped", file=sys.stderr)  # a library turned the interrupt into an error of its own
         code = INTERRUPTED
     sys.exit(code)

@@ -1,7 +1,7 @@
-"""Run what a stranger's file makes long or large in a fork of this process, which can be stopped.
+"""Runs work that a stranger's file may make too long or too large in a fork of this process, with limits.
 
-A chat template is a program, and a config says how large a model is made: neither can be bounded from inside. Leaves
-out keeping it from anything else that this process may do.
+A chat template is a program, and a config decides how large a model is: neither can be limited from inside. Leaves out
+a sandbox: the fork may do everything else that this process may do.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ T = TypeVar("T")
 
 CPU_S = 10.0
 PATIENCE = 10
-"""Wall clock per second of CPU time: only what sleeps, or a machine that is much too busy, comes here first."""
+"""Seconds of wall clock per second of CPU time; only work that sleeps or a very busy machine reaches this limit."""
 MEMORY_BYTES = 4 * 1024**3
 
 
 class LimitError(ValueError):
-    """It was stopped; the message is a verb's phrase: `took ...`."""
+    """The work was stopped; the message is the end of a sentence, such as `took more than 10 s`."""
 
 
 def forked(work: Callable[[], T], *, cpu_s: float = CPU_S, memory_bytes: int = MEMORY_BYTES) -> T:
-    """What `work` returns, which has to be picklable.
+    """Run `work` in a fork and return its result, which has to be picklable.
 
     Args:
-        memory_bytes: that it may take beside what this process has; it gets a MemoryError past that.
+        memory_bytes: how much memory it may take in addition to that of this process; more is a MemoryError.
     Raises:
         LimitError: it took more than `cpu_s` seconds of CPU time, or its process died.
-        RuntimeError: it raised; the message says what.
+        RuntimeError: it raised an error, which the message names.
     """
     reader, writer = os.pipe()
     child = os.fork()
@@ -68,9 +68,9 @@ def forked(work: Callable[[], T], *, cpu_s: float = CPU_S, memory_bytes: int = M
 
 
 def _do(work: Callable[[], object], writer: int, cpu_s: int, memory_bytes: int) -> None:
-    """In the child, which never returns."""
+    """Run in the child; never returns."""
     try:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is said by the parent
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent reports Ctrl-C
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
         status = Path("/proc/self/status").read_text().splitlines()

@@ -1,7 +1,7 @@
-"""Where a model is that somebody names: its folder, the Hugging Face cache, or the hub. Importing this is instant.
+"""Finds the model that a user names: in its folder, in the Hugging Face cache, or on the hub. Importing it is instant.
 
-The hub is asked for one thing only: a model that a command was given by its id, ORG/NAME, and that the cache does not
-hold whole. Naming it is asking for it; everything else of a run stays offline. Leaves out revisions other than main.
+The hub is asked for one thing only: a model that a command was given by its id, ORG/NAME, and that is not complete in
+the cache. Everything else of a run stays offline. Leaves out revisions other than main.
 """
 
 from __future__ import annotations
@@ -18,26 +18,30 @@ from core.json_text import parse_json
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 OWN_FOLDERS = ("models", "outputs", "runs")
-"""What the commands here write below; a name in there is a path, though nothing may be there yet."""
+"""The folders that our commands write to; a name below them is a path, even if nothing is there yet."""
 FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 WEIGHTS = ["*.safetensors", "pytorch_model*.bin"]
-"""The first form that a model has is fetched."""
+"""Formats of weights; the first one that a model has is fetched."""
 BELOW = ["*/*"]
-"""Copies for other software, and checkpoints."""
+"""Subfolders, which hold copies for other software, and checkpoints."""
 TRAIN = "give the output of reward_modeling.py or of reward_model.merge"
 MAKE = "make a small one with `.venv/bin/python -m scripts.make_tiny_policy`"
 
 _set_here = False
-"""Whether HF_HUB_OFFLINE is this process's own doing, not the user's."""
+"""Whether this process, and not the user, set HF_HUB_OFFLINE."""
 
 
-class ModelNotFoundError(ValueError):
-    """A name that is no folder, and not to be had from the cache or the hub; the message says why and what to do."""
+class ModelError(ValueError):
+    """A model cannot be used; the message says why and what to do."""
+
+
+class ModelNotFoundError(ModelError):
+    """The name is neither a folder nor a model that the cache or the hub has."""
 
 
 def go_offline() -> None:
-    """Nothing asks the hub from here on but `model_folder`, unless the user's HF_HUB_OFFLINE=0 says otherwise. Before
-    whatever imports huggingface_hub, which reads the variable then."""
+    """From here on only `model_folder` asks the hub, unless the user set HF_HUB_OFFLINE=0. Call it before anything
+    imports huggingface_hub, which reads the variable then."""
     global _set_here
     if "HF_HUB_OFFLINE" not in os.environ:
         os.environ["HF_HUB_OFFLINE"] = "1"
@@ -51,11 +55,11 @@ def model_folder(
 
     Args:
         name: a folder, or the id of a model on the hub, ORG/NAME.
-        fetch: whether the hub may be asked where the cache does not hold the model whole.
-        say: is told before anything is fetched; None: standard error.
-        otherwise: what else to do, for the message where there is no such model.
+        fetch: whether the hub may be asked if the model is not complete in the cache.
+        say: is called with a line before anything is fetched; None: the line goes to standard error.
+        otherwise: the alternative that the message names if there is no such model.
     Raises:
-        ModelNotFoundError: there is no such folder, and no such model, or it cannot be reached.
+        ModelNotFoundError: there is neither such a folder nor such a model, or the hub cannot be reached.
     """
     if Path(name).is_dir():
         return Path(name)
@@ -91,15 +95,14 @@ def model_folder(
 
 
 def may_be_id(name: str) -> bool:
-    """Whether it can be an id (`gpt2` and the like are old ones of one part), and no path of a folder that is not
-    there."""
+    """Whether the name can be an id (old ones such as `gpt2` have one part) and is not the path of a missing folder."""
     first = name.split("/", 1)[0]
     whole = HUB_ID.fullmatch(name if "/" in name else f"any/{name}") is not None
     return whole and not ("/" in name and (first in (".", "..", *OWN_FOLDERS) or Path(first).is_dir()))
 
 
 def _cached(id: str) -> Path | None:
-    """The cache's folder of a model; None where it is not there, or not whole."""
+    """The model's folder in the cache; None if it is missing or incomplete."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
@@ -118,7 +121,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _has_weights(folder: Path) -> bool:
-    """Whether there are weights, and of weights in several files each that the index names."""
+    """Whether there are weights; of weights in several files, whether each file of the index is there."""
     for index in (folder / "model.safetensors.index.json", folder / "pytorch_model.bin.index.json"):
         if index.is_file():
             try:
@@ -132,8 +135,8 @@ def _has_weights(folder: Path) -> bool:
 def _fetch(id: str) -> Path:
     """
     Raises:
-        ModelNotFoundError: the hub says that there is nothing to be had; ends with what to do.
-        OSError, httpx.HTTPError: it cannot be reached, or the cache not written.
+        ModelNotFoundError: the hub has no such model, or does not give it; the message ends with the remedy.
+        OSError, httpx.HTTPError: the hub cannot be reached, or the cache cannot be written.
     """
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
@@ -163,7 +166,7 @@ def _forbidden() -> bool:
 
 @contextmanager
 def _online() -> Iterator[None]:
-    """huggingface_hub asks this constant before each request."""
+    """huggingface_hub reads this constant before each request."""
     from huggingface_hub import constants
 
     before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, False

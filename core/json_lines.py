@@ -1,4 +1,4 @@
-"""The shape of our commands that answer JSON lines on standard input with JSON lines on standard output."""
+"""The loop of commands that answer JSON lines on standard input with JSON lines on standard output."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ logger = logging.getLogger(__name__)
 
 
 def answered(lines: Iterable[str], answer: Callable[[dict[str, Any]], dict[str, Any]]) -> Iterator[str]:
-    """One line for each that is not blank, in order: `answer`'s fields after the row's `id`, or an `error` in words.
+    """One line for each line that is not blank, in order: the row's `id`, then `answer`'s fields or an `error`.
 
     Args:
-        answer: raises `ValueError` for a row that it cannot take; any other exception is a fault of ours, which is
-            logged and costs that row alone.
+        answer: raises `ValueError` for a row that it cannot take. Any other exception is an error of the program, which
+            is logged and affects this row alone.
     """
     for line in lines:
         if not line.strip():
@@ -30,7 +30,7 @@ def answered(lines: Iterable[str], answer: Callable[[dict[str, Any]], dict[str, 
                 raise ValueError(f"expected a JSON object, found {type(row).__name__}")
             fields = answer(row)
         except (ValueError, RecursionError) as error:
-            fields = {"error": _in_words(error)}
+            fields = {"error": _error_message(error)}
         except Exception as error:
             logger.exception("row %.200s", line)
             fields = {"error": f"internal error: {type(error).__name__}: {error}"}
@@ -44,7 +44,7 @@ def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         print(line, flush=True)
 
 
-def _in_words(error: ValueError | RecursionError) -> str:
+def _error_message(error: ValueError | RecursionError) -> str:
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or "row"

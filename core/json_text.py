@@ -1,4 +1,4 @@
-"""JSON that somebody else may have written."""
+"""Reads JSON that somebody else may have written."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def parse_json(text: str | bytes, **options: Any) -> Any:
-    """As `json.loads`.
+    """Like `json.loads`, with one kind of error.
 
     Raises:
-        json.JSONDecodeError: also where brackets are nested too deep, for which `json.loads` has a RecursionError.
+        json.JSONDecodeError: also for brackets that are nested too deeply, where `json.loads` has a RecursionError.
     """
     try:
         return json.loads(text, **options)

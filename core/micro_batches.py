@@ -1,4 +1,4 @@
-"""A batch cut into forward and backward passes of bounded size; the losses of the parts add up to the batch's."""
+"""Cuts a batch into forward and backward passes of limited size; their losses add up to the loss of the batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 ON_CPU, ON_GPU = 1024, 4096
-"""Tokens of a pass where nothing else is asked for. On a CPU rows of hundreds of tokens gain nothing by company."""
+"""Default tokens of a pass. On a CPU, rows of hundreds of tokens are not faster in a batch."""
 
 
 def micro_batch_tokens(asked: int | None, device: str) -> int:
@@ -20,12 +20,12 @@ def micro_batch_tokens(asked: int | None, device: str) -> int:
 
 
 def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Indices, cut so that padded to its longest no part has more tokens; one index at least.
+    """Groups of indices with at most `max_tokens` tokens each, padding included, but at least one index each.
 
-    The longest come first: in a heap a shorter row's tensors fit where a longer one's were, not the other way round.
+    The longest rows come first, because the tensors of a shorter row fit into the memory of a longer one.
 
     Args:
-        lengths: tokens of each row, or of a group of rows that stays together.
+        lengths: the tokens of each row, or of each group of rows that stays together.
     """
     parts: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
@@ -37,12 +37,12 @@ def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 
 def return_freed_memory() -> None:
-    """Have glibc give the free pages of its heap back to the system.
+    """Make glibc return the free pages of its heap to the system.
 
-    After each micro-batch, which else leaves holes between what lives on: ten updates of 135 M weights held 6.1 GiB
-    when the heap was trimmed after each update, 5.4 after each micro-batch, at the same speed.
-    `sql_agent.local.memory.give_back_freed_memory` holds less and was a quarter slower. Elsewhere (musl, macOS)
-    nothing is done.
+    It is called after each micro-batch, because freed tensors leave holes in the heap: ten updates of 135 M weights
+    held 6.1 GiB when the heap was trimmed after each update, and 5.4 GiB after each micro-batch, at the same speed.
+    `sql_agent.local.memory.give_back_freed_memory` holds less and was a quarter slower. On other systems (musl, macOS)
+    it does nothing.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -51,10 +51,10 @@ def return_freed_memory() -> None:
 
 @contextmanager
 def recomputed(model: Any, *, when: bool) -> Iterator[None]:
-    """Inside, `model` computes activations twice instead of keeping them: a third slower, a fraction of the memory.
+    """Inside the block `model` computes activations twice instead of keeping them: a third slower, with less memory.
 
-    For a single row longer than a micro-batch may be, so that no row's length sets the peak. A model that does so
-    always, or cannot, stays as it is.
+    It is for a single row that is longer than a micro-batch may be, so that one long row does not need the most memory.
+    A model that always does so, or cannot, stays as it is.
     """
     if not when or model.is_gradient_checkpointing or not model.supports_gradient_checkpointing:
         yield

@@ -1,12 +1,9 @@
-"""Paths that flags name, and outputs: they appear whole or not at all, and are known to be possible before any work is
-done for them."""
+"""Paths that flags name, and outputs: an output appears whole or not at all, and is checked before the work begins."""
 
 from __future__ import annotations
 
 import argparse
-import errno
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -14,27 +11,24 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from core.commands import interruptible
-
-
-class OutputError(ValueError):
-    """An output that cannot be written; the message names the path, the reason and what to do."""
+from core.disk_errors import OutputError, disk_fault, failures_of_the_disk
 
 
 def named_path(text: str) -> Path:
-    """The type of a flag that takes a path; an empty one would be the folder that the command is in."""
+    """The type of a flag that takes a path; an empty path would mean the current folder and is refused."""
     if not text.strip():
         raise argparse.ArgumentTypeError("the path is empty; name a file or folder")
     return Path(text)
 
 
 def check_output(path: Path, flag: str, *, overwrite: bool | None = None) -> None:
-    """Refuse a file that is there already, and one that could not be written; makes no folder and no file.
+    """Refuse a file that is there already, and one that could not be written. No folder and no file is made.
 
     Args:
-        flag: what the user named the output with, e.g. `--output_path`.
-        overwrite: whether an existing file may be replaced; None where the command cannot.
+        flag: the flag that names the output, e.g. `--output_path`.
+        overwrite: whether an existing file may be replaced; None for a command that has no --overwrite.
     Raises:
-        OutputError: says which of them it is.
+        OutputError: the message says which of them it is.
     """
     try:
         if path.is_dir():
@@ -42,7 +36,7 @@ def check_output(path: Path, flag: str, *, overwrite: bool | None = None) -> Non
         if path.exists() and not overwrite:
             offer = "name another" if overwrite is None else "give --overwrite or another"
             raise OutputError(f"{path} is there already; {offer} {flag}")
-        # tried out, since rights do not tell: root may write to any folder, and still not to /proc
+        # It is tried out, because permissions do not tell: root may write to any folder, but not to /proc.
         with tempfile.TemporaryFile(dir=next(folder for folder in path.absolute().parents if folder.exists())):
             pass
     except OSError as error:
@@ -53,12 +47,12 @@ def check_output(path: Path, flag: str, *, overwrite: bool | None = None) -> Non
 
 @contextmanager
 def written(path: Path) -> Iterator[Path]:
-    """Yield a name beside `path` for a file or a folder that takes its place once it is whole.
+    """Yield a temporary name beside `path`; what the caller writes there replaces `path` once it is whole.
 
-    Whatever ends the writing before, nothing of it stays, and what was at `path` does.
+    If anything interrupts the writing, the new part is removed and `path` keeps what it had.
 
     Raises:
-        OutputError: it could not be written; says why and what to do.
+        OutputError: it could not be written; the message says why and what to do.
     """
     part = path.with_name(f"{path.name}.part")
     with interruptible(), failures_of_the_disk(path):
@@ -79,7 +73,7 @@ def written(path: Path) -> Iterator[Path]:
 
 
 def sync(path: Path) -> None:
-    """What was written to a file or folder is on the disk when this returns."""
+    """Return once everything that was written to a file or folder is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -88,10 +82,10 @@ def sync(path: Path) -> None:
 
 
 def append_line(path: Path, text: str) -> None:
-    """Add a line to a file, or leave it as it was.
+    """Add a line to a file; if that fails the file stays as it was.
 
     Raises:
-        OutputError: as `written`.
+        OutputError: see `written`.
     """
     with failures_of_the_disk(path), path.open("ab", buffering=0) as out:
         length, line = out.tell(), text.encode() + b"\n"
@@ -103,82 +97,8 @@ def append_line(path: Path, text: str) -> None:
             raise
 
 
-@contextmanager
-def failures_of_the_disk(path: Path, then: str = "") -> Iterator[None]:
-    """
-    Args:
-        then: what else to say to the user.
-    Raises:
-        OutputError: what was raised within comes from a disk that is full, read-only or broken.
-    """
-    try:
-        yield
-    except OutputError:
-        raise
-    except Exception as error:
-        if words := disk_fault(error, path):
-            raise OutputError(words + (f"; {then}" if then else "")) from error
-        raise
-
-
-_OF_LIBRARIES = re.compile(
-    r"\(os error (\d+)\)|\[Errno (\d+)\]|PytorchStreamWriter|inline_container|disk is full|readonly database"
-)
-"""How writers that are no Python's tell of the disk: safetensors and tokenizers, pyarrow, torch, SQLite."""
-
-
-def disk_fault(error: BaseException, path: Path) -> str | None:
-    """What went wrong with the disk, in words, where `error` came of that; None where it did not.
-
-    Args:
-        path: what was to be written.
-    """
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, ValueError):  # which is in words already
-        if isinstance(cause, OSError) and cause.errno is not None:
-            return _in_words(Path(cause.filename) if isinstance(cause.filename, str) else path, cause.errno)
-        if found := _OF_LIBRARIES.search(str(cause)):
-            number = next(filter(None, found.groups()), None)
-            return _in_words(path, int(number) if number else _errno_of(path))
-        cause = cause.__cause__ or cause.__context__
-    return None
-
-
-def in_words(error: BaseException) -> str:
-    """An error in a line; one of the operating system with the file's name and what to do."""
-    if not isinstance(error, OSError) or error.errno is None:
-        return str(error)
-    if error.filename is None or isinstance(error.filename, int):
-        return (
-            f"{error.strerror}; make room on the disk, then start the same command again"
-            if (error.errno in FULL)
-            else str(error)
-        )
-    return _in_words(Path(os.fsdecode(error.filename)), error.errno)
-
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-def _in_words(path: Path, number: int) -> str:
-    if number in FULL:
-        return (
-            f"{path} could not be written: {os.strerror(number)}; make room on its disk, then start the same command "
-            "again"
-        )
-    if number in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST):
-        return f"{path}: {os.strerror(number)}; look at the path and name another"
-    return f"{path}: {os.strerror(number)}; name a path that you may read and write"
-
-
-def _errno_of(path: Path) -> int:
-    """The number of the error where a writer gave none: the disk is full, or has another fault."""
-    folder = next(folder for folder in path.absolute().parents if folder.exists())
-    return errno.ENOSPC if shutil.disk_usage(folder).free < 2**20 else errno.EIO
-
-
 def remove(path: Path) -> None:
-    """A file or a folder, if it is there and can be."""
+    """Remove a file or a folder if it is there and can be removed."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -1,8 +1,9 @@
-"""Passwords of database addresses: in this process's memory or its environment, and in nothing that is written.
+"""Keeps passwords of database addresses in this process's memory or its environment, and out of everything written.
 
-A setting is hidden when it is read: what is saved, printed and compared from then on says `mysql://user:***@host:3306`.
-`open_backend` puts the password back, from memory (a forked child has it too) or from the environment. Leaves out what
-the operating system shows: other users can read a command line while it runs, and not its environment.
+A password is hidden when a setting is read, so that everything saved, printed and compared later has the form
+`mysql://user:***@host:3306`. `open_backend` puts the password back, from memory (a forked child has it too) or from the
+environment. Leaves out what the operating system shows: other users can read the command line of a running process, but
+not its environment.
 """
 
 from __future__ import annotations
@@ -22,34 +23,34 @@ _ADDRESS = re.compile(rf"({_SCHEME.pattern})(.+)@", re.DOTALL)
 _WORD = re.compile(rf"({_SCHEME.pattern})(\S+)@")
 
 _passwords: dict[str, str] = {}
-"""What was hidden in this process: a spec as it was given, by what is shown of it."""
+"""The specs that were hidden in this process, by their hidden form."""
 
 
 def hidden(spec: str) -> str:
-    """What may be shown of a backend's spec; `revealed` gives the whole one back in this process."""
+    """A backend's spec without its password; `revealed` returns the whole spec in this process."""
     scheme = match[0] if (match := _SCHEME.match(spec)) else ""
     login, at, place = spec.removeprefix(scheme).rpartition("@")
     user, colon, _ = login.partition(":")
     place, question, _ = place.partition("?")
     if not at and (port := place.partition(":")[2]) and not re.match(r"\d+(/|$)", port):
-        place = place.replace(port, MASK)  # a password whose host was forgotten
+        place = place.replace(port, MASK)  # a password without a host behind it
     if at and not scheme:
         user, colon = "", ":"
-    shown = scheme + user + (f":{MASK}" if colon else "") + at + place + (f"?{MASK}" if question else "")
-    if shown != spec:
-        _passwords[shown] = spec
-    return shown
+    masked_spec = scheme + user + (f":{MASK}" if colon else "") + at + place + (f"?{MASK}" if question else "")
+    if masked_spec != spec:
+        _passwords[masked_spec] = spec
+    return masked_spec
 
 
 BackendSpec = Annotated[str, AfterValidator(hidden)]
-"""A setting that names a backend."""
+"""The type of a setting that names a backend."""
 
 
 def revealed(spec: str) -> str:
-    """A spec to connect with.
+    """The spec with its password, to connect with.
 
     Raises:
-        ValueError: its password is hidden, and neither this process nor its environment has it.
+        ValueError: the password is hidden, and neither this process nor its environment has it.
     """
     spec = _passwords.get(spec, spec)
     scheme, _, rest = spec.partition("://")
@@ -61,23 +62,23 @@ def revealed(spec: str) -> str:
         return f"{scheme}://{user}:{quote(os.environ[VARIABLE], safe='')}@{place}"
     if password == MASK:
         raise ValueError(
-            f"the password of {spec} stands in no file of a run: give the address with it again, or set {VARIABLE} in "
+            f"the password of {spec} is in no file of a run: give the whole address again, or set {VARIABLE} in "
             "the environment"
         )
     return spec
 
 
 def masked(text: str, *, whole: bool = False) -> str:
-    """A text without the passwords of the addresses in it.
+    """The text with the passwords of all addresses masked.
 
     Args:
-        whole: it is one value, as a word of a command line: a password in it may hold blanks.
+        whole: whether the text is a single value, such as a word of a command line; its password may hold blanks.
     """
     return (_ADDRESS if whole else _WORD).sub(_mask, text)
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong with a command line without the passwords in it."""
+    """A parser whose error messages mask passwords."""
 
     def error(self, message: str) -> NoReturn:
         super().error(masked(message, whole=True))

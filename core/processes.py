@@ -1,13 +1,11 @@
-"""What a run leaves behind: nothing, however it ends.
+"""Ends the processes of a run and removes its temporary files, however the run ends. Linux only.
 
-Every process of a run carries the run's id, in its environment or, where it was forked, as its name; every temporary
-file is in a folder with that id in its name. At the end whatever still carries it is ended, first asked, then killed,
-and the folders are removed: by the command, or, where that one was killed, by a guard that waits for nothing else.
-Where both were killed `python -m scripts.clean` does it. Only what carries the id is touched. Linux only.
+Every process of a run carries the run's id, in its environment or, if it was forked, as its name; every temporary file
+is in a folder with the id in its name. At the end all processes with the id get SIGTERM, later SIGKILL, and the folders
+are removed: by the command itself, or by a guard process if the command was killed. If both were killed,
+`python -m scripts.clean` does it. Nothing without the id is touched.
 
-    python -m core.processes RUN_ID PID
-
-is the guard of the run whose command is PID.
+`python -m core.processes RUN_ID PID` is the guard of the run whose command is PID.
 """
 
 from __future__ import annotations
@@ -36,18 +34,18 @@ IS_RUN_ID = re.compile("[0-9a-f]{12}")
 FOLDER = re.compile(rf"\.?agentgrpo-(?:mariadb-\d+-)?({IS_RUN_ID.pattern})(?:-\w+)?")
 """Names of the folders that runs make in `PLACES`; the group is the run's id."""
 LOCK = "lock"
-"""File in a run's folder that its command holds locked while it lives."""
+"""A file in the run's folder that the command keeps locked while it lives."""
 PLACES = (Path("/tmp"), Path("/dev/shm"))
-"""Where the folders of runs are: short, since Unix sockets in them have 107 characters; databases in memory."""
+"""Where runs have their folders: paths of Unix sockets are limited to 107 characters, and databases are in memory."""
 LINGER_S = 10.0
-"""How long the guard lets the processes of a killed command end by themselves."""
+"""How long the guard waits for the processes of a killed command to end by themselves."""
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _NAME = "ag-"
-"""Of a forked process, before the run's id; the kernel keeps 15 characters."""
+"""The prefix of a forked process's name, before the run's id; the kernel keeps 15 characters."""
 
 
 class Events:
-    """JSON lines on the standard output this process was started with; whatever else prints goes to standard error."""
+    """Writes JSON lines to the original standard output; all other output of this process goes to standard error."""
 
     def __init__(self) -> None:
         self._out = os.fdopen(os.dup(1), "w", buffering=1)
@@ -59,20 +57,20 @@ class Events:
 
 @contextmanager
 def own_run() -> Iterator[tuple[str, Path]]:
-    """Begin a run: its id, which all its processes inherit, and a folder for what they write aside. In the end nothing
-    of either is left."""
+    """Begin a run: yield its id, which all its processes inherit, and a folder for temporary files. At the end all of
+    its processes are ended and the folder is removed."""
     run_id = uuid.uuid4().hex[:12]
     folder, newborn = PLACES[0] / f"agentgrpo-{run_id}", PLACES[0] / f".agentgrpo-{run_id}"
     newborn.mkdir(mode=0o700)
-    # unlike flock, a lock of this kind is not inherited: it is gone when this very process is
+    # unlike flock, such a lock is not inherited: it is gone when this very process is gone
     lock = os.open(newborn / LOCK, os.O_WRONLY | os.O_CREAT, 0o600)
     fcntl.lockf(lock, fcntl.LOCK_EX)
-    newborn.rename(folder)  # under the name that others look for it is locked from the first moment
+    newborn.rename(folder)  # so that it is locked from the start under its final name
     command = [sys.executable, "-m", "core.processes", run_id, str(os.getpid())]
     root = Path(__file__).resolve().parents[1]
-    nothing = subprocess.DEVNULL  # whoever reads what the command says need not wait for the guard
+    nothing = subprocess.DEVNULL  # a reader of the command's output need not wait for the guard
     guard = subprocess.Popen(command, cwd=root, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
-    # torch and Triton keep what they have compiled there, for all runs of a user
+    # torch and Triton cache compiled code there, for all runs of a user
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
     os.environ[RUN_ID], os.environ["TMPDIR"] = run_id, str(folder)
     tempfile.tempdir = None  # read anew
@@ -88,19 +86,18 @@ def own_run() -> Iterator[tuple[str, Path]]:
 
 @contextmanager
 def ends_in_order() -> Iterator[None]:
-    """Within it SIGTERM raises KeyboardInterrupt as Ctrl-C does; so does SIGHUP, unless the command was started deaf to
-    it, as nohup does.
+    """Inside the block SIGTERM raises KeyboardInterrupt as Ctrl-C does; so does SIGHUP, unless it is ignored (nohup).
 
-    A script's shell starts what it puts into the background (`command &`) deaf to SIGINT. It stays so: a Ctrl-C is for
-    the script then. Python's own handler of SIGINT is missing there, so that raising the signal would do nothing.
+    A shell starts background commands of a script (`command &`) with SIGINT ignored. It stays ignored, because Ctrl-C
+    is meant for the script. Python then has no handler of SIGINT, so that raising the signal would do nothing.
     """
 
     def end(*_: Any) -> None:
-        for sign in before:  # once is enough: the next one would break into the clean-up
+        for sign in before:  # a second signal would interrupt the clean-up
             signal.signal(sign, signal.SIG_IGN)
         if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
             raise KeyboardInterrupt
-        signal.raise_signal(signal.SIGINT)  # asyncio has a handler that cancels its first task
+        signal.raise_signal(signal.SIGINT)  # asyncio's handler cancels its first task
 
     signs = (signal.SIGTERM, signal.SIGHUP)
     before = {sign: signal.getsignal(sign) for sign in signs if signal.getsignal(sign) != signal.SIG_IGN}
@@ -115,10 +112,10 @@ def ends_in_order() -> Iterator[None]:
 
 
 def end_with_parent(sign: int = signal.SIGTERM, parent: int | None = None) -> None:
-    """Ask the kernel to send this process `sign` when its parent ends, however it ends (prctl PR_SET_PDEATHSIG).
+    """Ask the kernel to send `sign` to this process when its parent ends, however it ends (prctl PR_SET_PDEATHSIG).
 
     Args:
-        parent: its pid, where it may have ended before this process asks.
+        parent: the parent's pid, if it may have ended before this call.
     """
     parent = parent or os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, sign)
@@ -127,27 +124,27 @@ def end_with_parent(sign: int = signal.SIGTERM, parent: int | None = None) -> No
 
 
 def wear_name() -> None:
-    """Name this process after its run: a fork's environment stays what its parent was started with."""
+    """Name this process after its run, because a fork shows the environment that its parent was started with."""
     if run_id := os.environ.get(RUN_ID):
         ctypes.CDLL(None).prctl(_PR_SET_NAME, f"{_NAME}{run_id}".encode())
 
 
 def processes_of(run_id: str, *, forks: bool = False) -> list[int]:
-    """Pids of the living processes that carry `run_id`, this one left out.
+    """Pids of the living processes that carry `run_id`, without this one.
 
     Args:
-        forks: those as well that carry it as their name; they end by themselves when the command does.
+        forks: whether to include those that carry it as their name; they end by themselves when the command ends.
     """
     return [pid for pid, its in marked(forks=forks) if its == run_id]
 
 
 def marked(*, forks: bool) -> list[tuple[int, str]]:
-    """(pid, run id) of every living process of this user that carries a run's id, this one left out."""
+    """(pid, run id) of every living process of this user that carries a run's id, without this one."""
     found = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit() or int(folder.name) == os.getpid():
             continue
-        with suppress(OSError):  # ended meanwhile, or another user's
+        with suppress(OSError):  # it has ended, or belongs to another user
             run_id = _mark(folder, forks=forks) if folder.stat().st_uid == os.geteuid() else None
             if run_id and _alive(folder):
                 found.append((int(folder.name), run_id))
@@ -165,11 +162,11 @@ def _mark(folder: Path, *, forks: bool) -> str | None:
 
 
 def _mark_of_ray(folder: Path) -> str | None:
-    """Ray's agents write their title over their environment; their logs are open in the run's folder."""
+    """Ray's agents overwrite their environment with their title, but have logs open in the run's folder."""
     if not (folder / "cmdline").read_bytes().startswith(b"ray::"):
         return None
     for file in (folder / "fd").iterdir():
-        with suppress(OSError):  # closed meanwhile
+        with suppress(OSError):  # it was closed
             for part in Path(os.readlink(file)).parts:
                 if name := FOLDER.fullmatch(part):
                     return name[1]
@@ -177,7 +174,7 @@ def _mark_of_ray(folder: Path) -> str | None:
 
 
 def folders_of(run_id: str) -> list[Path]:
-    """The folders of a run, this user's only."""
+    """The folders of a run that belong to this user."""
     found = [(path, FOLDER.fullmatch(path.name)) for place in PLACES for path in sorted(place.glob("*agentgrpo-*"))]
     return [path for path, name in found if name and name[1] == run_id and _is_ours(path)]
 
@@ -195,10 +192,10 @@ def remove_folders(run_id: str) -> None:
 
 
 def end_run(run_id: str, *, patience_s: float = 10.0, forks: bool = False) -> list[int]:
-    """End what is left of a run: SIGTERM, `patience_s` seconds, then SIGKILL.
+    """End the processes of a run: SIGTERM, then after `patience_s` seconds SIGKILL.
 
     Returns:
-        Pids that were still there when it was called.
+        The pids that were there at the call.
     """
     left = processes_of(run_id, forks=forks)
     for sign, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, 5.0)):
@@ -210,7 +207,7 @@ def end_run(run_id: str, *, patience_s: float = 10.0, forks: bool = False) -> li
 
 
 def wait_until_gone(run_id: str, wait_s: float, *, forks: bool) -> None:
-    """Until no process carries the run's id, `wait_s` seconds at most."""
+    """Wait until no process carries the run's id, `wait_s` seconds at most."""
     deadline = time.monotonic() + wait_s
     while processes_of(run_id, forks=forks) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -221,8 +218,8 @@ def _alive(folder: Path) -> bool:
 
 
 def guard(run_id: str, command: int) -> None:
-    """Wait for SIGTERM, which the command sends when it has cleaned up and the kernel when it has died; then see to it
-    that nothing is left."""
+    """Wait for SIGTERM, which comes from the command after its clean-up or from the kernel when the command has died;
+    then end and remove what is left."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     end_with_parent(parent=command)

@@ -1,9 +1,9 @@
-"""Checkpoints that this user wrote: a record of every file and its hash, signed with a key of the user's own.
+"""Signs checkpoints and verifies them: a record names every file with its hash and is signed with the user's own key.
 
-Going on from a checkpoint unpickles files (verl and torch do), and a pickle is a program that runs as whoever loads it.
-So only what this user wrote is loaded: files that belong to the user, in a folder that not everybody may write to, all
-of them named in a record that bears the user's signature (HMAC-SHA256). `python -m scripts.accept_run` signs a folder
-that somebody trusts. Leaves out what other programs of the same user do. Imports nothing heavy.
+Resuming from a checkpoint unpickles files (verl and torch do), and a pickle is a program that runs as its loader. Only
+files that this user wrote are loaded: they belong to the user, not everybody may write to their folder, and all are
+named in a record with the user's signature (HMAC-SHA256). `python -m scripts.accept_run` signs a folder that the user
+trusts. Leaves out what other programs of the same user do. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ KEY_BYTES = 32
 
 
 class NotOursError(ValueError):
-    """What is to be loaded was not written by this user, or nobody can tell; the message says what to do."""
+    """This user did not write the checkpoint, or that cannot be proved; the message says what to do."""
 
 
 def key_file() -> Path:
-    """`agentgrpo/key` in the user's folder for settings, $XDG_CONFIG_HOME or ~/.config."""
+    """`agentgrpo/key` in the user's settings folder, $XDG_CONFIG_HOME or ~/.config."""
     settings = os.environ.get("XDG_CONFIG_HOME", "")
     return (Path(settings) if os.path.isabs(settings) else Path.home() / ".config") / "agentgrpo" / "key"
 
 
 def user_key() -> bytes:
-    """The key of this user, made at the first call.
+    """The key of this user; the first call makes it.
 
     Raises:
-        NotOursError: it cannot be made or read, or others can read it.
+        NotOursError: the key cannot be made or read, or others can read it.
     """
     path = key_file()
     try:
@@ -66,7 +66,7 @@ def user_key() -> bytes:
 
 
 def _make_key(path: Path) -> None:
-    """Whole or not at all; of two that are made at once the first stays."""
+    """Write a new key, whole or not at all; if two processes make one, the first stays."""
     handle, part = tempfile.mkstemp(dir=path.parent)  # mode 0600
     try:
         with os.fdopen(handle, "w") as file:
@@ -83,7 +83,7 @@ def _make_key(path: Path) -> None:
 
 
 def files_in(folder: Path, record: str) -> dict[str, dict[str, Any]]:
-    """Size and SHA-256 of every file, by its path in the folder; the record itself left out."""
+    """Size and SHA-256 of every file by its path in the folder, without the record itself."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / record)
     return {
         str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in paths
@@ -91,12 +91,12 @@ def files_in(folder: Path, record: str) -> dict[str, dict[str, Any]]:
 
 
 def signed(record: Mapping[str, Any]) -> Record:
-    """The record with this user's signature in it."""
+    """The record with this user's signature added."""
     return {**record, SIGNATURE: _signature(record)}
 
 
 def seal(folder: Path, name: str, facts: Mapping[str, Any]) -> None:
-    """Write `folder/name`, whole or not at all: facts, the folder's files, and the signature of both."""
+    """Write `folder/name`, whole or not at all: the facts, the folder's files, and the signature of both."""
     part = folder / f"{name}.part"
     part.write_text(json.dumps(signed({**facts, "files": files_in(folder, name)}), indent=2) + "\n")
     part.replace(folder / name)
@@ -109,7 +109,7 @@ def file_sha256(path: Path) -> str:
 
 def _signature(record: Mapping[str, Any]) -> str:
     facts = {name: value for name, value in record.items() if name != SIGNATURE}
-    # as it will be read: numbers and names pass through JSON once
+    # numbers and names as they will be read: after one pass through JSON
     text = json.dumps(json.loads(json.dumps(facts)), sort_keys=True, separators=(",", ":"))
     return hmac.new(user_key(), b"agentgrpo checkpoint\n" + text.encode(), "sha256").hexdigest()
 
@@ -118,7 +118,7 @@ def _signature(record: Mapping[str, Any]) -> str:
 
 
 def read(folder: Path, name: str) -> Record | str:
-    """The record of a folder; in words what is wrong with it where it is not whole."""
+    """The record of a folder, or a text that says what is wrong with it."""
     try:
         record = parse_json((folder / name).read_text())
         {path: (about["bytes"], about["sha256"]) for path, about in record.get("files", {}).items()}
@@ -130,13 +130,13 @@ def read(folder: Path, name: str) -> Record | str:
 
 
 def fault_of_ours(folder: Path, name: str, *, run_dir: Path) -> str | None:
-    """What keeps a checkpoint from being loaded, None if nothing does.
+    """Why a checkpoint cannot be loaded; None if it can.
 
     Args:
-        name: of its record.
-        run_dir: the folder of the run, which holds this one.
+        name: the name of its record.
+        run_dir: the folder of the run, which contains the checkpoint.
     Raises:
-        NotOursError: it has a record, and this user did not write it.
+        NotOursError: it has a record, but this user did not write it.
     """
     record = read(folder, name)
     if isinstance(record, str):
@@ -148,10 +148,10 @@ def fault_of_ours(folder: Path, name: str, *, run_dir: Path) -> str | None:
 def check_ours(folder: Path, name: str, record: Record, *, run_dir: Path) -> None:
     """
     Args:
-        record: what `folder/name` holds.
-        run_dir: the folder of the run, which holds this one.
+        record: the content of `folder/name`.
+        run_dir: the folder of the run, which contains this one.
     Raises:
-        NotOursError: something in it is another user's, may be changed by everybody, or is not signed by this user.
+        NotOursError: a file belongs to another user, may be changed by everybody, or is not signed by this user.
     """
     check_owner(folder, run_dir=run_dir)
     sent, expected = str(record.get(SIGNATURE, "")), _signature(record)
@@ -170,7 +170,7 @@ def check_ours(folder: Path, name: str, record: Record, *, run_dir: Path) -> Non
 def check_owner(folder: Path, *, run_dir: Path) -> None:
     """
     Raises:
-        NotOursError: something in `folder`, or above it up to `run_dir`, is not this user's alone.
+        NotOursError: something in `folder`, or above it up to `run_dir`, does not belong to this user alone.
     """
     above = [folder, *(path for path in folder.parents if path.is_relative_to(run_dir))]
     owner, everybody = _ownership(folder)
@@ -194,10 +194,10 @@ def accept_command(run_dir: Path | str) -> str:
 
 
 def fault_of(folder: Path, record: Record, *, hashes: bool = True) -> str | None:
-    """What is wrong with the files of a folder; None if they are as its record says.
+    """What is wrong with the files of a folder; None if they match its record.
 
     Args:
-        hashes: False compares sizes only, which reads no file.
+        hashes: False compares sizes only, without reading the files.
     """
     try:
         for name, expected in record["files"].items():
@@ -215,24 +215,24 @@ def fault_of(folder: Path, record: Record, *, hashes: bool = True) -> str | None
 
 
 def _all_in(folder: Path) -> list[Path]:
-    """Everything in a folder; a link is not followed."""
+    """Everything in a folder; links are not followed."""
     found = os.walk(folder)
     return [Path(place, name) for place, folders, files in found for name in (*folders, *files)]
 
 
 def _is_sticky(mode: int) -> bool:
-    """Whether it is the mode of a folder in which nobody removes or renames what is another's."""
+    """Whether it is the mode of a folder in which nobody can remove or rename files of others."""
     return stat.S_ISDIR(mode) and bool(mode & stat.S_ISVTX)
 
 
 def _ownership(folder: Path) -> tuple[int, int]:
-    """To whom belongs what this user writes there, and the mode of what everybody may write.
+    """The owner that files of this user get there, and the mode bit that marks files that everybody may write.
 
-    Some file systems give everything to one user, or everything to everybody: there these say nothing.
+    Some file systems give every file to one user, or make every file writable for everybody; then it marks nothing.
     """
     try:
         with tempfile.TemporaryFile(dir=folder) as probe:  # mode 0600
             about = os.fstat(probe.fileno())
-    except OSError:  # the folder can only be read
+    except OSError:  # the folder is read-only
         return os.geteuid(), stat.S_IWOTH
     return about.st_uid, stat.S_IWOTH & ~about.st_mode

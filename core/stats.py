@@ -1,4 +1,4 @@
-"""Shares of pairs and how sure they are: pure functions of counts and numbers."""
+"""Confidence intervals of shares and means: pure functions of counts and numbers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ RESAMPLES = 2000
 
 
 def wilson_interval(successes: float, n: int) -> tuple[float, float]:
-    """The 95 % confidence interval of a share; it stays inside [0, 1] and is sensible at 0 and n.
+    """The 95 % confidence interval of a share. It stays inside [0, 1] and is meaningful at 0 and n.
 
     Args:
         successes: how many of `n` independent trials succeeded; a tie counts half.
     Raises:
-        ValueError: there is no share without a trial, or the counts contradict each other.
+        ValueError: `n` is 0, or the counts contradict each other.
     Source:
         E. B. Wilson (1927), "Probable inference, the law of succession, and statistical inference", JASA 22(158).
     """
@@ -27,19 +27,19 @@ def wilson_interval(successes: float, n: int) -> tuple[float, float]:
     rate, z2 = successes / n, Z_95**2
     centre = (rate + z2 / (2 * n)) / (1 + z2 / n)
     half_width = Z_95 / (1 + z2 / n) * math.sqrt(rate * (1 - rate) / n + z2 / (4 * n * n))
-    # rounding may put a bound beyond the share itself, at 0 and n
+    # at 0 and n rounding may put a bound beyond the share itself
     return max(0.0, min(rate, centre - half_width)), min(1.0, max(rate, centre + half_width))
 
 
 def cluster_interval(values: Sequence[float], clusters: Sequence[Hashable], *, seed: int = 0) -> tuple[float, float]:
-    """The 95 % interval of a mean whose values come in clusters, e.g. several pairs of one prompt.
+    """The 95 % interval of the mean of values in clusters, for example of several pairs of one prompt.
 
-    Clusters are drawn with replacement, all values of a cluster together (percentile bootstrap). One cluster tells
-    nothing of others: its interval is its mean, so give several.
+    Clusters are drawn with replacement, with all their values (percentile bootstrap). Give several clusters: a single
+    one says nothing about others, and its interval is its mean.
 
     Args:
         values: shape (N,), N >= 1.
-        clusters: which cluster each belongs to, shape (N,).
+        clusters: the cluster of each value, shape (N,).
     Source:
         A. C. Davison and D. V. Hinkley (1997), "Bootstrap Methods and their Application", sec. 3.8.
     """

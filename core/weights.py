@@ -1,12 +1,13 @@
-"""Do a folder's weights fit its config? Said before they are read.
+"""Checks whether the weights of a folder fit its config, before they are read; lists and hashes the weight files.
 
-transformers' own loader goes through the files with a model on torch's meta device, so names are matched as they will
-be, shards, tied embeddings and renamed layers included, and of safetensors the headers alone are read. Leaves out what
-the numbers are. `pytorch_model.bin` is read by torch's loader of plain tensors; a pickle of anything else is refused.
+transformers' own loader reads the files with a model on torch's meta device, so names are matched as in the real load,
+with shards, tied embeddings and renamed layers; of safetensors only the headers are read. torch's loader of plain
+tensors reads `pytorch_model.bin`, and a pickle of anything else is refused. Leaves out the values of the weights.
 """
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,28 +17,30 @@ from typing import Any, Literal
 import torch
 from torch.overrides import TorchFunctionMode
 
+from core.hub import ModelError
 from core.json_text import parse_json
 
 Head = Literal["ForCausalLM", "ForSequenceClassification"]
 LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
-"""How the architectures end that have the head of a language model."""
+"""The endings of architectures that have the head of a language model."""
 HEAD = "score"
-"""The layer of a reward model that training makes."""
+"""The layer of a reward model that training adds."""
 LANGUAGE_HEADS = ("lm_head", "output", "embed_out")
-"""Layers of a language model that a reward model has no use for."""
-NAMED = 3
-"""Tensors that a message names of each kind."""
+"""The layers of a language model that a reward model does not need."""
+MAX_NAMED = 3
+"""How many tensors of each kind a message names."""
+FETCH = "`hf download NAME --local-dir FOLDER` fetches one"
 
 
 def misfit(
     folder: Path, head: Head, *, num_labels: int | None = None, new: str | None = None, unused: Collection[str] = ()
 ) -> str | None:
-    """What keeps the weights of `folder` from being loaded as a model with that head; None where they fit.
+    """Why the weights of `folder` cannot be loaded as a model with that head; None if they fit.
 
     Args:
-        num_labels: of a classifier, where the config does not say.
-        new: layer that training makes, so that it may be missing.
-        unused: layers that training takes away, so that they may be there.
+        num_labels: the number of labels of a classifier, if the config does not say it.
+        new: a layer that training adds, so that it may be missing.
+        unused: layers that training removes, so that they may be there.
     """
     more = {} if num_labels is None else {"num_labels": num_labels}
     try:
@@ -52,7 +55,7 @@ def misfit(
             )
     except pickle.UnpicklingError:
         return f"the weights of {folder} (*.bin) are no pickle of plain tensors: it may run a program, or is damaged"
-    except Exception as error:  # of a config that is no config, or of a file that is no weights: of any class
+    except Exception as error:  # a broken config or weight file may raise any error
         return f"{folder} cannot be loaded as a model {head} ({in_a_line(error)})"
     named = _architectures(folder)[0]
     if head == "ForCausalLM" and named != type(model).__name__:
@@ -67,7 +70,7 @@ def misfit(
 
 
 def wrong_head(folder: Path) -> str | None:
-    """What the config names in place of a language model, in words; None where it is one."""
+    """What kind of model the config names if it is not a language model; None if it is one."""
     named = _architectures(folder)[0]
     if named.endswith(LANGUAGE_MODELS):
         return None
@@ -77,7 +80,7 @@ def wrong_head(folder: Path) -> str | None:
 
 
 def adapter_misfit(adapter: Path, base: Path, head: Head, *, num_labels: int | None = None) -> str | None:
-    """What keeps a PEFT adapter from being put on its base; None where it fits. The base's own weights are not read."""
+    """Why a PEFT adapter cannot be put on its base; None if it fits. The base's own weights are not read."""
     from peft import PeftConfig, get_peft_model, get_peft_model_state_dict
     from safetensors import safe_open
     from transformers import AutoConfig
@@ -90,7 +93,7 @@ def adapter_misfit(adapter: Path, base: Path, head: Head, *, num_labels: int | N
             plain = _kind(head).from_config(
                 AutoConfig.from_pretrained(str(base), **more, trust_remote_code=False), trust_remote_code=False
             )
-            whole = set(plain.state_dict())  # PEFT saves embeddings that were made larger whole
+            whole = set(plain.state_dict())  # PEFT saves embeddings whole if they were enlarged
             expected = get_peft_model_state_dict(get_peft_model(plain, config), save_embedding_layers=False)
         with safe_open(adapter / "adapter_model.safetensors", framework="pt") as file:
             own = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
@@ -120,7 +123,7 @@ def _architectures(folder: Path) -> list[str]:
 
 
 def in_a_line(error: BaseException) -> str:
-    """A library's error without its further lines."""
+    """A library's error on one line, without its later lines."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines[:2])[:300]}" if lines else type(error).__name__
 
@@ -131,17 +134,39 @@ def _faults(*, missing: Sequence[str], unexpected: Sequence[str], shapes: Sequen
 
 
 def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(sorted(names)[:NAMED]) + more
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(sorted(names)[:MAX_NAMED]) + more
 
 
 def _shape(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape)) or "a single number"
 
 
+def weight_files(path: Path) -> list[Path]:
+    """The files that hold a model's or an adapter's weights, by name.
+
+    Raises:
+        ModelError: there are none.
+    """
+    files = sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
+    if not files:
+        raise ModelError(f"{path} has no weights (*.safetensors); {FETCH} whole")
+    return files
+
+
+def weights_sha256(path: Path) -> str:
+    """One digest over the names and contents of the weight files, so that exchanged shards change it."""
+    digest = hashlib.sha256()
+    for file in weight_files(path):
+        digest.update(file.name.encode() + b"\0")
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 24):
+                digest.update(block)
+    return digest.hexdigest()
+
+
 class _Shapes(TorchFunctionMode):
-    """Tied weights that are both in the files are compared by the loader; on the meta device there is nothing to
-    compare but their shapes."""
+    """The loader compares tied weights that are both in the files; on the meta device they have only their shapes."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.equal:
@@ -151,7 +176,7 @@ class _Shapes(TorchFunctionMode):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The loader logs, at length, what is said here in a line."""
+    """Silence the loader, which logs at length what is said here in one line."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -1,4 +1,4 @@
-"""The records that travel out of `dbbench_adapter`: tasks, scores and nothing that touches a database."""
+"""The records that travel out of `dbbench_adapter`: tasks and scores. Nothing here touches a database."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHANGE_KINDS = frozenset({"INSERT", "UPDATE", "DELETE"})
 class Column:
     name: str
     type: str = "TEXT"
-    """As declared in the file; honoured only when `Task.typed`."""
+    """As declared in the file; used only when `Task.typed`."""
 
 
 @dataclass(frozen=True)
@@ -28,19 +28,24 @@ class Table:
     columns: tuple[Column, ...]
     rows: Rows
 
+    @property
+    def note(self) -> str:
+        """LifelongAgentBench's sentence that names table and headers."""
+        return f"The table is called {self.name} and has these headers: {', '.join(c.name for c in self.columns)}."
+
 
 @dataclass(frozen=True)
 class Gold:
-    """What a right answer is. It never enters a prompt, a tool result or a span."""
+    """The right answer. It never enters a prompt, a tool result or a span."""
 
     answers: tuple[str, ...] | None = None
     """Answer values as text (AgentBench labels), or None where the file gives none."""
     rows: Rows | None = None
     """Typed result rows of a SELECT (LifelongAgentBench, generated tasks)."""
     label_text: str | None = None
-    """The result as the driver prints it, `[('a', 1), ...]` (AgentBench train file); `rows` holds it parsed."""
+    """The result as the driver prints it, `[('a', 1), ...]` (AgentBench train file); `rows` holds the parsed values."""
     sql: str | None = None
-    """The reference statement; for changes the gold state is what it leaves behind on a fresh copy."""
+    """The reference statement; for changes the gold state is the one after it ran on a fresh copy."""
     table_hash: str | None = None
     """The stored hash of the changed table(s), 32 hex digits (several joined with `_`); "None" for an empty table."""
 
@@ -62,9 +67,9 @@ class Task:
     skills: tuple[str, ...] = ()
     source: Literal["agentbench", "lifelong", "generated"] = "agentbench"
     typed: bool = False
-    """Make the columns with their declared types (LifelongAgentBench) or all TEXT (AgentBench)."""
+    """Whether columns have their declared types (LifelongAgentBench) or are all TEXT (AgentBench)."""
     ordered: bool = False
-    """Row order is part of the gold: the reference orders its rows."""
+    """Whether row order is part of the gold: the reference orders its rows."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # a misspelt key in a task file stops the load
 
@@ -83,7 +88,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Score:
-    """A verdict. `None` is not 0: it means that nobody could judge, and it stays out of every mean."""
+    """A verdict. `None` is not 0: it means that the end could not be judged, and it stays out of every mean."""
 
     value: float | None
     reason: str

@@ -6,8 +6,8 @@ Out: {"id", "status", "correct", "replies_used", "sql_run": [...], "observations
 TASK for text and fc: {"table": TABLE or [TABLE, ...], "type", "question", "label": [...]}, with "gold_sql" in place of
 "label" for changes; TABLE is {"table_name", "columns": [{"name", "type"}], "rows"}. For lab: {"table_info": {"name",
 "column_info_list", "row_list"}, "instruction", "sql", "direct": [...] or null}. Replies are texts, for fc assistant
-messages with tool calls. `correct` is the verdict of the variant's own judge; null while the status is `running`
-because the replies came to their end first. `sql_run` holds what the model wrote, `observations` what it was shown.
+messages with tool calls. `correct` is the verdict of the variant's own judge; it is null if the status is `running`,
+because the replies ended before the episode. `sql_run` holds the model's statements, `observations` its results.
 """
 
 from __future__ import annotations
@@ -18,21 +18,18 @@ if __name__ == "__main__":
     starting()
 
 import argparse
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from core.json_lines import serve
 from core.passwords import Parser
 from dbbench_adapter.backends import Backend, BackendUnavailable, TableError, open_backend
-from dbbench_adapter.datatypes import CHANGE_KINDS, Cell, Gold, Task
+from dbbench_adapter.datatypes import CHANGE_KINDS, Gold, Row, Task
 from dbbench_adapter.judges import JudgeName
-from dbbench_adapter.protocols import Episode, open_episode
-from dbbench_adapter.table_hash import AgentBenchTable, LifelongTable
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+from dbbench_adapter.protocols import Episode, ProtocolName, open_episode
+from dbbench_adapter.table_hash import AgentBenchTable
+from dbbench_adapter.tasks.records import LifelongTable, first_word
 
 
 class _AgentBenchTask(BaseModel):
@@ -49,18 +46,18 @@ class _AgentBenchTask(BaseModel):
         kind = self.type if isinstance(self.type, str) else self.type[0]
         wanted = "gold_sql" if kind in CHANGE_KINDS else "label"
         if getattr(self, wanted) is None:
-            raise ValueError(f"field task.{wanted}: a task of type {kind} needs it")
-        gold = (
-            Gold(label_text=self.label, sql=self.gold_sql)
-            if isinstance(self.label, str)
-            else Gold(answers=None if self.label is None else tuple(self.label), sql=self.gold_sql)
-        )
+            raise ValueError(f"field task.{wanted}: a task of type {kind} needs it; add it to the task")
+        label = self.label
         return Task(
             id="-",
             question=self.question,
             kind=kind,
             tables=tuple(table.table() for table in tables),
-            gold=gold,
+            gold=Gold(
+                answers=tuple(label) if isinstance(label, list) else None,
+                label_text=label if isinstance(label, str) else None,
+                sql=self.gold_sql,
+            ),
             table_note=self.add_description,
             evidence=self.evidence,
         )
@@ -70,52 +67,46 @@ class _LifelongTask(BaseModel):
     table_info: LifelongTable
     instruction: str
     sql: str
-    direct: list[tuple[Cell, ...]] | None = None
+    direct: list[Row] | None = None
 
     def task(self) -> Task:
-        kind = (self.sql.split() or [""])[0].upper()
+        kind = first_word(self.sql)
         if (kind in CHANGE_KINDS) == (self.direct is not None):
             raise ValueError(f"field task.direct: set for a SELECT and null for a change; the statement is {kind!r}")
-        table = self.table_info.table()
-        rows = None if self.direct is None else tuple(self.direct)
         return Task(
             id="-",
             question=self.instruction,
             kind=kind,
-            tables=(table,),
-            gold=Gold(rows=rows, sql=self.sql),
+            tables=(self.table_info.table(),),
+            gold=Gold(rows=None if self.direct is None else tuple(self.direct), sql=self.sql),
             source="lifelong",
             typed=True,
         )
 
 
-class _AgentBenchCase(_Strict):
+_TaskForm = TypeVar("_TaskForm", _AgentBenchTask, _LifelongTask)
+
+
+class _Case(BaseModel, Generic[_TaskForm]):
+    model_config = ConfigDict(extra="forbid")
+
     id: Any = None
-    variant: Literal["text", "fc"]
-    task: _AgentBenchTask
+    variant: ProtocolName
+    task: _TaskForm
     max_round: int = Field(ge=1)
     replies: list[Any]
 
 
-class _LifelongCase(_Strict):
-    id: Any = None
-    variant: Literal["lab"]
-    task: _LifelongTask
-    max_round: int = Field(ge=1)
-    replies: list[str]
-
-
 def answer(row: dict[str, Any], backend: Backend) -> dict[str, Any]:
-    """Play one case to its end, or to the end of its replies.
+    """Play one case until the episode or the replies end.
 
     Raises:
-        ValueError: a field is missing or has another form than the variant's; the gold cannot be had.
+        ValueError: a field is missing or has another form than the variant's; the reference statement does not run.
     """
-    case = (_LifelongCase if row.get("variant") == "lab" else _AgentBenchCase).model_validate(row)
-    task = case.task.task()
+    case = (_Case[_LifelongTask] if row.get("variant") == "lab" else _Case[_AgentBenchTask]).model_validate(row)
     observations: list[str] = []
     try:
-        with open_episode(task, backend, case.variant, max_rounds=case.max_round) as episode:
+        with open_episode(case.task.task(), backend, case.variant, max_rounds=case.max_round) as episode:
             for reply in case.replies:
                 if episode.done:
                     break
@@ -143,11 +134,11 @@ def _outcome(episode: Episode, judge: JudgeName, observations: list[str]) -> dic
     }
 
 
-def _checked(reply: Any, variant: str) -> Any:
+def _checked(reply: Any, variant: ProtocolName) -> Any:
     wanted = dict if variant == "fc" else str
     if not isinstance(reply, wanted) and not (variant == "text" and reply is None):
-        what = "an assistant message" if variant == "fc" else "a text"
-        raise ValueError(f"field replies: expected {what}, found {type(reply).__name__}")
+        expected = "an assistant message" if variant == "fc" else "a text"
+        raise ValueError(f"field replies: expected {expected}, found {type(reply).__name__}")
     return reply
 
 

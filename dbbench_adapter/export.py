@@ -1,10 +1,10 @@
-"""Tasks as the rows that trainers read: verl's parquet and agent-lightning's rollout inputs.
+"""Write tasks as the rows that trainers read: verl's parquet and agent-lightning's rollout inputs.
 
     python -m dbbench_adapter.export --input FILE... --format verl --output train.parquet
     python -m dbbench_adapter.export --input FILE... --format agl --output train.jsonl
 
-The gold travels only where nothing shows it to a model: in `extra_info.task` of a verl row and in the input of an
-agent-lightning rollout. Leaves out rLLM's registry (`dbbench_adapter.rllm.data`).
+The gold is only in fields that no model reads: `extra_info.task` of a verl row, and the input of an agent-lightning
+rollout. `dbbench_adapter.rllm.data` writes rLLM's rows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def verl_rows(tasks: Sequence[Task], protocol: ProtocolName = "fc") -> list[dict
     """One row per task: `data_source`, `prompt`, `ability`, `reward_model`, `extra_info`, `agent_name`.
 
     The task is JSON text in `extra_info.task`, since rows with lists of mixed types do not fit parquet. The prompt is
-    what the agent will say first; verl only counts and shows it.
+    the agent's first prompt; verl only counts its tokens and displays it.
     """
     return [
         {
@@ -49,7 +49,7 @@ def verl_rows(tasks: Sequence[Task], protocol: ProtocolName = "fc") -> list[dict
 
 
 def write_verl_parquet(tasks: Sequence[Task], path: Path, protocol: ProtocolName = "fc") -> None:
-    """Write `verl_rows` where verl's `data.train_files` or `data.val_files` will point."""
+    """Write `verl_rows` to a file for verl's `data.train_files` or `data.val_files`."""
     write_rows(verl_rows(tasks, protocol), path)
 
 
@@ -61,16 +61,11 @@ def write_rows(rows: Sequence[dict[str, Any]], path: Path) -> None:
         pq.write_table(pa.Table.from_pylist(list(rows)), part)
 
 
-def agl_rows(tasks: Sequence[Task]) -> list[dict[str, Any]]:
-    """One rollout input per task, as `agentlightning.Trainer.fit` takes them; the agent calls `Task.from_dict`."""
-    return [task.to_dict() for task in tasks]
-
-
 FORMATS = {
     "verl": (".parquet", write_verl_parquet),
-    "agl": (".jsonl", lambda tasks, path: write_tasks(path, tasks)),  # one `agl_rows` row per line
+    "agl": (".jsonl", lambda tasks, path: write_tasks(path, tasks)),  # rollout inputs; the agent calls `Task.from_dict`
 }
-"""The suffix that readers tell a file by, and what writes it."""
+"""The suffix by which readers recognise a file, and the function that writes it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

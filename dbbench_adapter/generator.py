@@ -1,9 +1,9 @@
-"""Make SQL tasks of our own: seeded, checked by running their reference, never repeated.
+"""Make plain SQL tasks: eight kinds over one small table of made-up words, which a small policy learns.
 
-Eight plain kinds over one small table: select-where, count, max/min, sum/avg, order-limit, insert, update and delete.
-The reference runs on SQLite before a task is let out, and what would be a bad task is drawn again: a change that
-changes nothing, an answer that is empty, long, tied or rounded, a question asked before. Leaves out joins, groups,
-sub-queries, NULLs and comparisons over text.
+The kinds are select-where, count, max/min, sum/avg, order-limit, insert, update and delete. The reference runs on
+SQLite before a task is given out. A draft that would make a bad task is drawn again: a change that changes nothing, an
+answer that is empty, long, tied or rounded, a question asked before. Joins, groups, sub-queries, NULLs and comparisons
+of texts by order are left out; `dbbench_adapter.generate` makes larger tasks with 22 skills.
 
     python -m dbbench_adapter.generator --n 512 --seed 0 --split train --output data/train.jsonl
 """
@@ -18,12 +18,12 @@ if __name__ == "__main__":
 import argparse
 import itertools
 import random
-import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import get_args
 
 from dbbench_adapter.datatypes import CHANGE_KINDS, Cell, Column, Gold, Row, Rows, Table, Task
 from dbbench_adapter.generate.phrasebook import (
@@ -35,13 +35,15 @@ from dbbench_adapter.generate.phrasebook import (
     TRAIN_WORDS,
     pseudo_word,
 )
+from dbbench_adapter.generate.tables import in_memory
+from dbbench_adapter.generate.themes import Split
+from dbbench_adapter.generate.values import literal
 from dbbench_adapter.tasks.load import write_tasks
 
-Split = Literal["train", "held_out"]
 NOTE = ("The table ", " has the columns ")
 """The fixed parts of `Task.table_note`; the small policy's tokenizer knows them as wholes."""
 MAX_ANSWERS = 4
-PSEUDO_WORD_SHARE = 0.7  # of train words; measured to be what a small policy needs to copy words it has never seen
+PSEUDO_WORD_SHARE = 0.7  # of train words; a small policy needs so many to learn to copy words it has never seen
 _SQL_WORDS = frozenset(
     {"add", "as", "by", "desc", "do", "end", "for", "if", "in", "is", "no", "of", "on", "or", "set", "to"}
 )
@@ -56,7 +58,7 @@ class Draft:
     sql: str
     skills: tuple[str, ...]
     ranked_by: Column | None = None
-    """Where the first of an order is asked for: the column that must have a clear first and last."""
+    """The column by which the first row is asked for; it must have a clear first and last."""
 
 
 def generate_tasks(n: int, *, seed: int, split: Split = "train") -> list[Task]:
@@ -66,28 +68,28 @@ def generate_tasks(n: int, *, seed: int, split: Split = "train") -> list[Task]:
         ValueError: `n` is below 1, or `split` is unknown.
     """
     if n < 1:
-        raise ValueError(f"{n} tasks asked for, expected 1 or more")
+        raise ValueError(f"n is {n}, expected 1 or more")
     return list(itertools.islice(task_stream(seed=seed, split=split), n))
 
 
 def task_stream(*, seed: int, split: Split = "train") -> Iterator[Task]:
-    """Tasks without end, the same ones for the same seed and split.
+    """An endless stream of tasks, the same for the same seed and split.
 
     Args:
         split: `held_out` uses words, and so table and column names, that `train` never uses.
     Raises:
         ValueError: `split` is unknown.
     """
-    if split not in ("train", "held_out"):
-        raise ValueError(f"unknown split {split!r}, expected train or held_out")
+    if split not in get_args(Split):
+        raise ValueError(f"unknown split {split!r}, expected {' or '.join(get_args(Split))}")
     rng = random.Random(f"{split} {seed}")
     seen: set[tuple[str, str]] = set()
     for index in itertools.count():
         if index % len(DRAFTS) == 0:
             kinds = rng.sample(sorted(DRAFTS), len(DRAFTS))
         while True:
-            table, spare = _table(rng, split)
-            draft = DRAFTS[kinds[index % len(DRAFTS)]](rng, table, spare)
+            table, new_row = _table(rng, split)
+            draft = DRAFTS[kinds[index % len(DRAFTS)]](rng, table, new_row)
             gold, prompt = checked_gold(table, draft), (draft.question, _note(table))
             if gold is not None and prompt not in seen:
                 break
@@ -107,16 +109,12 @@ def task_stream(*, seed: int, split: Split = "train") -> Iterator[Task]:
 
 
 def checked_gold(table: Table, draft: Draft) -> Gold | None:
-    """Run the reference on SQLite and read off the gold; None where it would make a bad task.
+    """Run the reference on SQLite and read the gold; None where it would make a bad task.
 
     Raises:
-        sqlite3.Error: the reference does not run; the fault is in this module.
+        sqlite3.Error: the reference does not run, which is a fault of this module.
     """
-    with closing(sqlite3.connect(":memory:")) as connection:
-        columns = ", ".join(f"`{column.name}` {column.type}" for column in table.columns)
-        connection.execute(f"CREATE TABLE `{table.name}` ({columns})")
-        marks = ", ".join("?" * len(table.columns))
-        connection.executemany(f"INSERT INTO `{table.name}` VALUES ({marks})", table.rows)
+    with closing(in_memory(table)) as connection:
         rows: Rows = tuple(connection.execute(draft.sql).fetchall())
         after: list[Row] = connection.execute(f"SELECT * FROM `{table.name}`").fetchall()
     if draft.kind in CHANGE_KINDS:
@@ -125,7 +123,7 @@ def checked_gold(table: Table, draft: Draft) -> Gold | None:
         return None
     if draft.ranked_by is not None and _tied(table, draft.ranked_by):
         return None
-    return Gold(answers=tuple(str(_plain(row[0])) for row in rows), rows=rows, sql=draft.sql)
+    return Gold(answers=tuple(_answer(row[0]) for row in rows), rows=rows, sql=draft.sql)
 
 
 def _rounded(rows: Rows) -> bool:
@@ -140,15 +138,15 @@ def _tied(table: Table, column: Column) -> bool:
     return ordered[0] == ordered[1] or ordered[-1] == ordered[-2]
 
 
-def _plain(cell: Cell) -> Cell:
-    return int(cell) if isinstance(cell, float) and cell.is_integer() else cell
+def _answer(cell: Cell) -> str:
+    return str(int(cell) if isinstance(cell, float) and cell.is_integer() else cell)
 
 
 # Tables and words -----------------------------------------------------------------------------------------------------
 
 
 def _table(rng: random.Random, split: Split) -> tuple[Table, Row]:
-    """A table and one more row that it does not hold, for changes to take their new values from.
+    """A table and one more row that it does not hold; changes take their new values from that row.
 
     3-5 columns, at least one INT and one TEXT; 4-12 rows, whose cells repeat so that conditions match several.
     """
@@ -193,91 +191,66 @@ def _note(table: Table) -> str:
 # The eight kinds ------------------------------------------------------------------------------------------------------
 
 
-def _select(rng: random.Random, table: Table, spare: Row) -> Draft:
+def _select(rng: random.Random, table: Table, new_row: Row) -> Draft:
     column, other = rng.sample(table.columns, 2)
     words, sql = _condition(rng, table, other)
-    question = _phrase(rng, "select", column=f"`{column.name}`", condition=words)
-    return Draft(
-        "other",
-        question,
-        f"SELECT `{column.name}` FROM `{table.name}` WHERE {sql}",
-        ("select", "where_single_condition"),
-    )
+    question = _question(rng, "select", column=f"`{column.name}`", condition=words)
+    sql = f"SELECT `{column.name}` FROM `{table.name}` WHERE {sql}"
+    return Draft("other", question, sql, ("select", "where_single_condition"))
 
 
-def _count(rng: random.Random, table: Table, spare: Row) -> Draft:
+def _count(rng: random.Random, table: Table, new_row: Row) -> Draft:
     words, sql = _condition(rng, table, rng.choice(table.columns))
-    question = _phrase(rng, "count", condition=words)
-    return Draft(
-        "counting", question, f"SELECT COUNT(*) FROM `{table.name}` WHERE {sql}", ("select", "where_single_condition")
-    )
+    sql = f"SELECT COUNT(*) FROM `{table.name}` WHERE {sql}"
+    return Draft("counting", _question(rng, "count", condition=words), sql, ("select", "where_single_condition"))
 
 
-def _extreme(rng: random.Random, table: Table, spare: Row) -> Draft:
-    word, function = rng.choice(sorted(EXTREMES.items()))
+def _aggregate(rng: random.Random, table: Table, new_row: Row, *, kind: str, functions: Mapping[str, str]) -> Draft:
+    word, function = rng.choice(sorted(functions.items()))
     column = rng.choice(_numbers(table))
-    question = _phrase(rng, "extreme", extreme=word, column=f"`{column.name}`")
-    return Draft(
-        f"aggregation-{function}", question, f"SELECT {function}(`{column.name}`) FROM `{table.name}`", ("select",)
-    )
+    question = _question(rng, kind, word=word, column=f"`{column.name}`")
+    sql = f"SELECT {function}(`{column.name}`) FROM `{table.name}`"
+    return Draft(f"aggregation-{function}", question, sql, ("select",))
 
 
-def _summary(rng: random.Random, table: Table, spare: Row) -> Draft:
-    word, function = rng.choice(sorted(SUMMARIES.items()))
-    column = rng.choice(_numbers(table))
-    question = _phrase(rng, "summary", summary=word, column=f"`{column.name}`")
-    return Draft(
-        f"aggregation-{function}", question, f"SELECT {function}(`{column.name}`) FROM `{table.name}`", ("select",)
-    )
-
-
-def _ranking(rng: random.Random, table: Table, spare: Row) -> Draft:
+def _ranking(rng: random.Random, table: Table, new_row: Row) -> Draft:
     word, function = rng.choice(sorted(EXTREMES.items()))
     number = rng.choice(_numbers(table))
     column = rng.choice([column for column in table.columns if column != number])
-    question = _phrase(rng, "ranking", column=f"`{column.name}`", extreme=word, number=f"`{number.name}`")
+    question = _question(rng, "ranking", column=f"`{column.name}`", word=word, number=f"`{number.name}`")
     direction = "DESC" if function == "MAX" else "ASC"
-    return Draft(
-        "ranking",
-        question,
-        f"SELECT `{column.name}` FROM `{table.name}` ORDER BY `{number.name}` {direction} LIMIT 1",
-        ("select", "order_by_single_column", "limit_only"),
-        ranked_by=number,
-    )
+    sql = f"SELECT `{column.name}` FROM `{table.name}` ORDER BY `{number.name}` {direction} LIMIT 1"
+    return Draft("ranking", question, sql, ("select", "order_by_single_column", "limit_only"), ranked_by=number)
 
 
-def _insert(rng: random.Random, table: Table, spare: Row) -> Draft:
-    pairs = zip(table.columns, spare, strict=True)
-    question = _phrase(rng, "insert", values=", ".join(f"`{column.name}` {cell}" for column, cell in pairs))
+def _insert(rng: random.Random, table: Table, new_row: Row) -> Draft:
+    pairs = zip(table.columns, new_row, strict=True)
+    question = _question(rng, "insert", values=", ".join(f"`{column.name}` {cell}" for column, cell in pairs))
     names = ", ".join(f"`{column.name}`" for column in table.columns)
-    values = ", ".join(_literal(cell) for cell in spare)
+    values = ", ".join(literal(cell) for cell in new_row)
     return Draft("INSERT", question, f"INSERT INTO `{table.name}` ({names}) VALUES ({values})", ("insert",))
 
 
-def _update(rng: random.Random, table: Table, spare: Row) -> Draft:
+def _update(rng: random.Random, table: Table, new_row: Row) -> Draft:
     column = rng.choice(table.columns)
-    value = spare[table.columns.index(column)]
+    value = new_row[table.columns.index(column)]
     words, sql = _condition(rng, table, rng.choice(table.columns))
-    question = _phrase(rng, "update", column=f"`{column.name}`", value=str(value), condition=words)
-    return Draft(
-        "UPDATE",
-        question,
-        f"UPDATE `{table.name}` SET `{column.name}` = {_literal(value)} WHERE {sql}",
-        ("update", "where_single_condition"),
-    )
+    question = _question(rng, "update", column=f"`{column.name}`", value=str(value), condition=words)
+    sql = f"UPDATE `{table.name}` SET `{column.name}` = {literal(value)} WHERE {sql}"
+    return Draft("UPDATE", question, sql, ("update", "where_single_condition"))
 
 
-def _delete(rng: random.Random, table: Table, spare: Row) -> Draft:
+def _delete(rng: random.Random, table: Table, new_row: Row) -> Draft:
     words, sql = _condition(rng, table, rng.choice(table.columns))
-    question = _phrase(rng, "delete", condition=words)
+    question = _question(rng, "delete", condition=words)
     return Draft("DELETE", question, f"DELETE FROM `{table.name}` WHERE {sql}", ("delete", "where_single_condition"))
 
 
 DRAFTS: dict[str, Callable[[random.Random, Table, Row], Draft]] = {
     "select": _select,
     "count": _count,
-    "extreme": _extreme,
-    "summary": _summary,
+    "extreme": partial(_aggregate, kind="extreme", functions=EXTREMES),
+    "summary": partial(_aggregate, kind="summary", functions=SUMMARIES),
     "ranking": _ranking,
     "insert": _insert,
     "update": _update,
@@ -286,22 +259,18 @@ DRAFTS: dict[str, Callable[[random.Random, Table, Row], Draft]] = {
 
 
 def _condition(rng: random.Random, table: Table, column: Column) -> tuple[str, str]:
-    """One condition in words and in SQL, about a value of the table; text is compared for equality only."""
+    """One condition in words and in SQL on a value of the table; texts are compared for equality only."""
     value = rng.choice(table.rows)[table.columns.index(column)]
     inequality = column.type == "INT" and rng.random() < 0.4
     words = rng.choice([words for words, operator in COMPARISONS.items() if (operator != "=") == inequality])
-    return f"`{column.name}` {words} {value}", f"`{column.name}` {COMPARISONS[words]} {_literal(value)}"
+    return f"`{column.name}` {words} {value}", f"`{column.name}` {COMPARISONS[words]} {literal(value)}"
 
 
 def _numbers(table: Table) -> list[Column]:
     return [column for column in table.columns if column.type == "INT"]
 
 
-def _literal(cell: Cell) -> str:
-    return f"'{cell}'" if isinstance(cell, str) else str(cell)
-
-
-def _phrase(rng: random.Random, kind: str, **slots: str) -> str:
+def _question(rng: random.Random, kind: str, **slots: str) -> str:
     return rng.choice(PHRASINGS[kind]).format(**slots)
 
 
@@ -309,7 +278,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Generate SQL tasks, checked by running their reference statements.")
     parser.add_argument("--n", type=int, required=True, help="how many tasks")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--split", choices=["train", "held_out"], default="train")
+    parser.add_argument("--split", choices=get_args(Split), default="train")
     parser.add_argument("--output", type=Path, required=True, help="JSONL, one task per line")
     args = parser.parse_args()
     tasks = generate_tasks(args.n, seed=args.seed, split=args.split)

@@ -3,10 +3,10 @@
 In:  {"id", "variant": "text|fc|lab|strict", "expected", "given"}
 Out: {"id", "correct", "reason"}, or {"id", "error"} for a line that cannot be judged
 
-`expected` and `given` in the variant's own form: for fc the list of gold texts and the JSON value of `answers`; for
-text the list of gold texts and everything after `Final Answer:` on that line; for lab the list of rows and the stripped
-rest of the line; for strict rows or values on both sides, in any order. Leaves out changes, which are judged by the
-state of a database: `python -m dbbench_adapter.table_hash` and `dbbench_adapter.episode`.
+`expected` and `given` have the variant's own form. fc: the list of gold texts and the JSON value of `answers`. text:
+the list of gold texts and everything after `Final Answer:` on that line. lab: the list of rows and the stripped rest of
+the line. strict: rows or values on both sides, in any order. Changes are left out, since they are judged by the state
+of a database: `python -m dbbench_adapter.table_hash` and `dbbench_adapter.episode`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Cut a set of tasks into parts that share no table, and write them down so that anyone gets the same files again.
+"""Split a set of tasks into parts that share no table; the same inputs, seed and fractions give the same bytes.
 
     python -m dbbench_adapter.splits --input FILE... --output_dir DIR --fractions 0.8,0.1,0.1 --seed 0
 
-writes train.jsonl, validation.jsonl, test.jsonl and manifest.json (inputs and parts with their SHA-256, counts, seed,
-fractions, versions). The same inputs, seed and fractions give the same bytes. Whole groups of tasks over the same
-tables are drawn, so that every kind of task is in every part where its tables allow it. Leaves out balancing the
-numbers of kinds or skills; what the draw gave is in the manifest.
+The command writes train.jsonl, validation.jsonl, test.jsonl and manifest.json (inputs and parts with their SHA-256,
+counts, seed, fractions, versions). Tasks over the same tables stay together, and every kind of task is in every part
+where its tables allow it. The numbers of kinds or skills are not balanced; the manifest gives them.
 """
 
 from __future__ import annotations
@@ -46,31 +45,31 @@ T = TypeVar("T", bound=_OfKind)
 
 
 def draw_by_kind(tasks: Sequence[T], limit: int | None, seed: int) -> list[T]:
-    """At most `limit` tasks, of every kind the same number, in the order given; a file may be sorted by kind.
+    """At most `limit` tasks, the same number of every kind, in the order given; a file may be sorted by kind.
 
-    A kind that has fewer than its share gives all it has, and the others share the rest. Where the numbers cannot be
-    equal, the kinds that come first in `tasks` have one more. So success on what is drawn weighs the kinds alike, not
-    by their share of `tasks`. What a smaller limit draws is drawn by a larger one too.
+    A kind that has fewer than its share gives all its tasks, and the others share the rest. Where the numbers cannot be
+    equal, the kinds that come first in `tasks` have one more. So success on the draw gives every kind the same weight,
+    whatever its share of `tasks` is. A larger limit draws all tasks that a smaller one draws.
 
     Args:
-        limit: 1 or more; None, or one that covers them: all of them.
+        limit: 1 or more; None draws all tasks.
         seed: the same seed, tasks and limit give the same draw.
     """
     if limit is None or limit >= len(tasks):
         return list(tasks)
-    places: dict[str, list[int]] = {}
-    for place, task in enumerate(tasks):
-        places.setdefault(task.kind, []).append(place)
+    positions: dict[str, list[int]] = {}
+    for position, task in enumerate(tasks):
+        positions.setdefault(task.kind, []).append(position)
     rng = random.Random(seed)
-    for of_kind in places.values():
+    for of_kind in positions.values():
         rng.shuffle(of_kind)
-    rounds = itertools.zip_longest(*places.values())  # in each round one task of every kind that has any left
-    drawn = [place for one_round in rounds for place in one_round if place is not None][:limit]
-    return [tasks[place] for place in sorted(drawn)]
+    turns = itertools.zip_longest(*positions.values())  # in each turn one task of every kind that has any left
+    drawn = [position for turn in turns for position in turn if position is not None][:limit]
+    return [tasks[position] for position in sorted(drawn)]
 
 
 def count_kinds(tasks: Iterable[_OfKind]) -> dict[str, int]:
-    """How many tasks there are of each kind, kinds in the order in which they come."""
+    """The number of tasks of each kind; kinds are in the order of their first task."""
     return dict(Counter(task.kind for task in tasks))
 
 
@@ -78,7 +77,7 @@ def split_by_table(tasks: Sequence[Task], held_out_fraction: float, seed: int) -
     """Split into (train, held out) so that no table name is in both; each part keeps the order given.
 
     Args:
-        held_out_fraction: share of the table groups to hold out, in (0, 1); at least one group goes to either part.
+        held_out_fraction: share of the table groups to hold out, in (0, 1); each part gets at least one group.
         seed: the same seed, tasks and fraction give the same split.
     Raises:
         ValueError: fraction outside (0, 1), or every task shares tables with every other.
@@ -92,14 +91,14 @@ def split_by_table(tasks: Sequence[Task], held_out_fraction: float, seed: int) -
 def split_tasks(tasks: Sequence[Task], fractions: Sequence[float], seed: int) -> list[list[Task]]:
     """One part per fraction, no table name in two of them; each part keeps the order given.
 
-    The groups of tables are drawn by the seed; where a part has no task of a kind, one of its groups is exchanged for
-    one that has, unless that would take a kind from a part.
+    The seed draws the groups of tables. Where a part has no task of a kind, one of its groups is exchanged for a group
+    with such a task, unless a part would lose a kind by it.
 
     Args:
         fractions: shares of the table groups, each in (0, 1), adding up to 1; every part gets at least one group.
         seed: the same seed, tasks and fractions give the same parts.
     Raises:
-        ValueError: fractions that are no shares, or fewer groups of tables than parts.
+        ValueError: the fractions are no shares, or there are fewer groups of tables than parts.
     """
     if len(fractions) < 2 or not all(0 < share < 1 for share in fractions) or abs(sum(fractions) - 1) > 1e-9:
         raise ValueError(
@@ -129,38 +128,37 @@ def split_tasks(tasks: Sequence[Task], fractions: Sequence[float], seed: int) ->
 
 
 def _with_every_kind(part_of: Mapping[str, int], kinds_of: Mapping[str, set[str]], parts: int) -> dict[str, int]:
-    """The parts of the groups after as few exchanges as give each part the kinds that it lacked, where one can.
+    """The parts of the groups after exchanges that give each part the kinds it lacked, where an exchange can do so.
 
     Args:
-        part_of: the part of each group, groups in the order in which they are tried.
+        part_of: the part of each group; groups are tried in this order.
     """
     part_of = dict(part_of)
-    bearers = [
-        Counter(kind for name in part_of if part_of[name] == part for kind in kinds_of[name]) for part in range(parts)
-    ]
+    num_groups = [Counter[str]() for _ in range(parts)]  # of each part, by the kinds that the groups have
+    for name, part in part_of.items():
+        num_groups[part].update(kinds_of[name])
 
-    def keeps(part: int, gives: str, takes: str) -> bool:
-        return all(bearers[part][kind] > 1 or kind in kinds_of[takes] for kind in kinds_of[gives])
+    def keeps_kinds(part: int, gives: str, takes: str) -> bool:
+        return all(num_groups[part][kind] > 1 or kind in kinds_of[takes] for kind in kinds_of[gives])
 
     for part, kind in itertools.product(range(parts), sorted(set().union(*kinds_of.values()))):
-        if bearers[part][kind]:
+        if num_groups[part][kind]:
             continue
         wanted = [name for name in part_of if kind in kinds_of[name]]
         own = [name for name in part_of if part_of[name] == part]
         for takes, gives in itertools.product(wanted, own):
             other = part_of[takes]
-            if keeps(part, gives, takes) and keeps(other, takes, gives):
+            if keeps_kinds(part, gives, takes) and keeps_kinds(other, takes, gives):
                 part_of[takes], part_of[gives] = part, other
-                bearers[part] += Counter(kinds_of[takes])
-                bearers[part] -= Counter(kinds_of[gives])
-                bearers[other] += Counter(kinds_of[gives])
-                bearers[other] -= Counter(kinds_of[takes])
+                for here, gained, lost in ((part, takes, gives), (other, gives, takes)):
+                    num_groups[here].update(kinds_of[gained])
+                    num_groups[here].subtract(kinds_of[lost])
                 break
     return part_of
 
 
 def table_groups(tasks: Sequence[Task]) -> list[str]:
-    """For each task one name that stands for all tables reachable from it over shared tables."""
+    """For each task the name of its group: tasks that share a table, directly or through other tasks, have the same."""
     parent: dict[str, str] = {}
 
     def root(name: str) -> str:
@@ -185,7 +183,7 @@ def write_splits(inputs: Sequence[Path], output_dir: Path, fractions: Sequence[f
     Raises:
         ValueError: see `split_tasks`; an id in two inputs; fractions for other than three parts.
         TaskFileError: an input cannot be read.
-        OutputError: a file to be written is already there or cannot be written; nothing is written then.
+        OutputError: an output file exists already or cannot be written; then nothing is written.
     """
     if len(fractions) != len(PARTS):
         raise ValueError(f"{len(fractions)} fractions, expected one each for {', '.join(PARTS)}")

@@ -1,12 +1,11 @@
-"""Say of task files what is in them and everything that is wrong with them: file, row, field, what was expected.
+"""Check task files: what they hold, and everything that is wrong with them, by file, row and field.
 
     python -m dbbench_adapter.validate FILE [FILE...] [--replay sqlite|mariadb]
 
-Where `load_tasks` stops at the first bad row this names all of them, and also looks for what only shows later: tables
-that no database makes, golds that no judge can use, prompts that occur twice. `--replay` runs every reference
-statement and lists the stored golds it does not give. Exit status 1 when anything is wrong. Leaves out whether a
-question can be answered, and the queries of AgentBench's SELECT kinds: their labels come from the source question
-sets, not from these queries.
+`load_tasks` stops at the first bad row; this command names all of them, and finds also tables that no database accepts,
+golds that no judge can use, and prompts that occur twice. `--replay` runs every reference statement and compares its
+result with the stored gold. The exit status is 1 when anything is wrong. The queries of AgentBench's SELECT kinds are
+not run, since their labels come from the source question sets, not from these queries.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ MAX_SHOWN_CHARS = 200
 
 @dataclass(frozen=True)
 class FieldNames:
-    """What a form of record calls the things that can be wrong in it."""
+    """The names that a form of record has for the fields that can be wrong."""
 
     table: str
     columns: str
@@ -65,7 +64,7 @@ class ReadRow:
 
 @dataclass
 class FileReport:
-    """What one file holds; `faults` is empty when nothing is wrong with it."""
+    """The content of one file; `faults` is empty when nothing is wrong."""
 
     path: Path
     num_rows: int = 0
@@ -74,7 +73,7 @@ class FileReport:
     """Every row that could be read."""
     faults: list[Fault] = field(default_factory=list)
     replayed: int | None = None
-    """References run; None when none were to be run."""
+    """How many references were run; None without `--replay`."""
 
 
 def check_file(path: Path) -> FileReport:
@@ -103,19 +102,19 @@ def check_file(path: Path) -> FileReport:
 
 
 def table_faults(row: ReadRow) -> Iterator[Fault]:
-    """Everything for which `check_tables` refuses the tables of a task, where that stops at the first."""
+    """Everything for which `check_tables` refuses the tables of a task; `check_tables` stops at the first."""
     tables = row.task.tables
     names = [table.name.casefold() for table in tables]
     for index, table in enumerate(tables):
-        below = row.fields.table if len(tables) == 1 else f"{row.fields.table}.{index}"
+        path = row.fields.table if len(tables) == 1 else f"{row.fields.table}.{index}"
         if not table.name or names.count(table.name.casefold()) > 1:
-            yield Fault(row.where, below, f"expected a table name of its own, found {table.name!r}")
+            yield Fault(row.where, path, f"expected a table name of its own, found {table.name!r}")
         for problem in _header_problems([column.name for column in table.columns]):
-            yield Fault(row.where, f"{below}.{row.fields.columns}", problem)
+            yield Fault(row.where, f"{path}.{row.fields.columns}", problem)
         for number, cells in enumerate(table.rows):
             if len(cells) != len(table.columns):
                 problem = f"expected {len(table.columns)} cells, one per column, found {len(cells)}"
-                yield Fault(row.where, f"{below}.{row.fields.rows}.{number}", problem)
+                yield Fault(row.where, f"{path}.{row.fields.rows}.{number}", problem)
 
 
 def _header_problems(columns: Sequence[str]) -> Iterator[str]:
@@ -128,7 +127,7 @@ def _header_problems(columns: Sequence[str]) -> Iterator[str]:
 
 
 def gold_faults(row: ReadRow) -> Iterator[Fault]:
-    """Golds that no judge can use."""
+    """Whether no judge can use the gold."""
     gold = row.task.gold
     if row.task.changes_state:
         if gold.sql is None and gold.table_hash is None:
@@ -158,9 +157,9 @@ def _repeated(rows: Sequence[ReadRow]) -> Iterator[Fault]:
 
 
 def replay_faults(report: FileReport, backend: Backend) -> Iterator[Fault]:
-    """Run each reference on a fresh database and compare with the stored hash or rows; counts in `report.replayed`.
+    """Run each reference on a fresh database and compare with the stored hash or rows; `report.replayed` counts them.
 
-    Rows are compared as the `strict` judge does. A task whose table is already at fault is left out.
+    Rows are compared as the `strict` judge does. A task whose table has a fault is left out.
 
     Raises:
         BackendUnavailable: the server is gone.
@@ -175,12 +174,12 @@ def replay_faults(report: FileReport, backend: Backend) -> Iterator[Fault]:
 
 
 def has_reference(task: Task) -> bool:
-    """Whether the file holds a statement and says what it gives (for a change: at least that it is the right one)."""
+    """Whether the file has a statement and its result; a change needs only the statement."""
     return task.gold.sql is not None and (task.changes_state or task.gold.rows is not None)
 
 
 def replay(task: Task, backend: Backend) -> str | None:
-    """None where the reference runs and gives the stored gold, else what it gave instead.
+    """None where the reference runs and gives the stored gold, else the difference in words.
 
     Args:
         task: one that `has_reference`.

@@ -1,6 +1,6 @@
-"""What a pair shows without being read: single features, each a rule that prefers one side.
+"""Rules that prefer one side of a pair by a single feature. A reward model has to beat the best of them.
 
-A reward model has to beat the best of them. Leaves out features that need to know the task.
+Leaves out features that need knowledge of the task.
 """
 
 from __future__ import annotations
@@ -9,20 +9,15 @@ import json
 import re
 from collections.abc import Callable, Sequence
 
-from reward_model.datatypes import Message
+from core.messages import Message, num_tool_calls
 
 _FAULT = re.compile(r"error|exception|traceback|fail|unknown|invalid|no such|not found|denied", re.IGNORECASE)
 
 
-def num_tool_calls(side: Sequence[Message]) -> int:
-    return sum(len(message.tool_calls) for message in side)
-
-
 def has_answer(side: Sequence[Message]) -> int:
-    """1 where the last message says something: a text, or a call with an argument that is not empty (`{"answers": []}`
-    is no answer).
+    """1 if the last message has a text, or a call with a filled argument (`{"answers": []}` is no answer).
 
-    Text with the mark of a call in it, and a call whose arguments are no JSON, are calls that did not parse.
+    A text with `<tool_call>` in it, and a call whose arguments are not JSON, could not be parsed as a call.
     """
     last = side[-1]
     if last.tool_calls:
@@ -40,7 +35,7 @@ def _says_something(arguments: str) -> bool:
 
 
 def num_faults(side: Sequence[Message]) -> int:
-    """Tool results that speak of an error."""
+    """How many tool results mention an error."""
     return sum(message.role == "tool" and bool(_FAULT.search(message.content)) for message in side)
 
 
@@ -50,12 +45,12 @@ FEATURES: dict[str, Callable[[Sequence[Message]], int]] = {
     "has an answer": has_answer,
     "tool errors": num_faults,
 }
-"""Features of a side by name; evaluation adds the length in tokens."""
+"""The features of a side by name; the evaluation adds the length in tokens."""
 
 
-def preference_for_more(chosen: Sequence[int], rejected: Sequence[int]) -> list[float]:
-    """What the rule "more of it is better" makes of each pair: 1 right, 0 wrong, 0.5 where both are equal.
+def wins(chosen: Sequence[float], rejected: Sequence[float]) -> list[float]:
+    """What the rule "more is better" achieves on each pair: 1 if it is right, 0 if it is wrong, 0.5 for a tie.
 
-    "Fewer is better" makes 1 minus that.
+    The rule "fewer is better" achieves 1 minus that.
     """
     return [(a > b) + 0.5 * (a == b) for a, b in zip(chosen, rejected, strict=True)]

@@ -1,8 +1,7 @@
-"""Does the model's probability that one answer is better come true as often as it says? Pure functions of margins.
+"""Calibration of a reward model: is it right as often as its confidence says? Pure functions of score margins.
 
-A pair's probability is sigmoid(margin), the model of Bradley and Terry that the loss fits. Which side is `chosen` is
-known to the evaluation only, so it is read from the model's side: it prefers one answer with confidence max(p, 1 - p),
-and is right where that is the chosen one.
+By the Bradley-Terry model, which the loss fits, the chosen answer is better with probability p = sigmoid(margin). The
+model does not know which answer was chosen, so its confidence is max(p, 1 - p), and it is right if margin > 0.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ BINS = 10
 
 @dataclass(frozen=True)
 class Bin:
-    """Pairs of like confidence."""
+    """Pairs of similar confidence."""
 
     low: float
     high: float
     pairs: int
     confidence: float
-    """Mean of max(p, 1 - p)."""
+    """The mean of max(p, 1 - p)."""
     accuracy: float
-    """Share that was right; ties count half."""
+    """The share of pairs on which the model is right; ties count half."""
 
 
 def calibration_bins(margins: Sequence[float], *, bins: int = BINS) -> list[Bin]:
-    """Group pairs by confidence, bins of equal width over [0.5, 1]; the empty ones are left out.
+    """Group pairs by confidence in bins of equal width over [0.5, 1]; empty bins are left out.
 
     Args:
         margins: chosen score minus rejected score, shape (N,).
@@ -53,7 +52,7 @@ def calibration_bins(margins: Sequence[float], *, bins: int = BINS) -> list[Bin]
 
 
 def expected_calibration_error(margins: Sequence[float], *, bins: int = BINS) -> float:
-    """Mean distance between confidence and accuracy over the bins, weighted by their pairs; 0 is calibrated.
+    """The mean distance between confidence and accuracy over the bins, weighted by their pairs; 0 means calibrated.
 
     Source:
         Guo et al. (2017), "On Calibration of Modern Neural Networks", arXiv:1706.04599, eq. 3.

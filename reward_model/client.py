@@ -1,6 +1,6 @@
-"""Asks a scoring service for scores; by hand: `python -m reward_model.client --url URL --prompt TEXT --response TEXT`.
+"""The client of a scoring service, and a command: `python -m reward_model.client --prompt TEXT --response TEXT`.
 
-Works against `reward_model/inference_api.py` and against `vllm serve MERGED --runner pooling`: both answer
+It works with `reward_model/inference_api.py` and with `vllm serve MERGED --runner pooling`, which both answer
 `POST /classify` with the raw logit. Leaves out what a score is worth; `sql_agent.rewards` decides that.
 """
 
@@ -19,38 +19,40 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 
+from core.messages import Message
 from reward_model.data.preferences import PreferenceFileError, read_preferences
-from reward_model.datatypes import Message, Preference, Score
+from reward_model.datatypes import Preference, RewardScore, compare_scores, with_truncated
 from reward_model.service.access import TOKEN_VARIABLE, is_loopback, positive
 
 OPEN_AFTER = 5
-"""Consecutive failures after which one call at a time finds out whether the service is back."""
+"""After this many consecutive failures only one call per `PROBE_EVERY_S` asks whether the service is back."""
 PROBE_EVERY_S = 1.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 CONNECTIONS = 64
 
 
 class ScorerUnavailableError(RuntimeError):
-    """No score within the deadline: the service is down, overloaded, or its circuit is open."""
+    """There is no score within the deadline: the service is down or overloaded, or the circuit breaker is open."""
 
 
 class ScorerRefusedError(ValueError):
-    """The service answered 4xx; the message names the field. Asking again is no use."""
+    """The service answered 4xx, so asking again would not help; the message names the field."""
 
 
 class RewardClient:
-    """Scores conversations over HTTP; many `score` calls of one event loop may run at once.
+    """Scores conversations over HTTP. Many `score` calls of one event loop may run at the same time.
 
-    A failed call is repeated after a jittered, doubling pause, or after the `Retry-After` that the service names, until
-    the deadline. After `OPEN_AFTER` failures in a row the circuit is open: one call a second goes through, the others
-    wait for what it finds, and once the service has been silent for a whole deadline they fail at once.
+    A failed call is repeated until its deadline, after a pause that doubles and varies at random, or after the
+    `Retry-After` that the service names. After `OPEN_AFTER` failures in a row the circuit breaker is open: one call a
+    second goes through and the others wait for its result; once the service was silent for a whole deadline they fail
+    at once.
     """
 
     def __init__(
@@ -58,14 +60,14 @@ class RewardClient:
     ) -> None:
         """
         Args:
-            token: sent as a bearer token.
-            timeout_s: deadline of one score, its retries and its pauses included.
-            max_attempts: requests that one score may cost.
+            token: is sent as a bearer token.
+            timeout_s: the deadline of one score, with its retries and pauses.
+            max_attempts: how many requests one score may take.
         Raises:
-            ValueError: `base_url` is no http(s) URL, or a number is out of range.
+            ValueError: `base_url` is not an http(s) URL, or a number is out of range.
         """
-        if "@" in base_url:  # not said back: it may be a password
-            raise ValueError("base_url holds a user name; expected http://host:port, and the token apart from it")
+        if "@" in base_url:  # the URL may hold a password and is not repeated
+            raise ValueError("base_url holds a user name; expected http://host:port, and the token separately")
         try:
             parts = urlsplit(base_url)
             host, _ = parts.hostname, parts.port
@@ -89,20 +91,20 @@ class RewardClient:
 
     @property
     def down_s(self) -> float:
-        """Seconds since the first failure with no answer in between; 0.0 while the service answers, refusals included.
+        """Seconds since the first failure without an answer since; 0.0 while the service answers, refusals included.
 
-        A pause longer than `timeout_s` in which nobody asked does not count: nobody knows how the service was.
+        A pause longer than `timeout_s` in which nobody asked is not counted, because the service may have been up.
         """
         return 0.0 if self._failed_first is None else time.monotonic() - self._failed_first - self._pause_s()
 
-    async def score(self, messages: Sequence[Message], tools: str | None = None) -> Score:
+    async def score(self, messages: Sequence[Message], tools: str | None = None) -> RewardScore:
         """The raw score of a conversation that ends with the assistant.
 
         Args:
-            tools: the tools' schemas, a JSON list as a text (`Preference.tools`).
+            tools: the tools' schemas as the text of a JSON list (`Preference.tools`).
         Raises:
-            ScorerRefusedError: the service will not score this; the message names the field.
-            ScorerUnavailableError: no score within `timeout_s` or `max_attempts`.
+            ScorerRefusedError: the service cannot score this; the message names the field.
+            ScorerUnavailableError: there is no score within `timeout_s` or `max_attempts`.
         """
         body: dict[str, Any] = {"messages": [message.to_dict() for message in messages], "use_activation": False}
         if tools:
@@ -122,7 +124,7 @@ class RewardClient:
             self._asked_last = time.monotonic()
 
     async def ready(self) -> bool:
-        """Whether the service says that it can score now."""
+        """Whether the service reports that it can score now."""
         for path in ("/readyz", "/health"):  # ours, vLLM's
             try:
                 timeout = aiohttp.ClientTimeout(total=min(5.0, self.timeout_s))
@@ -154,46 +156,46 @@ class RewardClient:
             )
         return self._session
 
-    async def _until_answered(self, body: dict[str, Any], deadline: float) -> Score:
+    async def _until_answered(self, body: dict[str, Any], deadline: float) -> RewardScore:
         for attempt in range(self.max_attempts):
             await self._circuit()
             try:
-                score = await self._ask(body)
-                self._answers()
+                score = await self._request_score(body)
+                self._reset_failures()
                 return score
             except ScorerRefusedError:
-                self._answers()
+                self._reset_failures()
                 raise
-            except _AgainError as again:
-                self._failed(str(again), counts=again.after_s is None)
+            except _RetryError as error:
+                self._failed(str(error), counts=error.after_s is None)
                 pause = min(FIRST_PAUSE_S * 2**attempt, LONGEST_PAUSE_S) * random.uniform(0.5, 1.5)
-                pause = max(pause, again.after_s or 0.0)
+                pause = max(pause, error.after_s or 0.0)
                 if attempt + 1 == self.max_attempts or time.monotonic() + pause >= deadline:
                     raise self._unavailable(f"given up after {attempt + 1} attempts") from None
             await asyncio.sleep(pause)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def _circuit(self) -> None:
-        """Return when this call may go out: always while the circuit is closed, else as the one that probes."""
+        """Wait until this call may go out: at once while the circuit is closed, otherwise as the next probe."""
         while self._failures >= OPEN_AFTER:
             now = time.monotonic()
             if now >= self._probe_at:
                 self._probe_at = now + PROBE_EVERY_S
                 return
             if self.down_s > self.timeout_s:
-                raise self._unavailable("the circuit is open")
+                raise self._unavailable("the circuit breaker is open")
             await asyncio.sleep(min(self._probe_at - now, PROBE_EVERY_S / 10))
 
-    async def _ask(self, body: dict[str, Any]) -> Score:
+    async def _request_score(self, body: dict[str, Any]) -> RewardScore:
         status, said, after_s = await self._post(body)
-        if status == 400 and "maximum context length" in said:  # vLLM cuts only when asked to; our service always does
+        if status == 400 and "maximum context length" in said:  # vLLM cuts only on request; our service always does
             status, said, after_s = await self._post(body | {"truncate_prompt_tokens": -1, "truncation_side": "left"})
             if status == 200:
-                return Score(_read(said).value, truncated=True)
+                return RewardScore(_read_score(said).value, truncated=True)
         if status == 200:
-            return _read(said)
+            return _read_score(said)
         if status in (408, 429) or status >= 500:
-            raise _AgainError(f"{status} {said[:200]}", after_s)
+            raise _RetryError(f"{status} {said[:200]}", after_s)
         raise ScorerRefusedError(f"{self.base_url} answered {status}: {said[:500]}")
 
     async def _post(self, body: dict[str, Any]) -> tuple[int, str, float | None]:
@@ -201,18 +203,18 @@ class RewardClient:
             async with self._open().post(self.base_url + "/classify", json=body, allow_redirects=False) as answer:
                 return answer.status, await answer.text(), _seconds(answer.headers.get("Retry-After"))
         except (aiohttp.ClientError, OSError) as error:
-            raise _AgainError(f"{type(error).__name__}: {error}", None) from None
+            raise _RetryError(f"{type(error).__name__}: {error}", None) from None
 
-    def _answers(self) -> None:
+    def _reset_failures(self) -> None:
         self._failed_first, self._failures = None, 0
 
     def _pause_s(self) -> float:
-        """How long nobody has asked, where that is longer than one score may take."""
+        """Seconds in which nobody asked, if they are more than one score may take; otherwise 0."""
         pause = 0.0 if self._asking else time.monotonic() - self._asked_last
         return pause if pause > self.timeout_s else 0.0
 
     def _failed(self, reason: str, *, counts: bool) -> None:
-        """`counts`: towards the circuit; a service that names a `Retry-After` is alive, only busy."""
+        """`counts`: whether it may open the circuit; a service that names a `Retry-After` is busy, but alive."""
         self._last_reason = reason
         self._failures += counts
         if self._failed_first is None:
@@ -225,24 +227,24 @@ class RewardClient:
         )
 
 
-class _AgainError(Exception):
+class _RetryError(Exception):
     def __init__(self, reason: str, after_s: float | None) -> None:
         super().__init__(reason)
         self.after_s = after_s
 
 
-def _read(said: str) -> Score:
-    """The score of an answer of `/classify`."""
+def _read_score(said: str) -> RewardScore:
+    """Read the score from an answer of `/classify`."""
     try:
         (item,) = json.loads(said)["data"]
         (value,) = item["probs"]
-        return Score(float(value), truncated=bool(item.get("truncated", False)))
+        return RewardScore(float(value), truncated=bool(item.get("truncated", False)))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _AgainError(f"an answer that is no single score ({error}): {said[:200]}", None) from None
+        raise _RetryError(f"the answer is not a single score ({error}): {said[:200]}", None) from None
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """`Retry-After` in seconds; its other form, a date, is taken as not said."""
+    """`Retry-After` in seconds; its other form, a date, is ignored."""
     try:
         return max(0.0, float(retry_after or "x"))
     except ValueError:
@@ -264,12 +266,12 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
         description="Score one answer, compare two, or score a file of preferences; one JSON object a line.",
         epilog=f"A service that wants a token reads it from {TOKEN_VARIABLE}, and so does this command.",
     )
-    parser.add_argument("--url", default="http://127.0.0.1:8008", help="of the service, default %(default)s")
+    parser.add_argument("--url", default="http://127.0.0.1:8008", help="the service, default %(default)s")
     parser.add_argument("--prompt", help="what the user said")
     parser.add_argument("--response", help="the answer to score")
     parser.add_argument("--chosen", help="with --rejected: the answer that should score higher")
     parser.add_argument("--rejected", help="the other answer")
-    parser.add_argument("--file", type=Path, help="a converted file of preferences; ends with the share it gets right")
+    parser.add_argument("--file", type=Path, help="a converted file; the share of correct pairs is printed last")
     parser.add_argument("--timeout_s", type=positive, default=30.0, help="deadline of one score, default %(default)s")
     args = parser.parse_args(arguments)
     given = {name for name in ("prompt", "response", "chosen", "rejected", "file") if getattr(args, name) is not None}
@@ -285,16 +287,12 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
 async def _run(args: argparse.Namespace) -> int:
     async with RewardClient(args.url, token=os.environ.get(TOKEN_VARIABLE), timeout_s=args.timeout_s) as client:
         if args.response is not None:
-            score = await client.score([_said("user", args.prompt), _said("assistant", args.response)])
-            _print({"score": score.value}, score)
+            score = await client.score([_message("user", args.prompt), _message("assistant", args.response)])
+            print(json.dumps(with_truncated({"score": score.value}, score)))
         elif args.file is None:
-            ask, sides = (_said("user", args.prompt),), (args.chosen, args.rejected)
-            await _compare(
-                client,
-                Preference(
-                    prompt=ask, chosen=(_said("assistant", sides[0]),), rejected=(_said("assistant", sides[1]),)
-                ),
-            )
+            chosen, rejected = ((_message("assistant", text),) for text in (args.chosen, args.rejected))
+            row = Preference(prompt=(_message("user", args.prompt),), chosen=chosen, rejected=rejected)
+            await _compare(client, row)
         else:
             rows = read_preferences(args.file)
             right = [await _compare(client, row) for row in rows]
@@ -303,34 +301,16 @@ async def _run(args: argparse.Namespace) -> int:
 
 
 async def _compare(client: RewardClient, row: Preference) -> bool:
+    """Print the scores of a pair; whether the chosen side has the higher score."""
     chosen, rejected = await asyncio.gather(
-        client.score([*row.prompt, *row.chosen], row.tools), client.score([*row.prompt, *row.rejected], row.tools)
+        *(client.score([*row.prompt, *side], row.tools) for side in (row.chosen, row.rejected))
     )
-    difference = chosen.value - rejected.value
-    preference = "chosen" if difference > 0 else "rejected" if difference < 0 else "tie"
-    _print(
-        {
-            "chosen_score": chosen.value,
-            "rejected_score": rejected.value,
-            "preference": preference,
-            "score_diff": difference,
-        },
-        chosen,
-        rejected,
-    )
-    return difference > 0
+    print(json.dumps(compare_scores(chosen, rejected)))
+    return chosen.value > rejected.value
 
 
-def _said(role: Any, content: str) -> Message:
+def _message(role: Any, content: str) -> Message:
     return Message(role=role, content=content)
-
-
-def _print(line: dict[str, Any], *scores: Score) -> None:
-    print(json.dumps(line | ({"truncated": True} if _any_cut(scores) else {})))
-
-
-def _any_cut(scores: Iterable[Score]) -> bool:
-    return any(score.truncated for score in scores)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Convert preference data of any common form: `python reward_model/convert_dpo_format.py --input=raw.jsonl --output=X`.
+"""Converts preference data of common forms: `python reward_model/convert_dpo_format.py --input=raw.jsonl --output=X`.
 
-Writes TRL's conversational form, one `Preference` a line. What cannot be converted goes to a side file with its reason,
-what is changed or left out on the way is counted by name. JSON Lines and parquet are streamed. The output appears once
-it is whole. `reward_model.data.shapes` says which forms there are, doc/reward_model.md shows them.
+It writes TRL's conversational form, one `Preference` per line. A row that cannot be converted goes to a side file with
+the reason; what is changed or left out is counted by name. JSON Lines and parquet are streamed, and the output appears
+once it is whole. Leaves out the forms themselves (`reward_model.data.shapes`; doc/reward_model.md shows them).
 """
 
 import os
@@ -27,34 +27,35 @@ from typing import IO, Any
 
 from tqdm import tqdm
 
-from core.outputs import OutputError, in_words, written
+from core.conversations import Problem
+from core.disk_errors import OutputError, in_words
+from core.outputs import check_output, written
 from reward_model.data.files import NotReadOn, Numbered, raw_rows
-from reward_model.data.messages import Problem
-from reward_model.data.preferences import PreferenceFileError, check_output, write_preferences
+from reward_model.data.preferences import PreferenceFileError, write_preferences
 from reward_model.data.shapes import FORMS, Converter
 from reward_model.data.summary import Summary
 from reward_model.datatypes import Preference
 
-MAX_REJECTS_SHOWN = 5
+MAX_REJECTS_LISTED = 5
 
 
 @dataclass
 class Conversion:
-    """One file on its way; `preferences` does the work and the rest counts it."""
+    """The conversion of one file: `preferences` does the work, the fields count it."""
 
     file: str
-    """The input's name, for rejects and metadata."""
+    """The name of the input, for rejects and metadata."""
     converter: Converter
     rejects: IO[str]
     summary: Summary = field(default_factory=Summary)
     rows: int = 0
     read_to_its_end: bool = True
     rejected: Counter[str] = field(default_factory=Counter)
-    """Rows by the field at fault, numbers in it as `*`."""
+    """Rejected rows by the field at fault, with numbers in its name as `*`."""
     first_rejects: list[str] = field(default_factory=list)
 
     def preferences(self, rows: Iterable[Numbered]) -> Iterator[Preference]:
-        """Every row that is a pair; the others go to `rejects`."""
+        """Yield every row that is a pair, and write the others to `rejects`."""
         for number, value in rows:
             self.rows += 1
             try:
@@ -69,21 +70,21 @@ class Conversion:
             yield preference
 
     def _metadata(self, row: Any, number: int) -> dict[str, Any]:
-        """Two texts whatever the row holds, so that readers find one type; a converted row keeps its own."""
+        """Two texts, so that readers find one type in all rows. A row converted before keeps its metadata."""
         given = row.get("metadata") if isinstance(row, dict) else None
         if isinstance(given, dict) and given.keys() == {"source", "original"} and all(map(_is_text, given.values())):
             return given
         try:
             original = "" if given is None else json.dumps(given, default=str)
         except RecursionError:
-            raise Problem("metadata", "nested too deep") from None
+            raise Problem("metadata", "nested too deeply") from None
         return {"source": f"{self.file}:{number}", "original": original}
 
     def _reject(self, number: int, problem: Problem) -> None:
         reject = {"file": self.file, "row": number, "field": problem.field, "reason": problem.reason}
         self.rejects.write(json.dumps(reject | {"format": problem.form}) + "\n")
         self.rejected[re.sub(r"\d+", "*", problem.field)] += 1
-        if len(self.first_rejects) < MAX_REJECTS_SHOWN:
+        if len(self.first_rejects) < MAX_REJECTS_LISTED:
             self.first_rejects.append(f"row {number}, {problem}")
 
     def lines(self) -> list[str]:
@@ -106,10 +107,10 @@ def _is_text(value: Any) -> bool:
 def convert(
     source: Path, output: Path, rejects: Path, *, form: str | None = None, drop_tools: bool = False
 ) -> Conversion:
-    """Convert one file and say what came of it; neither file is there unless it holds a row.
+    """Convert one file and return the counts. A file that would hold no row is not written.
 
     Args:
-        form: one of `FORMS` for all rows; None finds out for each row.
+        form: one of `FORMS` for all rows; None detects the form of each row.
     Raises:
         PreferenceFileError: the input cannot be read at all.
     """
@@ -119,7 +120,7 @@ def convert(
     with written(rejects) as unfinished:
         with unfinished.open("w", encoding="utf-8") as side_file:
             conversion = Conversion(name, converter, side_file)
-            bar = tqdm(rows, unit=" rows", disable=None)  # None: no bar where nobody watches
+            bar = tqdm(rows, unit=" rows", disable=None)  # None: no bar unless a terminal shows it
             write_preferences(conversion.preferences(bar), output)
         rejects.unlink(missing_ok=True)
         if not conversion.rejected:
@@ -128,7 +129,7 @@ def convert(
 
 
 def is_ours(rejects: Path) -> bool:
-    """Whether a file is what an earlier conversion has rejected, which the next one may replace."""
+    """Whether a file holds the rejects of an earlier conversion, which the next one may replace."""
     try:
         with rejects.open(encoding="utf-8") as file:
             first = json.loads(file.readline(1 << 20))
@@ -142,11 +143,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Convert preference data (.jsonl, .json, .parquet) to TRL's conversational form.",
         epilog="forms: " + "; ".join(f"{name}: {form.needs}" for name, form in FORMS.items()),
     )
-    parser.add_argument("--input", type=Path, required=True, help="the file to read; its kind is told from its content")
+    parser.add_argument(
+        "--input", type=Path, required=True, help="the file to read; its kind is detected from its content"
+    )
     parser.add_argument("--output", type=Path, required=True, help="the .jsonl to write")
-    parser.add_argument("--format", choices=list(FORMS), help="the form of every row; default: found out for each row")
+    parser.add_argument("--format", choices=list(FORMS), help="the form of all rows; default: detected for each row")
     parser.add_argument("--drop-tools", action="store_true", help="leave tool calls, their results and schemas out")
-    parser.add_argument("--rejects", type=Path, help="for rows that are no pair; default: OUTPUT with .rejects.jsonl")
+    parser.add_argument(
+        "--rejects", type=Path, help="the file for rows that are not a pair; default: OUTPUT with .rejects.jsonl"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace the output and the rejects if they are there")
     args = parser.parse_args(argv)
     rejects = args.rejects or args.output.parent / f"{args.output.stem}.rejects.jsonl"
@@ -174,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"written: {args.output}")
     if not conversion.read_to_its_end:
         print(
-            f"error: {args.input} was not read to its end, see {rejects}; mend it, then convert it with --overwrite",
+            f"error: {args.input} was not read to its end, see {rejects}; repair it and convert with --overwrite",
             file=sys.stderr,
         )
     return int(not conversion.read_to_its_end)

@@ -1,65 +1,31 @@
-"""The records of `reward_model`: messages, preferences, scores. Importing this module is instant."""
+"""The records of `reward_model`: preferences, encoded conversations, scores. Importing this module is instant."""
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from core.messages import Message, Record
 
-class Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class FunctionCall(Record):
-    name: str = Field(min_length=1)
-    arguments: str
-    """A JSON object as text, as OpenAI's chat completions have it."""
-
-
-class ToolCall(Record):
-    id: str = ""
-    type: Literal["function"] = "function"
-    function: FunctionCall
-
-
-class Message(Record):
-    """One message of a conversation, in chat-completions form."""
-
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str = ""
-    tool_calls: tuple[ToolCall, ...] = Field(default=(), strict=False, fail_fast=True)
-    """Of an assistant; JSON's lists are taken."""
-    tool_call_id: str | None = None
-    """Of a tool's message: the call that it answers."""
-
-    @model_validator(mode="after")
-    def _calls_are_the_assistants(self) -> Message:
-        if self.tool_calls and self.role != "assistant":
-            raise ValueError(f"a {self.role} message has tool_calls; only an assistant calls tools")
-        return self
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, without what is empty; `content` is always there."""
-        said = self.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
-        for call in said.get("tool_calls", ()):
-            call["type"] = "function"
-        return {"role": self.role, "content": self.content, **said}
+RECORD = "reward_model.json"
+"""The file beside an adapter, a checkpoint or a merged model that says how it was made: max_length, base, versions."""
 
 
 class Preference(Record):
-    """Two ways on from one prompt, the better one first: a row of TRL's conversational preference form."""
+    """Two continuations of one prompt, the better one first: a row of TRL's conversational preference form."""
 
     prompt: tuple[Message, ...] = Field(min_length=1, strict=False)
     chosen: tuple[Message, ...] = Field(min_length=1, strict=False)
-    """Follows `prompt`; ends with the assistant."""
+    """The messages after `prompt`; the last one is the assistant's."""
     rejected: tuple[Message, ...] = Field(min_length=1, strict=False)
     tools: str | None = None
-    """The tools' JSON schemas as a JSON list in a text, the form that TRL reads back from any file."""
+    """The tools' schemas as the text of a JSON list, the form that TRL reads back from any file."""
     metadata: dict[str, Any] = Field(default_factory=dict)
-    """Where the row comes from; no part of what is scored."""
+    """Where the row comes from. It is not scored."""
 
     @model_validator(mode="after")
     def _assistant_speaks_last(self) -> Preference:
@@ -70,31 +36,50 @@ class Preference(Record):
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """One line of a converted file; `Preference.model_validate` is the inverse."""
+        """A row of a converted file as plain JSON values; `Preference.model_validate` is the inverse."""
         sides = {side: [m.to_dict() for m in getattr(self, side)] for side in ("prompt", "chosen", "rejected")}
-        return (
-            sides
-            | ({"tools": self.tools} if self.tools else {})
-            | ({"metadata": self.metadata} if self.metadata else {})
-        )
+        return sides | {name: value for name in ("tools", "metadata") if (value := getattr(self, name))}
+
+
+def prompt_key(row: Preference) -> str:
+    """The messages of the prompt as text; equal for pairs of the same prompt."""
+    return json.dumps([message.to_dict() for message in row.prompt], ensure_ascii=False, sort_keys=True)
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A conversation as the model reads it."""
+    """A conversation as token ids."""
 
     ids: tuple[int, ...]
     truncated: bool = False
-    """Longer than the model's limit: the first tokens were cut, the end is what is scored."""
+    """Whether the conversation was longer than the model's limit, so that its first tokens were cut."""
 
 
 @dataclass(frozen=True)
-class Score:
-    """What the reward model says of one conversation: a logit, any finite real number."""
+class RewardScore:
+    """The reward model's score of one conversation: a logit, that is any finite number. Not the judge's `Score`."""
 
     value: float
     truncated: bool = False
+    """Whether the conversation was cut before it was scored."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value):
             raise ValueError(f"the reward model gave {self.value}; its weights hold NaN or overflow")
+
+
+def compare_scores(chosen: RewardScore, rejected: RewardScore) -> dict[str, Any]:
+    """The answer of `/score-pair`, which the client's command prints as well."""
+    difference = chosen.value - rejected.value
+    answer = {
+        "chosen_score": chosen.value,
+        "rejected_score": rejected.value,
+        "preference": "chosen" if difference > 0 else "rejected" if difference < 0 else "tie",
+        "score_diff": difference,
+    }
+    return with_truncated(answer, chosen, rejected)
+
+
+def with_truncated(answer: dict[str, Any], *scores: RewardScore) -> dict[str, Any]:
+    """The answer with `truncated` where a conversation was cut; otherwise the field is left out."""
+    return answer | {"truncated": True} if any(score.truncated for score in scores) else answer

@@ -1,7 +1,7 @@
-"""Measure a reward model on held-out pairs: `python -m reward_model.evaluate --model OUT --data pairs.held_out.jsonl`.
+"""Measures a reward model on held-out pairs: `python -m reward_model.evaluate --model OUT --data pairs.held_out.jsonl`.
 
-Prints pair accuracy beside single-feature rules, calibration, the influence of length, and how often bad answers beat
-the chosen one; `--output DIR` adds evaluation.json and evaluation.png. Leaves out whether the preferences are right.
+It prints pair accuracy beside single-feature rules, calibration, the influence of length, and how often bad answers
+beat the chosen one; `--output DIR` adds evaluation.json and evaluation.png. Leaves out whether preferences are right.
 """
 
 from __future__ import annotations
@@ -18,30 +18,32 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from core.outputs import written
-from reward_model.datatypes import Message, Preference
+from core.messages import Message
+from core.outputs import OutputError, check_output, written
+from reward_model.adversarial import adversarial_sides, neighbours
+from reward_model.baselines import FEATURES, wins
+from reward_model.datatypes import Preference, prompt_key
 
 BATCH_SIZE = 16
 LENGTH_BINS = 5
 
 
 def evaluate(scorer: Any, rows: Sequence[Preference]) -> dict[str, Any]:
-    """All measurements, as plain JSON values.
+    """All measurements as plain JSON values.
 
     Args:
         scorer: a `reward_model.scorer.Scorer`.
-        rows: held-out pairs; several of one prompt are not independent, which `prompt_interval` accounts for.
+        rows: held-out pairs. Pairs of one prompt are not independent; `prompt_interval` accounts for that.
     """
     import numpy as np
 
     from reward_model.calibration import calibration_bins, expected_calibration_error
-    from reward_model.training import prompt_key
 
     chosen = score_sides(scorer, [(row, row.chosen) for row in rows])
     rejected = score_sides(scorer, [(row, row.rejected) for row in rows])
     margins = [a["score"] - b["score"] for a, b in zip(chosen, rejected, strict=True)]
     prompts = [prompt_key(row) for row in rows]
-    wins = [(margin > 0) + 0.5 * (margin == 0) for margin in margins]
+    won = wins([side["score"] for side in chosen], [side["score"] for side in rejected])
     lengths = [[side["tokens"] for side in sides] for sides in (chosen, rejected)]
     scores = np.array([side["score"] for side in (*chosen, *rejected)])
     rules = baselines(rows, lengths)
@@ -49,13 +51,13 @@ def evaluate(scorer: Any, rows: Sequence[Preference]) -> dict[str, Any]:
         "pairs": len(rows),
         "prompts": len(set(prompts)),
         "truncated": sum(side["truncated"] for side in (*chosen, *rejected)),
-        "accuracy": share(wins, prompts),
+        "accuracy": share(won, prompts),
         "baselines": rules,
         "best_baseline": max(rules, key=lambda name: rules[name]["value"]),
         "margin": {"mean": float(np.mean(margins)), "std": float(np.std(margins))},
         "ece": expected_calibration_error(margins),
         "calibration": [vars(found) for found in calibration_bins(margins)],
-        "length": by_length(wins, [a - b for a, b in zip(*lengths, strict=True)]),
+        "length": by_length(won, [a - b for a, b in zip(*lengths, strict=True)]),
         "adversarial": adversarial(scorer, rows, [side["score"] for side in chosen], prompts),
         "center": float(scores.mean()),
         "scale": float(scores.std()),
@@ -63,7 +65,7 @@ def evaluate(scorer: Any, rows: Sequence[Preference]) -> dict[str, Any]:
 
 
 def score_sides(scorer: Any, sides: Sequence[tuple[Preference, Sequence[Message]]]) -> list[dict[str, Any]]:
-    """Score each side after its row's prompt; like lengths share a batch."""
+    """Score each side after its row's prompt; sides of similar length share a batch."""
     encoded = [scorer.encode([*row.prompt, *side], row.tools) for row, side in sides]
     order = sorted(range(len(encoded)), key=lambda i: len(encoded[i].ids))
     results: list[dict[str, Any]] = [{} for _ in encoded]
@@ -74,28 +76,25 @@ def score_sides(scorer: Any, sides: Sequence[tuple[Preference, Sequence[Message]
     return results
 
 
-def share(wins: Sequence[float], prompts: Sequence[str]) -> dict[str, Any]:
-    """A mean of wins (1, 0, ties 0.5) with Wilson's interval over pairs and the bootstrap's over prompts (None for a
-    single prompt, which tells nothing of others)."""
+def share(won: Sequence[float], prompts: Sequence[str]) -> dict[str, Any]:
+    """The mean of `won` (1, 0, ties 0.5) with Wilson's interval over pairs and the bootstrap interval over prompts. The
+    latter is None for a single prompt, which says nothing about other prompts."""
     from core.stats import cluster_interval, wilson_interval
 
     return {
-        "value": sum(wins) / len(wins),
-        "ties": sum(win == 0.5 for win in wins),
-        "interval": wilson_interval(sum(wins), len(wins)),
-        "prompt_interval": cluster_interval(wins, prompts) if len(set(prompts)) > 1 else None,
+        "value": sum(won) / len(won),
+        "ties": sum(win == 0.5 for win in won),
+        "interval": wilson_interval(sum(won), len(won)),
+        "prompt_interval": cluster_interval(won, prompts) if len(set(prompts)) > 1 else None,
     }
 
 
 def baselines(rows: Sequence[Preference], lengths: Sequence[Sequence[int]]) -> dict[str, dict[str, Any]]:
-    """Accuracy of each single-feature rule, in both directions, by name.
+    """The accuracy of each single-feature rule, in both directions, by name.
 
     Args:
-        lengths: tokens of the chosen and of the rejected sides, prompt included.
+        lengths: the tokens of the chosen and of the rejected sides, prompt included.
     """
-    from reward_model.baselines import FEATURES, preference_for_more
-    from reward_model.training import prompt_key
-
     prompts = [prompt_key(row) for row in rows]
     values = {
         name: ([f(row.chosen) for row in rows], [f(row.rejected) for row in rows]) for name, f in FEATURES.items()
@@ -103,14 +102,14 @@ def baselines(rows: Sequence[Preference], lengths: Sequence[Sequence[int]]) -> d
     values["tokens"] = (list(lengths[0]), list(lengths[1]))
     rules = {}
     for name, (chosen, rejected) in values.items():
-        wins = preference_for_more(chosen, rejected)
-        rules[f"more {name}" if name != "has an answer" else name] = share(wins, prompts)
-        rules[f"fewer {name}" if name != "has an answer" else "has no answer"] = share([1 - w for w in wins], prompts)
+        won = wins(chosen, rejected)
+        rules[f"more {name}" if name != "has an answer" else name] = share(won, prompts)
+        rules[f"fewer {name}" if name != "has an answer" else "has no answer"] = share([1 - w for w in won], prompts)
     return rules
 
 
-def by_length(wins: Sequence[float], differences: Sequence[int]) -> list[dict[str, Any]]:
-    """Accuracy over bins of like many pairs, by tokens of the chosen side minus tokens of the rejected one."""
+def by_length(won: Sequence[float], differences: Sequence[int]) -> list[dict[str, Any]]:
+    """Accuracy in bins of about equally many pairs, by tokens of the chosen side minus tokens of the rejected side."""
     import numpy as np
 
     from core.stats import wilson_interval
@@ -119,7 +118,7 @@ def by_length(wins: Sequence[float], differences: Sequence[int]) -> list[dict[st
     index = np.clip(np.searchsorted(edges, differences, side="right") - 1, 0, max(len(edges) - 2, 0))
     bins = []
     for i in sorted(set(index.tolist())):
-        inside = [(win, d) for win, d, at in zip(wins, differences, index, strict=True) if at == i]
+        inside = [(win, d) for win, d, at in zip(won, differences, index, strict=True) if at == i]
         total = sum(win for win, _ in inside)
         bins.append(
             {
@@ -136,24 +135,22 @@ def by_length(wins: Sequence[float], differences: Sequence[int]) -> list[dict[st
 def adversarial(
     scorer: Any, rows: Sequence[Preference], chosen: Sequence[float], prompts: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """How often each kind of bad answer beats the chosen one, and what it scores on average.
+    """How often each kind of bad answer beats the chosen one, and its mean score.
 
-    Only pairs that such an answer can be made for count: where all have one prompt, no other task's answer exists.
+    Only pairs for which such an answer can be made count: if all pairs have one prompt, there is no answer to another.
     """
-    from reward_model.adversarial import adversarial_sides, neighbours
-
     sides = [adversarial_sides(row, other) for row, other in zip(rows, neighbours(rows), strict=True)]
     found = {}
     for name in dict.fromkeys(name for bad in sides for name in bad):
         having = [i for i, bad in enumerate(sides) if name in bad]
         scored = [side["score"] for side in score_sides(scorer, [(rows[i], sides[i][name]) for i in having])]
-        wins = [(bad > chosen[i]) + 0.5 * (bad == chosen[i]) for i, bad in zip(having, scored, strict=True)]
+        won = wins(scored, [chosen[i] for i in having])
         about = {"pairs": len(having), "score": sum(scored) / len(scored)}
-        found[name] = share(wins, [prompts[i] for i in having]) | about
+        found[name] = share(won, [prompts[i] for i in having]) | about
     return found
 
 
-# What a person sees ---------------------------------------------------------------------------------------------------
+# Output ---------------------------------------------------------------------------------------------------------------
 
 
 def percent(part: dict[str, Any]) -> tuple[str, str, str]:
@@ -167,26 +164,30 @@ def show(result: dict[str, Any]) -> None:
     from rich.table import Table
 
     console = Console()
-    table = Table(title=f"{result['pairs']} held-out pairs of {result['prompts']} prompts", title_justify="left")
-    for heading in ("prefers", "accuracy", "95 %, pairs", "95 %, prompts", "ties"):
-        table.add_column(heading, justify="left" if heading == "prefers" else "right")
+
+    def new_table(title: str, first: str, *headings: str) -> Table:
+        table = Table(title=title, title_justify="left")
+        table.add_column(first, no_wrap=True)
+        for heading in headings:
+            table.add_column(heading, justify="right")
+        return table
+
+    title = f"{result['pairs']} held-out pairs of {result['prompts']} prompts"
+    table = new_table(title, "prefers", "accuracy", "95 %, pairs", "95 %, prompts", "ties")
     table.add_row("reward model", *percent(result["accuracy"]), str(result["accuracy"]["ties"]), style="bold")
     for name, part in sorted(result["baselines"].items(), key=lambda item: -item[1]["value"]):
         if part["value"] >= 0.5:
             table.add_row(name, *percent(part), str(part["ties"]))
     console.print(table)
 
-    table = Table(title="Bad answers that beat the chosen one", title_justify="left")
-    for heading in ("answer", "beats it", "95 %, pairs", "95 %, prompts", "score"):
-        table.add_column(heading, justify="left" if heading == "answer" else "right", no_wrap=heading == "answer")
+    title = "Bad answers that beat the chosen one"
+    table = new_table(title, "answer", "beats it", "95 %, pairs", "95 %, prompts", "score")
     for name, part in result["adversarial"].items():
         of = "" if part["pairs"] == result["pairs"] else f" ({part['pairs']} pairs)"
         table.add_row(name + of, *percent(part), f"{part['score']:+.2f}")
     console.print(table)
 
-    table = Table(title="Accuracy by tokens of chosen minus rejected", title_justify="left")
-    for heading in ("tokens", "pairs", "accuracy", "95 %, pairs"):
-        table.add_column(heading, justify="right")
+    table = new_table("Accuracy by tokens of chosen minus rejected", "tokens", "pairs", "accuracy", "95 %, pairs")
     for part in result["length"]:
         low, high = part["interval"]
         table.add_row(
@@ -206,7 +207,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Four panels: the model beside the rules, bad answers, calibration, accuracy over length difference."""
+    """Draw four panels: the model beside the rules, bad answers, calibration, accuracy by length difference."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -263,12 +264,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     from transformers.utils.logging import disable_progress_bar
 
-    from core.hub import TRAIN, ModelNotFoundError, model_folder
+    from core.hub import TRAIN, ModelError, model_folder
     from core.machine import git_commit
     from core.signed import file_sha256
-    from reward_model.data.preferences import PreferenceFileError, check_output, read_preferences
-    from reward_model.scorer import ModelError, Scorer
-    from reward_model.training import versions
+    from core.training_run import versions
+    from reward_model.data.preferences import PreferenceFileError, read_preferences
+    from reward_model.scorer import Scorer
 
     disable_progress_bar()
     try:
@@ -277,7 +278,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for name in ("evaluation.json", "evaluation.png"):
                 check_output(args.output / name, "--output", overwrite=True)
         result = evaluate(Scorer.load(model_folder(args.model, otherwise=TRAIN)), rows)
-    except (ModelError, ModelNotFoundError, PreferenceFileError) as error:
+    except (ModelError, OutputError, PreferenceFileError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     show(result)

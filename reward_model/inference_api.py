@@ -1,8 +1,8 @@
 """The scoring service: `python reward_model/inference_api.py --model_path ./merged_model`, then `POST /score`.
 
-Listens on this machine only unless a token is given. It answers at once and is ready when the model is loaded and its
-warm-up scores matched. SIGTERM ends it with 0 once what was accepted is answered. `reward_model/service` is its inside;
-doc/reward_test.md shows requests and answers.
+It listens on this machine only, unless a token is given. It answers at once, and is ready when the model is loaded and
+its warm-up scores matched. After SIGTERM it answers what it has accepted and exits with 0. Leaves out the parts of the
+service (`reward_model/service`); doc/reward_test.md shows requests and answers.
 """
 
 import os
@@ -30,13 +30,13 @@ from typing import TYPE_CHECKING
 from core.hub import TRAIN, go_offline, model_folder
 from core.machine import git_commit, port_number
 from reward_model.service.access import TOKEN_VARIABLE, positive, read_token
-from reward_model.service.batching import Batcher
+from reward_model.service.request_queue import RequestQueue
 from reward_model.service.schemas import MAX_ITEMS
 
 if TYPE_CHECKING:
     from reward_model.scorer import Scorer
     from reward_model.service.app import Service
-    from reward_model.service.forward import Rounds
+    from reward_model.service.batch_scorer import BatchScorer
 
 log = logging.getLogger("reward_model.inference_api")
 
@@ -55,8 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # Threads that wait in a loop for each other stand still when something else has their core: 20 times slower beside
-    # a busy process (measured). Read when torch is imported, so set before.
+    # Threads that wait actively for each other stand still while another process has their core: beside a busy process
+    # the service was 20 times slower (measured). torch reads this when it is imported, so it is set before.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return serve(args, token)
 
@@ -97,10 +97,10 @@ def _at_least(least: int) -> Callable[[str], int]:
 
 
 def check_model(path: Path) -> None:
-    """What can be said of a model folder before torch is imported.
+    """Check a model's folder before torch is imported.
 
     Raises:
-        ValueError: no folder, or neither a model nor an adapter in it.
+        ValueError: the folder holds neither a model nor an adapter.
     """
     if not any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise ValueError(
@@ -110,29 +110,30 @@ def check_model(path: Path) -> None:
 
 
 SWITCH_S = 0.0005
-"""How long a thread may keep Python's lock from the others. With Python's own 5 ms, reading large bodies starves the
-lanes, which take the lock again after each operation of the model."""
+"""How long a thread may keep Python's lock while others wait. With Python's default of 5 ms, reading large bodies
+starves the workers, which take the lock again after each operation of the model."""
 
 
 def serve(args: argparse.Namespace, token: str | None) -> int:
-    """Listen, load, answer until asked to end; the exit code."""
+    """Listen, load the model, and answer until asked to end. Returns the exit code."""
     sys.setswitchinterval(SWITCH_S)
     import uvicorn
 
     from reward_model.service.app import Service, make_app
-    from reward_model.service.edge import Edge, PromptProtocol
+    from reward_model.service.http_protocol import LimitedHttpProtocol
+    from reward_model.service.middleware import RequestMiddleware
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:  # uvicorn's would stop listening at once and exit by the signal
+        def capture_signals(self) -> Iterator[None]:  # uvicorn's own would stop listening at once
             yield
 
     service = Service(args.model_path.resolve(), commit=git_commit() or "unknown", deadline_s=args.timeout_s)
     config = uvicorn.Config(
-        Edge(make_app(service), token=token),
+        RequestMiddleware(make_app(service), token=token),
         host=args.host,
         port=args.port,
-        http=PromptProtocol,
+        http=LimitedHttpProtocol,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -143,7 +144,7 @@ def serve(args: argparse.Namespace, token: str | None) -> int:
     )
     try:
         listening = config.bind_socket()
-    except SystemExit:  # after a line in the log that names the reason, not the address
+    except SystemExit:  # uvicorn has logged the reason, but not the address
         log.error("cannot listen on %s:%d; end what listens there, or give another --port", args.host, args.port)
         return 1
     server = Server(config)
@@ -152,34 +153,34 @@ def serve(args: argparse.Namespace, token: str | None) -> int:
         loop = asyncio.get_running_loop()
         ending = asyncio.Event()
         for sign in (signal.SIGTERM, signal.SIGINT):
-            if signal.getsignal(sign) != signal.SIG_IGN:  # a script's shell starts what it puts aside deaf to SIGINT
+            if signal.getsignal(sign) != signal.SIG_IGN:  # a shell ignores SIGINT for background jobs
                 loop.add_signal_handler(sign, ending.set)
         serving = asyncio.create_task(server.serve([listening]))
-        loading = load_beside(service, args, ending)
+        loading = load_in_thread(service, args, ending)
         waiting = asyncio.create_task(ending.wait())
         await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
         failed = loading.done() and not loading.result()
         service.status = "draining"
-        if service.batcher:
-            log.info("ending: answering what was accepted, for %g s at most", DRAIN_S)
-            if not await service.batcher.drain(DRAIN_S):
-                log.error("not everything was answered within %g s", DRAIN_S)
+        if service.queue:
+            log.info("ending: answering accepted requests, for %g s at most", DRAIN_S)
+            if not await service.queue.drain(DRAIN_S):
+                log.error("not every accepted request was answered within %g s", DRAIN_S)
                 failed = True
-            service.batcher.close()
+            service.queue.close()
         server.should_exit = True
         await serving
         return int(failed)
 
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         code = runner.run(run())
-    if service.scorer is None or code:  # a thread still loads or scores: it is not waited for
+    if service.scorer is None or code:  # a thread may still load or score, and nobody waits for it
         logging.shutdown()
         os._exit(code)
     return code
 
 
-def load_beside(service: "Service", args: argparse.Namespace, ending: asyncio.Event) -> asyncio.Future[bool]:
-    """Load the model in a thread; whether it can be used, and `ending` set where it cannot."""
+def load_in_thread(service: "Service", args: argparse.Namespace, ending: asyncio.Event) -> asyncio.Future[bool]:
+    """Load the model in a thread. The result is whether it can be used; if it cannot, `ending` is set."""
     loop = asyncio.get_running_loop()
     loaded: asyncio.Future[bool] = loop.create_future()
 
@@ -192,12 +193,12 @@ def load_beside(service: "Service", args: argparse.Namespace, ending: asyncio.Ev
             log.error("the model cannot be used: %s: %s", type(error).__name__, error)
             loop.call_soon_threadsafe(give_up)
 
-    def begin(scorer: "Scorer", rounds: "Rounds") -> None:
+    def begin(scorer: "Scorer", batch_scorer: "BatchScorer") -> None:
         if ending.is_set():
             return
         gc.collect()
-        gc.freeze()  # torch and the model: walking their objects again and again holds up everybody for 0.2 s
-        service.ready(scorer, Batcher(rounds, max_queue=args.max_queue))
+        gc.freeze()  # collections then skip the objects of torch and the model, which took 0.2 s without answers
+        service.ready(scorer, RequestQueue(batch_scorer, max_queue=args.max_queue))
         loaded.set_result(True)
         log.info("ready: %s, %d tokens a conversation at most", service.model_path.name, scorer.max_length)
 

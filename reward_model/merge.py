@@ -1,9 +1,9 @@
-"""Merge a trained adapter into its base: `python -m reward_model.merge --adapter OUT --output MERGED`.
+"""Merges a trained adapter into its base: `python -m reward_model.merge --adapter OUT --output MERGED`.
 
-The result is a plain Hugging Face folder, float32: `Scorer.load`, the scoring service and vLLM take it. Scores before
-and after are compared on real rows, after reading back what was written; where they differ by more than the bound there
-is no result. Merging in a base's own bfloat16 moves scores ten thousand times as far (doc/reward_model.md has numbers).
-Leaves out quantised bases.
+The result is a plain Hugging Face folder in float32, which `Scorer.load`, the scoring service and vLLM can load. Scores
+before and after are compared on real rows with the model as it was written; if they differ by more than the bound there
+is no result. Merging in bfloat16 moves scores ten thousand times as far (numbers in doc/reward_model.md). Leaves out
+quantised bases.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from core.json_text import parse_json
-from core.outputs import failures_of_the_disk
-from reward_model.datatypes import Message
+from core.messages import Message
+from core.outputs import OutputError, check_output, failures_of_the_disk
+from reward_model.datatypes import RECORD
 
 BOUND = 1e-4
 ROWS = 32
@@ -32,10 +33,10 @@ PROBE = (
     Message(role="user", content="Which number comes after 41?"),
     Message(role="assistant", content="The number after 41 is 42."),
 )
-"""Invented, so that the record quotes nobody's data."""
+"""An invented conversation, so that the record quotes nobody's data."""
 PROBE_TOLERANCE = 1e-3
-"""Of the probe's score, relative above 1, for float32 on any machine: ten times what a score may move with its batch,
-since kernels of another processor add up in another order. Another tokenizer, template or head moves it by far more."""
+"""How far the probe's score may move on another machine in float32, relative above 1: ten times what it may move with
+its batch, because other processors add up in another order. Another tokenizer, template or head moves it further."""
 
 
 class MergeError(ValueError):
@@ -45,29 +46,28 @@ class MergeError(ValueError):
 def merge(
     adapter: Path, output: Path, *, base: Path | None = None, data: Path | None = None, bound: float = BOUND
 ) -> dict[str, Any]:
-    """Write the merged model and return what its record says of the merge.
+    """Write the merged model and return the part of its record about the merge.
 
     Args:
-        base: the base's folder, where it is not the one that the record names.
-        data: preferences to compare scores on; the training data unless given. The first `ROWS` are used.
-        bound: of the difference of a score before and after.
+        base: the folder of the base, if it is not the one that the record names.
+        data: preferences whose first `ROWS` rows are scored before and after; default: the training data.
+        bound: the largest allowed difference of a score before and after.
     Raises:
-        MergeError: the adapter, its base or the data are not what they should be, or scores differ by more; `output` is
-            not there then.
+        MergeError: the adapter, its base or the data do not fit, or scores differ by more. Then there is no `output`.
     """
     import torch
     from peft import PeftModel
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    from reward_model.base_model import weights_sha256
-    from reward_model.data.preferences import check_output, read_preferences
+    from core.weights import weights_sha256
+    from reward_model.data.preferences import read_preferences
     from reward_model.evaluate import score_sides
-    from reward_model.scorer import RECORD, Scorer, length_limit
+    from reward_model.scorer import Scorer, length_limit
 
     record = read_record(adapter)
     if output.exists():
         raise MergeError(f"{output} is there already; name another --output")
-    check_output(output, "--output", overwrite=False)
+    check_output(output, "--output")
     base = base or Path(record["base"]["path"])
     if not base.is_dir():
         raise MergeError(f"the base {base} that the record names is not there; give its folder with --base")
@@ -92,6 +92,7 @@ def merge(
     lora = model.peft_config["default"]
     merged: Any = model.merge_and_unload(safe_merge=True)  # type: ignore[operator]
 
+    output.absolute().parent.mkdir(parents=True, exist_ok=True)
     with (
         interruptible(),
         tempfile.TemporaryDirectory(dir=output.absolute().parent, prefix=f".{output.name}-") as scratch,
@@ -131,18 +132,16 @@ def merge(
 
 
 def read_record(adapter: Path) -> dict[str, Any]:
-    """What training wrote beside the adapter.
+    """Read the record that training wrote beside the adapter.
 
     Raises:
-        MergeError: this is no adapter, or none of ours.
+        MergeError: the folder is not an adapter of `reward_modeling.py`.
     """
-    from reward_model.scorer import RECORD
-
     if not adapter.is_dir():
-        raise MergeError(f"{adapter} is no folder; give the output of reward_modeling.py")
+        raise MergeError(f"{adapter} is not a folder; give the output of reward_modeling.py")
     if not (adapter / "adapter_config.json").is_file():
         if (adapter / "config.json").is_file():
-            raise MergeError(f"{adapter} is a whole model, trained without LoRA; it is served as it is")
+            raise MergeError(f"{adapter} is a whole model, trained without LoRA; it needs no merge and can be served")
         raise MergeError(f"{adapter} holds no adapter_config.json; give the output of reward_modeling.py")
     if not (adapter / RECORD).is_file():
         raise MergeError(f"{adapter} has no {RECORD}, so its base cannot be checked; train it with reward_modeling.py")
@@ -152,12 +151,12 @@ def read_record(adapter: Path) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m reward_model.merge", description="Merge an adapter into its base.")
     parser.add_argument("--adapter", type=Path, required=True, help="output of reward_modeling.py")
-    parser.add_argument("--output", type=Path, required=True, help="folder to write; must not be there yet")
+    parser.add_argument("--output", type=Path, required=True, help="the folder to write, which must not exist yet")
     parser.add_argument(
-        "--base", type=Path, help="the base, a folder or an id on the hub; default: the one in the record"
+        "--base", type=Path, help="the base, a folder or an id on the hub; default: the base in the record"
     )
     parser.add_argument(
-        "--data", type=Path, help="preferences to compare scores on; default: those of training, the first 32"
+        "--data", type=Path, help="preferences to compare scores on; default: the first 32 of the training data"
     )
     parser.add_argument(
         "--bound", type=float, default=BOUND, help=f"largest difference of a score before and after; default {BOUND}"
@@ -165,8 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     from transformers.utils.logging import disable_progress_bar
 
-    from core.hub import ModelNotFoundError, model_folder
-    from reward_model.base_model import BaseModelError
+    from core.hub import ModelError, model_folder
     from reward_model.data.preferences import PreferenceFileError
 
     disable_progress_bar()
@@ -174,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         about = merge(
             args.adapter, args.output, base=args.base and model_folder(args.base), data=args.data, bound=args.bound
         )
-    except (MergeError, BaseModelError, ModelNotFoundError, PreferenceFileError) as error:
+    except (MergeError, ModelError, OutputError, PreferenceFileError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(

@@ -1,10 +1,10 @@
-"""Make preferences out of the agent's own trajectories: `python -m reward_model.pairs_from_rollouts --rollouts DIR`.
+"""Makes preferences out of the agent's own trajectories: `python -m reward_model.pairs_from_rollouts --rollouts DIR`.
 
-Reads what `python -m sql_agent.evaluate` writes and what training leaves in RUN_DIR/trajectories, and pairs right with
-wrong rollouts of the same task. Chosen and rejected sides are drawn from the same distribution of lengths, of numbers
-of tool calls and of having an answer, so that none tells which is the better one. Prompts are split between two files
-by their hash: a prompt stays in its file whatever is added later. Verdicts stay outside the text. Leaves out rollouts
-that nobody judged, that were lost, or that belong to a run's validation; they are counted.
+It reads what `python -m sql_agent.evaluate` and training (RUN_DIR/trajectories) write, and pairs right with wrong
+rollouts of the same task. Both sides have the same distribution of lengths, of numbers of tool calls and of having an
+answer, so that none of these tells which side is better. The hash of a prompt decides which of two files gets it, so
+that it stays there when rollouts are added. Verdicts are not part of the texts. Leaves out rollouts that were not
+judged, were lost, or belong to a run's validation; they are counted.
 """
 
 from __future__ import annotations
@@ -25,40 +25,42 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from core.conversations import Problem, legal, read_conversation
 from core.json_text import parse_json
+from core.messages import Message, num_chars, num_tool_calls
+from core.outputs import OutputError, check_output
 from reward_model.baselines import has_answer
-from reward_model.data.messages import Problem, legal, read_conversation
-from reward_model.data.preferences import PreferenceFileError, check_output, write_preferences
-from reward_model.data.summary import MAX_NAMED, Balance, Summary, digest, num_chars, num_tool_calls, percent
-from reward_model.datatypes import Message, Preference
+from reward_model.data.preferences import PreferenceFileError, write_preferences
+from reward_model.data.summary import MAX_NAMED, Balance, Summary, digest, percent
+from reward_model.datatypes import Preference
 
 PAIRS_PER_TASK = 8
 MAX_CANDIDATES = 512
-"""Pairs of a task that are looked at, drawn at random where there are more."""
+"""How many pairs of a task are considered; they are drawn at random if there are more."""
 LENGTHS_PER_DOUBLING = 2
-"""Classes of length; two sides of one class differ by at most a factor of 2 ** (1 / 2), 41 %."""
+"""Length classes per factor of two; two sides of one class differ by at most a factor of 2 ** (1 / 2), 41 %."""
 
 Shape = tuple[int, int, bool]
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """A judged rollout, as far as a pair needs it."""
+    """The parts of a judged rollout that a pair needs."""
 
     task_id: str
     kind: str
     prompt: tuple[Message, ...]
     side: tuple[Message, ...]
-    """What the agent and its tools said, up to the agent's last message."""
+    """The messages of the agent and its tools, up to the agent's last message."""
     right: bool
     answered: bool
-    """Ended by giving an answer, not by a limit, and the answer is not empty."""
+    """Whether it ended with an answer that is not empty, and not at a limit."""
     source: str
-    """File and row."""
+    """The file and row it was read from."""
 
     @cached_property
     def task(self) -> tuple[str, bytes]:
-        """The same id over another prompt is another task."""
+        """The same id with another prompt is another task."""
         return self.task_id, digest(self.prompt)
 
     @cached_property
@@ -67,19 +69,19 @@ class Rollout:
 
     @cached_property
     def shape(self) -> Shape:
-        """What must not tell right from wrong: the length, roughly, the number of tool calls, having an answer."""
+        """What must not tell right from wrong: length class, number of tool calls, having an answer."""
         length_class = round(LENGTHS_PER_DOUBLING * math.log2(self.chars + 1))
         return length_class, num_tool_calls(self.side), self.answered
 
 
 @dataclass(frozen=True, order=True)
 class Cell:
-    """The kind of a pair, as far as its sizes go."""
+    """The kind of a pair by the shapes of its sides."""
 
     right: Shape
     wrong: Shape
     longer: int
-    """1: the right side is longer, -1: the wrong one is, 0: neither."""
+    """1 if the right side is longer, -1 if the wrong side is, otherwise 0."""
 
     @property
     def opposite(self) -> Cell:
@@ -88,7 +90,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A right and a wrong rollout of one task."""
+    """A right and a wrong rollout of one task, which may become a pair."""
 
     right: Rollout
     wrong: Rollout
@@ -109,13 +111,13 @@ class Candidate:
 
 @dataclass
 class Read:
-    """What the files held."""
+    """The contents of the files."""
 
     rollouts: list[Rollout] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
-    """Rollouts that can be in no pair, by reason."""
+    """How many rollouts cannot be in a pair, by reason."""
     problems: list[str] = field(default_factory=list)
-    """Rows that could not be read, named."""
+    """The rows that could not be read, each with its error."""
     files: int = 0
     rows: int = 0
 
@@ -124,11 +126,11 @@ def read_rollouts(folder: Path) -> Read:
     """Read every *.jsonl below a folder, in the order of their names.
 
     Raises:
-        PreferenceFileError: there is no such folder, or no such file in it.
+        PreferenceFileError: the folder is missing, or holds no such file.
     """
     if not folder.is_dir():
         raise PreferenceFileError(
-            f"{folder} is no folder; give the one with the *.jsonl of sql_agent.evaluate or of a run"
+            f"{folder} is not a folder; give the one with the *.jsonl of sql_agent.evaluate or of a run"
         )
     read = Read()
     for path in sorted(folder.rglob("*.jsonl")):
@@ -159,10 +161,10 @@ def _read_row(line: bytes, source: str, read: Read) -> None:
 
 
 def why_not(record: Any) -> str | None:
-    """Why a record can be in no pair; None where it can.
+    """Why a record cannot be in a pair; None if it can.
 
     Raises:
-        Problem: it is no record of a rollout.
+        Problem: it is not the record of a rollout.
     """
     if not isinstance(record, dict):
         raise Problem("row", "expected an object")
@@ -179,9 +181,9 @@ def why_not(record: Any) -> str | None:
 
 
 def rollout_of(record: dict[str, Any], source: str) -> Rollout | None:
-    """Read a judged record; nothing of it but the messages gets into prompt and side. None: the agent says nothing.
+    """Read a judged record; prompt and side hold its messages only. None if the agent said nothing.
 
-    The prompt ends before the first reply that the model gave: DB-Bench's text prompts hold a reply of their own.
+    The prompt ends before the model's own first reply, because DB-Bench's text prompts contain a reply.
 
     Raises:
         Problem: its messages cannot be read.
@@ -191,7 +193,7 @@ def rollout_of(record: dict[str, Any], source: str) -> Rollout | None:
     replies = [i for i, message in enumerate(messages) if message.role == "assistant"]
     if not isinstance(turns, int) or not 0 <= turns <= len(replies):
         raise Problem("num_turns", f"expected the number of replies, at most {len(replies)}, found {turns!r}")
-    said = [i for i in replies[len(replies) - turns :] if messages[i].content.strip() or messages[i].tool_calls]
+    said = [i for i in replies[len(replies) - turns :] if not messages[i].is_empty]
     if not said:
         return None
     start = replies[len(replies) - turns]
@@ -211,10 +213,10 @@ def rollout_of(record: dict[str, Any], source: str) -> Rollout | None:
 
 
 def candidates(read: Read, *, seed: int) -> list[list[Candidate]]:
-    """For each task that has both, the pairs of a right and a wrong rollout, in random order.
+    """The pairs of a right and a wrong rollout of each task that has both, in random order.
 
-    Equal conversations count once; one that was judged both ways is left out, as is a task with only one kind. What is
-    left out is counted in `read.left_out`.
+    Equal conversations count once. A conversation that was judged both ways is left out, and so are tasks with only
+    right or only wrong rollouts; `read.left_out` counts them.
     """
     tasks: dict[Any, dict[bytes, list[Rollout]]] = defaultdict(lambda: defaultdict(list))
     for rollout in read.rollouts:
@@ -239,15 +241,15 @@ def candidates(read: Read, *, seed: int) -> list[list[Candidate]]:
 
 
 def balanced(tasks: Sequence[Sequence[Candidate]], *, per_task: int) -> list[Candidate]:
-    """Choose pairs such that each goes with one of the opposite kind.
+    """Choose pairs so that there are equally many of each kind and of the opposite kind.
 
-    The opposite of "right side of shape a, wrong one of shape b, right one longer" is "right b, wrong a, wrong one
-    longer". As many of either are taken, so a rule on length, number of tool calls and having an answer is right as
-    often as it is wrong, up to what differs inside one class of lengths. Equal shapes and lengths need no opposite.
+    The opposite of "right side of shape a, wrong side of shape b, right side longer" is "right b, wrong a, wrong side
+    longer". A rule on length, number of tool calls and having an answer is then right as often as it is wrong, except
+    for differences inside one length class. Pairs of equal shapes and lengths need no opposite.
 
     Args:
         tasks: the candidates of each task.
-        per_task: pairs that a task may give at most.
+        per_task: how many pairs a task may give at most.
     """
     cells: dict[Cell, list[Candidate]] = defaultdict(list)
     for rank in range(max(map(len, tasks), default=0)):  # every task's first pair before any task's second
@@ -257,7 +259,7 @@ def balanced(tasks: Sequence[Sequence[Candidate]], *, per_task: int) -> list[Can
     taken: Counter[Any] = Counter()
     chosen: list[Candidate] = []
     couples = {min(cell, cell.opposite) for cell in cells}
-    # scarce kinds first, before other pairs use up what their tasks may give
+    # rare kinds first, before other pairs use up the limits of their tasks
     for cell in sorted(couples, key=lambda cell: (min(len(cells[cell]), len(cells[cell.opposite])), cell)):
         if cell == cell.opposite:
             chosen += list(_within(cells[cell], taken, per_task))
@@ -273,7 +275,7 @@ def balanced(tasks: Sequence[Sequence[Candidate]], *, per_task: int) -> list[Can
 
 
 def _within(pairs: Iterable[Candidate], taken: Counter[Any], per_task: int) -> Iterator[Candidate]:
-    """The pairs whose task may still give one; each that is drawn counts."""
+    """Yield the pairs whose task may still give one, and count them."""
     for pair in pairs:
         if taken[pair.right.task] < per_task:
             taken[pair.right.task] += 1
@@ -281,7 +283,7 @@ def _within(pairs: Iterable[Candidate], taken: Counter[Any], per_task: int) -> I
 
 
 def is_held_out(prompt: Sequence[Message], fraction: float) -> bool:
-    """Whether a prompt belongs to the held-out file; depends on nothing but the prompt and the fraction."""
+    """Whether a prompt belongs to the held-out file; this depends on the prompt and the fraction alone."""
     return int.from_bytes(digest(prompt)[:8], "big") < fraction * 2**64
 
 
@@ -289,7 +291,7 @@ def is_held_out(prompt: Sequence[Message], fraction: float) -> bool:
 
 
 def report(path: Path, possible: Sequence[Candidate], pairs: Sequence[Candidate]) -> Iterator[str]:
-    """What one of the two files holds, and what it would hold without a choice."""
+    """Describe one of the two files, and the possible pairs before the choice."""
     if pairs:
         summary = Summary()
         for row, pair in enumerate(pairs, 1):
@@ -299,13 +301,13 @@ def report(path: Path, possible: Sequence[Candidate], pairs: Sequence[Candidate]
     else:
         yield f"{path}: not written, no pairs for it"
     unused = f"{len(possible) - len(pairs)} of {len(possible)} possible pairs"
-    yield f"  {unused} left out for the balance and the limit per task"
+    yield f"  {unused} left out for balance and for the limit per task"
     yield f"  'more wins' is right for: {rules(possible)} of the possible pairs"
     yield f"  'more wins' is right for: {rules(pairs)} of those written"
 
 
 def rules(pairs: Sequence[Candidate]) -> str:
-    """How often the side that has more of something is the right one."""
+    """How often the side with more of each feature is the right one."""
     features = {
         "characters": lambda rollout: rollout.chars,
         "tool calls": lambda rollout: rollout.shape[1],
@@ -313,22 +315,24 @@ def rules(pairs: Sequence[Candidate]) -> str:
     }
     balances = {name: Balance() for name in features}
     for pair in pairs:
-        for name, of in features.items():
-            balances[name].add(of(pair.right), of(pair.wrong))
+        for name, measure in features.items():
+            balances[name].add(measure(pair.right), measure(pair.wrong))
     return ", ".join(f"{name} {percent(balance.rule_accuracy)}" for name, balance in balances.items())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m reward_model.pairs_from_rollouts",
-        description="Make preferences out of right and wrong rollouts of the same task, sizes balanced.",
+        description="Make preferences out of right and wrong rollouts of the same task, with balanced sizes.",
     )
     parser.add_argument(
-        "--rollouts", type=Path, required=True, metavar="DIR", help="folder of *.jsonl, searched through"
+        "--rollouts", type=Path, required=True, metavar="DIR", help="folder with *.jsonl, also in subfolders"
     )
     parser.add_argument("--output", type=Path, required=True, help="X.jsonl; held-out pairs go to X.held_out.jsonl")
-    parser.add_argument("--held-out-fraction", type=float, default=0.2, help="of the prompts; default 0.2")
-    parser.add_argument("--seed", type=int, default=0, help="chooses among the pairs of a task; default 0")
+    parser.add_argument(
+        "--held-out-fraction", type=float, default=0.2, help="the share of prompts that is held out; default 0.2"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the choice among the pairs of a task; default 0")
     parser.add_argument(
         "--max-pairs-per-task", type=int, default=PAIRS_PER_TASK, metavar="N", help=f"default {PAIRS_PER_TASK}"
     )
@@ -343,7 +347,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for path in files.values():
             check_output(path, "--output", overwrite=args.overwrite)
         read = read_rollouts(args.rollouts)
-    except PreferenceFileError as error:
+    except (OutputError, PreferenceFileError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     found = candidates(read, seed=args.seed)
@@ -362,7 +366,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         written += count
     if not written:
         print(
-            "error: no pairs; more rollouts per task (--temperature 1, several passes) give right and wrong ones",
+            "error: no pairs; more rollouts per task (--temperature 1, several passes) give both right and wrong ones",
             file=sys.stderr,
         )
     return int(not written)

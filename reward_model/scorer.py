@@ -1,33 +1,29 @@
-"""The reward model as a function of conversations: template, tokens, one forward pass.
+"""The reward model as a function of conversations: chat template, tokens, one forward pass.
 
-Training, evaluation, merging and the service all read a conversation through `encode_conversation`, so a score means
-the same everywhere. Batches are padded on the right and the head reads the last token that is no padding, as TRL's
-trainer has it (trl 1.16 reward_trainer.py; transformers `GenericForSequenceClassification`).
+Training, evaluation, merging and the service all encode conversations with `encode_conversation`, so that a score
+means the same everywhere. Batches are padded on the right and the head reads the last token that is not padding, as in
+TRL's trainer (trl 1.16 reward_trainer.py; transformers `GenericForSequenceClassification`). Leaves out the service's
+sharing of prefixes (`reward_model.service.batch_scorer`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
-from core.forked import LimitError, forked
+from core.chat_tokenizer import endless_template, read_tokenizer
+from core.hub import ModelError
 from core.json_text import parse_json
-from core.weights import HEAD, LANGUAGE_HEADS, adapter_misfit, misfit
-from reward_model.datatypes import Encoded, Message, Score
+from core.messages import Message
+from core.weights import HEAD, LANGUAGE_HEADS, adapter_misfit, misfit, weights_sha256
+from reward_model.datatypes import RECORD, Encoded, RewardScore
 
-RECORD = "reward_model.json"
-"""Written beside adapter and merged model by training: max_length, base hash, versions."""
 DEFAULT_MAX_LENGTH = 1024
-
-
-class ModelError(ValueError):
-    """A folder cannot be used as a reward model; the message says what is missing and how to get it."""
 
 
 def encode_conversation(
@@ -35,7 +31,7 @@ def encode_conversation(
 ) -> Encoded:
     """Render with the model's chat template, without a generation prompt, and keep the last `max_length` tokens.
 
-    The end is kept because the head reads there; vLLM's `truncation_side: left` cuts as much.
+    The end is kept because the head reads there; vLLM's `truncation_side: left` cuts the same tokens.
     """
     rendered: Any = tokenizer.apply_chat_template(
         [_for_template(message) for message in messages],
@@ -48,12 +44,12 @@ def encode_conversation(
 
 
 def _for_template(message: Message) -> dict[str, Any]:
-    """Arguments as an object, which templates print; vLLM's chat endpoints do the same. Others stay text."""
+    """The message with arguments as an object, as vLLM's chat endpoints pass them; what is not an object stays text."""
     plain = message.to_dict()
     for call in plain.get("tool_calls", ()):
         try:
             arguments = json.loads(call["function"]["arguments"])
-            json.dumps(arguments, ensure_ascii=False).encode()  # fails on half a surrogate pair, which is no text
+            json.dumps(arguments, ensure_ascii=False).encode()  # fails on half a surrogate pair, which is not a text
         except (ValueError, RecursionError):
             continue
         if isinstance(arguments, dict):
@@ -61,39 +57,8 @@ def _for_template(message: Message) -> dict[str, Any]:
     return plain
 
 
-def read_tokenizer(path: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder.
-
-    Raises:
-        OSError, ValueError: there is none; from a bare config.json transformers makes one up that knows no text.
-    """
-    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    if set(tokenizer("a").input_ids) <= set(tokenizer.all_special_ids):
-        raise ValueError("no file of it holds a vocabulary")
-    return tokenizer
-
-
-TRIED = [{"role": "user", "content": "yes"}, {"role": "assistant", "content": "42."}]
-
-
-def endless_template(tokenizer: Any) -> str | None:
-    """What is wrong with a chat template that does not end on a short conversation, or ends the process; None where
-    it ends, well or with an error, which is said where the template is used."""
-
-    def render() -> None:
-        with contextlib.suppress(Exception):
-            tokenizer.apply_chat_template(TRIED, tokenize=False)
-
-    try:
-        forked(render)
-    except LimitError as error:
-        where = tokenizer.name_or_path
-        return f"the chat template of {where} does not end: a short conversation {error}; give a template that does"
-    return None
-
-
 class Scorer:
-    """A sequence-classification model with one output, its tokenizer and its limit; for one thread at a time."""
+    """A sequence-classification model with one output, its tokenizer and its length limit; for one thread at a time."""
 
     def __init__(self, model: Any, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
         self.model, self.tokenizer, self.max_length = model.eval(), tokenizer, max_length
@@ -103,12 +68,12 @@ class Scorer:
         """Load a merged model, or an adapter together with the base that it names.
 
         Args:
-            device: `cpu`, `cuda` or `auto`: a GPU where there is one.
+            device: `cpu`, `cuda`, or `auto` for a GPU if there is one.
         Raises:
             ModelError: the folder holds no reward model.
         """
         if not path.is_dir():
-            raise ModelError(f"{path} is no folder; give the output of reward_modeling.py or of reward_model.merge")
+            raise ModelError(f"{path} is not a folder; give the output of reward_modeling.py or of reward_model.merge")
         try:
             tokenizer = read_tokenizer(path)
         except (OSError, ValueError) as error:
@@ -126,12 +91,15 @@ class Scorer:
         model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
         return cls(model.to(device), tokenizer, length_limit(record, model.config))
 
-    def encode(self, messages: Sequence[Message], tools: str | None = None) -> Encoded:
-        return encode_conversation(self.tokenizer, messages, tools=tools, max_length=self.max_length)
+    def encode(
+        self, messages: Sequence[Message], tools: str | None = None, *, max_length: int | None = None
+    ) -> Encoded:
+        limit = self.max_length if max_length is None else max_length
+        return encode_conversation(self.tokenizer, messages, tools=tools, max_length=limit)
 
     @torch.inference_mode()
-    def score(self, batch: Sequence[Encoded]) -> list[Score]:
-        """One forward pass over the whole batch, scores in its order."""
+    def score(self, batch: Sequence[Encoded]) -> list[RewardScore]:
+        """Score the batch with one forward pass; the scores have its order."""
         longest = max(len(encoded.ids) for encoded in batch)
         pad = self.tokenizer.pad_token_id
         ids = torch.tensor([[*encoded.ids, *[pad] * (longest - len(encoded.ids))] for encoded in batch])
@@ -139,7 +107,7 @@ class Scorer:
         mask = (torch.arange(longest) < lengths[:, None]).long()
         device = self.model.device
         logits = self.model(input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False).logits
-        return [Score(v, e.truncated) for v, e in zip(logits.squeeze(-1).float().tolist(), batch, strict=True)]
+        return [RewardScore(v, e.truncated) for v, e in zip(logits.squeeze(-1).float().tolist(), batch, strict=True)]
 
 
 def _load_merged(path: Path, dtype: Any) -> Any:
@@ -158,14 +126,14 @@ def _load_merged(path: Path, dtype: Any) -> Any:
 def _load_adapter(path: Path, dtype: Any) -> Any:
     from peft import PeftConfig, PeftModel
 
-    from reward_model.base_model import weights_sha256
-
     base = PeftConfig.from_pretrained(str(path)).base_model_name_or_path
     if not base or not Path(base).is_dir():
-        raise ModelError(f"{path} is an adapter of {base}, which is not there; merge it where the base is")
+        raise ModelError(f"{path} is an adapter of {base}, which is not on this machine; merge it where the base is")
     trained_on = parse_json((path / RECORD).read_text())["base"]["sha256"] if (path / RECORD).is_file() else None
     if trained_on and weights_sha256(Path(base)) != trained_on:
-        raise ModelError(f"{base} is not the base that {path} was trained on (sha256 in {RECORD}); put that one there")
+        raise ModelError(
+            f"{base} is not the base that {path} was trained on (sha256 in {RECORD}); put the right base there"
+        )
     where = Path(base)
     fault = misfit(where, "ForSequenceClassification", num_labels=1, new=HEAD, unused=LANGUAGE_HEADS)
     if fault := fault or adapter_misfit(path, where, "ForSequenceClassification", num_labels=1):
@@ -175,6 +143,6 @@ def _load_adapter(path: Path, dtype: Any) -> Any:
 
 
 def length_limit(record: Mapping[str, Any], config: Any) -> int:
-    """The limit in tokens that training recorded, as far as the model has positions for it."""
+    """The token limit that training recorded, or the number of the model's positions if that is smaller."""
     positions = getattr(config.get_text_config(), "max_position_embeddings", None) or DEFAULT_MAX_LENGTH
     return min(record.get("max_length") or DEFAULT_MAX_LENGTH, positions)

@@ -1,150 +1,143 @@
-"""From preferences to a trained reward model on TRL's `RewardTrainer`: arguments, data, the run's log and its record.
+"""A run of reward-model training: everything is checked, then trained with TRL's `RewardTrainer` and saved.
 
-TRL's names and defaults hold wherever this module says nothing else. Leaves out the loss and the loop, which are TRL's,
-and the checks of the base (`reward_model.base_model`).
+Leaves out the arguments (`reward_model.arguments`), the trainer (`reward_model.pair_trainer`) and the checks of the
+base (`reward_model.base_model`).
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-import json
-import logging
-import os
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib.metadata import version
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import datasets
 import torch
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase, TrainerCallback
-from trl.trainer.model_config import ModelConfig
-from trl.trainer.reward_config import RewardConfig
-from trl.trainer.reward_trainer import RewardTrainer
+from transformers import PreTrainedTokenizerBase
+from transformers.trainer_callback import PrinterCallback
+from transformers.utils.logging import disable_progress_bar
+from trl.trainer.utils import get_peft_config, get_quantization_config
 
 from core import signed
-from core.cpu_features import uses_bfloat16
+from core.chat_tokenizer import load_tokenizer, tokenizer_sha256
+from core.hub import model_folder
 from core.json_text import parse_json
-from core.micro_batches import micro_batch_tokens, micro_batches, recomputed, return_freed_memory
-from core.outputs import append_line, failures_of_the_disk, remove, written
-from reward_model.data.preferences import PreferenceFileError
-from reward_model.datatypes import Preference
-from reward_model.scorer import RECORD, encode_conversation
+from core.machine import git_commit
+from core.outputs import OutputError, failures_of_the_disk
+from core.processes import ends_in_order
+from core.training_run import (
+    TrainingError,
+    check_same_run,
+    checkpoints,
+    newest_whole,
+    publish,
+    remove_torn,
+    versions,
+    write_record,
+)
+from core.weights import weights_sha256
+from reward_model.arguments import OUTPUT, DataArguments, ModelArguments, TrainingArguments, settings
+from reward_model.base_model import check_base, num_parameters
+from reward_model.data.preferences import PreferenceFileError, read_preferences
+from reward_model.datatypes import RECORD, Preference, prompt_key
+from reward_model.pair_trainer import PairTrainer, RewardRunLog
+from reward_model.scorer import encode_conversation
 
-logger = logging.getLogger(__name__)
 
-METRICS = "metrics.jsonl"
-OUTPUT = "outputs/reward-model"
+def train(data: DataArguments, args: TrainingArguments, model: ModelArguments) -> None:
+    """Check everything, then train, save and say where.
 
+    Raises:
+        ModelError, NotOursError, PreferenceFileError, TrainingError: what is wrong, before the weights are read; only
+            a loss that is not finite comes later.
+    """
+    datasets.disable_progress_bars()
+    disable_progress_bar()
+    say = print if args.process_index == 0 else lambda *parts: None
+    if not model.model_name_or_path:
+        raise TrainingError("--model_name_or_path is missing: the language model to start from, a folder or ORG/NAME")
+    base, output = model_folder(model.model_name_or_path, say=say), Path(args.output_dir or OUTPUT)
+    tokenizer = load_tokenizer(base, Path(args.chat_template_path) if args.chat_template_path else None)
+    args.chat_template_path = None  # it is set already, and TRL would set it again
+    check_base(base, tokenizer)
+    args.suit(num_parameters(base))
 
-class TrainingError(ValueError):
-    """A run cannot start or go on; the message says why and what to change."""
+    path = Path(data.dataset_name)
+    rows = read_preferences(path)
+    if data.eval_dataset_name:
+        train_rows, held_out_rows = rows, read_preferences(Path(data.eval_dataset_name))
+        known = {prompt_key(row) for row in train_rows}
+        if shared := sum(prompt_key(row) in known for row in held_out_rows):
+            say(f"warning: {shared} of {len(held_out_rows)} held-out pairs have a prompt that is trained on")
+    else:
+        train_rows, held_out_rows = split_by_prompt(rows, data.held_out_fraction, seed=args.seed)
+    train_set = encode_pairs(train_rows, tokenizer, args.max_length, data.dataset_name)
+    held_out_name = data.eval_dataset_name or data.dataset_name
+    held_out = encode_pairs(held_out_rows, tokenizer, args.max_length, held_out_name) if held_out_rows else None
+    if held_out is None:
+        args.eval_strategy = "no"
+    batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    if len(train_set) < batch:
+        raise TrainingError(
+            f"{len(train_set)} pairs are fewer than one batch of {batch} (--per_device_train_batch_size x "
+            "--gradient_accumulation_steps x processes); lower one of them or bring more pairs"
+        )
 
-
-@dataclass
-class DataArguments:
-    """What to train on and what to hold out."""
-
-    dataset_name: str = field(metadata={"help": "Preferences, as convert_dpo_format.py writes them."})
-    eval_dataset_name: str | None = field(
-        default=None, metadata={"help": "Held-out preferences; without it a part of the prompts is held out."}
+    counts = {
+        "train_pairs": len(train_set),
+        "train_too_long": len(train_rows) - len(train_set),
+        "held_out_pairs": len(held_out or ()),
+        "held_out_too_long": len(held_out_rows) - len(held_out or ()),
+    }
+    record = {
+        "base": {"path": str(base), "sha256": weights_sha256(base)},
+        "dataset": {"path": str(path), "sha256": signed.file_sha256(path), "held_out": data.eval_dataset_name} | counts,
+        "tokenizer_sha256": tokenizer_sha256(tokenizer),
+        "max_length": args.max_length,
+        "pad_token": tokenizer.pad_token,
+        "processes": args.world_size,
+        "settings": settings(data, args, model),
+        "seed": args.seed,
+        "versions": versions(),
+        "git_commit": git_commit(),
+    }
+    checkpoint = checkpoint_to_resume(args, record, say)
+    say(
+        f"{counts['train_pairs']} pairs to train on, {counts['held_out_pairs']} held out; left out as longer than "
+        f"{args.max_length} tokens: {counts['train_too_long']} and {counts['held_out_too_long']}"
     )
-    held_out_fraction: float = field(
-        default=0.1, metadata={"help": "Share of the pairs that is held out, whole prompts at a time; 0 for none."}
+    if checkpoint:
+        say(f"going on from {checkpoint}")
+
+    with failures_of_the_disk(output):
+        output.mkdir(parents=True, exist_ok=True)
+    args.model_init_kwargs = {"dtype": model.dtype, "attn_implementation": model.attn_implementation}
+    trainer = PairTrainer(
+        model=str(base),
+        args=args,
+        train_dataset=train_set,
+        eval_dataset=held_out,
+        processing_class=tokenizer,
+        quantization_config=get_quantization_config(model),
+        peft_config=get_peft_config(model),
+        callbacks=[RewardRunLog(output, record)],
     )
-
-
-@dataclass
-class ModelArguments(ModelConfig):
-    """TRL's, with LoRA on all linear layers and a whole new head."""
-
-    use_peft: bool = field(default=True, metadata={"help": "LoRA; --no_use_peft trains all weights."})
-    lora_task_type: str = field(default="SEQ_CLS", metadata={"help": "Task type of the adapter."})
-    lora_target_modules: list[str] | None = field(
-        default_factory=lambda: ["all-linear"], metadata={"help": "Layers that get an adapter; the head is none."}
-    )
-    lora_modules_to_save: list[str] | None = field(
-        default_factory=lambda: ["score"], metadata={"help": "Layers trained whole: the head, which is new."}
-    )
-
-
-@dataclass
-class TrainingArguments(RewardConfig):
-    """TRL's, with centred scores, an evaluation per epoch, and precision and memory by device."""
-
-    output_dir: str | None = field(default=OUTPUT, metadata={"help": "Adapter, checkpoints, metrics.jsonl."})
-    center_rewards_coefficient: float | None = field(
-        default=0.01, metadata={"help": "Pulls the scores of a pair towards mean 0 (arXiv:2312.09244, eq. 2)."}
-    )
-    eval_strategy: str = field(default="epoch", metadata={"help": "When held-out pairs are scored."})
-    gradient_checkpointing: bool | None = field(
-        default=None, metadata={"help": "Recompute activations to save memory; default on a GPU only."}
-    )
-    bf16: bool | None = field(
-        default=None,
-        metadata={
-            "help": "bfloat16 autocast; default where a GPU has it, and for 20 million weights or more where a CPU has "
-            "it in hardware (AVX-512 BF16, AMX)."
-        },
-    )
-    micro_batch_tokens: int | None = field(
-        default=None,
-        metadata={
-            "help": "Tokens, padding included, of one forward and backward pass, at least one pair; default 1024 on a "
-            "CPU, 4096 on a GPU. Longer pairs compute their activations twice. Changes memory, not the result. Several "
-            "processes do not cut their batches."
-        },
-    )
-    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Hide losses that are NaN; never wanted."})
-    disable_tqdm: bool | None = field(default=True, metadata={"help": "No progress bars; a line per logging step."})
-    resume_from_checkpoint: str | None = field(
-        default="auto", metadata={"help": "A checkpoint to go on from; auto: the newest in output_dir, if any."}
-    )
-
-    def __post_init__(self) -> None:
-        self.decides_bf16 = self.bf16 is None
-        on_gpu = torch.cuda.is_available() and not self.use_cpu and os.environ.get("ACCELERATE_USE_CPU") != "true"
-        if self.bf16 is None:
-            self.bf16 = on_gpu and not self.fp16 and torch.cuda.is_bf16_supported()
-        if self.gradient_checkpointing is None:
-            self.gradient_checkpointing = on_gpu
-        self.dataloader_pin_memory = self.dataloader_pin_memory and on_gpu
-        self.report_to = usable_sinks(self.report_to)
-        super().__post_init__()
-
-    def suit(self, parameters: int) -> None:
-        """Turn bfloat16 on where nothing was said of it and it pays on this CPU for a model of that size."""
-        on_cpu = self.device.type == "cpu" and not self.fp16
-        if self.decides_bf16 and on_cpu and uses_bfloat16("auto", parameters):
-            self.bf16, self.mixed_precision = True, "bf16"
-
-
-def usable_sinks(wanted: str | Sequence[str] | None) -> list[str]:
-    """The sinks that can work here; wandb and swanlab write to disk where there is no key."""
-    names = [wanted] if isinstance(wanted, str) else list(wanted or ())
-    usable = []
-    for name in names:
-        if name not in ("none", "all") and importlib.util.find_spec(name) is None:
-            logger.warning("%s is not installed; going on without it (`uv pip install %s` adds it)", name, name)
-            continue
-        usable.append(name)
-    if "wandb" in usable and not os.environ.get("WANDB_API_KEY"):
-        os.environ.setdefault("WANDB_MODE", "offline")
-    if "swanlab" in usable and not os.environ.get("SWANLAB_API_KEY"):
-        os.environ.setdefault("SWANLAB_MODE", "local")
-    return usable or ["none"]
+    trainer.remove_callback(PrinterCallback)
+    sizes = [(weight.numel(), weight.requires_grad) for weight in cast(Any, trainer.model).parameters()]
+    trained, total = sum(size for size, is_trained in sizes if is_trained), sum(size for size, _ in sizes)
+    say(f"{trained:,} of {total:,} weights are trained, on {args.device}")
+    try:
+        with ends_in_order(), failures_of_the_disk(output):
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            save_whole(trainer, output, record)
+    except OutputError as error:
+        raise TrainingError(f"{error}; {describe_rest(output)}") from error
+    say(f"reward model: {output}")
 
 
 # Data -----------------------------------------------------------------------------------------------------------------
-
-
-def prompt_key(row: Preference) -> str:
-    """What makes two pairs belong to one prompt: its messages."""
-    return json.dumps([message.to_dict() for message in row.prompt], ensure_ascii=False, sort_keys=True)
 
 
 def split_by_prompt(
@@ -155,7 +148,7 @@ def split_by_prompt(
     Returns:
         Training and held-out pairs, both in the order of `rows`; no prompt is in both.
     Raises:
-        TrainingError: the fraction is not in [0, 1), or takes all there is.
+        TrainingError: the fraction is not in [0, 1), or nothing would be left to train on.
     """
     if not 0 <= fraction < 1:
         raise TrainingError(f"--held_out_fraction is {fraction}, expected 0 or more and less than 1")
@@ -180,13 +173,13 @@ def split_by_prompt(
 def encode_pairs(
     rows: Sequence[Preference], tokenizer: PreTrainedTokenizerBase, max_length: int | None, name: str
 ) -> Dataset:
-    """The columns `chosen_ids` and `rejected_ids` that TRL trains on, without the pairs with a side that is too long.
+    """The columns `chosen_ids` and `rejected_ids` that TRL trains on, without pairs that have a side that is too long.
 
-    TRL leaves out the same pairs; here they can be counted: the result is shorter by them.
+    TRL leaves out the same pairs. Here the caller can count them, since the result is shorter by them.
 
     Raises:
         PreferenceFileError: the chat template refuses a row of `name`.
-        TrainingError: no row is short enough.
+        TrainingError: all rows are too long.
     """
     columns: dict[str, list[Any]] = {"chosen_ids": [], "rejected_ids": []}
     limit, shortest = max_length or 1 << 62, 1 << 62
@@ -208,263 +201,39 @@ def encode_pairs(
     if not columns["chosen_ids"]:
         raise TrainingError(
             f"all {len(rows)} pairs of {name} are longer than --max_length {max_length}; the shortest has {shortest} "
-            "tokens"
+            "tokens, so give a larger --max_length"
         )
     return Dataset.from_dict(columns)
 
 
-# The run --------------------------------------------------------------------------------------------------------------
-
-
-def weighted_mean(values: Sequence[float], shares: Sequence[float]) -> float:
-    return sum(value * share for value, share in zip(values, shares, strict=True))
-
-
-COMBINED: dict[str, Callable[[Sequence[float], Sequence[float]], float]] = {
-    "min_reward": lambda values, shares: min(values),
-    "max_reward": lambda values, shares: max(values),
-    "num_tokens": lambda values, shares: values[-1],
-}
-"""How a batch's metric is made of those of its micro-batches, where that is not the mean by shares of the pairs."""
-
-
-class PairTrainer(RewardTrainer):
-    """TRL's trainer with micro-batches, stopped by the first loss that is no number, and counting tokens on from a
-    checkpoint."""
-
-    _share = 1.0
-    """Share of the batch's pairs in the current micro-batch; the batch's loss is the mean over its pairs."""
-
-    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        self._total_train_tokens = self.state.num_input_tokens_seen  # TRL starts at 0 each time; the state is saved
-        noted = self._metrics["train"]
-        before = {name: len(values) for name, values in noted.items() if name != "num_tokens"}
-        losses, shares = [], []
-        for own, share in self._parts(inputs):
-            self._share = share
-            too_long = own["input_ids"].numel() > self._most_tokens() and self.accelerator.num_processes == 1
-            with recomputed(self.model, when=too_long):
-                losses.append(super().training_step(model, own, *args, **kwargs))
-            shares.append(share)
-            return_freed_memory()
-        loss = torch.stack(losses).sum()
-        for name, values in noted.items():
-            start = before.get(name, 0)
-            values[start:] = [COMBINED.get(name, weighted_mean)(values[start:], shares)]
-        self.state.num_input_tokens_seen = self._total_train_tokens
-        if not torch.isfinite(loss):
-            raise TrainingError(
-                f"the loss is {loss.item()} at step {self.state.global_step + 1}; lower --learning_rate (now "
-                f"{self.args.learning_rate:g}) or --max_grad_norm (now {self.args.max_grad_norm:g}), or train in "
-                "float32 with --bf16 False"
-            )
-        return loss
-
-    def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        found: Any = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        return found if return_outputs else found * (self._share if model.training else 1.0)
-
-    def _most_tokens(self) -> int:
-        args: Any = self.args
-        return micro_batch_tokens(args.micro_batch_tokens, args.device.type)
-
-    def _parts(self, inputs: Any) -> Iterator[tuple[dict[str, torch.Tensor], float]]:
-        """The batch in micro-batches, whole pairs each, with their shares; chosen sides stand before rejected ones."""
-        lengths = inputs["attention_mask"].sum(-1)
-        pairs = len(lengths) // 2
-        longer = torch.maximum(lengths[:pairs], lengths[pairs:]).tolist()
-        several = self.accelerator.num_processes > 1  # each would wait for the others' passes, which may be fewer
-        for part in [list(range(pairs))] if several else micro_batches(longer, self._most_tokens() // 2):
-            rows, width = [*part, *(pairs + i for i in part)], max(longer[i] for i in part)
-            yield {name: values[rows, :width] for name, values in inputs.items()}, len(part) / pairs
-
-
-RENAMED = {
-    "loss": "pair/loss",
-    "accuracy": "pair/accuracy",
-    "margin": "pair/margin",
-    "mean_reward": "score/mean",
-    "min_reward": "score/min",
-    "max_reward": "score/max",
-    "grad_norm": "optim/grad_norm",
-    "learning_rate": "optim/learning_rate",
-    "num_tokens": "data/tokens",
-    "epoch": "data/epoch",
-    "runtime": "time/validation_s",
-}
-"""The trainer's names and ours; its throughputs and totals are left out."""
-
-
-def rename(logs: Mapping[str, float]) -> dict[str, float]:
-    """The trainer's numbers under our names; `val/` means held out."""
-    named = {}
-    for key, value in logs.items():
-        prefix, key = ("val/", key.removeprefix("eval_")) if key.startswith("eval_") else ("", key)
-        if key in RENAMED:
-            named[RENAMED[key] if RENAMED[key].startswith("time/") else prefix + RENAMED[key]] = value
-    return named
-
-
-class RunLog(TrainerCallback):
-    """metrics.jsonl, a line on the screen for each of its rows, and the record beside each checkpoint."""
-
-    def __init__(self, output_dir: Path, record: dict[str, Any]) -> None:
-        self.output_dir, self.record = output_dir, record
-        self.last_time, self.last_step = time.monotonic(), 0
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.last_time, self.last_step = time.monotonic(), state.global_step
-        if state.is_world_process_zero:
-            path = self.output_dir / METRICS
-            lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-            whole = [line for line in lines if line.endswith(b"\n")]  # a killed run may leave half a line
-            with written(path) as part:  # steps after the checkpoint are taken again
-                part.write_bytes(b"".join(line for line in whole if _step_of(line) <= state.global_step))
-
-    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        metrics = rename(kwargs["logs"])
-        if not state.is_world_process_zero or not any(key.endswith("pair/loss") for key in metrics):
-            return
-        if "pair/loss" in metrics:
-            now, steps = time.monotonic(), state.global_step - self.last_step
-            metrics["time/step_s"] = (now - self.last_time) / max(steps, 1)
-            self.last_time, self.last_step = now, state.global_step
-        line = {"train_step": state.global_step, "at": time.time(), **metrics}
-        append_line(self.output_dir / METRICS, json.dumps(line))
-        print(step_line(state.global_step, state.max_steps, metrics), flush=True)
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if torch.distributed.is_initialized():
-            torch.distributed.barrier()  # every process has written its part
-        if state.is_world_process_zero:
-            facts = {**self.record, "train_step": state.global_step}
-            signed.seal(self.output_dir / f"checkpoint-{state.global_step}", RECORD, facts)
-
-
-def _step_of(line: bytes) -> int:
-    """The train step of a line of metrics; -1 for a line that is none and stays."""
-    try:
-        return int(parse_json(line)["train_step"])
-    except (ValueError, TypeError, KeyError):
-        return -1
-
-
-LINE = (
-    ("pair/loss", "loss {:.4f}"),
-    ("pair/accuracy", "accuracy {:.1%}"),
-    ("pair/margin", "margin {:+.3f}"),
-    ("optim/grad_norm", "grad {:.2f}"),
-    ("optim/learning_rate", "lr {:.1e}"),
-    ("time/step_s", "{:.2f} s/step"),
-    ("val/pair/loss", "held-out loss {:.4f}"),
-    ("val/pair/accuracy", "held-out accuracy {:.1%}"),
-    ("val/pair/margin", "held-out margin {:+.3f}"),
-)
-
-
-def step_line(step: int, steps: int, metrics: Mapping[str, float]) -> str:
-    """One readable line; a number that was not measured is left out."""
-    return f"step {step}/{steps}  " + "  ".join(form.format(metrics[name]) for name, form in LINE if name in metrics)
-
-
-# The record -----------------------------------------------------------------------------------------------------------
-
-SETTINGS = (
-    "use_peft",
-    "lora_r",
-    "lora_alpha",
-    "lora_dropout",
-    "lora_target_modules",
-    "lora_target_parameters",
-    "lora_modules_to_save",
-    "use_rslora",
-    "use_dora",
-    "load_in_8bit",
-    "load_in_4bit",
-    "dtype",
-    "learning_rate",
-    "lr_scheduler_type",
-    "warmup_steps",
-    "weight_decay",
-    "max_grad_norm",
-    "optim",
-    "optim_args",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "lr_scheduler_kwargs",
-    "num_train_epochs",
-    "max_steps",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "seed",
-    "data_seed",
-    "bf16",
-    "fp16",
-    "center_rewards_coefficient",
-    "max_length",
-    "disable_dropout",
-    "held_out_fraction",
-)
-"""What the weights depend on beside data, base and tokenizer; a run goes on only where these are as they were."""
-
-
-def settings(*arguments: Any) -> dict[str, Any]:
-    """The settings above, as JSON has them."""
-    found = {name: getattr(source, name) for source in arguments for name in SETTINGS if hasattr(source, name)}
-    return json.loads(json.dumps(found, default=str))
-
-
-def tokenizer_sha256(tokenizer: Any) -> str:
-    """Of what turns a conversation into tokens: vocabulary, rules and chat template."""
-    read = f"{tokenizer.backend_tokenizer.to_str()}\0{tokenizer.chat_template}\0{tokenizer.pad_token}"
-    return hashlib.sha256(read.encode()).hexdigest()
-
-
-def versions() -> dict[str, str]:
-    return {name: version(name) for name in ("torch", "transformers", "trl", "peft", "accelerate")}
-
-
-def write_record(folder: Path, record: Mapping[str, Any], train_step: int) -> None:
-    """Of the finished model; appears whole or not at all. A checkpoint's is signed as well, and comes last."""
-    with written(folder / RECORD) as part:
-        part.write_text(json.dumps({**record, "train_step": train_step}, indent=2) + "\n")
+# The result and checkpoints -------------------------------------------------------------------------------------------
 
 
 def save_whole(trainer: Any, output: Path, record: Mapping[str, Any]) -> None:
-    """Model or adapter, and tokenizer, then the record. Loaders know the folder by its config, which comes last."""
+    """Save model or adapter, and tokenizer, then the record."""
     with tempfile.TemporaryDirectory(dir=output, prefix=".saving-") as scratch, failures_of_the_disk(output):
         trainer.save_model(scratch)
-        last = ("adapter_config.json", "config.json")
-        for file in sorted(Path(scratch).iterdir(), key=lambda file: file.name in last):
-            os.replace(file, output / file.name)
+        publish(Path(scratch), output)
     if trainer.is_world_process_zero():
-        write_record(output, record, trainer.state.global_step)
+        write_record(output / RECORD, record, trainer.state.global_step)
 
 
-def what_is_left(output: Path) -> str:
-    """Remove checkpoints that were cut off, which fill the disk, and say from which one a run goes on."""
-    whole = []
-    for folder in sorted(output.glob("checkpoint-*"), key=_step):
-        if (folder / RECORD).is_file():
-            whole.append(folder)
-        else:
-            remove(folder)
-    return f"it goes on from {whole[-1]}" if whole else "no checkpoint was whole yet"
+def describe_rest(output: Path) -> str:
+    """Remove unfinished checkpoints after a failure, and say from which one the run will continue."""
+    newest = remove_torn(output, RECORD)
+    return f"the run will continue from {newest}" if newest else "no checkpoint was whole yet"
 
 
 def checkpoint_to_resume(
     args: TrainingArguments, record: Mapping[str, Any], say: Callable[[str], None] = print
 ) -> Path | None:
-    """The checkpoint to go on from, None to start; those that are not as they were written are passed over.
+    """The checkpoint to continue from, or None to start a new run; torn and changed checkpoints are skipped.
 
     Args:
-        say: is told of each that is passed over; the run writes over it once it gets there.
+        say: is told of every checkpoint that is skipped.
     Raises:
-        TrainingError: data, base or settings are not those of the checkpoint, or the folder holds another run.
-        NotOursError: this user did not write it, or has no key to sign with.
+        TrainingError: data, base or settings differ from those of the checkpoint, or the folder holds another run.
+        NotOursError: this user did not write the checkpoint, or has no key to sign with.
     """
     output = Path(args.output_dir or OUTPUT)
     signed.user_key()
@@ -475,45 +244,25 @@ def checkpoint_to_resume(
         if fault := signed.fault_of_ours(checkpoint, RECORD, run_dir=checkpoint.parent):
             raise TrainingError(f"--resume_from_checkpoint {checkpoint}: {fault}")
     else:
-        found = sorted(output.glob("checkpoint-*"), key=_step, reverse=True)
-        for folder in found:
-            fault = signed.fault_of_ours(folder, RECORD, run_dir=output)
-            if fault is None:
-                checkpoint = folder
-                break
-            say(f"{folder} is passed over: {fault}")
-        else:
+        checkpoint = newest_whole(output, RECORD, run_dir=output, say=say)
+        if checkpoint is None:
             if (output / RECORD).is_file():
                 raise TrainingError(
                     f"{output} holds a finished reward model without checkpoints; name another --output_dir"
                 )
-            if found:
-                say(f"no checkpoint in {output} is complete: starting anew")
+            if checkpoints(output):
+                say(f"no checkpoint in {output} is complete: starting a new run")
             return None
     before = parse_json((checkpoint / RECORD).read_text())
-    changed = [f"{key}: was {old}, is {new}" for key, old, new in _differences(before, record)]
-    if changed:
-        raise TrainingError(
-            f"{checkpoint} is of another run ({'; '.join(changed)}); name another --output_dir to start anew, "
-            "or give what it was trained with"
-        )
+    check_same_run(checkpoint, _weights_depend_on(before), _weights_depend_on(record))
     return checkpoint
 
 
-def _step(checkpoint: Path) -> int:
-    number = checkpoint.name.removeprefix("checkpoint-")
-    return int(number) if number.isdecimal() else -1
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    flat = [
-        {
-            "base": record["base"]["sha256"],
-            "tokenizer or chat template": record["tokenizer_sha256"],
-            "dataset": record["dataset"]["sha256"],
-            "processes": record["processes"],
-        }
-        | record["settings"]
-        for record in (before, now)
-    ]
-    return [(key, flat[0].get(key), new) for key, new in flat[1].items() if flat[0].get(key) != new]
+def _weights_depend_on(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "base": record["base"]["sha256"],
+        "tokenizer or chat template": record["tokenizer_sha256"],
+        "dataset": record["dataset"]["sha256"],
+        "processes": record["processes"],
+        **record["settings"],
+    }

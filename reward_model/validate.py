@@ -1,8 +1,8 @@
-"""Say what is in a converted file and everything that is wrong with it: `python -m reward_model.validate FILE`.
+"""Describes a converted file and lists everything that is wrong with it: `python -m reward_model.validate FILE`.
 
-Where `read_preferences` stops at the first bad row this names all of them, and finds pairs that teach nothing. Exit
-status 1 when anything is wrong. Pairs that occur twice, or also the other way round, are named but are no fault: files
-of several people's judgements hold such. Leaves out whether a preference is right.
+`read_preferences` stops at the first bad row; this command names all of them, and finds pairs that teach nothing. The
+exit status is 1 if anything is wrong. Pairs that occur twice, or in both orders, are named but are not a fault, because
+several people's judgements contain them. Leaves out whether a preference is right.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from reward_model.data.messages import Problem, legal
-from reward_model.data.preferences import PreferenceFileError
+from core.conversations import Problem, legal
+from reward_model.data.preferences import PreferenceFileError, describe_faults, numbered_lines
 from reward_model.data.summary import Summary
 from reward_model.datatypes import Preference
 
-MAX_SHOWN = 50
+MAX_LISTED = 50
 
 
 @dataclass
@@ -34,38 +34,31 @@ class Report:
     rows: int = 0
     faulty_rows: int = 0
     faults: int = 0
-    shown: list[str] = field(default_factory=list)
-    """The first faults, with row and field."""
+    listed: list[str] = field(default_factory=list)
+    """The first faults, each with row and field."""
     summary: Summary = field(default_factory=Summary)
-    """Of the rows without a fault."""
+    """The statistics of the rows without a fault."""
 
     def lines(self) -> list[str]:
         """The report for a terminal."""
         verdict = f"{self.faults} faults in {self.faulty_rows} of them" if self.faults else "nothing wrong"
-        more = [f"... and {self.faults - len(self.shown)} more"] if self.faults > len(self.shown) else []
-        return [f"{self.path}: {self.rows} rows, {verdict}", *self.summary.lines(), *self.shown, *more]
+        more = [f"... and {self.faults - len(self.listed)} more"] if self.faults > len(self.listed) else []
+        return [f"{self.path}: {self.rows} rows, {verdict}", *self.summary.lines(), *self.listed, *more]
 
 
 def check_file(path: Path) -> Report:
     """Read a file to its end and collect its faults; row 1 is the first line.
 
     Raises:
-        PreferenceFileError: there is no such file, or it holds no row.
+        PreferenceFileError: the file is missing, or holds no row.
     """
-    if not path.is_file():
-        raise PreferenceFileError(f"{path} does not exist; reward_model/convert_dpo_format.py makes such files")
     report = Report(path)
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            report.rows += 1
-            faults = list(_faults(line, number, report.summary))
-            report.faulty_rows += bool(faults)
-            report.faults += len(faults)
-            report.shown += [f"{path}, row {number}, {fault}" for fault in faults[: MAX_SHOWN - len(report.shown)]]
-    if not report.rows:
-        raise PreferenceFileError(f"{path} holds no row")
+    for number, line in numbered_lines(path):
+        report.rows += 1
+        faults = list(_faults(line, number, report.summary))
+        report.faulty_rows += bool(faults)
+        report.faults += len(faults)
+        report.listed += [f"{path}, row {number}, {fault}" for fault in faults[: MAX_LISTED - len(report.listed)]]
     return report
 
 
@@ -74,10 +67,9 @@ def _faults(line: bytes, number: int, summary: Summary) -> Iterator[str]:
     try:
         preference = Preference.model_validate_json(line)
     except ValidationError as error:
-        for problem in error.errors():
-            yield f"{'.'.join(map(str, problem['loc'])) or 'row'}: {problem['msg']}"
+        yield from describe_faults(error)
         return
-    # a fault of the prompt shows on both sides and counts once
+    # a fault of the prompt is found on both sides and counts once
     problems = list(dict.fromkeys(f for side in ("chosen", "rejected") for f in _side_faults(preference, side)))
     if preference.chosen == preference.rejected:
         problems.append("rejected: says the same as chosen")
@@ -90,7 +82,7 @@ def _faults(line: bytes, number: int, summary: Summary) -> Iterator[str]:
 
 def _side_faults(preference: Preference, name: str) -> Iterator[str]:
     side = getattr(preference, name)
-    if not side[-1].content.strip() and not side[-1].tool_calls:
+    if side[-1].is_empty:
         yield f"{name}: ends with an empty reply"
     try:
         legal([*preference.prompt, *side], name, num_prompt=len(preference.prompt))

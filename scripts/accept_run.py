@@ -1,8 +1,8 @@
 """Sign the checkpoints in a folder that you trust: `python -m scripts.accept_run RUN_DIR`.
 
-Going on from a checkpoint runs the programs that its pickles are, so runs and trainings load only what their own user
-signed. This command signs what somebody else wrote, or you on another machine; copying that machine's key does as well
-(`core.signed`). It loads nothing, and leaves out what is torn, changed, or another user's.
+Resuming from a checkpoint executes code in its pickles, so runs and trainings load only what their own user signed.
+This command signs what somebody else wrote, or what you wrote on another machine; copying that machine's key works as
+well (`core.signed`). It loads nothing, and does not sign what is incomplete, changed, or another user's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from core import signed
 
 RECORDS = ("manifest.json", "reward_model.json", "sft.json")
-"""Names of the records of checkpoints: the main job's and local runs', reward models', supervised fine-tuning's."""
+"""The records of checkpoints: of the main job and local runs, of reward models, of supervised fine-tuning."""
 NAMES = ("global_step_*", "step_*", "checkpoint-*")
 
 
@@ -30,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     run_dir = parser.parse_args(argv).run_dir.resolve()
     found = list(checkpoints_in(run_dir))
     if not found:
-        print(f"error: {run_dir} holds no checkpoint with one of {', '.join(RECORDS)}", file=sys.stderr)
+        names = ", ".join(RECORDS)
+        print(f"error: {run_dir} holds no checkpoint with one of {names}; give the folder of a run", file=sys.stderr)
         return 1
     refused = 0
     for folder, name in found:
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def checkpoints_in(run_dir: Path) -> Iterator[tuple[Path, str]]:
-    """Folders that are named as checkpoints, with the name of their record."""
+    """Yield every folder that is named as a checkpoint, with the name of its record."""
     places = (run_dir, run_dir / "checkpoints")
     folders = [run_dir, *(folder for place in places for pattern in NAMES for folder in sorted(place.glob(pattern)))]
     for folder in folders:
@@ -54,7 +55,7 @@ def checkpoints_in(run_dir: Path) -> Iterator[tuple[Path, str]]:
 
 
 def accept(folder: Path, name: str, run_dir: Path) -> str | None:
-    """Sign one checkpoint as it is; answers what is wrong with it where it is not whole.
+    """Sign one checkpoint as it is, or return what is wrong with it.
 
     Raises:
         NotOursError: something in it is another user's.

@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from core.passwords import Parser
@@ -29,11 +29,13 @@ from dbbench_adapter import judge
 from dbbench_adapter.backends import Backend, BackendUnavailable, open_backend
 from dbbench_adapter.datatypes import Column, Gold, Table, Task
 from dbbench_adapter.protocols.fc import FcEpisode
-from scripts.bench.report import Row, facts, table
+from scripts.bench.report import Row, add_json, facts, finish
 
 NUM_ROWS = 30
 NUM_ANSWERS = 10_000
+NUM_ONE_BY_ONE = 1000
 TARGET_PER_S = {"sqlite": 400.0, "mariadb": 200.0}
+TARGET_MS = {"sqlite": 10.0, "mariadb": 40.0}
 LIMIT = {
     "sqlite": "reading and translating each statement (sqlglot)",
     "mariadb": "round trips; making and dropping tables",
@@ -62,13 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_args(arguments)
     rows = [row for backend in args.backend for row in measure_backend(backend, args)]
     rows.append(Row(f"judging {NUM_ANSWERS:,} answers, fc and strict", judging_s(), "s", TARGET_JUDGE_S))
-    found = facts()
-    print(table(rows))
-    print(f"\n{args.processes} processes, {args.concurrency} episodes at once; load over the last minute ", end="")
-    print(f"{found['load']} on {os.cpu_count()} cores")
-    if args.json:
-        args.json.write_text(json.dumps({"facts": found, "rows": [asdict(row) for row in rows]}, indent=2) + "\n")
-    return int(any(row.met is False for row in rows))
+    print(f"{args.processes} processes, {args.concurrency} episodes at once")
+    return finish(rows, facts(), args.json)
 
 
 def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -82,7 +79,7 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--episodes", type=int, default=10_000, help="of each backend, default 10000")
     parser.add_argument("--processes", type=int, default=2, help="default 2")
     parser.add_argument("--concurrency", type=int, default=32, help="episodes at once in all processes, default 32")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+    add_json(parser)
     args = parser.parse_args(arguments)
     if not 1 <= args.processes <= args.concurrency <= args.episodes:
         parser.error("expected 1 <= processes <= concurrency <= episodes")
@@ -161,12 +158,26 @@ def run_share(spec: str, numbers: range, threads: int) -> Share:
         return Share(started, ended, cpu_s, times_ms, early_mib, _resident_mib())
 
 
-def episode_times(backend: Backend, n: int) -> list[float]:
-    """Wall clock of each of `n` episodes, in milliseconds, one after another.
+def measure_one_by_one(_model: Path, _folder: Path) -> list[Row]:
+    """What an episode costs on either backend with nothing else going on: a part of `scripts.bench_main_job`."""
+    return [row for spec in TARGET_MS for row in _one_by_one(spec)]
 
-    Raises:
-        RuntimeError: an episode was not judged right; its time would mean nothing.
-    """
+
+def _one_by_one(spec: str) -> list[Row]:
+    what = f"{spec} episode, median of {NUM_ONE_BY_ONE:,}"
+    try:
+        with open_backend(spec) as backend:
+            times_ms, left = episode_times(backend, NUM_ONE_BY_ONE), backend.live_databases()
+    except BackendUnavailable as missing:
+        return [Row(what, None, "ms", TARGET_MS[spec], limit=f"not measured: {missing}")]
+    return [
+        Row(what, statistics.median(times_ms), "ms", TARGET_MS[spec], limit=LIMIT[spec]),
+        Row(f"{spec} databases left after them", float(left), "", 0.0),
+    ]
+
+
+def episode_times(backend: Backend, n: int) -> list[float]:
+    """Milliseconds of each of `n` episodes, one after another."""
     return [play(backend, bench_task(index)) for index in range(n)]
 
 

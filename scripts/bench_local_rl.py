@@ -17,17 +17,16 @@ if __name__ == "__main__":
     starting()
 
 import argparse
-import json
+import importlib
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
-from scripts.bench.report import Row, facts, table
+from scripts.bench.report import Row, add_options, check_options, facts, finish
 
 PARTS = ("sampling", "tokens", "memory")
+"""Each is measured by `measure` of `scripts.bench.local_PART`."""
 MODEL = Path("models") / "tiny-sql"
-LARGER = "60M"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,15 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.disable_progress_bar()
     torch.set_num_threads(1)  # for ratios; what is measured in processes of their own has all cores
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="bench-local-") as name:
-        for part, measured in (("sampling", _sampling), ("tokens", _tokens), ("memory", _memory)):
-            if part in args.only:
-                rows += measured(args.model, Path(name))
-    print(table(rows))
-    print(f"\ncommit {found['commit']}, load {found['load']} at the start, {os.cpu_count()} cores of {found['cpu']}")
-    if args.json:
-        args.json.write_text(json.dumps({"facts": found, "rows": [asdict(row) for row in rows]}, indent=2) + "\n")
-    return int(any(row.met is False for row in rows))
+    with tempfile.TemporaryDirectory(prefix="bench-local-") as folder:
+        for part in filter(args.only.__contains__, PARTS):
+            rows += importlib.import_module(f"scripts.bench.local_{part}").measure(args.model, Path(folder))
+    return finish(rows, found, args.json)
 
 
 def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -58,45 +52,13 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--only", type=lambda text: text.split(","), default=list(PARTS), help=f"of {','.join(PARTS)}; default all"
-    )
+    add_options(parser, PARTS)
     parser.add_argument("--model", type=Path, default=MODEL, help="the small policy (default %(default)s)")
-    parser.add_argument("--json", type=Path, help="write the figures there too")
     args = parser.parse_args(arguments)
-    if unknown := set(args.only) - set(PARTS):
-        parser.error(f"--only {','.join(sorted(unknown))}: known are {', '.join(PARTS)}")
+    check_options(parser, args, PARTS)
     if not (args.model / "config.json").is_file():
         parser.error(f"--model {args.model}: no model there; make it with `python -m scripts.make_tiny_policy`")
-    if args.json and not args.json.parent.is_dir():
-        parser.error(f"--json {args.json}: no such folder")
     return args
-
-
-def _sampling(model: Path, folder: Path) -> list[Row]:
-    from scripts.bench.local_models import save_random_model
-    from scripts.bench.local_sampling import episodes, fixed_replies
-    from sql_agent.local.config import AdapterConfig
-    from sql_agent.local.policy import load_policy
-
-    small = load_policy(model, adapter=AdapterConfig(), device="cpu")
-    rows = episodes(small) + fixed_replies(small, "small policy")
-    larger = load_policy(save_random_model(folder / "sampled", LARGER, model), adapter=AdapterConfig(), device="cpu")
-    return rows + fixed_replies(larger, f"random model of {LARGER}")
-
-
-def _tokens(model: Path, folder: Path) -> list[Row]:
-    from scripts.bench.local_tokens import measure
-    from sql_agent.local.config import AdapterConfig
-    from sql_agent.local.policy import load_policy
-
-    return measure(load_policy(model, adapter=AdapterConfig(dropout=0.0), device="cpu"))
-
-
-def _memory(model: Path, folder: Path) -> list[Row]:
-    from scripts.bench.local_memory import measure
-
-    return measure(folder, model)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The benchmark of the main job: `python -m scripts.bench_main_job`; under 20 minutes on two idle cores.
 
-Measures in one run, prints a table per part and, on request, writes JSON and the figures section of doc/benchmarks.md,
-which also says how each part is measured. Everything stays on loopback; every process it starts ends with it.
+Measures in one run, prints a table per part and, on request, writes JSON, and the figures of doc/benchmarks.md, which
+also says how each part is measured. Everything stays on loopback; every process it starts ends with it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ if __name__ == "__main__":
     starting()
 
 import argparse
-import dataclasses
+import importlib
 import json
 import os
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,69 +28,18 @@ from scripts.bench.children import ROOT
 from scripts.bench.report import Row
 
 MODEL = ROOT / "models" / "tiny-sql"
-PAGE = ROOT / "doc" / "benchmarks.md"
-
-
-def _episodes(_model: Path, _folder: Path) -> list[Row]:
-    from scripts.bench import episodes
-
-    return episodes.measure()
-
-
-def _overhead(model: Path, folder: Path) -> list[Row]:
-    from scripts.bench import overhead
-
-    return overhead.measure(model, folder)
-
-
-def _startup(model: Path, folder: Path) -> list[Row]:
-    from scripts.bench import startup
-
-    return startup.measure(model, folder)
-
-
-def _update(model: Path, folder: Path) -> list[Row]:
-    from scripts.bench import update
-
-    return update.measure(model, folder)
-
-
-def _shared(model: Path, folder: Path) -> list[Row]:
-    from scripts.bench import shared_prompts
-
-    return shared_prompts.measure(model, folder)
-
-
-def _memory(model: Path, folder: Path) -> list[Row]:
-    from scripts.bench import memory
-
-    return memory.measure(model, folder)
-
-
-def _tokens(model: Path, folder: Path) -> list[Row]:
-    from scripts.bench import trained_tokens
-
-    return trained_tokens.measure(model, folder)
-
-
-def _proxy(model: Path, folder: Path) -> list[Row]:
-    from scripts.bench import proxy_cost
-
-    return proxy_cost.measure(model, folder)
-
-
-PARTS: dict[str, Callable[[Path, Path], list[Row]]] = {
-    "startup": _startup,
-    "update": _update,
-    "shared": _shared,
-    "memory": _memory,
-    "tokens": _tokens,
-    "proxy": _proxy,
-    "overhead": _overhead,
-    "episodes": _episodes,
+PAGE, DATA = ROOT / "doc" / "benchmarks.md", ROOT / "doc" / "benchmarks.json"
+PARTS = {
+    "startup": ("scripts.bench.startup", "measure"),
+    "update": ("scripts.bench.update", "measure"),
+    "shared": ("scripts.bench.update", "measure_shared"),
+    "memory": ("scripts.bench.startup", "measure_memory"),
+    "tokens": ("scripts.bench.update", "measure_tokens"),
+    "proxy": ("scripts.bench.proxy_cost", "measure"),
+    "overhead": ("scripts.bench.overhead", "measure"),
+    "episodes": ("scripts.bench_dbbench", "measure_one_by_one"),
 }
-
-
+"""Module and function of each part, imported when it is measured."""
 ON_REQUEST = ("shared", "memory")
 """Parts that are measured only with --only; they want `--model models/smollm2-135m-instruct`."""
 
@@ -106,7 +55,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--model", type=Path, default=MODEL, help="policy; default models/tiny-sql")
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
-    parser.add_argument("--write-doc", action="store_true", help="put the figures into doc/benchmarks.md")
+    parser.add_argument(
+        "--write-doc", action="store_true", help="put the figures into doc/benchmarks.md and doc/benchmarks.json"
+    )
     args = parser.parse_args(argv)
     args.parts = args.only.split(",") if args.only else [part for part in PARTS if part not in ON_REQUEST]
     if unknown := [part for part in args.parts if part not in PARTS]:
@@ -120,9 +71,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse_args(argv)
-    run_id = f"bench-{uuid.uuid4().hex[:12]}"
-    os.environ[RUN_ID] = run_id
+    os.environ[RUN_ID] = run_id = f"bench-{uuid.uuid4().hex[:12]}"
     facts, parts = report.facts(), {}
+    figures: dict[str, Any] = {**facts, "parts": {}}
     with (
         ends_in_order(),
         tempfile.TemporaryDirectory(prefix="agentgrpo-bench-", ignore_cleanup_errors=True) as folder,
@@ -130,22 +81,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             for part in args.parts:
                 print(f"measuring {part} ...", file=sys.stderr, flush=True)
-                parts[part] = PARTS[part](args.model.resolve(), Path(folder))
+                parts[part] = measure(part, args.model.resolve(), Path(folder))
+                figures["parts"][part] = list(map(report.as_json, parts[part]))
                 print(f"\n### {part}\n\n{report.table(parts[part])}\n", flush=True)
         finally:
             end_run(run_id)
             if args.output:
-                args.output.write_text(json.dumps(as_json(parts, facts), indent=2) + "\n")
+                args.output.write_text(json.dumps(figures, indent=2) + "\n")
     if args.write_doc:
         PAGE.write_text(report.replace_figures(PAGE.read_text(), report.markdown(parts, facts)))
-    return 0 if all(row.met is not False for rows in parts.values() for row in rows) else 1
+        DATA.write_text(json.dumps(json.loads(DATA.read_text()) | {"main job": figures}, indent=1) + "\n")
+    return int(any(row.met is False for rows in parts.values() for row in rows))
 
 
-def as_json(parts: dict[str, list[Row]], facts: dict[str, Any]) -> dict[str, Any]:
-    return {
-        **facts,
-        "parts": {name: [{**dataclasses.asdict(r), "met": r.met} for r in rows] for name, rows in parts.items()},
-    }
+def measure(part: str, model: Path, folder: Path) -> list[Row]:
+    module, function = PARTS[part]
+    return getattr(importlib.import_module(module), function)(model, folder)
 
 
 if __name__ == "__main__":

@@ -14,21 +14,22 @@ if __name__ == "__main__":
 
 import argparse
 import json
-import os
-import subprocess
+import multiprocessing
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import psutil
 
-from core.machine import free_port
-from scripts.bench.children import ROOT, answer, python, say, started, wait_for
-from scripts.bench.report import Row, facts, table
+from scripts.bench.children import ROOT, Server, python, serving
+from scripts.bench.report import Row, add_options, check_options, facts, finish
+from scripts.bench.reward_load import Job, play
 from scripts.bench.reward_workload import GROUP, HIDDEN, LAYERS, conversations, make_reward_model
 
 PARTS = ("speed", "crowd", "hostile")
@@ -36,217 +37,149 @@ CLIENTS, CROWD = 32, 256
 NUM_CONVERSATIONS = 8192
 NUM_MALFORMED, NUM_SLOW = 10_000, 100
 SETTLE_S = 3.0
+GROUPED, SINGLE = "grouped.jsonl", "single.jsonl"
+"""Request bodies, one a line: groups of answers to one task; the same lengths, but no two share a beginning."""
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 """Of both servers. The service sets the second itself; the obvious one does not, and beside any other process it then
 takes up to 20 times as long. It is given to both, so that what is compared is the way of serving."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where things lie during the run."""
-
-    folder: Path
-    model: Path
-    grouped: Path
-    """Request bodies, one a line: groups of answers to one task."""
-    single: Path
-    """The same lengths, but no two share a beginning."""
-    log: Path
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="bench-reward-") as name:
-        place = prepare(Path(name))
-        rows: list[Row] = []
+    rows: list[Row] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-reward-") as name,
+        ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as clients,
+    ):
+        folder = prepare(Path(name))
         if "speed" in args.only:
-            rows += speed(place, args.seconds)
+            rows += speed(folder, clients, args.seconds)
         if {"crowd", "hostile"} & set(args.only) or args.soak_s:
-            with service(place) as (port, process):
+            with service(folder) as server:
+                job = Job(server.port, args.seconds, str(folder / GROUPED), CLIENTS)
                 if "crowd" in args.only:
-                    rows += crowd(place, port, args.crowd_s)
+                    rows += crowd(replace(job, clients=CROWD, seconds=args.crowd_s), clients)
                 if "hostile" in args.only:
-                    rows += hostile(place, port, args.seconds)
+                    rows += hostile(job, clients)
                 if args.soak_s:
-                    rows += soak(place, port, process, args.soak_s)
-    found = facts()
-    print(table(rows))
-    print(
-        f"\nQwen3 classifier, {LAYERS} layers, {HIDDEN} wide; commit {found['commit']}, load {found['load']}, ", end=""
-    )
-    print(f"{os.cpu_count()} cores")
-    if args.json:
-        args.json.write_text(json.dumps({"facts": found, "rows": [asdict(row) for row in rows]}, indent=2) + "\n")
-    return int(any(row.met is False for row in rows))
+                    rows += soak(replace(job, seconds=args.soak_s), clients, psutil.Process(server.pid))
+    print(f"Qwen3 classifier, {LAYERS} layers, {HIDDEN} wide\n")
+    return finish(rows, facts(), args.json)
 
 
 def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m scripts.bench_reward_service", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument(
-        "--only", type=lambda text: text.split(","), default=list(PARTS), help=f"of {','.join(PARTS)}; default all"
-    )
+    add_options(parser, PARTS)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement, default %(default)s")
     parser.add_argument("--crowd_s", type=float, default=60.0, help="of the 256 clients, default %(default)s")
     parser.add_argument("--soak_s", type=float, default=0.0, help="of the soak, default 0: none; 600 is the promise")
-    parser.add_argument("--json", type=Path, help="write the figures there too")
     args = parser.parse_args(arguments)
-    if unknown := set(args.only) - {*PARTS, ""}:
-        parser.error(f"--only {','.join(sorted(unknown))}: known are {', '.join(PARTS)}")
-    if args.json and not args.json.parent.is_dir():
-        parser.error(f"--json {args.json}: no such folder")
+    check_options(parser, args, PARTS)
     return args
 
 
-def prepare(folder: Path) -> Place:
-    place = Place(folder, folder / "model", folder / "grouped.jsonl", folder / "single.jsonl", folder / "servers.log")
-    make_reward_model(place.model)
-    for path, shared in ((place.grouped, True), (place.single, False)):
-        with path.open("w") as out:
+def prepare(folder: Path) -> Path:
+    make_reward_model(folder / "model")
+    for name, shared in ((GROUPED, True), (SINGLE, False)):
+        with (folder / name).open("w") as out:
             for messages in conversations(NUM_CONVERSATIONS, shared=shared):
                 out.write(json.dumps({"messages": messages}) + "\n")
-    return place
+    return folder
 
 
-def speed(place: Place, seconds: float) -> list[Row]:
+def service(folder: Path) -> AbstractContextManager[Server]:
+    command = [sys.executable, str(ROOT / "reward_model" / "inference_api.py"), "--model_path", str(folder / "model")]
+    return serving(command, "/readyz", folder / "servers.log", ENVIRONMENT)
+
+
+def baseline(folder: Path) -> AbstractContextManager[Server]:
+    command = python("scripts.bench.reward_baseline", str(folder / "model"))
+    return serving(command, "/livez", folder / "servers.log", ENVIRONMENT)
+
+
+def speed(folder: Path, clients: Executor, seconds: float) -> list[Row]:
     """Both servers up, one loaded at a time, in turns, so that a change of the machine's pace meets both. The latencies
     of a turn end with its last answer, so nothing of one server's is left when the other is asked."""
-    measured: dict[str, list[float]] = {"service": [], "baseline": [], "service single": [], "baseline single": []}
-    worst_ms = {"service": 0.0, "baseline": 0.0}
-    with service(place) as (port, _), baseline(place) as other:
-        for turn, (kind, bodies) in enumerate((("", place.grouped), (" single", place.single), ("", place.grouped))):
-            for name, to in (("baseline", other), ("service", port)):
-                probed = ["/livez", "/healthz"] if name == "service" else ["/livez"]
-                job = {"port": to, "bodies": str(bodies), "clients": CLIENTS, "skip": turn * 2048}
-                load(place, {**job, "seconds": SETTLE_S})
-                found = load(place, {**job, "seconds": seconds / 2, "probe": probed, "skip": turn * 2048 + 1024})
-                measured[name + kind].append(_rate(found, seconds / 2))
+    rates: dict[str, list[float]] = {}
+    worst_ms: dict[str, float] = {"service": 0.0, "baseline": 0.0}
+    with service(folder) as ours, baseline(folder) as other:
+        for turn, bodies in enumerate((GROUPED, SINGLE, GROUPED)):
+            for name, server in (("baseline", other), ("service", ours)):
+                probed = ("/livez", "/healthz") if name == "service" else ("/livez",)
+                job = Job(server.port, SETTLE_S, str(folder / bodies), CLIENTS, skip=turn * 2048)
+                clients.submit(play, job).result()
+                job = replace(job, seconds=seconds / 2, probe=probed, skip=turn * 2048 + 1024)
+                found = clients.submit(play, job).result()
+                rates.setdefault(f"{name} {bodies}", []).append(_rate(found, job))
                 worst_ms[name] = max(worst_ms[name], found["probed"]["max_ms"])
-    rate = {name: sum(rates) / len(rates) for name, rates in measured.items()}
+    mean = {name: fmean(found) for name, found in rates.items()}
+    grouped = f"requests/s against the baseline's, {CLIENTS} clients, {GROUP} answers a task"
+    single, why = (
+        "the same where no two conversations begin alike",
+        "every token has to be computed: a batch saves little",
+    )
+    ratio = {bodies: mean[f"service {bodies}"] / mean[f"baseline {bodies}"] for bodies in (GROUPED, SINGLE)}
     return [
-        Row(
-            f"requests/s against the baseline's, {CLIENTS} clients, {GROUP} answers a task",
-            rate["service"] / rate["baseline"],
-            "x",
-            3.0,
-            "at least",
-            "matrix products of what is not shared",
-        ),
-        Row("... service", rate["service"], "requests/s"),
-        Row("... baseline", rate["baseline"], "requests/s"),
-        Row(
-            "the same where no two conversations begin alike",
-            rate["service single"] / rate["baseline single"],
-            "x",
-            limit="every token has to be computed: a batch saves little on a CPU",
-        ),
-        Row("... service", rate["service single"], "requests/s"),
-        Row("... baseline", rate["baseline single"], "requests/s"),
-        Row(
-            "slowest health check under that load",
-            worst_ms["service"],
-            "ms",
-            100.0,
-            limit="cores shared with the model",
-        ),
+        Row(grouped, ratio[GROUPED], "x", 3.0, "at least", "matrix products of what is not shared"),
+        *(Row(f"... {name}", mean[f"{name} {GROUPED}"], "requests/s") for name in worst_ms),
+        Row(single, ratio[SINGLE], "x", limit=why),
+        *(Row(f"... {name}", mean[f"{name} {SINGLE}"], "requests/s") for name in worst_ms),
+        Row("slowest health check under that load", worst_ms["service"], "ms", 100.0, limit="cores shared"),
         Row("... baseline", worst_ms["baseline"], "ms"),
     ]
 
 
-def crowd(place: Place, port: int, seconds: float) -> list[Row]:
-    found = load(place, {"port": port, "bodies": str(place.grouped), "clients": CROWD, "seconds": seconds})["asked"]
+def crowd(job: Job, clients: Executor) -> list[Row]:
+    found = clients.submit(play, job).result()["asked"]
     statuses = found["statuses"]
     wrong = sum(count for status, count in statuses.items() if status not in ("200", "503"))
     return [
-        Row(f"{CROWD} clients, {seconds:.0f} s: answers other than 200 and 503", wrong, "", 0),
-        Row("... 200", statuses.get("200", 0), ""),
-        Row("... 503", statuses.get("503", 0), ""),
+        Row(f"{job.clients} clients, {job.seconds:.0f} s: answers other than 200 and 503", wrong, "", 0),
+        *(Row(f"... {status}", statuses.get(status, 0), "") for status in ("200", "503")),
         Row("... P50", found["p50_ms"], "ms"),
         Row("... P99", found["p99_ms"], "ms"),
     ]
 
 
-def hostile(place: Place, port: int, seconds: float) -> list[Row]:
+def hostile(job: Job, clients: Executor) -> list[Row]:
     """Legal requests alone, beside the hostile ones, and alone again."""
-    legal = {"port": port, "bodies": str(place.grouped), "clients": CLIENTS, "seconds": seconds / 2}
-    bad = {"port": port, "malformed": NUM_MALFORMED, "slow": NUM_SLOW, "seconds": 3 * seconds}
-    load(place, {**legal, "seconds": SETTLE_S})
-    before = _rate(load(place, legal), seconds / 2)
-    with loading(place, bad) as clients:
-        beside = _rate(load(place, {**legal, "seconds": 3 * seconds}), 3 * seconds)
-        refused = answer(clients, place.log)["refused"]["statuses"]
-    after = _rate(load(place, legal), seconds / 2)
-    ours = sum(count for status, count in refused.items() if not status.startswith("4"))
+    alone, long = replace(job, seconds=job.seconds / 2), replace(job, seconds=3 * job.seconds)
+    clients.submit(play, replace(job, seconds=SETTLE_S)).result()
+    before = _rate(clients.submit(play, alone).result(), alone)
+    bad = clients.submit(play, Job(job.port, long.seconds, malformed=NUM_MALFORMED, slow=NUM_SLOW))
+    beside = _rate(clients.submit(play, long).result(), long)
+    refused = bad.result()["refused"]["statuses"]
+    after = _rate(clients.submit(play, alone).result(), alone)
+    what = f"legal requests/s beside {NUM_MALFORMED:,} malformed bodies in {long.seconds:.0f} s and {NUM_SLOW} slow "
+    limit = "0.6 ms CPU of the service a body, and what the clients need on the same cores"
+    wrong = sum(count for status, count in refused.items() if not status.startswith("4"))
     return [
-        Row(
-            f"legal requests/s beside {NUM_MALFORMED:,} malformed bodies in {3 * seconds:.0f} s and {NUM_SLOW} slow "
-            "clients, share of alone",
-            beside / ((before + after) / 2),
-            "",
-            0.9,
-            "at least",
-            "0.6 ms CPU of the service a body, and what the clients need on the same cores",
-        ),
-        Row("... malformed bodies not answered 4xx", ours, "", 0),
+        Row(what + "clients, share of alone", beside / fmean([before, after]), "", 0.9, "at least", limit),
+        Row("... malformed bodies not answered 4xx", wrong, "", 0),
         Row("... malformed bodies answered", sum(refused.values()), ""),
     ]
 
 
-def soak(place: Place, port: int, process: subprocess.Popen[str], seconds: float) -> list[Row]:
+def soak(job: Job, clients: Executor, process: psutil.Process) -> list[Row]:
     """Resident memory after a fifth of the time and at the end; in between the allocator has met every length."""
-    job = {"port": port, "bodies": str(place.grouped), "clients": CLIENTS}
-    load(place, {**job, "seconds": seconds / 5})
-    early = _mib(process)
-    found = load(place, {**job, "seconds": seconds * 4 / 5, "skip": 4096})
+    clients.submit(play, replace(job, seconds=job.seconds / 5)).result()
+    early = process.memory_info().rss / 2**20
+    rest = replace(job, seconds=job.seconds * 4 / 5, skip=4096)
+    found = clients.submit(play, rest).result()
+    late = process.memory_info().rss / 2**20
+    what = f"soak of {job.seconds:.0f} s: growth of resident memory over its last four fifths"
     return [
-        Row(
-            f"soak of {seconds:.0f} s: growth of resident memory over its last four fifths",
-            _mib(process) - early,
-            "MiB",
-            16.0,
-        ),
-        Row("... resident at the end", _mib(process), "MiB"),
-        Row("... requests/s", _rate(found, seconds * 4 / 5), "requests/s"),
+        Row(what, late - early, "MiB", 16.0),
+        Row("... resident at the end", late, "MiB"),
+        Row("... requests/s", _rate(found, rest), "requests/s"),
     ]
 
 
-@contextmanager
-def service(place: Place) -> Iterator[tuple[int, subprocess.Popen[str]]]:
-    port = free_port()
-    command = [sys.executable, str(ROOT / "reward_model" / "inference_api.py"), "--model_path", str(place.model)]
-    with started([*command, "--port", str(port)], place.log, ENVIRONMENT) as process:
-        wait_for(f"http://127.0.0.1:{port}/readyz", process, place.log, 120)
-        yield port, process
-
-
-@contextmanager
-def baseline(place: Place) -> Iterator[int]:
-    port = free_port()
-    command = python("scripts.bench.reward_baseline", str(place.model), str(port))
-    with started(command, place.log, ENVIRONMENT) as process:
-        wait_for(f"http://127.0.0.1:{port}/livez", process, place.log, 120)
-        yield port
-
-
-def load(place: Place, job: dict[str, Any]) -> dict[str, Any]:
-    with loading(place, job) as clients:
-        return answer(clients, place.log)
-
-
-@contextmanager
-def loading(place: Place, job: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
-    with started(python("scripts.bench.reward_load"), place.log, talks=True) as clients:
-        say(clients, job)
-        yield clients
-
-
-def _rate(found: dict[str, Any], seconds: float) -> float:
-    return found["asked"]["statuses"].get("200", 0) / seconds
-
-
-def _mib(process: subprocess.Popen[str]) -> float:
-    return psutil.Process(process.pid).memory_info().rss / 2**20
+def _rate(found: dict[str, Any], job: Job) -> float:
+    """Requests a second that were answered with a score."""
+    return found["asked"]["statuses"].get("200", 0) / job.seconds
 
 
 if __name__ == "__main__":

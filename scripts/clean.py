@@ -1,9 +1,9 @@
 """Find what killed training runs left behind, and remove it: `python -m scripts.clean`.
 
-A run cleans up after itself, and after a killed command its guard does (`core.processes`). Something stays only
-where the guard was killed too, by a container that was stopped, say. Found are processes and folders that carry the id
-of a run whose command is gone; nothing else is touched: no run that is going on, no other user's, nothing without the
-mark. Run directories are results and stay.
+A run cleans up after itself, and its guard does so after a killed command (`core.processes`). Something stays only
+where the guard was killed too, for example by a container that was stopped. This command finds processes and folders
+that carry the id of a run whose command is gone. It touches no run that is going on, nothing of another user, nothing
+without the mark, and no run directory: these are results.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ State = Literal["going on", "over", "unknown"]
 class Leftovers:
     run_id: str
     state: State
-    """`unknown`: the folder with the lock of its command is missing."""
+    """It is `unknown` where the folder with the lock of its command is missing."""
     processes: list[int]
     folders: list[Path]
 
 
 def find() -> list[Leftovers]:
-    """What carries a run's id, runs that go on included."""
+    """Find everything that carries a run's id, of runs that go on too."""
     ids = {run_id for _, run_id in marked(forks=True) if IS_RUN_ID.fullmatch(run_id)}
     names = (FOLDER.fullmatch(path.name) for place in PLACES for path in place.glob("*agentgrpo-*"))
     ids |= {match[1] for match in names if match and folders_of(match[1])}
@@ -56,7 +56,7 @@ def find() -> list[Leftovers]:
 
 
 def state_of(run_id: str) -> State:
-    """Whether the command of a run lives: it holds a lock that ends with it, whatever becomes of its pid."""
+    """Tell whether the command of a run lives: it holds a lock that ends with it, even if its pid is used again."""
     try:
         lock = os.open(PLACES[0] / f"agentgrpo-{run_id}" / LOCK, os.O_WRONLY | os.O_NOFOLLOW)
     except OSError:
@@ -71,7 +71,7 @@ def state_of(run_id: str) -> State:
 
 
 def remove(left: Leftovers) -> bool:
-    """Whether all of it is gone."""
+    """End and remove what is left; return whether all of it is gone."""
     end_run(left.run_id, patience_s=5.0, forks=True)
     remove_folders(left.run_id)
     return not processes_of(left.run_id, forks=True) and not folders_of(left.run_id)

@@ -5,7 +5,8 @@
 #
 # Without --pretrained: a small policy and generated tasks, or those of a file; DBBENCH_DATA takes LifelongAgentBench's
 # entry_dict.json from a folder. With it: SmolLM2-135M-Instruct, SFT on oracle episodes of LifelongAgentBench's training
-# part, then GRPO on it; held-out tasks share no table with it. SEED (0) seeds the GRPO run only.
+# part, then GRPO on those of its tasks that the model solves at times; held-out tasks share no table with it. SEED (0)
+# seeds the GRPO run only.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -50,7 +51,14 @@ run_dir=${run_dir:-runs/demo${tasks[1]:+-$(basename "${tasks[1]%.*}")}}
 child=(env --default-signal=INT setpriv --pdeathsig TERM)
 running=
 store=
-trap '[[ -z $store ]] || { kill "$store" 2>/dev/null; wait "$store" 2>/dev/null || true; }' EXIT
+server=
+stop_serving() {
+    [[ -n $server ]] || return 0
+    kill "$server" 2>/dev/null || true
+    wait "$server" 2>/dev/null || true
+    server=
+}
+trap 'stop_serving; [[ -z $store ]] || { kill "$store" 2>/dev/null; wait "$store" 2>/dev/null || true; }' EXIT
 trap '[[ -z $running ]] || wait "$running" || true; exit 130' INT # from a terminal the child has it as well
 trap '[[ -z $running ]] || { kill "$running"; wait "$running" || true; }; exit 143' TERM HUP
 
@@ -62,11 +70,28 @@ run() {
     running=
 }
 
+# Serves a model folder as `policy` until `stop_serving`, in the precision that the run will sample in.
+serve() {
+    local dtype
+    dtype=$("$python" -c "from core.cpu_features import bfloat16_pays; print('bfloat16' if bfloat16_pays() else 'float32')")
+    serve_port=$("$python" -c "from core.machine import free_port; print(free_port())")
+    mkdir -p "$run_dir"
+    VLLM_CPU_KVCACHE_SPACE=1 "${child[@]}" .venv/bin/vllm serve "$1" --served-model-name policy --host 127.0.0.1 --port "$serve_port" \
+        --dtype "$dtype" --enforce-eager --max-model-len 2048 --max-num-seqs 64 --generation-config vllm \
+        --enable-auto-tool-choice --tool-call-parser hermes >"$run_dir/vllm.log" 2>&1 &
+    server=$!
+    for _ in $(seq 600); do
+        kill -0 "$server" 2>/dev/null || die "vLLM ended; its log is $run_dir/vllm.log"
+        "$python" -c "import urllib.request as u; u.urlopen('http://127.0.0.1:$serve_port/v1/models', timeout=1)" 2>/dev/null && return
+        sleep 0.5
+    done
+    die "vLLM did not answer within five minutes; its log is $run_dir/vllm.log"
+}
+
 run "$python" -m scripts.doctor --port "$port"
 if [[ -n ${split:-} ]]; then
     run "$python" -m scripts.make_pretrained_policy
     [[ -f $split/manifest.json ]] || run "$python" -m dbbench_adapter.splits --input "$file" --output_dir "$split" --fractions 0.66,0.04,0.3
-    tasks=(--train-file "$split/train.jsonl" --val-file "$split/test.jsonl" --set "seed=${SEED:-0}")
     if [[ ! -f $model/sft.json ]]; then
         say "SFT on the oracle's episodes of $split/train.jsonl"
         resume=()
@@ -74,6 +99,17 @@ if [[ -n ${split:-} ]]; then
         run "$python" scripts/train_sft.py --model_path models/smollm2-135m-instruct --dataset dbbench --tasks "$split/train.jsonl" \
             --lora_r 0 --learning_rate 5e-4 --num_epochs 1 --batch_size 8 --save_steps 8 --output_dir "$model" "${resume[@]}"
     fi
+    # GRPO learns from groups in which a rollout is right: 241 of 350 tasks had none among six of this model's rollouts
+    solved=$split/train.solved.jsonl
+    if [[ ! -f $solved ]]; then
+        say "which training tasks does it solve at times? four rollouts of each at temperature 1"
+        serve "$model"
+        rm -f "$split/train.rollouts.jsonl"
+        run "$python" -m sql_agent.evaluate --base-url "http://127.0.0.1:$serve_port/v1" --model policy --tasks "$split/train.jsonl" \
+            --samples 4 --temperature 1 --max-tokens 384 --concurrency 48 --output "$split/train.rollouts.jsonl" --solved-tasks "$solved"
+        stop_serving
+    fi
+    tasks=(--train-file "$solved" --val-file "$split/test.jsonl" --set "seed=${SEED:-0}")
 else
     run "$python" -m scripts.make_tiny_policy --output "$model" --steps 320 # solves about half: there is something to learn
 fi

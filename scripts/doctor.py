@@ -1,8 +1,9 @@
 """Can a run start on this machine? `python -m scripts.doctor [--model MODEL [--protocol NAME]] [--port N]`
 
-Each check prints one line; a problem is followed by the line that mends it. Exit status 0: a run can start (warnings
-allowed), 1: it cannot. Looks at versions through their metadata only, so that it answers in a second and also where the
-packages are broken. Leaves out disk space, GPU drivers and whether a model fits into memory.
+Each check prints one line; a problem is followed by the line that mends it. The exit status is 0 if a run can start
+(there may be warnings) and 1 if it cannot. The command reads the packages' metadata and imports none of them, so it
+takes a second and works where packages are broken. It does not check disk space, GPU drivers and whether a model fits
+into memory.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 STORE_PORT = 9999
 PROTOCOLS = ("fc", "text", "lab")
-"""As `dbbench_adapter.protocols` has them, which needs packages that may be what is broken."""
+"""The protocols of `dbbench_adapter.protocols`, which cannot be imported where packages are broken."""
 SETUP_AND_LOOK = f"{SETUP} && .venv/bin/python -m scripts.doctor"
 MIN_MEMORY_GIB = 8.0
-"""A one-step run of the small policy on two cores took 6 GiB at its peak; the rest is room."""
+"""A one-step run of the small policy on two cores took 6 GiB at its peak; the rest is a margin."""
 
 
 @dataclass(frozen=True)
@@ -63,17 +64,17 @@ def check_python(version: tuple[int, ...], executable: str) -> Finding:
 
 
 def read_pins(requirements: str) -> dict[str, str]:
-    """Name to version of every `name==version` line; extras and comments are dropped."""
+    """Return name and version of every `name==version` line, without extras and comments."""
     return dict(re.findall(r"^([\w.-]+)(?:\[[\w,]+\])?==(\S+)", requirements, re.MULTILINE))
 
 
 def installed_versions() -> dict[str, str]:
-    """Every distribution that this Python sees, by normalised name (PEP 503)."""
+    """Return the version of every distribution that this Python sees, by normalised name (PEP 503)."""
     return {re.sub(r"[-_.]+", "-", dist.name).lower(): dist.version for dist in distributions()}
 
 
 def wanted_packages(installed: Mapping[str, str]) -> tuple[dict[str, str], str]:
-    """The pins that belong to this environment, and the line that installs them.
+    """Return the pins that belong to this environment, and the line that installs them.
 
     A `vllm` that is not the CPU's stand-in marks a GPU environment.
     """
@@ -86,7 +87,7 @@ def wanted_packages(installed: Mapping[str, str]) -> tuple[dict[str, str], str]:
 
 
 def check_packages(pins: Mapping[str, str], installed: Mapping[str, str], mend: str) -> Finding:
-    """Compare what is installed with what is pinned; the first five that differ are named."""
+    """Compare what is installed with what is pinned, and name the first five packages that differ."""
     wrong = [
         f"{name} {version} is pinned, {installed.get(name, 'none')} is installed"
         for name, version in pins.items()
@@ -99,7 +100,7 @@ def check_packages(pins: Mapping[str, str], installed: Mapping[str, str], mend: 
 
 
 def check_cpu(machine: str, flags: Collection[str], cores: int) -> Finding:
-    """vLLM's CPU build ships AVX2 and AVX-512 kernels."""
+    """Check what vLLM's CPU build needs: it has kernels for AVX2 and AVX-512."""
     kernels = [name for flag, name in (("avx2", "AVX2"), ("avx512f", "AVX-512")) if flag in flags]
     found = f"{cores} core{'s' * (cores > 1)}, {machine}, {', '.join(kernels) or 'no AVX2'}"
     problems = []
@@ -121,7 +122,7 @@ def check_memory(available_gib: float) -> Finding:
 
 
 def available_memory_gib() -> float:
-    """What the kernel would give us, or the container's limit (cgroup v2) where that is lower."""
+    """Return what the kernel would give us, or the container's limit (cgroup v2) where that is lower."""
     meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(meminfo["MemAvailable"].split()[0]) * 1024
     limit = Path("/sys/fs/cgroup/memory.max")
@@ -131,7 +132,7 @@ def available_memory_gib() -> float:
 
 
 def check_port(port: int) -> Finding:
-    """The store's port: free, a store of agent-lightning already, or somebody else's."""
+    """Check whether the store's port is free, has a store of agent-lightning already, or belongs to something else."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -157,7 +158,7 @@ def store_answers(port: int) -> bool:
 
 
 def check_databases(mariadbd: str | None, install_db: str | None) -> Finding:
-    """SQLite comes with Python; MariaDB is the server that the project starts for itself."""
+    """Check the databases: SQLite comes with Python; MariaDB is a server that the project starts for itself."""
     sqlite = f"SQLite {sqlite3.sqlite_version}"
     if mariadbd and install_db:
         return Finding("databases", f"{sqlite}, MariaDB ({mariadbd})")
@@ -181,7 +182,7 @@ def check_model(name: Path, protocol: ProtocolName) -> Finding:
 
 
 def examine(model: Path | None, port: int, protocol: ProtocolName = "fc") -> list[Finding]:
-    """Look at the world; everything above takes plain values."""
+    """Run every check on this machine; the checks above take plain values."""
     installed = installed_versions()
     pins, mend = wanted_packages(installed)
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin"  # where Debian puts servers
@@ -197,7 +198,7 @@ def examine(model: Path | None, port: int, protocol: ProtocolName = "fc") -> lis
 
 
 def report(findings: list[Finding]) -> list[tuple[str, str]]:
-    """The report's lines, each with its colour; they read the same without."""
+    """Return the report's lines, each with its colour, which adds no meaning."""
     lines = []
     for finding in findings:
         state, colour = "ok", "green"
@@ -218,7 +219,7 @@ def blocks(finding: Finding) -> bool:
 def show(lines: list[tuple[str, str]]) -> None:
     try:
         from rich.console import Console
-    except ImportError:  # the packages are what is broken: still say so
+    except ImportError:  # the packages may be what is broken
         print("\n".join(text for text, _ in lines))
         return
     console = Console(highlight=False, soft_wrap=True)

@@ -2,7 +2,8 @@
 
 Reads the parquet form with `datasets`, from the hub or from a local file or folder, checks every row and writes
 entry_dict.json (the form LifelongAgentBench and `dbbench_adapter.tasks.load` read) and db_bench.parquet (the form of
-the hub, which `load_tasks` reads as well). Nothing is written unless all rows are good. Leaves out the benchmark's other parts.
+the hub, which `load_tasks` reads as well). Nothing is written unless all rows are good. Leaves out the benchmark's
+other parts.
 """
 
 import os
@@ -39,11 +40,11 @@ LICENCE = (
 
 
 class SourceError(RuntimeError):
-    """The data cannot be had from where they were asked for; the message says what to do."""
+    """The source does not give the data; the message says what to do."""
 
 
 def fetch(source: str) -> Any:
-    """The rows of the parquet form, as a `datasets.Dataset`.
+    """Return the rows of the parquet form, as a `datasets.Dataset`.
 
     Args:
         source: a local .parquet file; a local folder that holds such files, or a folder `db_bench` of them; or the id
@@ -65,12 +66,14 @@ def fetch(source: str) -> Any:
             rows = datasets.load_dataset("parquet", data_files=[str(file) for file in files], cache_dir=cache)["train"]
             return datasets.Dataset.from_list(rows.to_list())  # in memory: the cache goes away
         except (DatasetsError, OSError, ValueError) as error:
-            raise SourceError(f"{path}: not the parquet form of LifelongAgentBench ({error})") from None
+            raise SourceError(
+                f"{path}: not the parquet form of LifelongAgentBench ({error}); give the files of its folder {PART}"
+            ) from None
 
 
 def _from_hub(source: str) -> Any:
     if source.count("/") != 1 or source.startswith((".", "/")):
-        raise SourceError(f"{source}: no such file or folder, and no data set id such as {HUB_ID}")
+        raise SourceError(f"{source}: no such file or folder, and not the id of a data set; {HUB_ID} is one")
     import datasets
     from datasets.exceptions import DatasetsError
 
@@ -86,7 +89,7 @@ def _from_hub(source: str) -> Any:
 
 
 def entries(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The rows as entry_dict.json has them: nested fields as values, keyed by `sample_index` as text.
+    """Return the rows as entry_dict.json has them: nested fields as values, keyed by `sample_index` as text.
 
     Raises:
         SourceError: a nested field is no Python literal, or an index is missing or repeated.
@@ -104,7 +107,7 @@ def entries(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def convert(source: str, output_dir: Path) -> list[str]:
-    """Fetch, check and write; what was found, in lines for a terminal.
+    """Fetch, check and write; return what was found, in lines for a terminal.
 
     Raises:
         SourceError: see `fetch` and `entries`; a row is bad; there are not 500.
@@ -121,9 +124,12 @@ def convert(source: str, output_dir: Path) -> list[str]:
         unchecked.write_text(json.dumps(found, ensure_ascii=False) + "\n", "utf-8")
         report = check_file(unchecked)
         if report.faults:
-            raise SourceError("\n".join([f"{source}: rows with faults", *map(str, report.faults)]))
+            faults = "\n".join(map(str, report.faults))
+            raise SourceError(f"{source}: these rows have faults; download the data again:\n{faults}")
         if report.num_rows != NUM_TASKS:
-            raise SourceError(f"{source}: {report.num_rows} rows, expected the {NUM_TASKS} of LifelongAgentBench")
+            raise SourceError(
+                f"{source}: {report.num_rows} rows, expected the {NUM_TASKS} of LifelongAgentBench; give all files"
+            )
         with written(copy) as part:
             dataset.to_parquet(str(part))
         unchecked.rename(target)

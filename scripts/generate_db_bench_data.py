@@ -1,7 +1,7 @@
 """Generate new tasks: `python scripts/generate_db_bench_data.py --num_samples 100 --output_path data/entry_dict.json`.
 
-Writes LifelongAgentBench's form, which its code and `dbbench_adapter.tasks.load` read. No model is asked; every
-reference was run. The file appears once all tasks are made. `dbbench_adapter.generate` says what the tasks are like.
+The command writes LifelongAgentBench's form, which its code and `dbbench_adapter.tasks.load` read. It needs no model,
+and runs every reference. The file appears once all tasks are made. `dbbench_adapter.generate` describes the tasks.
 """
 
 import os
@@ -30,14 +30,14 @@ from core.outputs import check_output, written
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.generate import SKILL_COUNTS, THEMES, ExhaustedError, task_stream
 from dbbench_adapter.generate.entry_dict import entry_dict
-from dbbench_adapter.skills import SKILLS
+from dbbench_adapter.sql_skills import SKILLS
 
 
 def skill_weights(text: str) -> dict[str, float]:
-    """`limit_only,delete:3` as {"limit_only": 1.0, "delete": 3.0}.
+    """Read `limit_only,delete:3` as {"limit_only": 1.0, "delete": 3.0}.
 
     Raises:
-        ValueError: a weight that is no number, or none above 0.
+        ValueError: a weight is not a number above 0.
     """
     weights: dict[str, float] = {}
     for part in text.split(","):

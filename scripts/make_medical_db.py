@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 HELD_OUT = 0.2
-"""Of the entries, and of the questions."""
+"""The held-out share of the entries, and of the questions."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def outputs(args: argparse.Namespace) -> list[tuple[Path, str]]:
-    """Every file that will be written, and the flag that named it."""
+    """Return every file that will be written, with the flag that named it."""
     files = [(args.output, "--output")]
     if args.questions is not None:
         files += [(args.questions / f"{half}.jsonl", "--questions") for half in ("train", "held_out")]

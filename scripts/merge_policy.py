@@ -5,8 +5,8 @@
 
 --checkpoint takes a run directory (its newest whole checkpoint), one global_step_N of it, or the actor folder therein;
 the weights come from verl's shards, full or LoRA. --adapter takes what the local trainers, or PEFT, wrote. Merging is
-done in float32 on the CPU. Logits and one greedy episode are compared before and after, with what was written read
-back; where logits differ, nothing is left behind. doc/merge_vllm.md goes on to serving.
+done in float32 on the CPU. The command reads back what it wrote and compares logits and one greedy episode with those
+before; where logits differ, it leaves nothing behind. doc/merge_vllm.md describes serving.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from core.disk_errors import failures_of_the_disk, in_words
 from core.hub import go_offline, model_folder
 from core.json_text import parse_json
-from core.outputs import failures_of_the_disk, in_words
 from sql_agent.datatypes import AgentConfig
 from sql_agent.verl_side.checkpoints import MANIFEST, checkpoints, fault_of, newest_whole
 
@@ -46,7 +46,7 @@ BOUND = 1e-3
 """Largest difference of a logit before and after. Adding an adapter to its base in float32 moved one by 3e-5, rounding
 the weights to bfloat16 by 0.15 (doc/merge_vllm.md)."""
 LIMITS = AgentConfig(max_turns=4, max_tokens=96)
-"""Of the episode that is compared; short, since a large model writes a token or two per second on a CPU."""
+"""The limits of the episode that is compared: it is short, as a large model writes few tokens a second on a CPU."""
 ADAPTER_FILE = "adapter_config.json"
 
 Say = Callable[[str], None]
@@ -67,9 +67,9 @@ class Source:
     generation: Path
     """Folder with the generation config, if there is one."""
     served: Path | None = None
-    """Folder with weights that somebody merged already."""
+    """Folder with weights that the run merged already."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """For the record beside the result."""
+    """What is written into merge.json."""
 
 
 def merge(source: Source, output: Path, say: Say) -> None:
@@ -110,8 +110,8 @@ def merge(source: Source, output: Path, say: Say) -> None:
         difference = float((before.logits - after.logits).abs().max())
         if not difference <= BOUND:
             raise MergeError(
-                f"logits before and after differ by up to {difference:.2e}, more than {BOUND:.0e}; nothing is left at "
-                f"{output}"
+                f"logits before and after differ by up to {difference:.2e}, more than {BOUND:.0e}; {output} was not "
+                "written. Take another checkpoint, and report this one"
             )
         say(f"logits over {len(before.ids)} tokens: up to {difference:.1e} apart before and after, bound {BOUND:.0e}")
         same = before.messages == after.messages
@@ -126,7 +126,7 @@ class Examined:
     """What a model does with one held-out task."""
 
     ids: list[int]
-    """The whole episode, prompt and results included."""
+    """The tokens of the whole episode, prompt and results included."""
     logits: Tensor
     """At each of the ids, shape (T, V)."""
     messages: list[dict[str, Any]]
@@ -163,7 +163,7 @@ def examine(model: Any, tokenizer_folder: Path, *, ids: list[int] | None = None)
 
 
 def compare_weights(merged: Any, served: Path) -> str:
-    """How the weights differ from those in a folder that verl's process wrote beside its shards."""
+    """Describe how the weights differ from those in the folder that verl wrote beside its shards."""
     from safetensors.torch import load_file
 
     ours = merged.state_dict()
@@ -179,7 +179,7 @@ def compare_weights(merged: Any, served: Path) -> str:
 
 
 def open_checkpoint(path: Path, say: Say) -> Source:
-    """verl's shards of an actor, as a model.
+    """Load verl's shards of an actor as a model.
 
     Raises:
         ValueError: no checkpoint, or none that is as it was written.
@@ -194,7 +194,7 @@ def open_checkpoint(path: Path, say: Say) -> Source:
 
 
 def find_checkpoint(path: Path, say: Say) -> Path:
-    """The `global_step_N` that a path means."""
+    """Return the `global_step_N` that a path means: itself, its parent, or the newest whole one below it."""
     if not (path / "checkpoints").is_dir():
         while path.name in ("huggingface", "actor"):
             path = path.parent
@@ -212,7 +212,7 @@ def find_checkpoint(path: Path, say: Say) -> Path:
 
 
 def model_of(actor: Path) -> Any:
-    """The trained model, an adapter still apart."""
+    """Load the trained model; an adapter is not merged yet."""
     from accelerate import init_empty_weights
     from peft import LoraConfig, get_peft_model
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -236,7 +236,7 @@ def model_of(actor: Path) -> Any:
 
 
 def join_shards(actor: Path) -> dict[str, Tensor]:
-    """Whole tensors from each worker's part of them, in the numbers they were saved in.
+    """Join each worker's parts to whole tensors, in the precision in which they were saved.
 
     verl's own merger (verl/model_merger/fsdp_model_merger.py) rounds them to bfloat16 and leaves an adapter apart.
     """
@@ -255,7 +255,10 @@ def join_shards(actor: Path) -> dict[str, Tensor]:
         if not isinstance(parts[0], DTensor):
             return parts[0]
         if len(parts[0].placements) != 1:
-            raise MergeError(f"{name} is sharded over {len(parts[0].placements)} dimensions of workers, expected one")
+            raise MergeError(
+                f"{name} is sharded over {len(parts[0].placements)} dimensions of workers, expected one; "
+                "merge it with `python -m verl.model_merger merge --backend fsdp`"
+            )
         (placement,) = parts[0].placements
         local = [part.to_local() for part in parts]
         return torch.cat(local, placement.dim) if placement.is_shard() else local[0]  # pyright: ignore[reportAttributeAccessIssue]
@@ -267,7 +270,7 @@ def join_shards(actor: Path) -> dict[str, Tensor]:
 
 
 def open_adapter(adapter: Path, base: Path | None) -> Source:
-    """An adapter that the local trainers, or PEFT, wrote.
+    """Load an adapter that the local trainers, or PEFT, wrote.
 
     Args:
         base: its base, where that is not the one it names.

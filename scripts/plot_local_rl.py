@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 Curve = list[tuple[int, float]]
-"""Episodes played so far while training, and held-out success in percent."""
+"""Episodes or train steps so far, and a share in percent."""
+WINDOW = 5
+"""Train steps that a share of one step, which is of eight groups or so, is averaged over."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -47,10 +49,46 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (OSError, ValueError) as error:
         raise SystemExit(f"error: {error}") from error
     curves = {name: found for name, found in curves.items() if found}
-    args.output.with_suffix(".json").write_text(json.dumps(curves, indent=1) + "\n")
-    draw(curves, args.output)
+    save(curves, args.output, "episodes played")
     for name, found in curves.items():
         print(f"{name}: {summary(found)}")
+
+
+def save(curves: dict[str, list[Curve]], file: Path, x_label: str, *, smoothed: Sequence[str] = ()) -> None:
+    """Write a picture with one panel per title, and the numbers as JSON beside it.
+
+    Args:
+        smoothed: titles whose curves are drawn as means over `WINDOW` steps and without their mean over the runs.
+    """
+    file.with_suffix(".json").write_text(json.dumps(curves, indent=1) + "\n")
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    size = (4.2 * len(curves), 3.4)
+    figure, axes = plt.subplots(1, len(curves), figsize=size, sharey=not smoothed, squeeze=False, layout="constrained")
+    for axis, (title, found) in zip(axes[0], curves.items(), strict=True):
+        smooth = title in smoothed
+        for run, one in enumerate(found):
+            points = moving_mean(one) if smooth else one
+            axis.plot(*zip(*points, strict=True), marker=None if smooth else ".", alpha=0.7, label=f"run {run}")
+        if not smooth and len({tuple(place for place, _ in one) for one in found}) == 1:
+            middle = [statistics.mean(values) for values in zip(*([v for _, v in one] for one in found), strict=True)]
+            axis.plot([place for place, _ in found[0]], middle, color="black", linewidth=2, label="mean")
+        axis.set_title(f"{title}, mean of {WINDOW} steps" if smooth else title, fontsize=10)
+        axis.set_xlabel(x_label)
+        axis.set_ylabel("%")
+        axis.grid(alpha=0.3)
+    axes[0][0].legend(fontsize=8)
+    figure.savefig(file, dpi=110)
+    plt.close(figure)
+
+
+def moving_mean(points: Curve, window: int = WINDOW) -> Curve:
+    """Each point's mean with those up to `window` - 1 before it."""
+    values = [value for _, value in points]
+    return [(place, statistics.mean(values[max(0, i + 1 - window) : i + 1])) for i, (place, _) in enumerate(points)]
 
 
 def curve(metrics: Path, key: str) -> Curve:
@@ -84,29 +122,6 @@ def summary(curves: Sequence[Curve]) -> str:
     each = ", ".join(f"{gain:+.1f}" for gain in gains)
     change = f"{means[0]:.1f} % -> {means[1]:.1f} %, gain {means[2]:+.1f} +- {spread:.1f} points"
     return f"{change} over {len(gains)} seeds ({each})"
-
-
-def draw(curves: dict[str, list[Curve]], file: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, len(curves), figsize=(4.2 * len(curves), 3.4), sharey=True, squeeze=False)
-    for axis, (name, found) in zip(axes[0], curves.items(), strict=True):
-        for seed, one in enumerate(found):
-            axis.plot(*zip(*one, strict=True), marker=".", linewidth=1, alpha=0.6, label=f"run {seed}")
-        if len({tuple(place for place, _ in one) for one in found}) == 1:
-            middle = [statistics.mean(values) for values in zip(*([v for _, v in one] for one in found), strict=True)]
-            axis.plot([place for place, _ in found[0]], middle, color="black", linewidth=2, label="mean")
-        axis.set_title(name, fontsize=10)
-        axis.set_xlabel("episodes played")
-        axis.grid(alpha=0.3)
-    axes[0][0].set_ylabel("held-out success, %")
-    axes[0][0].legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(file, dpi=110)
-    plt.close(figure)
 
 
 if __name__ == "__main__":

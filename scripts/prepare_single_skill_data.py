@@ -3,9 +3,9 @@
     python scripts/prepare_single_skill_data.py --input_data_path data/entry_dict.json \
         --output_path data/single_skill_tasks.json --min_tasks_per_skill 1
 
-Reads any task file. Writes a JSON object from skill to tasks, which `SingleSkillTaskGenerator.from_file` draws from:
-under each skill the tasks that show it with the fewest others. A skill with fewer tasks than asked for is left out of
-the file and listed on the screen; without any skill left nothing is written and the exit status is 1.
+The command reads any task file and writes a JSON object from skill to tasks, which `SingleSkillTaskGenerator.from_file`
+draws from: under each skill the tasks that show it with the fewest others. A skill with fewer tasks than asked for is
+left out of the file and listed on the screen. If no skill is left, nothing is written and the exit status is 1.
 """
 
 import os
@@ -30,7 +30,7 @@ from dbbench_adapter.tasks.single_skill import by_skill, num_others, skills_of, 
 
 
 def report(tasks_by_skill: Mapping[str, Sequence[Task]], min_tasks: int) -> list[str]:
-    """A line per skill: how many tasks, and how many other skills these show."""
+    """Return a line per skill: how many tasks it has, and how many other skills these show."""
     lines = [f"{'skill':46} {'tasks':>6}  others"]
     for skill, tasks in tasks_by_skill.items():
         others = sorted({num_others(skill, skills_of(task)) for task in tasks})

@@ -2,9 +2,10 @@
 
 Two scripted agents play every task under each protocol and on each backend. Both run the reference statement; then one
 answers with the gold, and the other with the rows that it was given. The protocol's own judge and `strict` say how many
-they get: with the gold is the ceiling of a file, from the rows what its references are worth. Changes need no answer.
-Leaves out models (`python -m sql_agent.evaluate`) and what is wrong with a file's rows
-(`python -m dbbench_adapter.validate`).
+they get. The first number is the ceiling of a file, the second says what its references are worth. A change needs no
+answer. `--parts` leaves out one part of the translation to SQLite after the other and counts the references from the
+rows, and the statements of `dbbench_adapter/tests/agent_sql.py`, that change. Models are measured by
+`python -m sql_agent.evaluate`, faulty rows are found by `python -m dbbench_adapter.validate`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ if __name__ == "__main__":
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 from rich.console import Console
 from rich.progress import track
@@ -37,7 +40,7 @@ Known = Callable[[Task], Gold]
 def misses(
     tasks: Sequence[Task], backend: Backend, protocol: ProtocolName, known: Known
 ) -> tuple[list[str], list[str]]:
-    """The tasks that an agent which knows so much does not get: under the protocol's own judge, and `strict`."""
+    """Return the tasks that an agent with this knowledge fails, under the protocol's own judge and under `strict`."""
     own: list[str] = []
     strict: list[str] = []
     for task in tasks:
@@ -54,7 +57,7 @@ def misses(
 
 
 def reads_rows(backend: Backend) -> Known:
-    """An agent that answers with the rows its reference gives, and not at all where it does not run."""
+    """Return an agent that answers with the rows of its reference, or not at all where the reference fails."""
 
     def known(task: Task) -> Gold:
         if task.changes_state or task.gold.sql is None:
@@ -71,11 +74,70 @@ def reads_rows(backend: Backend) -> Known:
     return known
 
 
+def _nothing(*_: object) -> None:
+    return None
+
+
+def left_out_parts() -> dict[str, dict[str, object]]:
+    """The parts of the translation: which names below `dbbench_adapter.backends` are replaced, and by what."""
+    from dbbench_adapter.backends.mysql_on_sqlite.functions import FUNCTIONS, dates, numeric, patterns, text
+
+    dialect, rewrites = "mysql_on_sqlite.dialect.", "mysql_on_sqlite.rewrites."
+    checks = ("refuse", "refuse_reserved", "refuse_row_ids")
+    parts: dict[str, dict[str, object]] = {
+        "mysql_on_sqlite/checks": {dialect + name: _nothing for name in checks},
+        "mysql_on_sqlite/collation": {rewrites + "collate_computed": _nothing},
+        "mysql_on_sqlite/kinds": {
+            "mysql_on_sqlite.kinds.KindFinder.kind": _nothing,
+            "mysql_on_sqlite.kinds.KindFinder.kinds_of": lambda *_: (),
+        },
+        "mysql_on_sqlite/rewrites": {dialect + "rewritten": lambda tree, *_: tree},
+        "mysql_on_sqlite/stored": {rewrites + "store": _nothing, rewrites + "join_with_digits": _nothing},
+        "group_order": {rewrites + "order_groups": _nothing},
+        "sqlite/catalogue": {"sqlite.backend.catalogue_answer": _nothing, "sqlite.backend.make_views": _nothing},
+        "mysql_on_sqlite/functions/aggregates": {"sqlite.sandbox.AGGREGATES": {}},
+    }
+    for module in (dates, numeric, patterns, text):
+        gone = {*module.STRICT, *module.NULLS_MATTER}
+        kept = {name: function for name, function in FUNCTIONS.items() if name not in gone}
+        parts[f"mysql_on_sqlite/functions/{module.__name__.rpartition('.')[2]}"] = {"sqlite.sandbox.FUNCTIONS": kept}
+    return parts
+
+
+def _print_parts(paths: Sequence[Path]) -> None:
+    """One row for each part of the translation: its lines, and what changes on SQLite without it."""
+    from dbbench_adapter.backends.mysql_on_sqlite import dialect
+    from dbbench_adapter.tests.agent_sql import STATEMENTS, answer
+
+    folder = Path(dialect.__file__).parents[1]
+    tasks = [load_tasks(path) for path in paths]
+    complete: tuple[int, list[object]] | None = None
+    print("| left out | lines | references lost | statements of agents that change |")
+    print("| --- | --- | --- | --- |")
+    for part, patches in {"nothing": {}, **left_out_parts()}.items():
+        with ExitStack() as stack, open_backend("sqlite") as backend:
+            for name, replacement in patches.items():
+                stack.enter_context(patch(f"dbbench_adapter.backends.{name}", replacement))
+            dialect.translated_often.cache_clear()
+            missed = [misses(some, backend, "lab" if some[0].typed else "fc", reads_rows(backend))[0] for some in tasks]
+            answers: list[object] = [answer(backend, sql) for sql in STATEMENTS]
+        lost = sum(map(len, missed))
+        complete = complete or (lost, answers)
+        changed = sum(one != other for one, other in zip(answers, complete[1], strict=True))
+        lines = len((folder / f"{part}.py").read_text("utf-8").splitlines()) if patches else 0
+        print(f"| `{part}` | {lines} | {lost - complete[0]} | {changed} |", flush=True)
+    dialect.translated_often.cache_clear()
+    print(f"of {sum(map(len, tasks))} references and {len(STATEMENTS)} statements")
+
+
 def main() -> None:
     parser = Parser(prog="python -m scripts.replay_references", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("files", type=Path, nargs="+", help="task files of any form")
     parser.add_argument("--backends", default="sqlite,mariadb", help="default sqlite,mariadb")
+    parser.add_argument("--parts", action="store_true", help="measure the parts of the translation to SQLite instead")
     args = parser.parse_args()
+    if args.parts:
+        return _print_parts(args.files)
     print("| file | backend | protocol | tasks | with the gold: own judge, strict | from the rows: own judge, strict |")
     print("| --- | --- | --- | --- | --- | --- |")
     notes: list[str] = []

@@ -31,7 +31,7 @@ POLL_S = 3.0
 
 
 def summary(run: Run) -> dict[str, str]:
-    """Label to text, in the order in which people ask."""
+    """Return the lines to print, as label and text."""
     lines = {}
     points = held_out(run.rows)
     if points:
@@ -54,7 +54,7 @@ def summary(run: Run) -> dict[str, str]:
 
 
 def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
-    """Training reward per step and held-out success with its 95 % interval."""
+    """Draw training reward per step and held-out success with its 95 % interval."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -84,7 +84,7 @@ def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
 
 
 def write(run: Run) -> None:
-    """The page appears whole or not at all: a browser may be reading it."""
+    """Write page and curve; each appears whole or not at all, since a browser may be reading it."""
     with written(run.folder / "curve.png") as part:
         draw(run.rows, part)
     with written(run.folder / "report.html") as part:
@@ -92,7 +92,7 @@ def write(run: Run) -> None:
 
 
 def follow(run_dir: Path) -> Run:
-    """Write the page again after each step until the run has ended; answers what is there then."""
+    """Write the page again after each step until the run has ended, and return what the run left."""
     seen, running = 0, True
     while running:
         running = is_running(run_dir)  # asked first: what is written between is read below

@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from core.outputs import in_words
+from core.disk_errors import in_words
 from core.passwords import Parser
 from sql_agent.local.config import AdapterConfig, InteractiveConfig
 from sql_agent.local.flags import add_flags, read_flags

@@ -1,9 +1,9 @@
 """The SQL agent: openai-agents' Runner plays one task of an environment against any OpenAI-compatible endpoint.
 
-The rules are the environment's, kept by its episodes. Where it offers tools the Runner calls them, every reply counts
-one turn, and a bad call or a reply without a call is the episode's to answer; DB-Bench's `fc` goes on after both and
-ends with `commit_final_answer`. Without tools (DB-Bench's `text` and `lab`) it is plain chat. What this module leaves
-out: rewards, retries of whole rollouts, and everything that knows about training.
+The environment's episodes keep the rules. Where it offers tools the Runner calls them; each reply counts as one turn,
+and the episode answers a bad call or a reply without a call (DB-Bench's `fc` goes on after both and ends with
+`commit_final_answer`). Without tools (DB-Bench's `text` and `lab`) it is plain chat. Leaves out rewards, retries of
+whole rollouts, and everything about training.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from dbbench_adapter.backends import BackendUnavailable, TableError
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Status
 from sql_agent.datatypes import MAX_RETRIES, ROW_END, AgentConfig, RolloutRecord, StopReason
-from sql_agent.environments.base import CallingEpisode, Environment, EnvironmentTask, Episode, WritingEpisode
+from sql_agent.environments.base import CallingEpisode, EnvironmentTask, Episode, Playable, WritingEpisode
 
 __all__ = ["AgentConfig", "RolloutRecord", "run_rollout", "size_thread_pool"]
 
@@ -55,13 +55,13 @@ _DEADLINES: dict[Call, str] = {
     "a model call": "model_deadline",
     "a database call": "db_deadline",
 }
-"""Reasons of a rollout that ran into its deadline, by what was open."""
+"""Why a rollout is lost that ran into its deadline, by the call that was open then."""
 
 
 async def run_rollout(
     task: EnvironmentTask,
     *,
-    environment: Environment,
+    environment: Playable,
     base_url: str,
     model: str,
     config: AgentConfig,
@@ -74,21 +74,20 @@ async def run_rollout(
     """Play one task from its first prompt to a named end, and judge what is left behind.
 
     Args:
-        task: what to solve; its gold goes to the judge and nowhere else.
-        environment: what it belongs to, and where it gets its episode.
+        task: what to solve; only the judge sees its gold.
+        environment: what the task belongs to; it opens the episode.
         base_url: an OpenAI-compatible endpoint up to and including `/v1`.
         model: the name that endpoint serves.
         extra_body: further fields of each request, for example `{"return_token_ids": True}` for vLLM.
-        on_reply: sees each reply as the endpoint gave it.
-        seed: of the sampler; the same one gives the same rollout from an endpoint that computes the same logits.
-        max_response_tokens: what may follow the first prompt, tool results included. verl's vLLM cuts the reply that
-            would go beyond (`sql_agent.verl_side.plugin.row_end`); any other server passes over it.
+        on_reply: is called with each reply as the endpoint gave it.
+        seed: the sampler's; the same seed gives the same rollout from an endpoint that computes the same logits.
+        max_response_tokens: what may follow the first prompt, tool results included. verl's vLLM shortens the reply
+            that would go beyond (`sql_agent.verl_side.plugin.row_end`); other servers ignore it.
     Returns:
-        The record. Ends of the policy's doing are judged. `Score(None, reason)` is left for the others: a model or a
-        database that cannot be reached (`model_unavailable`, `db_unavailable`), a rollout that ran into its deadline
-        with a call of either open or with none (`model_deadline`, `db_deadline`, `rollout_deadline`), a table that
-        cannot be made (`table_error`), an end before the first reply (`no_reply`), an environment without a judge
-        (`no_judge`).
+        The record. An end that the policy caused is judged. Every other end has `Score(None, reason)`: a model or a
+        database that cannot be reached (`model_unavailable`, `db_unavailable`), a deadline that passed while a call of
+        either was open, or none (`model_deadline`, `db_deadline`, `rollout_deadline`), a table that cannot be made
+        (`table_error`), an end before the first reply (`no_reply`), an environment without a judge (`no_judge`).
     """
     started = time.perf_counter()
     rollout = _Rollout(task, environment, config, on_reply)
@@ -154,7 +153,7 @@ def size_thread_pool(rollouts: int) -> None:
 
 
 class _CutReply(AgentsException):
-    """A reply ran into its token limit, or the context is full."""
+    """A reply reached its token limit, or the context is full."""
 
 
 class _Rollout:
@@ -163,7 +162,7 @@ class _Rollout:
     def __init__(
         self,
         task: EnvironmentTask,
-        environment: Environment,
+        environment: Playable,
         config: AgentConfig,
         on_reply: Callable[[ChatCompletion], None] | None,
     ) -> None:
@@ -177,7 +176,7 @@ class _Rollout:
         self._results: dict[str, str] = {}
         self._running: asyncio.Future[Any] | None = None
         self.waits_for: Call = "no call"
-        """What is open; what a deadline cuts off stays here."""
+        """The call that is open; it stays here when a deadline cuts it off."""
 
     def open(self) -> None:
         self.episode = self.environment.open(self._task, self._config)
@@ -191,7 +190,7 @@ class _Rollout:
         return self.episode.malformed_calls if self.episode is not None else 0
 
     def take_reply(self, completion: ChatCompletion) -> None:
-        """Count the reply as a turn and note it down as it came, so that it goes back as it came."""
+        """Count the reply as a turn and keep it unchanged, so that the next request contains it unchanged."""
         self.num_turns += 1
         if self._on_reply is not None:
             self._on_reply(completion)
@@ -200,26 +199,26 @@ class _Rollout:
             self.completion_tokens += completion.usage.completion_tokens
         reply = completion.choices[0].message
         if not self.environment.tools:
-            reply.tool_calls = None  # nobody offered any
+            reply.tool_calls = None  # no tools were offered
         self._calls = [call for call in reply.tool_calls or [] if call.type == "function"]
         for position, call in enumerate(self._calls):
-            # the Runner takes a call with an id it has seen for one that it has already run
+            # the Runner skips a call whose id it has seen before: it believes that it has run it
             if not call.id or call.id in self._results:
                 call.id = f"call_{self.num_turns}_{position}"
             self._results[call.id] = ""
         self.messages.append(_assistant_message(reply))
-        # the Runner knows no empty reply and raises on a refusal; here both are replies without a call
+        # the Runner cannot handle an empty reply and raises on a refusal; here both are replies without a call
         reply.content, reply.refusal = reply.content or "", None
 
     async def result_of(self, call_id: str) -> str:
-        """The result of one call. The first to ask has all calls of the reply handled, in the reply's order, which
-        is not the Runner's: it leaves unknown tools to the end. After a commit nothing runs."""
+        """The result of one call. The first request runs all calls of the reply, in the reply's order; the Runner's
+        order would put unknown tools last. After a commit nothing runs."""
         while self._calls and not self.done:
             await self._handle(self._calls.pop(0))
         return self._results[call_id]
 
     async def take_step(self) -> None:
-        """Hand the last reply to the episode as a text, and note down what it answers."""
+        """Hand the last reply to the episode as a text, and keep what it answers."""
         episode = cast(WritingEpisode, self.episode)
         self.messages += await self.blocking(functools.partial(episode.step, self.messages[-1]["content"] or ""))
 
@@ -231,8 +230,8 @@ class _Rollout:
         self.messages.append({"role": "tool", "tool_call_id": call.id, "content": self._results[call.id]})
 
     async def blocking(self, function: Callable[[], T]) -> T:
-        """Run database work in a thread, one at a time: a deadline stops the waiting, not the thread, and whatever
-        comes next waits for it (at most one statement's timeout)."""
+        """Run database work in a thread, one piece at a time. A deadline stops the waiting but not the thread; what
+        comes next waits for that thread, at most one statement's timeout."""
         self.waits_for = "a database call"
         await self._idle()
         self._running = asyncio.ensure_future(asyncio.to_thread(function))
@@ -251,11 +250,10 @@ class _Rollout:
 
 
 class _PolicyModel(OpenAIChatCompletionsModel):
-    """The chat-completions model of openai-agents, speaking from the rollout's own messages.
+    """The chat-completions model of openai-agents, which sends the rollout's own messages.
 
-    The Runner's items forget why a reply ended, and come back as other messages than went in (results of unknown tools
-    last, empty arguments as `{}`, empty replies not at all). A policy is trained on what it said, so its turns go back
-    as they came.
+    The Runner's items lose why a reply ended and change the messages (results of unknown tools come last, empty
+    arguments become `{}`, empty replies vanish). A policy is trained on what it said, so its turns are sent unchanged.
     """
 
     def __init__(
@@ -282,14 +280,14 @@ class _PolicyModel(OpenAIChatCompletionsModel):
             temperature=self._config.temperature,
             top_p=self._config.top_p,
             max_tokens=self._config.max_tokens,
-            # each turn has its own: one seed for all would draw the same numbers in every turn
+            # each turn has a seed of its own: one seed for all would draw the same numbers in every turn
             seed=omit if self._seeds is None else self._seeds.getrandbits(31),
             extra_body=self._extra_body or None,
         )
         self._rollout.waits_for = "no call"
         if not isinstance(completion, ChatCompletion) or not completion.choices or not completion.choices[0].message:
             raise ModelBehaviorError("the endpoint's answer holds no reply; is the base URL its address up to /v1?")
-        if completion.choices[0].finish_reason == "abort":  # vLLM's word for a request that was ended from outside
+        if completion.choices[0].finish_reason == "abort":  # vLLM's name for a request that was ended from outside
             raise ModelBehaviorError("the model server broke its reply off (finish_reason abort)")
         self._rollout.take_reply(completion)
         if self._max_response_tokens is not None and self._rollout.num_turns == 1 and completion.usage is not None:
@@ -301,8 +299,8 @@ class _PolicyModel(OpenAIChatCompletionsModel):
 
 
 async def _play(rollout: _Rollout, model: _PolicyModel) -> StopReason:
-    """Let the Runner go on until the episode has ended; a reply without a call, which it takes for the end, is the
-    episode's to take, and where that goes on the Runner is started again with the turns that are left."""
+    """Let the Runner play until the episode has ended. The Runner stops at a reply without a call, which the episode
+    may answer; then the Runner is started again with the turns that are left."""
     episode = cast(CallingEpisode, rollout.episode)
     agent = _agent(rollout.environment).clone(model=model)
     task = str(rollout.messages[-1]["content"])
@@ -347,8 +345,8 @@ _ENDS: dict[Status, StopReason] = {
 
 
 def _name_failure(failure: Exception, rollout: _Rollout) -> StopReason:
-    """A refused request is the policy's doing when the context is full or its malformed calls are in it (a chat
-    template may choke on arguments that are no object); everything else is the endpoint's."""
+    """A refused request is the policy's fault when the context is full or contains its malformed calls (a chat template
+    may fail on arguments that are no object); everything else is the endpoint's fault."""
     if not isinstance(failure, BadRequestError):
         return "model_unavailable"
     text = str(failure).lower()
@@ -358,20 +356,20 @@ def _name_failure(failure: Exception, rollout: _Rollout) -> StopReason:
 
 
 async def _score(rollout: _Rollout, stop: StopReason) -> Score:
-    """The verdict on what the policy spent its turns and tokens on; what the wall clock ended has none, even where the
-    right answer stands: how fast the machine was must not pick what is trained on."""
+    """The verdict on what the policy left behind. A rollout that the wall clock ended has none, even if its answer is
+    right: the speed of the machine must not choose what is trained on."""
     if stop == "timeout":
         return Score(None, _DEADLINES[rollout.waits_for])
     if stop == "model_unavailable":
         return Score(None, stop)
     episode = rollout.episode
-    if rollout.num_turns == 0 or episode is None:  # the context was full before the policy's turn
+    if rollout.num_turns == 0 or episode is None:  # the context was full before the first reply
         return Score(None, "no_reply")
     return await rollout.blocking(lambda: rollout.environment.judge(episode))
 
 
 def _assistant_message(reply: ChatCompletionMessage) -> Json:
-    """The reply as a message of the next request: everything the endpoint said, without the fields it left empty."""
+    """The reply as a message of the next request: all its fields except the empty ones."""
     said = {key: value for key, value in reply.model_dump(exclude_unset=True).items() if value not in (None, [])}
     if "tool_calls" not in said:
         said.setdefault("content", "")
@@ -396,7 +394,7 @@ async def _call_tool(context: ToolContext[_Rollout], _arguments: str) -> str:
 
 
 @functools.lru_cache(maxsize=4)
-def _agent(environment: Environment) -> Agent[_Rollout]:
+def _agent(environment: Playable) -> Agent[_Rollout]:
     return Agent(
         name="sql",
         tools=[
@@ -416,7 +414,7 @@ def _agent(environment: Environment) -> Agent[_Rollout]:
 
 
 RUN_CONFIG = RunConfig(
-    model_provider=OpenAIProvider(api_key="-"),  # never asked: the agent brings its model
+    model_provider=OpenAIProvider(api_key="-"),  # never used: the agent has a model of its own
     tool_execution=ToolExecutionConfig(max_function_tool_concurrency=1),
     tool_not_found_behavior="return_error_to_model",
     tool_error_formatter=lambda unknown: unknown.run_context.context.result_of(unknown.call_id),

@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from core.passwords import BackendSpec, masked
-from sql_agent.datatypes import AgentConfig, RewardModelConfig
+from sql_agent.datatypes import AgentConfig, EnvironmentSettings, RewardModelConfig
 from sql_agent.environments import ENVIRONMENTS
 from sql_agent.rewards import REWARDS
 
@@ -30,7 +30,7 @@ class Settings(BaseModel):
 
 class EnvConfig(Settings):
     type: str = "dbbench"
-    """What the policy is trained on, an entry of `sql_agent.environments`: dbbench or medical."""
+    """What the policy is trained on, an entry of `sql_agent.environments`: dbbench, medical or gsm8k."""
     database: Path | None = None
     """SQLite file of `medical`. None: invented entries, made on this machine in data/medical."""
 
@@ -70,10 +70,11 @@ class RolloutConfig(Settings):
     group_size: int = Field(default=4, ge=2)
     """Rollouts per task (G). verl: actor_rollout_ref.rollout.n"""
     redraws: int = Field(default=2, ge=0)
-    """Times a group whose rewards are all equal is set aside and another task played in its place; 0: never."""
+    """Times a group whose rewards are all equal is filtered and another task is played instead; 0: never."""
     backend: BackendSpec = "sqlite"
     """Database of the episodes: `sqlite`, `mariadb` (a private server) or `mysql://user:password@host:port`."""
     judge: Literal["strict", "fc"] = "strict"
+    """How dbbench's verdict is found: `strict`, or as AgentBench's function-calling version does (`fc`)."""
     reward: str = "agentbench"
     """A preset of `sql_agent.rewards`: agentbench, agent_peft or rllm."""
     n_runners: int = Field(default=2, ge=1)
@@ -227,6 +228,12 @@ class TrainConfig(Settings):
     lora: LoraConfig = LoraConfig()
     engine: EngineConfig = EngineConfig()
     trainer: TrainerConfig = TrainerConfig()
+
+    @property
+    def environment(self) -> EnvironmentSettings:
+        return EnvironmentSettings(
+            self.env.type, self.agent.protocol, self.rollout.judge, self.rollout.backend, self.env.database
+        )
 
     @model_validator(mode="after")
     def _deadlines_nest(self) -> TrainConfig:

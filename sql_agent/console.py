@@ -1,4 +1,4 @@
-"""What a person sees of a training run: one line per phase and one per step."""
+"""What a training run prints for a person: one line per phase, one per step, and alarms. Leaves out log files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Console:
         self._alarmed: set[str] = set()
 
     def show(self, event: dict[str, Any]) -> None:
-        seconds = time.time() - self.started  # since the command was typed, imports included
+        seconds = time.time() - self.started  # since the command started, imports included
         match event["event"]:
             case "phase":
                 print(f"[{seconds:6.1f} s] {event['name']}", flush=True)
@@ -43,7 +43,7 @@ ALARMS = {
     "learns from samples that are not its own. Compare engine/kl_k3 over the steps: it grows when weights do not reach "
     "the sampler, and stays where its dtype or template is another",
 }
-"""What a metric says when it turns 1, once each time it does."""
+"""The message of a metric that turns 1, printed once each time that it does."""
 LINE = [
     ("reward/mean", "reward {:.3f}"),
     ("rollout/success", "success {:.1%}"),
@@ -58,7 +58,7 @@ LINE = [
 
 
 def step_line(step: int, steps: int, metrics: dict[str, float]) -> str:
-    """One readable line; a number that was not measured is left out."""
+    """The numbers of one step as a line; numbers that were not measured are left out."""
     parts = [form.format(metrics[name]) for name, form in LINE if name in metrics]
     if lost := metrics.get("reward/unjudged_frac", 0.0):
         parts.append(f"unjudged {lost:.0%}")

@@ -1,8 +1,7 @@
-"""How a conversation goes on from the ids that were sampled, and whether a chat template lets it.
+"""Continues a conversation from the ids that were sampled, and tells whether a chat template allows that.
 
 Pure and quick to import. vLLM's chat server continues conversations with it
-(`sql_agent.verl_side.plugin.exact_prompts`), and a model's template is tried with it before a run starts
-(`sql_agent.model_check`).
+(`sql_agent.verl_side.plugin.exact_prompts`), and `sql_agent.model_check` tries a model's template with it before a run.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from typing import Any, Protocol
 Message = dict[str, Any]
 
 OTHER = "Another reply."
-"""What `another_reply` says. A reply of just these words is not continued exactly, which is then counted."""
+"""The text of `another_reply`. A reply of exactly these words is not continued exactly, and counted as a break."""
 
 
 def another_reply(reply: Mapping[str, Any]) -> Message:
-    """A message for the same place in a conversation that says something else, with calls of the same ids and names."""
+    """A message for the same position of a conversation with other content; its calls have the same ids and names."""
     arguments = json.dumps({"other": OTHER})
     calls = [
         {**call, "function": {**call["function"], "arguments": arguments}} for call in reply.get("tool_calls") or []
@@ -33,10 +32,11 @@ def continue_exactly(
 ) -> list[int] | None:
     """The prompt that continues `known`, or None where the template leaves no seam to join at.
 
-    What follows a reply is what two renderings of the conversation, that differ in this one reply, have in common at
-    their end: it begins with the token that ends the reply. A template may write the reply and everything before it as
-    it likes. Qwen3's, for one, adds an empty thought to a reply while it is the last one and drops the thoughts of
-    earlier replies, so no rendering without the later messages is a prefix of the one with them.
+    The conversation is rendered twice, the second time with another reply in this one's place. The end that both have
+    in common is what follows the reply; it begins with the token that ends the reply. How a template writes the reply
+    and everything before it does not matter. Qwen3's, for example, adds an empty thought to a reply while it is the
+    last one and drops the thoughts of earlier replies, so a rendering without the later messages is never a prefix of
+    the one with them.
 
     Args:
         known: prompt and sampled ids up to the end of the reply.
@@ -54,7 +54,7 @@ def continue_exactly(
 
 
 def end_of_reply(rendered: Sequence[int], otherwise: Sequence[int], ends: Collection[int]) -> int | None:
-    """Where in `rendered` the token stands that ends the reply; None where there is none. See `continue_exactly`."""
+    """The position in `rendered` of the token that ends the reply; None if there is none. See `continue_exactly`."""
     shortest, common = min(len(rendered), len(otherwise)), 0
     while common < shortest and rendered[-1 - common] == otherwise[-1 - common]:
         common += 1
@@ -71,24 +71,24 @@ class Render(Protocol):
 
 @dataclass(frozen=True)
 class Turn:
-    """A scripted reply, and what answers it."""
+    """A scripted reply and its answer."""
 
     name: str
     sampled: str
     """The text that is sampled; its calls are in Hermes' form, which no template has to share."""
     reply: Message
-    """What a chat server makes of it."""
+    """The message that a chat server makes of it."""
     answer: Message
 
 
 @dataclass(frozen=True)
 class Played:
-    """What became of a scripted conversation. Each field names its first such reply; None: there is none."""
+    """The result of a scripted conversation. Each field names the first such reply; None: there is none."""
 
     broken: str | None
     """The next prompt does not continue from what was sampled."""
     rewritten: str | None
-    """Once it was answered, the template wrote the conversation up to it in another way."""
+    """After it was answered, the template wrote the conversation up to it differently."""
 
 
 THOUGHT = "<think>\nprobe_thought\n</think>\n\n"
@@ -118,8 +118,8 @@ def play(
     decode: Callable[[list[int]], str],
     ends: Collection[int],
 ) -> Played:
-    """Play the script as a rollout: each prompt continues from what was sampled, which is cut into single characters,
-    as no tokenizer would cut it. After a break there is nothing to continue from, and the play is over.
+    """Play the script as a rollout: each prompt continues from what was sampled. The samples are cut into single
+    characters, as no tokenizer would cut them. After a break there is nothing to continue from, and the play is over.
 
     Raises:
         Exception: whatever the template raises.
@@ -143,7 +143,7 @@ def play(
 
 
 def _follows(text: str, turn: Turn) -> bool:
-    """Whether what follows a reply is its answer, whole, and nothing of what was said before."""
+    """Whether the text behind a reply is its whole answer and repeats nothing that was said before."""
     return turn.answer["content"] in text and text.count("probe_") == 1
 
 

@@ -1,4 +1,4 @@
-"""Which tasks a run takes: those that fit, and of the held-out ones a draw. Leaves out where they come from."""
+"""Chooses the tasks of a run: those that fit, and a draw of the held-out ones. Leaves out where tasks come from."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ def kinds_of(split: Split) -> dict[str, dict[str, int]]:
     return {"train": count_kinds(split.train), "held_out": count_kinds(split.val)}
 
 
-def say_kinds(split: Split, held_out: int) -> list[str]:
-    """What is trained on and what is measured, in words, a line each.
+def describe_kinds(split: Split, held_out: int) -> list[str]:
+    """Lines that say what is trained on and what is measured.
 
     Args:
-        held_out: tasks that the held-out ones were drawn from.
+        held_out: number of tasks that the held-out ones were drawn from.
     """
     train, val = kinds_of(split).values()
     draw = f" of {held_out}, drawn evenly by kind" if held_out > len(split.val) else ""
     train_and_val = f"{len(split.train)} to train on, {len(split.val)} held out{draw}"
     lines = [
         f"tasks: {train_and_val}, {split.too_long} left out as too long",
-        f"to train on, by kind: {in_words(train)}",
-        f"held out, by kind: {in_words(val)}",
+        f"to train on, by kind: {format_counts(train)}",
+        f"held out, by kind: {format_counts(val)}",
     ]
     if unseen := [kind for kind in val if kind not in train]:
         lines.append(f"warning: held out, but never trained on: {', '.join(unseen)}")
@@ -60,16 +60,16 @@ def say_kinds(split: Split, held_out: int) -> list[str]:
     return lines
 
 
-def say_out_of_reach(
+def describe_out_of_reach(
     split: Split, reply_tokens: Callable[[Any], list[int]], max_tokens: int, max_response_tokens: int
 ) -> list[str]:
-    """How many tasks the limits of a rollout put out of the policy's reach, in words; nothing where there is none.
+    """A line that says how many tasks the limits of a rollout put out of the policy's reach; empty if there are none.
 
-    A task is out of reach when its reference solution is: one of the replies, or all of them, are longer than allowed.
-    What the environment answers in between is not counted, so a few more tasks may be.
+    A task is out of reach if one reply of its reference solution, or all of them together, are longer than allowed. The
+    environment's answers in between are not counted, so a few more tasks may be out of reach.
 
     Args:
-        reply_tokens: of a task, the tokens of each reply of its reference solution; none where no solution is known.
+        reply_tokens: the number of tokens of each reply of a task's reference solution; empty if none is known.
     """
     val, train = ([reply_tokens(task) for task in tasks] for tasks in (split.val, split.train))
 
@@ -88,13 +88,13 @@ def say_out_of_reach(
     ]
 
 
-def in_words(kinds: Mapping[str, int]) -> str:
+def format_counts(kinds: Mapping[str, int]) -> str:
     return ", ".join(f"{kind} {count}" for kind, count in kinds.items())
 
 
 class PromptTokenizer:
-    """Counts the tokens of a task's first prompt and of its solution; reads the model's folder without torch, which is
-    10 s of imports.
+    """Counts the tokens of a task's first prompt and of its solution. It reads the model's folder without torch, whose
+    import takes 10 s.
 
     Args:
         template: the chat template of the run.
@@ -112,18 +112,18 @@ class PromptTokenizer:
 
     def _count(self, messages: Sequence[Message], *, prompt: bool) -> int:
         text = render(messages, self._environment.tools, self._template, self._special, prompt=prompt)
-        # what a template writes behind the token that ends a reply, a line break, nobody samples
+        # a template may write a line break behind the token that ends a reply, which is never sampled
         return len(self._tokenizer.encode(text if prompt else text.rstrip("\n"), add_special_tokens=False).ids)
 
     def reply_tokens(self, task: Any) -> list[int]:
-        """The tokens of each reply of the solution, with the token that ends it; none where no solution is known."""
+        """The number of tokens of each reply of the solution, its end token included; empty if none is known."""
         first, replies = self._environment.messages(task), self._environment.reference_replies(task)
         before = self.prompt_tokens(task)
         return [self._count([*first, with_objects(reply)], prompt=False) - before for reply in replies]
 
     @property
     def pad_id(self) -> int:
-        """Of the padding token, or of the end-of-sequence token where there is none; padding is masked everywhere."""
+        """The id of the padding token, or else of the end-of-sequence token; padding is masked everywhere."""
         for name in ("pad_token", "eos_token"):
             token = self._special.get(name)
             if token is not None:

@@ -1,15 +1,23 @@
-"""The records of `sql_agent`: the agent's settings, what a rollout leaves behind. Importing this module is instant."""
+"""The records of `sql_agent`: the agent's settings, what a rollout leaves behind, and what it is worth.
+
+Importing this module is instant. Leaves out the records of a train step (`sql_agent.rollouts.datatypes`).
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import ProtocolName
+
+if TYPE_CHECKING:
+    from dbbench_adapter.judges import JudgeName
 
 StopReason = Literal[
     "answered",
@@ -21,7 +29,7 @@ StopReason = Literal[
     "db_unavailable",
     "table_error",
 ]
-"""How a rollout ended. The last four are not the policy's doing and their score is None; the others are judged."""
+"""How a rollout ended. The policy did not cause the last four, and their score is None; the others are judged."""
 
 MAX_RETRIES = 2
 """Retries of one model call, by the OpenAI client, with its exponential backoff."""
@@ -40,7 +48,8 @@ class AgentConfig(BaseModel):
     protocol: ProtocolName = "fc"
     """How the agent acts: DB-Bench's tools (`fc`), or patterns in plain text (`text`, `lab`)."""
     max_turns: int | None = Field(default=None, ge=1)
-    """Rounds per rollout; null: the protocol's own (fc and text 15, lab 3, which its rules say), medical 8."""
+    """Model replies per rollout; null: the protocol's own (fc and text 15, lab 3 as its rules say), medical 8, gsm8k
+    10."""
     max_tokens: int = Field(default=512, ge=1)
     """Sampled tokens per reply; a reply cut there ends the rollout under `max_tokens`."""
     temperature: float = Field(default=1.0, ge=0)
@@ -65,6 +74,18 @@ class AgentConfig(BaseModel):
                 f"got {statement_s:g}, {turn_s:g} and {rollout_s:g}"
             )
         return self
+
+
+@dataclass(frozen=True)
+class EnvironmentSettings:
+    """What `sql_agent.environments.base.make_environment` needs to know; each environment reads what concerns it."""
+
+    type: str = "dbbench"
+    """A key of `sql_agent.environments.ENVIRONMENTS`."""
+    protocol: ProtocolName = "fc"
+    judge: JudgeName = "strict"
+    backend: str = "sqlite"
+    database: Path | None = None
 
 
 class RewardModelConfig(BaseModel):
@@ -125,18 +146,57 @@ class RolloutRecord:
     malformed_calls: int
     """Calls, or replies under `text` and `lab`, that the protocol cannot read."""
     messages: list[dict[str, Any]]
-    """The conversation as it went over the wire, in chat-completions form: tool calls and results, never gold."""
+    """The conversation as it was sent, in chat-completions form: tool calls and results, never gold."""
     prompt_tokens: int
     """Summed over the turns, as the endpoint counts them; a shared prefix counts once per turn."""
     completion_tokens: int
     seconds: float
     error: str | None = None
-    """The failure behind the end, in words, where there was one."""
+    """The message of the failure that ended it, if there was one."""
 
     @property
     def tool_calls(self) -> int:
         return sum(len(message.get("tool_calls") or ()) for message in self.messages)
 
+    @property
+    def success(self) -> float | None:
+        """1 where the task is solved, which is a verdict of 1 and nothing less; 0 below it; None without a verdict."""
+        verdict = self.score.value
+        return None if verdict is None or not 0.0 <= verdict <= 1.0 else float(verdict == 1.0)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, one line of a trajectories file."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class ScorerResult:
+    """What the reward model said of a rollout's conversation."""
+
+    score: float | None
+    """A logit; None where it could not be had."""
+    reason: str = "scored"
+    """`scored`; without a score `scorer_unavailable`, `scorer_refused` or `no_answer`: it was not asked."""
+    truncated: bool = False
+    """The beginning of the conversation was cut."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why there is no usable score though one was asked for; None where there is one, and where nobody asked."""
+        if self.reason == "no_answer":
+            return None
+        if self.score is None:
+            return self.reason
+        return None if math.isfinite(self.score) else "score_not_finite"
+
+
+@dataclass(frozen=True)
+class Reward:
+    """What a rollout is worth to the training: its verdict (`RolloutRecord.score`) after `sql_agent.rewards.reward`."""
+
+    value: float | None
+    """None: the rollout is lost."""
+    reason: str
+    """The verdict's, or why there is no value."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """What it is made of, logged as `reward/NAME`: `correctness`, and with a reward model `base` and `shaping`."""

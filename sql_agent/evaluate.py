@@ -1,7 +1,7 @@
 """Evaluate a model on a task file: `python -m sql_agent.evaluate --base-url URL --model NAME --tasks FILE`.
 
-Prints success per question type with its confidence interval and writes every trajectory as it ends. It trains nothing
-and starts no model server; `python -m sql_agent.oracle` serves a scripted model that knows the answers.
+Prints success per question type with its confidence interval and writes every trajectory when it ends. It trains
+nothing and starts no model server; `python -m sql_agent.oracle` serves a scripted model that knows the answers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,26 +30,27 @@ from rich.table import Table
 
 from core.passwords import Parser, hidden
 from core.processes import ends_in_order
-from dbbench_adapter.backends import Backend, BackendUnavailable, open_backend
+from core.stats import cluster_interval
+from dbbench_adapter.backends import BackendUnavailable
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.judges import JUDGES
 from dbbench_adapter.protocols import PROTOCOLS
-from dbbench_adapter.skills import SKILLS
 from dbbench_adapter.splits import draw_by_kind
-from dbbench_adapter.tasks.load import load_tasks
+from dbbench_adapter.sql_skills import SKILLS
+from dbbench_adapter.tasks.load import load_tasks, write_tasks
 from sql_agent.agent import run_rollout, size_thread_pool
-from sql_agent.datatypes import AgentConfig, RolloutRecord
-from sql_agent.environments.dbbench import DbBench
+from sql_agent.datatypes import AgentConfig, EnvironmentSettings, RolloutRecord
+from sql_agent.environments.base import make_environment
 from sql_agent.success import Rate
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Counts and rates of finished rollouts; what could not be judged is in no rate, only counted by reason."""
+    """Counts and rates of finished rollouts; rollouts without a verdict are in no rate, only counted by reason."""
 
     by_kind: dict[str, Rate]
     by_skill: dict[str, Rate]
-    """A task counts for each of its skills, as in LifelongAgentBench; empty where tasks name none."""
+    """A task counts for each of its skills, as in LifelongAgentBench; empty if the tasks name no skills."""
     overall: Rate
     three_way_mean: float | None
     unjudged: dict[str, int]
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = _parse(argv)
     console = Console()
     found = _load(args.tasks)
-    tasks = draw_by_kind(found, args.limit, seed=0)  # what a run with seed 0 holds out of the same file
+    tasks = draw_by_kind(found, args.limit, seed=0)  # the tasks that a run with seed 0 holds out of the same file
     if len(tasks) < len(found):
         console.print(
             f"{len(tasks)} of {len(found)} tasks, drawn evenly by kind: the row of all types weighs the types as they "
@@ -74,13 +75,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_endpoint(args.base_url, args.model, api_key)
     records: list[RolloutRecord] = []
     interrupted = False
-    with _backend(args.backend) as backend, _sink(args.output, console, len(tasks)) as write:
+    settings = EnvironmentSettings("dbbench", args.protocol, args.judge, args.backend)
+    with ExitStack() as stack:
+        try:
+            environment = stack.enter_context(make_environment(settings))
+        except (BackendUnavailable, ValueError) as failure:
+            raise SystemExit(f"--backend: {failure}") from failure
+        write = stack.enter_context(_sink(args.output, console, len(tasks) * args.samples))
         started = time.perf_counter()
         play = functools.partial(
             run_rollout,
             base_url=args.base_url,
             model=args.model,
-            environment=DbBench(args.judge, args.protocol, backend),
+            environment=environment,
             config=AgentConfig(protocol=args.protocol, temperature=args.temperature, max_tokens=args.max_tokens),
             api_key=api_key,
         )
@@ -91,7 +98,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         try:
             with ends_in_order():
-                asyncio.run(each(tasks, play, done, args.concurrency))
+                # the rollouts of a task follow each other: the server computes their prompt once
+                asyncio.run(each([task for task in tasks for _ in range(args.samples)], play, done, args.concurrency))
         except KeyboardInterrupt:
             interrupted = True
         seconds = time.perf_counter() - started
@@ -99,8 +107,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     print_summary(summarise(records, tasks), title, seconds, console)
     console.print(f"trajectories: {args.output}")
     if interrupted:
-        console.print(f"interrupted: {len(records)} of {len(tasks)} tasks were finished; the table holds only those")
+        total = len(tasks) * args.samples
+        console.print(f"interrupted: {len(records)} of {total} rollouts were finished; the table holds only those")
         raise SystemExit(130)
+    solved = {record.task_id for record in records if _is_solved(record)}
+    if args.samples > 1:
+        console.print(f"pass@{args.samples}, solved in at least one rollout: {len(solved)} of {len(tasks)} tasks")
+    if args.solved_tasks:
+        write_tasks(args.solved_tasks, [task for task in tasks if task.id in solved])
+        console.print(f"the tasks that were solved: {args.solved_tasks}")
 
 
 async def each(
@@ -123,10 +138,10 @@ async def each(
 
 
 def check_endpoint(base_url: str, model: str, api_key: str) -> None:
-    """Stop before the first rollout when nobody is there or the model is not served.
+    """Stop before the first rollout if no server answers or it does not serve the model.
 
     Raises:
-        SystemExit: with what was found and what to do.
+        SystemExit: says what was found and what to do.
     """
     url = f"{base_url.rstrip('/')}/models"
     try:
@@ -138,7 +153,7 @@ def check_endpoint(base_url: str, model: str, api_key: str) -> None:
             f"no model server at {url}: {failure}; start one, or give its address up to /v1 with --base-url"
         ) from failure
     except (ValueError, KeyError, TypeError) as failure:
-        raise SystemExit(f"{url} answers with no list of models; is --base-url the address up to /v1?") from failure
+        raise SystemExit(f"{url} answers with no list of models; give --base-url the address up to /v1") from failure
     if model not in served:
         raise SystemExit(f"{base_url} does not serve {model!r}; it serves {', '.join(served)}: name one with --model")
 
@@ -163,8 +178,15 @@ def summarise(records: Sequence[RolloutRecord], tasks: Sequence[Task]) -> Summar
 
 
 def rate(records: Sequence[RolloutRecord]) -> Rate:
-    verdicts = [record.score.value for record in records if record.score.value is not None]
-    return Rate(n=len(records), judged=len(verdicts), correct=sum(verdict == 1.0 for verdict in verdicts))
+    judged = [record for record in records if record.score.value is not None]
+    tasks, solved = [record.task_id for record in judged], [_is_solved(record) for record in judged]
+    repeated = len(set(tasks)) < len(tasks)
+    interval = cluster_interval(solved, tasks) if repeated else None
+    return Rate(len(records), len(judged), sum(solved), cluster_interval=interval)
+
+
+def _is_solved(record: RolloutRecord) -> bool:
+    return record.score.value == 1.0
 
 
 def three_way_mean(records: Sequence[RolloutRecord]) -> float | None:
@@ -227,21 +249,8 @@ def _number(value: float | None) -> str:
 
 
 @contextmanager
-def _backend(spec: str) -> Iterator[Backend]:
-    try:
-        backend = open_backend(spec)
-        opened = backend.__enter__()
-    except (BackendUnavailable, ValueError) as failure:
-        raise SystemExit(f"--backend: {failure}") from failure
-    try:
-        yield opened
-    finally:
-        backend.__exit__(None, None, None)
-
-
-@contextmanager
 def _sink(path: Path, console: Console, total: int) -> Iterator[Callable[[RolloutRecord], None]]:
-    """A function that appends a record to the file at once and moves the progress bar."""
+    """Yields a function that appends a record to the file at once and advances the progress bar."""
     columns = (TextColumn("rollouts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("x", encoding="utf-8") as file, Progress(*columns, console=console) as progress:
@@ -283,16 +292,25 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--max-tokens", type=int, default=tokens, help=f"of a reply, as agent.max_tokens of a run (default {tokens})"
     )
+    parser.add_argument("--samples", type=int, default=1, help="rollouts of each task (default 1)")
     parser.add_argument("--output", type=Path, help="file for the trajectories (default runs/evaluate/TIME.jsonl)")
+    parser.add_argument(
+        "--solved-tasks", type=Path, help="write the tasks that were solved at least once here, to train on those"
+    )
     args = parser.parse_args(argv)
-    for name in ("limit", "concurrency", "max_tokens"):
+    for name in ("limit", "concurrency", "max_tokens", "samples"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')} has to be 1 or more")
     if args.temperature < 0:
         parser.error("--temperature has to be 0 or more")
     args.output = args.output or Path("runs/evaluate") / time.strftime("%Y%m%d-%H%M%S.jsonl")
-    if args.output.exists():
-        parser.error(f"--output {args.output} exists; name another file, nothing is overwritten")
+    if args.samples > 1 and args.temperature == 0:
+        parser.error(
+            "--samples of a task are all the same at --temperature 0; give --temperature 1, or leave out --samples"
+        )
+    for name, path in (("--output", args.output), ("--solved-tasks", args.solved_tasks)):
+        if path is not None and path.exists():
+            parser.error(f"{name} {path} exists; name another file, nothing is overwritten")
     return args
 
 

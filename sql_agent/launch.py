@@ -1,5 +1,5 @@
-"""Start a run that has been checked: verl's driver, the tasks and the order that it gets, then agent-lightning's
-trainer, which forks the runners.
+"""Starts a run that has been checked: verl's driver with its tasks and its order, then agent-lightning's trainer, which
+forks the runners. Leaves out the checks (`sql_agent.preflight`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from core.machine import free_port, git_commit
 from core.outputs import written
 from sql_agent.config import TrainConfig, dump_config
-from sql_agent.environments import make_environment
+from sql_agent.environments.base import make_environment
 from sql_agent.preflight import UsageError, protocol_of
 from sql_agent.run_dir import refuse_other_tasks, set_aside, write_start
 from sql_agent.verl_side.checkpoints import point_verl_at, step_of
@@ -30,7 +30,7 @@ def train(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) 
         algorithm = None if role == "runner" else make_algorithm(cfg, checkpoint, run_id, folder / "ray", cpu=cpu)
         fit(cfg, algorithm, debug=debug)
         if algorithm is not None and not algorithm.finished:
-            raise KeyboardInterrupt  # agent-lightning's trainer keeps it to itself
+            raise KeyboardInterrupt  # agent-lightning's trainer swallows it
 
 
 def make_algorithm(cfg: TrainConfig, checkpoint: Path | None, run_id: str, ray_dir: Path, *, cpu: bool) -> Any:
@@ -40,7 +40,7 @@ def make_algorithm(cfg: TrainConfig, checkpoint: Path | None, run_id: str, ray_d
     driver = start_driver(cfg, worker_environment(cfg, cpu=cpu))
     commit = git_commit() or "unknown"
     order = prepare(cfg, checkpoint, cpu=cpu) | {"run_id": run_id, "ray_dir": str(ray_dir), "commit": commit}
-    # nothing is moved before everything that can be wrong with what was asked for has been looked at
+    # no file is moved before every check of the settings has passed
     aside = set_aside(cfg.run_dir, after=None if checkpoint is None else step_of(checkpoint))
     if aside is not None:
         print(f"what an earlier start left, and this one does not go on from, is in {aside}")
@@ -55,16 +55,16 @@ def make_algorithm(cfg: TrainConfig, checkpoint: Path | None, run_id: str, ray_d
 
 
 def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str, Any]:
-    """Everything that can fail early: model, tasks, parquet, verl's config. Returns the driver's order."""
+    """Do everything that can fail early (model, tasks, parquet, verl's config) and return the driver's order."""
     from omegaconf import OmegaConf
 
     from dbbench_adapter.export import write_rows
-    from sql_agent.data import PromptTokenizer, drawn, fitting, kinds_of, say_kinds, say_out_of_reach
+    from sql_agent.data import PromptTokenizer, describe_kinds, describe_out_of_reach, drawn, fitting, kinds_of
     from sql_agent.model_check import chat_template, template_of_run
     from sql_agent.verl_side.tracking import usable_loggers
 
     assert cfg.model is not None
-    environment = make_environment(cfg)
+    environment = make_environment(cfg.environment)
     template, _ = template_of_run(cfg.model, protocol_of(cfg))
     tokenizer = PromptTokenizer(cfg.model, environment, template)
     whole = fitting(environment.load_split(cfg.data, cfg.seed), tokenizer.prompt_tokens, cfg.data.max_prompt_tokens)
@@ -95,7 +95,7 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
             "not, is used and saved with every checkpoint"
         )
     limits = cfg.agent.max_tokens, cfg.data.max_response_tokens
-    said = say_kinds(split, len(whole.val)) + say_out_of_reach(split, tokenizer.reply_tokens, *limits)
+    said = describe_kinds(split, len(whole.val)) + describe_out_of_reach(split, tokenizer.reply_tokens, *limits)
     print("\n".join(said))
     return {
         "config": str((cfg.run_dir / "config.yaml").resolve()),
@@ -114,7 +114,7 @@ def fit(cfg: TrainConfig, algorithm: Any, *, debug: bool) -> None:
     from sql_agent.lightning.store import PatientStore
     from sql_agent.store_server import BoundedStore
 
-    agl.setup_logging("DEBUG" if debug else "CRITICAL")  # what fails here is printed once, by `main`
+    agl.setup_logging("DEBUG" if debug else "CRITICAL")  # `main` prints a failure once
     logging.getLogger("uvicorn.error").addFilter(lambda record: debug or record.levelno >= logging.WARNING)
     port = cfg.store.port or free_port()
     runner = ConcurrentRunner(

@@ -1,9 +1,9 @@
-"""Can this folder be trained and served? Checked by reading it, before anything expensive starts.
+"""Tells whether a model folder can be trained and served, by reading it, before anything expensive starts.
 
-Looks at what the run relies on: config, tokenizer, a chat template that renders what the run's protocol says and that
-can be continued from sampled ids, complete weights that fit the config. Leaves out whether vLLM knows the architecture,
-which tool parser reads the model's calls, and whether the model fits into memory. Imports no torch into this process,
-and nothing but the standard library before it looks at a template.
+Checks the config, the tokenizer, that the chat template renders what the run's protocol needs and can be continued from
+sampled ids, and that the weights are complete and fit the config. Leaves out whether vLLM knows the architecture, which
+tool parser reads the model's calls, and whether the model fits into memory. Imports no torch into this process, and
+only the standard library before it looks at a template.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from core.json_text import parse_json
 from sql_agent import continuation
 from sql_agent.continuation import Message, Played
 
-if TYPE_CHECKING:  # whoever looks at a machine has to answer where packages are broken
+if TYPE_CHECKING:  # `scripts.doctor` uses this module on machines with broken packages
     from tokenizers import Tokenizer
 
     from dbbench_adapter.protocols import ProtocolName
@@ -29,17 +29,17 @@ if TYPE_CHECKING:  # whoever looks at a machine has to answer where packages are
 SETUP = "bash scripts/setup.sh"
 OF_ONE_MODEL = "take config.json and weights of one language model, e.g. fetch the folder again"
 FIT_S = 120.0
-"""CPU time for importing torch and matching the names of any number of shards; two seconds are usual."""
+"""CPU time for importing torch and matching the names of any number of shards; it usually takes two seconds."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong, in words, and the line that mends it."""
+    """What is wrong, and what to do about it."""
 
     what: str
     mend: str
     blocks: bool = True
-    """False: a run can start all the same."""
+    """False: a run can start anyway."""
 
     def __str__(self) -> str:
         return f"{self.what}; {self.mend}"
@@ -50,10 +50,10 @@ class ModelFileError(ValueError):
 
 
 def check_model_dir(path: Path, protocol: ProtocolName = "fc") -> list[Problem]:
-    """All problems of a Hugging Face model folder; without one that blocks, a run can start from it.
+    """All problems of a Hugging Face model folder; if none of them blocks, a run can start from it.
 
     Args:
-        protocol: what the run plays; `fc` stands for every environment that offers tools.
+        protocol: the run's; `fc` stands for every environment that offers tools.
     """
     if not path.is_dir():
         make = "make a small policy with `.venv/bin/python -m scripts.make_tiny_policy`"
@@ -101,10 +101,10 @@ def check_config(path: Path) -> Iterator[Problem]:
 
 
 def check_tensor_parallel(path: Path, size: int) -> Iterator[Problem]:
-    """What keeps `size` GPUs from sharing the model, by vLLM's rules (model_executor/layers/linear.py): each has as
-    many attention heads and feed-forward rows, and as many key-value heads or a copy of one."""
+    """Problems that keep `size` GPUs from sharing the model by vLLM's rules (model_executor/layers/linear.py): each GPU
+    needs the same number of attention heads and feed-forward rows, and of key-value heads or a copy of one."""
     config = read_json(path / "config.json")
-    config = config.get("text_config", config)  # of a model that sees, too
+    config = config.get("text_config", config)  # a vision model nests its text model's
     heads = config.get("num_attention_heads", 0)
     kv_heads = config.get("num_key_value_heads", heads)
     uneven = [
@@ -115,7 +115,7 @@ def check_tensor_parallel(path: Path, size: int) -> Iterator[Problem]:
     if kv_heads and max(kv_heads, size) % min(kv_heads, size):
         uneven.append(f"{kv_heads} key-value heads")
     if uneven:
-        what = f"engine.tensor_parallel_size is {size}, which does not share out the {', '.join(uneven)} of {path}"
+        what = f"engine.tensor_parallel_size is {size}, which does not divide the {', '.join(uneven)} of {path}"
         yield Problem(what, "choose one that does; 1 always works")
 
 
@@ -125,7 +125,7 @@ def check_tokenizer(path: Path) -> Iterator[Problem]:
 
 
 def chat_template(path: Path) -> str | None:
-    """The folder's chat template for tools, where transformers looks: its own file first, then the tokenizer's config.
+    """The folder's chat template for tools, found as transformers finds it: its own file, then the tokenizer's config.
 
     Raises:
         ModelFileError: tokenizer_config.json is there and cannot be read.
@@ -158,9 +158,9 @@ TEXT_PARTS = {"probe_question": "the user's messages", "probe_reply": "the repli
 
 
 def check_template(path: Path, protocol: ProtocolName = "fc") -> Iterator[Problem]:
-    """Render a short conversation with transformers' own renderer, look for its parts, and continue it as a rollout.
+    """Render a short conversation with transformers' renderer, look for its parts, and continue it as a rollout.
 
-    A template that leaves out the tools' schemas passes: a policy may know its tools by training.
+    A template that leaves out the tools' schemas passes: a policy may know its tools from training.
     """
     file, what = path / "chat_template.jinja", "a tool call" if protocol == "fc" else "a conversation"
     write = f"write one that can to {file}, or take a model that has one"
@@ -191,7 +191,7 @@ def check_template(path: Path, protocol: ProtocolName = "fc") -> Iterator[Proble
 
 
 def try_template(path: Path, protocol: ProtocolName) -> list[Problem]:
-    """`check_template` where it can be stopped: a template is a program, and need not end."""
+    """`check_template` with a time limit: a template is a program and may never end."""
     try:
         return forked(lambda: list(check_template(path, protocol)))
     except LimitError as error:
@@ -200,7 +200,7 @@ def try_template(path: Path, protocol: ProtocolName) -> list[Problem]:
 
 
 def check_continuation(path: Path, protocol: ProtocolName) -> Iterator[Problem]:
-    """Whether rollouts go on from the ids that were sampled, with the template that a run would use."""
+    """Whether rollouts can continue from the ids that were sampled, with the template that a run would use."""
     try:
         _, played = template_of_run(path, protocol)
     except ModelFileError as error:
@@ -250,11 +250,11 @@ def template_of_run(path: Path, protocol: ProtocolName) -> tuple[str, Played]:
 def choose_template(
     own: str, tokens: dict[str, Any], tokenizer: Tokenizer, ends: frozenset[int], protocol: ProtocolName
 ) -> tuple[str, Played]:
-    """The model's own template, or TRL's version of it for training where the own one rewrites earlier turns: a server
-    without exact prompts then shows the trained policy what it was trained on. And how the conversation goes with it.
+    """The model's own template, or TRL's version of it for training if the own one rewrites earlier turns, so that a
+    server without exact prompts shows the trained policy what it was trained on. Also how the conversation went.
 
     Args:
-        tokens: what the template may name, e.g. `bos_token`.
+        tokens: the special tokens that the template may use, e.g. `bos_token`.
         ends: ids of the tokens that end a reply.
     """
     played, better = play(own, tokens, tokenizer, ends, protocol), training_template(own)
@@ -266,9 +266,9 @@ def choose_template(
 
 
 def training_template(template: str) -> str | None:
-    """TRL's version of a chat template for training; None where it has none.
+    """TRL's version of a chat template for training; None if it has none.
 
-    What `trl.chat_template_utils.get_training_chat_template` answers, without importing TRL, which takes seconds.
+    The same as `trl.chat_template_utils.get_training_chat_template`, without the import of TRL, which takes seconds.
     """
     spec = importlib.util.find_spec("trl")
     folder = Path(spec.origin).parent / "chat_templates" if spec and spec.origin else Path()
@@ -297,7 +297,7 @@ def play(
 
 
 def opening(protocol: ProtocolName) -> tuple[list[Message], list[Any]]:
-    """What a protocol says first, about a task that asks `probe_question`, and the tools that it offers."""
+    """A protocol's first prompt for a task that asks `probe_question`, and the tools that it offers."""
     from dbbench_adapter.datatypes import Gold, Task
     from dbbench_adapter.protocols import PROTOCOLS
 
@@ -306,7 +306,7 @@ def opening(protocol: ProtocolName) -> tuple[list[Message], list[Any]]:
 
 
 def with_objects(message: Message) -> Message:
-    """Arguments of calls as objects, which is what templates get from vLLM."""
+    """The message with its calls' arguments as objects, as vLLM gives them to templates."""
     calls = [
         {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
         for call in message.get("tool_calls") or []
@@ -315,8 +315,8 @@ def with_objects(message: Message) -> Message:
 
 
 def end_ids(path: Path, tokenizer: Tokenizer) -> frozenset[int]:
-    """The tokens at which vLLM ends a reply: the tokenizer's EOS, and those of generation_config.json, or of
-    config.json where there is none.
+    """The tokens at which vLLM ends a reply: the tokenizer's EOS, and those of generation_config.json or, without that
+    file, of config.json.
 
     Raises:
         ModelFileError: one of these files cannot be read.
@@ -329,7 +329,7 @@ def end_ids(path: Path, tokenizer: Tokenizer) -> frozenset[int]:
 
 
 def special_tokens(path: Path) -> dict[str, Any]:
-    """The tokens that a template may name, e.g. `bos_token`.
+    """The special tokens that a template may use, e.g. `bos_token`.
 
     Raises:
         ModelFileError: tokenizer_config.json is there and cannot be read.
@@ -344,8 +344,8 @@ def special_tokens(path: Path) -> dict[str, Any]:
 def render(
     messages: Sequence[Message], tools: list[Any], template: str, tokens: dict[str, Any], *, prompt: bool = True
 ) -> str:
-    """The conversation as text, with `prompt` up to the next assistant turn, by transformers' own renderer (without
-    torch: 2 s)."""
+    """The conversation as text, rendered by transformers (2 s of imports, without torch); with `prompt`, up to the next
+    assistant turn."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     (text,), _ = render_jinja_template(
@@ -355,7 +355,7 @@ def render(
 
 
 def unrendered(template: str, tokens: dict[str, Any], protocol: ProtocolName) -> list[str]:
-    """The parts of a probe conversation that do not show up in the prompt."""
+    """The parts of a probe conversation that are missing in the prompt."""
     first, tools = opening(protocol)
     messages, parts = PROBE, PROBE_PARTS
     if not tools:
@@ -388,7 +388,7 @@ def check_weights(path: Path) -> Iterator[Problem]:
 def check_fit(path: Path) -> list[Problem]:
     """Whether the config names a language model and its weights have that model's names and shapes.
 
-    In a fork, which imports torch and is gone again.
+    It runs in a fork, because it imports torch.
     """
 
     def fault() -> str | None:
@@ -406,7 +406,7 @@ def check_fit(path: Path) -> list[Problem]:
 
 
 def safetensors_bytes(file: Path) -> int | None:
-    """The size that a safetensors file says it has; None when its header cannot be read (a git-lfs pointer, say).
+    """The size that a safetensors file should have; None if its header cannot be read (a git-lfs pointer, for example).
 
     Source: the format is 8 bytes little-endian header length, the header as JSON, the tensors.
     """

@@ -1,9 +1,9 @@
-"""A scripted model behind an OpenAI-compatible endpoint on loopback: the ceiling of a task file, benchmarks and tests.
+"""A scripted model behind an OpenAI-compatible endpoint on loopback: for the ceiling of a task file, benchmarks, tests.
 
-`replay` plays the perfect agent, which runs a task's reference statement and commits its gold answer; `recite` says
-fixed replies. Both depend on the request alone, so calls may come in any order and be retried. It samples nothing,
-streams nothing, and knows no other route than `/v1/models` and `/v1/chat/completions`. Asked for token ids as vLLM is
-(`return_token_ids`, `logprobs`), it gives bytes.
+`replay` plays the perfect agent, which runs a task's reference statement and commits its gold answer; `recite` gives
+fixed replies. Both depend on the request alone, so calls may come in any order and be repeated. Asked for token ids as
+vLLM is (`return_token_ids`, `logprobs`), it gives bytes. Leaves out sampling, streaming and all routes other than
+`/v1/models` and `/v1/chat/completions`.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from dbbench_adapter.tasks.load import load_tasks
 
 Json = dict[str, Any]
 Script = Callable[[list[Json]], Json]
-"""The messages of a request -> the assistant message to answer with. Two further keys are understood: `finish_reason`,
-and `status` for an HTTP error that carries `content` as its message."""
+"""From the messages of a request to the assistant message that answers it. The answer may have two further keys:
+`finish_reason`, and `status` for an HTTP error whose message is `content`."""
 
 MODEL = "oracle"
 
 
 def call(name: str, arguments: str | Json, call_id: str = "call_0") -> Json:
-    """A tool call as it stands in an assistant message; `arguments` goes out as it is when it is text."""
+    """A tool call of an assistant message; `arguments` that are a text stay as they are."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
 
 
 def calls(*tool_calls: Json) -> Json:
-    """An assistant message that says nothing and makes these calls."""
+    """An assistant message without text that makes these calls."""
     return {"role": "assistant", "content": None, "tool_calls": list(tool_calls)}
 
 
@@ -61,15 +61,15 @@ def recite(replies: Sequence[Json]) -> Script:
 
 
 def replay(tasks: Sequence[Task], protocol: ProtocolName = "fc") -> Script:
-    """Run the reference statement of the task in the user message, where it has one, then commit the gold answer.
+    """Run the reference statement of the task in the user message, if it has one, then commit the gold answer.
 
     Raises:
-        ValueError: two tasks look alike to the agent and differ in their gold; no oracle can be right on both.
+        ValueError: two tasks have the same prompt and different gold; no oracle can be right on both.
     """
     scripts: dict[str, list[Json]] = {}
     for task in tasks:
         prompt, replies = PROTOCOLS[protocol].messages(task), solution(task, protocol)
-        # a first prompt may hold turns of an assistant, which are not the oracle's
+        # a first prompt may contain assistant turns, which are not the oracle's
         script = [{}] * _turn(prompt) + replies
         if scripts.setdefault(prompt[-1]["content"], script) != script:
             raise ValueError(f"task {task.id!r} has the same prompt as an earlier task and another solution; drop one")
@@ -83,7 +83,7 @@ def replay(tasks: Sequence[Task], protocol: ProtocolName = "fc") -> Script:
 
 
 def solution(task: Task, protocol: ProtocolName = "fc") -> list[Json]:
-    """The replies of the perfect agent, assistant messages: its reference, where it has one, and its gold answer."""
+    """The assistant messages of the perfect agent: its reference statement, if there is one, and its gold answer."""
     return _called_solution(task) if protocol == "fc" else _written_solution(task, protocol)
 
 
@@ -105,7 +105,7 @@ def _called_solution(task: Task) -> list[Json]:
 
 
 def gold_answers(task: Task) -> list[str]:
-    """The gold as `answers` of commit_final_answer: the labels as they stand, or one text per gold row."""
+    """The gold as `answers` of commit_final_answer: the labels unchanged, or one text per gold row."""
     if task.changes_state:
         return []
     if task.gold.answers is not None:
@@ -123,9 +123,9 @@ def app(
     """The endpoint as an ASGI app.
 
     Args:
-        script: what to answer.
-        latency_s: every answer waits this long, as a model of some size would.
-        on_request: sees the body of every chat request.
+        script: chooses the answers.
+        latency_s: every answer waits this long, as a large model's would.
+        on_request: is called with the body of every chat request.
     """
 
     async def list_models(_request: Request) -> JSONResponse:
@@ -191,7 +191,7 @@ def _turn(history: list[Json]) -> int:
 
 @contextmanager
 def serve(endpoint: Starlette, port: int = 0) -> Iterator[str]:
-    """Serve on loopback in a thread of this process for as long as the context lasts; yields the base URL.
+    """Serve on loopback in a thread of this process while the context lasts; yields the base URL.
 
     Args:
         port: 0 picks a free one.

@@ -1,7 +1,8 @@
-"""What can be looked at before a run starts: variables, GPUs, store, reward model, database, the policy's folder.
+"""The checks before a run starts: variables, GPUs, store, reward model, database, the policy's folder.
 
-Every check is cheap. It raises a ValueError that says what to do, or prints a warning where a run can start
-all the same. `use_cpu`, `with_store`, `find_model` and `protocol_of` fill in what was left open.
+Every check is cheap. It raises a ValueError that says what to do, or prints a warning if the run can start anyway.
+`use_cpu`, `with_store`, `find_model` and `protocol_of` fill in settings that were left open. Leaves out the run's
+folder (`sql_agent.run_dir`).
 """
 
 from __future__ import annotations
@@ -19,28 +20,27 @@ from core.hub import model_folder
 from core.outputs import check_output
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.config import TrainConfig
-from sql_agent.environments import make_environment
+from sql_agent.environments.base import make_environment
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY_POLICY = ROOT / "models" / "tiny-sql"
 USUAL_STORE = "http://localhost:9999"
-"""Where `agl store --port 9999` is; taken where AGL_MANAGED_STORE=0 comes without an address."""
+"""The address of `agl store --port 9999`, used for AGL_MANAGED_STORE=0 without an address."""
 
 
 class UsageError(ValueError):
-    """Something the user can mend; the message says how."""
+    """Something that the user can correct; the message says how."""
 
 
 ROLES = ("algorithm", "runner", "both")
 UNMANAGED, MANAGED = ("0", "false", "no", "off"), ("1", "true", "yes", "on")
-"""What agent-lightning reads AGL_MANAGED_STORE as (agentlightning/env_var.py)."""
+"""The values of AGL_MANAGED_STORE that agent-lightning knows (agentlightning/env_var.py)."""
 
 
 def check_environment() -> None:
-    """agent-lightning's variables say something that it knows.
-
+    """
     Raises:
-        UsageError: they do not.
+        UsageError: an agent-lightning variable has a value that agent-lightning does not know.
     """
     role = os.environ.get("AGL_CURRENT_ROLE", "both")
     if role not in ROLES:
@@ -68,7 +68,9 @@ def use_cpu(cfg: TrainConfig) -> bool:
     """
     gpus = 0 if cfg.engine.device == "cpu" else count_gpus()
     if cfg.engine.device == "gpu" and not gpus:
-        raise UsageError("engine.device is gpu, but nvidia-smi finds none; use --device cpu")
+        raise UsageError(
+            "engine.device is gpu, but nvidia-smi finds none; use --device cpu, or look at CUDA_VISIBLE_DEVICES"
+        )
     if cfg.engine.n_gpus > max(gpus, 1):
         there = f"{gpus} can be used here" if gpus else "this run is on a CPU, with one worker"
         raise UsageError(f"engine.n_gpus is {cfg.engine.n_gpus}, but {there}; use --set engine.n_gpus={max(gpus, 1)}")
@@ -76,7 +78,7 @@ def use_cpu(cfg: TrainConfig) -> bool:
 
 
 def count_gpus() -> int:
-    """GPUs that the NVIDIA driver knows and CUDA_VISIBLE_DEVICES leaves to this process."""
+    """The number of GPUs that the NVIDIA driver knows and that CUDA_VISIBLE_DEVICES leaves to this process."""
     if shutil.which("nvidia-smi") is None:
         return 0
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30)
@@ -86,7 +88,7 @@ def count_gpus() -> int:
 
 
 def with_store(cfg: TrainConfig) -> TrainConfig:
-    """The config with the usual address filled in where the store is kept outside and none was given; says so."""
+    """Fill in, and print, the usual address if the store is kept outside and no address was given."""
     if cfg.store.address is not None or store_is_managed():
         return cfg
     print(f"AGL_MANAGED_STORE=0 and no --external-store-address: taking the store at {USUAL_STORE}", file=sys.stderr)
@@ -98,10 +100,10 @@ def store_is_managed() -> bool:
 
 
 def check_store(cfg: TrainConfig) -> None:
-    """An outside store has to be there, be wanted, and be nobody else's.
+    """An outside store has to answer, be asked for, and belong to no other run.
 
     Raises:
-        UsageError: with the setting or the command that mends it.
+        UsageError: names the setting or the command that helps.
     """
     role = os.environ.get("AGL_CURRENT_ROLE", "both")
     if cfg.store.address is None:
@@ -156,10 +158,10 @@ def check_store(cfg: TrainConfig) -> None:
 
 
 def check_reward_model(cfg: TrainConfig) -> None:
-    """A reward model has to be there if it is wanted.
+    """A reward model has to answer if one is configured.
 
     Raises:
-        ValueError: with the command that starts a scoring service.
+        ValueError: names the command that starts a scoring service.
     """
     if cfg.reward_model.url is not None:
         import asyncio
@@ -170,12 +172,12 @@ def check_reward_model(cfg: TrainConfig) -> None:
 
 
 def check_judged(cfg: TrainConfig) -> None:
-    """A reward model has to be wanted where nobody else can judge.
+    """A reward model has to be configured if the environment has no judge.
 
     Raises:
-        UsageError: with the command that starts a scoring service.
+        UsageError: names the command that starts a scoring service.
     """
-    if cfg.reward_model.url is None and not make_environment(cfg).judged:
+    if cfg.reward_model.url is None and not make_environment(cfg.environment).judged:
         raise UsageError(
             f"nobody can tell right from wrong in environment {cfg.env.type}: the reward is a reward model's score. "
             "Start one with `python reward_model/inference_api.py --model_path MERGED --port 8008` and give its "
@@ -184,23 +186,23 @@ def check_judged(cfg: TrainConfig) -> None:
 
 
 def check_episodes(cfg: TrainConfig) -> None:
-    """Where this command plays, episodes can be opened.
+    """If this command plays rollouts, episodes have to open on this machine.
 
     Raises:
-        UsageError: they cannot; says why and what to do.
+        UsageError: they do not; says why and what to do.
     """
     if os.environ.get("AGL_CURRENT_ROLE") == "algorithm":
         return
     from dbbench_adapter.backends import BackendUnavailable
 
     try:
-        make_environment(cfg).check_episodes()
+        make_environment(cfg.environment).check_episodes()
     except BackendUnavailable as error:
         raise UsageError(f"rollout.backend: {error}") from None
 
 
 def check_port(port: int) -> None:
-    """The run's own store needs its port; 0 takes a free one."""
+    """The port of the run's own store has to be free; 0 takes a free one."""
     try:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError as error:
@@ -210,7 +212,7 @@ def check_port(port: int) -> None:
 
 
 def find_model(model: Path) -> Path:
-    """Its folder; the id of a model on the hub becomes the folder of the cache that holds it.
+    """The model's folder; a model id on the hub becomes the folder of the cache that holds it.
 
     Raises:
         ModelNotFoundError: see `core.hub.model_folder`.
@@ -219,10 +221,10 @@ def find_model(model: Path) -> Path:
 
 
 def check_model(model: Path, protocol: ProtocolName, tensor_parallel: int = 1) -> None:
-    """The model can be trained with this protocol; what does not keep a run from starting is printed.
+    """The model has to be trainable with this protocol; a problem that does not prevent that is printed.
 
     Raises:
-        UsageError: with everything that does: it cannot be trained, or not be shared by so many GPUs.
+        UsageError: lists every problem that does, including GPUs that cannot share the model evenly.
     """
     from sql_agent.model_check import check_model_dir, check_tensor_parallel
 
@@ -237,5 +239,5 @@ def check_model(model: Path, protocol: ProtocolName, tensor_parallel: int = 1) -
 
 
 def protocol_of(cfg: TrainConfig) -> ProtocolName:
-    """What the model has to be able to play; `fc` in every environment that offers tools."""
-    return "fc" if make_environment(cfg).tools else cfg.agent.protocol
+    """The protocol that the model has to support; `fc` in every environment that offers tools."""
+    return "fc" if make_environment(cfg.environment).tools else cfg.agent.protocol

@@ -1,19 +1,16 @@
-"""Rewards of a rollout: presets over the verdict, and what a reward model's score may add. Pure functions.
+"""From the verdict of a rollout (`Score`, by the environment's judge) to its `Reward`. Pure functions.
 
-Correctness comes first. The score enters centred and through tanh, so it is bounded; a correct rollout gains or loses
-at most `reward_model.weight`, a wrong one nothing, one that is right in part that part of it. Where nobody can judge,
-the bounded score is the reward. Within a group the score is in every reward or in none (`without_score`).
+Correctness comes first. The reward model's score enters centred and through tanh, so it is bounded: a correct rollout
+gains or loses at most `reward_model.weight`, a wrong one nothing, a partly right one that part of it. Where there is no
+judge, the bounded score is the reward. Within a group either every reward contains the score or none (`without_score`).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 
-from dbbench_adapter.datatypes import Score
-from sql_agent.datatypes import RewardModelConfig, RolloutRecord
-from sql_agent.rollouts.stitch import RolloutOutcome
+from sql_agent.datatypes import Reward, RewardModelConfig, RolloutRecord, ScorerResult
 
 OUT_OF_LIMITS = frozenset({"max_turns", "max_tokens"})
 """Ends in which the policy spent its turns or its tokens without committing an answer; wall clock costs nothing."""
@@ -47,111 +44,79 @@ wall clock ended is lost and gets no preset's value.
 """
 
 
-@dataclass(frozen=True)
-class Opinion:
-    """What the reward model said of a rollout's conversation."""
-
-    score: float | None
-    """A logit; None where it could not be had."""
-    reason: str = "scored"
-    """`scored`; without a score `scorer_unavailable`, `scorer_refused` or `no_answer`: it was not asked."""
-    truncated: bool = False
-    """The beginning of the conversation was cut."""
-
-    @property
-    def failure(self) -> str | None:
-        """Why there is no usable score though one was asked for; None where there is one, and where nobody asked."""
-        if self.reason == "no_answer":
-            return None
-        if self.score is None:
-            return self.reason
-        return None if math.isfinite(self.score) else "score_not_finite"
-
-
 def reward(
     record: RolloutRecord,
     preset: RewardPreset,
-    opinion: Opinion | None = None,
+    scorer: ScorerResult | None = None,
     shaping: RewardModelConfig = RewardModelConfig(),  # noqa: B008  frozen
-) -> Score:
-    """Turn a rollout's verdict, and the reward model's opinion where a run has one, into its reward.
+) -> Reward:
+    """Turn a rollout's verdict, and the reward model's score where a run has one, into its reward.
 
     Args:
         record: a judged rollout, one of a task without a judge, or one that could not be judged.
         preset: an entry of `REWARDS`.
-        opinion: None in a run without a reward model.
+        scorer: what the reward model said; None in a run without one.
         shaping: weight, centre and scale of the score.
     Returns:
-        The reward under the verdict's reason, the verdict itself in `parts["correctness"]`; with an opinion also
-        `parts["base"]`, what the reward is without the score, and `parts["shaping"]`, what the score adds: nothing
-        where it could not be had. What nobody could judge is `None` with its reason; without a judge, that is a
-        rollout whose score could not be had.
+        The reward under the verdict's reason, the verdict itself in `parts["correctness"]`; with a reward model
+        also `parts["base"]`, what the reward is without the score, and `parts["shaping"]`, what the score adds: 0 where
+        the score is missing. The value is None, with its reason, for a rollout that nobody could judge; on a task
+        without a judge that is a rollout whose score is missing.
     Raises:
         ValueError: the verdict is no number in [0, 1].
     """
     verdict = record.score
     if verdict.reason == NO_JUDGE:
-        return _without_judge(record, opinion, shaping)
+        return _without_judge(record, scorer, shaping)
     if verdict.value is None:
-        return verdict
+        return Reward(None, verdict.reason, verdict.parts)
     value = _value(record, preset)
     parts = {**verdict.parts, "correctness": verdict.value}
-    if opinion is None:
-        return Score(value, verdict.reason, parts)
-    added = verdict.value * shaping.weight * (bounded_score(opinion, shaping) or 0.0)
-    return Score(value + added, verdict.reason, parts | {"base": value, "shaping": added})
+    if scorer is None:
+        return Reward(value, verdict.reason, parts)
+    added = verdict.value * shaping.weight * (bounded_score(scorer, shaping) or 0.0)
+    return Reward(value + added, verdict.reason, parts | {"base": value, "shaping": added})
 
 
-def success(verdict: Score) -> float | None:
-    """1 where the task is solved, which is a verdict of 1 and nothing less; 0 below it; None without a verdict."""
-    if verdict.value is None or not 0.0 <= verdict.value <= 1.0:
-        return None
-    return float(verdict.value == 1.0)
+def without_score(reward: Reward, why: str) -> Reward:
+    """The reward of a rollout in a group that lost a score, its own or another rollout's.
 
+    No rollout of such a group keeps its score. Right and wrong rollouts ask for a score and lose it equally often, but
+    only the right ones gain by it: to drop those that lost theirs would leave too many wrong ones in the group.
+    Correctness is known of all, so the base reward remains. On a task without a judge nothing but the score is known,
+    and the whole group has no reward.
 
-def score_failure(outcome: RolloutOutcome) -> str | None:
-    """Why the score that this rollout asked for could not be had; None where it could, and where it did not ask."""
-    opinion = outcome.record.get("reward_model")
-    return Opinion(**opinion).failure if opinion else None
-
-
-def without_score(outcome: RolloutOutcome, why: str) -> RolloutOutcome:
-    """What a rollout comes to in a group that lost a score, its own or another's.
-
-    All rollouts of such a group do without: right and wrong ones ask for a score and lose it alike, but only the right
-    ones have something to lose, so dropping those would leave a group with too many wrong ones. Correctness is known
-    of all, and the base reward is what is left. Without a judge nothing is known but the score and who gave no answer:
-    there the whole group has no reward.
+    Args:
+        why: how the score was lost.
     """
-    if outcome.reward is None:
-        return outcome
-    if "reward_correctness" not in outcome.metrics:
-        return dataclasses.replace(outcome, reward=None, reason=why)
-    metrics = outcome.metrics | {"reward_shaping": 0.0}
-    return dataclasses.replace(outcome, reward=metrics["reward_base"], metrics=metrics)
+    if reward.value is None:
+        return reward
+    if "correctness" not in reward.parts:
+        return Reward(None, why, reward.parts)
+    return Reward(reward.parts["base"], reward.reason, reward.parts | {"shaping": 0.0})
 
 
 def answered(record: RolloutRecord) -> bool:
-    """Whether the policy itself ended the rollout and said something with it."""
+    """Whether the policy itself ended the rollout, and with a reply that is not empty."""
     return record.stop_reason == "answered" and bool(str(record.messages[-1].get("content") or "").strip())
 
 
-def bounded_score(opinion: Opinion, shaping: RewardModelConfig) -> float | None:
+def bounded_score(scorer: ScorerResult, shaping: RewardModelConfig) -> float | None:
     """tanh of the centred, scaled score, in [-1, 1]; None without a finite score."""
-    if opinion.score is None or not math.isfinite(opinion.score):
+    if scorer.score is None or not math.isfinite(scorer.score):
         return None
-    return math.tanh((opinion.score - shaping.center) / shaping.scale)
+    return math.tanh((scorer.score - shaping.center) / shaping.scale)
 
 
-def _without_judge(record: RolloutRecord, opinion: Opinion | None, shaping: RewardModelConfig) -> Score:
-    if opinion is None:
-        return record.score
+def _without_judge(record: RolloutRecord, scorer: ScorerResult | None, shaping: RewardModelConfig) -> Reward:
+    if scorer is None:
+        return Reward(None, record.score.reason, record.score.parts)
     if not answered(record):
-        return Score(NO_ANSWER, "no_answer", {"base": NO_ANSWER, "shaping": 0.0})
-    bounded = bounded_score(opinion, shaping)
+        return Reward(NO_ANSWER, "no_answer", {"base": NO_ANSWER, "shaping": 0.0})
+    bounded = bounded_score(scorer, shaping)
     if bounded is None:
-        return Score(None, opinion.failure or opinion.reason)
-    return Score(bounded, "scored", {"base": 0.0, "shaping": bounded})
+        return Reward(None, scorer.failure or scorer.reason)
+    return Reward(bounded, "scored", {"base": 0.0, "shaping": bounded})
 
 
 def _value(record: RolloutRecord, preset: RewardPreset) -> float:
@@ -159,7 +124,7 @@ def _value(record: RolloutRecord, preset: RewardPreset) -> float:
     if verdict is None or not 0.0 <= verdict <= 1.0:
         raise ValueError(
             f"task {record.task_id!r} was judged {verdict!r} ({record.score.reason}); expected a number from 0, wrong, "
-            "to 1, right, or None under NO_JUDGE: mend the environment's judge"
+            "to 1, right, or None under NO_JUDGE; correct the environment's `judge`"
         )
     # both ends are the preset's own numbers to the last bit, which wrong + verdict * (correct - wrong) would not be
     return (1.0 - verdict) * _wrong(record.stop_reason, preset) + verdict * preset.correct

@@ -1,6 +1,6 @@
-"""The folder of a run: who may write to it, what a run goes on from, what an earlier start left there.
+"""The folder of a run: who may write to it, which checkpoint a run resumes from, what an earlier start left there.
 
-A run holds a lock on its folder for as long as it lives. Leaves out what is inside a checkpoint
+A run holds a lock on its folder for as long as it lives. Leaves out the contents of a checkpoint
 (`sql_agent.verl_side.checkpoints`).
 """
 
@@ -30,7 +30,7 @@ from sql_agent.verl_side.checkpoints import MANIFEST, checkpoints, newest_whole,
 from sql_agent.verl_side.tracking import earlier_steps
 
 _held: set[int] = set()
-"""Locks of this process. A forked runner would hold them for as long as it outlives a command that is killed."""
+"""Locks of this process. A forked runner that outlives a killed command would keep them, so a fork closes them."""
 
 
 def _let_go() -> None:
@@ -43,12 +43,12 @@ os.register_at_fork(after_in_child=_let_go)
 
 @contextmanager
 def claim(run_dir: Path) -> Iterator[None]:
-    """One run at a time writes to a folder, or decides what is whole there.
+    """Lock the folder: one run at a time writes to it or decides which of its checkpoints are whole.
 
-    What a killed command has left in the folder's name ends by itself, and is waited for.
+    Processes that a killed command has left behind end by themselves; this waits for them.
 
     Raises:
-        UsageError: another run has it.
+        UsageError: another run has the lock.
     """
     from core.processes import LINGER_S, wait_until_gone
 
@@ -58,7 +58,9 @@ def claim(run_dir: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UsageError(f"another run is writing to {run_dir}; give another --run-dir") from None
+            raise UsageError(
+                f"another run is writing to {run_dir}; wait for its end or give another --run-dir"
+            ) from None
         _held.add(lock)
         if run_id := last_run_id(run_dir):
             wait_until_gone(run_id, LINGER_S + 5.0, forks=True)
@@ -69,7 +71,7 @@ def claim(run_dir: Path) -> Iterator[None]:
 
 
 def last_run_id(run_dir: Path) -> str | None:
-    """Of the run that wrote there last; None where there was none, or its record is torn."""
+    """The id of the run that wrote there last; None if there was none or its run.json is incomplete."""
     try:
         return parse_json((run_dir / "run.json").read_text())["run_id"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -77,26 +79,26 @@ def last_run_id(run_dir: Path) -> str | None:
 
 
 def write_start(run_dir: Path, start: dict[str, Any], *, resumed: bool) -> None:
-    """Write run.json: how the run was started, under `earlier_starts` how before it was resumed, first one first."""
+    """Write run.json: how the run was started, and under `earlier_starts` how it was started before it was resumed."""
     earlier: list[Any] = []
     if resumed:
         with suppress(OSError, ValueError, AttributeError):  # torn by a kill
             last = parse_json((run_dir / "run.json").read_text())
             earlier = [*last.pop("earlier_starts", []), last]
-    for each in (start, *earlier):  # of an earlier version too, which wrote passwords down
+    for each in (start, *earlier):  # earlier versions wrote passwords down
         each |= {"argv": [masked(str(word), whole=True) for word in each["argv"]]} if "argv" in each else {}
     with written(run_dir / "run.json") as part:
         part.write_text(json.dumps(start | {"earlier_starts": earlier}, indent=2))
 
 
 def set_aside(run_dir: Path, after: int | None = None) -> Path | None:
-    """Move what an earlier start left into a folder of its own, so that the two are not read as one.
+    """Move what an earlier start left into a folder of its own, so that nobody takes both for one run.
 
     Args:
-        after: the step a run goes on from: only what was logged of later ones, which are taken again, and
-            their checkpoints that were whole once. None: everything.
+        after: the step that a run resumes from: only the logs of later steps, which are taken again, and their
+            checkpoints that were once whole are moved. None: everything is moved.
     Returns:
-        That folder; None where nothing was moved.
+        That folder; None if nothing was moved.
     """
     aside, rewritten = run_dir / time.strftime("before-%Y%m%d-%H%M%S"), False
     metrics, trajectories = run_dir / "metrics.jsonl", run_dir / "trajectories"
@@ -106,7 +108,7 @@ def set_aside(run_dir: Path, after: int | None = None) -> Path | None:
     else:
         later = [path for path in trajectories.glob("*_*.jsonl") if int(path.stem.split("_")[1]) > after]
         moved = {path: aside / "trajectories" / path.name for path in later}
-        # a checkpoint that was whole once may be again, and is then not loaded in the place of this run's own
+        # one that was whole once may be completed again, and must not be loaded instead of this run's own
         passed_over = [path for path in checkpoints(run_dir / "checkpoints") if step_of(path) > after]
         moved |= {path: aside / "checkpoints" / path.name for path in passed_over if (path / MANIFEST).exists()}
         rows = [(row["train_step"], json.dumps(row)) for row in earlier_steps(metrics)]
@@ -114,7 +116,7 @@ def set_aside(run_dir: Path, after: int | None = None) -> Path | None:
         if rewritten:
             aside.mkdir(exist_ok=True)
             shutil.copy2(metrics, aside)
-            with written(metrics) as part:  # there are metrics at every moment, also where it is killed
+            with written(metrics) as part:  # a kill at any moment leaves a complete file
                 part.write_text("".join(f"{row}\n" for step, row in rows if step <= after))
     for path, target in moved.items():
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -123,17 +125,17 @@ def set_aside(run_dir: Path, after: int | None = None) -> Path | None:
 
 
 RESUMED = ("env", "data", "lora", "seed")
-"""Settings that a run cannot change when it goes on; beside the model, how the agent acts, the group size and what a
-reward means."""
+"""Settings that a resumed run cannot change; likewise the model, the agent's behaviour, the group size and everything
+that defines the reward (`check_resume`)."""
 WALL_CLOCK = {"turn_timeout_s", "rollout_timeout_s"}
-"""Limits of the agent that lose a rollout and change none."""
+"""Limits of the agent that may change: they lose rollouts but do not change any."""
 
 
 def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
-    """A run goes on as what it was.
+    """A run resumes with the settings that it had.
 
     Raises:
-        UsageError: the checkpoint is of other settings.
+        UsageError: the checkpoint was trained with other settings.
     """
     workers = parse_json((checkpoint / "actor" / "fsdp_config.json").read_text())["world_size"]
     if workers != (1 if cpu else cfg.engine.n_gpus):
@@ -153,7 +155,7 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
         ) from None
     pairs: dict[str, tuple[Any, Any]] = {name: (getattr(old, name), getattr(cfg, name)) for name in RESUMED}
     model = cfg.model or TINY_POLICY
-    with suppress(ModelNotFoundError):  # what is not there is another one
+    with suppress(ModelNotFoundError):  # a model that is not there differs
         model = find_model(model)
     pairs["model"] = ((old.model or TINY_POLICY).resolve(), model.resolve())
     pairs |= {
@@ -171,17 +173,17 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
 
 
 def _shaping(cfg: RewardModelConfig) -> Any:
-    """What the reward model does to the reward; where it runs may change."""
+    """What the reward model does to the reward; its address may change."""
     return None if cfg.url is None else (cfg.weight, cfg.center, cfg.scale)
 
 
 def go_on_from(cfg: TrainConfig, *, cpu: bool) -> Path | None:
-    """The checkpoint that this run goes on from; None where it starts anew.
+    """The checkpoint that this run resumes from; None if it starts anew.
 
     Raises:
-        ValueError: there are checkpoints and none can be gone on from.
+        ValueError: there are checkpoints, but the run cannot resume from any of them.
     """
-    user_key()  # made, or missed, before anything starts
+    user_key()  # made, or found missing, before anything starts
     if cfg.trainer.resume == "never":
         return None
     checkpoint = newest_whole(cfg.run_dir / "checkpoints", print)
@@ -194,7 +196,7 @@ def go_on_from(cfg: TrainConfig, *, cpu: bool) -> Path | None:
 def refuse_other_tasks(rows: Sequence[dict[str, Any]], file: Path) -> None:
     """
     Raises:
-        UsageError: a run that goes on had other tasks, under the same settings.
+        UsageError: a resumed run had other tasks under the same settings.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -1,12 +1,12 @@
-"""agent-lightning's store in memory that lets go of what has been read, so that a long run stays as large as a step.
+"""agent-lightning's store in memory, which frees spans once they are read: a long run needs no more than one step.
 
-Upstream's keeps every span of every rollout until a share of the host's memory is full. No request of its HTTP
-interface removes anything, so the store that a run keeps itself is this one, and this command keeps one outside:
+Upstream's store keeps every span of every rollout until a share of the host's memory is full, and no request of its
+HTTP interface removes anything. A run's own store is this one, and this command keeps one outside of a run:
 
     python -m sql_agent.store_server --port 9999
 
-It takes the place of `agl store` and serves the same interface and dashboard, behind `sql_agent.lightning.door`. Leaves
-out a backend other than memory.
+It replaces `agl store` and serves the same interface and dashboard, behind `sql_agent.lightning.door`. Leaves out
+backends other than memory.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ UNSET = agl.store.base.UNSET  # an import of agentlightning would load LiteLLM
 logger = logging.getLogger(__name__)
 
 KEPT_ROLLOUTS = 1024
-"""Rollouts that nobody reads again and that stay listed, without spans; older ones are forgotten."""
+"""Rollouts that stay listed, without spans, after they were read; older ones are forgotten."""
 UNREAD_S = 3600.0
-"""After this long nobody reads a finished rollout: it was queued twice, or its run was killed."""
+"""A finished rollout that was not read for so long never will be: it was queued twice, or its run was killed."""
 SPANS_SHARE = 0.25
-"""Share of the memory limit: unread spans may take so much; the policy and its sampler may share the container."""
+"""Share of the memory limit that unread spans may take; the policy and its sampler may share the container."""
 _TOUCHED: list[Any] = ["rollouts", "attempts", "spans", "span_sequence_ids"]
 
 
@@ -59,7 +59,7 @@ class BoundedStore(agl.InMemoryLightningStore):
             span_size_estimator=span_bytes,
         )
         self._closed: dict[str, None] = {}
-        """Rollouts whose spans nobody wants, in the order in which that became known."""
+        """Rollouts whose spans are no longer needed, in the order in which that became known."""
 
     async def enqueue_many_rollouts(self, rollouts: Sequence[Any]) -> Sequence[Any]:
         queued = await super().enqueue_many_rollouts(rollouts)
@@ -88,13 +88,13 @@ class BoundedStore(agl.InMemoryLightningStore):
     async def _unlocked_update_rollout_only(
         self, collections: Any, rollout_id: str, status: Any = UNSET, **changes: Any
     ) -> Any:
-        """A rollout that nobody waits for stays as it is: a failed attempt would queue a cancelled one again."""
+        """A closed rollout keeps its status: a failed attempt would queue a cancelled rollout again."""
         if rollout_id in self._closed:
             status = UNSET
         return await super()._unlocked_update_rollout_only(collections, rollout_id, status=status, **changes)
 
     async def _add_many_spans_helper(self, rollout_id: str, attempt_id: str, spans: Sequence[Any]) -> Sequence[Any]:
-        """Late spans are taken and dropped: to whoever sends them, a refusal would look like a failing store."""
+        """Late spans are accepted and dropped: a refusal would look like a failing store to their sender."""
         known = await self.collections.rollouts.get({"rollout_id": {"exact": rollout_id}})
         if known is None:
             await self.collections.span_sequence_ids.pop(rollout_id)
@@ -104,7 +104,7 @@ class BoundedStore(agl.InMemoryLightningStore):
 
     async def _post_add_spans(self, spans: Sequence[Any], rollout_id: str, attempt_id: str) -> None:
         await super()._post_add_spans(spans, rollout_id, attempt_id)
-        if rollout_id in self._closed:  # since these spans were let in
+        if rollout_id in self._closed:  # it was closed while these spans were added
             async with self.collections.atomic(mode="rw", labels=_TOUCHED) as collections:
                 await self._evict_spans_for_rollout(collections, rollout_id)
 
@@ -112,8 +112,8 @@ class BoundedStore(agl.InMemoryLightningStore):
         if self._total_span_bytes > self._eviction_threshold_bytes:
             logger.warning(
                 "spans that nobody has read take %.0f MiB, more than %.0f %% of the memory that this process may use: "
-                "those of the oldest rollouts go, and these are lost under missing_spans; ask for fewer rollouts at a "
-                "time or give the store more memory",
+                "those of the oldest rollouts are dropped, and these rollouts are lost under missing_spans; ask for "
+                "fewer rollouts at a time (data.train_batch_size, rollout.group_size) or give the store more memory",
                 self._total_span_bytes / 2**20,
                 100 * SPANS_SHARE,
             )
@@ -123,14 +123,14 @@ class BoundedStore(agl.InMemoryLightningStore):
         spans = await collections.spans.query({"rollout_id": {"exact": rollout_id}})
         await collections.spans.delete(spans.items)  # upstream's eviction leaves them in the collection's size
         await super()._evict_spans_for_rollout(collections, rollout_id)
-        self._evicted_rollout_span_sets.discard(rollout_id)  # whoever asks is told of none, not that the store failed
+        self._evicted_rollout_span_sets.discard(rollout_id)  # a query gets an empty list, not an error
 
     async def _forget(self, collections: Any, rollout_id: str) -> None:
         rollouts = await collections.rollouts.query({"rollout_id": {"exact": rollout_id}})
         attempts = await collections.attempts.query({"rollout_id": {"exact": rollout_id}})
         await collections.rollouts.delete(rollouts.items)
         await collections.attempts.delete(attempts.items)
-        collections.attempts._items.pop(rollout_id, None)  # the empty shelf they lay on
+        collections.attempts._items.pop(rollout_id, None)  # the empty container remains otherwise
         await collections.span_sequence_ids.pop(rollout_id)
         self._completion_events.pop(rollout_id, None)
         self._start_time_by_rollout.pop(rollout_id, None)
@@ -147,9 +147,9 @@ class StoreServer(agl.LightningStoreServer):
 
 
 def span_bytes(span: BaseModel) -> int:
-    """Memory of a span that came in as JSON: its lists of token ids and log-probs, a number at a time, and its texts.
+    """The memory of a span that arrived as JSON, estimated from its texts and the lengths of its lists.
 
-    Upstream's default asks every number for its size, which takes longer than storing the span.
+    Upstream's default adds up the size of every single number, which takes longer than storing the span.
     """
     size = 4096  # the empty span: some thirty small objects
     for value in getattr(span, "attributes", {}).values():

@@ -26,10 +26,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from core.outputs import in_words, named_path
+from core.disk_errors import in_words
+from core.outputs import named_path
 from core.passwords import Parser, masked, revealed
 from sql_agent.config import TrainConfig, dump_config, load_config
-from sql_agent.environments import ENVIRONMENTS, make_environment
+from sql_agent.environments import ENVIRONMENTS
+from sql_agent.environments.base import make_environment
 from sql_agent.launch import train
 from sql_agent.lightning.door import give_token
 from sql_agent.preflight import (
@@ -160,7 +162,7 @@ def run(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) ->
     check_store(cfg)
     check_reward_model(cfg)
     check_episodes(cfg)
-    make_environment(cfg).prepare(print)
+    make_environment(cfg.environment).prepare(print)
     if cfg.model == TINY_POLICY and not TINY_POLICY.exists():
         from sql_agent.tiny_policy.make import make_tiny_policy
 

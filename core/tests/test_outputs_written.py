@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from core.outputs import OutputError, append_line, failures_of_the_disk, in_words, written
+from core.disk_errors import OutputError, failures_of_the_disk, in_words
+from core.outputs import append_line, written
 
 ROOT = Path(__file__).parents[2]
 

@@ -102,7 +102,7 @@ def test_the_environment_fills_it_in(given, monkeypatch):
 
 
 def test_one_that_nobody_knows_is_asked_for():
-    with pytest.raises(ValueError, match=r"password of mysql://u:\*\*\*@h stands in no file.*or set AGENTGRPO_DB"):
+    with pytest.raises(ValueError, match=r"password of mysql://u:\*\*\*@h is in no file.*or set AGENTGRPO_DB"):
         revealed("mysql://u:***@h")
     assert revealed("mysql://u@h") == "mysql://u@h"  # there are accounts without one
 

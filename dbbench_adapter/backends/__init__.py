@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from urllib.parse import urlsplit
 
 from core.commands import interruptible
@@ -33,20 +33,21 @@ __all__ = [
 
 
 def check_spec(spec: str) -> None:
-    """
+    """Check that the text names a backend; no message shows a password.
+
     Raises:
-        ValueError: it names no backend, or its password is hidden and not known here; tells nothing of a password.
+        ValueError: it names no backend, or its password is hidden and not known here.
     """
     if spec not in ("sqlite", "mariadb"):
         _address(spec)
 
 
 def check_backend(spec: str) -> None:
-    """Find out whether episodes can be opened there: with `mysql://` one is, empty, and nothing is left of it.
+    """Check that episodes can be opened; with `mysql://` an empty one is opened and removed again.
 
     Raises:
         ValueError: unknown spec.
-        BackendUnavailable: see `open_backend`; a server of our own is looked for and not started.
+        BackendUnavailable: see `open_backend`. For `mariadb` only its programs are looked for.
     """
     if spec == "mariadb":
         from dbbench_adapter.backends.mysql.server import find_programs
@@ -59,7 +60,7 @@ def check_backend(spec: str) -> None:
 
 @contextmanager
 def open_backend(spec: str) -> Iterator[Backend]:
-    """The backend that a config or a command line names, closed at the end.
+    """Open the backend that a config or a command line names, and close it at the end.
 
     Args:
         spec: `sqlite`; `mariadb`, which starts a private server; or `mysql://user:password@host:port`, hidden or not.
@@ -73,23 +74,20 @@ def open_backend(spec: str) -> Iterator[Backend]:
 
         with SqliteBackend() as backend:
             yield backend
-    elif spec == "mariadb":
-        from dbbench_adapter.backends.mysql.backend import MysqlBackend
-        from dbbench_adapter.backends.mysql.server import PrivateServer
+        return
+    from dbbench_adapter.backends.mysql.backend import MysqlBackend
+    from dbbench_adapter.backends.mysql.server import PrivateServer
 
-        with interruptible(), PrivateServer() as server, MysqlBackend(server.url) as backend:
-            yield backend
-    else:
-        from dbbench_adapter.backends.mysql.backend import MysqlBackend
-
-        with interruptible(), MysqlBackend(_address(spec)) as backend:
-            yield backend
+    with interruptible(), ExitStack() as stack:
+        url = stack.enter_context(PrivateServer()).url if spec == "mariadb" else _address(spec)
+        yield stack.enter_context(MysqlBackend(url))
 
 
 def _address(spec: str) -> str:
-    """
+    """The address with its password.
+
     Raises:
-        ValueError: it is none; the parser's own words hold what it takes for the port, which may be a password.
+        ValueError: it is no address. The parser's own message is not shown: it may hold a password, taken for the port.
     """
     if not spec.startswith("mysql://"):
         raise ValueError(f"unknown backend {hidden(spec)!r}; known: sqlite, mariadb, mysql://user:password@host:port")

@@ -1,7 +1,7 @@
 """What every database backend offers an episode, the records it returns, and the table hash of DB-Bench.
 
-A `Backend` makes databases; a `Database` belongs to one episode. All calls block and may come from any thread, one at
-a time per `Database`. Leaves out how an agent talks (`dbbench_adapter.protocols`) and what is right (`judges`).
+A `Backend` makes databases, and a `Database` belongs to one episode. All calls block and may come from any thread, one
+at a time per `Database`. How an agent talks is left to `protocols`, and what is right to `judges`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any, Protocol
 from dbbench_adapter.datatypes import Rows, Table
 
 MAX_ROWS = 10_000
-"""Rows of one result that are fetched; the rest is dropped. An agent sees 800 characters of them."""
+"""A result holds at most so many rows; the rest is dropped. An agent sees 800 characters of them."""
 MAX_RESULT_CHARS = 4_000_000
-"""Of the texts of one result; the rows after the one that passes it are dropped."""
+"""Once the texts of a result pass this, its other rows are dropped."""
 STATEMENT_TIMEOUT_S = 5.0
 MAX_NAME_CHARS = 64
-"""Of a table or column in MySQL."""
+"""The longest name of a table or column in MySQL."""
 MAX_TEXT_BYTES = 65_535
-"""Of one value in MySQL's TEXT."""
+"""The longest value of a TEXT column in MySQL."""
 
 
 class BackendUnavailable(RuntimeError):
-    """The database server is gone or cannot be reached: nobody can judge the episode, it is not the policy's doing."""
+    """The database server is gone or cannot be reached: not the policy's fault, and the episode cannot be judged."""
 
 
 class TableError(ValueError):
@@ -35,7 +35,7 @@ class TableError(ValueError):
 
 @dataclass(frozen=True)
 class Result:
-    """What one statement gave: rows (possibly none) or the error text of the driver."""
+    """The result of one statement: rows, possibly none, or the error text of the driver."""
 
     rows: tuple[tuple[Any, ...], ...] | None = None
     """At most `MAX_ROWS` rows with the driver's own values (`Decimal` and dates included); None for a statement
@@ -51,12 +51,12 @@ class TableState:
     columns: tuple[str, ...]
     rows: Rows
     declared: tuple[str, ...] = field(default=(), compare=False)
-    """How the engine declares it: what it is (a table, a view), then column by column. Engines word it differently, so
-    that `==` leaves it out; within one engine what differs here is another state."""
+    """How the engine declares it: its kind (a table, a view), then each column. `==` leaves this out because engines
+    word it differently; within one engine a difference here is another state."""
 
 
 UNREADABLE = TableState((), ())
-"""The state of a table that cannot be read within a judge's limits; every other table has columns."""
+"""The state of a table that a judge cannot read within its limits; every other table has columns."""
 Snapshot = Mapping[str, TableState]
 """Every table and view of a database by name, those made during the episode included."""
 
@@ -73,7 +73,7 @@ class Database(AbstractContextManager["Database"], Protocol):
         ...
 
     def new_session(self) -> None:
-        """Commit what is open and go on as after a fresh connection: without temporary tables, variables, settings.
+        """Commit, and continue as on a fresh connection, without temporary tables, variables and settings.
 
         Raises:
             BackendUnavailable: the server is gone.
@@ -90,12 +90,15 @@ class Database(AbstractContextManager["Database"], Protocol):
         ...
 
     def snapshot(self) -> Snapshot:
-        """The content of all tables, including what an open transaction holds; `UNREADABLE` for what cannot be read."""
+        """The content of all tables, open transaction included; `UNREADABLE` for a table that cannot be read."""
         ...
 
     def close(self) -> None:
         """Drop the database; calling it again does nothing."""
         ...
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class Backend(AbstractContextManager["Backend"], Protocol):
@@ -121,12 +124,19 @@ class Backend(AbstractContextManager["Backend"], Protocol):
 
     def close(self) -> None: ...
 
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
 
 def check_tables(tables: Sequence[Table]) -> None:
-    """Refuse what MySQL refuses, on every backend alike.
+    """Refuse tables that MySQL refuses, on every backend alike.
 
     Raises:
-        TableError: names a table and its fault.
+        TableError: the message names the table and what is wrong with it.
     """
     names = [table.name.casefold() for table in tables]
     for table in tables:

@@ -1,7 +1,7 @@
-"""The deadline of the statement that the current thread is running, for all that works on it to look at, and what its
-functions may make of long texts.
+"""The deadline of the statement that the current thread runs, and how many characters its functions may make.
 
-What a C library does between two looks is bounded by the size of its input (see `sqlite`), not from here.
+Parser, functions and collation check it. A C library checks nothing while it works; the size of its input bounds that
+time instead (see `sqlite.sandbox`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 MAX_MADE_CHARS = 16_777_216
-"""Functions make at most so many characters of long texts for one statement: a sort compares all it has to the end."""
+"""The functions of one statement make at most so many characters of long texts: a sort compares all of them."""
 
 
 class StatementTimeout(Exception):
@@ -29,7 +29,7 @@ _CLOCK = _Clock()
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Give what runs inside `seconds` from now; limits do not nest."""
+    """Set the deadline of the code inside to `seconds` from now; limits do not nest."""
     _CLOCK.deadline, _CLOCK.chars_left = time.monotonic() + seconds, MAX_MADE_CHARS
     try:
         yield

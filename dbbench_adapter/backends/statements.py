@@ -1,8 +1,8 @@
 """MySQL's lexical rules: the tokens of a text, and where one statement ends and the next begins.
 
-Blanks are those of ASCII: to the server any other is a part of a name. Leaves out DELIMITER, which is the command-line
-client's, compound bodies (BEGIN ... END), which no agent may make, and the sql_modes that read quotes in other ways,
-which no agent may set (`mysql_screen`).
+Only ASCII blanks separate tokens; the server takes any other blank for a part of a name. This module leaves out the
+client's DELIMITER command, compound bodies (BEGIN ... END) and the sql_modes that change how quotes are read: agents
+may use none of them (`mysql.screen`).
 """
 
 from __future__ import annotations
@@ -15,17 +15,6 @@ from typing import Literal, NamedTuple
 _QUOTED = r"""'(?:[^'\\]++|\\.|'')*+'|"(?:[^"\\]++|\\.|"")*+"|`(?:[^`]++|``)*+`"""
 _BLANK = r"[\t-\r\ ]++ | --(?=[\x00-\x20\x7f]|\Z)[^\n]*+ | \#[^\n]*+ | /\*(?!M?!).*?\*/"
 _TOKEN = re.compile(
-    rf"""
-    (?P<end>;)
-    | (?P<blank>{_BLANK})
-    | /\*M?!(?:{_QUOTED}|(?!\*/)[^'"`])*+\*/  # a versioned comment: its content is code
-    | {_QUOTED}
-    | [^\t-\r\ ;'"`/\#-]++
-    | -(?!-(?:[\x00-\x20\x7f]|\Z)) | /(?!\*)
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-_FINE_TOKEN = re.compile(
     rf"""
     (?P<executable>/\*(?:M?!|\+))
     | (?P<blank>{_BLANK})
@@ -44,9 +33,12 @@ TokenKind = Literal["executable", "blank", "name", "text", "word", "unclosed", "
 
 
 class Token(NamedTuple):
-    """A part of a text as the server's lexer sees it: `word` is bare, `name` between backquotes, `text` in quotes,
-    `blank` a comment or blanks, `executable` begins what is a comment to some servers and code or a hint to others,
-    `unclosed` is the rest from a quote or comment on that ends nowhere."""
+    """A part of a text as the server's lexer sees it.
+
+    `word` is bare, `name` stands between backquotes, `text` in quotes, and `blank` is a comment or blanks. `executable`
+    begins what some servers read as a comment and others as code or a hint. `unclosed` is the rest of the text from a
+    quote or comment on that is never closed.
+    """
 
     kind: TokenKind
     text: str
@@ -55,15 +47,15 @@ class Token(NamedTuple):
 
     @property
     def identifier(self) -> str | None:
-        """What a word or a name names, in lower case; None for other tokens."""
+        """The identifier in lower case; None for a token that is neither a word nor a name."""
         if self.kind == "word":
             return self.text.lower()
         return self.text[1:-1].replace("``", "`").lower() if self.kind == "name" else None
 
 
 def tokens(sql: str, *, blanks: bool = True) -> Iterator[Token]:
-    """All tokens of a text, which joined are the text, or all that are no blanks."""
-    for match in _FINE_TOKEN.finditer(sql):
+    """The tokens of a text, whose texts joined give it back; without `blanks`, those that are code."""
+    for match in _TOKEN.finditer(sql):
         if blanks or match.lastgroup != "blank":
             yield Token(match.lastgroup, match.group(), match.start())  # pyright: ignore[reportArgumentType]
 
@@ -80,42 +72,23 @@ def end_of_empty_call(sql: str, place: int) -> int | None:
 
 
 def split_statements(sql: str) -> list[str]:
-    """The statements of a text, in order, without the semicolons between them and the blanks around them.
+    """Split a text into its statements, without the semicolons between them and the blanks around them.
 
-    Semicolons in quotes (backslash escapes and doubled quotes minded), backquotes and comments separate nothing.
-    A part that holds only comments is no statement, as on the server. From an unclosed quote or comment on, the rest
-    is one statement as it stands: the server refuses it after it has run those before.
+    A semicolon in quotes, backquotes or a comment separates nothing, and a part that holds only comments is no
+    statement, as on the server. From an unclosed quote or comment on, the rest is one statement: the server refuses it
+    after it has run those before.
 
     Returns:
         [] for a text without any statement.
     """
     statements: list[str] = []
-    start = place = 0
-    has_code = False
-    while place < len(sql):
-        token = _TOKEN.match(sql, place)
-        if token is None:
+    start, has_code = 0, False
+    for token in tokens(sql):
+        if token.kind == "unclosed":
             return [*statements, sql[start:].strip()]
-        if token.lastgroup == "end":
-            if has_code:
-                statements.append(sql[start:place].strip())
-            start, has_code = token.end(), False
-        elif token.lastgroup != "blank":
+        if token.text == ";":
+            statements += [sql[start : token.start].strip()] if has_code else []
+            start, has_code = token.start + 1, False
+        elif token.kind != "blank":
             has_code = True
-        place = token.end()
     return [*statements, sql[start:].strip()] if has_code else statements
-
-
-def lexemes(sql: str) -> Iterator[tuple[str, bool]]:
-    """The parts of a text, and whether each is bare code: not in quotes, no blank, no comment of any sort.
-
-    From an unclosed quote or comment on, the rest is one part that is none.
-    """
-    place = 0
-    while place < len(sql):
-        token = _TOKEN.match(sql, place)
-        if token is None:
-            yield sql[place:], False
-            return
-        text, place = token.group(), token.end()
-        yield text, token.lastgroup is None and not text.startswith(("'", '"', "`", "/*"))

@@ -1,7 +1,7 @@
 """INSERT, UPDATE and DELETE statements with their questions.
 
 UPDATE and DELETE read their own table only through derived tables, as MySQL demands; with a limit they are ordered by
-keys without ties. Left out: REPLACE, ON DUPLICATE KEY, TRUNCATE, DDL, and changes that empty the table.
+keys without ties. REPLACE, ON DUPLICATE KEY, TRUNCATE, DDL, and changes that empty the table are left out.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 import random
 
 from dbbench_adapter.datatypes import Cell
-from dbbench_adapter.generate import phrases
 from dbbench_adapter.generate.conditions import Where, draw_where
-from dbbench_adapter.generate.plans import Plan
+from dbbench_adapter.generate.phrases import PHRASES, listed
+from dbbench_adapter.generate.plans import NoDraft, Plan
 from dbbench_adapter.generate.queries import (
     Draft,
-    NoDraft,
     Output,
     SortKey,
     both_decide,
@@ -22,31 +21,11 @@ from dbbench_adapter.generate.queries import (
     draw_keys,
     order_sql,
     order_words,
-    table_alias,
 )
 from dbbench_adapter.generate.tables import Scene
-from dbbench_adapter.generate.values import Field
+from dbbench_adapter.generate.values import Field, literal
 
 _ATTEMPTS = 12
-_INSERTS = (
-    "Add a new {row} with {values}.",
-    "Insert a {row} with {values}.",
-    "Record a new {row}: {values}.",
-    "Create an entry for a {row} with {values}.",
-    "A new {row} has to be stored. It has {values}.",
-)
-_COPIES = (
-    "Duplicate each {row} {where}. In the copies, {changes}; all other values are the same as in the original.",
-    "Into the same table, insert a copy of every {row} {where}. In each copy {changes}; the rest stays as it is.",
-    "Copy all {rows} {where}. Add the copies to the table with these differences: {changes}.",
-)
-_UPDATES = ("Update {which}. For these, {change}.", "Take {which}; {change} there.", "For {which}, {change}.")
-_DELETES = ("Delete {which}.", "Remove {which}.", "Erase {which}.", "Please delete {which}.", "Get rid of {which}.")
-_FIRST = (
-    "Take {among}. Sort them by {order}, then {action} the first {rows}.",
-    "Consider {among}. When they are ordered by {order}, {action} the first {rows}.",
-    "Among {among}: sort by {order}, and {action} only the first {rows}.",
-)
 
 
 def draw_change(rng: random.Random, scene: Scene, plan: Plan) -> Draft:
@@ -67,8 +46,7 @@ def draw_change(rng: random.Random, scene: Scene, plan: Plan) -> Draft:
         statement, action = f"UPDATE {name} SET {assignments}", "change"
     if plan.order:
         keys, count = _cut(rng, scene, plan, sql)
-        templates = _FIRST[:2] if where and where.is_list else _FIRST
-        question = rng.choice(templates).format(
+        question = rng.choice(_templates("first_rows", where)).format(
             among=f"all {scene.rows}{words}",
             order=order_words(rng, keys),
             action=action,
@@ -77,8 +55,13 @@ def draw_change(rng: random.Random, scene: Scene, plan: Plan) -> Draft:
         question += f" {_then(rng, change, count)}" if change else ""
         return Draft(plan.verb.upper(), question, f"{statement}{sql} {order_sql(keys)} LIMIT {count}")
     which = rng.choice([f"all {scene.rows}{words}", f"every {scene.row}{words}"])
-    templates = _DELETES if not change else _UPDATES[:1] if where and where.is_list else _UPDATES
+    templates = _templates("updates", where) if change else PHRASES["deletes"]
     return Draft(plan.verb.upper(), rng.choice(templates).format(which=which, change=change), f"{statement}{sql}")
+
+
+def _templates(name: str, where: Where | None) -> list[str]:
+    """The sentences that go well with these conditions."""
+    return PHRASES[name] + ([] if where and where.is_list else PHRASES[f"{name}_without_list"])
 
 
 def _then(rng: random.Random, change: str, count: int) -> str:
@@ -87,46 +70,44 @@ def _then(rng: random.Random, change: str, count: int) -> str:
 
 
 def _insert(rng: random.Random, scene: Scene) -> Draft:
-    cells = dict(zip(scene.fields, scene.spare, strict=True))
+    cells = dict(zip(scene.fields, scene.extra_row, strict=True))
     optional = [field for field in scene.fields if field.role not in ("key", "label")]
     left_out = rng.sample(optional, 1) if rng.random() < 0.25 else []
     given = {field: cell for field, cell in cells.items() if field not in left_out}
-    values = phrases.listed([f"{field.phrase} {_value(cell)}" for field, cell in given.items()])
-    question = rng.choice(_INSERTS).format(row=scene.row, values=values)
+    values = listed([f"{field.phrase} {literal(cell)}" for field, cell in given.items()])
+    question = rng.choice(PHRASES["inserts"]).format(row=scene.row, values=values)
     if left_out:
         question += f" Its {left_out[0].phrase} is not known, so leave it NULL."
     columns = ", ".join(field.name for field in given)
-    literals = ", ".join(_value(cell) for cell in given.values())
+    literals = ", ".join(literal(cell) for cell in given.values())
     return Draft("INSERT", question, f"INSERT INTO {scene.table.name} ({columns}) VALUES ({literals})")
 
 
 def _copy(rng: random.Random, scene: Scene, plan: Plan) -> Draft:
-    alias = table_alias(scene) if plan.table_alias else ""
-    at = f"{alias}." if alias else ""
+    at = f"{scene.alias}." if plan.table_alias else ""
     where = _where(rng, scene, plan, at)
     assert where is not None, "a copy has conditions"
     key = scene.of("key")[0]
     step = rng.choice([1000, 5000, 10000])
-    shown = {field: at + field.name for field in scene.fields} | {key: f"{at}{key.name} + {step}"}
+    copied = {field: at + field.name for field in scene.fields} | {key: f"{at}{key.name} + {step}"}
     words = [f"the {key.phrase} is {step} higher"]
     if rng.random() < 0.6:
         field, value = _new_value(rng, scene)
-        shown[field] = _value(value)
-        words.append(f"the {field.phrase} is {_value(value)}")
-    question = rng.choice(_COPIES).format(
-        row=scene.row, rows=scene.rows, where=where.words, changes=phrases.listed(words)
+        copied[field] = literal(value)
+        words.append(f"the {field.phrase} is {literal(value)}")
+    question = rng.choice(PHRASES["copies"]).format(
+        row=scene.row, rows=scene.rows, where=where.words, changes=listed(words)
     )
     columns = ", ".join(field.name for field in scene.fields)
-    source = f"{scene.table.name} AS {alias}" if alias else scene.table.name
-    select = f"SELECT {', '.join(shown.values())} FROM {source} WHERE {where.sql}"
+    select = f"SELECT {', '.join(copied.values())} FROM {scene.source(at)} WHERE {where.sql}"
     return Draft("INSERT", question, f"INSERT INTO {scene.table.name} ({columns}) {select}")
 
 
 def _new_value(rng: random.Random, scene: Scene) -> tuple[Field, Cell]:
-    """A category or number with a value for it: one of the column, or the spare row's."""
+    """A category or number with a value for it: one of the column, or the extra row's."""
     field = rng.choice(scene.of("category", "amount", "level", "date"))
-    spare = scene.spare[scene.fields.index(field)]
-    return field, spare if field.role != "category" or rng.random() < 0.5 else rng.choice(scene.column(field))
+    value = scene.extra_row[scene.fields.index(field)]
+    return field, value if field.role != "category" or rng.random() < 0.5 else rng.choice(scene.column(field))
 
 
 def _assignments(rng: random.Random, scene: Scene) -> tuple[str, str]:
@@ -140,10 +121,10 @@ def _assignments(rng: random.Random, scene: Scene) -> tuple[str, str]:
         if field.role == "amount" and rng.random() < 0.6:
             phrase, expression = _shift(rng, field, scene)
         else:
-            phrase, expression = f"set the {field.phrase} to {_value(value)}", _value(value)
+            phrase, expression = f"set the {field.phrase} to {literal(value)}", literal(value)
         words.append(phrase)
         sql.append(f"{field.name} = {expression}")
-    return phrases.listed(words), ", ".join(sql)
+    return listed(words), ", ".join(sql)
 
 
 def _shift(rng: random.Random, field: Field, scene: Scene) -> tuple[str, str]:
@@ -157,13 +138,8 @@ def _shift(rng: random.Random, field: Field, scene: Scene) -> tuple[str, str]:
 
 
 def _where(rng: random.Random, scene: Scene, plan: Plan, at: str) -> Where | None:
-    if not plan.where:
-        return None
     num_subqueries = {None: 0, "subquery_multiple": 2}.get(plan.subquery, 1)
-    where = draw_where(rng, scene, plan, at, num_subqueries)
-    if where is None:
-        raise NoDraft("no_condition")
-    return where
+    return draw_where(rng, scene, plan, at, num_subqueries) if plan.where else None
 
 
 def _cut(rng: random.Random, scene: Scene, plan: Plan, sql: str) -> tuple[list[SortKey], int]:
@@ -176,7 +152,3 @@ def _cut(rng: random.Random, scene: Scene, plan: Plan, sql: str) -> tuple[list[S
         if len(set(rows)) == len(rows) and all_decide and (cut := draw_cut(rng, plan, rows)) is not None:
             return keys, cut[0]
     raise NoDraft("ties")
-
-
-def _value(cell: Cell) -> str:
-    return f"'{cell}'" if isinstance(cell, str) else str(cell)

@@ -1,33 +1,20 @@
 """WHERE conditions in words and in SQL, sub-queries included, over values that the table holds.
 
-Each condition matches some rows and not others, and in a combination each one makes a difference. Left out: NOT, IS
-NULL, EXISTS, sub-queries that refer to the row outside, comparisons between two columns.
+Each condition matches some rows and not others, and in a combination each one makes a difference. NOT, IS NULL, EXISTS,
+sub-queries that refer to the outer row, and comparisons between two columns are left out.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dbbench_adapter.datatypes import Cell
-from dbbench_adapter.generate.plans import Plan
+from dbbench_adapter.generate.data_files import read_data
+from dbbench_adapter.generate.plans import NoDraft, Plan
 from dbbench_adapter.generate.tables import Scene
 from dbbench_adapter.generate.values import Field
 
-NUMBER_WORDS = {
-    ">": ("is above {}", "is greater than {}", "is more than {}", "exceeds {}"),
-    "<": ("is below {}", "is less than {}", "is lower than {}", "is under {}"),
-    ">=": ("is at least {}", "is {} or more", "is greater than or equal to {}"),
-    "<=": ("is at most {}", "is {} or less", "is less than or equal to {}"),
-    "=": ("is exactly {}", "equals {}"),
-}
-DATE_WORDS = {
-    ">": ("is after {}", "is later than {}"),
-    "<": ("is before {}", "is earlier than {}"),
-    ">=": ("is on or after {}", "is {} or later"),
-    "<=": ("is on or before {}", "is {} or earlier"),
-}
 _MOST = 0.85
 """A condition matches at most this share of the rows."""
 _ATTEMPTS = 30
@@ -46,45 +33,62 @@ class Condition:
 
     @property
     def has_own_condition(self) -> bool:
-        """Another condition joined by `and` could be taken for part of this one."""
+        """Whether another condition joined by `and` could be taken for a part of this one."""
         return any(word in self.predicate for word in ("whose", "for which", "that ", "per ", " of all "))
 
 
 @dataclass(frozen=True)
 class Where:
     words: str
-    """To be put behind a noun: `whose price is above 4`, `where the price is above 4 or ...`."""
+    """They follow a noun: `whose price is above 4`, `where the price is above 4 or ...`."""
     sql: str
-    """What follows WHERE."""
+    """The text after WHERE."""
     is_list: bool = False
-    """The words end with numbered conditions, and the sentence had better end with them."""
+    """The words end with numbered conditions, so the sentence should end with them."""
 
 
-def draw_where(rng: random.Random, scene: Scene, plan: Plan, at: str, num_subqueries: int) -> Where | None:
-    """Conditions as the plan's `where` has them.
+@dataclass(frozen=True)
+class _Shape:
+    """How two or three conditions go together, in SQL, in words, and as a numbered list (`phrases.yaml`)."""
+
+    sql: str
+    words: Sequence[str]
+    numbered: str
+    num_required: int
+    """Every row has to meet so many of the first conditions."""
+
+
+_PHRASES = read_data("phrases")
+NUMBER_WORDS: Mapping[str, Sequence[str]] = _PHRASES["numbers"]
+"""Ways to say each comparison operator."""
+DATE_WORDS: Mapping[str, Sequence[str]] = _PHRASES["dates"]
+_SHAPES = {num: [_Shape(**shape) for shape in _PHRASES[name]] for num, name in ((2, "pairs"), (3, "triples"))}
+
+
+def draw_where(rng: random.Random, scene: Scene, plan: Plan, at: str, num_subqueries: int) -> Where:
+    """One to three conditions, as the plan's `where` says.
 
     Args:
-        at: what stands before column names outside sub-queries, e.g. `t.` or nothing.
+        at: the prefix of column names outside sub-queries: `t.`, or nothing without a table alias.
         num_subqueries: how many of the conditions compare with a sub-query.
-    Returns:
-        None where the table gives no such conditions.
+    Raises:
+        NoDraft: the table gives no such conditions.
     """
     size = {"where_single_condition": 1, "where_multiple_conditions": 2, "where_nested_conditions": 3}[plan.where or ""]
-    # Servers evaluate a sub-query when they first need it. If rows can change before that, what it sees depends on the
-    # order of evaluation; not if every row has to pass it, nor if rows are sorted first.
+    # A server evaluates a sub-query when it first needs it. If rows can change before that, the result depends on the
+    # order of evaluation. It does not if every row has to pass the sub-query, or if rows are sorted first.
     changes_under_way = plan.wraps_subqueries and not plan.order
     for _ in range(_ATTEMPTS):
         makers = [_subquery_maker(rng, plan)] * num_subqueries + [_plain] * (size - num_subqueries)
         if not changes_under_way:
             rng.shuffle(makers)
-        drawn = [maker(rng, scene, at) for maker in makers]
-        conditions = [condition for condition in drawn if condition is not None]
-        if len(conditions) < size or len({condition.subject for condition in conditions}) < size:
+        conditions = [maker(rng, scene, at) for maker in makers]
+        if len({condition.subject for condition in conditions}) < size:
             continue
         where = _combined(rng, conditions, num_required=num_subqueries if changes_under_way else 0)
         if _each_matters(scene, at, conditions, where):
             return where
-    return None
+    raise NoDraft("no_condition")
 
 
 def _combined(rng: random.Random, conditions: list[Condition], *, num_required: int) -> Where:
@@ -93,8 +97,7 @@ def _combined(rng: random.Random, conditions: list[Condition], *, num_required: 
         (only,) = conditions
         words = rng.choice([f"whose {only.subject} {only.predicate}", f"where {only.clause}"])
         return Where(words, only.sql)
-    shapes = _PAIRS if len(conditions) == 2 else _TRIPLES
-    shape = rng.choice([shape for shape in shapes if shape.num_required >= num_required])
+    shape = rng.choice([shape for shape in _SHAPES[len(conditions)] if shape.num_required >= num_required])
     sql = shape.sql.format(*(condition.sql for condition in conditions))
     if rng.random() < 0.3 or any(condition.has_own_condition for condition in conditions):
         numbered = "; ".join(f"({number}) {condition.clause}" for number, condition in enumerate(conditions, start=1))
@@ -102,78 +105,11 @@ def _combined(rng: random.Random, conditions: list[Condition], *, num_required: 
     return Where(rng.choice(shape.words).format(*conditions), sql)
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """How conditions go together, in SQL, in words, and as a numbered list."""
-
-    sql: str
-    words: tuple[str, ...]
-    numbered: str
-    num_required: int
-    """How many of the first conditions have to hold for every row."""
-
-
-_PAIRS = (
-    _Shape(
-        "{} AND {}",
-        (
-            "whose {0.subject} {0.predicate} and whose {1.subject} {1.predicate}",
-            "where {0.clause} and {1.clause}",
-            "where both {0.clause} and {1.clause}",
-        ),
-        "both conditions",
-        2,
-    ),
-    _Shape(
-        "{} OR {}",
-        (
-            "whose {0.subject} {0.predicate} or whose {1.subject} {1.predicate}",
-            "where {0.clause} or {1.clause}",
-            "where either {0.clause} or {1.clause} (or both)",
-        ),
-        "at least one of two conditions",
-        0,
-    ),
-)
-_TRIPLES = (
-    _Shape(
-        "{} AND ({} OR {})",
-        (
-            "where {0.clause}, and in addition either {1.clause} or {2.clause}",
-            "where {0.clause}, and where also {1.clause} or {2.clause}",
-        ),
-        "condition 1 and, besides, at least one of conditions 2 and 3",
-        1,
-    ),
-    _Shape(
-        "{} OR ({} AND {})",
-        (
-            "where {0.clause}, or where both {1.clause} and {2.clause}",
-            "where either {0.clause}, or else both {1.clause} and {2.clause}",
-        ),
-        "condition 1 or else both conditions 2 and 3",
-        0,
-    ),
-    _Shape(
-        "{} AND {} AND {}",
-        (
-            "where {0.clause}, {1.clause} and {2.clause}",
-            "whose {0.subject} {0.predicate}, whose {1.subject} {1.predicate} and whose {2.subject} {2.predicate}",
-        ),
-        "all three conditions",
-        3,
-    ),
-)
-
-
 def _each_matters(scene: Scene, at: str, conditions: list[Condition], where: Where) -> bool:
     """Whether some rows match and some do not, and no condition could be left out without a change."""
-    source = f"{scene.table.name} AS {at[:-1]}" if at else scene.table.name
-    columns = ", ".join(
-        f"COALESCE(({sql}) <> 0, 0)" for sql in [where.sql, *(condition.sql for condition in conditions)]
-    )
-    masks = list(zip(*scene.ask(f"SELECT {columns} FROM {source}"), strict=True))
-    whole, parts = masks[0], masks[1:]
+    tests = [where.sql, *(condition.sql for condition in conditions)]
+    columns = ", ".join(f"COALESCE(({sql}) <> 0, 0)" for sql in tests)
+    whole, *parts = zip(*scene.ask(f"SELECT {columns} FROM {scene.source(at)}"), strict=True)
     if not 1 <= sum(whole) <= max(1, int(_MOST * len(whole))):
         return False
     if any(not 0 < sum(part) < len(part) for part in parts):
@@ -191,7 +127,7 @@ def _each_matters(scene: Scene, at: str, conditions: list[Condition], where: Whe
 # Plain conditions -----------------------------------------------------------------------------------------------------
 
 
-def _plain(rng: random.Random, scene: Scene, at: str) -> Condition | None:
+def _plain(rng: random.Random, scene: Scene, at: str) -> Condition:
     field = rng.choice(scene.fields)
     column = at + field.name
     values = scene.column(field)
@@ -200,18 +136,18 @@ def _plain(rng: random.Random, scene: Scene, at: str) -> Condition | None:
     if field.role == "label":
         return _label(rng, field, column, values)
     if field.role == "date":
-        operator = rng.choice(list(DATE_WORDS))
-        value = rng.choice(values)
-        return Condition(field.phrase, _worded(rng, DATE_WORDS, operator, value), f"{column} {operator} '{value}'")
+        operator, value = rng.choice(list(DATE_WORDS)), rng.choice(values)
+        words = rng.choice(DATE_WORDS[operator]).format(value)
+        return Condition(field.phrase, words, f"{column} {operator} '{value}'")
     if rng.random() < 0.15:
         low, high = sorted(rng.sample(values, 2))
         if low < high:
-            return Condition(
-                field.phrase, f"is between {low} and {high} inclusive", f"{column} BETWEEN {low} AND {high}"
-            )
+            words = f"is between {low} and {high} inclusive"
+            return Condition(field.phrase, words, f"{column} BETWEEN {low} AND {high}")
     operator = rng.choices(list(NUMBER_WORDS), [4, 4, 2, 2, 1])[0]
     value = _threshold(rng, field, values)
-    return Condition(field.phrase, _worded(rng, NUMBER_WORDS, operator, value), f"{column} {operator} {value}")
+    words = rng.choice(NUMBER_WORDS[operator]).format(value)
+    return Condition(field.phrase, words, f"{column} {operator} {value}")
 
 
 def _threshold(rng: random.Random, field: Field, values: list[int]) -> int:
@@ -246,13 +182,9 @@ def _label(rng: random.Random, field: Field, column: str, values: list[str]) -> 
     return Condition(field.phrase, f"is '{value}'", f"{column} = '{value}'")
 
 
-def _worded(rng: random.Random, words: dict[str, tuple[str, ...]], operator: str, value: Cell) -> str:
-    return rng.choice(words[operator]).format(value)
-
-
 # Sub-queries ----------------------------------------------------------------------------------------------------------
 
-_Maker = Callable[[random.Random, Scene, str], Condition | None]
+_Maker = Callable[[random.Random, Scene, str], Condition]
 
 
 def _subquery_maker(rng: random.Random, plan: Plan) -> _Maker:
@@ -266,66 +198,57 @@ def _side(rng: random.Random) -> tuple[str, str]:
 
 
 def _filter(rng: random.Random, scene: Scene) -> tuple[str, str]:
-    """Words to put behind the rows' name, and what follows WHERE in a sub-query."""
+    """The words that follow the rows' name, and the text after WHERE in a sub-query."""
     field = rng.choice(scene.of("category"))
     value = rng.choice(scene.column(field))
     return f"whose {field.phrase} is '{value}'", f"{field.name} = '{value}'"
 
 
+def _compared(field: Field, at: str, operator: str, query: str, words: str) -> Condition:
+    """The condition that compares a column with the result of a query."""
+    return Condition(field.phrase, words, f"{at}{field.name} {operator} ({query})")
+
+
 def _against_average(rng: random.Random, scene: Scene, at: str) -> Condition:
     field, (operator, words) = rng.choice(scene.numbers), _side(rng)
     of_all = rng.choice([f"the average {field.phrase} of all {scene.rows}", f"the overall average {field.phrase}"])
-    return Condition(
-        field.phrase,
-        f"{words} {of_all}",
-        f"{at}{field.name} {operator} (SELECT AVG({field.name}) FROM {scene.table.name})",
-    )
+    return _compared(field, at, operator, f"SELECT AVG({field.name}) FROM {scene.table.name}", f"{words} {of_all}")
 
 
 def _against_some_average(rng: random.Random, scene: Scene, at: str) -> Condition:
     field, (operator, words), (whose, sql) = rng.choice(scene.numbers), _side(rng), _filter(rng, scene)
-    return Condition(
-        field.phrase,
-        f"{words} the average {field.phrase} of the {scene.rows} {whose}",
-        f"{at}{field.name} {operator} (SELECT AVG({field.name}) FROM {scene.table.name} WHERE {sql})",
-    )
+    query = f"SELECT AVG({field.name}) FROM {scene.table.name} WHERE {sql}"
+    words = f"{words} the average {field.phrase} of the {scene.rows} {whose}"
+    return _compared(field, at, operator, query, words)
 
 
 def _against_extreme(rng: random.Random, scene: Scene, at: str) -> Condition:
     field, (whose, sql) = rng.choice(scene.numbers), _filter(rng, scene)
-    function, extreme, operator, words = rng.choice(
-        [
-            ("MAX", "highest", ">=", "is at least"),
-            ("MIN", "lowest", "<=", "is at most"),
-            ("MIN", "lowest", ">", "is above"),
-        ]
-    )
-    return Condition(
-        field.phrase,
-        f"{words} the {extreme} {field.phrase} of the {scene.rows} {whose}",
-        f"{at}{field.name} {operator} (SELECT {function}({field.name}) FROM {scene.table.name} WHERE {sql})",
-    )
+    choices = [
+        ("MAX", "highest", ">=", "at least"),
+        ("MIN", "lowest", "<=", "at most"),
+        ("MIN", "lowest", ">", "above"),
+    ]
+    function, extreme, operator, words = rng.choice(choices)
+    query = f"SELECT {function}({field.name}) FROM {scene.table.name} WHERE {sql}"
+    words = f"is {words} the {extreme} {field.phrase} of the {scene.rows} {whose}"
+    return _compared(field, at, operator, query, words)
 
 
 def _same_as_one(rng: random.Random, scene: Scene, at: str) -> Condition:
     field, key = rng.choice(scene.of("category")), scene.of("key")[0]
     value = rng.choice(scene.column(key))
-    return Condition(
-        field.phrase,
-        f"is the same as that of the {scene.row} with {key.phrase} {value}",
-        f"{at}{field.name} = (SELECT {field.name} FROM {scene.table.name} WHERE {key.name} = {value})",
-    )
+    query = f"SELECT {field.name} FROM {scene.table.name} WHERE {key.name} = {value}"
+    return _compared(field, at, "=", query, f"is the same as that of the {scene.row} with {key.phrase} {value}")
 
 
 def _found_where(rng: random.Random, scene: Scene, at: str) -> Condition:
     field, number, (operator, words) = rng.choice(scene.of("category")), rng.choice(scene.numbers), _side(rng)
     values = sorted(scene.column(number))
     value = values[-len(values) // 5] if operator == ">" else values[len(values) // 5]
-    return Condition(
-        field.phrase,
-        f"is one that belongs to at least one {scene.row} whose {number.phrase} {words} {value}",
-        f"{at}{field.name} IN (SELECT {field.name} FROM {scene.table.name} WHERE {number.name} {operator} {value})",
-    )
+    query = f"SELECT {field.name} FROM {scene.table.name} WHERE {number.name} {operator} {value}"
+    words = f"is one that belongs to at least one {scene.row} whose {number.phrase} {words} {value}"
+    return _compared(field, at, "IN", query, words)
 
 
 def _grouped(rng: random.Random, scene: Scene) -> tuple[Field, str, str]:
@@ -338,82 +261,65 @@ def _grouped(rng: random.Random, scene: Scene) -> tuple[Field, str, str]:
         return field, f"is one that occurs for more than {count - 1} {scene.rows}", f"{select} COUNT(*) > {count - 1}"
     number, (operator, words) = rng.choice(scene.numbers), _side(rng)
     average = sum(scene.column(number)) // len(values)
-    return (
-        field,
-        f"is one for which the average {number.phrase} {words} {average}",
-        f"{select} AVG({number.name}) {operator} {average}",
-    )
+    words = f"is one for which the average {number.phrase} {words} {average}"
+    return field, words, f"{select} AVG({number.name}) {operator} {average}"
 
 
 def _in_groups(rng: random.Random, scene: Scene, at: str) -> Condition:
     field, words, query = _grouped(rng, scene)
-    return Condition(field.phrase, words, f"{at}{field.name} IN ({query})")
+    return _compared(field, at, "IN", query, words)
 
 
 def _against_group_averages(rng: random.Random, scene: Scene, at: str) -> Condition:
     number, field, (operator, words) = rng.choice(scene.numbers), rng.choice(scene.of("category")), _side(rng)
     function, extreme = rng.choice([("MIN", "lowest"), ("MAX", "highest"), ("AVG", "mean")])
     inner = f"SELECT AVG({number.name}) AS group_average FROM {scene.table.name} GROUP BY {field.name}"
-    averages = f"the average {number.phrase} values computed per {field.phrase}"
-    return Condition(
-        number.phrase,
-        f"{words} the {extreme} of {averages}",
-        f"{at}{number.name} {operator} (SELECT {function}(d.group_average) FROM ({inner}) AS d)",
-    )
+    query = f"SELECT {function}(d.group_average) FROM ({inner}) AS d"
+    words = f"{words} the {extreme} of the average {number.phrase} values computed per {field.phrase}"
+    return _compared(number, at, operator, query, words)
 
 
 def _shares_with_extreme(rng: random.Random, scene: Scene, at: str) -> Condition:
     field, number = rng.choice(scene.of("category")), rng.choice(scene.numbers)
     function, extreme = rng.choice([("MAX", "highest"), ("MIN", "lowest")])
     name = scene.table.name
-    return Condition(
-        field.phrase,
-        f"is one that belongs to a {scene.row} with the {extreme} {number.phrase} of all {scene.rows}",
-        f"{at}{field.name} IN (SELECT {field.name} FROM {name} WHERE {number.name} = "
-        f"(SELECT {function}({number.name}) FROM {name}))",
-    )
+    inner = f"SELECT {function}({number.name}) FROM {name}"
+    query = f"SELECT {field.name} FROM {name} WHERE {number.name} = ({inner})"
+    words = f"is one that belongs to a {scene.row} with the {extreme} {number.phrase} of all {scene.rows}"
+    return _compared(field, at, "IN", query, words)
 
 
 def _against_average_of_groups(rng: random.Random, scene: Scene, at: str) -> Condition:
     number, (operator, words) = rng.choice(scene.numbers), _side(rng)
-    field, group_words, query = _grouped(rng, scene)
-    return Condition(
-        number.phrase,
-        f"{words} the average {number.phrase} of those {scene.rows} whose {field.phrase} {group_words}",
-        f"{at}{number.name} {operator} (SELECT AVG({number.name}) FROM {scene.table.name} "
-        f"WHERE {field.name} IN ({query}))",
-    )
+    field, group_words, inner = _grouped(rng, scene)
+    query = f"SELECT AVG({number.name}) FROM {scene.table.name} WHERE {field.name} IN ({inner})"
+    words = f"{words} the average {number.phrase} of those {scene.rows} whose {field.phrase} {group_words}"
+    return _compared(number, at, operator, query, words)
 
 
 def _in_groups_against_average(rng: random.Random, scene: Scene, at: str) -> Condition:
     field, number, (operator, words) = rng.choice(scene.of("category")), rng.choice(scene.numbers), _side(rng)
-    name = scene.table.name
-    return Condition(
-        field.phrase,
-        f"is one for which the average {number.phrase} {words} the average {number.phrase} of all {scene.rows}",
-        f"{at}{field.name} IN (SELECT {field.name} FROM {name} GROUP BY {field.name} "
-        f"HAVING AVG({number.name}) {operator} (SELECT AVG({number.name}) FROM {name}))",
-    )
+    name, average = scene.table.name, f"AVG({number.name})"
+    inner = f"SELECT {average} FROM {name}"
+    query = f"SELECT {field.name} FROM {name} GROUP BY {field.name} HAVING {average} {operator} ({inner})"
+    words = f"is one for which the average {number.phrase} {words} the average {number.phrase} of all {scene.rows}"
+    return _compared(field, at, "IN", query, words)
 
 
 def _wrapped_average(rng: random.Random, scene: Scene, at: str) -> Condition:
     field, (operator, words) = rng.choice(scene.numbers), _side(rng)
-    whose, where = "", ""
+    rows, where = f"all {scene.rows}", ""
     if rng.random() < 0.5:
         whose, sql = _filter(rng, scene)
-        where = f" WHERE {sql}"
-    rows = f"the {scene.rows} {whose}" if whose else f"all {scene.rows}"
+        rows, where = f"the {scene.rows} {whose}", f" WHERE {sql}"
     inner = f"SELECT AVG({field.name}) AS average_value FROM {scene.table.name}{where}"
-    return Condition(
-        field.phrase,
-        f"{words} the average {field.phrase} of {rows}",
-        f"{at}{field.name} {operator} (SELECT d.average_value FROM ({inner}) AS d)",
-    )
+    query = f"SELECT d.average_value FROM ({inner}) AS d"
+    return _compared(field, at, operator, query, f"{words} the average {field.phrase} of {rows}")
 
 
 def _wrapped_groups(rng: random.Random, scene: Scene, at: str) -> Condition:
     field, words, query = _grouped(rng, scene)
-    return Condition(field.phrase, words, f"{at}{field.name} IN (SELECT d.{field.name} FROM ({query}) AS d)")
+    return _compared(field, at, "IN", f"SELECT d.{field.name} FROM ({query}) AS d", words)
 
 
 _FLAT = (_against_average, _against_some_average, _against_extreme, _same_as_one, _found_where, _in_groups)

@@ -10,15 +10,15 @@ from typing import Any
 from dbbench_adapter.datatypes import Task
 
 FORBIDDEN = frozenset("'\"`\\,()[]{}")
-"""What no text cell of that form holds: its judge cuts answers at these."""
+"""Characters that no text cell of that form may hold: its judge cuts answers at these."""
 
 
 class NotLifelongError(ValueError):
-    """A task that the form cannot hold."""
+    """The form cannot hold this task."""
 
 
 def entry_dict(tasks: Iterable[Task]) -> dict[str, dict[str, Any]]:
-    """The records by index as text, "0" first; FACTS 2.3 has the fields.
+    """The records by index, as text from "0" on.
 
     Raises:
         NotLifelongError: a task of several tables, with NULL or a forbidden character in a cell, or with neither rows
@@ -30,13 +30,17 @@ def entry_dict(tasks: Iterable[Task]) -> dict[str, dict[str, Any]]:
 def _entry(index: int, task: Task) -> dict[str, Any]:
     if len(task.tables) != 1 or (task.gold.rows is None) == (task.gold.table_hash is None) or not task.gold.sql:
         raise NotLifelongError(
-            f"task {task.id!r}: expected one table, a reference statement, and either result rows or a table hash"
+            f"task {task.id!r}: expected one table, a reference statement, and either result rows or a table hash; "
+            "leave the task out"
         )
     (table,) = task.tables
     for row in table.rows:
         for cell in row:
             if cell is None or (isinstance(cell, str) and FORBIDDEN & set(cell)):
-                raise NotLifelongError(f"task {task.id!r}: a cell of {table.name!r} is {cell!r}, which cannot be held")
+                raise NotLifelongError(
+                    f"task {task.id!r}: a cell of {table.name!r} is {cell!r}, expected no NULL and none of the "
+                    f"characters {''.join(sorted(FORBIDDEN))}; leave the task out"
+                )
     record = {
         "sample_index": index,
         "instruction": task.question,

@@ -1,7 +1,7 @@
-"""The sentences of generated questions, several for each shape; conditions bring their own words.
+"""The sentences of generated questions, several for each shape; `phrases.yaml` lists them.
 
-Every question holds the name of the rows (`delivery routes`), which no two splits share. Left out: languages other than
-English, and small talk around the question.
+Every question holds the name of the rows (`delivery routes`), which no two splits share. Languages other than English,
+and small talk around the question, are left out.
 """
 
 from __future__ import annotations
@@ -11,77 +11,10 @@ import re
 from collections.abc import Sequence
 
 from dbbench_adapter.generate.conditions import Where
+from dbbench_adapter.generate.data_files import read_data
 from dbbench_adapter.generate.tables import Scene
 
-AGGREGATES = {"SUM": "total", "AVG": "average", "MAX": "highest", "MIN": "lowest"}
-NAMINGS = ("{} (as {})", "{} (named {})", "{} under the name {}")
-CALCULATIONS = (
-    ("sum of {} and {}", "+", "combined_value"),
-    ("product of {} and {}", "*", "product_value"),
-    ("{} minus {}", "-", "difference_value"),
-)
-
-_ROWS = (
-    "Return the {columns} of every {row}{where}",
-    "List the {columns} for all {rows}{where}",
-    "Show the {columns} of each {row}{where}",
-    "I need the {columns} of all {rows}{where}",
-    "What is the {columns} of each {row}{where}",
-)
-_ROWS_WHERE = (
-    *_ROWS,
-    "Find all {rows}{where}. Return the {columns} of each",
-    "Look up the {rows}{where}. For each one, give the {columns}",
-    "For every {row}{where}, return the {columns}",
-)
-_COUNTS = ("How many {rows} are there{where}", "Count the {rows}{where}", "Return the number of {rows}{where}")
-_SUMMARIES = (
-    "What is the {columns} of all {rows}{where}",
-    "Return the {columns}, computed over all {rows}{where}",
-    "Tell me the {columns} over the set of all {rows}{where}",
-    "Take all {rows}{where}. Compute the {columns} over them",
-)
-_GROUPED = (
-    "For each {each}, return the {columns}, taking into account only {rows}{where}",
-    "Consider only the {rows}{where}. For each {each}, return the {columns}",
-    "Take the {rows}{where} and no others. Group them by {groups} and return the {columns} per group",
-    "Look only at {rows}{where}. Summarize them by {groups}: return the {columns}",
-)
-_GROUPED_ALL = (
-    "For each {each} among the {rows}, return the {columns}",
-    "Group all {rows} by {groups}. For each group, return the {columns}",
-    "Considering all {rows}, show the {columns} for every {each}",
-    "Summarize the {rows} by {groups}: return the {columns}",
-)
-_DISTINCT = (
-    "Return each different {each} found among the {rows}{where}. Do not repeat any",
-    "Which distinct values of {each} occur among the {rows}{where}. List each only once",
-    "List every {each} that occurs among the {rows}{where}. Each should appear only once",
-)
-_HAVING = (
-    ". Keep only groups where {words}",
-    ". Include a group only if {words}",
-    ". Leave out every group unless {words}",
-    ". Report just those groups for which {words}",
-)
-_ORDERS = (
-    ". Sort the result by {}",
-    ". Order the rows by {}",
-    ". Arrange the result by {}",
-    ". The result is to be sorted by {}",
-)
-_LIMITS = (
-    ". Return only the first {n} {entry}",
-    ". Limit the output to {n} {entry}",
-    ", and stop after {n} {entry}",
-    ", limited to the first {n} {entry}",
-)
-_OFFSETS = (
-    ". Skip the first {skipped} and return the next {next}",
-    ". Return {n} {entry}, starting from the {nth} one",
-    ", limited to {n} {entry} starting from the {nth} one",
-    ". Leave out the first {skipped} and limit the rest to {n} {entry}",
-)
+PHRASES = read_data("phrases")
 
 
 def listed(words: Sequence[str]) -> str:
@@ -90,24 +23,23 @@ def listed(words: Sequence[str]) -> str:
 
 
 def rows(rng: random.Random, scene: Scene, where: Where | None, columns: str) -> str:
-    return _filled(rng, _ROWS_WHERE if where else _ROWS, scene, where, columns=columns)
+    templates = PHRASES["rows"] + (PHRASES["rows_with_condition"] if where else [])
+    return _filled(rng, templates, scene, where, columns=columns)
 
 
 def summary(rng: random.Random, scene: Scene, where: Where | None, columns: str, *, counts_only: bool) -> str:
-    return _filled(rng, _COUNTS if counts_only else _SUMMARIES, scene, where, columns=columns)
+    return _filled(rng, PHRASES["counts" if counts_only else "summaries"], scene, where, columns=columns)
 
 
 def grouped(rng: random.Random, scene: Scene, where: Where | None, groups: str, columns: str) -> str:
     each = f"combination of {groups}" if " and " in groups else groups
-    return _filled(rng, _GROUPED if where else _GROUPED_ALL, scene, where, columns=columns, groups=groups, each=each)
+    templates = PHRASES["groups_with_condition" if where else "groups"]
+    return _filled(rng, templates, scene, where, columns=columns, groups=groups, each=each)
 
 
 def distinct(rng: random.Random, scene: Scene, where: Where | None, columns: str, width: int) -> str:
-    return _filled(rng, _DISTINCT, scene, where, each=f"combination of {columns}" if width > 1 else columns)
-
-
-def having(rng: random.Random, words: str) -> str:
-    return rng.choice(_HAVING).format(words=words)
+    each = f"combination of {columns}" if width > 1 else columns
+    return _filled(rng, PHRASES["distinct"], scene, where, each=each)
 
 
 def keys(rng: random.Random, sort_keys: Sequence[tuple[str, bool, str]]) -> str:
@@ -129,15 +61,15 @@ def _direction(rng: random.Random, descending: bool, role: str) -> str:
 
 
 def tail(rng: random.Random, order: str, limit: int, skip: int) -> str:
-    """Order and limit, to be put behind a sentence that is still open; left open itself.
+    """The words for order and limit. They continue a sentence and leave it open.
 
     Args:
         limit, skip: 0 for none.
     """
-    text = rng.choice(_ORDERS).format(order)
+    text = rng.choice(PHRASES["orders"]).format(order)
     if not limit:
         return text
-    template = rng.choice(_OFFSETS if skip else _LIMITS)
+    template = rng.choice(PHRASES["offsets" if skip else "limits"])
     return text + template.format(
         n=limit,
         entry="entry" if limit == 1 else "entries",
@@ -160,7 +92,7 @@ def ordinal(number: int) -> str:
 
 
 def _filled(rng: random.Random, templates: Sequence[str], scene: Scene, where: Where | None, **slots: str) -> str:
-    """One of the templates; a list of conditions is not followed by a comma, so that it is clear where it ends."""
+    """One of the templates; a list of conditions has to end a sentence, so that it is clear where the list ends."""
     if where is not None and where.is_list:
         templates = [template for template in templates if re.search(r"\{where\}(\.|$)", template)]
     condition = f" {where.words}" if where else ""

@@ -1,6 +1,6 @@
-"""Which clauses a task's reference has, drawn so that the wanted skills and difficulty come out.
+"""Which clauses a task's reference statement has, drawn so that it shows the wanted skills and difficulty.
 
-A `Plan` says for each family of skills which member the statement shows. Left out: the statement itself.
+A `Plan` says for each family of skills which member the statement shows. `queries` and `changes` write the statement.
 """
 
 from __future__ import annotations
@@ -10,21 +10,29 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from dbbench_adapter.skills import SKILLS
+from dbbench_adapter.sql_skills import SKILLS
+
+
+class NoDraft(Exception):
+    """The draws so far give no good task; the text is the reason, under which it is counted."""
+
+
+def _fewest_skills(skill: str) -> int:
+    if skill == "having_aggregate_calculation":
+        return 4
+    if skill in ("select", "insert", "update"):
+        return 1
+    return 3 if skill.startswith(("having", "subquery", "limit")) else 2
+
 
 Difficulty = Literal["easy", "medium", "hard"]
 SKILL_COUNTS: Mapping[Difficulty, tuple[int, int]] = {"easy": (1, 3), "medium": (4, 5), "hard": (6, 9)}
-"""Skills per task, from and to. Of LifelongAgentBench's 500 tasks 212 are easy by this rule, 177 medium, 111 hard."""
+"""Skills per task, from and to. LifelongAgentBench has 212 easy, 177 medium and 111 hard tasks by this rule."""
 LIFELONG_SHARES: Mapping[Difficulty, float] = {"easy": 0.424, "medium": 0.354, "hard": 0.222}
-FEWEST_SKILLS = {
-    skill: {"having_aggregate_calculation": 4, "subquery_multiple": 3}.get(
-        skill, 1 if skill in ("select", "insert", "update") else 3 if skill[:3] in ("hav", "sub", "lim") else 2
-    )
-    for skill in SKILLS
-}
-"""The fewest skills a task that shows this one can have in all, e.g. 3 for `limit_only`: it needs select and order."""
+FEWEST_SKILLS = {skill: _fewest_skills(skill) for skill in SKILLS}
+"""How many skills a task has at least that shows this one, e.g. 3 for `limit_only`: it needs select and order."""
 MOST_SKILLS = {skill: 5 if skill == "insert" else 9 for skill in SKILLS}
-"""The most that it can: INSERT ... SELECT has only WHERE, sub-queries and a table alias to add to its two."""
+"""How many it has at most: INSERT ... SELECT can add only WHERE, sub-queries and a table alias to its two skills."""
 
 _CHANGES = ("insert", "update", "delete")
 _ATTEMPTS = 60
@@ -56,18 +64,18 @@ class Plan:
         return self.verb in ("update", "delete") and self.subquery is not None
 
     def skills(self) -> tuple[str, ...]:
-        """What `recognise_skills` finds in a statement of this plan."""
+        """The skills that `recognise_skills` finds in a statement of this plan."""
         found = {self.verb, self.where, self.group, self.having, self.order, self.limit, self.subquery}
         if self.is_copy or self.wraps_subqueries:
             found.add("select")
         if self.wraps_subqueries:
-            found |= {"subquery_nested", "table_alias"}
-        flags = {
-            "having_aggregate_calculation": self.calculation,
-            "column_alias": self.column_alias,
-            "table_alias": self.table_alias,
-        }
-        found |= {skill for skill, shown in flags.items() if shown}
+            found.add("subquery_nested")
+        if self.calculation:
+            found.add("having_aggregate_calculation")
+        if self.column_alias:
+            found.add("column_alias")
+        if self.table_alias or self.wraps_subqueries:
+            found.add("table_alias")
         return tuple(skill for skill in SKILLS if skill in found)
 
 
@@ -78,18 +86,15 @@ def has_room(difficulty: Difficulty, skill: str) -> bool:
 
 
 def draw_plan(
-    rng: random.Random,
-    skills: Mapping[str, float],
-    counts: Mapping[str, int],
-    difficulty: Difficulty,
+    rng: random.Random, skills: Mapping[str, float], counts: Mapping[str, int], difficulty: Difficulty
 ) -> Plan:
     """Draw one of `skills`, then more of all skills until the plan is as difficult as asked for.
 
     Args:
-        skills: weight of each skill that may be the one the task is for, each > 0.
+        skills: the weight of each skill that the task may be made for, each > 0.
         counts: how many tasks show a skill so far; a skill's weight is divided by that count plus one, which is
             LifelongAgentBench's rule for an even mix.
-        difficulty: sets how many skills the task shows; it must have room for one of `skills` at least.
+        difficulty: how many skills the task shows; it must have room for at least one of `skills`.
     """
     low, high = SKILL_COUNTS[difficulty]
     able = {skill: weight for skill, weight in skills.items() if has_room(difficulty, skill)}
@@ -111,14 +116,14 @@ def _weighted(rng: random.Random, skills: Mapping[str, float], counts: Mapping[s
 
 
 def _compatible(rng: random.Random, targets: Collection[str]) -> dict[str, float]:
-    """The further skills that some plan shows together with the targets; the targets alone where there is none."""
+    """The other skills that a plan can show together with the targets; the targets themselves where there are none."""
     missing = [skill for skill in SKILLS if skill not in targets]
     fitting = [skill for skill in missing if close_plan(rng, {*targets, skill}) is not None]
     return dict.fromkeys(fitting or sorted(targets), 1.0)
 
 
 def close_plan(rng: random.Random, targets: Collection[str]) -> Plan | None:
-    """A plan that shows the targets and what they need, e.g. HAVING a GROUP BY; None where they do not go together."""
+    """A plan with the targets and the clauses that these need (HAVING needs GROUP BY); None where there is none."""
     families = [_family(skill) for skill in targets]
     if any(families.count(family) > 1 for family in families if family):
         return None
@@ -129,12 +134,10 @@ def close_plan(rng: random.Random, targets: Collection[str]) -> Plan | None:
 
 
 def _family(skill: str) -> str:
-    """At most one skill per family; "" where several may stand together."""
-    if skill in (*_CHANGES, "group_by_single_column", "group_by_multiple_columns"):
-        return "change" if skill in _CHANGES else "group"
-    if skill == "having_aggregate_calculation" or skill in ("select", "column_alias", "table_alias"):
+    """A statement shows at most one skill of a family; "" where several may stand together."""
+    if skill in ("select", "column_alias", "table_alias", "having_aggregate_calculation"):
         return ""
-    return skill[:5]
+    return "change" if skill in _CHANGES else skill.partition("_")[0]
 
 
 def _one(targets: Collection[str], start: str, other_than: str = "") -> str | None:
@@ -153,12 +156,8 @@ def _insert_plan(rng: random.Random, targets: Collection[str]) -> Plan | None:
         where = where or _two_conditions(rng)
         if where == "where_single_condition":
             return None
-    return Plan(
-        "insert",
-        where=where or "where_single_condition",
-        subquery=subquery,
-        table_alias="table_alias" in targets,
-    )
+    where = where or "where_single_condition"
+    return Plan("insert", where=where, subquery=subquery, table_alias="table_alias" in targets)
 
 
 def _changing_plan(rng: random.Random, verb: str, targets: Collection[str]) -> Plan | None:
@@ -200,18 +199,8 @@ def _select_plan(rng: random.Random, targets: Collection[str]) -> Plan | None:
         where = _two_conditions(rng)
     if subquery == "subquery_multiple" and where is None and having == "having_single_condition_with_aggregate":
         where = "where_single_condition"
-    return Plan(
-        "select",
-        where,
-        group,
-        having,
-        calculation,
-        order,
-        limit,
-        "column_alias" in targets,
-        "table_alias" in targets,
-        subquery,
-    )
+    aliases = "column_alias" in targets, "table_alias" in targets
+    return Plan("select", where, group, having, calculation, order, limit, *aliases, subquery)
 
 
 def _two_conditions(rng: random.Random) -> str:

@@ -1,7 +1,7 @@
 """SELECT statements with their questions: columns, groups, HAVING, order and limit as a plan has them.
 
-Where rows are ordered or cut off, the order is total: no two rows that tie differ in what is shown. Left out: joins,
-UNION, window functions, sub-queries in FROM or in the select list.
+Where rows are ordered or cut off, rows that tie are equal in every column of the result. Joins, UNION, window
+functions, and sub-queries in FROM or in the select list are left out.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ from dataclasses import dataclass
 from dbbench_adapter.datatypes import Cell
 from dbbench_adapter.generate import phrases
 from dbbench_adapter.generate.conditions import NUMBER_WORDS, Where, draw_where
-from dbbench_adapter.generate.plans import Plan
+from dbbench_adapter.generate.phrases import PHRASES
+from dbbench_adapter.generate.plans import NoDraft, Plan
 from dbbench_adapter.generate.tables import Scene
 from dbbench_adapter.generate.values import Field
 
 _ATTEMPTS = 12
-
-
-class NoDraft(Exception):
-    """This table and these draws give no good task; the text is the reason, for counting."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class Output:
-    """Something that a query can show or sort by."""
+    """Something that a query can return or sort by."""
 
     phrase: str
     """A noun without article: `driver name`, `total distance`."""
@@ -48,12 +45,12 @@ class Output:
     """The role of its field; `aggregate` for what is computed over rows."""
 
     @property
-    def shown(self) -> str:
+    def select_item(self) -> str:
         return f"{self.sql} AS {self.alias}" if self.alias else self.sql
 
     @property
     def name(self) -> str:
-        """How ORDER BY calls it."""
+        """Its name in ORDER BY."""
         return self.alias or self.sql
 
 
@@ -73,41 +70,32 @@ def draw_query(rng: random.Random, scene: Scene, plan: Plan) -> Draft:
     Raises:
         NoDraft: the table gives none.
     """
-    alias = table_alias(scene) if plan.table_alias else ""
-    at = f"{alias}." if alias else ""
+    at = f"{scene.alias}." if plan.table_alias else ""
     in_where, in_having = _share_subqueries(rng, plan)
     where = draw_where(rng, scene, plan, at, in_where) if plan.where else None
-    if plan.where and where is None:
-        raise NoDraft("no_condition")
-    source = f"FROM {scene.table.name}{f' AS {alias}' if alias else ''}{f' WHERE {where.sql}' if where else ''}"
+    source = f"FROM {scene.source(at)}{f' WHERE {where.sql}' if where else ''}"
     if plan.group:
         outputs, groups = _grouped_outputs(rng, scene, plan, at)
         having_words, having_sql = _having(rng, scene, plan, at, groups, source, in_having)
         source += f" GROUP BY {', '.join(group.sql for group in groups)}{having_sql}"
-        opening = phrases.grouped(rng, scene, where, _listed(groups), _shown(rng, outputs))
+        opening = phrases.grouped(rng, scene, where, _listed(groups), _named(rng, outputs))
         return _ordered(rng, scene, plan, outputs, outputs, source, opening + having_words)
     if not plan.order and rng.random() < 0.3:
         outputs = _aliased(rng, scene, plan, _summaries(rng, scene, at, most=3))
-        counts_only = [output.shown for output in outputs] == ["COUNT(*)"]
-        opening = phrases.summary(rng, scene, where, _shown(rng, outputs), counts_only=counts_only)
+        counts_only = [output.select_item for output in outputs] == ["COUNT(*)"]
+        opening = phrases.summary(rng, scene, where, _named(rng, outputs), counts_only=counts_only)
         return Draft("SELECT", phrases.ended(opening), _select(outputs, source))
     outputs = _row_outputs(rng, scene, plan, at)
     if not plan.order and rng.random() < 0.12:
         return _distinct(rng, scene, plan, where, source, at)
-    opening = phrases.rows(rng, scene, where, _shown(rng, outputs))
+    opening = phrases.rows(rng, scene, where, _named(rng, outputs))
     extra = [_plain_output(field, at) for field in scene.fields]
-    candidates = outputs + [output for output in extra if output.sql not in {shown.sql for shown in outputs}]
+    candidates = outputs + [output for output in extra if output.sql not in {known.sql for known in outputs}]
     return _ordered(rng, scene, plan, outputs, candidates, source, opening)
 
 
-def table_alias(scene: Scene) -> str:
-    """The initials of the table's name, as people write them."""
-    initials = "".join(part[0] for part in scene.theme.table.split("_"))
-    return initials if initials not in ("as", "by", "do", "if", "in", "is", "of", "on", "or", "to") else f"{initials}t"
-
-
 def _share_subqueries(rng: random.Random, plan: Plan) -> tuple[int, int]:
-    """How many sub-queries stand in WHERE and how many in HAVING."""
+    """How many sub-queries go into WHERE and how many into HAVING."""
     if plan.subquery is None:
         return 0, 0
     room = {"where_single_condition": 1, None: 0}.get(plan.where, 2)
@@ -119,13 +107,12 @@ def _share_subqueries(rng: random.Random, plan: Plan) -> tuple[int, int]:
 
 
 def _select(outputs: Sequence[Output], source: str) -> str:
-    return f"SELECT {', '.join(output.shown for output in outputs)} {source}"
+    return f"SELECT {', '.join(output.select_item for output in outputs)} {source}"
 
 
-def _shown(rng: random.Random, outputs: Sequence[Output]) -> str:
+def _named(rng: random.Random, outputs: Sequence[Output]) -> str:
     """The columns in words: `driver name, start city and total distance (as total_distance)`."""
-    naming = rng.choice(phrases.NAMINGS)
-    return _listed(outputs, naming)
+    return _listed(outputs, rng.choice(PHRASES["namings"]))
 
 
 def _listed(outputs: Sequence[Output], naming: str = "{}") -> str:
@@ -133,7 +120,7 @@ def _listed(outputs: Sequence[Output], naming: str = "{}") -> str:
     return phrases.listed(words)
 
 
-# What is shown --------------------------------------------------------------------------------------------------------
+# Columns of the result ------------------------------------------------------------------------------------------------
 
 
 def _plain_output(field: Field, at: str) -> Output:
@@ -145,7 +132,7 @@ def _row_outputs(rng: random.Random, scene: Scene, plan: Plan, at: str) -> list[
     outputs = [_plain_output(field, at) for field in sorted(fields, key=scene.fields.index)]
     amounts = scene.of("amount")
     if plan.column_alias and len(amounts) == 2 and rng.random() < 0.35:
-        words, operator, alias = rng.choice(phrases.CALCULATIONS)
+        words, operator, alias = rng.choice(PHRASES["calculations"])
         first, second = rng.sample(amounts, 2)
         sql = f"{at}{first.name} {operator} {at}{second.name}"
         return [*outputs[:2], Output(words.format(first.phrase, second.phrase), sql, alias, "aggregate")]
@@ -153,7 +140,7 @@ def _row_outputs(rng: random.Random, scene: Scene, plan: Plan, at: str) -> list[
 
 
 def _aliased(rng: random.Random, scene: Scene, plan: Plan, outputs: list[Output]) -> list[Output]:
-    """Give one or more outputs another name where the plan has column aliases."""
+    """Where the plan has column aliases, give one to every aggregate, or to one column if there is none."""
     if not plan.column_alias:
         return outputs
     computed = [output for output in outputs if output.role == "aggregate"]
@@ -182,7 +169,7 @@ def _summaries(rng: random.Random, scene: Scene, at: str, most: int) -> list[Out
     """Between one and `most` different aggregates."""
     pool = [Output(f"number of {scene.rows}", "COUNT(*)", role="aggregate")]
     for field in scene.numbers:
-        for function, words in phrases.AGGREGATES.items():
+        for function, words in PHRASES["aggregates"].items():
             if function != "SUM" or field.role == "amount":
                 pool.append(Output(f"{words} {field.phrase}", f"{function}({at}{field.name})", role="aggregate"))
     weights = [3.0] + [1.0] * (len(pool) - 1)
@@ -191,7 +178,7 @@ def _summaries(rng: random.Random, scene: Scene, at: str, most: int) -> list[Out
 
 
 def _grouped_outputs(rng: random.Random, scene: Scene, plan: Plan, at: str) -> tuple[list[Output], list[Output]]:
-    """What is shown (the groups first), and the groups alone."""
+    """The columns of the result (the groups first), and the groups alone."""
     size = 1 if plan.group == "group_by_single_column" else 2
     groups = [_plain_output(field, at) for field in rng.sample(scene.of("category"), size)]
     summaries = _aliased(rng, scene, plan, _summaries(rng, scene, at, most=2))
@@ -201,32 +188,27 @@ def _grouped_outputs(rng: random.Random, scene: Scene, plan: Plan, at: str) -> t
 def _distinct(rng: random.Random, scene: Scene, plan: Plan, where: Where | None, source: str, at: str) -> Draft:
     fields = rng.sample(scene.of("category"), rng.choice([1, 1, 2]))
     outputs = _aliased(rng, scene, plan, [_plain_output(field, at) for field in fields])
-    opening = phrases.distinct(rng, scene, where, _shown(rng, outputs), len(outputs))
+    opening = phrases.distinct(rng, scene, where, _named(rng, outputs), len(outputs))
     return Draft("SELECT", phrases.ended(opening), _select(outputs, source).replace("SELECT", "SELECT DISTINCT", 1))
 
 
 # HAVING ---------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Test:
-    """A condition on a group."""
-
-    words: str
-    sql: str
+_Test = tuple[str, str]
+"""A condition on a group, in words and in SQL."""
 
 
 def _having(
     rng: random.Random, scene: Scene, plan: Plan, at: str, groups: list[Output], source: str, num_subqueries: int
 ) -> tuple[str, str]:
-    """Words (a sentence of their own, the full stop before it included) and SQL; both empty without HAVING."""
+    """Words (a sentence that begins with the full stop before it) and SQL; both are empty without HAVING."""
     if not plan.having:
         return "", ""
     by = ", ".join(group.sql for group in groups)
     size = 1 if plan.having == "having_single_condition_with_aggregate" else 2
     for _ in range(_ATTEMPTS):
-        tests: list[_Test | None] = []
-        tests += (_against_subquery(rng, scene, plan, at, groups) for _ in range(num_subqueries))
+        tests: list[_Test | None] = [_against_subquery(rng, scene, plan, at, groups) for _ in range(num_subqueries)]
         if plan.calculation and not num_subqueries:
             tests.append(_against_number(rng, scene, _calculation(rng, scene, at), source, by))
         while len(tests) < size:
@@ -234,15 +216,15 @@ def _having(
         rng.shuffle(tests)
         drawn = [test for test in tests if test is not None]
         word = rng.choice(["AND", "AND", "OR"])
-        sql = f" {word} ".join(test.sql for test in drawn)
-        if len(drawn) == size and _filters(scene, [sql, *(test.sql for test in drawn)], source, by):
-            words = f" {word.lower()} ".join(test.words for test in drawn)
-            return phrases.having(rng, words), f" HAVING {sql}"
+        sql = f" {word} ".join(test for _, test in drawn)
+        if len(drawn) == size and _filters(scene, [sql, *(test for _, test in drawn)], source, by):
+            words = f" {word.lower()} ".join(words for words, _ in drawn)
+            return rng.choice(PHRASES["having"]).format(words=words), f" HAVING {sql}"
     raise NoDraft("no_having")
 
 
 def _filters(scene: Scene, conditions: list[str], source: str, by: str) -> bool:
-    """Whether some groups stay and some go under the first condition, and the others say something else, if several."""
+    """Whether the first condition keeps some groups and drops some, and differs from each of the others, if several."""
     columns = ", ".join(f"({condition}) <> 0" for condition in conditions)
     whole, *parts = zip(*scene.ask(f"SELECT {columns} {source} GROUP BY {by}"), strict=True)
     return 0 < sum(whole) < len(whole) and (len(parts) == 1 or whole not in parts)
@@ -277,11 +259,11 @@ def _against_number(rng: random.Random, scene: Scene, output: Output, source: st
     operator = rng.choice([">", "<", ">=", "<="])
     number = _between(values[cut], values[cut + 1], low_included=operator in (">", "<="))
     words = rng.choice(NUMBER_WORDS[operator]).format(number)
-    return _Test(f"the {output.phrase} {words}", f"{output.sql} {operator} {number}")
+    return f"the {output.phrase} {words}", f"{output.sql} {operator} {number}"
 
 
 def _between(low: float, high: float, *, low_included: bool) -> int:
-    """A whole number from low to high, one end of which is out; a round one where there is room."""
+    """A whole number from low to high, one end of which is excluded; a round number where there is room."""
     first, last = (math.ceil(low), math.ceil(high) - 1) if low_included else (math.floor(low) + 1, math.floor(high))
     for step in (1000, 100, 50, 10, 5):
         if (round_number := -(-first // step) * step) <= last:
@@ -299,23 +281,16 @@ def _against_subquery(rng: random.Random, scene: Scene, plan: Plan, at: str, gro
         outer, outer_word = rng.choice([("AVG", "mean"), ("AVG", "mean"), ("MIN", "lowest")])
         group = rng.choice(groups)
         inner = f"SELECT {function}({name}) AS group_value FROM {table} GROUP BY {group.sql.removeprefix(at)}"
-        return _Test(
-            f"the {word} {phrase} {words} {times}the {outer_word} of the {word} {phrase} values computed per "
-            f"{group.phrase} over the whole table",
-            f"{function}({at}{name}) {operator} {factor}(SELECT {outer}(d.group_value) FROM ({inner}) AS d)",
-        )
-    function, word, inner, inner_word = rng.choice(
-        [
-            ("AVG", "average", "AVG", "average"),
-            ("MAX", "highest", "AVG", "average"),
-            ("MIN", "lowest", "AVG", "average"),
-            ("SUM", "total", "MAX", "highest"),
-        ]
-    )
-    return _Test(
-        f"the {word} {phrase} {words} {times}the {inner_word} {phrase} of all {scene.rows} in the whole table",
-        f"{function}({at}{name}) {operator} {factor}(SELECT {inner}({name}) FROM {table})",
-    )
+        query = f"SELECT {outer}(d.group_value) FROM ({inner}) AS d"
+        of_what = f"{outer_word} of the {word} {phrase} values computed per {group.phrase} over the whole table"
+    else:
+        choices = [("AVG", "average"), ("MAX", "highest"), ("MIN", "lowest"), ("SUM", "total")]
+        function, word = rng.choice(choices)
+        inner, inner_word = ("MAX", "highest") if function == "SUM" else ("AVG", "average")
+        query = f"SELECT {inner}({name}) FROM {table}"
+        of_what = f"{inner_word} {phrase} of all {scene.rows} in the whole table"
+    sql = f"{function}({at}{name}) {operator} {factor}({query})"
+    return f"the {word} {phrase} {words} {times}the {of_what}", sql
 
 
 # ORDER BY and LIMIT ---------------------------------------------------------------------------------------------------
@@ -344,7 +319,7 @@ def _ordered(
 
 
 def draw_keys(rng: random.Random, plan: Plan, candidates: Sequence[Output]) -> list[SortKey]:
-    """One or two sort keys; of two, the first one repeats (a category, a level) where the candidates have such."""
+    """One or two sort keys; the first of two is a column whose values repeat, if there is one."""
     if plan.order == "order_by_single_column":
         return [SortKey(rng.choice(candidates), rng.random() < 0.5)]
     repeating = [output for output in candidates if output.role in ("category", "level", "date")] or list(candidates)
@@ -358,17 +333,17 @@ def draw_keys(rng: random.Random, plan: Plan, candidates: Sequence[Output]) -> l
 
 
 def _untied(scene: Scene, outputs: list[Output], keys: list[SortKey], source: str) -> list[tuple[Cell, ...]] | None:
-    """The rows shown, unordered; None where rows that differ tie on every key.
+    """The rows of the result, unordered; None where rows that differ tie on every key.
 
-    MySQL gives averages four decimals, so that averages nearer to each other count as tied.
+    MySQL gives averages four decimals, so averages nearer to each other count as tied.
     """
     columns = ", ".join(output.sql for output in [*outputs, *(key.output for key in keys)])
     rows = scene.ask(f"SELECT {columns} {source}")
-    shown_by_key: dict[tuple[Cell, ...], tuple[Cell, ...]] = {}
+    result_by_key: dict[tuple[Cell, ...], tuple[Cell, ...]] = {}
     for row in rows:
-        shown, key = row[: len(outputs)], row[len(outputs) :]
+        result, key = row[: len(outputs)], row[len(outputs) :]
         rounded = tuple(round(cell, 3) if isinstance(cell, float) else cell for cell in key)
-        if shown_by_key.setdefault(rounded, shown) != shown:
+        if result_by_key.setdefault(rounded, result) != result:
             return None
     if len(keys) == 2 and not both_decide([row[len(outputs)] for row in rows]):
         return None
@@ -376,7 +351,7 @@ def _untied(scene: Scene, outputs: list[Output], keys: list[SortKey], source: st
 
 
 def both_decide(first: Sequence[Cell]) -> bool:
-    """Whether of two sort keys either matters, judging by the first one's values: some differ and some repeat."""
+    """Whether both of two sort keys matter: some values of the first one differ and some repeat."""
     return 1 < len(set(first)) < len(first)
 
 

@@ -1,6 +1,6 @@
-"""A table drawn from a theme, kept at hand for looking things up while a task over it is written.
+"""A table drawn from a theme, and a database that holds it while tasks over it are written.
 
-Left out: joins (one table per task, as in LifelongAgentBench) and NULLs.
+A task has one table, as in LifelongAgentBench; joins and NULLs are left out.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from dbbench_adapter.generate.themes import Theme
 from dbbench_adapter.generate.values import Field, Role
 
 NAME_ENDINGS = ("", "", "", "_log", "_archive", "_data", "_2021", "_2022", "_2023", "_2024", "_north", "_south")
+_SQL_WORDS = frozenset({"as", "by", "do", "if", "in", "is", "of", "on", "or", "to"})
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A table with the words for it; `ask` runs our own plain SQL, for thresholds and ties."""
+    """A table with the words for it; `ask` runs our own SQL on it, to find thresholds and ties."""
 
     theme: Theme
     table: Table
     fields: tuple[Field, ...]
     """One per column, in column order."""
-    spare: Row
-    """One more row of the same distributions, whose key and label the table does not hold."""
+    extra_row: Row
+    """One more row of the same distributions; the table does not hold its key and label."""
     connection: sqlite3.Connection
 
     @property
@@ -37,6 +38,16 @@ class Scene:
     @property
     def rows(self) -> str:
         return self.theme.rows
+
+    @property
+    def alias(self) -> str:
+        """The initials of the table's name, as people write them."""
+        initials = "".join(part[0] for part in self.theme.table.split("_"))
+        return initials if initials not in _SQL_WORDS else f"{initials}t"
+
+    def source(self, at: str) -> str:
+        """The table as FROM names it; `at` is the prefix of its columns, `t.` or nothing."""
+        return f"{self.table.name} AS {at[:-1]}" if at else self.table.name
 
     def of(self, *roles: Role) -> list[Field]:
         return [field for field in self.fields if field.role in roles]
@@ -59,10 +70,10 @@ def draw_scene(rng: random.Random, themes: Sequence[Theme], num_rows: int) -> Sc
     theme = rng.choice(themes)
     fields = _some_fields(rng, theme)
     cells = [field.values(rng, num_rows + 1) for field in fields]
-    *rows, spare = zip(*cells, strict=True)
+    *rows, extra_row = zip(*cells, strict=True)
     name = theme.table + rng.choice(NAME_ENDINGS)
     table = Table(name, tuple(Column(field.name, field.type) for field in fields), tuple(rows))
-    return Scene(theme, table, fields, spare, _in_memory(table))
+    return Scene(theme, table, fields, extra_row, in_memory(table))
 
 
 def _some_fields(rng: random.Random, theme: Theme) -> tuple[Field, ...]:
@@ -76,9 +87,10 @@ def _some_fields(rng: random.Random, theme: Theme) -> tuple[Field, ...]:
     return tuple(field for field in theme.fields if field in chosen)
 
 
-def _in_memory(table: Table) -> sqlite3.Connection:
+def in_memory(table: Table) -> sqlite3.Connection:
+    """A SQLite database with this table alone."""
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    columns = ", ".join(f"{column.name} {column.type}" for column in table.columns)
-    connection.execute(f"CREATE TABLE {table.name} ({columns})")
-    connection.executemany(f"INSERT INTO {table.name} VALUES ({', '.join('?' * len(table.columns))})", table.rows)
+    columns = ", ".join(f"`{column.name}` {column.type}" for column in table.columns)
+    connection.execute(f"CREATE TABLE `{table.name}` ({columns})")
+    connection.executemany(f"INSERT INTO `{table.name}` VALUES ({', '.join('?' * len(table.columns))})", table.rows)
     return connection

@@ -1,8 +1,8 @@
-"""Tasks without end: draw a plan, a table and a draft, run the reference, let out what makes a good task.
+"""An endless stream of tasks: draw a plan, a table and a draft, run the reference, and keep what makes a good task.
 
 A reference runs on the SQLite backend, which answers as MySQL does; a good task's answer is the same on MySQL and
-MariaDB. Refused and drawn again: no row, an answer longer than an agent is shown, a change that changes nothing, a
-question or a statement that was there before.
+MariaDB. A draft is refused and drawn again if it gives no row, an answer longer than the part that an agent sees, a
+change that changes nothing, or a question or statement that was there before.
 """
 
 from __future__ import annotations
@@ -11,44 +11,36 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
 
 from dbbench_adapter.backends import open_backend
 from dbbench_adapter.backends.base import Backend, Database
 from dbbench_adapter.backends.mysql_on_sqlite.kinds import plain
 from dbbench_adapter.datatypes import Gold, Rows, Table, Task
 from dbbench_adapter.generate.changes import draw_change
-from dbbench_adapter.generate.held_out_themes import HELD_OUT_THEMES
 from dbbench_adapter.generate.plans import (
     FEWEST_SKILLS,
     LIFELONG_SHARES,
     MOST_SKILLS,
     SKILL_COUNTS,
     Difficulty,
+    NoDraft,
     draw_plan,
     has_room,
 )
-from dbbench_adapter.generate.queries import Draft, NoDraft, draw_query
+from dbbench_adapter.generate.queries import Draft, draw_query
 from dbbench_adapter.generate.tables import Scene, draw_scene
-from dbbench_adapter.generate.themes import Theme
-from dbbench_adapter.generate.train_themes import TRAIN_THEMES
-from dbbench_adapter.skills import SKILLS, recognise_skills
+from dbbench_adapter.generate.themes import THEMES, Split
+from dbbench_adapter.sql_skills import SKILLS, recognise_skills
 
-Split = Literal["train", "held_out"]
-THEMES: Mapping[Split, Sequence[Theme]] = {"train": TRAIN_THEMES, "held_out": HELD_OUT_THEMES}
 NUM_ROWS: Mapping[Difficulty, tuple[int, int]] = {"easy": (8, 20), "medium": (20, 50), "hard": (20, 50)}
 MAX_SHOWN_CHARS = 800
-"""The result, printed as a list of tuples, fits into what DB-Bench shows an agent before it cuts."""
+"""The longest result, printed as a list of tuples, that DB-Bench shows an agent whole."""
 TASKS_PER_TABLE = 3
 MAX_REFUSALS = 500
 
 
 class ExhaustedError(RuntimeError):
-    """No new task came out of many draws: what was asked for leaves too few different ones."""
-
-
-class _Unfit(Exception):
-    """The draft makes no good task; the text is the reason, for counting."""
+    """Many draws gave no new task: the arguments leave too few different ones."""
 
 
 def generate(
@@ -63,11 +55,11 @@ def generate(
     """The first `n` tasks of `task_stream`.
 
     Raises:
-        ValueError: `n` below 1, or what `task_stream` refuses.
-        ExhaustedError: there are not so many different tasks.
+        ValueError: `n` is below 1, or `task_stream` refuses an argument.
+        ExhaustedError: there are fewer than `n` different tasks.
     """
     if n < 1:
-        raise ValueError(f"{n} tasks asked for, expected 1 or more")
+        raise ValueError(f"n is {n}, expected 1 or more")
     stream = task_stream(seed=seed, split=split, difficulty=difficulty, skills=skills, refused=refused)
     return list(itertools.islice(stream, n))
 
@@ -80,15 +72,15 @@ def task_stream(
     skills: Mapping[str, float] | None = None,
     refused: Counter[str] | None = None,
 ) -> Iterator[Task]:
-    """Tasks without end, the same ones for the same arguments; no question and no statement comes twice.
+    """An endless stream of tasks, the same for the same arguments; no question and no statement comes twice.
 
     Args:
         split: `held_out` has subjects, and so table names, statements and questions, that `train` never has.
         difficulty: how many skills a task shows (`SKILL_COUNTS`) and how large its table is; None mixes the three as
             LifelongAgentBench does.
-        skills: weight per skill; every task shows at least one of these, drawn by weight. None takes all 22 alike.
-            Either way a skill's chance falls with the number of tasks that show it already, as 1 / (count + 1).
-        refused: counts why drafts were drawn again, by reason.
+        skills: weight per skill; every task shows at least one of these, drawn by weight. None gives all 22 the same
+            weight. In both cases a weight is divided by 1 + the number of tasks that show the skill already.
+        refused: counts, by reason, the drafts that were drawn again.
     Raises:
         ValueError: an unknown split, difficulty or skill, a weight that is not positive, or a skill that the
             difficulty has no room for.
@@ -102,7 +94,7 @@ def _checked(split: str, difficulty: Difficulty | None, skills: Mapping[str, flo
         raise ValueError(f"unknown split {split!r}, expected one of {', '.join(THEMES)}")
     if difficulty is not None and difficulty not in SKILL_COUNTS:
         raise ValueError(f"unknown difficulty {difficulty!r}, expected one of {', '.join(SKILL_COUNTS)}")
-    weights: dict[str, float] = {skill: 1.0 for skill in SKILLS} if skills is None else dict(skills)
+    weights = dict.fromkeys(SKILLS, 1.0) if skills is None else dict(skills)
     if unknown := [skill for skill in weights if skill not in FEWEST_SKILLS]:
         raise ValueError(f"unknown skill {unknown[0]!r}, expected some of {', '.join(SKILLS)}")
     if not weights or any(not weight > 0 for weight in weights.values()):
@@ -141,11 +133,11 @@ def _stream(
                     draft = draw_query(rng, scene, plan) if plan.verb == "select" else draw_change(rng, scene, plan)
                     shown = recognise_skills(draft.sql)
                     if shown != plan.skills():
-                        raise _Unfit("other_skills")
+                        raise NoDraft("other_skills")
                     if {draft.sql, f"{scene.table.name}: {draft.question}"} & seen:
-                        raise _Unfit("repeated")
+                        raise NoDraft("repeated")
                     gold = checked_gold(backend, scene.table, draft)
-                except (NoDraft, _Unfit) as reason:
+                except NoDraft as reason:
                     refused[str(reason)] += 1
                     continue
                 break
@@ -162,7 +154,7 @@ def _stream(
                 kind=draft.kind,
                 tables=(scene.table,),
                 gold=gold,
-                table_note=table_note(scene.table),
+                table_note=scene.table.note,
                 skills=shown,
                 source="generated",
                 typed=True,
@@ -177,18 +169,12 @@ def _drawn_difficulty(rng: random.Random, weights: Mapping[str, float]) -> Diffi
     return rng.choices(list(shares), list(shares.values()))[0]
 
 
-def table_note(table: Table) -> str:
-    """The sentence that names table and headers, as `load.py` words it for LifelongAgentBench."""
-    headers = ", ".join(column.name for column in table.columns)
-    return f"The table is called {table.name} and has these headers: {headers}."
-
-
 def checked_gold(backend: Backend, table: Table, draft: Draft) -> Gold:
     """Run the reference on a fresh copy of the table and read off the gold.
 
     Raises:
-        _Unfit: the result makes no good task.
-        RuntimeError: the reference does not run; the fault is in this package.
+        NoDraft: the result makes no good task.
+        RuntimeError: the reference does not run, which is a fault of this package.
     """
     with backend.open((table,), typed=True) as database:
         before = database.table_hash((table,)) if draft.kind != "SELECT" else None
@@ -203,14 +189,14 @@ def checked_gold(backend: Backend, table: Table, draft: Draft) -> Gold:
 def _checked_rows(found: Sequence[Sequence[object]]) -> Rows:
     rows: Rows = tuple(tuple(plain(cell) for cell in row) for row in found)
     if not rows or any(cell is None for row in rows for cell in row):
-        raise _Unfit("empty_answer")
+        raise NoDraft("empty_answer")
     if len(str(list(found))) > MAX_SHOWN_CHARS:
-        raise _Unfit("long_answer")
+        raise NoDraft("long_answer")
     return rows
 
 
 def _checked_hash(database: Database, table: Table, before: str | None) -> str:
     after = database.table_hash((table,))
     if after is None or after in (before, "None"):
-        raise _Unfit("no_change" if after == before else "empty_table")
+        raise NoDraft("no_change" if after == before else "empty_table")
     return after

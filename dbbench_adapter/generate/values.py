@@ -1,20 +1,21 @@
-"""What the columns of generated tables hold: names, places, categories, money, counts, ratings, years, dates, codes.
+"""The columns of generated tasks: names, places, categories, money, counts, ratings, years, dates, codes.
 
-A `Field` is a column together with the words that a question calls it by and the distribution of its cells. Cells are
-INT or TEXT and never NULL; no text holds a quote, bracket, comma, backquote or backslash, and no two texts of a column
-differ by case or accents alone, so that MySQL and SQLite group and sort them alike. Left out: decimals, missing values.
+A `Field` is a column together with its English name and the distribution of its cells. Cells are INT or TEXT and never
+NULL. No text holds a quote, bracket, comma, backquote or backslash, and no two texts of a column differ by case or
+accents alone, so that MySQL and SQLite group and sort them alike. Decimals and missing values are left out.
 """
 
 from __future__ import annotations
 
 import datetime
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
-Values = Callable[[random.Random, int], list[int] | list[str]]
-"""Given a generator and a number of rows: one cell per row."""
+from dbbench_adapter.datatypes import Cell
+from dbbench_adapter.generate.data_files import read_data
 
 Role = Literal["key", "label", "category", "amount", "level", "date"]
 """key: INT, never repeats. label: TEXT, never repeats. category: TEXT, repeats, to group by. amount: INT, summed.
@@ -29,121 +30,72 @@ class Field:
     role: Role
     phrase: str
     """A singular noun without article, e.g. `number of seats`."""
-    values: Values
+    values: Callable[[random.Random, int], list[Any]]
+    """Draws so many cells, one per row."""
 
     @property
     def type(self) -> Literal["INT", "TEXT"]:
         return "INT" if self.role in ("key", "amount", "level") else "TEXT"
 
 
-def key(name: str, phrase: str = "") -> Field:
-    """Numbers that rise from row to row, now and then with gaps, and never repeat."""
+def make_field(phrase: str = "", **column: Any) -> Field:
+    """The field of a `columns` entry of `themes.yaml`, whose first key is one of `KINDS`.
 
-    def values(rng: random.Random, n: int) -> list[int]:
-        number, gaps = rng.choice([1, 101, 501, 1001, 2001, 5001]), rng.random() < 0.3
-        cells = []
-        for _ in range(n):
-            cells.append(number)
-            number += rng.randint(1, 4) if gaps else 1
-        return cells
-
-    return Field(name, "key", phrase or _phrase(name), values)
+    Args:
+        phrase: its English name; by default the words of the column name.
+    """
+    (kind, name), *options = column.items()
+    role, values = KINDS[kind]
+    words = " ".join("ID" if word == "id" else word for word in name.split("_"))
+    return Field(name, role, phrase or words, partial(values, **dict(options)))
 
 
-def person(name: str, phrase: str = "") -> Field:
-    """Full names, one per row."""
-    return Field(name, "label", phrase or _phrase(name), _distinct(FIRST_NAMES, LAST_NAMES))
+def literal(cell: Cell) -> str:
+    """A text or number in SQL; generated texts hold no quotes."""
+    return f"'{cell}'" if isinstance(cell, str) else str(cell)
 
 
-def title(name: str, first: str, second: str, phrase: str = "") -> Field:
-    """Two-word names, one per row, from comma-separated halves that give 64 or more pairs."""
-    return Field(name, "label", phrase or _phrase(name), _distinct(_listed(first), _listed(second)))
+def _rising_numbers(rng: random.Random, n: int) -> list[int]:
+    """Numbers that rise from row to row, sometimes with gaps."""
+    number, gaps = rng.choice([1, 101, 501, 1001, 2001, 5001]), rng.random() < 0.3
+    cells = []
+    for _ in range(n):
+        cells.append(number)
+        number += rng.randint(1, 4) if gaps else 1
+    return cells
 
 
-def code(name: str, prefix: str, phrase: str = "") -> Field:
-    """Codes such as QX-417, one per row; the part before the hyphen repeats."""
-
-    def values(rng: random.Random, n: int) -> list[str]:
-        prefixes = [prefix, *(f"{prefix[0]}{letter}" for letter in rng.sample("KQVXZ", 2))]
-        return [f"{rng.choice(prefixes)}-{number}" for number in rng.sample(range(100, 1000), n)]
-
-    return Field(name, "label", phrase or _phrase(name), values)
+def _full_names(rng: random.Random, n: int) -> list[str]:
+    """Different people."""
+    words = read_data("themes")
+    return _two_words(rng, n, first=words["first_names"], second=words["last_names"])
 
 
-def staff(name: str, phrase: str = "") -> Field:
-    """Full names of a few people who come up again and again."""
-
-    def values(rng: random.Random, n: int) -> list[str]:
-        return _repeated(rng, _pairs(rng, FIRST_NAMES, LAST_NAMES, min(rng.randint(4, 8), max(2, n // 3))), n)
-
-    return Field(name, "category", phrase or _phrase(name), values)
-
-
-def pick(name: str, choices: str, phrase: str = "") -> Field:
-    """One of a few comma-separated words, some far more often than others in half of the tables."""
-    words = _listed(choices)
-
-    def values(rng: random.Random, n: int) -> list[str]:
-        return _repeated(rng, rng.sample(words, max(2, min(len(words), n // 3))), n)
-
-    return Field(name, "category", phrase or _phrase(name), values)
-
-
-def city(name: str, phrase: str = "") -> Field:
-    return _some_of(name, CITIES, phrase)
-
-
-def country(name: str, phrase: str = "") -> Field:
-    return _some_of(name, COUNTRIES, phrase)
-
-
-def amount(name: str, low: int, high: int, phrase: str = "") -> Field:
-    """Whole numbers that may be added up: even, skewed to the low end, or in round steps, by table."""
-    return Field(name, "amount", phrase or _phrase(name), _numbers(low, high))
-
-
-def level(name: str, low: int, high: int, phrase: str = "") -> Field:
-    """Whole numbers that are compared and averaged but not added up: ratings, ages, years."""
-    return Field(name, "level", phrase or _phrase(name), lambda rng, n: [rng.randint(low, high) for _ in range(n)])
-
-
-def day(name: str, phrase: str = "") -> Field:
-    """Dates as text (2023-05-17) over one or two years; in half of the tables days repeat."""
-
-    def values(rng: random.Random, n: int) -> list[str]:
-        first = datetime.date(rng.randint(2019, 2024), 1, 1)
-        days = [first + datetime.timedelta(rng.randrange(rng.choice([365, 700]))) for _ in range(n)]
-        if rng.random() < 0.5:
-            days = rng.choices(days[: max(3, n // 2)], k=n)
-        return [f"{date:%Y-%m-%d}" for date in days]
-
-    return Field(name, "date", phrase or _phrase(name), values)
-
-
-def _phrase(name: str) -> str:
-    words = ["ID" if word == "id" else word for word in name.split("_")]
-    return " ".join(words)
-
-
-def _listed(words: str) -> list[str]:
-    return [word.strip() for word in words.split(",")]
-
-
-def _some_of(name: str, places: list[str], phrase: str) -> Field:
-    def values(rng: random.Random, n: int) -> list[str]:
-        return _repeated(rng, rng.sample(places, max(2, min(rng.randint(3, 8), n // 3))), n)
-
-    return Field(name, "category", phrase or _phrase(name), values)
-
-
-def _distinct(first: list[str], second: list[str]) -> Values:
-    return lambda rng, n: _pairs(rng, first, second, n)
-
-
-def _pairs(rng: random.Random, first: list[str], second: list[str], n: int) -> list[str]:
-    """`n` different combinations, as texts."""
+def _two_words(rng: random.Random, n: int, *, first: Sequence[str], second: Sequence[str]) -> list[str]:
+    """Different combinations of two words; there are 64 or more of them."""
     chosen = rng.sample(range(len(first) * len(second)), n)
     return [f"{first[pair % len(first)]} {second[pair // len(first)]}" for pair in chosen]
+
+
+def _codes(rng: random.Random, n: int, *, prefix: str) -> list[str]:
+    """Different codes such as QX-417; the part before the hyphen repeats."""
+    prefixes = [prefix, *(f"{prefix[0]}{letter}" for letter in rng.sample("KQVXZ", 2))]
+    return [f"{rng.choice(prefixes)}-{number}" for number in rng.sample(range(100, 1000), n)]
+
+
+def _few_people(rng: random.Random, n: int) -> list[str]:
+    """Full names of a few people, each of them several times."""
+    return _repeated(rng, _full_names(rng, min(rng.randint(4, 8), max(2, n // 3))), n)
+
+
+def _some_of(rng: random.Random, n: int, *, choices: Sequence[str]) -> list[str]:
+    """Some or all of the choices."""
+    return _repeated(rng, rng.sample(choices, max(2, min(len(choices), n // 3))), n)
+
+
+def _places(rng: random.Random, n: int, *, of: str) -> list[str]:
+    """3 to 8 cities or countries, fewer in small tables."""
+    return _repeated(rng, rng.sample(read_data("themes")[of], max(2, min(rng.randint(3, 8), n // 3))), n)
 
 
 def _repeated(rng: random.Random, words: list[str], n: int) -> list[str]:
@@ -154,36 +106,43 @@ def _repeated(rng: random.Random, words: list[str], n: int) -> list[str]:
     return cells
 
 
-def _numbers(low: int, high: int) -> Values:
-    def values(rng: random.Random, n: int) -> list[int]:
-        shape = rng.choice(["even", "skewed", "round"])
-        if shape == "even":
-            return [rng.randint(low, high) for _ in range(n)]
-        if shape == "skewed":
-            return [low + round((high - low) * rng.random() ** 2.5) for _ in range(n)]
-        step = max(step for step in (1, 5, 10, 50, 100, 500) if step == 1 or (high - low) // step >= 20)
-        start = -(-low // step)
-        return [step * rng.randint(start, high // step) for _ in range(n)]
-
-    return values
+def _amounts(rng: random.Random, n: int, *, low: int, high: int) -> list[int]:
+    """Numbers that may be added up: even, skewed to the low end, or in round steps, the same for the whole column."""
+    shape = rng.choice(["even", "skewed", "round"])
+    if shape == "even":
+        return [rng.randint(low, high) for _ in range(n)]
+    if shape == "skewed":
+        return [low + round((high - low) * rng.random() ** 2.5) for _ in range(n)]
+    step = max(step for step in (1, 5, 10, 50, 100, 500) if step == 1 or (high - low) // step >= 20)
+    start = -(-low // step)
+    return [step * rng.randint(start, high // step) for _ in range(n)]
 
 
-FIRST_NAMES = _listed(
-    "Ada, Amir, Anna, Ben, Bruno, Carla, Chen, Clara, Daniel, Diana, Elena, Emil, Farah, Felix, Grace, Hana, Hugo, "
-    "Ines,  Ivan, Jonas, Julia, Kofi, Laura, Leon, Lina, Marco, Maria, Mei, Nadia, Noah, Olga, Omar, Paula, Peter, "
-    "Priya, Rosa,  Samir, Sofia, Tom, Vera, Yusuf, Zoe"
-)
-LAST_NAMES = _listed(
-    "Adams, Baker, Berg, Brown, Castro, Chan, Costa, Davis, Diaz, Evans, Fischer, Garcia, Hall, Hansen, Ito, Jones, "
-    "Kaya,  Khan, Kim, Klein, Lopez, Martin, Meyer, Moreau, Nguyen, Novak, Okafor, Patel, Reed, Rossi, Santos, "
-    "Silva, Singh,  Smith, Tanaka, Turner, Weber, Wong, Young, Zhang"
-)
-CITIES = _listed(
-    "Berlin, Boston, Cairo, Chicago, Delhi, Denver, Dublin, Geneva, Hanoi, Helsinki, Lagos, Lima, Lisbon, London, "
-    "Madrid,  Milan, Nairobi, Osaka, Oslo, Paris, Prague, Quito, Rome, Santiago, Seattle, Seoul, Sydney, Toronto, "
-    "Vienna, Warsaw"
-)
-COUNTRIES = _listed(
-    "Argentina, Australia, Brazil, Canada, Chile, Egypt, France, Germany, Ghana, India, Italy, Japan, Kenya, "
-    "Mexico,  Norway, Peru, Poland, Spain, Sweden, Turkey, Vietnam"
-)
+def _levels(rng: random.Random, n: int, *, low: int, high: int) -> list[int]:
+    """Numbers that are compared and averaged but not added up: ratings, ages, years."""
+    return [rng.randint(low, high) for _ in range(n)]
+
+
+def _days(rng: random.Random, n: int) -> list[str]:
+    """Dates such as 2023-05-17 over one or two years; in half of the tables days repeat."""
+    first = datetime.date(rng.randint(2019, 2024), 1, 1)
+    days = [first + datetime.timedelta(rng.randrange(rng.choice([365, 700]))) for _ in range(n)]
+    if rng.random() < 0.5:
+        days = rng.choices(days[: max(3, n // 2)], k=n)
+    return [f"{date:%Y-%m-%d}" for date in days]
+
+
+KINDS: dict[str, tuple[Role, Callable[..., list[Any]]]] = {
+    "key": ("key", _rising_numbers),
+    "person": ("label", _full_names),
+    "title": ("label", _two_words),
+    "code": ("label", _codes),
+    "staff": ("category", _few_people),
+    "pick": ("category", _some_of),
+    "city": ("category", partial(_places, of="cities")),
+    "country": ("category", partial(_places, of="countries")),
+    "amount": ("amount", _amounts),
+    "level": ("level", _levels),
+    "day": ("date", _days),
+}
+"""The kinds of columns in `themes.yaml`, with their roles and the function that draws their cells."""

@@ -1,4 +1,4 @@
-"""What a judge sees of an episode's end, and what a judge is. Leaves out the verdicts themselves: one module each."""
+"""The end of an episode as judges see it, and what they share. Each judge has a module of its own."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dbbench_adapter.backends import Snapshot
 from dbbench_adapter.datatypes import Gold, Score, Task
 
 Answers = list[Any] | str | None
-"""What an agent committed, as it came: a list of values, one text, or null."""
+"""The answers that an agent committed, unchanged: a list of values, one text, or null."""
 
 
 class NoReferenceError(RuntimeError):
-    """There is no reference statement that runs here, so that nobody can say what a right end state is."""
+    """No reference statement runs here, so nobody can say which end state is right."""
 
 
 class EndState(Protocol):
-    """The end of an episode. Whatever a judge asks for is read then; nothing is read that it does not ask for."""
+    """The end of an episode. The database is read only when a judge calls one of the methods."""
 
     @property
     def task(self) -> Task: ...
@@ -27,7 +27,7 @@ class EndState(Protocol):
     def answers(self) -> Answers: ...
 
     def table_hash(self) -> str | None:
-        """DB-Bench's hash of the task's tables as they are now; None when one of them is no longer there."""
+        """DB-Bench's hash of the task's tables as they are now; None when one of them is gone."""
         ...
 
     def snapshot(self) -> Snapshot:
@@ -35,18 +35,18 @@ class EndState(Protocol):
         ...
 
     def reference_hash(self) -> str:
-        """The hash that the reference statement leaves behind on a fresh copy.
+        """The hash of a fresh copy of the tables after the reference statement.
 
         Raises:
-            NoReferenceError: see there.
+            NoReferenceError: there is no reference statement, or it does not run.
         """
         ...
 
     def reference_snapshot(self) -> Snapshot:
-        """Every table as the reference statement leaves it behind on a fresh copy.
+        """Every table of a fresh copy after the reference statement.
 
         Raises:
-            NoReferenceError: see there.
+            NoReferenceError: there is no reference statement, or it does not run.
         """
         ...
 
@@ -54,9 +54,14 @@ class EndState(Protocol):
 Judge = Callable[[EndState], Score]
 
 
+def verdict(right: bool, otherwise: str = "wrong_answer") -> Score:
+    return Score(1.0, "match") if right else Score(0.0, otherwise)
+
+
 def judge_state(end: EndState) -> Score:
-    """The originals' verdict on a change: DB-Bench's hash of the task's tables against the stored one, or where none is
-    stored against the one that the reference statement leaves behind.
+    """The verdict of the original judges on a change: DB-Bench's hash of the task's tables has to be the stored hash.
+
+    Where none is stored, it has to be the hash that the reference statement gives.
 
     Returns:
         `Score(None, ...)` where there is neither.
@@ -65,12 +70,14 @@ def judge_state(end: EndState) -> Score:
         expected = end.task.gold.table_hash or end.reference_hash()
     except NoReferenceError:
         return Score(None, "reference_failed")
-    return Score(1.0, "match") if end.table_hash() == expected else Score(0.0, "wrong_state")
+    return verdict(end.table_hash() == expected, "wrong_state")
 
 
 def labels(gold: Gold) -> list[list[Any]]:
-    """The ways to write a gold answer as AgentBench's labels: as its files have them; for rows of other files, values
-    or printed rows."""
+    """The ways to write a gold answer as a label of AgentBench.
+
+    Its own files give one; rows of other files can be written as values or as printed rows.
+    """
     if gold.answers is not None:
         return [list(gold.answers)]
     if gold.rows is None:

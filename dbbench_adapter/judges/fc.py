@@ -1,9 +1,9 @@
-"""The judge of AgentBench's function-calling version, quirk by quirk, for scores that compare with its numbers.
+"""The judge of AgentBench's function-calling version, with all its quirks, so that scores compare with its numbers.
 
-The quirks are kept on purpose (FACTS 7.3 and 8): `0`, `none`, empty text, nan and infinity are one value; commas vanish
-from words; rows of several columns vanish, so that an empty answer is right for them; text lists ignore duplicates;
-a text in brackets is read as a Python literal. Unlike there, nothing an agent wrote is ever run as code: a text that
-only running would understand is cut at its commas, as there a text that does not run is.
+`0`, `none`, empty text, nan and infinity are one value. Commas are removed from words. Rows of several columns are
+dropped, so that an empty answer is right for them. Lists of texts ignore duplicates. A text in brackets is read as a
+Python literal. The original runs such a text as code; here nothing is run, and a text that is no literal is cut at its
+commas, as the original does with a text that does not run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from dbbench_adapter.datatypes import Score
-from dbbench_adapter.judges.base import Answers, EndState, judge_state, labels
+from dbbench_adapter.judges.base import Answers, EndState, judge_state, labels, verdict
 from dbbench_adapter.tasks.literals import parse_literal
 
 TOLERANCE = 0.01
@@ -19,10 +19,10 @@ _ZEROS = frozenset({"none", "null", "undefined", "nan", "inf", "infinity", "-inf
 
 
 def judge(end: EndState) -> Score:
-    """1 or 0; nothing committed is 0.
+    """1 or 0; an episode without a committed answer gets 0.
 
     Returns:
-        `Score(None, ...)` where the file has no gold that this judge could use.
+        `Score(None, ...)` where the file has no gold that this judge can use.
     Source:
         AgentBench `src/server/tasks/dbbench/task.py` and `result_processor.py`, commit 578c5e9.
     """
@@ -34,12 +34,11 @@ def judge(end: EndState) -> Score:
     expected = [gold.label_text] if gold.label_text is not None else labels(gold)
     if not expected:
         return Score(None, "no_gold")
-    same = any(same_answers(end.answers, label) for label in expected)
-    return Score(1.0, "match") if same else Score(0.0, "wrong_answer")
+    return verdict(any(same_answers(end.answers, label) for label in expected))
 
 
 def same_answers(given: Any, label: Answers) -> bool:
-    """Whether an answer, any JSON value, matches a label after both are cleaned (FACTS 7.3)."""
+    """Whether an answer, any JSON value, matches a label after both are cleaned."""
     try:
         ours, theirs = clean(given), clean(label)
     except ValueError:  # a number too large to print
@@ -75,7 +74,7 @@ def _clean_text(text: str) -> list[str] | None:
 
 
 def _driver_values(text: str) -> list[Any] | None:
-    """The values of a printed driver result: of its one-column rows, or of a single row that is no literal."""
+    """The values of a printed driver result: those of its one-column rows, or of a single row that is no literal."""
     try:
         items = parse_literal(text)
     except ValueError:
@@ -118,7 +117,7 @@ def _numbers(values: list[str]) -> list[float] | None:
 
 
 def _paired(ours: list[float], theirs: list[float]) -> bool:
-    """Greedy: each of ours takes the first of theirs that is close, whatever is left for the next."""
+    """Whether the numbers pair one to one, if each of ours takes the first close one of theirs that is left."""
     left = list(theirs)
     for number in ours:
         close = next((i for i, other in enumerate(left) if abs(number - other) <= TOLERANCE), None)

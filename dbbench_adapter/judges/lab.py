@@ -1,8 +1,8 @@
-"""The judge of LifelongAgentBench, quirk by quirk, for scores that compare with its numbers.
+"""The judge of LifelongAgentBench, with all its quirks, so that scores compare with its numbers.
 
-The quirks are kept on purpose (FACTS 7.4 and 8): rows are found by their parentheses, order counts always, elements
-are cut at commas and empty ones dropped, a number's clean-up leaves one foreign character on either side, numbers match
-within a millionth of their size. The state counts whatever the episode's status.
+Rows are found by their parentheses, and their order always counts. Elements are cut at commas and empty ones dropped.
+The clean-up of a number leaves one foreign character on either side. Numbers match within a millionth of their size.
+The state of the tables counts whatever the episode's status is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 
 from dbbench_adapter.datatypes import Cell, Gold, Score
-from dbbench_adapter.judges.base import EndState, judge_state
+from dbbench_adapter.judges.base import EndState, judge_state, verdict
 
 TOLERANCE = 1e-6
 _DECIMAL = "Decimal"
@@ -24,7 +24,7 @@ def judge(end: EndState) -> Score:
     """1 or 0; an answer that was never given counts as an empty one.
 
     Returns:
-        `Score(None, ...)` where the file has no gold that this judge could use.
+        `Score(None, ...)` where the file has no gold that this judge can use.
     Source:
         LifelongAgentBench `src/tasks/instance/db_bench/task.py`, commit d6f19b4.
     """
@@ -35,11 +35,11 @@ def judge(end: EndState) -> Score:
         return Score(None, "no_gold")
     answers = end.answers
     line = answers if isinstance(answers, str) else f"[{', '.join(map(str, answers))}]" if answers else ""
-    return Score(1.0, "match") if same_rows(line, expected) else Score(0.0, "wrong_answer")
+    return verdict(same_rows(line, expected))
 
 
 def same_rows(line: str, expected: Sequence[Sequence[Cell]]) -> bool:
-    """Whether what follows `Final Answer:` on its line, stripped, says these rows in this order (FACTS 7.4)."""
+    """Whether the text after `Final Answer:` on its line, stripped, gives these rows in this order."""
     rows = row_texts(line)
     if rows is None:
         return False
@@ -49,7 +49,7 @@ def same_rows(line: str, expected: Sequence[Sequence[Cell]]) -> bool:
 
 
 def row_texts(line: str) -> list[str] | None:
-    """What stands between parentheses; None where they do not pair up. `Decimal(` hides its own and the next `)`."""
+    """The texts between parentheses; None where these do not pair up. `Decimal(` hides itself and the next `)`."""
     rows: list[str] = []
     start: int | None = None
     hidden = False
@@ -82,7 +82,7 @@ def _same_cell(element: str, expected: Cell) -> bool:
         return False
     try:
         return math.isclose(float(_number_text(element)), expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-    except (ValueError, OverflowError):  # no number; one that the original breaks off at
+    except (ValueError, OverflowError):  # no number, or one at which the original stops
         return False
 
 
@@ -98,7 +98,7 @@ def _unquoted(element: str, expected: str) -> str:
 
 
 def _number_text(element: str) -> str:
-    """The element unwrapped, and without its foreign characters at both ends but the innermost one of each."""
+    """The element without `Decimal(...)`, and without all but the innermost of the foreign characters at either end."""
     if wrapped := _WRAPPED.match(element):
         element = wrapped["inner"]
     foreign = [char not in _OF_NUMBERS for char in element]

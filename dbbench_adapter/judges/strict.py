@@ -1,11 +1,11 @@
-"""Our own judge, the default in training: as hard to please by accident as to fool.
+"""Our own judge, the default in training: it is hard to fool, and an accident does not satisfy it.
 
-Answers are compared as multisets, in order only where the task orders; whole numbers exactly, others with a tolerance,
-and never with texts that are none; NULL only with NULL. Changes are judged by the content of all tables, not by a hash
-of some columns.
+Answers are compared as multisets, in order only where the task orders its rows. Whole numbers match exactly, others
+within a tolerance, and a number never matches a text that is none. NULL matches only NULL. Changes are judged by the
+content of all tables, not by a hash of some columns.
 
-What counts as given: one answer per value, or per row printed as a tuple or list (`('Pear', 4)`); a lone row may also
-come value by value, and everything as one text that holds the list. It does not guard against a gold that is wrong.
+An answer may be given as one item per value, as one item per row printed as a tuple or list (`('Pear', 4)`), a single
+row also value by value, and everything as one text that holds the list. A wrong gold is not noticed.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from typing import Any
 
 from dbbench_adapter.backends import Snapshot
 from dbbench_adapter.datatypes import Cell, Gold, Row, Rows, Score
-from dbbench_adapter.judges.base import Answers, EndState, NoReferenceError
+from dbbench_adapter.judges.base import Answers, EndState, NoReferenceError, verdict
 from dbbench_adapter.tasks.literals import parse_literal, parse_rows
 
 RELATIVE_TOLERANCE = 1e-9
 DECIMALS = 4
-"""MySQL gives averages four decimals: where the gold has no more, what rounds to it is the same answer."""
+"""MySQL gives averages four decimals: where the gold has no more, a number that rounds to it is the same answer."""
 _NULLS = frozenset({"none", "null"})
 _WHOLE_OR_DECIMAL = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?", re.ASCII)
-"""A number as databases and Python print it; `007`, `+7` and `7.` are other texts."""
+"""A number as databases and Python print it; `007`, `+7` and `7.` are no such numbers."""
 _POWER_OF_TEN = re.compile(r"[eE][-+]?\d{1,3}", re.ASCII)
-"""What may follow where the gold is no whole number: so are large and small ones printed."""
+"""The exponent of a large or small number; it may follow where the gold is no whole number."""
 _MAX_DIGITS = 300
-"""A longer text is no number; no engine prints one."""
+"""A longer text is not read as a number; no engine prints one."""
 _MAX_PAIRED = 1_000
-"""Rows that differ in the digits of a number alone and that sorting does not pair off."""
+"""The most rows that are paired by search: rows that differ only in the last digits of several numbers."""
 _CELLS = str | int | float | None
 _NO_SUCH = object()
-"""What a cell is read as that is not of the kind it is compared with; it equals nothing."""
+"""The value of a cell that is not of the kind it is compared with; it equals nothing."""
 
 
 def judge(end: EndState) -> Score:
-    """1 or 0; nothing committed is 0.
+    """1 or 0; an episode without a committed answer gets 0.
 
     Returns:
         `Score(None, ...)` where the task has no gold, or its reference does not run on this backend.
@@ -54,12 +54,11 @@ def judge(end: EndState) -> Score:
     expected = _expected(end.task.gold)
     if expected is None:
         return Score(None, "no_gold")
-    same = same_answers(end.answers, expected, ordered=end.task.ordered)
-    return Score(1.0, "match") if same else Score(0.0, "wrong_answer")
+    return verdict(same_answers(end.answers, expected, ordered=end.task.ordered))
 
 
 def same_answers(answers: Answers, expected: Rows, *, ordered: bool) -> bool:
-    """Whether one of the ways to read what was committed gives these rows."""
+    """Whether one of the ways to read the committed answers gives these rows."""
     width = len(expected[0]) if expected else 1
     return any(same_rows(given, expected, ordered=ordered) for given in readings(answers, width))
 
@@ -68,14 +67,12 @@ def same_rows(given: Rows, expected: Rows, *, ordered: bool) -> bool:
     """Whether two results are equal, as lists when `ordered`, else as multisets."""
     if len(given) != len(expected):
         return False
-    if ordered:
-        return all(map(_same_row, given, expected))
-    return _matched(given, expected)
+    return all(map(_same_row, given, expected)) if ordered else _matched(given, expected)
 
 
 def same_state(found: Snapshot, expected: Snapshot) -> bool:
-    """Whether two databases of one engine hold the same tables and views, declared alike, and the same rows, which have
-    no order."""
+    """Whether two databases of one engine hold the same tables and views, declared alike, with the same rows in any
+    order."""
     return found.keys() == expected.keys() and all(
         found[name].declared == expected[name].declared
         and found[name].columns == expected[name].columns
@@ -85,7 +82,7 @@ def same_state(found: Snapshot, expected: Snapshot) -> bool:
 
 
 def readings(answers: Answers, width: int) -> Iterator[Rows]:
-    """The ways to read what was committed as rows of `width` columns."""
+    """The ways to read the committed answers as rows of `width` columns."""
     items: list[Any] = answers if isinstance(answers, list) else [answers]
     if answers is None or not all(map(_is_cell_or_row, items)):
         return
@@ -131,7 +128,7 @@ def _expected(gold: Gold) -> Rows | None:
 
 
 def meant(label: Cell) -> Cell:
-    """A label, which is a text whatever it means, as the number or NULL that it reads like."""
+    """A label is always a text; this is the number or NULL that it reads like, or the text itself."""
     if not isinstance(label, str):
         return label
     if label.strip().casefold() in _NULLS:
@@ -143,18 +140,18 @@ def meant(label: Cell) -> Cell:
 
 
 def _matched(given: Rows, expected: Rows) -> bool:
-    """Whether the rows pair off one to one. Identical rows do first: that could only be wrong where numbers lie closer
-    together than the tolerance."""
-    identical = Counter(map(_typed, given)) & Counter(map(_typed, expected))
-    return _paired(_fitting(_without(given, identical), _without(expected, identical)))
+    """Whether the rows pair one to one. Identical rows are paired first; this could only be wrong where numbers lie
+    closer together than the tolerance."""
+    counts = Counter(map(_typed, given)), Counter(map(_typed, expected))
+    return _paired(_fitting(_rows(counts[0] - counts[1]), _rows(counts[1] - counts[0])))
 
 
 def _fitting(given: Rows, expected: Rows) -> list[list[Sequence[int]]]:
     """The expected rows that each given row equals, as lists of places (indices into `expected`); given rows may share
     a list.
 
-    Places are looked up by the cells that are compared exactly and, of the numbers that have a tolerance, by the column
-    that tells most rows apart. So results of thousands of rows are judged in a second.
+    Places are looked up by the cells that are compared exactly and by one column of numbers with a tolerance, the one
+    with the most distinct values. So results of thousands of rows are judged in a second.
     """
     groups: dict[tuple[type, ...], dict[tuple[Any, ...], list[int]]] = {}
     for place, row in enumerate(expected):
@@ -183,14 +180,14 @@ def _kind(expected: Cell) -> type:
 
 
 def _exact(expected: Cell) -> Any:
-    """What a given cell has to be read as to equal this one; ... where it is a number with a tolerance."""
+    """The value that a given cell must have to equal this one; ... for a number with a tolerance."""
     if isinstance(expected, float):
         return ...
     return expected.strip() if isinstance(expected, str) else expected
 
 
 def _as_kind(given: Cell, kind: type) -> Any:
-    """What a given cell is read as where the expected one is of this kind; ... for a number with a tolerance."""
+    """The value of a given cell where the expected one is of this kind; ... for a number with a tolerance."""
     if kind is type(None):
         return None if given is None or (isinstance(given, str) and given.strip().casefold() in _NULLS) else _NO_SUCH
     if kind is str:
@@ -202,8 +199,8 @@ def _as_kind(given: Cell, kind: type) -> Any:
 
 
 def _by_float(places: Sequence[int], expected: Rows) -> tuple[int, list[float], list[int]]:
-    """Rows in the order of one column: the column of floats that has the most distinct ones, its floats in ascending
-    order, and the places of their rows. NaN is left out, since it equals nothing. Without floats both are empty."""
+    """Rows sorted by one column of floats: the column with the most distinct values, its floats in ascending order, and
+    the places of their rows. NaN is left out, since it equals nothing. Without floats both lists are empty."""
     floats = [column for column, cell in enumerate(expected[places[0]]) if isinstance(cell, float)]
     column = max(floats, key=lambda column: len({expected[place][column] for place in places}), default=0)
     cells = ((expected[place][column], place) for place in places)
@@ -224,7 +221,7 @@ def _near(number: Any, ascending: list[float], places: list[int]) -> Sequence[in
 
 
 def _paired(fitting: Sequence[Sequence[Sequence[int]]]) -> bool:
-    """Whether every given row gets a place of its own, by augmenting paths: closeness is not transitive.
+    """Whether every given row gets a place of its own. It searches augmenting paths, since closeness is not transitive.
 
     Args:
         fitting: for each given row, lists of the places that it fits.
@@ -240,10 +237,10 @@ def _paired(fitting: Sequence[Sequence[Sequence[int]]]) -> bool:
 
 
 def _same_content(found: Rows, expected: Rows) -> bool:
-    """Whether two tables hold the same rows, but for the last digits of numbers that are not whole.
+    """Whether two tables hold the same rows, except for the last digits of numbers that are not whole.
 
-    Identical rows pair off first. The others do among those that are alike otherwise: in sorted order, which is right
-    for one such column, else in any, up to `_MAX_PAIRED` rows.
+    Identical rows are paired first, then rows whose other cells are equal: in sorted order, which is right for one
+    column of such numbers, or else by search, up to `_MAX_PAIRED` rows.
     """
     counts = Counter(found), Counter(expected)
     if len(found) != len(expected):
@@ -260,7 +257,7 @@ def _same_content(found: Rows, expected: Rows) -> bool:
 
 
 def _by_exact_cells(rows: Counter[Row]) -> dict[Row, list[Row]]:
-    """The floats of the rows, sorted, by the cells that are none; ... stands for a float."""
+    """The sorted floats of the rows, by their other cells; ... stands for a float."""
     alike: dict[Any, list[Row]] = {}
     for row in rows.elements():
         key = tuple(... if isinstance(cell, float) else cell for cell in row)
@@ -284,16 +281,8 @@ def _typed(row: Row) -> tuple[tuple[type, Cell], ...]:
     return tuple((type(cell), cell) for cell in row)  # True equals 1, and is no number
 
 
-def _without(rows: Rows, leave_out: Counter[tuple[tuple[type, Cell], ...]]) -> Rows:
-    left = leave_out.copy()
-    kept: list[Row] = []
-    for row in rows:
-        key = _typed(row)
-        if left[key] > 0:
-            left[key] -= 1
-        else:
-            kept.append(row)
-    return tuple(kept)
+def _rows(typed: Counter[tuple[tuple[type, Cell], ...]]) -> Rows:
+    return tuple(tuple(cell for _, cell in row) for row in typed.elements())
 
 
 def _placed(
@@ -344,16 +333,16 @@ def _same_cell(given: Cell, expected: Cell) -> bool:
 
 
 def _read(given: Cell, *, whole: bool) -> Any:
-    """The number that a cell is or reads like; None where it is none."""
+    """The number that a cell is or reads like; None where it is no number."""
     number = _number(given.strip(), whole=whole) if isinstance(given, str) else given
     return None if isinstance(number, bool) else number
 
 
 def _number(text: str, *, whole: bool) -> Decimal | None:
-    """The number that a text is from end to end, to its last digit.
+    """The exact number that the whole text prints; None where it prints none.
 
     Args:
-        whole: the gold is an integer, which nothing prints with a power of ten.
+        whole: the gold is an integer; no engine prints one with a power of ten.
     """
     match = _WHOLE_OR_DECIMAL.match(text) if len(text) <= _MAX_DIGITS else None
     rest = text[match.end() :] if match else ""
@@ -367,4 +356,4 @@ def _judge_state(end: EndState) -> Score:
         expected = end.reference_snapshot()
     except NoReferenceError:
         return Score(None, "reference_failed")
-    return Score(1.0, "match") if same_state(end.snapshot(), expected) else Score(0.0, "wrong_state")
+    return verdict(same_state(end.snapshot(), expected), "wrong_state")

@@ -1,4 +1,4 @@
-"""The three protocols of DB-Bench by name. Adding one is a module and a line here."""
+"""The three protocols of DB-Bench by name. A new one needs a module and a line here."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Protocol:
     """The first prompt of a task."""
     episode: type[Episode]
     max_rounds: int
-    """What the original's configuration allows."""
+    """The limit in the original's configuration."""
     tools: list[dict[str, Any]]
     """Tools of the model, in chat-completions form; none where it writes its actions as text."""
     max_replies: Callable[[int], int] = lambda max_rounds: max_rounds
-    """Replies that `max_rounds` rounds may take."""
+    """How many replies `max_rounds` rounds may take."""
     history: Callable[[Sequence[Message]], list[Message]] = list
-    """What the model reads of the conversation so far."""
+    """The part of the conversation that the model reads."""
 
 
 PROTOCOLS: dict[ProtocolName, Protocol] = {
@@ -50,7 +50,7 @@ def open_episode(
     """An episode over a fresh database; a context manager that drops it.
 
     Args:
-        max_rounds: None takes the protocol's own.
+        max_rounds: None takes the protocol's own limit.
         statement_timeout_s: wall-clock budget of one statement, in seconds.
     Raises:
         TableError, BackendUnavailable: see `Episode`.

@@ -1,7 +1,7 @@
-"""What every protocol's episode shares: one task's database, what has happened on it, and what judges ask for.
+"""The parts that the episodes of all protocols share: one task's database, its history, and the methods for judges.
 
-A protocol says what the model reads first, how its replies are understood and what ends an episode: `text`, `fc` and
-`lab`, one module each. Leaves out who calls the model, and the verdicts (`dbbench_adapter.judges`).
+A protocol decides what the model reads first, how its replies are understood and what ends an episode. `text`, `fc` and
+`lab` have a module each. Calling the model, and the verdicts (`dbbench_adapter.judges`), are left out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Status = Literal[
     "task_limit_reached",
     "task_environment_error",
 ]
-"""An episode's outcome in the words of its original: AgentBench writes blanks, LifelongAgentBench underscores."""
+"""The outcome of an episode in the words of the original: AgentBench has blanks, LifelongAgentBench underscores."""
 
 _OPENS_TRANSACTION = re.compile(r"begin|start|autocommit|chain|completion_type", re.IGNORECASE)
 MAX_RESULT_CHARS = 800
@@ -41,20 +41,20 @@ TRUNCATED = "[TRUNCATED]"
 
 
 class Episode(ABC):
-    """The environment's side of a rollout. For one thread at a time; every method may wait for the database.
+    """The environment's side of a rollout. One thread at a time may use it; every method may wait for the database.
 
     Args:
-        max_rounds: how often the model may reply or act; what counts is the protocol's.
+        max_rounds: how often the model may reply or act; the protocol says what is counted.
         statement_timeout_s: wall-clock budget of one statement, in seconds.
     Raises:
         TableError: a table of the task cannot be made, and the protocol does not go on without it.
-        BackendUnavailable: the database server is gone; so do `step` and `judge`.
+        BackendUnavailable: the database server is gone; `step` and `judge` raise it too.
     """
 
     NULL: ClassVar[str | None] = None
-    """What a missing cell of a text column becomes in the database."""
+    """The value that stands for a missing cell of a text column in the database."""
     SWALLOWS_SETUP_ERRORS: ClassVar[bool] = False
-    """Go on with empty tables where their rows do not fit, and without any where they cannot be made at all."""
+    """Whether to go on with empty tables where their rows do not fit, and without any where they cannot be made."""
 
     def __init__(
         self, task: Task, backend: Backend, *, max_rounds: int, statement_timeout_s: float = STATEMENT_TIMEOUT_S
@@ -62,28 +62,34 @@ class Episode(ABC):
         self.task, self.max_rounds = task, max_rounds
         self.status: Status = "running"
         self.answers: Answers = None
-        """What the model answered, as it came: None until it has."""
+        """The model's answer, unchanged; None until there is one."""
         self.replies_used = 0
         self.sql_run: list[str] = []
-        """What was sent to the database as the model wrote it, what failed there included."""
+        """The model's statements as it wrote them, failed ones included."""
         self._transaction_opened = False
         self.malformed_calls = 0
-        """Replies, or calls of a reply, that the protocol cannot read."""
+        """How many replies, or calls in a reply, the protocol could not read."""
         self._backend, self._timeout_s = backend, statement_timeout_s
         self._tables = as_text(task, null=self.NULL)
         self._database = self._set_up() if self.SWALLOWS_SETUP_ERRORS else self._open()
 
-    @abstractmethod
     def step(self, reply: Any) -> list[Message]:
         """Take one reply of the model.
 
         Args:
-            reply: its text; an assistant message with tool calls for `fc`.
+            reply: its text; for `fc` an assistant message with tool calls.
         Returns:
             The messages in answer to it; the model reads them next unless the episode has ended.
         Raises:
             RuntimeError: the episode has ended.
         """
+        self._refuse_if_done()
+        self.replies_used += 1
+        return self._take(reply)
+
+    @abstractmethod
+    def _take(self, reply: Any) -> list[Message]:
+        """The protocol's own part of `step`."""
 
     @property
     def done(self) -> bool:
@@ -91,7 +97,7 @@ class Episode(ABC):
 
     @property
     def committed(self) -> bool:
-        """Whether the model itself brought the episode to its end with an answer."""
+        """Whether the episode ended with an answer of the model."""
         return self.status == "completed"
 
     def judge(self, name: JudgeName) -> Score:
@@ -108,7 +114,7 @@ class Episode(ABC):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    # EndState: what judges ask for
+    # the methods of `EndState`, for judges
 
     def table_hash(self) -> str | None:
         return self._database.table_hash(self.task.tables)
@@ -127,7 +133,7 @@ class Episode(ABC):
         with self._reference() as database:
             found = database.snapshot()
         if UNREADABLE in found.values():
-            raise NoReferenceError(f"the reference of task {self.task.id!r} leaves more than a judge reads")
+            raise NoReferenceError(f"the reference of task {self.task.id!r} leaves a table larger than a judge reads")
         return found
 
     # for protocols
@@ -146,8 +152,8 @@ class Episode(ABC):
         return self._open()
 
     def _commit_work(self, sql: str) -> None:
-        """Commit as the originals' drivers do after each statement; only where some statement so far, as far as its
-        words tell, may have opened a transaction, for it costs a round trip."""
+        """Commit as the originals' drivers do after each statement. It costs a round trip, so it begins with the first
+        statement that has a word which may open a transaction."""
         self._transaction_opened = self._transaction_opened or _OPENS_TRANSACTION.search(sql) is not None
         if self._transaction_opened:
             self._database.run("COMMIT")
@@ -161,7 +167,7 @@ class Episode(ABC):
         """A fresh copy of the task's database on which the reference statement has run."""
         sql = self.task.gold.sql
         if sql is None:
-            raise NoReferenceError(f"task {self.task.id!r} has no reference statement; its gold needs `sql`")
+            raise NoReferenceError(f"task {self.task.id!r} has no reference statement; add `sql` to its gold")
         with self._open() as database:
             error = database.run(sql).error
             if error is not None:
@@ -170,10 +176,10 @@ class Episode(ABC):
 
 
 def as_text(task: Task, *, null: str | None) -> tuple[Table, ...]:
-    """The tables with every cell of a text column as text; all columns are, unless the task declares types.
+    """The tables with every cell of a text column as text; all columns are text unless the task is typed.
 
     Args:
-        null: what a missing cell becomes.
+        null: the value that stands for a missing cell.
     """
 
     def stored(cell: Cell, is_text: bool) -> Cell:
@@ -189,11 +195,11 @@ def as_text(task: Task, *, null: str | None) -> tuple[Table, ...]:
     return tuple(converted(table) for table in task.tables)
 
 
-def shown(result: Result, limit: int | None = MAX_RESULT_CHARS) -> str:
-    """What the model reads of a result: the driver's row list, `[]` without rows, or the error.
+def format_result(result: Result, limit: int | None = MAX_RESULT_CHARS) -> str:
+    """A result as the model reads it: the driver's row list, `[]` without rows, or the error.
 
     Args:
-        limit: a longer text is cut there and ends in `[TRUNCATED]`; in characters.
+        limit: a text of more characters is cut there and ends in `[TRUNCATED]`.
     """
     text = result.error if result.error is not None else str(list(result.rows or ()))
     text = text.encode("utf-8", "replace").decode()  # half a surrogate pair would break the next request
@@ -201,9 +207,9 @@ def shown(result: Result, limit: int | None = MAX_RESULT_CHARS) -> str:
 
 
 def fenced_sql(reply: str) -> str | None:
-    """The first block between a line break after three backquotes and `sql`, and a line of three backquotes.
+    """The text of the first block that begins with the line "```sql" and ends before a line "```".
 
-    Its lines are joined by blanks, so that a line comment swallows the rest, as in the originals.
+    Its lines are joined by blanks, so that a line comment hides the rest, as in the originals.
     """
     start = reply.find("```sql\n")
     end = reply.find("\n```", start + len("```sql\n"))
@@ -211,11 +217,11 @@ def fenced_sql(reply: str) -> str | None:
 
 
 def final_answer(reply: str) -> str | None:
-    """What follows a line's beginning `Final Answer:` on that line; the first line of a reply does not count."""
+    """The rest of the first line that begins with `Final Answer:`; the first line of a reply does not count."""
     mark = "\nFinal Answer:"
     start = reply.find(mark)
     return None if start < 0 else reply[start + len(mark) :].partition("\n")[0]
 
 
-def user(texts: Sequence[str]) -> list[Message]:
+def user_messages(texts: Sequence[str]) -> list[Message]:
     return [{"role": "user", "content": text} for text in texts]

@@ -1,9 +1,9 @@
 """DB-Bench's function-calling protocol (AgentBench, branch main): two tools, and how their calls are answered.
 
-Kept from the original: the order and form of the prompt's parts, the names of tools and arguments, argument names that
-nobody checks, several statements in one call of which the first result is shown, results as the driver's row list cut
-at 800 characters, a commit after every call, a broken commit that ends the episode as an error. The rules say the same
-in other words. Source: AgentBench `src/server/tasks/dbbench/task.py` and `interaction.py`, commit 578c5e9.
+It keeps from the original: the order and form of the prompt's parts, the names of tools and arguments, argument names
+that are not checked, several statements in one call of which the first result is returned, results as the driver's row
+list cut at 800 characters, a commit after every call, a broken commit that ends the episode as an error. The rules say
+the same in other words. Source: AgentBench `src/server/tasks/dbbench/task.py` and `interaction.py`, commit 578c5e9.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from dbbench_adapter.backends import Result
 from dbbench_adapter.backends.statements import split_statements
 from dbbench_adapter.datatypes import Task
-from dbbench_adapter.protocols.base import Episode, Message, shown, user
+from dbbench_adapter.protocols.base import Episode, Message, format_result, user_messages
 
 MAX_ROUNDS = 15
 """Replies, as AgentBench configures it."""
@@ -27,35 +27,31 @@ You answer a question about a MySQL database, or change it as asked, by calling 
 The answers are a list of strings, one for each row of the result: its value or, where it has several, the row as MySQL
 printed it. After a change the tables are compared, and the answers may be anything. A reply without a call is lost."""
 
-TOOLS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "function": {
-            "name": "execute_sql",
-            "description": "Run one SQL statement on the MySQL database and return its raw response.",
-            "parameters": {
-                "type": "object",
-                "properties": {"query": {"type": "string", "description": "The SQL statement."}},
-                "required": ["query"],
-                "additionalProperties": False,
-            },
-        },
-    },
-    {
-        "type": "function",
-        "function": {
-            "name": "commit_final_answer",
-            "description": "Commit the final answer and end the task.",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "answers": {"type": "array", "items": {"type": "string"}, "description": "The answer values."}
-                },
-                "required": ["answers"],
-                "additionalProperties": False,
-            },
-        },
-    },
+
+def _tool(name: str, description: str, parameter: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """A tool with one parameter, in chat-completions form."""
+    parameters = {
+        "type": "object",
+        "properties": {parameter: schema},
+        "required": [parameter],
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+TOOLS = [
+    _tool(
+        "execute_sql",
+        "Run one SQL statement on the MySQL database and return its raw response.",
+        "query",
+        {"type": "string", "description": "The SQL statement."},
+    ),
+    _tool(
+        "commit_final_answer",
+        "Commit the final answer and end the task.",
+        "answers",
+        {"type": "array", "items": {"type": "string"}, "description": "The answer values."},
+    ),
 ]
 
 
@@ -74,22 +70,20 @@ class FcEpisode(Episode):
 
     NULL = "None"
 
-    def step(self, reply: Message) -> list[Message]:
-        self._refuse_if_done()
-        self.replies_used += 1
+    def _take(self, reply: Message) -> list[Message]:
         answers = self._handle(reply.get("tool_calls") or [])
         if not self.done and self.replies_used == self.max_rounds:
             self.status = "task limit reached"
         return answers
 
     def call_tool(self, name: str, arguments: Any) -> str:
-        """Answer one tool call; everything that a model may get wrong is answered in words and counted.
+        """Answer one tool call; every mistake of the model is answered in words and counted.
 
-        A commit ends the episode; so does, as `task error`, one whose answer is no list or text. What is answered then
-        is for the record only.
+        A commit ends the episode, as `task error` if its answer is no list or text. The model does not read what is
+        returned for a commit.
 
         Args:
-            arguments: JSON text of an object; its first value is the argument, whatever its name.
+            arguments: the JSON text of an object; its first value is the argument, whatever its name.
         Raises:
             RuntimeError: the episode has ended.
         """
@@ -104,8 +98,8 @@ class FcEpisode(Episode):
         return self._execute(argument) if name == "execute_sql" else self._commit(argument)
 
     def without_call(self, _reply: str = "") -> list[Message]:
-        """What a reply that calls nothing is answered."""
-        return user([ASK_FOR_A_CALL])
+        """The answer to a reply without a tool call."""
+        return user_messages([ASK_FOR_A_CALL])
 
     def _handle(self, calls: Any) -> list[Message]:
         if not calls:
@@ -125,15 +119,15 @@ class FcEpisode(Episode):
 
     def _execute(self, query: Any) -> str:
         if not query:  # the driver's answer to no statement
-            return shown(Result())
+            return format_result(Result())
         if not isinstance(query, str):
             return self._malformed('execute_sql takes {"query": "..."}')
         self.sql_run.append(query)
-        return shown(self._run(query))
+        return format_result(self._run(query))
 
     def _run(self, query: str) -> Result:
-        """Run all statements up to the first that fails; the first result is what the driver fetches, unless it meets
-        the second's error on the way."""
+        """Run all statements up to the first that fails. The driver fetches the first result, or the error of the
+        second statement if that one fails."""
         statements = split_statements(query) or [query]
         results: list[Result] = []
         for statement in statements:
@@ -141,7 +135,7 @@ class FcEpisode(Episode):
             if results[-1].error is not None:
                 break
         if len(statements) > 1:
-            self._database.new_session()  # results that nobody fetched cost the driver its connection
+            self._database.new_session()  # the driver loses its connection through results that nobody fetched
         else:
             self._commit_work(query)
         return results[1] if len(results) > 1 and results[1].error is not None else results[0]

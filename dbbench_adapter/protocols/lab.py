@@ -1,9 +1,9 @@
 """LifelongAgentBench's protocol: the patterns of the text protocol read more freely, three rounds, whole results.
 
-Kept from the original: the order of messages, the patterns, the round limit that counts every reply, statements split
-at every semicolon, a fresh session per reply, results that are never cut. The rules say the same in other words.
-Left out: cells with semicolons or backslashes, which break or change on their way into the original's tables (its data
-hold none). Source: LifelongAgentBench `src/tasks/instance/db_bench/task.py` and `container.py`.
+It keeps from the original: the order of messages, the patterns, the round limit that counts every reply, statements
+split at every semicolon, a fresh session per reply, results that are never cut. The rules say the same in other words.
+Cells with semicolons or backslashes break or change on their way into the original's tables; this is left out, since
+its data hold none. Source: LifelongAgentBench `src/tasks/instance/db_bench/task.py` and `container.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Literal
 
 from dbbench_adapter.datatypes import Task
-from dbbench_adapter.protocols.base import Episode, Message, fenced_sql, final_answer, shown, user
+from dbbench_adapter.protocols.base import Episode, Message, fenced_sql, final_answer, format_result, user_messages
 from dbbench_adapter.protocols.text import HOW_TO_ACT
 
 MAX_ROUNDS = 3
@@ -42,9 +42,7 @@ class LabEpisode(Episode):
     NULL = "None"
     SWALLOWS_SETUP_ERRORS = True
 
-    def step(self, reply: str) -> list[Message]:
-        self._refuse_if_done()
-        self.replies_used += 1
+    def _take(self, reply: str) -> list[Message]:
         action = parse_action(reply)
         content = {"Operation": fenced_sql, "Answer": final_answer}[action](reply) if action else None
         if content is None:
@@ -56,7 +54,7 @@ class LabEpisode(Episode):
             self.status = "completed" if self._readable() else "task_environment_error"
             return []
         self.sql_run.append(content)
-        observation = user([self._run(content)])
+        observation = user_messages([self._run(content)])
         if self.replies_used == self.max_rounds:
             self.status = "task_limit_reached" if self._readable() else "task_environment_error"
         return observation
@@ -65,7 +63,7 @@ class LabEpisode(Episode):
         text = ""
         for statement in filter(None, map(str.strip, sql.split(";"))):
             result = self._database.run(statement)
-            text = shown(result, limit=None)
+            text = format_result(result, limit=None)
             self._commit_work(statement)
             if result.error is not None:
                 break
@@ -73,12 +71,12 @@ class LabEpisode(Episode):
         return text
 
     def _readable(self) -> bool:
-        """Whether the original could read off its answer; for a change that is the hash of the table."""
+        """Whether the original could read its answer; for a change that is the hash of the table."""
         return not self.task.changes_state or self.table_hash() is not None
 
 
 def parse_action(reply: str) -> Literal["Operation", "Answer"] | None:
-    """The action that is named first, anywhere in the reply."""
+    """The first action that the reply names, at any place."""
     operation, answer = reply.find("Action: Operation"), reply.find("Action: Answer")
     if operation < 0 and answer < 0:
         return None

@@ -1,6 +1,6 @@
 """DB-Bench's text protocol (AgentBench v0.2): operations and answers are patterns in free text.
 
-Kept from the original: the order of messages, the patterns and what they miss, 15 statements and one more reply, a
+It keeps from the original: the order of messages, the patterns and their gaps, 15 statements and one more reply, a
 fresh session per statement, results cut at 800 characters, a block of several statements that is lost, the trimmed
 history. The rules say the same in other words. Source: AgentBench branch v0.2, `src/server/tasks/dbbench/__init__.py`,
 `Interaction.py` and `src/server/task.py`.
@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dbbench_adapter.backends import Result
 from dbbench_adapter.backends.statements import split_statements
 from dbbench_adapter.datatypes import Task
-from dbbench_adapter.protocols.base import Episode, Message, fenced_sql, final_answer, shown, user
+from dbbench_adapter.protocols.base import Episode, Message, fenced_sql, final_answer, format_result, user_messages
 
 MAX_ROUNDS = 15
-"""Statements; one more reply is read after the last, and can only answer."""
+"""The limit of statements. After the last one more reply is read, which can only answer."""
 OUT_OF_SYNC = "Commands out of sync; you can't run this command now"
 MAX_HISTORY_SEGMENTS = 3500
 _DATA_DEFINITION = ("ALTER", "CREATE", "DROP", "RENAME", "TRUNCATE")
@@ -48,9 +48,9 @@ def messages(task: Task) -> list[Message]:
 
 
 def trimmed(history: Sequence[Message]) -> list[Message]:
-    """The history as the model reads it: the first message, and the newest ones as far as 3,500 segments go.
+    """The history as the model reads it: the first message, and the newest ones as far as 3,500 segments allow.
 
-    A segment is a run of up to 7 letters, or any other character but a blank or a line break.
+    A segment is a run of up to 7 letters, or any other character except a blank or a line break.
 
     Args:
         history: of odd length, user and assistant by turns.
@@ -63,7 +63,7 @@ def trimmed(history: Sequence[Message]) -> list[Message]:
             break
         kept += 1
     newest = later[len(later) - kept :]
-    if newest and newest[0]["role"] == "user":  # users and assistants go on by turns
+    if newest and newest[0]["role"] == "user":  # messages of user and assistant still have to alternate
         newest = newest[1:]
     omitted = len(later) - len(newest)
     notice = f"\n\n[NOTICE: {omitted} earlier messages are left out.]" if omitted else ""
@@ -88,10 +88,8 @@ class TextEpisode(Episode):
 
     SWALLOWS_SETUP_ERRORS = True
 
-    def step(self, reply: str | None) -> list[Message]:
-        self._refuse_if_done()
-        self.replies_used += 1
-        if reply is None:  # the original's loop raises on a reply without text; its first one counts as empty
+    def _take(self, reply: str | None) -> list[Message]:
+        if reply is None:  # the original fails on a reply without text, but takes the first one for an empty text
             if self.sql_run:
                 self.status = "unknown"
                 return []
@@ -106,7 +104,7 @@ class TextEpisode(Episode):
             self.status = "agent validation failed"
             return []
         self.sql_run.append(sql)
-        return user([shown(self._run(sql))])
+        return user_messages([format_result(self._run(sql))])
 
     def _answer(self, answer: str | None) -> list[Message]:
         self.answers = answer
@@ -120,8 +118,8 @@ class TextEpisode(Episode):
         return []
 
     def _run(self, sql: str) -> Result:
-        """One statement in a session of its own; of several, which the driver cannot fetch, nothing is kept but what
-        commits itself."""
+        """Run one statement in a session of its own. The driver cannot fetch several; of these nothing is kept except a
+        first statement that commits itself."""
         if not sql:
             return Result()
         statements = split_statements(sql) or [sql]
@@ -137,7 +135,7 @@ class TextEpisode(Episode):
 
 
 def _action(reply: str) -> str | None:
-    """What stands between the first `Action: ` and the end of its line; None on a last line."""
+    """The text from the first `Action: ` to the end of its line; None if that is the last line."""
     start = reply.find("Action: ")
     end = reply.find("\n", start)
     return None if start < 0 or end < 0 else reply[start + len("Action: ") : end]

@@ -1,7 +1,7 @@
-"""A multi-turn agent for rLLM's engine: it keeps the conversation and hands each reply on as its action.
+"""A multi-turn agent for rLLM's engine: it keeps the conversation, and its action is the model's reply.
 
-Knows neither SQL nor the protocol: the first prompt and every answer come from the environment as messages, and the
-environment reads the replies. Leaves out calling the model, which rLLM's engine does.
+It knows neither SQL nor the protocol: the first prompt and every answer come from the environment as messages, and the
+environment reads the replies. rLLM's engine calls the model.
 """
 
 from __future__ import annotations
@@ -19,21 +19,17 @@ class DBBenchAgent(BaseAgent):
 
     def reset(self) -> None:
         self._messages: list[dict[str, str]] = []
-        self._trajectory = Trajectory()
+        self.trajectory = Trajectory()
         self._observation: Any = None
 
     @property
     def chat_completions(self) -> list[dict[str, str]]:
         return self._messages
 
-    @property
-    def trajectory(self) -> Trajectory:
-        return self._trajectory
-
     def update_from_env(
         self, observation: list[dict[str, str]], reward: float, done: bool, info: dict[str, Any], **kwargs: Any
     ) -> None:
-        """Add what the environment says to the conversation.
+        """Add the environment's messages to the conversation.
 
         Args:
             observation: messages in chat-completions form; the first prompt after `reset`.
@@ -45,7 +41,7 @@ class DBBenchAgent(BaseAgent):
     def update_from_model(self, response: str, **kwargs: Any) -> Action:
         """Record a reply as a step; the reply itself is the action."""
         self._messages = [*self._messages, {"role": "assistant", "content": response}]
-        self._trajectory.steps.append(
+        self.trajectory.steps.append(
             Step(
                 chat_completions=list(self._messages),
                 observation=self._observation,

@@ -1,29 +1,42 @@
-"""Tasks as data sets of rLLM: rows for its registry, which writes them as parquet for itself and for verl.
-
-Leaves out what rLLM does with them; `DBBenchEnv.from_dict` reads a row back.
-"""
+"""Tasks as rows of rLLM's data sets, which rLLM's registry writes as parquet for itself and for verl."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dbbench_adapter.datatypes import Task
-from dbbench_adapter.rllm.env import NESTED
 from dbbench_adapter.rllm.interfaces import require_rllm
+
+_NESTED = ("tables", "gold", "skills")
+"""Fields of `Task.to_dict()` that a row holds as JSON text: lists of mixed types do not fit parquet."""
 
 
 def rllm_rows(tasks: Sequence[Task]) -> list[dict[str, Any]]:
-    """`Task.to_dict()` with nested fields as JSON text: rows with lists of mixed types do not fit parquet."""
+    """One row per task; `task_of` is the inverse."""
     return [
-        {name: json.dumps(value) if name in NESTED else value for name, value in task.to_dict().items()}
+        {name: json.dumps(value) if name in _NESTED else value for name, value in task.to_dict().items()}
         for task in tasks
     ]
 
 
+def task_of(row: Mapping[str, Any]) -> Task:
+    """The task of a row; nested fields are JSON text or plain values.
+
+    Raises:
+        ValueError: a field is missing, unknown or of another form.
+    """
+    return Task.from_dict(
+        {
+            name: json.loads(value) if name in _NESTED and isinstance(value, str) else value
+            for name, value in row.items()
+        }
+    )
+
+
 def register_tasks(name: str, tasks: Sequence[Task], split: str) -> Any:
-    """Put tasks into rLLM's registry, in place of what it holds under that name and split.
+    """Put tasks into rLLM's registry; they replace those that it has under this name and split.
 
     Returns:
         The `rllm.data.Dataset`; its `get_verl_data_path()` is the parquet file verl reads.

@@ -1,64 +1,51 @@
-"""One DB-Bench task as an environment of rLLM: one reply per step, its reward when the episode ends.
+"""One DB-Bench task as an environment of rLLM: one reply per step, and a reward when the episode ends.
 
-Replies are read as the protocol reads them (`Action: Operation`, `Action: Answer`), three rounds by default. Leaves out
-the function-calling protocol, since rLLM's engine hands over the reply's text only. rLLM has no reward for what nobody
-could judge: such a step raises, and the engine plays the episode again.
+The protocol reads the replies (`Action: Operation`, `Action: Answer`); there are three rounds by default. The
+function-calling protocol is left out, since rLLM's engine passes only the reply's text. rLLM has no reward for an
+episode that could not be judged: such a step raises, and the engine plays the episode again.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from dbbench_adapter.backends import Backend, open_backend
 from dbbench_adapter.backends.base import STATEMENT_TIMEOUT_S
-from dbbench_adapter.datatypes import Score, Task
+from dbbench_adapter.datatypes import Task
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import PROTOCOLS, Episode, open_episode
+from dbbench_adapter.rllm.data import task_of
 from dbbench_adapter.rllm.interfaces import BaseEnv
 
 MAX_ROUNDS = 3
 SETTINGS = ("backend", "protocol", "judge", "max_rounds", "statement_timeout_s")
-"""What `env_args` may name."""
-NESTED = ("tables", "gold", "skills")
-"""Fields of `Task.to_dict()` that a row holds as JSON text."""
+"""The names that `env_args` may have."""
+CORRECT, WRONG, OUT_OF_ROUNDS, ILLEGAL = 1.0, -1.0, -0.8, -0.2
+"""The reward of each end of an episode; every step before the last one gets 0. A reply is illegal if the protocol
+cannot read it."""
 Observation = list[dict[str, str]]
 
 
-@dataclass(frozen=True)
-class Rewards:
-    """One value per end of an episode, a verdict between 0 and 1 as far between them; every step before the last one
-    gets 0."""
+def reward_of(verdict: float, status: str) -> float:
+    """The reward of an episode that ended with this status; a verdict between 0 and 1 interpolates.
 
-    correct: float = 1.0
-    """A right end counts as such however the episode ended, where the judge says so (`lab` judges the state alone)."""
-    wrong: float = -1.0
-    out_of_rounds: float = -0.8
-    illegal: float = -0.2
-    """A reply that the protocol cannot read."""
-
-    def of(self, score: Score, status: str) -> float:
-        """Statuses are the protocol's own; AgentBench writes them with blanks, LifelongAgentBench with underscores."""
-        assert score.value is not None
-        named = {"task_limit_reached": self.out_of_rounds, "agent_validation_failed": self.illegal}
-        wrong = named.get(status.replace(" ", "_"), self.wrong)
-        return (1.0 - score.value) * wrong + score.value * self.correct
-
-
-REWARDS = Rewards()
+    A right end pays `CORRECT` whatever the status is: `lab` judges the state alone. AgentBench writes the statuses with
+    blanks, LifelongAgentBench with underscores.
+    """
+    failed = {"task_limit_reached": OUT_OF_ROUNDS, "agent_validation_failed": ILLEGAL}
+    wrong = failed.get(status.replace(" ", "_"), WRONG)
+    return (1.0 - verdict) * wrong + verdict * CORRECT
 
 
 class UnjudgedError(RuntimeError):
-    """Nobody could judge the end of an episode; the message says why."""
+    """The end of an episode could not be judged; the message says why."""
 
 
 class DBBenchEnv(BaseEnv):
-    """Every method may be called from any thread; they wait for each other.
+    """Every method may be called from any thread; the calls wait for each other.
 
     Args:
         backend: what `open_backend` takes; environments of one process share it.
@@ -81,21 +68,21 @@ class DBBenchEnv(BaseEnv):
         statement_timeout_s: float = STATEMENT_TIMEOUT_S,
     ) -> None:
         if protocol not in ("lab", "text"):
-            raise ValueError(f"protocol {protocol!r}, expected lab or text: rLLM's engine hands over texts, not calls")
+            raise ValueError(f"protocol {protocol!r}, expected lab or text: rLLM's engine passes texts, not tool calls")
         self.task = task
         self.protocol: Literal["lab", "text"] = protocol
         self.judge: JudgeName = judge
-        self._open: Callable[[], Episode] = lambda: open_episode(
+        self._open = lambda: open_episode(
             task, _shared(backend), protocol, max_rounds=max_rounds, statement_timeout_s=statement_timeout_s
         )
         self._episode: Episode | None = None
         self._lock = threading.RLock()
 
     def reset(self) -> tuple[Observation, dict[str, Any]]:
-        """The first prompt over a fresh database; an episode under way is given up.
+        """The first prompt over a fresh database; an unfinished episode is dropped.
 
         Raises:
-            TableError, BackendUnavailable: there can be no episode.
+            TableError, BackendUnavailable: the database cannot be made.
         """
         with self._lock:
             self.close()
@@ -117,9 +104,9 @@ class DBBenchEnv(BaseEnv):
                 raise RuntimeError(f"task {self.task.id!r}: no episode under way; call reset first")
             episode = self._episode
             try:
-                shown = episode.step(action)
+                observation = episode.step(action)
                 if not episode.done:
-                    return shown, 0.0, False, _info(episode, "")
+                    return observation, 0.0, False, _info(episode, "")
                 score = episode.judge(self.judge)
             except BaseException:
                 self.close()
@@ -130,7 +117,7 @@ class DBBenchEnv(BaseEnv):
                 f"task {self.task.id!r} could not be judged by {self.judge!r}: {score.reason}; "
                 "`python -m dbbench_adapter.validate --replay` finds such tasks, leave them out"
             )
-        return [], REWARDS.of(score, episode.status), True, _info(episode, score.reason)
+        return [], reward_of(score.value, episode.status), True, _info(episode, score.reason)
 
     def close(self) -> None:
         """Drop the database; calling it again does nothing."""
@@ -149,22 +136,11 @@ class DBBenchEnv(BaseEnv):
             ValueError: a field is missing, unknown or of another form.
         """
         settings = {name: info[name] for name in SETTINGS if name in info}
-        return DBBenchEnv(task_of(info), **settings)
+        return DBBenchEnv(task_of({name: info[name] for name in info if name not in SETTINGS}), **settings)
 
     @staticmethod
     def is_multithread_safe() -> bool:
         return True
-
-
-def task_of(row: dict[str, Any]) -> Task:
-    """The task of a row; nested fields are JSON text or plain values.
-
-    Raises:
-        ValueError: see `DBBenchEnv.from_dict`.
-    """
-    fields = {name: value for name, value in row.items() if name not in SETTINGS}
-    nested = {name: json.loads(fields[name]) for name in NESTED if isinstance(fields.get(name), str)}
-    return Task.from_dict(fields | nested)
 
 
 def _info(episode: Episode, reason: str) -> dict[str, Any]:

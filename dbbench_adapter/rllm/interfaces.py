@@ -1,4 +1,4 @@
-"""rLLM's base classes where rLLM is installed, our stand-ins where it is not; and the message for who needs the former.
+"""rLLM's base classes where rLLM is installed, and our stand-ins where it is not.
 
 rLLM removed agents and environments after 0.2.1.post1 (on 2026-04-30), so a newer one counts as not installed.
 """
@@ -17,18 +17,18 @@ else:
         from rllm.environments.base.base_env import BaseEnv
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "rllm":
-            raise  # rLLM is there, and something it needs is not
+            raise  # rLLM is installed, but a package that it needs is not
         from dbbench_adapter.rllm.standins import Action, BaseAgent, BaseEnv, Step, Trajectory
 
 __all__ = ["Action", "BaseAgent", "BaseEnv", "RllmMissingError", "Step", "Trajectory", "require_rllm"]
 
 
 class RllmMissingError(ImportError):
-    """rLLM with agents and environments is needed and not installed."""
+    """An rLLM with agents and environments is needed and not installed."""
 
 
 def require_rllm() -> None:
-    """Stop early, with what to install.
+    """Check that rLLM is installed; the error says how to install it.
 
     Raises:
         RllmMissingError: rLLM is not installed, or one without agents and environments.

@@ -1,12 +1,11 @@
-"""The part of rLLM's agent and environment interfaces that ours stand on, for where rLLM is not installed.
+"""The part of rLLM's agent and environment classes that ours use, for where rLLM is not installed.
 
-Written after rllm 0.2.1.post1 (`rllm/agents/agent.py`, `rllm/environments/base/base_env.py`): the same names,
-attributes and defaults, nothing of what engines and trainers do with them.
+The names, attributes and defaults are those of rllm 0.2.1.post1 (`rllm/agents/agent.py`,
+`rllm/environments/base/base_env.py`). The methods that a subclass has to write are left out.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +17,7 @@ class Action:
 
 @dataclass
 class Step:
-    """One model call: `reward`, `done` and `info` are filled by the engine."""
+    """One model call; the engine fills `reward`, `done` and `info`."""
 
     chat_completions: list[dict[str, str]] = field(default_factory=list)
     observation: Any = None
@@ -36,51 +35,13 @@ class Trajectory:
     reward: float = 0.0
 
 
-class BaseAgent(ABC):
-    @abstractmethod
-    def update_from_env(self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any): ...
-
-    @abstractmethod
-    def update_from_model(self, response: str, **kwargs: Any) -> Action: ...
-
-    @abstractmethod
-    def reset(self): ...
-
-    @property
-    def chat_completions(self) -> list[dict[str, str]]:
-        return []
-
-    @property
-    def trajectory(self) -> Trajectory:
-        return Trajectory()
+class BaseAgent:
+    trajectory: Any
 
     def get_current_state(self) -> Step | None:
         return self.trajectory.steps[-1] if self.trajectory.steps else None
 
 
-class BaseEnv(ABC):
-    @property
-    def idx(self) -> Any:
-        """Its place in the batch; the engine sets it."""
-        return getattr(self, "_idx", None)
-
-    @idx.setter
-    def idx(self, value: Any) -> None:
-        self._idx = value
-
-    @abstractmethod
-    def reset(self) -> tuple[Any, dict[str, Any]]: ...
-
-    @abstractmethod
-    def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]: ...
-
-    def close(self) -> None:  # noqa: B027 (to be overridden where there is something to close)
-        pass
-
-    @staticmethod
-    @abstractmethod
-    def from_dict(info: dict[str, Any]) -> BaseEnv: ...
-
-    @staticmethod
-    def is_multithread_safe() -> bool:
-        return True
+class BaseEnv:
+    idx: Any = None
+    """Its place in the batch; the engine sets it."""

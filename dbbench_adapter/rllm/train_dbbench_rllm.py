@@ -4,7 +4,7 @@
         +dbbench.val_file=$PWD/validation.jsonl actor_rollout_ref.model.path=MODEL data.train_batch_size=32 ...
 
 `+dbbench.NAME=VALUE` are the fields of `Settings`; everything else goes to rLLM's `agent_ppo_trainer` config and so to
-verl. Needs rLLM 0.2.1.post1 with a GPU. Not run here: rLLM's side is tested against a copy of its interfaces only.
+verl. It needs rLLM 0.2.1.post1 and a GPU. It has not been run with rLLM: tests have a copy of rLLM's interfaces only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DATASET = "dbbench"
 
 
 class Settings(BaseModel):
-    """What a run of ours sets beside rLLM's own config."""
+    """The settings of a run beside rLLM's own config."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -65,8 +65,8 @@ def train(config: Any) -> None:
     settings = Settings.model_validate({} if group is None else OmegaConf.to_container(group, resolve=True))
     if config.rllm.agent.max_steps < settings.max_rounds:
         raise ValueError(
-            f"rllm.agent.max_steps={config.rllm.agent.max_steps} stops episodes before their last round, which is the "
-            f"one that pays; expected at least dbbench.max_rounds={settings.max_rounds}"
+            f"rllm.agent.max_steps={config.rllm.agent.max_steps} stops episodes before their last round, where the "
+            f"reward is; set it to dbbench.max_rounds={settings.max_rounds} or more"
         )
     AgentTrainer(
         agent_class=DBBenchAgent,

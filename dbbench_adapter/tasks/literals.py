@@ -1,9 +1,9 @@
-"""Read a Python literal out of text that a model or a data file wrote, without running any of it.
+"""Read a Python literal from text that a model or a data file wrote, without running any of it.
 
-Understands what a constant expression says: literals, and the arithmetic that the original judges' `eval` would do on
-numbers (`[2010-12-31]` is a list with one number there). Leaves out every call, attribute and name but those of
-builtins, which stand for themselves (`[max]` is no text there either). `parse_rows` also understands the two
-constructors that database drivers print inside rows, `Decimal('1.5')` and `datetime.date(2024, 1, 31)`.
+It understands constant expressions: literals, and the arithmetic on numbers that the original judges' `eval` would do
+(there `[2010-12-31]` is a list with one number). Calls, attributes and names are refused, except names of builtins,
+which stand for themselves (there `[max]` is no text either). `parse_rows` also understands the constructors that
+database drivers print inside rows, `Decimal('1.5')` and `datetime.date(2024, 1, 31)`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def parse_literal(text: str) -> Any:
     """The value of a constant expression.
 
     Raises:
-        ValueError: not a constant, longer than `MAX_CHARS`, nested too deeply, or of a value too large to print.
+        ValueError: not a constant, longer than `MAX_CHARS`, nested too deeply, or a value too large to print.
     """
     return _evaluate(_parse(text))
 
@@ -59,8 +59,8 @@ def parse_rows(text: str) -> Rows | None:
     """The rows of a printed driver result such as `[('a', 1), ('b', Decimal('2.50'))]`.
 
     Returns:
-        One tuple per row; decimals with a point as float, without one as int, dates as ISO text; None
-        where the text is not a list of tuples or lists.
+        One tuple per row; decimals with a point as float, without one as int, dates as ISO text. None where the text is
+        not a list of tuples or lists.
     """
     try:
         node = _parse(text.strip())
@@ -76,7 +76,7 @@ def _parse(text: str) -> ast.expr:
         raise ValueError(f"text of {len(text)} characters, expected at most {MAX_CHARS}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # SyntaxWarning about a model's backslashes is of no use to anyone
+            warnings.simplefilter("ignore")  # a SyntaxWarning about a model's backslashes helps nobody
             return ast.parse(text.lstrip(" \t"), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise ValueError(f"not a constant: {type(error).__name__}") from None

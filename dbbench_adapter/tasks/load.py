@@ -1,8 +1,8 @@
 """Read DB-Bench task files into `Task`s, and write our own.
 
-Reads AgentBench JSONL (standard, dev and the function-calling training form) and its pretty-printed list,
-LifelongAgentBench `entry_dict.json` and its parquet form, and JSONL of `Task.to_dict()`; what a row means is in
-`dbbench_adapter.tasks.records`. `dbbench_adapter.validate` reports every bad row where `load_tasks` stops at the first.
+It reads AgentBench JSONL (standard, dev and the function-calling training form) and its pretty-printed list,
+LifelongAgentBench `entry_dict.json` and its parquet form, and JSONL of `Task.to_dict()`. `load_tasks` stops at the
+first bad row; `dbbench_adapter.validate` reports them all. `dbbench_adapter.tasks.records` reads the single row.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from core.json_text import parse_json
 from core.outputs import written
@@ -24,7 +23,7 @@ _NESTED = ("answer_info", "table_info", "skill_list")
 
 
 class TaskFileError(ValueError):
-    """A task file that cannot be used; the message names file, row, field and what was expected."""
+    """The task file cannot be used; the message names file, row, field and what was expected."""
 
 
 def load_tasks(path: Path) -> list[Task]:
@@ -46,7 +45,7 @@ def load_tasks(path: Path) -> list[Task]:
         except RecordError as error:
             raise TaskFileError(f"{path}, {error.faults[0]}") from None
         if task.id in seen:
-            raise TaskFileError(f"{path}: id {task.id!r} occurs twice; expected one row per id")
+            raise TaskFileError(f"{path}: id {task.id!r} occurs twice; expected one row per id, rename one of them")
         seen.add(task.id)
         tasks.append(task)
     return tasks
@@ -59,7 +58,7 @@ def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
 
 
 def refuse_repeated_ids(tasks: Iterable[Task]) -> None:
-    """For tasks of several files, each of which holds an id once.
+    """Check tasks that come from several files, each of which holds an id once.
 
     Raises:
         TaskFileError: an id occurs twice.
@@ -93,7 +92,7 @@ def task_file(path: Path) -> Path:
 
 
 def raw_records(path: Path) -> Iterator[RawRecord | Fault]:
-    """Each row as it stands in the file, or why it could not even be cut out.
+    """Each row as it stands in the file, or a fault where the row cannot be parsed.
 
     Raises:
         TaskFileError: nothing can be read at all, or there is no row.
@@ -107,14 +106,18 @@ def raw_records(path: Path) -> Iterator[RawRecord | Fault]:
 
 
 def _text_records(path: Path) -> Iterator[RawRecord | Fault]:
-    """A JSONL file is recognised by not being one JSON value as a whole."""
+    """A file that is not one JSON value as a whole is read as JSONL."""
     try:
         text = path.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise TaskFileError(
-            f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); expected .jsonl, .json or .parquet"
+            f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); expected .jsonl, .json or .parquet; give "
+            "another file, or save it as UTF-8"
         ) from None
-    whole = _json_or_none(text)
+    try:
+        whole = parse_json(text)
+    except ValueError:
+        whole = None
     if isinstance(whole, dict) and whole and all(key.isdigit() for key in whole):
         for key, value in whole.items():
             yield RawRecord(f"{path.stem}-{key}", f"record {key!r}", value)
@@ -125,23 +128,13 @@ def _text_records(path: Path) -> Iterator[RawRecord | Fault]:
         yield from _jsonl_records(path.stem, text)
 
 
-def _json_or_none(text: str) -> Any:
-    try:
-        return parse_json(text)
-    except ValueError:
-        return None
-
-
 def _jsonl_records(stem: str, text: str) -> Iterator[RawRecord | Fault]:
-    index = 0
-    for number, line in enumerate(text.split("\n"), start=1):  # splitlines() would also cut at U+2028 inside a text
-        if not line.strip():
-            continue
+    lines = enumerate(text.split("\n"), start=1)  # splitlines() would also cut at U+2028 inside a text
+    for index, (number, line) in enumerate((number, line) for number, line in lines if line.strip()):
         try:
             yield RawRecord(f"{stem}-{index}", f"line {number}", parse_json(line))
         except ValueError as error:
             yield Fault(f"line {number}", "", f"not JSON ({error}); expected one task object per line")
-        index += 1
 
 
 def _parquet_records(path: Path) -> Iterator[RawRecord | Fault]:
@@ -151,19 +144,19 @@ def _parquet_records(path: Path) -> Iterator[RawRecord | Fault]:
     try:
         rows = pq.read_table(path).to_pylist()
     except pa.ArrowException as error:
-        raise TaskFileError(f"{path}: not a parquet file ({error})") from None
+        raise TaskFileError(f"{path}: not a parquet file ({error}); give another, or download it again") from None
     for index, row in enumerate(rows):
         yield unpacked(RawRecord(f"{path.stem}-{index}", f"row {index}", row))
 
 
 def unpacked(record: RawRecord) -> RawRecord | Fault:
-    """The row with its Python-literal texts read, never evaluated."""
+    """The row with its Python-literal texts parsed; nothing is evaluated."""
     value = dict(record.value)
     for name in _NESTED:
         if isinstance(value.get(name), str):
             try:
                 literal = parse_literal(value[name])
-                json.dumps(literal)  # only plain values: what judges read also knows the names of builtins
+                json.dumps(literal)  # plain values only: `parse_literal` also accepts the names of builtins
             except (ValueError, TypeError) as error:
                 found = repr(value[name])[:MAX_FOUND_CHARS]
                 return Fault(record.where, name, f"expected a Python literal, {error}; found {found}")

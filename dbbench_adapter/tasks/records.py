@@ -1,7 +1,8 @@
-"""One row of a task file as a `Task`, or everything that is wrong with it, field by field.
+"""Read one row of a task file as a `Task`, or say everything that is wrong with it, field by field.
 
-Knows three records: AgentBench's (the test files, and the function-calling training form), LifelongAgentBench's, and
-our own `Task.to_dict()`. Leaves out files (`dbbench_adapter.tasks.load`) and AgentBench records over SQLite files.
+There are three forms: AgentBench's (the test files, and the function-calling training form), LifelongAgentBench's, and
+our own `Task.to_dict()`. `dbbench_adapter.tasks.load` reads whole files. AgentBench records over SQLite files are left
+out.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import sqlglot
-from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from pydantic_core import ErrorDetails
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from dbbench_adapter.datatypes import CHANGE_KINDS, Cell, Column, Gold, Table, Task
+from dbbench_adapter.datatypes import CHANGE_KINDS, Column, Gold, Row, Table, Task
 from dbbench_adapter.tasks.literals import parse_rows
 
 MAX_FOUND_CHARS = 120
@@ -27,21 +28,21 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong in one row."""
+    """One thing that is wrong in a row."""
 
     where: str
     """The row as its file counts it: `line 3`, `record '7'`, `row 0`."""
     field: str
-    """Dotted path below the row; empty where the row as a whole is at fault."""
+    """Dotted path below the row; empty where the row as a whole is wrong."""
     problem: str
-    """What was expected and what was found."""
+    """It says what was expected and what was found."""
 
     def __str__(self) -> str:
         return f"{self.where}{', field ' + self.field if self.field else ''}: {self.problem}"
 
 
 class RecordError(ValueError):
-    """A row that is no task; `faults` has at least one entry."""
+    """The row is no task; `faults` has at least one entry."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         super().__init__("; ".join(map(str, faults)))
@@ -53,22 +54,22 @@ class RawRecord:
     """A row before it is read."""
 
     id: str
-    """What an AgentBench or LifelongAgentBench task is called: file stem and index."""
+    """The id of an AgentBench or LifelongAgentBench task: file stem and index."""
     where: str
     value: Any
 
 
 def form_of(record: RawRecord) -> str:
-    """`agentbench`, `lifelong` or `own`, by the fields that are there.
+    """`agentbench`, `lifelong` or `own`, recognised by its fields.
 
     Raises:
-        RecordError: it is neither.
+        RecordError: it is none of them.
     """
     keys = set(record.value) if isinstance(record.value, dict) else set()
     for form, telling in _TELLING_FIELDS.items():
         if any(fields <= keys for fields in telling):
             return form
-    raise _error(
+    raise _fault(
         record,
         "",
         f"has {sorted(keys) or type(record.value).__name__}; expected an AgentBench record (description, label, type, "
@@ -81,12 +82,12 @@ def read_record(record: RawRecord) -> Task:
     """The task of a row.
 
     Raises:
-        RecordError: with every fault that could be told apart.
+        RecordError: it lists every fault that was found.
     """
     return _READERS[form_of(record)](record)
 
 
-def _error(record: RawRecord, field: str, problem: str) -> RecordError:
+def _fault(record: RawRecord, field: str, problem: str) -> RecordError:
     return RecordError([Fault(record.where, field, problem)])
 
 
@@ -98,7 +99,7 @@ def _validated(record: RawRecord, parse: Callable[[Any], _T]) -> _T:
 
 
 def _merged(record: RawRecord, errors: Sequence[ErrorDetails]) -> Iterator[Fault]:
-    """One fault per field: where a field may be of several types, pydantic says for each why it is not that one."""
+    """One fault per field: where a field may have several types, pydantic gives one error for each type."""
     by_field: dict[str, list[ErrorDetails]] = {}
     for error in errors:
         by_field.setdefault(_path(record.value, error), []).append(error)
@@ -108,7 +109,7 @@ def _merged(record: RawRecord, errors: Sequence[ErrorDetails]) -> Iterator[Fault
 
 
 def _path(value: Any, error: ErrorDetails) -> str:
-    """Where an error stands, without the parts that only name a type of a union."""
+    """The path of the wrong field, without the parts that only name a type of a union."""
     parts: list[str] = []
     for part in error["loc"]:
         try:
@@ -125,14 +126,14 @@ def _path(value: Any, error: ErrorDetails) -> str:
 
 class _Info(BaseModel):
     columns: list[Column]
-    rows: list[tuple[Cell, ...]]
+    rows: list[Row]
 
 
 class _AgentBenchTable(BaseModel):
     table_name: str
     table_info: _Info
 
-    def record(self) -> Table:
+    def table(self) -> Table:
         return Table(self.table_name, tuple(self.table_info.columns), tuple(self.table_info.rows))
 
 
@@ -155,16 +156,16 @@ class _AgentBenchRecord(BaseModel):
 
 
 def _agentbench_task(record: RawRecord) -> Task:
-    row = _validated(record, TypeAdapter(_AgentBenchRecord).validate_python)
+    row = _validated(record, _AgentBenchRecord.model_validate)
     if row.user_sqlite:
-        raise _error(record, "user_sqlite", "records over SQLite files cannot be used yet; remove the record")
+        raise _fault(record, "user_sqlite", "records over SQLite files cannot be used yet; remove the record")
     kind = row.type[0]
     gold = _change_gold(record, row) if kind in CHANGE_KINDS else _answer_gold(row)
     return Task(
         id=record.id,
         question=row.description,
         kind=kind,
-        tables=tuple(table.record() for table in row.table),
+        tables=tuple(table.table() for table in row.table),
         gold=gold,
         table_note=row.add_description,
         evidence=row.evidence,
@@ -186,11 +187,11 @@ def _change_gold(record: RawRecord, row: _AgentBenchRecord) -> Gold:
     stored = row.answer_md5 if isinstance(row.answer_md5, str) else (row.answer_md5 or [""])[0]
     table_hash = stored.strip("[]()").split(",")[0].strip().strip("'") or None  # the driver prints [('<hex>',)]
     if table_hash is not None and not _HASH.fullmatch(table_hash):
-        expected = "expected 32 hex digits, bare or as a printed driver row"
-        raise _error(record, "answer_md5", f"{expected}; found {stored!r}")
+        problem = f"expected 32 hex digits, bare or as a printed driver row; found {stored!r}"
+        raise _fault(record, "answer_md5", problem)
     if sql is None and table_hash is None:
-        expected = "a change needs its reference statement in label or sql.query, or a hash in answer_md5"
-        raise _error(record, "label", f"{expected}; found neither")
+        problem = "a change needs its reference statement in label or sql.query, or a hash in answer_md5; found neither"
+        raise _fault(record, "label", problem)
     return Gold(sql=sql, table_hash=table_hash)
 
 
@@ -199,40 +200,44 @@ def _change_gold(record: RawRecord, row: _AgentBenchRecord) -> Gold:
 
 class _AnswerInfo(BaseModel):
     sql: str
-    direct: list[tuple[Cell, ...]] | None = None
+    direct: list[Row] | None = None
     md5: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
 
 
-class _LifelongTable(BaseModel):
+class LifelongTable(BaseModel):
+    """A table as LifelongAgentBench writes it."""
+
     name: str
     column_info_list: list[Column]
-    row_list: list[tuple[Cell, ...]]
+    row_list: list[Row]
+
+    def table(self) -> Table:
+        return Table(self.name, tuple(self.column_info_list), tuple(self.row_list))
 
 
 class _LifelongRecord(BaseModel):
     instruction: str
     answer_info: _AnswerInfo
-    table_info: _LifelongTable
+    table_info: LifelongTable
     skill_list: list[str] = Field(default_factory=list)
 
 
 def _lifelong_task(record: RawRecord) -> Task:
-    row = _validated(record, TypeAdapter(_LifelongRecord).validate_python)
-    answer, table = row.answer_info, row.table_info
-    kind = (answer.sql.split() or [""])[0].upper()
+    row = _validated(record, _LifelongRecord.model_validate)
+    answer, table = row.answer_info, row.table_info.table()
+    kind = first_word(answer.sql)
     if kind not in CHANGE_KINDS | {"SELECT"}:
-        raise _error(record, "answer_info.sql", f"expected SELECT or a change, found {answer.sql!r}")
+        raise _fault(record, "answer_info.sql", f"expected SELECT or a change, found {answer.sql!r}")
     wanted, other = ("md5", "direct") if kind in CHANGE_KINDS else ("direct", "md5")
     if getattr(answer, wanted) is None or getattr(answer, other) is not None:
-        raise _error(record, "answer_info", f"a {kind} has {wanted} set and {other} null")
-    headers = ", ".join(column.name for column in table.column_info_list)
+        raise _fault(record, "answer_info", f"a {kind} has {wanted} set and {other} null")
     return Task(
         id=record.id,
         question=row.instruction,
         kind=kind,
-        tables=(Table(table.name, tuple(table.column_info_list), tuple(table.row_list)),),
+        tables=(table,),
         gold=Gold(rows=None if answer.direct is None else tuple(answer.direct), sql=answer.sql, table_hash=answer.md5),
-        table_note=f"The table is called {table.name} and has these headers: {headers}.",
+        table_note=table.note,
         skills=tuple(row.skill_list),
         source="lifelong",
         typed=True,
@@ -240,8 +245,13 @@ def _lifelong_task(record: RawRecord) -> Task:
     )
 
 
+def first_word(sql: str) -> str:
+    """`SELECT`, `INSERT`, ...; empty for an empty text."""
+    return (sql.split() or [""])[0].upper()
+
+
 def _orders_rows(sql: str) -> bool:
-    """Whether the outermost query of a statement has an ORDER BY; False for what does not parse."""
+    """Whether the outermost query of a statement has an ORDER BY; False where it does not parse."""
     try:
         statement = sqlglot.parse_one(sql, read="mysql")
     except SqlglotError:

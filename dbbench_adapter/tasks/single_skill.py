@@ -1,8 +1,8 @@
-"""Tasks that train one skill at a time: sorted out of any task file, or generated.
+"""Tasks that train one skill at a time: selected from any task file, or generated.
 
-A task trains a skill best when it shows little else. `select` beside another skill does not count as else, since nearly
-every task shows it; some skills cannot come alone (LIMIT needs ORDER BY in our tasks, HAVING needs GROUP BY). Left out:
-judging whether a model has the skill.
+A task trains a skill best when it shows few others. `select` is not counted as another skill, since nearly every task
+shows it. Some skills cannot come alone: in our tasks LIMIT needs ORDER BY, and HAVING needs GROUP BY. Measuring whether
+a model has a skill is left out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from core.outputs import written
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.generate import SKILL_COUNTS, Difficulty, Split, task_stream
 from dbbench_adapter.generate.plans import has_room
-from dbbench_adapter.skills import SKILLS, NotOneStatementError, recognise_skills
+from dbbench_adapter.sql_skills import SKILLS, NotOneStatementError, recognise_skills
 from dbbench_adapter.tasks.load import TaskFileError, load_tasks
 
 
@@ -27,17 +27,17 @@ def by_skill(tasks: Iterable[Task], *, min_tasks: int = 1) -> dict[str, list[Tas
     """For each skill the tasks that show it with the fewest others, the purest first.
 
     Args:
-        min_tasks: where fewer tasks share the fewest others, tasks with more others follow until there are so many.
+        min_tasks: where fewer tasks share the fewest others, tasks with more others follow up to this number.
     Returns:
-        An entry per skill in the order of `SKILLS`; shorter than `min_tasks`, or empty, where the tasks do not have
-        so many. A task may stand under several skills.
+        An entry per skill in the order of `SKILLS`, shorter than `min_tasks`, or empty, where there are not enough
+        tasks. A task may be listed under several skills.
     """
     shown = [(task, skills_of(task)) for task in tasks]
     return {skill: _purest(skill, shown, min_tasks) for skill in SKILLS}
 
 
 def skills_of(task: Task) -> frozenset[str]:
-    """Its labels where the file has them, else what its reference statement shows, if it has one that can be read."""
+    """Its labels where the file has them, else the skills of its reference statement, if that can be read."""
     if task.skills:
         return frozenset(task.skills)
     try:
@@ -47,7 +47,7 @@ def skills_of(task: Task) -> frozenset[str]:
 
 
 def num_others(skill: str, shown: frozenset[str]) -> int:
-    """How many skills a task shows beside this one; plain `select` does not count."""
+    """How many skills a task shows beside this one; `select` is not counted."""
     return len(shown - {skill, "select"})
 
 
@@ -76,7 +76,10 @@ def read_single_skill(path: Path) -> dict[str, list[Task]]:
     try:
         return {skill: [Task.from_dict(record) for record in listed] for skill, listed in records.items()}
     except (ValueError, TypeError) as error:
-        raise TaskFileError(f"{path}: a record is no task ({str(error)[:200]}); make the file again") from None
+        raise TaskFileError(
+            f"{path}: a record is no task ({str(error)[:200]}); make the file again with "
+            "`python scripts/prepare_single_skill_data.py`"
+        ) from None
 
 
 def _records_by_skill(path: Path) -> dict[str, list[Any]] | None:
@@ -89,12 +92,12 @@ def _records_by_skill(path: Path) -> dict[str, list[Any]] | None:
 
 
 class SingleSkillTaskGenerator:
-    """Draws a skill by weight, then a task of that skill, without end.
+    """An endless source: it draws a skill by weight, then a task of that skill.
 
         tasks = SingleSkillTaskGenerator.from_file(Path("data/single_skill_tasks.json"), seed=0)
         skill, task = tasks.draw()
 
-    Iterating gives the tasks alone. The same arguments give the same draws.
+    Iteration gives the tasks alone. The same arguments give the same draws.
     """
 
     def __init__(
@@ -102,8 +105,8 @@ class SingleSkillTaskGenerator:
     ) -> None:
         """
         Args:
-            sources: for each skill its tasks, without end; `from_file` and `from_generator` make them.
-            weights: chance of each skill relative to the others, each > 0; None draws all of `sources` alike.
+            sources: an endless iterator of tasks for each skill; `from_file` and `from_generator` make them.
+            weights: the chance of each skill relative to the others, each > 0; None gives all skills the same.
         Raises:
             ValueError: no source, a weight that is not positive and finite, or a weight for a skill without source.
         """
@@ -111,7 +114,7 @@ class SingleSkillTaskGenerator:
         if not chances or any(not 0 < chance < math.inf for chance in chances.values()):
             raise ValueError(f"skill weights are {chances}, expected one or more, each above 0 and finite")
         if missing := [skill for skill in chances if skill not in sources]:
-            raise ValueError(f"no tasks of skill {missing[0]!r}; there are tasks of {', '.join(sources)}")
+            raise ValueError(f"no tasks of skill {missing[0]!r}; choose among {', '.join(sources)}")
         self._sources = sources
         self._skills, self._chances = list(chances), list(chances.values())
         self._rng = random.Random(f"skills {seed}")
@@ -126,10 +129,8 @@ class SingleSkillTaskGenerator:
             TaskFileError: see `read_single_skill`.
             ValueError: see the constructor.
         """
-        found = read_single_skill(path)
-        return cls(
-            {skill: _passes(tasks, f"{seed} {skill}") for skill, tasks in found.items()}, seed=seed, weights=weights
-        )
+        sources = {skill: _passes(tasks, f"{seed} {skill}") for skill, tasks in read_single_skill(path).items()}
+        return cls(sources, seed=seed, weights=weights)
 
     @classmethod
     def from_generator(
@@ -143,7 +144,7 @@ class SingleSkillTaskGenerator:
         """Draw from new tasks; no statement comes twice.
 
         Args:
-            difficulty: None takes for each skill the lowest that has room for it, so that tasks show little else.
+            difficulty: None takes for each skill the lowest that has room for it, so that tasks show few others.
         Raises:
             ValueError: unknown split or difficulty, a skill the difficulty has no room for, or see the constructor.
         """
@@ -154,7 +155,7 @@ class SingleSkillTaskGenerator:
         sources: dict[str, Iterator[Task]] = {}
         for skill in known:
             own_seed = seed * len(SKILLS) + SKILLS.index(skill)  # so that ids differ from skill to skill
-            level = difficulty or _lowest(skill)
+            level: Difficulty = difficulty or next(lowest for lowest in SKILL_COUNTS if has_room(lowest, skill))
             stream = task_stream(seed=own_seed, split=split, difficulty=level, skills={skill: 1.0})
             sources[skill] = _new(stream, seen)
         return cls(sources, seed=seed, weights=weights)
@@ -169,10 +170,6 @@ class SingleSkillTaskGenerator:
 
     def __next__(self) -> Task:
         return self.draw()[1]
-
-
-def _lowest(skill: str) -> Difficulty:
-    return next(level for level in SKILL_COUNTS if has_room(level, skill))
 
 
 def _passes(tasks: Sequence[Task], seed: str) -> Iterator[Task]:

@@ -1,6 +1,26 @@
-"""What agents write for MySQL, over two tables: `Fruit` (Name, Color TEXT; Price, Stock INT) and `Sales` (Fruit, Day
-TEXT; Amount INT). Each is run on a fresh copy of both.
-"""
+"""Statements that agents write for MySQL, the two tables they are written for, and how a backend answers one."""
+
+from dbbench_adapter.datatypes import Column, Table
+
+FRUIT = Table(
+    "Fruit",
+    (Column("Name"), Column("Color"), Column("Price", "INT"), Column("Stock", "INT")),
+    (("Plum", "red", 5, 10), ("Pear", "green", 4, None), ("Fig", "red", 3, 0), ("Apple", "green", 5, 7)),
+)
+SALES = Table(
+    "Sales",
+    (Column("Fruit"), Column("Day"), Column("Amount", "INT")),
+    (("Plum", "2024-01-31", 4), ("Fig", "2024-02-10", 2), ("Plum", "2024-02-29", 1)),
+)
+
+
+def answer(backend, sql):
+    """Rows as an agent reads them, the error's number, and the tables afterwards, on a fresh copy of both tables."""
+    with backend.open([FRUIT, SALES], typed=True) as database:
+        result = database.run(sql)
+        rows = None if result.rows is None else [tuple(map(str, row)) for row in result.rows]
+        return rows, (result.error or "").split(" ")[0], database.snapshot()
+
 
 STATEMENTS = [
     # looks

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dbbench_adapter.datatypes import Column, Gold, Table, Task
-from dbbench_adapter.export import agl_rows, main, verl_rows, write_verl_parquet
+from dbbench_adapter.export import main, verl_rows, write_verl_parquet
 from dbbench_adapter.tasks.load import load_tasks, write_tasks
 
 TABLE = Table("fruit", (Column("name"), Column("price", "INT")), (("Plum", 5), ("Pear", None), ("Fig", 2.5)))
@@ -18,6 +18,7 @@ SELECT = Task(
 )
 DELETE = Task("t-1", "Delete 'Plum'.\u2028", "DELETE", (TABLE,), Gold(sql="DELETE SECRET", table_hash="SECRET"), "note")
 TASKS = [SELECT, DELETE]
+ROWS = [task.to_dict() for task in TASKS]
 
 
 def test_a_verl_row_shows_the_question_and_hides_the_gold():
@@ -78,7 +79,7 @@ def test_verl_reads_the_file(tmp_path):
 def test_an_agent_lightning_row_is_the_input_of_a_rollout():
     from agentlightning import EnqueueRolloutRequest
 
-    requests = [EnqueueRolloutRequest(input=row) for row in agl_rows(TASKS)]
+    requests = [EnqueueRolloutRequest(input=row) for row in ROWS]
     assert [Task.from_dict(json.loads(request.model_dump_json())["input"]) for request in requests] == TASKS
 
 
@@ -93,7 +94,7 @@ def test_the_command_writes_either_format(tmp_path, capsys):
     assert "2 rows for agl" in capsys.readouterr().out
     assert len(read_with_pandas(tmp_path / "rows.parquet")) == 2
     lines = (tmp_path / "rows.jsonl").read_text("utf-8").split("\n")[:-1]
-    assert [json.loads(line) for line in lines] == agl_rows(TASKS)
+    assert [json.loads(line) for line in lines] == ROWS
     assert load_tasks(tmp_path / "rows.jsonl") == TASKS
 
 

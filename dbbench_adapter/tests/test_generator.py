@@ -1,3 +1,5 @@
+import hashlib
+import json
 import re
 import sqlite3
 import subprocess
@@ -51,6 +53,19 @@ def words_in(task: Task) -> set[str]:
 def test_the_same_seed_gives_the_same_tasks_and_more_tasks_only_add_to_them(train):
     assert generate_tasks(100, seed=3) == train[:100]
     assert generate_tasks(100, seed=4) != train[:100]
+
+
+@pytest.mark.parametrize(
+    ("split", "sha256"),
+    [
+        ("train", "0f6dcb2ef8c4a4cf733cc3aa91e7bc596fe27039cf2b5eebd9c8ef798b007657"),
+        ("held_out", "6099592d8e1c86b1447e688e9b20ffa000fc1a5db3facd6ef7abf417ead36931"),
+    ],
+)
+def test_the_tasks_of_a_seed_never_change(split, sha256):
+    """Published results and trained policies depend on them."""
+    lines = "".join(json.dumps(task.to_dict()) + "\n" for task in generate_tasks(80, seed=0, split=split))
+    assert hashlib.sha256(lines.encode()).hexdigest() == sha256
 
 
 def test_every_eight_tasks_hold_each_kind_once(train):

@@ -7,7 +7,7 @@ import pytest
 from dbbench_adapter.backends import Result, open_backend
 from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
 from dbbench_adapter.protocols import open_episode
-from dbbench_adapter.protocols.base import shown
+from dbbench_adapter.protocols.base import format_result
 from dbbench_adapter.protocols.fc import ASK_FOR_A_CALL, RULES, TOOLS, messages
 
 FRUIT = Table("Fruit", (Column("Name"), Column("Price", "INT")), (("Plum", 5), ("Pear", 4)))
@@ -77,7 +77,7 @@ def test_the_tools_take_exactly_their_argument():
     ],
 )
 def test_what_the_agent_reads(result, text):
-    assert shown(result) == text
+    assert format_result(result) == text
 
 
 def test_decimals_read_as_the_driver_prints_them(episode):
@@ -137,7 +137,7 @@ def test_an_empty_commit_of_any_kind_is_an_answer(sqlite, answer):
 @pytest.mark.parametrize(
     ("query", "text", "left"),
     [
-        # measured with the original and its driver: FACTS 4.2.3
+        # measured with the original and its driver
         pytest.param("UPDATE Fruit SET Price = 9; SELECT * FROM Fruit", "[]", [9, 9], id="the_first_result_is_shown"),
         pytest.param("SELECT 1; UPDATE Fruit SET Price = 9", "[(1,)]", [9, 9], id="and_all_run"),
         pytest.param("SELECT ';'; SELECT 2", "[(';',)]", [5, 4], id="a_semicolon_in_a_text_ends_nothing"),

@@ -143,7 +143,7 @@ def test_text_cuts_results_at_800_characters(sqlite):
 @pytest.mark.parametrize(
     "block",
     [
-        # measured with the original and its driver: FACTS 4.1.5
+        # measured with the original and its driver
         pytest.param("UPDATE Fruit SET Price = 9; SELECT 1", id="a_change_first"),
         pytest.param("SELECT 1; UPDATE Fruit SET Price = 9", id="or_last"),
     ],

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
+from dbbench_adapter.datatypes import Column, Gold, Table, Task
 from dbbench_adapter.rllm import env as env_module
 from dbbench_adapter.rllm.agent import DBBenchAgent
-from dbbench_adapter.rllm.data import register_tasks, rllm_rows
-from dbbench_adapter.rllm.env import DBBenchEnv, Rewards, UnjudgedError, task_of
+from dbbench_adapter.rllm.data import register_tasks, rllm_rows, task_of
+from dbbench_adapter.rllm.env import DBBenchEnv, UnjudgedError, reward_of
 from dbbench_adapter.rllm.interfaces import BaseAgent, BaseEnv, RllmMissingError
 from dbbench_adapter.tasks.load import write_tasks
 from dbbench_adapter.tests.rllm_loop import play
@@ -95,8 +95,8 @@ def test_an_episode_pays_once_at_its_end(task, replies, rewards, status):
     ("agent validation failed", 0.7),
 ])  # fmt: skip
 def test_a_verdict_between_wrong_and_right_lies_as_far_between_their_rewards(status, reward):
-    assert Rewards().of(Score(0.75, "rows_in_part"), status) == pytest.approx(reward)
-    assert Rewards().of(Score(1.0, "match"), status) == 1.0
+    assert reward_of(0.75, status) == pytest.approx(reward)
+    assert reward_of(1.0, status) == 1.0
 
 
 def test_under_labs_own_judge_a_right_state_counts_without_an_answer():
@@ -235,7 +235,7 @@ def test_a_row_goes_through_parquet_and_back(tmp_path, task):
     [
         pytest.param({"max_round": 3}, "max_round", id="misspelt_setting"),
         pytest.param({"gold": "{"}, "Expecting property name", id="no_json"),
-        pytest.param({"protocol": "fc"}, "expected lab or text: rLLM's engine hands over texts", id="calls"),
+        pytest.param({"protocol": "fc"}, "expected lab or text: rLLM's engine passes texts", id="calls"),
     ],
 )
 def test_a_row_that_is_none_is_refused(fields, words):

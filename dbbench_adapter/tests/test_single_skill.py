@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from dbbench_adapter.datatypes import Gold, Task
-from dbbench_adapter.skills import SKILLS
+from dbbench_adapter.sql_skills import SKILLS
 from dbbench_adapter.tasks.load import TaskFileError, write_tasks
 from dbbench_adapter.tasks.single_skill import (
     SingleSkillTaskGenerator,
@@ -120,7 +120,7 @@ def test_difficulty_and_split_reach_the_generator():
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        pytest.param({"joins": 1.0}, "no tasks of skill 'joins'; there are tasks of select", id="unknown"),
+        pytest.param({"joins": 1.0}, "no tasks of skill 'joins'; choose among select", id="unknown"),
         pytest.param({"select": -1.0}, "each above 0", id="negative"),
         pytest.param({"select": math.inf}, "each above 0 and finite", id="infinite"),
         pytest.param({}, "one or more", id="none"),

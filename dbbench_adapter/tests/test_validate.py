@@ -193,11 +193,11 @@ def test_a_file_that_cannot_be_read_does_not_hide_the_others(write, tmp_path, ca
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        # FACTS 7.1: no server reproduces the stored hash of index 225
+        # no server reproduces the stored hash of index 225
         ("agentbench/standard.jsonl", {("line 226", "answer_md5")}),
-        # FACTS 8.10: an empty column name
+        # an empty column name
         ("agentbench/dev.jsonl", {("line 6", "table.table_info.columns")}),
-        # FACTS 8.10: double column names (13, 14) and ragged rows (17, 77)
+        # double column names (13, 14) and ragged rows (17, 77)
         (
             "agentbench/standard_v0.2.jsonl",
             {

@@ -1,8 +1,8 @@
-"""Rows of a user's file: JSON Lines read line by line, JSON read whole, parquet read in batches.
+"""Reads the rows of a user's file: JSON Lines line by line, JSON as a whole, parquet in batches.
 
-Told apart by what is in the file, not by its name. A row that cannot be read comes out as the `Problem` it has and the
-reading goes on; that is why the JSON is taken apart here rather than by pandas or pyarrow, which stop at the first bad
-byte. Leaves out what a row means (`shapes`) and compressed files, which are refused.
+The content decides which of them it is, not the name. A row that cannot be read is returned as its `Problem`, and the
+reading continues; pandas and pyarrow would stop at the first bad byte, so the JSON is parsed here. Leaves out what a
+row means (`shapes`), and compressed files, which are refused.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from reward_model.data.messages import Problem, shown
+from core.conversations import Problem, short_repr
 from reward_model.data.preferences import PreferenceFileError
 from reward_model.data.shapes import FORMS, form_of
 
 Numbered = tuple[int, Any]
-"""The number of a row, from 1 (its line in JSON Lines), and what it holds: a JSON value or a `Problem`."""
+"""The number of a row, from 1 (its line in JSON Lines), and its JSON value or its `Problem`."""
 
 
 class NotReadOn(Problem):
-    """A row of a file of one value whose end cannot be found: from there on nothing was read."""
+    """A row of a JSON file whose end cannot be found, so that nothing after it was read."""
 
     def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.field, f"{problem.reason}; from there on nothing was read")
+        super().__init__(problem.field, f"{problem.reason}; nothing after it was read")
 
 
 _UNREADABLE = {
@@ -41,16 +41,16 @@ _BLANK = " \t\r\n"
 
 
 def raw_rows(path: Path, changes: Counter[str]) -> Iterator[Numbered]:
-    """Every row of a file, in order; blank lines are none.
+    """Every row of a file, in order, without blank lines.
 
     Args:
-        changes: counts what had to be overlooked to read the file: NaN, commas too many, a byte-order mark.
+        changes: counts what was ignored to read the file: NaN, extra commas, a byte-order mark.
     Raises:
-        PreferenceFileError: there is no such file, or it is none of the three kinds.
+        PreferenceFileError: the file is missing, or it is none of the three kinds.
     """
     if not path.is_file():
         raise PreferenceFileError(
-            f"{path} does not exist or is no file; give a .jsonl, .json or .parquet file as --input"
+            f"{path} does not exist or is not a file; give a .jsonl, .json or .parquet file as --input"
         )
     with path.open("rb") as file:
         start = file.read(4)
@@ -60,13 +60,13 @@ def raw_rows(path: Path, changes: Counter[str]) -> Iterator[Numbered]:
     if start == b"PAR1":
         return _parquet_rows(path, changes)
     if start.startswith(_BOM):
-        changes["byte-order mark at the head of the file left out"] += 1
+        changes["byte-order mark at the start of the file left out"] += 1
     return _json_rows(path, changes) if _is_one_value(path) else _line_rows(path, changes)
 
 
 def _is_one_value(path: Path) -> bool:
-    """Whether the file is one JSON value rather than one per line: a list, an object over several lines, or one line
-    that is an object around a list of rows."""
+    """Whether the file is one JSON value instead of one per line: a list, an object over several lines, or a line with
+    an object around a list of rows."""
     with path.open("rb") as lines:
         full = (line.removeprefix(_BOM) for line in lines if line.removeprefix(_BOM).strip())
         first, second = next(full, b""), next(full, b"")
@@ -102,7 +102,7 @@ def _list_in(value: dict[str, Any]) -> str | None:
 
 
 class _Decoder:
-    """JSON as users' files hold it: NaN and Infinity are null, a name that an object has twice is a fault."""
+    """Reads JSON of users' files: NaN and Infinity become null, and a field that an object has twice is a fault."""
 
     def __init__(self, changes: Counter[str]) -> None:
         self._changes = changes
@@ -112,17 +112,17 @@ class _Decoder:
         """The value that begins at `start`, and where it ends.
 
         Raises:
-            Problem: none does.
+            Problem: there is no valid value.
         """
         try:
             return self._json.raw_decode(text, start)
         except json.JSONDecodeError as error:
-            raise Problem("row", f"no JSON: {error.msg} at character {error.pos - start + 1}") from None
-        except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets too deep
-            raise error if isinstance(error, Problem) else Problem("row", f"no JSON: {error}") from None
+            raise Problem("row", f"not JSON: {error.msg} at character {error.pos - start + 1}") from None
+        except (ValueError, RecursionError) as error:  # a number with thousands of digits, brackets nested too deeply
+            raise error if isinstance(error, Problem) else Problem("row", f"not JSON: {error}") from None
 
     def end_of(self, text: str, start: int) -> int | None:
-        """Where a value ends that is JSON but cannot be read; None where it is no JSON."""
+        """The end of a value that is valid JSON but cannot be read; None if it is not JSON."""
         try:
             return json.JSONDecoder(parse_int=str).raw_decode(text, start)[1]
         except (ValueError, RecursionError):
@@ -150,22 +150,24 @@ def _line_rows(path: Path, changes: Counter[str]) -> Iterator[Numbered]:
                 value, end = decoder.value_at(text, 0)
                 rest = text[end:].strip(_BLANK)
                 if rest == ",":
-                    changes["comma after a row overlooked"] += 1
+                    changes["comma after a row ignored"] += 1
                 elif rest:
-                    raise Problem("row", f"a line with more than one value, from {shown(rest)}")
+                    raise Problem("row", f"a line with more than one value, from {short_repr(rest)}")
                 yield number, value
             except UnicodeDecodeError as error:
-                yield number, Problem("row", f"no UTF-8: {error.reason} at byte {error.start + 1}")
+                yield number, Problem("row", f"not UTF-8: {error.reason} at byte {error.start + 1}")
             except Problem as problem:
                 yield number, problem
 
 
 def _json_rows(path: Path, changes: Counter[str]) -> Iterator[Numbered]:
-    """The items of a list, or of the list in an object, or objects one after the other."""
+    """The items of a list, or of the list in an object, or objects that follow each other."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise PreferenceFileError(f"{path} is no UTF-8: {error.reason} at byte {error.start + 1}") from None
+        raise PreferenceFileError(
+            f"{path} is not UTF-8: {error.reason} at byte {error.start + 1}; convert it to UTF-8 with iconv"
+        ) from None
     decoder = _Decoder(changes)
     at = _skip(text, 0, _BLANK)
     if text[at] == "{":
@@ -180,7 +182,7 @@ def _json_rows(path: Path, changes: Counter[str]) -> Iterator[Numbered]:
     if at >= len(text):
         changes["end of the list missing: the file may be torn"] += 1
     elif rest := text[at + 1 :].strip(_BLANK):
-        yield number + 1, NotReadOn(Problem("row", f"text after the end of the list: {shown(rest)}"))
+        yield number + 1, NotReadOn(Problem("row", f"text after the end of the list: {short_repr(rest)}"))
 
 
 def _object_rows(path: Path, decoder: _Decoder, text: str, at: int, changes: Counter[str]) -> Iterator[Numbered]:
@@ -197,7 +199,7 @@ def _object_rows(path: Path, decoder: _Decoder, text: str, at: int, changes: Cou
 def _values(
     decoder: _Decoder, text: str, at: int, changes: Counter[str], *, closing: str = ""
 ) -> Iterator[tuple[Any, int]]:
-    """Values with blanks or commas between them up to a closing bracket or the end, each with where the next begins."""
+    """Values separated by blanks or commas, up to a closing bracket or the end, each with the start of the next."""
     while at < len(text) and text[at] != closing:
         try:
             value, after = decoder.value_at(text, at)
@@ -208,7 +210,7 @@ def _values(
                 return
         at = _skip(text, after, _BLANK + ",")
         if "," in text[after:at] and (not closing or text[at : at + 1] == closing):
-            changes["comma after a row overlooked"] += 1
+            changes["comma after a row ignored"] += 1
         yield value, at
 
 
@@ -238,7 +240,7 @@ def _parquet_rows(path: Path, changes: Counter[str]) -> Iterator[Numbered]:
 
 
 def _plain(value: Any, changes: Counter[str]) -> Any:
-    """NaN is null; inside a row, fields that are null are none, since parquet gives every object the fields of all."""
+    """NaN becomes null. Null fields inside a row are removed, because parquet gives every object the fields of all."""
     if isinstance(value, dict):
         return {name: _plain(held, changes) for name, held in value.items() if held is not None}
     if isinstance(value, list):

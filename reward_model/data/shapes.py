@@ -1,8 +1,8 @@
-"""The forms of a row that a pair can be read from, by name, and the way from a row to a `Preference`.
+"""The forms that a row with a pair can have, by name, and the conversion of a row to a `Preference`.
 
-A form reads prompt and sides; what holds for all of them comes after: the prompt is taken out of sides that repeat it,
-or is what both sides begin with; conversations are made legal; two equal sides are no pair. Adding a form is a function
-and an entry in `FORMS`. Leaves out files (`files`) and what concerns several rows (`summary`).
+A form reads prompt and sides. The steps that all forms share follow: the prompt is removed from sides that repeat it,
+or it is what both sides begin with; conversations are checked; equal sides are refused. A new form is a function and an
+entry in `FORMS`. Leaves out files (`files`) and what concerns several rows (`summary`).
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from reward_model.data.messages import (
+from core.conversations import (
     Problem,
     in_text,
     legal,
     read_conversation,
     read_text,
     read_tools,
-    shown,
+    short_repr,
     without_tools,
 )
-from reward_model.datatypes import Message, Preference
+from core.messages import Message
+from reward_model.datatypes import Preference
 
 Row = dict[str, Any]
 Conversation = list[Message]
@@ -33,49 +34,49 @@ Conversation = list[Message]
 
 @dataclass
 class Draft:
-    """A pair as a form has read it."""
+    """A pair as its form was read."""
 
     chosen: Conversation
     rejected: Conversation
     prompt: Conversation | None = None
-    """None: what both sides begin with."""
+    """None: the messages that both sides begin with."""
 
 
 @dataclass(frozen=True)
 class Form:
     needs: str
-    """For people: the fields that the form is known by."""
+    """The fields that identify the form, for help and error messages."""
     fits: Callable[[Row], bool]
     read: Callable[[Row, Counter[str]], Draft]
     fields: frozenset[str]
-    """Fields that are read; others are left out and counted."""
-    system: str | None = None
-    """The field of a system message of its own."""
+    """The fields that are read; others are left out and counted."""
+    system: str | None = "system"
+    """The field with a separate system message."""
 
 
 @dataclass
 class Converter:
-    """Turns rows into preferences one at a time and counts what it changes on the way.
+    """Converts rows to preferences one at a time and counts what it changes.
 
     Args:
-        form: the name of the form that all rows have; None finds out for each row.
-        drop_tools: leave calls, results and schemas of tools out.
+        form: the name of the form that all rows have; None detects the form of each row.
+        drop_tools: whether calls, results and schemas of tools are left out.
     """
 
     form: str | None = None
     drop_tools: bool = False
     changes: Counter[str] = field(default_factory=Counter)
-    """What was changed or left out of rows that were kept, by name; messages or rows, as the name says."""
+    """What was changed or left out in rows that were kept, by name, counted in messages or rows as the name says."""
     forms: Counter[str] = field(default_factory=Counter)
-    """Rows kept, by form."""
+    """Kept rows, by form."""
 
     def __call__(self, row: Any, metadata: dict[str, Any]) -> Preference:
         """Read one row.
 
         Args:
-            metadata: goes into the preference as it is.
+            metadata: becomes the preference's metadata.
         Raises:
-            Problem: the row is no pair; `changes` and `forms` stay as they were.
+            Problem: the row is not a pair; `changes` and `forms` stay as they were.
         """
         name = self.form or form_of(row)
         if self.form is None:
@@ -84,7 +85,7 @@ class Converter:
         try:
             preference = _preference(row, FORMS[name], changes, metadata, self.drop_tools)
         except RecursionError:
-            raise Problem("row", "nested too deep", name) from None
+            raise Problem("row", "nested too deeply", name) from None
         except Problem as problem:
             raise Problem(problem.field, problem.reason, name) from None
         self.changes += changes
@@ -99,7 +100,7 @@ def form_of(row: Any) -> str:
         Problem: none does.
     """
     if not isinstance(row, dict):
-        raise Problem("row", f"expected an object, found {shown(row)}")
+        raise Problem("row", f"expected an object, found {short_repr(row)}")
     for name, form in FORMS.items():
         if form.fits(row):
             return name
@@ -107,27 +108,27 @@ def form_of(row: Any) -> str:
         fields = "input.messages to prompt, preferred_output to chosen, non_preferred_output to rejected"
         raise Problem("row", f"fits no known form: it has OpenAI's form; rename {fields}, input.tools to tools")
     known = "; ".join(f"{name} ({form.needs})" for name, form in FORMS.items())
-    found = ", ".join(map(shown, list(row)[:12])) or "no field"
+    found = ", ".join(map(short_repr, list(row)[:12])) or "no field"
     raise Problem("row", f"fits no known form: found {found}, known are {known}")
 
 
 def _check_one_prompt(row: Row, form: str) -> None:
-    """Refuse a row with two different prompts. Beside a side of its own, `messages` is what UltraFeedback adds."""
+    """Refuse a row with two different prompts. UltraFeedback adds `messages` to another form, so it is ignored."""
     no_prompt = {"messages"} if form != "agent" else set()
     no_prompt |= {"input"} if form == "instruction" else set()
     names = ("input", "instruction", "conversations", "messages", "prompt")
     filled = [name for name in names if row.get(name) and name not in no_prompt]
     other = next((name for name in filled if row[name] != row[filled[0]]), None)
     if other is not None:
-        raise Problem(filled[0], f"beside {other}, and another one; --format says which of them is the prompt", form)
+        raise Problem(filled[0], f"differs from {other}; choose with --format which of them is the prompt", form)
 
 
 def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str, Any], drop_tools: bool) -> Preference:
     if not isinstance(row, dict):
-        raise Problem("row", f"expected an object, found {shown(row)}")
+        raise Problem("row", f"expected an object, found {short_repr(row)}")
     for name in _MEDIA:
         if row.get(name):
-            raise Problem(name, "pictures and sound are not read")
+            raise Problem(name, "images and sound are not read; remove the field or the row")
     draft = form.read(_unpacked(row, form.fields, changes), changes)
     tools = read_tools(row.get("tools"), "tools", changes)
     for name in row.keys() - form.fields - {"tools", "metadata", form.system}:
@@ -141,7 +142,7 @@ def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str,
         tools, touched = None, any(m.tool_calls or m.role == "tool" for side in whole.values() for m in side)
         for name, side in whole.items():
             if side[-1].tool_calls:
-                raise Problem(name, "ends with a tool call; without it nothing is left of what was answered")
+                raise Problem(name, "ends with a tool call, so nothing is left of the answer without tools")
         if touched:
             prompt, whole = None, {name: without_tools(side, changes) for name, side in whole.items()}
     whole = {name: legal(side, name, num_prompt=prompt or 0) for name, side in whole.items()}
@@ -165,7 +166,7 @@ def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str,
 
 
 def _unpacked(row: Row, fields: frozenset[str], changes: Counter[str]) -> Row:
-    """The row with conversations that are JSON in a text, as exports of tables have them, as lists."""
+    """The row with conversations as lists that exported tables hold as JSON in a text."""
     read = dict(row)
     for name in fields & _CONVERSATIONS:
         held = row.get(name)
@@ -182,15 +183,14 @@ def _without_last_blanks(side: Conversation) -> Conversation:
 def _check_end(side: Conversation, name: str) -> None:
     if not side:
         raise Problem(name, "holds no reply")
-    last = side[-1]
-    if last.role != "assistant":
-        raise Problem(name, f"ends with a {last.role} message; what is scored has to end with the assistant")
-    if not last.content.strip() and not last.tool_calls:
+    if side[-1].role != "assistant":
+        raise Problem(name, f"ends with a {side[-1].role} message; what is scored has to end with the assistant")
+    if side[-1].is_empty:
         raise Problem(name, "ends with an empty reply")
 
 
 def _common_prompt(chosen: Conversation, rejected: Conversation) -> int:
-    """Messages that both begin with, up to where the assistant speaks next, so that a reply is left to both."""
+    """How many messages both begin with, up to where the assistant speaks, so that both keep a reply."""
     shorter = min(len(chosen), len(rejected)) - 1
     cut = next((i for i in range(shorter) if chosen[i] != rejected[i]), shorter)
     while cut > 0 and chosen[cut - 1].role == "assistant":
@@ -199,29 +199,25 @@ def _common_prompt(chosen: Conversation, rejected: Conversation) -> int:
 
 
 def _add_system(draft: Draft, text: str) -> None:
-    """Put a system message of its own in front, unless the messages have it already.
+    """Put the row's separate system message in front of the messages, unless they begin with it.
 
     Raises:
-        Problem: they have another one.
+        Problem: they begin with another system message.
     """
     system = Message(role="system", content=text)
     for name, messages in (("prompt", draft.prompt), ("chosen", draft.chosen), ("rejected", draft.rejected)):
-        first = messages[0] if messages else None
-        if first is not None and first.role == "system":
-            if first != system:
-                raise Problem(f"{name}.0", "a system message other than the row's own")
-            assert messages is not None
-            del messages[0]
+        if messages and messages[0].role == "system":
+            if messages[0] != system:
+                raise Problem(f"{name}.0", "differs from the row's separate system message")
+            messages.pop(0)
             if not messages and name != "prompt":
                 raise Problem(name, "holds no reply")
-    draft.prompt = [system, *(draft.prompt or [])] if draft.prompt is not None else None
-    if draft.prompt is None:
-        draft.chosen.insert(0, system)
-        draft.rejected.insert(0, system)
+    for messages in (draft.chosen, draft.rejected) if draft.prompt is None else (draft.prompt,):
+        messages.insert(0, system)
 
 
 def _joined(draft: Draft, changes: Counter[str]) -> tuple[int | None, dict[str, Conversation]]:
-    """Length of the prompt (None: what both sides begin with) and both sides as whole conversations."""
+    """The length of the prompt (None: what both sides begin with), and both sides as whole conversations."""
     sides = {"chosen": draft.chosen, "rejected": draft.rejected}
     if draft.prompt is None:
         return None, sides
@@ -231,17 +227,17 @@ def _joined(draft: Draft, changes: Counter[str]) -> tuple[int | None, dict[str, 
 
 
 def _whole(prompt: Conversation, side: Conversation, name: str, changes: Counter[str]) -> Conversation:
-    """The prompt and a side, which may be the replies alone or repeat the prompt or the question in it."""
+    """The prompt followed by a side, which may be replies alone, or may repeat the prompt or the question."""
     if side[0].role in ("assistant", "tool"):
         return [*prompt, *side]
     (system, asked), (own_system, said) = _system_apart(prompt), _system_apart(side)
     if system and own_system and system != own_system:
-        raise Problem(f"{name}.0", "a system message other than the prompt's")
+        raise Problem(f"{name}.0", "differs from the prompt's system message")
     question_alone = len(asked) == 1 and any(_same(message, asked[0]) for message in said)
     if question_alone or (asked and len(said) > len(asked) and all(map(_same, said, asked))):
         changes["sides that repeated the prompt"] += 1
     elif prompt[-1].role == "user":
-        raise Problem("prompt", f"{name} is a conversation of its own, which does not hold it")
+        raise Problem("prompt", f"{name} is a whole conversation that does not contain it")
     else:
         said = [*asked, *said]
     return [*(system or own_system), *said]
@@ -262,11 +258,11 @@ SIDES = frozenset({"chosen", "rejected"})
 
 
 def _side(value: Any, name: str, changes: Counter[str]) -> Conversation:
-    """A side: a reply as text, or messages."""
+    """Read a side: a reply as text, or messages."""
     if isinstance(value, list | dict):
         return read_conversation(value, name, changes)
     if not isinstance(value, str):
-        raise Problem(name, f"expected a text or messages, found {shown(value)}")
+        raise Problem(name, f"expected a text or messages, found {short_repr(value)}")
     return [Message(role="assistant", content=_filled(value, name, changes))]
 
 
@@ -282,11 +278,11 @@ def _sides(row: Row, changes: Counter[str]) -> tuple[Conversation, Conversation]
 
 
 _REPEATED_CHARS = 20
-"""A shorter prompt at the head of both answers may be chance ("Yes")."""
+"""A shorter prompt at the start of both answers may be there by chance ("Yes")."""
 
 
 def _explicit(row: Row, changes: Counter[str]) -> Draft:
-    """`prompt`, `chosen`, `rejected`: texts or messages, each on its own."""
+    """`prompt`, `chosen` and `rejected` are each a text or messages."""
     given = row.get("prompt")
     if not isinstance(given, str):
         prompt = read_conversation(given, "prompt", changes)
@@ -302,7 +298,7 @@ def _explicit(row: Row, changes: Counter[str]) -> Draft:
 
 
 def _without(side: Any, prompt: str) -> str | None:
-    """What follows the prompt and at most one blank or line break; None where the side does not repeat the prompt."""
+    """The side after the prompt and one blank or line break; None if it does not repeat the prompt."""
     if not isinstance(side, str) or not side.startswith(prompt):
         return None
     rest = side[len(prompt) :]
@@ -314,38 +310,43 @@ def _without(side: Any, prompt: str) -> str | None:
 
 
 def _implicit(row: Row, changes: Counter[str]) -> Draft:
-    """`chosen`, `rejected`: whole conversations."""
+    """`chosen` and `rejected` are whole conversations."""
     return Draft(*(read_conversation(row.get(name), name, changes) for name in ("chosen", "rejected")))
 
 
 def _agent(row: Row, changes: Counter[str]) -> Draft:
-    """`messages` and another way: the log is the better one beside `rejected_messages`, the worse one beside
-    `chosen_messages`. A way is a whole conversation or replies to the log's last user message. Beside both the log is
-    the prompt, without an answer of its own.
+    """`messages` is a log, and the other fields are alternatives to it.
+
+    With `rejected_messages` alone the log is the chosen side, with `chosen_messages` alone the rejected one. An
+    alternative is a whole conversation, or replies to the log's last user message. With both, the log is the prompt; an
+    answer at its end is ignored.
     """
     log = read_conversation(row.get("messages"), "messages", changes)
-    ways: dict[str, Conversation] = {}
+    others: dict[str, Conversation] = {}
     replies = []
     for side in ("chosen", "rejected"):
         name = next((n for n in (f"{side}_messages", f"{side}_response") if row.get(n) is not None), None)
         if name is None:
             continue
-        ways[side] = _side(row[name], name, changes)
-        if ways[side][0].role in ("assistant", "tool"):
+        others[side] = _side(row[name], name, changes)
+        if others[side][0].role in ("assistant", "tool"):
             replies.append(side)
-            if any(message.role == "user" for message in ways[side]):
-                raise Problem(name, "begins with a reply and holds user messages: from where in the log is not said")
-    if not ways:
+            if any(message.role == "user" for message in others[side]):
+                raise Problem(
+                    name,
+                    "begins with a reply and holds user messages; give the whole conversation",
+                )
+    if not others:
         raise Problem("rejected_messages", "missing, and no chosen_messages either")
     asked = log[: max((i + 1 for i, message in enumerate(log) if message.role == "user"), default=0)]
-    if len(ways) == 2 and (log[-1].role != "assistant" or any(way[0].role == "tool" for way in ways.values())):
+    if len(others) == 2 and (log[-1].role != "assistant" or any(other[0].role == "tool" for other in others.values())):
         asked = log
     if len(replies) == 2:
-        return Draft(ways["chosen"], ways["rejected"], asked)
-    whole = {side: [*asked, *way] if side in replies else _with_system(log, way) for side, way in ways.items()}
-    for side, way in whole.items():
-        first = {side: next(filter(_asks, way), None) for side, way in (("log", log), (side, way))}
-        if len(ways) == 2 and first["log"] not in (None, first[side]):
+        return Draft(others["chosen"], others["rejected"], asked)
+    whole = {side: [*asked, *other] if side in replies else _with_system(log, other) for side, other in others.items()}
+    for side, other in whole.items():
+        first = {side: next(filter(_asks, other), None) for side, other in (("log", log), (side, other))}
+        if len(others) == 2 and first["log"] not in (None, first[side]):
             raise Problem(f"{side}_messages", "does not begin with the log's first question")
     return Draft(**({"chosen": log, "rejected": log} | whole))
 
@@ -354,19 +355,19 @@ def _asks(message: Message) -> bool:
     return message.role == "user"
 
 
-def _with_system(log: Conversation, way: Conversation) -> Conversation:
-    """A whole conversation under the log's system message, unless it has its own."""
-    return [*(log[:1] if log[0].role == "system" != way[0].role else []), *way]
+def _with_system(log: Conversation, other: Conversation) -> Conversation:
+    """The conversation with the log's system message in front, unless it has its own."""
+    return [*(log[:1] if log[0].role == "system" != other[0].role else []), *other]
 
 
 def _instruction(row: Row, changes: Counter[str]) -> Draft:
-    """Alpaca's `instruction` and `input`, and LLaMA-Factory's `history` of question and answer."""
+    """Alpaca's `instruction` and `input`, and LLaMA-Factory's `history` of questions and answers."""
     texts = [_filled(row.get("instruction"), "instruction", changes)]
     if row.get("input") not in (None, ""):
         texts.append(read_text(row["input"], "input", changes))
     history = row.get("history") or []
     if not isinstance(history, list) or not all(isinstance(turn, list) and len(turn) == 2 for turn in history):
-        raise Problem("history", f"expected a list of [question, answer], found {shown(history)}")
+        raise Problem("history", f"expected a list of [question, answer], found {short_repr(history)}")
     prompt: Conversation = []
     for number, turn in enumerate(history):
         question, answer = (_filled(text, f"history.{number}", changes) for text in turn)
@@ -375,7 +376,7 @@ def _instruction(row: Row, changes: Counter[str]) -> Draft:
 
 
 def _sharegpt(row: Row, changes: Counter[str]) -> Draft:
-    """`conversations` as the prompt, the sides as a message, messages or a text."""
+    """`conversations` is the prompt; a side is a message, messages or a text."""
     return Draft(*_sides(row, changes), read_conversation(row.get("conversations"), "conversations", changes))
 
 
@@ -383,7 +384,7 @@ _SPEAKER = re.compile(r"(?:^\s*|\n\n)(Human|Assistant):")
 
 
 def _hh(row: Row, changes: Counter[str]) -> Draft:
-    """Anthropic's transcripts: `chosen` and `rejected`, after `prompt` if there is one, as one text each."""
+    """Anthropic's transcripts: `chosen` and `rejected` are one text each, which follows `prompt` if there is one."""
     prompt = read_text(row.get("prompt") or "", "prompt", changes)
     return Draft(*(_transcript(prompt, row.get(name), name, changes) for name in ("chosen", "rejected")))
 
@@ -392,7 +393,7 @@ def _transcript(prompt: str, value: Any, name: str, changes: Counter[str]) -> Co
     text = read_text(value, name, changes)
     parts = _SPEAKER.split(prompt + text if not _is_transcript(text) else text)
     if parts[0].strip() or len(parts) < 3:
-        raise Problem(name, f"expected a text that begins with 'Human:', found {shown(text)}")
+        raise Problem(name, f"expected a text that begins with 'Human:', found {short_repr(text)}")
     return [
         Message(role="user", content=_filled(said.strip(), name, changes))
         if speaker == "Human"
@@ -410,37 +411,25 @@ def _has(*names: str) -> Callable[[Row], bool]:
 
 
 _HISTORY = frozenset({"instruction", "input", "history"})
-_WAYS = frozenset({"chosen_messages", "rejected_messages", "chosen_response", "rejected_response"})
-_CONVERSATIONS = SIDES | _WAYS | {"prompt", "messages", "conversations"}
+_CONTINUATIONS = frozenset({"chosen_messages", "rejected_messages", "chosen_response", "rejected_response"})
+_CONVERSATIONS = SIDES | _CONTINUATIONS | {"prompt", "messages", "conversations"}
 _MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 FORMS: dict[str, Form] = {
-    "sharegpt": Form(
-        "conversations, chosen, rejected",
-        _has("conversations"),
-        _sharegpt,
-        SIDES | {"conversations"},
-        "system",
-    ),
+    "sharegpt": Form("conversations, chosen, rejected", _has("conversations"), _sharegpt, SIDES | {"conversations"}),
     "agent": Form(
         "messages and rejected_messages or chosen_messages",
-        lambda row: row.get("messages") is not None and any(row.get(name) is not None for name in _WAYS),
+        lambda row: row.get("messages") is not None and any(row.get(name) is not None for name in _CONTINUATIONS),
         _agent,
-        _WAYS | {"messages"},
-        "system",
+        _CONTINUATIONS | {"messages"},
     ),
-    "instruction": Form(
-        "instruction, chosen, rejected",
-        _has("instruction"),
-        _instruction,
-        SIDES | _HISTORY,
-        "system",
-    ),
+    "instruction": Form("instruction, chosen, rejected", _has("instruction"), _instruction, SIDES | _HISTORY),
     "hh": Form(
         "chosen and rejected as transcripts, \\n\\nHuman: ... \\n\\nAssistant: ...",
         lambda row: _has()(row) and (_is_transcript(row.get("prompt")) or _is_transcript(row["chosen"])),
         _hh,
         SIDES | {"prompt"},
+        system=None,
     ),
-    "explicit": Form("prompt, chosen, rejected", _has("prompt"), _explicit, SIDES | {"prompt"}, "system"),
-    "implicit": Form("chosen and rejected as conversations", _has(), _implicit, SIDES, "system"),
+    "explicit": Form("prompt, chosen, rejected", _has("prompt"), _explicit, SIDES | {"prompt"}),
+    "implicit": Form("chosen and rejected as conversations", _has(), _implicit, SIDES),
 }

@@ -1,44 +1,36 @@
-"""What a set of preferences is like: lengths of the two sides, pairs that occur twice or the other way round.
+"""Statistics of a set of preferences: lengths of the two sides, and pairs that occur twice or in both orders.
 
-Holds a digest per distinct pair and prompt (about 250 bytes a row), never the texts.
+It keeps a digest per distinct pair and prompt (about 250 bytes per row), never the texts.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from reward_model.datatypes import Message, Preference
+from core.messages import Message, num_chars, num_tool_calls
+from reward_model.datatypes import Preference
 
 MAX_NAMED = 20
-"""Rows that a list in a report names before it only counts."""
-
-
-def num_chars(messages: Sequence[Message]) -> int:
-    """Characters of texts, names of tools and arguments: the length a reader sees, whatever the template."""
-    calls = (call.function for message in messages for call in message.tool_calls)
-    return sum(len(m.content) for m in messages) + sum(len(call.name) + len(call.arguments) for call in calls)
-
-
-def num_tool_calls(messages: Sequence[Message]) -> int:
-    return sum(len(message.tool_calls) for message in messages)
+"""How many rows a list in a report names; the others are only counted."""
 
 
 FEATURES = {"characters": num_chars, "messages": len, "tool calls": num_tool_calls}
-"""What a side's size can be measured by. A rule "more of it wins" should be right for half of the pairs."""
+"""Measures of a side's size. The rule "the side with more wins" should be right for half of the pairs."""
 
 
 def digest(*conversations: Sequence[Message]) -> bytes:
-    """16 bytes that stand for conversations; equal for equal ones, in every process."""
+    """A digest of 16 bytes; equal conversations have equal digests, in every process."""
     text = json.dumps([[m.to_dict() for m in messages] for messages in conversations], ensure_ascii=False)
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 @dataclass
 class Balance:
-    """How one feature compares between the sides, over all pairs."""
+    """How one feature differs between the sides, over all pairs."""
 
     more: int = 0
     """Pairs whose chosen side has more."""
@@ -56,23 +48,23 @@ class Balance:
 
     @property
     def rule_accuracy(self) -> float | None:
-        """How often "more wins" is right, in [0, 1]; a tie counts half. None without pairs."""
+        """How often the rule "more wins" is right, in [0, 1]; a tie counts half. None without pairs."""
         pairs = self.more + self.same + self.less
         return (self.more + self.same / 2) / pairs if pairs else None
 
 
 @dataclass
 class Summary:
-    """Statistics over preferences, added one at a time."""
+    """Statistics of preferences that are added one at a time."""
 
     pairs: int = 0
     balances: dict[str, Balance] = field(default_factory=lambda: {name: Balance() for name in FEATURES})
-    prompts: dict[bytes, int] = field(default_factory=dict)
-    """Pairs by digest of the prompt."""
+    prompts: Counter[bytes] = field(default_factory=Counter)
+    """How many pairs a prompt has, by its digest."""
     duplicates: list[tuple[int, int]] = field(default_factory=list)
-    """Rows that repeat an earlier row, and that row."""
+    """Rows that repeat an earlier row, each with that row."""
     contradictions: list[tuple[int, int]] = field(default_factory=list)
-    """Rows that prefer the other side of an earlier row's pair, and that row."""
+    """Rows that prefer the other side of an earlier row's pair, each with that row."""
     _seen: dict[bytes, tuple[int, bytes]] = field(default_factory=dict)
 
     def add(self, preference: Preference, row: int) -> None:
@@ -80,7 +72,7 @@ class Summary:
         for name, measure in FEATURES.items():
             self.balances[name].add(measure(preference.chosen), measure(preference.rejected))
         prompt, chosen, rejected = (digest(getattr(preference, n)) for n in ("prompt", "chosen", "rejected"))
-        self.prompts[prompt] = self.prompts.get(prompt, 0) + 1
+        self.prompts[prompt] += 1
         pair = hashlib.blake2b(b"".join((prompt, *sorted((chosen, rejected)))), digest_size=16).digest()
         first, preferred = self._seen.setdefault(pair, (row, chosen[:4]))
         if first != row:
@@ -101,12 +93,12 @@ class Summary:
             lines.append(f"{name:14}{means}  {split:>29}  {percent(balance.rule_accuracy):>20}")
         return [
             *lines,
-            f"the same as an earlier row: {named(self.duplicates)}",
-            f"the other way round than an earlier row: {named(self.contradictions)}",
+            f"the same as an earlier row: {_list_rows(self.duplicates)}",
+            f"the other way round than an earlier row: {_list_rows(self.contradictions)}",
         ]
 
 
-def named(rows: Sequence[tuple[int, int]]) -> str:
+def _list_rows(rows: Sequence[tuple[int, int]]) -> str:
     """`2 (row 7 as row 3, row 9 as row 3)`"""
     examples = [f"row {row} as row {first}" for row, first in rows[:MAX_NAMED]]
     more = ["..."] if len(rows) > MAX_NAMED else []

@@ -1,4 +1,4 @@
-"""Who may ask the service: this machine without more, others with a token."""
+"""Who may use the service: processes of this machine without a token, others with one."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ import os
 from pathlib import Path
 
 TOKEN_VARIABLE = "REWARD_API_TOKEN"
-"""Read by the service and by the client's command."""
+"""The environment variable that the service and the client's command read."""
 
 
 def read_token(host: str, token_file: Path | None) -> str | None:
-    """The token that clients have to send, None where none is asked for.
+    """The token that clients have to send; None if they need none.
 
     Raises:
-        ValueError: another host than loopback without a token, a file without one, or one that no header takes.
+        ValueError: the host is not loopback and no token is given, the file is empty, or no header can hold it.
     """
     token = os.environ.get(TOKEN_VARIABLE, "").strip()
     if token_file:
         token = token_file.read_text(encoding="utf-8", errors="replace").strip() if token_file.is_file() else ""
         if not token:
-            raise ValueError(f"--token_file {token_file}: no such file, or nothing in it; expected one line")
+            raise ValueError(
+                f"--token_file {token_file}: no such file, or nothing in it; expected one line with the token"
+            )
     if not token.isascii() or not token.isprintable():
-        raise ValueError("the token holds characters that a header does not take; expected printable ASCII")
+        raise ValueError("the token holds characters that a header cannot hold; expected printable ASCII")
     if not token and not is_loopback(host):
         raise ValueError(
             f"--host {host} can be reached from other machines, which needs a token: set {TOKEN_VARIABLE} or give "
@@ -34,14 +36,14 @@ def read_token(host: str, token_file: Path | None) -> str | None:
 
 
 def positive(text: str) -> float:
-    """A number of seconds as a flag gives it."""
+    """The type of a flag that takes a number of seconds."""
     if not 0 < float(text) < math.inf:
         raise argparse.ArgumentTypeError(f"{text}: expected a number above 0")
     return float(text)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`; a name other than localhost counts as reachable."""
+    """Whether only this machine reaches `host`; a name other than localhost counts as reachable from elsewhere."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

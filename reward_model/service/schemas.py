@@ -1,11 +1,12 @@
-"""What the service is asked and answers. A request's form is told by its keys, so an error names one field of one form.
+"""The bodies of requests and answers as pydantic models.
 
-Tags of unions begin with `#`; `faults_of` leaves them out of the field's name.
+Tags of unions begin with `#`; `describe_errors` leaves them out of the field's name.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -21,18 +22,19 @@ from pydantic import (
     model_validator,
 )
 
-from reward_model.datatypes import Message, Preference
-from reward_model.service.strict_json import read_json, shown
+from core.messages import Message
+from reward_model.datatypes import Preference
+from reward_model.service.strict_json import field_name, read_json
 
 MAX_ITEMS = 128
-"""Conversations of one request."""
+"""Conversations that one request may hold."""
 MAX_MESSAGES = 512
 MAX_IDS = 1 << 17
-"""Token ids of one conversation, before it is cut."""
+"""Token ids that one conversation may hold before it is cut."""
 
 
 class UnreadableError(ValueError):
-    """The form is right, but the model cannot read what it holds; `field` says where."""
+    """The form is valid, but the model cannot read its content; `field` says where."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -50,7 +52,7 @@ def _not_blank(text: str) -> str:
 
 
 def _schemas(tools: Any) -> Any:
-    """A list of schemas as the text that `Preference.tools` holds; a text is read, so that what is no list is found."""
+    """Tool schemas as the text that `Preference.tools` holds; a text is read to check that it is a list."""
     if isinstance(tools, str):
         tools = read_json(tools)
     if tools is None:
@@ -63,15 +65,15 @@ def _schemas(tools: Any) -> Any:
 def _assistant_said_something(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     last = messages[-1]
     if last.role != "assistant":
-        raise ValueError(f"the last message is a {last.role}'s; what is scored is what the assistant says last")
-    if not last.content.strip() and not last.tool_calls:
+        raise ValueError(f"the last message is a {last.role}'s; expected the assistant's, which is what is scored")
+    if last.is_empty:
         raise ValueError("the last message is empty or blank; there is nothing to score")
     return messages
 
 
 Text = Annotated[str, AfterValidator(_not_blank)]
 Tools = Annotated[str | None, BeforeValidator(_schemas)]
-# Lists end at their first error: each one is expanded before ten are told, and a body has room for 100,000.
+# A list is read up to its first error: a body has room for 100,000, and pydantic makes all before ten are shown.
 Turns = Annotated[tuple[Message, ...], Field(strict=False, min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 Messages = Annotated[Turns, AfterValidator(_assistant_said_something)]
 Many = Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)
@@ -112,42 +114,41 @@ class VllmOptions(Form):
     """The options of vLLM's pooling routes that mean something here; the others are refused, not ignored."""
 
     model: str | None = None
-    """Ignored: one model is served."""
+    """Ignored, because one model is served."""
     user: str | None = None
     """Ignored."""
     use_activation: bool | None = None
     """False: the raw logit. True or not given: through a sigmoid, as vLLM does."""
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
-    """Tokens to keep, -1 for the model's limit. Not given: too long a text loses its beginning, and `truncated` says so
-    (vLLM answers 400)."""
+    """Tokens to keep, -1 for the model's limit. Not given: a text that is too long loses its beginning, and `truncated`
+    says so (vLLM answers 400)."""
     truncation_side: Literal["left", "right"] | None = None
-    """Where `truncate_prompt_tokens` cuts; not given: where the tokenizer's settings say, mostly right, as in vLLM."""
+    """Where `truncate_prompt_tokens` cuts. Not given: as the tokenizer's settings say, mostly right, as in vLLM."""
 
 
-FIRST_TEXTS = AliasChoices("text_1", "queries", "data_1")
-SECOND_TEXTS = AliasChoices("text_2", "documents", "items", "data_2")
-VLLM_PAIR_KEYS = {"text_1", "queries", "data_1", "text_2", "documents", "items", "data_2"}
+VLLM_FIRST, VLLM_SECOND = ("text_1", "queries", "data_1"), ("text_2", "documents", "items", "data_2")
+TextOrTexts = Annotated[
+    Annotated[Text, Tag("#one")] | Annotated[list[Text], Many, Tag("#many")],
+    Discriminator(lambda value: "#many" if isinstance(value, list) else "#one"),
+]
 
 
 class VllmPairs(VllmOptions):
     """vLLM's lists of two texts, which it tokenises as a pair, without the chat template. 1:1, 1:N or N:N."""
 
-    text_1: Annotated[Text, Tag("#one")] | Annotated[list[Text], Many, Tag("#many")] = Field(
-        validation_alias=FIRST_TEXTS, discriminator=Discriminator(lambda v: _one(v))
-    )
-    text_2: Annotated[Text, Tag("#one")] | Annotated[list[Text], Many, Tag("#many")] = Field(
-        validation_alias=SECOND_TEXTS,
-        discriminator=Discriminator(lambda v: _one(v)),
-    )
+    text_1: TextOrTexts = Field(validation_alias=AliasChoices(*VLLM_FIRST))
+    text_2: TextOrTexts = Field(validation_alias=AliasChoices(*VLLM_SECOND))
 
     def pairs(self) -> list[tuple[str, str]]:
-        first = [self.text_1] if isinstance(self.text_1, str) else self.text_1
-        second = [self.text_2] if isinstance(self.text_2, str) else self.text_2
+        first, second = self._lists()
         return list(zip(first * len(second) if len(first) == 1 else first, second, strict=True))
+
+    def _lists(self) -> list[list[str]]:
+        return [[texts] if isinstance(texts, str) else texts for texts in (self.text_1, self.text_2)]
 
     @model_validator(mode="after")
     def _lengths_fit(self) -> VllmPairs:
-        first, second = (1 if isinstance(texts, str) else len(texts) for texts in (self.text_1, self.text_2))
+        first, second = map(len, self._lists())
         if first not in (1, second):
             raise ValueError(f"text_1 holds {first} texts and text_2 {second}; expected 1:1, 1:N or N:N")
         return self
@@ -164,8 +165,14 @@ class VllmInput(VllmOptions):
         | Annotated[list[Text], Many, Tag("#texts")]
         | Annotated[TokenIds, Tag("#ids")]
         | Annotated[list[TokenIds], Many, Tag("#id_lists")]
-    ) = Field(discriminator=Discriminator(lambda v: _input(v)))
+    ) = Field(discriminator=Discriminator(lambda value: _input_form(value)))
     add_special_tokens: bool = True
+
+    def inputs(self) -> list[str] | list[list[int]]:
+        """Texts, or lists of token ids; always a list."""
+        if not isinstance(self.input, list):
+            return [self.input]
+        return [self.input] if isinstance(self.input[0], int) else self.input  # type: ignore[list-item]
 
 
 class TemplateKwargs(Form):
@@ -177,35 +184,22 @@ class VllmChat(VllmOptions):
     chat_template_kwargs: TemplateKwargs = TemplateKwargs()
     add_special_tokens: Literal[False] = False
     add_generation_prompt: Literal[False] = False
-    """An open turn of the assistant after its answer is not what the model was trained on."""
+    """The model was not trained with an open turn of the assistant after its answer."""
     continue_final_message: Literal[False] = False
 
 
-def _one(value: Any) -> str:
-    return "#many" if isinstance(value, list) else "#one"
+# The keys of a request decide its form, so that errors are those of one form ------------------------------------------
 
 
-def _input(value: Any) -> str:
+def _input_form(value: Any) -> str:
     if not isinstance(value, list):
         return "#text"
     first = value[0] if value else None
     return "#id_lists" if isinstance(first, list) else "#ids" if isinstance(first, int) else "#texts"
 
 
-def _score_form(value: Any) -> str:
-    if isinstance(value, list):
-        return "#list"
-    if isinstance(value, dict) and not VLLM_PAIR_KEYS.isdisjoint(value):
-        return "#vllm"
-    return _item_form(value)
-
-
 def _item_form(value: Any) -> str:
     return "#chat" if isinstance(value, dict) and "messages" in value else "#text"
-
-
-def _pair_form(value: Any) -> str:
-    return "#list" if isinstance(value, list) else _side_form(value)
 
 
 def _side_form(value: Any) -> str:
@@ -213,8 +207,14 @@ def _side_form(value: Any) -> str:
     return "#chat" if any(isinstance(side, list) for side in sides) else "#text"
 
 
-def _classify_form(value: Any) -> str:
-    return "#chat" if isinstance(value, dict) and "messages" in value else "#input"
+def _score_form(value: Any) -> str:
+    if isinstance(value, dict) and not value.keys().isdisjoint(VLLM_FIRST + VLLM_SECOND):
+        return "#vllm"
+    return "#list" if isinstance(value, list) else _item_form(value)
+
+
+def _pair_form(value: Any) -> str:
+    return "#list" if isinstance(value, list) else _side_form(value)
 
 
 Item = Annotated[Annotated[TextItem, Tag("#text")] | Annotated[ChatItem, Tag("#chat")], Discriminator(_item_form)]
@@ -234,14 +234,14 @@ PairBody = Annotated[
     Discriminator(_pair_form),
 ]
 ClassifyBody = Annotated[
-    Annotated[VllmChat, Tag("#chat")] | Annotated[VllmInput, Tag("#input")], Discriminator(_classify_form)
+    Annotated[VllmChat, Tag("#chat")] | Annotated[VllmInput, Tag("#text")], Discriminator(_item_form)
 ]
 
 
 class ScoreAnswer(BaseModel):
     score: float
     truncated: bool = False
-    """Only there when true."""
+    """This field is there only when true."""
 
 
 class PairAnswer(BaseModel):
@@ -251,7 +251,7 @@ class PairAnswer(BaseModel):
     score_diff: float
     """chosen_score - rejected_score."""
     truncated: bool = False
-    """Only there when true: of either side."""
+    """This field is there only when one of the sides was cut."""
 
 
 class Usage(BaseModel):
@@ -282,11 +282,11 @@ class Refusal(BaseModel):
     detail: list[Fault]
 
 
-def faults_of(errors: list[Any]) -> list[dict[str, str]]:
-    """Pydantic's errors as field and message, without the input they echo; ten at most."""
+def describe_errors(errors: Sequence[Any]) -> list[dict[str, str]]:
+    """Pydantic's errors as field and message, without the input that they repeat; ten at most."""
     return [
         {
-            "field": shown([part for part in error["loc"] if not str(part).startswith("#")]) or "body",
+            "field": field_name([part for part in error["loc"] if not str(part).startswith("#")]) or "body",
             "message": error["msg"].removeprefix("Value error, ")[:300],
         }
         for error in errors[:10]

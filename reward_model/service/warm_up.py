@@ -1,4 +1,4 @@
-"""Loads a model and finds out whether its scores can be relied on, before the service says that it is ready."""
+"""Loads a model and checks that its scores can be relied on, before the service says that it is ready."""
 
 from __future__ import annotations
 
@@ -10,75 +10,81 @@ from pathlib import Path
 import torch
 from pydantic import BaseModel, Field
 
+from core.hub import ModelError
 from core.json_text import parse_json
-from reward_model.datatypes import Encoded, Message
-from reward_model.scorer import RECORD, ModelError, Scorer
-from reward_model.service.forward import CPU, GPU, Rounds
+from core.messages import Message
+from reward_model.datatypes import Encoded
+from reward_model.scorer import RECORD, Scorer
+from reward_model.service.batch_scorer import CPU, GPU, BatchScorer
 
 log = logging.getLogger(__name__)
 
 TOLERANCE = {torch.float32: 1e-4}
-"""How far a score may move with its company, relative above 1; measured on a CPU: about 1e-6."""
-COARSE = 0.05
-"""The same in half precision."""
+"""How far a score may move with the other conversations of its batch, relative above 1; measured on a CPU: 1e-6."""
+HALF_PRECISION_TOLERANCE = 0.05
 
 
 class Probe(BaseModel):
-    """A conversation whose score merging recorded."""
+    """A conversation whose score was recorded by merging."""
 
     messages: tuple[Message, ...] = Field(strict=False)
     score: float
     tolerance: float = Field(gt=0)
 
 
-def load_warm(path: Path, *, device: str, threads: int) -> tuple[Scorer, Rounds]:
-    """The model, ready to score.
+def load_warm(path: Path, *, device: str, threads: int) -> tuple[Scorer, BatchScorer]:
+    """The loaded and checked model.
 
     Raises:
-        ModelError: no reward model, one whose scores depend on their batch, or not the one whose probe was recorded.
+        ModelError: the folder holds no reward model, its scores depend on their batch, or it is not the model whose
+            probe was recorded.
     """
     scorer = Scorer.load(path, device=device)
-    pace = CPU if scorer.model.device.type == "cpu" else GPU
+    limits = CPU if scorer.model.device.type == "cpu" else GPU
     trial = [scorer.encode(_exchange(number)) for number in range(6)]
     alone = [scorer.score([each])[0].value for each in trial]
-    bound = TOLERANCE.get(scorer.model.dtype, COARSE)
-    if not _agree(alone, _scores(Rounds(scorer, replace(pace, min_saved=None), threads=threads), trial), bound):
-        raise ModelError(f"{path}: scores of a batch differ from those of its conversations alone by more than {bound}")
-    if pace.min_saved is not None and not _shares(
-        Rounds(scorer, replace(pace, min_saved=1), threads=threads), trial, alone, bound
-    ):
-        log.warning("this architecture computes beginnings together differently; each conversation is computed whole")
-        pace = replace(pace, min_saved=None)
+    bound = TOLERANCE.get(scorer.model.dtype, HALF_PRECISION_TOLERANCE)
+    unshared = replace(limits, min_saved=None)
+    if not _agree(alone, _scores(BatchScorer(scorer, unshared, threads=threads), trial), bound):
+        raise ModelError(
+            f"{path}: scores in a batch differ from those of the same conversations alone by more than {bound}; this "
+            "architecture cannot be served in batches, take another base"
+        )
+    if limits.min_saved is not None:
+        sharing = BatchScorer(scorer, replace(limits, min_saved=1), threads=threads)
+        if not _can_share(sharing, trial, alone, bound):
+            log.warning("this architecture computes shared prefixes differently; each conversation is computed whole")
+            limits = unshared
     _check_probe(path, scorer, bound)
-    return scorer, Rounds(scorer, pace, threads=threads)
+    return scorer, BatchScorer(scorer, limits, threads=threads)
 
 
-def _shares(rounds: Rounds, trial: Sequence[Encoded], alone: Sequence[float], bound: float) -> bool:
+def _can_share(batch_scorer: BatchScorer, trial: Sequence[Encoded], alone: Sequence[float], bound: float) -> bool:
     try:
-        # the second time with beginnings that were kept of the first
-        return all(_agree(alone, _scores(rounds, trial), bound) for _ in range(2))
-    except Exception as error:  # what a cache that cannot be repeated raises differs from class to class
-        log.warning("sharing of beginnings failed with %s", type(error).__name__)
+        # the second time uses the prefixes that were cached by the first
+        return all(_agree(alone, _scores(batch_scorer, trial), bound) for _ in range(2))
+    except Exception as error:  # caches that cannot be repeated raise different errors
+        log.warning("sharing prefixes failed with %s", type(error).__name__)
         return False
 
 
 def _check_probe(path: Path, scorer: Scorer, bound: float) -> None:
     record = path / RECORD
-    said = parse_json(record.read_text()).get("probe") if record.is_file() else None
-    if said is None:
+    recorded = parse_json(record.read_text()).get("probe") if record.is_file() else None
+    if recorded is None:
         return
-    probe = Probe.model_validate(said)
+    probe = Probe.model_validate(recorded)
     score = scorer.score([scorer.encode(probe.messages)])[0].value
-    # a merged folder is float32; one that was saved again in half precision rounds as far as its batches may
+    # a merged folder is float32; if it was saved again in half precision, its scores may differ by that tolerance
     if abs(score - probe.score) > max(probe.tolerance, bound * max(1.0, abs(probe.score))):
         raise ModelError(
-            f"{path}: the conversation that {RECORD} holds scores {score:.6f}, {probe.score:.6f} was recorded; "
-            "weights, tokenizer or template were changed since; merge again with python -m reward_model.merge"
+            f"{path}: the conversation in {RECORD} scores {score:.6f}, but {probe.score:.6f} was recorded; weights, "
+            "tokenizer or chat template were changed since; merge again with python -m reward_model.merge"
         )
 
 
-def _scores(rounds: Rounds, trial: Sequence[Encoded]) -> list[float]:
-    found = dict(pair for part in rounds.score(trial) for pair in part)
+def _scores(batch_scorer: BatchScorer, trial: Sequence[Encoded]) -> list[float]:
+    found = dict(pair for scored in batch_scorer.score(trial) for pair in scored)
     return [found[number].value for number in range(len(trial))]
 
 

@@ -9,9 +9,10 @@ import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from reward_model.base_model import weights_sha256
+from core.messages import Message
+from core.weights import weights_sha256
 from reward_model.data.preferences import write_preferences
-from reward_model.datatypes import Message, Preference
+from reward_model.datatypes import Preference
 from reward_model.scorer import RECORD
 
 MAX_LENGTH = 64

@@ -10,12 +10,14 @@ import httpx
 import pytest
 from fastapi import HTTPException
 
+from reward_model.datatypes import Encoded
 from reward_model.service.app import Service, make_app
-from reward_model.service.batching import Batcher
+from reward_model.service.request_queue import RequestQueue
+from reward_model.service.schemas import TextItem
 
 
 class Stuck:
-    def score(self, round_):
+    def score(self, batch):
         while not self.ended:
             pass
         yield from ()
@@ -74,17 +76,17 @@ async def test_a_refusal_names_no_field_that_may_be_a_text():
     assert "1234" not in answer.text
 
 
-async def test_past_its_deadline_a_request_is_a_503_and_gives_its_place_back():
-    waiting, batcher = service(), Batcher(Stuck(), max_queue=1)
-    waiting.ready(SimpleNamespace(), batcher)
+async def test_past_its_deadline_a_request_is_a_503_and_frees_its_slot():
+    waiting, queue = service(), RequestQueue(Stuck(), max_queue=1)
+    waiting.ready(SimpleNamespace(encode=lambda *_, **__: Encoded((1,))), queue)
     with pytest.raises(HTTPException) as caught:
-        await waiting.answer(1, lambda scorer: [SimpleNamespace(ids=(1,))])
+        await waiting.score(TextItem(prompt="a", response="b"))
     assert (caught.value.status_code, caught.value.headers) == (503, {"Retry-After": "1"})
     assert "not scored within 0.05 s" in caught.value.detail[0]["message"]
     await asyncio.sleep(0)
-    assert batcher._places == 0
+    assert queue._taken == 0
     Stuck.ended = True
-    batcher.close()
+    queue.close()
 
 
 @pytest.mark.parametrize(
@@ -102,10 +104,10 @@ async def test_whatever_a_template_or_tokenizer_raises_is_a_422_without_its_text
         raise RecursionError("kanarienvogel")
 
     scorer = SimpleNamespace(encode=fails, tokenizer=fails, model=SimpleNamespace(config=None), max_length=5)
-    ready, batcher = service(deadline_s=5), Batcher(Stuck(), max_queue=128)
-    ready.ready(scorer, batcher)
+    ready, queue = service(deadline_s=5), RequestQueue(Stuck(), max_queue=128)
+    ready.ready(scorer, queue)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(make_app(ready)), base_url="http://x") as http:
         answer = await http.post(path, json=body)
-    batcher.close()
+    queue.close()
     assert (answer.status_code, answer.json()["detail"][0]["field"]) == (422, field)
     assert "(RecursionError)" in answer.text and "kanarienvogel" not in answer.text

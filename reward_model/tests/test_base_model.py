@@ -5,60 +5,14 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
-from reward_model.base_model import (
-    BaseModelError,
-    check_base,
-    choose_pad_token,
-    load_tokenizer,
-    weight_files,
-    weights_sha256,
-)
+from core.chat_tokenizer import load_tokenizer
+from core.hub import ModelError
+from core.weights import weight_files, weights_sha256
+from reward_model.base_model import check_base
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>\n{% endfor %}"
-ENDS_WITH_EOS = "{% for m in messages %}{{ m.role }} {{ m.content }}</s>{% endfor %}"
-
-
-def a_tokenizer(template: str = CHATML, extra: tuple[str, ...] = (), **special: str) -> PreTrainedTokenizerFast:
-    """One token a byte; special tokens of its own as named."""
-    words = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocab=words, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in ("<|im_start|>", "<|im_end|>", *extra)])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **special)
-
-
-@pytest.mark.parametrize(
-    ("tokenizer", "expected"),
-    [
-        pytest.param(a_tokenizer(eos_token="<|im_end|>", pad_token="<pad>", unk_token="<unk>"), "<pad>", id="its_own"),
-        pytest.param(a_tokenizer(eos_token="<|im_end|>", unk_token="<unk>"), "<unk>", id="none_but_unknown"),
-        pytest.param(
-            a_tokenizer(eos_token="<|im_end|>", extra=("<|reserved_7|>",)), "<|reserved_7|>", id="none_but_reserved"
-        ),
-        pytest.param(a_tokenizer(eos_token="<|im_end|>"), "<|im_end|>", id="the_end_where_a_line_break_follows_it"),
-        pytest.param(
-            a_tokenizer(ENDS_WITH_EOS, eos_token="</s>", pad_token="</s>", unk_token="<unk>"),
-            "<unk>",
-            id="not_its_own_where_conversations_end_with_it",
-        ),
-        pytest.param(
-            a_tokenizer(ENDS_WITH_EOS, eos_token="</s>", extra=("<|finetune_right_pad_id|>",)),
-            "<|finetune_right_pad_id|>",
-            id="not_the_end_where_conversations_end_with_it",
-        ),
-    ],
-)
-def test_the_padding_token_is_one_that_no_conversation_ends_with(tokenizer, expected):
-    assert choose_pad_token(tokenizer) == expected
-
-
-def test_without_such_a_token_the_model_is_refused():
-    words = "conversations end with '</s>', which may not be it; add a token to the tokenizer"
-    with pytest.raises(BaseModelError, match=words):
-        choose_pad_token(a_tokenizer(ENDS_WITH_EOS, eos_token="</s>"))
 
 
 def test_a_base_of_our_own_is_taken(base):
@@ -150,13 +104,13 @@ def remove_weights(folder):
 )
 def test_what_cannot_become_a_reward_model_is_refused_with_the_reason(copy, spoil, words):
     spoil(copy)
-    with pytest.raises(BaseModelError, match=re.escape(words)):
+    with pytest.raises(ModelError, match=re.escape(words)):
         check(copy)
 
 
 def test_a_classifier_with_one_label_is_a_base(copy):
     configure(copy, architectures=["Qwen3ForSequenceClassification"], id2label={"0": "LABEL_0"})
-    with pytest.raises(BaseModelError, match=r"1 missing \(score.weight\)"):
+    with pytest.raises(ModelError, match=r"1 missing \(score.weight\)"):
         check(copy)
     weights = load_file(copy / "model.safetensors") | {"score.weight": torch.zeros(1, 32)}
     save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
@@ -168,9 +122,9 @@ def test_a_template_can_be_given_as_a_file_or_as_another_models_folder(copy, bas
     (tmp_path / "own.jinja").write_text(CHATML)
     assert load_tokenizer(copy, tmp_path / "own.jinja").chat_template == CHATML
     assert load_tokenizer(copy, base).chat_template == AutoTokenizer.from_pretrained(base).chat_template
-    with pytest.raises(BaseModelError, match="has no chat template either"):
+    with pytest.raises(ModelError, match="has no chat template either"):
         load_tokenizer(base, copy)
-    with pytest.raises(BaseModelError, match=r"nowhere.jinja is neither a Jinja file nor a model folder"):
+    with pytest.raises(ModelError, match=r"nowhere.jinja is neither a Jinja file nor a model folder"):
         load_tokenizer(base, tmp_path / "nowhere.jinja")
 
 

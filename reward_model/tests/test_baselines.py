@@ -1,7 +1,7 @@
 import pytest
 
-from reward_model.baselines import FEATURES, preference_for_more
-from reward_model.datatypes import FunctionCall, Message, ToolCall
+from core.messages import FunctionCall, Message, ToolCall
+from reward_model.baselines import FEATURES, wins
 from reward_model.tests.conftest import assistant
 
 
@@ -41,4 +41,4 @@ def test_features(side, expected):
 
 
 def test_more_is_better_is_half_right_where_both_have_as_much():
-    assert preference_for_more([3, 1, 2], [1, 3, 2]) == [1.0, 0.0, 0.5]
+    assert wins([3, 1, 2], [1, 3, 2]) == [1.0, 0.0, 0.5]

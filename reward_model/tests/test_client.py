@@ -6,9 +6,10 @@ import time
 import pytest
 from aiohttp import web
 
+from core.messages import FunctionCall, Message, ToolCall
 from reward_model import client as client_module
 from reward_model.client import RewardClient, ScorerRefusedError, ScorerUnavailableError, parse_args
-from reward_model.datatypes import FunctionCall, Message, Score, ToolCall
+from reward_model.datatypes import RewardScore
 
 ASKED = [Message(role="user", content="How many?"), Message(role="assistant", content="Twelve.")]
 GONE = "http://127.0.0.1:1"
@@ -63,7 +64,7 @@ async def test_a_score_is_the_raw_logit_of_classify(serve):
     call = ToolCall(id="1", function=FunctionCall(name="run", arguments='{"q": 1}'))
     async with RewardClient(service.url + "/", token="secret") as client:
         messages = [*ASKED, Message(role="assistant", tool_calls=(call,))]
-        assert await client.score(messages, '[{"type": "function"}]') == Score(-2.5)
+        assert await client.score(messages, '[{"type": "function"}]') == RewardScore(-2.5)
         assert client.down_s == 0.0
     assert service.bodies == [
         {
@@ -87,14 +88,14 @@ async def test_a_score_is_the_raw_logit_of_classify(serve):
 
 async def test_our_service_says_itself_that_it_cut(serve):
     async with RewardClient((await serve(scored(1.0, truncated=True))).url) as client:
-        assert await client.score(ASKED) == Score(1.0, truncated=True)
+        assert await client.score(ASKED) == RewardScore(1.0, truncated=True)
 
 
 async def test_vllm_is_asked_to_cut_after_it_refused(serve):
     too_long = refused(400, "This model's maximum context length is 8 tokens. However, you requested")
     service = await serve(too_long, scored(1.0))
     async with RewardClient(service.url) as client:
-        assert await client.score(ASKED) == Score(1.0, truncated=True)
+        assert await client.score(ASKED) == RewardScore(1.0, truncated=True)
     assert service.bodies[1] == service.bodies[0] | {"truncate_prompt_tokens": -1, "truncation_side": "left"}
 
 
@@ -102,7 +103,7 @@ async def test_vllm_is_asked_to_cut_after_it_refused(serve):
 async def test_a_service_that_recovers_is_asked_again(serve, status):
     service = await serve(refused(status), refused(status), scored(3.0))
     async with RewardClient(service.url) as client:
-        assert await client.score(ASKED) == Score(3.0)
+        assert await client.score(ASKED) == RewardScore(3.0)
         assert client.down_s == 0.0
     assert len(service.bodies) == 3
 
@@ -114,7 +115,7 @@ async def test_a_service_that_recovers_is_asked_again(serve, status):
 async def test_an_answer_that_is_no_score_is_never_taken_for_one(serve, garbage):
     service = await serve(refused(200, garbage), scored(3.0))
     async with RewardClient(service.url) as client:
-        assert await client.score(ASKED) == Score(3.0)
+        assert await client.score(ASKED) == RewardScore(3.0)
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 413, 422, 302])
@@ -176,7 +177,7 @@ async def test_an_open_circuit_lets_one_call_through_and_closes_on_success(serve
         for _ in range(client_module.OPEN_AFTER):
             with pytest.raises(ScorerUnavailableError):
                 await client.score(ASKED)
-        assert await asyncio.gather(*[client.score(ASKED) for _ in range(20)]) == [Score(3.0)] * 20
+        assert await asyncio.gather(*[client.score(ASKED) for _ in range(20)]) == [RewardScore(3.0)] * 20
         assert client.down_s == 0.0
 
 
@@ -189,7 +190,7 @@ async def test_a_service_silent_for_a_whole_deadline_fails_calls_at_once(monkeyp
         with pytest.raises(ScorerUnavailableError):  # the probe
             await client.score(ASKED)
         began = time.monotonic()
-        with pytest.raises(ScorerUnavailableError, match="the circuit is open"):
+        with pytest.raises(ScorerUnavailableError, match="the circuit breaker is open"):
             await client.score(ASKED)
         assert time.monotonic() - began < 0.1
         assert client.down_s > 0.6
@@ -231,7 +232,7 @@ async def test_a_busy_service_does_not_open_the_circuit(serve):
         for _ in range(20):
             with pytest.raises(ScorerUnavailableError):
                 await client.score(ASKED)
-        assert await client.score(ASKED) == Score(3.0)
+        assert await client.score(ASKED) == RewardScore(3.0)
 
 
 async def test_ready_is_what_readyz_says(serve):
@@ -245,7 +246,7 @@ async def test_ready_is_what_readyz_says(serve):
 async def test_a_proxy_of_the_environment_is_not_asked_about_this_machine(serve, monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", GONE)
     async with RewardClient((await serve(scored(3.0))).url, timeout_s=2) as client:
-        assert await client.score(ASKED) == Score(3.0)
+        assert await client.score(ASKED) == RewardScore(3.0)
 
 
 @pytest.mark.parametrize(

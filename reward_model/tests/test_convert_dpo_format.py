@@ -76,7 +76,7 @@ def test_a_file_of_mixed_forms_is_written_and_every_reject_is_named(run):
             "metadata": {"source": "raw.jsonl:2", "original": '{"run": 7}'},
         },
     ]
-    torn = "no JSON: Unterminated string starting at at character 12"
+    torn = "not JSON: Unterminated string starting at at character 12"
     assert rejects == [
         {"file": "raw.jsonl", "row": 3, "field": "rejected", "reason": "says the same as chosen", "format": "explicit"},
         {"file": "raw.jsonl", "row": 4, "field": "row", "reason": torn, "format": None},
@@ -130,7 +130,7 @@ def test_a_file_that_cannot_be_read_to_its_end_is_written_as_far_as_it_goes_and_
 
 
 def test_a_byte_order_mark_is_counted_once(run):
-    assert "byte-order mark at the head of the file left out: 1" in run("\ufeff" + lines(GOOD))[3]
+    assert "byte-order mark at the start of the file left out: 1" in run("\ufeff" + lines(GOOD))[3]
 
 
 def test_the_input_is_no_output(tmp_path, capsys):
@@ -246,7 +246,7 @@ def test_every_row_is_written_or_rejected_and_what_is_written_is_valid_and_stabl
     rejects = (folder / "rejects.jsonl").read_text().splitlines() if (folder / "rejects.jsonl").exists() else []
     assert done.rows == 1 + len(rows) == done.summary.pairs + len(rejects)
     report = check_file(first)
-    assert (report.rows, report.shown) == (done.summary.pairs, [])
+    assert (report.rows, report.listed) == (done.summary.pairs, [])
     assert convert(first, second, folder / "none").rejected.total() == 0
     assert read_preferences(second) == read_preferences(first)
 

@@ -5,8 +5,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from core.conversations import Problem
 from reward_model.data.files import raw_rows
-from reward_model.data.messages import Problem
 from reward_model.data.preferences import PreferenceFileError
 
 ROW = {"prompt": "q", "chosen": "é", "rejected": "b"}
@@ -14,7 +14,7 @@ LINE = json.dumps(ROW, ensure_ascii=False).encode()
 
 
 def rows_of(path, content):
-    """Rows, with problems as texts, and what was overlooked."""
+    """Rows, with problems as texts, and what was ignored."""
     path.write_bytes(content)
     changes = Counter()
     rows = [(number, str(row) if isinstance(row, Problem) else row) for number, row in raw_rows(path, changes)]
@@ -47,20 +47,22 @@ def test_rows_come_out_of_every_kind_of_json(path, content, numbers):
 def test_one_row_whose_sides_are_lists_is_a_row_and_no_list_of_rows(path):
     row = {"chosen": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "rejected": "x"}
     assert rows_of(path, json.dumps(row).encode()) == ([(1, row)], {})
-    assert rows_of(path, json.dumps(row).encode() + b",") == ([(1, row)], {"comma after a row overlooked": 1})
+    assert rows_of(path, json.dumps(row).encode() + b",") == ([(1, row)], {"comma after a row ignored": 1})
 
 
 @pytest.mark.parametrize(
     ("content", "change"),
     [
-        pytest.param(b"\xef\xbb\xbf" + LINE, "byte-order mark at the head of the file left out", id="bom"),
-        pytest.param(b"\xef\xbb\xbf[" + LINE + b"]", "byte-order mark at the head of the file left out", id="bom_list"),
-        pytest.param(LINE + b",\n", "comma after a row overlooked", id="comma"),
-        pytest.param(b"[" + LINE + b" , ]", "comma after a row overlooked", id="comma_in_a_list"),
+        pytest.param(b"\xef\xbb\xbf" + LINE, "byte-order mark at the start of the file left out", id="bom"),
+        pytest.param(
+            b"\xef\xbb\xbf[" + LINE + b"]", "byte-order mark at the start of the file left out", id="bom_list"
+        ),
+        pytest.param(LINE + b",\n", "comma after a row ignored", id="comma"),
+        pytest.param(b"[" + LINE + b" , ]", "comma after a row ignored", id="comma_in_a_list"),
         pytest.param(b"[" + LINE, "end of the list missing: the file may be torn", id="list_without_end"),
     ],
 )
-def test_what_had_to_be_overlooked_is_counted(path, content, change):
+def test_what_had_to_be_ignored_is_counted(path, content, change):
     assert rows_of(path, content) == ([(1, ROW)], {change: 1})
 
 
@@ -72,13 +74,13 @@ def test_nan_is_null(path):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        pytest.param(LINE[:-3], "row: no JSON: Unterminated string", id="torn"),
-        pytest.param(b'{"a": 1,}', "row: no JSON: ", id="comma_inside"),
+        pytest.param(LINE[:-3], "row: not JSON: Unterminated string", id="torn"),
+        pytest.param(b'{"a": 1,}', "row: not JSON: ", id="comma_inside"),
         pytest.param(LINE + LINE, 'row: a line with more than one value, from \'{"prompt"', id="two_in_a_line"),
-        pytest.param(b'{"a": "\xff"}', "row: no UTF-8: invalid start byte at byte 8", id="latin_1"),
+        pytest.param(b'{"a": "\xff"}', "row: not UTF-8: invalid start byte at byte 8", id="latin_1"),
         pytest.param(b'{"b": {"a": 1, "a": 2}}', "a: an object has this field twice", id="name_twice"),
-        pytest.param(b"[" * 100_000, "row: no JSON", id="too_deep"),
-        pytest.param(b'{"a": ' + b"9" * 5000 + b"}", "row: no JSON", id="number_of_5000_digits"),
+        pytest.param(b"[" * 100_000, "row: not JSON", id="too_deep"),
+        pytest.param(b'{"a": ' + b"9" * 5000 + b"}", "row: not JSON", id="number_of_5000_digits"),
     ],
 )
 def test_a_bad_line_costs_that_row_alone(path, line, words):
@@ -96,7 +98,7 @@ def test_a_bad_first_line_does_not_make_the_file_one_value(path):
     ("bad", "words"),
     [
         pytest.param(b'{"a": 1, "a": {"b": NaN}}', "a: an object has this field twice", id="name_twice"),
-        pytest.param(b'{"a": ' + b"9" * 5000 + b"}", "row: no JSON", id="number_of_5000_digits"),
+        pytest.param(b'{"a": ' + b"9" * 5000 + b"}", "row: not JSON", id="number_of_5000_digits"),
     ],
 )
 def test_a_bad_row_of_a_list_costs_that_row_alone(path, bad, words):
@@ -110,21 +112,21 @@ def test_printed_objects_one_after_the_other_are_rows(path):
     twice = b'{\n  "a": 1,\n  "a": 2\n}'
     rows, changes = rows_of(path, b"\n".join([printed, twice, printed + b",", printed]))
     assert rows == [(1, ROW), (2, "a: an object has this field twice"), (3, ROW), (4, ROW)]
-    assert changes == {"comma after a row overlooked": 1}
+    assert changes == {"comma after a row ignored": 1}
     rows, _ = rows_of(path, printed + b'\n{"prompt":\n' + printed)
     assert rows[0] == (1, ROW) and len(rows) == 2
-    assert rows[1][0] == 2 and "from there on nothing was read" in rows[1][1]
+    assert rows[1][0] == 2 and "nothing after it was read" in rows[1][1]
 
 
 def test_a_torn_list_gives_the_rows_before_and_says_that_it_is_torn(path):
     rows, _ = rows_of(path, b"[" + LINE + b", " + LINE[:-5])
     assert rows[0] == (1, ROW) and len(rows) == 2
-    assert rows[1][0] == 2 and "from there on nothing was read" in rows[1][1]
+    assert rows[1][0] == 2 and "nothing after it was read" in rows[1][1]
 
 
 def test_text_after_the_end_is_a_problem(path):
     rows, _ = rows_of(path, b"[" + LINE + b"] oops")
-    assert rows == [(1, ROW), (2, "row: text after the end of the list: 'oops'; from there on nothing was read")]
+    assert rows == [(1, ROW), (2, "row: text after the end of the list: 'oops'; nothing after it was read")]
 
 
 def test_an_empty_file_has_no_rows(path):
@@ -169,5 +171,5 @@ def test_a_file_that_is_none_of_the_kinds_is_refused(path, content, words):
 
 
 def test_a_missing_file_is_refused(path):
-    with pytest.raises(PreferenceFileError, match=r"is no file; give a \.jsonl"):
+    with pytest.raises(PreferenceFileError, match=r"is not a file; give a \.jsonl"):
         raw_rows(path, Counter())

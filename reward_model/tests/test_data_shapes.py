@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from reward_model.data.messages import Problem
+from core.conversations import Problem
 from reward_model.data.shapes import FORMS, Converter, form_of
 from reward_model.datatypes import Preference
 
@@ -351,12 +351,12 @@ def test_what_a_text_is_taken_for_is_counted(row, change):
 
 def test_which_of_two_prompts_is_meant_is_for_the_user_to_say():
     row = {"prompt": "2+2?", "instruction": "Be brief.", "chosen": "4", "rejected": "5"}
-    with pytest.raises(Problem, match="instruction: beside prompt, and another one; --format says which"):
+    with pytest.raises(Problem, match="instruction: differs from prompt; choose with --format which"):
         Converter()(row, {})
     assert Converter("explicit")(row, {}) == SIMPLE
     assert Converter()(row | {"instruction": "2+2?"}, {}) == SIMPLE
     row = {"prompt": "Add.", "input": "2 2", "chosen": "4", "rejected": "5"}
-    with pytest.raises(Problem, match="input: beside prompt, and another one"):
+    with pytest.raises(Problem, match="input: differs from prompt"):
         Converter()(row, {})
     # UltraFeedback's `messages` are its `chosen`
     row = {"prompt": "2+2?", "messages": [user("2+2?"), reply("4")], "chosen": "4", "rejected": "5"}
@@ -407,13 +407,13 @@ def test_unknown_fields_are_counted_and_a_rejected_row_changes_no_count():
         pytest.param(
             {"prompt": "p", "chosen": [user("q"), reply("a")], "rejected": "a"},
             "prompt",
-            "does not hold it",
+            "does not contain it",
             id="other_prompt",
         ),
         pytest.param(
             {"prompt": [user("p"), reply("q"), user("r")], "chosen": [user("p"), reply("q")], "rejected": "a"},
             "prompt",
-            "does not hold it",
+            "does not contain it",
             id="side_is_half_of_the_prompt",
         ),
         pytest.param(
@@ -423,7 +423,7 @@ def test_unknown_fields_are_counted_and_a_rejected_row_changes_no_count():
                 "rejected": "c",
             },
             "chosen.0",
-            "other than the prompt's",
+            "differs from the prompt's",
             id="system_other_than_the_prompts",
         ),
         pytest.param(
@@ -460,7 +460,7 @@ def test_unknown_fields_are_counted_and_a_rejected_row_changes_no_count():
         pytest.param(
             {"prompt": "q", "chosen": "[{'role': 'assistant', 'content': 'a'}]", "rejected": "b"},
             "chosen",
-            "as Python prints them",
+            "in Python's notation",
             id="messages_as_python_prints_them",
         ),
         pytest.param(
@@ -469,7 +469,7 @@ def test_unknown_fields_are_counted_and_a_rejected_row_changes_no_count():
         pytest.param(
             {"system": "a", "prompt": [said("system", "b"), user("q")], "chosen": "a", "rejected": "b"},
             "prompt.0",
-            "other than the row's own",
+            "differs from the row's separate",
             id="two_systems",
         ),
         pytest.param(

@@ -5,7 +5,7 @@ import shutil
 import pytest
 from safetensors.torch import load_file, save_file
 
-from reward_model.base_model import weights_sha256
+from core.weights import weights_sha256
 from reward_model.data.preferences import read_preferences
 from reward_model.merge import PROBE, main, merge
 from reward_model.scorer import RECORD, Scorer
@@ -117,9 +117,11 @@ def change_record(part, path):
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        pytest.param(shutil.rmtree, "is no folder; give the output of reward_modeling.py", id="no_folder"),
+        pytest.param(shutil.rmtree, "is not a folder; give the output of reward_modeling.py", id="no_folder"),
         pytest.param(remove_record, "has no reward_model.json, so its base cannot be checked", id="no_record"),
-        pytest.param(whole_model, "is a whole model, trained without LoRA; it is served as it is", id="whole_model"),
+        pytest.param(
+            whole_model, "is a whole model, trained without LoRA; it needs no merge and can be served", id="whole_model"
+        ),
         pytest.param(something_else, "holds no adapter_config.json", id="something_else"),
         pytest.param(
             change_record("base", "gone"), "the base gone that the record names is not there; give its", id="no_base"

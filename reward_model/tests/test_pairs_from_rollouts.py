@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.messages import Message, num_chars
 from dbbench_adapter.datatypes import Score
 from reward_model.data.preferences import read_preferences
-from reward_model.data.summary import num_chars
-from reward_model.datatypes import Message
 from reward_model.pairs_from_rollouts import Candidate, Rollout, balanced, candidates, is_held_out, main, read_rollouts
 from sql_agent.datatypes import RolloutRecord
 
@@ -161,7 +160,7 @@ def test_a_right_side_that_is_longer_is_written_with_a_wrong_one_that_is(told):
     _, pairs, said = told(*records)
     assert Counter(num_chars(p.chosen) > num_chars(p.rejected) for p in pairs) == {True: 2, False: 2}
     assert "2 / 0 / 2 50.0 %" in said
-    assert "3 of 7 possible pairs left out for the balance and the limit per task" in said
+    assert "3 of 7 possible pairs left out for balance and for the limit per task" in said
     assert "characters 28.6 %, tool calls 50.0 %, an answer 50.0 % of the possible pairs" in said  # 2 / 7
     assert "characters 50.0 %, tool calls 50.0 %, an answer 50.0 % of those written" in said
 
@@ -271,7 +270,7 @@ def test_rollouts_of_training_are_read_from_folders_below(tmp_path):
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        pytest.param([], "rollouts is no folder; give the one with the *.jsonl", id="no_folder"),
+        pytest.param([], "rollouts is not a folder; give the one with the *.jsonl", id="no_folder"),
         pytest.param(["rollouts/a.txt"], "holds no *.jsonl; python -m sql_agent.evaluate --output", id="no_file"),
         pytest.param(["rollouts/a.jsonl", "p.held_out.jsonl"], "is there already; give --overwrite", id="held_out"),
     ],

@@ -3,8 +3,9 @@ import os
 
 import pytest
 
-from reward_model.data.preferences import PreferenceFileError, check_output, read_preferences, write_preferences
-from reward_model.datatypes import FunctionCall, Message, Preference, ToolCall
+from core.messages import FunctionCall, Message, ToolCall
+from reward_model.data.preferences import PreferenceFileError, read_preferences, write_preferences
+from reward_model.datatypes import Preference
 
 USER = Message(role="user", content="1?")
 CALL = Message(
@@ -92,20 +93,6 @@ def test_a_missing_or_empty_file_says_where_such_files_come_from(tmp_path):
         read_preferences(tmp_path / "p.jsonl")
 
 
-def test_an_output_is_refused_before_the_work(tmp_path):
-    (tmp_path / "there").touch()
-    with pytest.raises(PreferenceFileError, match="is there already; give --overwrite or another --output"):
-        check_output(tmp_path / "there", "--output", overwrite=False)
-    check_output(tmp_path / "there", "--output", overwrite=True)
-    with pytest.raises(PreferenceFileError, match="is a folder"):
-        check_output(tmp_path, "--output", overwrite=True)
-    with pytest.raises(PreferenceFileError, match="cannot be written"):
-        check_output(tmp_path / "there" / "p.jsonl", "--output", overwrite=True)
-    check_output(tmp_path / "new" / "p.jsonl", "--output", overwrite=False)
-    assert (tmp_path / "new").is_dir()
-
-
-@pytest.mark.slow  # imports TRL's trainer: 15 s
 def test_datasets_reads_a_file_and_trl_and_we_tokenise_it_alike(tmp_path, monkeypatch):
     """The wide first row and 11 MB of plain ones: `datasets` takes the types from the first 10 MiB."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

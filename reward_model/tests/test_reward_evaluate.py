@@ -4,7 +4,7 @@ import pytest
 
 from core.stats import wilson_interval
 from reward_model.adversarial import FLUENT
-from reward_model.datatypes import Encoded, Preference, Score
+from reward_model.datatypes import Encoded, Preference, RewardScore
 from reward_model.evaluate import baselines, by_length, evaluate, main, percent, score_sides, share
 from reward_model.scorer import Scorer
 from reward_model.tests.conftest import assistant, counting_pairs, user
@@ -22,7 +22,7 @@ class Scripted:
     def score(self, batch):
         self.batches.append([len(encoded.ids) for encoded in batch])
         texts = ["".join(map(chr, encoded.ids)).strip("\0") for encoded in batch]
-        return [Score(float(self.scores.get(text, -9.0)), truncated=text == "long") for text in texts]
+        return [RewardScore(float(self.scores.get(text, -9.0)), truncated=text == "long") for text in texts]
 
 
 def pair(question: str, chosen: str, rejected: str) -> Preference:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from core.training_run import METRICS
 from reward_model.reward_modeling import main
 from reward_model.scorer import RECORD, Scorer
 from reward_model.tests.conftest import assistant, user
-from reward_model.training import METRICS
 
 ROOT = Path(__file__).parents[2]
 SHORT = ("--max_steps", "2", "--per_device_train_batch_size", "4", "--logging_steps", "1", "--save_strategy", "no")
@@ -184,7 +184,7 @@ def test_a_run_that_was_killed_while_it_saved_ends_as_the_unbroken_one_by_the_sa
 
     resumed = run(*script, *again)
     assert resumed.returncode == 0, resumed.stderr
-    assert f"{killed / 'checkpoint-4'} is passed over: reward_model.json is missing, so it was not" in resumed.stdout
+    assert f"{killed / 'checkpoint-4'} is skipped: reward_model.json is missing, so it was not" in resumed.stdout
     assert f"going on from {killed / 'checkpoint-2'}" in resumed.stdout
     assert sorted(path.parent.name for path in killed.glob(f"checkpoint-*/{RECORD}")) == [
         "checkpoint-2",

@@ -8,8 +8,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
-from reward_model.datatypes import Encoded, FunctionCall, Message, Score, ToolCall
-from reward_model.scorer import RECORD, ModelError, Scorer, encode_conversation
+from core.hub import ModelError
+from core.messages import FunctionCall, Message, ToolCall
+from reward_model.datatypes import Encoded, RewardScore
+from reward_model.scorer import RECORD, Scorer, encode_conversation
 from reward_model.tests.conftest import assistant, user
 
 BOUND = 1e-5
@@ -105,7 +107,7 @@ def test_weights_that_are_no_numbers_give_no_score(base, scorer):
     with pytest.raises(ValueError, match="the reward model gave nan; its weights hold NaN or overflow"):
         broken.score([broken.encode(conversations(1)[0])])
     with pytest.raises(ValueError, match="gave inf"):
-        Score(float("inf"))
+        RewardScore(float("inf"))
 
 
 def three_labels(folder):
@@ -135,12 +137,12 @@ def adapter_of_nothing(folder):
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (shutil.rmtree, "is no folder; give the output of reward_modeling.py or of reward_model.merge"),
+        (shutil.rmtree, "is not a folder; give the output of reward_modeling.py or of reward_model.merge"),
         (as_it_is, "is a Qwen3ForCausalLM with 2 labels, a reward model is a ...ForSequenceClassification with one"),
         (three_labels, "is a Qwen3ForSequenceClassification with 3 labels"),
         (remove_tokenizer, "has no tokenizer that can be read"),
         (remove_template, "has no chat template; reward_modeling.py writes one beside the model"),
-        (adapter_of_nothing, "is an adapter of gone, which is not there; merge it where the base is"),
+        (adapter_of_nothing, "is an adapter of gone, which is not on this machine; merge it where the base is"),
     ],
 )
 def test_what_is_no_reward_model_is_refused_with_the_reason(base, tmp_path, spoil, words):

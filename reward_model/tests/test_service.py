@@ -17,8 +17,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from core.messages import FunctionCall, Message, ToolCall
 from reward_model.client import RewardClient, main
-from reward_model.datatypes import FunctionCall, Message, Score, ToolCall
+from reward_model.datatypes import RewardScore
 from reward_model.tests.serving import make_small_model, running
 
 pytestmark = pytest.mark.slow
@@ -282,7 +283,7 @@ def test_other_paths_and_methods_are_4xx(http):
 def test_health_names_model_commit_and_limit(http, model):
     said = http.get("/healthz").json()
     assert (said["status"], said["model"], said["max_length"]) == ("ready", model.name, 1024)
-    assert re.fullmatch("[0-9a-f]{40}|unknown", said["commit"])
+    assert re.fullmatch("[0-9a-f]{40}(-dirty)?|unknown", said["commit"])
     assert http.get("/livez").json() == {"status": "alive"}
     assert http.get("/health").json() == {"status": "ready"}
 
@@ -410,7 +411,7 @@ def test_told_to_end_it_answers_what_it_accepted_and_exits_with_0(model, tmp_pat
             refused_ready = httpx.get(f"{server.url}/readyz", trust_env=False).status_code
             asking.join(60)
         assert (full.status_code, full.headers["retry-after"]) == (503, "1")
-        assert "128 of 128 places are taken" in full.text
+        assert "128 of 128 queue slots are taken" in full.text
         assert (late.status_code, refused_ready) == (503, 503) and "ending" in late.text
         assert (found[0].status_code, len(found[0].json())) == (200, 128)
         assert server.process.wait(20) == 0
@@ -442,4 +443,4 @@ def test_a_model_other_than_the_recorded_one_is_not_served(model, tmp_path):
 
 def test_score_is_a_finite_number_or_nothing():
     with pytest.raises(ValueError, match="NaN or overflow"):
-        Score(float("nan"))
+        RewardScore(float("nan"))

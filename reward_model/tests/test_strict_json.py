@@ -28,9 +28,9 @@ def test_both_halves_of_a_surrogate_pair_are_a_character():
         pytest.param("[" * 100_000, "", "nested", id="so_deep_that_the_parser_gives_up"),
         pytest.param("1" * 5000, "", "digits", id="a_number_of_5000_digits"),
         pytest.param('{"a b": NaN}', "?", "NaN", id="a_name_that_may_be_a_text"),
-        pytest.param(b'{"a": "\xff"}', "", "byte 7 is no UTF-8", id="no_utf8"),
-        pytest.param("", "", "no JSON at character 0", id="empty"),
-        pytest.param('{"a": 1} x', "", "no JSON at character 9", id="more_behind"),
+        pytest.param(b'{"a": "\xff"}', "", "byte 7 is not UTF-8", id="no_utf8"),
+        pytest.param("", "", "not JSON at character 0", id="empty"),
+        pytest.param('{"a": 1} x', "", "not JSON at character 9", id="more_behind"),
     ],
 )
 def test_what_is_no_json_is_refused_by_field(text, field, message):

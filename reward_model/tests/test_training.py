@@ -10,24 +10,15 @@ from transformers import AutoTokenizer
 from trl.trainer.reward_trainer import RewardTrainer
 
 from core import signed
+from core.messages import FunctionCall, Message, ToolCall
+from core.training_run import METRICS, TrainingError
+from reward_model.arguments import TrainingArguments, usable_sinks
 from reward_model.data.preferences import PreferenceFileError
-from reward_model.datatypes import FunctionCall, Message, Preference, ToolCall
+from reward_model.datatypes import Preference, prompt_key
+from reward_model.pair_trainer import PairTrainer, RewardRunLog, metrics_line, rename
 from reward_model.scorer import RECORD
 from reward_model.tests.conftest import assistant, counting_pairs, user
-from reward_model.training import (
-    METRICS,
-    PairTrainer,
-    RunLog,
-    TrainingArguments,
-    TrainingError,
-    checkpoint_to_resume,
-    encode_pairs,
-    prompt_key,
-    rename,
-    split_by_prompt,
-    step_line,
-    usable_sinks,
-)
+from reward_model.training import checkpoint_to_resume, encode_pairs, split_by_prompt
 
 # Splitting ------------------------------------------------------------------------------------------------------------
 
@@ -141,14 +132,14 @@ def test_the_trainers_numbers_get_our_names_and_what_is_left_out_is_named_there(
 
 def test_a_line_shows_what_was_measured():
     metrics = {"pair/loss": 0.69314, "pair/accuracy": 0.5, "pair/margin": -0.01, "time/step_s": 0.256}
-    assert step_line(3, 60, metrics) == "step 3/60  loss 0.6931  accuracy 50.0%  margin -0.010  0.26 s/step"
+    assert metrics_line(metrics) == "loss 0.6931  accuracy 50.0%  margin -0.010  0.26 s/step"
 
 
 def test_metrics_after_the_checkpoint_and_half_a_line_are_taken_again(tmp_path):
     lines = [json.dumps({"train_step": step}) + "\n" for step in (1, 2, 3)]
     (tmp_path / METRICS).write_text("".join(lines) + '{"train_st')
     state = SimpleNamespace(global_step=2, is_world_process_zero=True)
-    RunLog(tmp_path, {}).on_train_begin(None, state, None)
+    RewardRunLog(tmp_path, {}).on_train_begin(None, state, None)
     assert (tmp_path / METRICS).read_text() == "".join(lines[:2])
 
 
@@ -194,8 +185,8 @@ def checkpoints(output, **steps):
             {"checkpoint_2": "torn", "checkpoint_4": "whole", "checkpoint_6": "changed", "checkpoint_8": "torn"},
             "checkpoint-4",
             [
-                "{}/checkpoint-8 is passed over: reward_model.json is missing, so it was not written to its end",
-                "{}/checkpoint-6 is passed over: model.safetensors has 1 bytes, expected 0",
+                "{}/checkpoint-8 is skipped: reward_model.json is missing, so it was not written to its end",
+                "{}/checkpoint-6 is skipped: model.safetensors has 1 bytes, expected 0",
             ],
             id="the_newest_whole_one",
         ),
@@ -203,8 +194,8 @@ def checkpoints(output, **steps):
             {"checkpoint_2": "torn"},
             None,
             [
-                "{}/checkpoint-2 is passed over: reward_model.json is missing, so it was not written to its end",
-                "no checkpoint in {} is complete: starting anew",
+                "{}/checkpoint-2 is skipped: reward_model.json is missing, so it was not written to its end",
+                "no checkpoint in {} is complete: starting a new run",
             ],
             id="none_is_whole",
         ),
@@ -221,8 +212,8 @@ def test_a_checkpoint_of_another_run_is_refused_with_what_changed(tmp_path):
     checkpoints(tmp_path, checkpoint_2="whole")
     now = RUN | {"tokenizer_sha256": "u", "dataset": {"sha256": "e"}, "settings": {"seed": 0, "lora_r": 8}}
     words = (
-        r"is of another run \(tokenizer or chat template: was t, is u; dataset: was d, is e; lora_r: was 16, is 8\); "
-        "name another --output_dir"
+        r"belongs to another run \(tokenizer or chat template: was t, is u; dataset: was d, is e; "
+        r"lora_r: was 16, is 8\); name another --output_dir"
     )
     with pytest.raises(TrainingError, match=words):
         checkpoint_to_resume(arguments(tmp_path), now)

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from reward_model.validate import MAX_SHOWN, check_file, main
+from reward_model.validate import MAX_LISTED, check_file, main
 
 USER, YES, NO = (
     {"role": role, "content": text} for role, text in [("user", "1?"), ("assistant", "yes"), ("assistant", "no")]
@@ -42,7 +42,7 @@ def write(path, *rows):
 def test_every_fault_of_a_row_is_named_with_its_field(tmp_path, row, faults):
     path = write(tmp_path / "p.jsonl", GOOD, row)
     report = check_file(path)
-    assert report.shown == [f"{path}, row 2, {fault}" for fault in faults]
+    assert report.listed == [f"{path}, row 2, {fault}" for fault in faults]
     assert (report.rows, report.faults, report.summary.pairs) == (2, len(faults), 1 if faults else 2)
 
 
@@ -51,8 +51,8 @@ def test_the_list_of_faults_is_capped_and_counted(tmp_path, capsys):
     assert main([str(path)]) == 1
     said = capsys.readouterr().out
     # prompt, chosen and rejected are missing in each
-    assert "100 rows, 300 faults in 100 of them" in said and f"... and {300 - MAX_SHOWN} more" in said
-    assert said.count("Field required") == MAX_SHOWN
+    assert "100 rows, 300 faults in 100 of them" in said and f"... and {300 - MAX_LISTED} more" in said
+    assert said.count("Field required") == MAX_LISTED
 
 
 def test_pairs_that_occur_twice_or_the_other_way_round_are_named_and_no_fault(tmp_path, capsys):

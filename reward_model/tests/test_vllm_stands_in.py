@@ -5,8 +5,8 @@ import asyncio
 import httpx
 import pytest
 
+from core.messages import FunctionCall, Message, ToolCall
 from reward_model.client import RewardClient
-from reward_model.datatypes import FunctionCall, Message, ToolCall
 from reward_model.tests.serving import make_small_model, running, running_vllm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -9,9 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from core.chat_tokenizer import load_tokenizer
+from core.hub import ModelError
 from core.weights import HEAD, LANGUAGE_HEADS, adapter_misfit, misfit, wrong_head
-from reward_model.base_model import BaseModelError, check_base, load_tokenizer
-from reward_model.scorer import ModelError, Scorer
+from reward_model.base_model import check_base
+from reward_model.scorer import Scorer
 
 EMBEDDINGS, UP = "model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight"
 GATE, DOWN = (UP.replace("up", other) for other in ("gate", "down"))
@@ -173,13 +175,13 @@ def test_a_reward_model_may_lack_its_new_head_and_leave_the_old_one(base, tmp_pa
 
 def test_reward_training_and_the_service_refuse_what_does_not_fit(base, tmp_path):
     folder = changed(base, tmp_path / "base", weights={UP: None})
-    with pytest.raises(BaseModelError, match=rf"as a Qwen3ForSequenceClassification: 1 missing \({UP}\); take config"):
+    with pytest.raises(ModelError, match=rf"as a Qwen3ForSequenceClassification: 1 missing \({UP}\); take config"):
         check_base(folder, load_tokenizer(folder))
     classifier = {"architectures": ["Qwen3ForSequenceClassification"], "num_labels": 1}
     headless = changed(base, tmp_path / "reward", config=classifier)
     with pytest.raises(ModelError, match=r"1 missing \(score.weight\)"):
         Scorer.load(headless, device="cpu")
-    with pytest.raises(BaseModelError, match=r"1 missing \(score.weight\)"):
+    with pytest.raises(ModelError, match=r"1 missing \(score.weight\)"):
         check_base(headless, load_tokenizer(headless))
 
 

@@ -1,1 +1,1 @@
-"""The parts of `python -m scripts.bench_main_job`; each module measures one and returns `report.Row`s."""
+"""The parts of the benchmarks: most modules measure one part and return `report.Row`s."""

@@ -1,4 +1,7 @@
-"""Processes that a benchmark starts, talks to in lines, and ends by their pid."""
+"""Processes that a benchmark starts: servers it waits for, helpers it talks to in lines of JSON.
+
+Each is ended by its pid. What they measure is elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,21 @@ import os
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from core.machine import free_port
+
 ROOT = Path(__file__).resolve().parents[2]
+START_S = 180.0
+"""The longest that a server may take to answer."""
+AGL_STORE = [str(Path(sys.executable).with_name("agl")), "store", "--host", "127.0.0.1"]
 
 
 @contextmanager
@@ -75,20 +83,53 @@ def answer(process: subprocess.Popen[str], log: Path) -> Any:
     return json.loads(line)
 
 
-def wait_for(url: str, process: subprocess.Popen[str], log: Path, timeout_s: float) -> None:
-    """Return as soon as `url` answers.
+@dataclass(frozen=True)
+class Server:
+    url: str
+    port: int
+    pid: int
+
+
+@contextmanager
+def serving(
+    command: Sequence[str], path: str, log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[Server]:
+    """A server that takes `--port`, as soon as it answers a GET of `path`.
 
     Raises:
-        RuntimeError: the process that should answer has ended, or has not answered in time.
+        RuntimeError: it has ended, or has not answered in time.
     """
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with urllib.request.urlopen(url, timeout=2):
-                return
-        except (urllib.error.URLError, OSError):
+    port = free_port()
+    with started([*command, "--port", str(port)], log, environment) as process:
+        server = Server(f"http://127.0.0.1:{port}", port, process.pid)
+        deadline = time.monotonic() + START_S
+        while not _answers(server.url + path):
+            if time.monotonic() > deadline or process.poll() is not None:
+                raise RuntimeError(f"{server.url}{path} did not answer within {START_S:.0f} s; the log is {log}")
             time.sleep(0.2)
-    raise RuntimeError(f"{url} did not answer within {timeout_s:.0f} s; the log is {log}")
+        yield server
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2):
+            return True
+    except OSError:
+        return False
+
+
+@contextmanager
+def store(log: Path, command: Sequence[str] = AGL_STORE) -> Iterator[Server]:
+    with serving(command, "/v1/agl/health", log, {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}) as server:
+        yield server
+
+
+@contextmanager
+def oracle(tasks: Path, log: Path, latency_ms: int) -> Iterator[Server]:
+    """The model that knows the answers of a task file, each after so many milliseconds."""
+    command = python("sql_agent.oracle", "--tasks", str(tasks), "--latency-ms", str(latency_ms))
+    with serving(command, "/v1/models", log) as server:
+        yield server
 
 
 def cpu_s(pid: int) -> float:

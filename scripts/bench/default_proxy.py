@@ -1,12 +1,14 @@
 """agent-lightning's LLM proxy as it comes, in a process of its own:
-`python -m scripts.bench.default_proxy STORE_URL SERVER_URL MODEL`.
+`python -m scripts.bench.default_proxy --store URL`.
 
-Its own middlewares, LiteLLM and OpenTelemetry callbacks. Answers one line, `{"url": ...}`; ends with standard input.
+It has its own middlewares, LiteLLM and OpenTelemetry callbacks. It reads and answers one line of JSON as our proxy does
+(`sql_agent.lightning.llm_proxy`), and ends with standard input.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 
@@ -21,19 +23,20 @@ from sql_agent.lightning.llm_proxy import model_list
 
 
 async def serve(store_url: str, server_url: str, model: str, events: Events) -> None:
+    port = free_port()
     proxy = agl.LLMProxy(
         store=agl.LightningStoreClient(store_url),
         model_list=model_list(model, {"policy-0": f"{server_url}/v1"}, 120.0),  # type: ignore[arg-type]
         launcher_args=PythonServerLauncherArgs(
             host="127.0.0.1",
             access_host="127.0.0.1",
-            port=free_port(),
+            port=port,
             launch_mode="thread",
             healthcheck_url="/health/liveliness",
         ),
     )
     await proxy.start()
-    events.emit({"url": f"http://127.0.0.1:{proxy.server_launcher_args.port}"})
+    events.emit({"url": f"http://127.0.0.1:{port}"})
     await asyncio.to_thread(sys.stdin.read)
     await proxy.stop()
 
@@ -41,8 +44,8 @@ async def serve(store_url: str, server_url: str, model: str, events: Events) -> 
 def main() -> None:
     events = Events()
     end_with_parent()
-    store_url, server_url, model = sys.argv[1:]
-    asyncio.run(serve(store_url, server_url, model, events))
+    order = json.loads(sys.stdin.readline())
+    asyncio.run(serve(sys.argv[2], order["backends"][0], order["model"], events))
 
 
 if __name__ == "__main__":

@@ -1,27 +1,35 @@
 """Peak memory of local training, measured against its estimate: each point in a process of its own.
 
-`python -m scripts.bench.local_memory SPEC` is that process. It loads a model, samples a group of replies, updates on as
-many trajectories of random ids (a short update before makes AdamW's states), and answers one line of JSON. Resident
-memory at its highest in each part, less what the imports took. Linux, CPU only.
+The process loads a model, samples a group of replies and updates on as many trajectories of random ids (a short update
+before makes AdamW's states). Counted is resident memory at its highest in each part, less what the imports took. Linux,
+CPU only.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+import multiprocessing
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from scripts.bench.children import ROOT, python
-from scripts.bench.local_models import config_of, save_random_model
 from scripts.bench.report import Row
 from sql_agent.local.config import AdapterConfig, LossConfig, OptimConfig
 from sql_agent.local.memory import Estimate, estimate, give_back_freed_memory, shape_of
 
+SIZES: dict[str, dict[str, Any]] = {
+    "1M": {"model_type": "qwen3", "hidden_size": 128, "layers": 4, "heads": 4, "kv_heads": 2, "vocab_size": 1024},
+    "60M": {"model_type": "qwen2", "hidden_size": 512, "layers": 16, "heads": 8, "kv_heads": 2, "vocab_size": 32000},
+    "135M": {"model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "layers": 30, "heads": 9,
+             "kv_heads": 3, "vocab_size": 49152},
+    "250M": {"model_type": "qwen3", "hidden_size": 1024, "layers": 16, "heads": 16, "kv_heads": 8, "vocab_size": 32000},
+}  # fmt: skip
+"""By name: about so many parameters, the output layer tied to the embedding. 135M is SmolLM2's shape."""
+
+SURENESS = 12.0
+"""Factor of all logits, whose standard deviation is 0.3 to 0.6 without it. The guesses are then as sure as a trained
+model's: a flat distribution over all tokens would make top-p work harder."""
 GROUP = 8
 NEW_TOKENS = 16
 """Sampled in one reply; the prompt before it makes up the sequence."""
@@ -47,6 +55,10 @@ class Point:
         how = f"{self.sequence} tokens each, {self.precision}, micro-batches of {self.micro_batch_tokens:,} tokens"
         return f"{self.size}, rank {self.rank}, {how}{kept}{plain}"
 
+    @property
+    def adapter(self) -> AdapterConfig:
+        return AdapterConfig(r=self.rank, dropout=self.dropout)
+
 
 POINTS = (
     Point("1M", 8),
@@ -63,27 +75,54 @@ POINTS = (
 )
 
 
-def measure(folder: Path, tokenizer: Path, points: Sequence[Point] = POINTS) -> list[Row]:
+def measure(model: Path, folder: Path) -> list[Row]:
     """
     Args:
-        folder: for the models.
-        tokenizer: folder of a model whose tokenizer they get.
-    Raises:
-        RuntimeError: a process ended without an answer.
+        model: the model whose tokenizer the random ones get.
+        folder: for the random models.
     """
-    models = {point.size: folder / point.size for point in points}
-    for size, path in models.items():
-        save_random_model(path, size, tokenizer)
+    models = {size: save_random_model(folder / size, size, model) for size in {point.size for point in POINTS}}
     rows = []
-    for point in points:
-        rows += rows_of(point, estimate_of(point), _measured(point, models[point.size]))
+    for point in POINTS:
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+            rows += rows_of(point, estimate_of(point), process.submit(peaks, point, models[point.size]).result())
     return rows
+
+
+def config_of(size: str) -> dict[str, Any]:
+    """The contents of its config.json."""
+    own = SIZES[size]
+    return {
+        "model_type": own["model_type"],
+        "hidden_size": own["hidden_size"],
+        "intermediate_size": own.get("intermediate_size", 3 * own["hidden_size"]),
+        "num_hidden_layers": own["layers"],
+        "num_attention_heads": own["heads"],
+        "num_key_value_heads": own["kv_heads"],
+        "head_dim": own["hidden_size"] // own["heads"],
+        "vocab_size": own["vocab_size"],
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+    }
+
+
+def save_random_model(folder: Path, size: str, tokenizer: Path) -> Path:
+    """Write a causal LM in float32, always the same, with the tokenizer of another model, whose ids are fewer."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config_of(size)), trust_remote_code=False)
+    torch.nn.init.constant_(model.model.norm.weight, SURENESS)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False).save_pretrained(folder)
+    return folder
 
 
 def estimate_of(point: Point) -> Estimate:
     return estimate(
         shape_of(config_of(point.size)),
-        AdapterConfig(r=point.rank, dropout=point.dropout),
+        point.adapter,
         precision="autocast" if point.precision == "bfloat16" else "float32",
         group_size=GROUP,
         sequence_tokens=point.sequence,
@@ -100,8 +139,9 @@ def rows_of(point: Point, expected: Estimate, measured: Mapping[str, int]) -> li
         measured: bytes, `sampling` and `update`.
     """
     off = expected.at_update / measured["update"] - 1
+    parts = ", ".join(f"{name} {size / 2**20:,.0f}" for name, size in asdict(expected).items() if size)
     return [
-        Row(f"{point.name}: update, estimate off by", 100 * abs(off), "%", 100 * TOLERANCE, limit=_parts(expected)),
+        Row(f"{point.name}: update, estimate off by", 100 * abs(off), "%", 100 * TOLERANCE, limit=parts),
         Row("... estimated", expected.at_update / 2**20, "MiB"),
         Row("... measured", measured["update"] / 2**20, "MiB"),
         Row("... sampling, estimated", expected.at_sampling / 2**20, "MiB"),
@@ -109,22 +149,8 @@ def rows_of(point: Point, expected: Estimate, measured: Mapping[str, int]) -> li
     ]
 
 
-def _parts(expected: Estimate) -> str:
-    return ", ".join(f"{name} {size / 2**20:,.0f}" for name, size in asdict(expected).items() if size)
-
-
-def _measured(point: Point, model: Path) -> dict[str, int]:
-    spec = json.dumps({"point": asdict(point), "model": str(model)})
-    command = python("scripts.bench.local_memory", spec)
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "HF_HUB_OFFLINE": "1"})
-    if done.returncode:
-        raise RuntimeError(f"{point.name}: the process ended with {done.returncode}\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def main() -> None:
-    spec = json.loads(sys.argv[1])
-    point = Point(**spec["point"])
+def peaks(point: Point, model: Path) -> dict[str, int]:
+    """Sample and update in this process; the highest resident memory of either, in bytes."""
     import torch
 
     from sql_agent.local.datatypes import Sampling
@@ -136,8 +162,8 @@ def main() -> None:
     torch.manual_seed(0)
     baseline = _new_peak()
     policy = load_policy(
-        spec["model"],
-        adapter=AdapterConfig(r=point.rank, dropout=point.dropout),
+        model,
+        adapter=point.adapter,
         device="cpu",
         gradient_checkpointing=point.gradient_checkpointing,
         precision=point.precision,
@@ -157,7 +183,7 @@ def main() -> None:
     learner.learn([Trajectory((5,), (6,), (1,), (-7.0,), 1)] * 2, [1.0, -1.0], temperature=1.0)
     _new_peak()
     learner.learn(trajectories, [1.0, -1.0] * (GROUP // 2), temperature=1.0)
-    print(json.dumps({"sampling": sampling, "update": _peak() - baseline}))
+    return {"sampling": sampling, "update": _peak() - baseline}
 
 
 def _new_peak() -> int:
@@ -169,7 +195,3 @@ def _new_peak() -> int:
 def _peak() -> int:  # not ru_maxrss: a child inherits its parent's
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM:")))
-
-
-if __name__ == "__main__":
-    main()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from scripts.bench.local_memory import save_random_model
 from scripts.bench.report import Row
 
 GROUP = 8
@@ -17,9 +19,20 @@ PROMPT_TOKENS, REPLY_TOKENS = 256, 64
 """Of the replies of fixed length."""
 REPEATS = 3
 TARGET = 4.0
+LARGER = "60M"
 
 
-def episodes(policy: Any, *, tasks: int = TASKS) -> list[Row]:
+def measure(model: Path, folder: Path) -> list[Row]:
+    from sql_agent.local.config import AdapterConfig
+    from sql_agent.local.policy import load_policy
+
+    small = load_policy(model, adapter=AdapterConfig(), device="cpu")
+    rows = episodes(small) + fixed_replies(small, "small policy")
+    larger = load_policy(save_random_model(folder / "sampled", LARGER, model), adapter=AdapterConfig(), device="cpu")
+    return rows + fixed_replies(larger, f"random model of {LARGER}")
+
+
+def episodes(policy: Any) -> list[Row]:
     """Real episodes of the small policy; the time holds databases, templates and judging too."""
     import torch
 
@@ -37,19 +50,18 @@ def episodes(policy: Any, *, tasks: int = TASKS) -> list[Row]:
             played = player.play([task] * GROUP, [Sampling(0.8, 0.95)] * GROUP)
             return sum(rollout.record.completion_tokens for rollout in played)
 
-        drawn = generate_tasks(1 + tasks, seed=0)
-        rates = in_turns(play, drawn)
+        rates = in_turns(play, generate_tasks(1 + TASKS, seed=0))
     return rows_of("real episodes", rates, "a round lasts as long as its longest reply; databases, templates")
 
 
-def fixed_replies(policy: Any, name: str, *, repeats: int = REPEATS) -> list[Row]:
+def fixed_replies(policy: Any, name: str) -> list[Row]:
     """Replies of one length to prompts of one length, so that nothing but the model is compared."""
     import torch
 
     from sql_agent.local.datatypes import Sampling
 
     torch.manual_seed(0)
-    prompts = torch.randint(3, 1000, (1 + repeats, PROMPT_TOKENS)).tolist()
+    prompts = torch.randint(3, 1000, (1 + REPEATS, PROMPT_TOKENS)).tolist()
 
     def sample(prompt: list[int], batch_size: int) -> int:
         tokens = 0

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -25,18 +26,12 @@ REPEATS = 5
 ROWS_SHOWN = 3
 
 
-def measure(policy: Any, *, turns: Sequence[int] = TURNS, repeats: int = REPEATS) -> list[Row]:
-    """
-    Args:
-        policy: a `LocalPolicy` without dropout; its adapter is moved away from zero.
-    """
-    import torch
+def measure(model: Path, _folder: Path) -> list[Row]:
+    from sql_agent.local.config import AdapterConfig
+    from sql_agent.local.policy import load_policy
 
-    torch.manual_seed(0)
-    for name, parameter in policy.model.named_parameters():
-        if "lora_B.default" in name:
-            torch.nn.init.normal_(parameter, std=0.02)
-    return [row for k in turns for row in _compare(policy, _with_log_probs(policy, rollouts(policy, k)), k, repeats)]
+    policy = load_policy(model, adapter=AdapterConfig(dropout=0.0), device="cpu")
+    return [row for turns in TURNS for row in compare(policy, turns)]
 
 
 def rollouts(policy: Any, turns: int, *, count: int = GROUP) -> list[Trajectory]:
@@ -101,40 +96,41 @@ def _with_log_probs(policy: Any, trajectories: Sequence[Trajectory]) -> list[Tra
     ]
 
 
-def _compare(policy: Any, whole: Sequence[Trajectory], turns: int, repeats: int) -> list[Row]:
+def compare(policy: Any, turns: int, *, repeats: int = REPEATS) -> list[Row]:
+    """
+    Args:
+        policy: a `LocalPolicy` without dropout; its adapter is moved away from zero.
+    """
+    import torch
+
     from sql_agent.local.learner import num_tokens
 
-    advantages = [1.0 if place % 2 else -1.0 for place in range(len(whole))]
-    cut = [(sample, advantage) for t, advantage in zip(whole, advantages, strict=True) for sample in per_turn(t)]
-    ways = {"one": (list(whole), advantages), "turns": ([s for s, _ in cut], [a for _, a in cut])}
+    torch.manual_seed(0)
+    for name, parameter in policy.model.named_parameters():
+        if "lora_B.default" in name:
+            torch.nn.init.normal_(parameter, std=0.02)
+    whole = _with_log_probs(policy, rollouts(policy, turns))
+    signs = [1.0 if place % 2 else -1.0 for place in range(len(whole))]
+    cut = [(sample, sign) for t, sign in zip(whole, signs, strict=True) for sample in per_turn(t)]
+    ways = {"one": (whole, signs), "turns": ([sample for sample, _ in cut], [sign for _, sign in cut])}
     seconds: dict[str, list[float]] = {"one": [], "turns": []}
     gradients = {}
     for repeat in range(1 + repeats):
-        for name, (trajectories, credits) in ways.items():
-            took, gradients[name] = _update(policy, trajectories, credits)
+        for name, (trajectories, advantages) in ways.items():
+            took, gradients[name] = _update(policy, trajectories, advantages)
             if repeat:  # the first of each warms up
                 seconds[name].append(took)
     tokens = {name: sum(map(num_tokens, trajectories)) for name, (trajectories, _) in ways.items()}
     took = {name: median(times) for name, times in seconds.items()}
-    largest = gradients["turns"].abs().max()
-    targets = {"target": 2.0, "bound": "at least"} if turns == TARGET_TURNS else {}
+    off = float((gradients["one"] - gradients["turns"]).abs().max() / gradients["turns"].abs().max())
+    what, limit = f"{turns} turns: tokens of one sample per turn / of one sequence", "the first prompt's share of it"
+    target = 2.0 if turns == TARGET_TURNS else None
     return [
-        Row(
-            f"{turns} turns: tokens of one sample per turn / of one sequence",
-            tokens["turns"] / tokens["one"],
-            "x",
-            limit="the first prompt's share of the sequence",
-            **targets,  # pyright: ignore[reportArgumentType]
-        ),
+        Row(what, tokens["turns"] / tokens["one"], "x", target, "at least", limit),
         Row("... time of the update, the same ratio", took["turns"] / took["one"], "x"),
         Row("... one sequence", tokens["one"], "tokens", limit=f"{took['one']:.2f} s"),
         Row("... one sample per turn", tokens["turns"], "tokens", limit=f"{took['turns']:.2f} s"),
-        Row(
-            "... largest difference of the gradients, share of the largest gradient",
-            float((gradients["one"] - gradients["turns"]).abs().max() / largest),
-            "",
-            1e-3,
-        ),
+        Row("... largest difference of the gradients, share of the largest gradient", off, "", 1e-3),
     ]
 
 

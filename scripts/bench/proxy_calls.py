@@ -1,43 +1,52 @@
-"""Calls of a model in a process of its own, without an agent: `python -m scripts.bench.proxy_calls STORE_URL TASKS`.
-
-For each line `{"url", "model", "calls", "at_once", "traced", "spans"}` it makes that many calls, `at_once` of them in
-flight, and answers with `{"latency_ms": [...], "wall_s"}`, the latter until the store has that many spans of each call.
-`{rollout}` in the URL becomes the path of a rollout that the store knows. With `traced` it writes the span of each call
-to the store beside the next one, as the runner does without the LLM proxy.
-"""
+"""Calls of a model without an agent, made in a process of its own by `scripts.bench.proxy_cost`."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import time
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
-from core.processes import Events, end_with_parent
+from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols import fc
-from dbbench_adapter.tasks.load import load_tasks
 from sql_agent.lightning.agl_light import agl
 from sql_agent.lightning.door import RUN_TOKEN, authorization
+from sql_agent.lightning.runner import turn_fields
 
 STORED_S = 60.0
 
 
-async def call_all(order: dict[str, Any], messages: list[Any], store_url: str) -> dict[str, Any]:
-    from sql_agent.lightning.runner import turn_fields
+@dataclass(frozen=True)
+class Order:
+    url: str
+    """`{rollout}` in it becomes the path of a rollout that the store knows."""
+    model: str
+    calls: int
+    at_once: int
+    spans: int
+    """That each call leaves in the store."""
+    traced: bool
+    """The caller writes the span of each call beside the next one, as the runner does without the LLM proxy."""
 
+
+def call_all(order: Order, store_url: str) -> tuple[list[float], float]:
+    """Milliseconds of each call, and the seconds until the last one had ended and the store had their spans."""
+    return asyncio.run(_call_all(order, store_url))
+
+
+async def _call_all(order: Order, store_url: str) -> tuple[list[float], float]:
     store = agl.LightningStoreClient(store_url)
     rollout = await store.start_rollout(input={})
     ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
     path = "rollout/{rollout_id}/attempt/{attempt_id}".format(**ids)
-    url = f"{order['url'].format(rollout=path)}/chat/completions"
-    body = {"model": order["model"], "messages": messages, "temperature": 0, "max_tokens": 16}
-    if order["traced"]:
+    url = f"{order.url.format(rollout=path)}/chat/completions"
+    messages = fc.messages(generate_tasks(1, seed=0, split="held_out")[0])  # of the task that the server knows
+    body = {"model": order.model, "messages": messages, "temperature": 0, "max_tokens": 16}
+    if order.traced:
         body |= {"return_token_ids": True, "logprobs": True}
-    left, latency_ms, writing = list(range(order["calls"])), [], []
+    left, latency_ms, writing = list(range(order.calls)), [], []
 
     async def caller(session: aiohttp.ClientSession) -> None:
         while left:
@@ -47,19 +56,19 @@ async def call_all(order: dict[str, Any], messages: list[Any], store_url: str) -
                 answer = await response.json()
                 response.raise_for_status()
             latency_ms.append(1000 * (time.perf_counter() - started))
-            if order["traced"]:
+            if order.traced:
                 span = agl.Span.from_core_fields(turn_fields(answer), sequence_id=number + 1, **ids)
                 writing.append(asyncio.create_task(store.add_span(span)))
 
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, headers=authorization(RUN_TOKEN)) as session:
         started = time.perf_counter()
-        await asyncio.gather(*(caller(session) for _ in range(order["at_once"])))
+        await asyncio.gather(*(caller(session) for _ in range(order.at_once)))
         await asyncio.gather(*writing)
-        await until_stored(store, rollout.rollout_id, order["calls"] * order["spans"])
+        await until_stored(store, rollout.rollout_id, order.calls * order.spans)
         wall_s = time.perf_counter() - started
     await store.close()
-    return {"latency_ms": latency_ms, "wall_s": wall_s}
+    return latency_ms, wall_s
 
 
 async def until_stored(store: Any, rollout_id: str, spans: int) -> None:
@@ -72,17 +81,3 @@ async def until_stored(store: Any, rollout_id: str, spans: int) -> None:
         if time.monotonic() > deadline:
             raise RuntimeError(f"the store has {stored} spans after {STORED_S:.0f} s, expected {spans}")
         await asyncio.sleep(0.02)
-
-
-def main() -> None:
-    events = Events()
-    end_with_parent()
-    store_url, tasks = sys.argv[1:]
-    messages = fc.messages(load_tasks(Path(tasks))[0])
-    with asyncio.Runner() as runner:
-        for line in sys.stdin:
-            events.emit(runner.run(call_all(json.loads(line), messages, store_url)))
-
-
-if __name__ == "__main__":
-    main()

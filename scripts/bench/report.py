@@ -1,10 +1,17 @@
-"""What a benchmark says: rows against targets, where they were measured, and their markdown. Pure but for `facts`."""
+"""What a benchmark prints and writes: rows with their targets, and the machine that they were measured on.
+
+The five commands share its options, its tables and its exit status. It measures nothing.
+"""
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import importlib.metadata
+import json
 import os
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -38,6 +45,37 @@ class Row:
         return self.value <= self.target if self.bound == "at most" else self.value >= self.target
 
 
+def add_options(parser: argparse.ArgumentParser, parts: Sequence[str]) -> None:
+    parser.add_argument(
+        "--only", type=lambda text: text.split(","), default=list(parts), help=f"of {','.join(parts)}; default all"
+    )
+    add_json(parser)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+
+
+def check_options(parser: argparse.ArgumentParser, args: argparse.Namespace, parts: Sequence[str]) -> None:
+    if unknown := set(args.only) - {*parts, ""}:
+        parser.error(f"--only {','.join(sorted(unknown))}: known are {', '.join(parts)}")
+    if args.json and not args.json.parent.is_dir():
+        parser.error(f"--json {args.json}: no such folder; make it with `mkdir -p {args.json.parent}`")
+
+
+def finish(rows: Sequence[Row], found: Mapping[str, Any], file: Path | None = None) -> int:
+    """Print the table and where it was measured, and write both to `file`; returns 1 if a target is missed, else 0."""
+    print(table(rows))
+    print(f"\ncommit {found['commit']}, load {found['load']}, {found['cores']} cores of {found['cpu']}")
+    if file:
+        file.write_text(json.dumps({"facts": found, "rows": list(map(as_json, rows))}, indent=2) + "\n")
+    return int(any(row.met is False for row in rows))
+
+
+def as_json(row: Row) -> dict[str, Any]:
+    return {**dataclasses.asdict(row), "met": row.met}
+
+
 def table(rows: Sequence[Row]) -> str:
     """A markdown table; `ratio` is measured / target."""
     head = "| what | measured | target | ratio | met | what limits |\n|---|---:|---:|---:|---|---|"
@@ -47,7 +85,7 @@ def table(rows: Sequence[Row]) -> str:
 def _line(row: Row) -> str:
     measured = "-" if row.value is None else f"{_number(row.value)} {row.unit}".strip()
     target = "" if row.target is None else f"{row.bound} {_number(row.target)}"
-    ratio = "" if row.met is None or not row.target else f"{row.value / row.target:.2f}"  # type: ignore[operator]
+    ratio = f"{row.value / row.target:.2f}" if row.value is not None and row.target else ""
     met = {None: "", True: "yes", False: "**no**"}[row.met]
     return f"| {row.what} | {measured} | {target} | {ratio} | {met} | {row.limit} |"
 
@@ -57,14 +95,14 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
-def markdown(parts: Mapping[str, Sequence[Row]], facts: Mapping[str, Any]) -> str:
-    """The figures section of doc/benchmarks.md."""
-    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+def markdown(parts: Mapping[str, Sequence[Row]], found: Mapping[str, Any]) -> str:
+    """The figures section of doc/benchmarks.md: every row but those that explain another ("...")."""
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     where = (
-        f"Commit {facts['commit']}, {facts['date']}: {facts['cores']} cores of {facts['cpu']}, "
-        f"load {facts['load']} at the start; Python {facts['python']}, {versions}."
+        f"Commit {found['commit']}, {found['date']}: {found['cores']} cores of {found['cpu']}, "
+        f"load {found['load']} at the start; Python {found['python']}, {versions}."
     )
-    return "\n\n".join([where, *(f"### {name}\n\n{table(rows)}" for name, rows in parts.items())])
+    return f"{where}\n\n{table([row for rows in parts.values() for row in rows if not row.what.startswith('...')])}"
 
 
 def replace_figures(text: str, figures: str) -> str:
@@ -82,19 +120,13 @@ def replace_figures(text: str, figures: str) -> str:
 
 def facts() -> dict[str, Any]:
     """Where and when: commit, date, CPU, cores, load, versions."""
-    commit = git_commit() or "unknown"
-    models = [line.split(":", 1)[1].strip() for line in _cpuinfo() if line.startswith("model name")]
+    cpu = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
-        "commit": commit,
+        "commit": git_commit() or "unknown",
         "date": datetime.now(UTC).date().isoformat(),
-        "cpu": models[0] if models else platform.processor(),
+        "cpu": cpu[1] if cpu else platform.processor(),
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 1),
         "python": platform.python_version(),
         "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
     }
-
-
-def _cpuinfo() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.exists() else []

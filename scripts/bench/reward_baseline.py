@@ -1,7 +1,7 @@
 """The obvious scoring service, kept for comparison: `async def`, one forward pass a request, on the event loop.
 
-`python -m scripts.bench.reward_baseline MODEL PORT`. What it does wrong is the point: while one request is scored
-nothing else is answered, and nothing is computed together.
+`python -m scripts.bench.reward_baseline MODEL --port PORT`. What it does wrong is the point: while one request is
+scored nothing else is answered, and nothing is computed together.
 """
 
 from __future__ import annotations
@@ -43,4 +43,4 @@ if __name__ == "__main__":
     model = AutoModelForSequenceClassification.from_pretrained(
         sys.argv[1], dtype=torch.float32, trust_remote_code=False
     ).eval()
-    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[2]), access_log=False)
+    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[3]), access_log=False)

@@ -1,7 +1,7 @@
-"""The clients of the scoring benchmark, in a process of their own: `python -m scripts.bench.reward_load`.
+"""The clients of the scoring benchmark, which run in a process of their own.
 
-Reads one job as JSON on standard input and answers with one line. HTTP/1.1 is spoken over plain asyncio streams,
-because a client library costs as much CPU as the service does. Talks to 127.0.0.1 only; count and time are bounded.
+They speak HTTP/1.1 over plain asyncio streams, because a client library costs as much CPU as the service does. They
+talk to 127.0.0.1 only; count and time are bounded.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -18,6 +17,26 @@ from pathlib import Path
 from typing import Any
 
 PROBE_EVERY_S = 0.02
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to ask of the server on a port, for how long."""
+
+    port: int
+    seconds: float
+    bodies: str = ""
+    """File of legal request bodies, one a line."""
+    clients: int = 0
+    """Each sends one legal request after the other."""
+    skip: int = 0
+    """Bodies to leave out at the beginning."""
+    probe: tuple[str, ...] = ()
+    """Paths that are asked all the time."""
+    malformed: int = 0
+    """Bodies that are to be refused, spread evenly over the time."""
+    slow: int = 0
+    """Clients that never finish their request."""
 
 
 @dataclass
@@ -103,13 +122,11 @@ MALFORMED = (
 )
 
 
-async def malformed(port: int, numbers: Iterator[int], count: int, began: float, seconds: float, found: Found) -> None:
-    """Take numbers until `count`, spread evenly over the time."""
-    connection = Connection(port)
+async def malformed(job: Job, numbers: Iterator[int], began: float, found: Found) -> None:
+    """Take numbers until there are none, each at its time."""
+    connection = Connection(job.port)
     for number in numbers:
-        if number >= count:
-            break
-        await asyncio.sleep(max(0.0, began + seconds * number / count - time.monotonic()))
+        await asyncio.sleep(max(0.0, began + job.seconds * number / job.malformed - time.monotonic()))
         status, _ = await connection.ask(POST, MALFORMED[number % len(MALFORMED)])
         found.statuses[status] += 1
     connection.close()
@@ -130,20 +147,22 @@ async def slow(port: int, until: float) -> None:
             await asyncio.sleep(0.1)
 
 
-async def run(job: dict[str, Any]) -> dict[str, Any]:
-    port, seconds = job["port"], job["seconds"]
-    bodies = itertools.cycle(Path(job["bodies"]).read_bytes().splitlines()) if "bodies" in job else iter(())
-    for _ in range(job.get("skip", 0)):
-        next(bodies)
+def play(job: Job) -> dict[str, Any]:
+    """Statuses and latencies: of legal requests (`asked`), probes (`probed`) and malformed bodies (`refused`)."""
+    return asyncio.run(play_here(job))
+
+
+async def play_here(job: Job) -> dict[str, Any]:
+    bodies = itertools.cycle(Path(job.bodies).read_bytes().splitlines()) if job.bodies else iter(())
+    bodies = itertools.islice(bodies, job.skip, None)
     asked, probed, refused = Found(), Found(), Found()
     began = time.monotonic()
-    until = began + seconds
-    tasks = [legal(port, bodies, until, asked) for _ in range(job.get("clients", 0))]
-    tasks += [probe(port, path, until, probed) for path in job.get("probe", [])]
-    tasks += [slow(port, until) for _ in range(job.get("slow", 0))]
-    if job.get("malformed"):
-        numbers = iter(range(job["malformed"] + 64))
-        tasks += [malformed(port, numbers, job["malformed"], began, seconds, refused) for _ in range(8)]
+    until = began + job.seconds
+    numbers = iter(range(job.malformed))
+    tasks = [legal(job.port, bodies, until, asked) for _ in range(job.clients)]
+    tasks += [probe(job.port, path, until, probed) for path in job.probe]
+    tasks += [slow(job.port, until) for _ in range(job.slow)]
+    tasks += [malformed(job, numbers, began, refused) for _ in range(8)]
     await asyncio.gather(*tasks)
     return {name: _summary(found) for name, found in (("asked", asked), ("probed", probed), ("refused", refused))}
 
@@ -156,7 +175,3 @@ def _summary(found: Found) -> dict[str, Any]:
         "p99_ms": times[int(len(times) * 0.99)] if times else None,
         "max_ms": times[-1] if times else None,
     }
-
-
-if __name__ == "__main__":
-    print(json.dumps(asyncio.run(run(json.loads(sys.stdin.readline())))), flush=True)

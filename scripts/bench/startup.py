@@ -1,22 +1,30 @@
-"""From the command to the first train step, by phase, with and without the LLM proxy; a later step by phase; and the
-batch after the last rollout. Reads what the run itself reports: its console lines and metrics.jsonl."""
+"""The training command itself, measured from outside: the time to the first train step by phase, a later step by phase,
+and the memory of all processes.
+
+Times are what the run reports, in its console lines and metrics.jsonl. Memory is PSS, which counts a page that
+processes share once, so that the sum is what the machine lends.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
 import re
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from scripts.bench.children import ROOT
+import psutil
+
+from scripts.bench.children import started
 from scripts.bench.report import Row
 
-TIMEOUT_S = 900.0
+TIMEOUT_S = 1800.0
+SAMPLE_S = 2.0
 ROLLOUTS = ("data.train_batch_size=8", "rollout.group_size=4", "rollout.redraws=0")
 """32 rollouts a step, the batch that the target for `time/batch_ready_s` speaks of."""
 STEPS = 4
@@ -27,26 +35,73 @@ PHASES = {
     "time/update_s": ("update", ""),
     "time/weight_sync_s": ("weights to the sampler", ""),
 }
+MEMORY_SETTINGS = ("trainer.steps=2", "trainer.save_every=2", "trainer.val_before_train=false", "trainer.val_every=0",
+                   "data.train_batch_size=2", "rollout.redraws=0")  # fmt: skip
+ROLES = {
+    "training worker": ("WorkerDict", "ActorRollout"),
+    "model server": ("vLLM", "EngineCore", "VLLM"),
+    "runners": ("multiprocessing",),
+}
+"""Words of a process's title or command line, by what a reader calls it; the rest is driver, command, store and Ray."""
 _LINE = re.compile(r"\[ *([\d.]+) s\] (.*)")
 
 
 def measure(model: Path, folder: Path) -> list[Row]:
-    return [*_run(model, folder, proxy=True, steps=STEPS), *_run(model, folder, proxy=False, steps=1)]
+    rows = []
+    for name, steps, flags in (("with the LLM proxy", STEPS, ["--llm-proxy"]), ("runner tracing", 1, [])):
+        run_dir = folder / f"startup-{steps}"
+        settings = (*ROLLOUTS, f"trainer.steps={steps}", f"trainer.save_every={steps}")
+        lines = train(model, run_dir, settings, ["--ci-fast", *flags])
+        first, *later = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+        rows += startup_rows(name, timeline(lines), first) + (step_rows(later[:-1]) if later else [])
+    return rows
 
 
-def _run(model: Path, folder: Path, *, proxy: bool, steps: int) -> list[Row]:
-    name = "with the LLM proxy" if proxy else "runner tracing"
-    run_dir = folder / ("startup-proxy" if proxy else "startup-runner")
-    command = [sys.executable, "sql_agent/train_sql_agent.py", "--ci-fast", "--device", "cpu", "--model", str(model)]
-    settings = [*ROLLOUTS, f"trainer.steps={steps}", f"trainer.save_every={steps}"]
-    command += ["--run-dir", str(run_dir), *(["--llm-proxy"] if proxy else [])]
+def measure_memory(model: Path, folder: Path) -> list[Row]:
+    """The highest PSS of two steps of `configs/pretrained.yaml` on generated tasks, the second with a checkpoint."""
+    highest: Counter[str] = Counter()
+
+    def watch(pid: int) -> None:
+        nonlocal highest
+        found = sample(pid)
+        highest |= found | Counter({"all": found.total()})
+
+    flags = ["--llm-proxy", "--config", "sql_agent/configs/pretrained.yaml"]
+    train(model, folder / "memory", MEMORY_SETTINGS, flags, watch)
+    gib = {role: size / 2**30 for role, size in sorted(highest.items())}
+    return [
+        Row("all processes, PSS", gib.pop("all"), "GiB", 8.0),
+        Row("training worker, PSS", gib.pop("training worker"), "GiB", 6.0),
+        *(Row(f"... {role}", size, "GiB") for role, size in gib.items()),
+    ]
+
+
+def train(
+    model: Path,
+    run_dir: Path,
+    settings: Sequence[str],
+    flags: Sequence[str],
+    watch: Callable[[int], None] = lambda pid: None,
+) -> list[str]:
+    """The lines that the training command prints; `watch` gets its pid every two seconds.
+
+    Raises:
+        RuntimeError: it failed, or was not done in time.
+    """
+    command = [sys.executable, "sql_agent/train_sql_agent.py", "--device", "cpu", *flags]
+    command += ["--model", str(model), "--run-dir", str(run_dir)]
     command += [text for setting in settings for text in ("--set", setting)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
-    if done.returncode:
-        raise RuntimeError(f"`{' '.join(command)}` ended with {done.returncode}: {done.stderr[-2000:]}")
-    first, *later = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    rows = startup_rows(name, timeline(done.stdout.splitlines()), first)
-    return rows + step_rows(later[:-1]) if later else rows
+    log = run_dir.with_suffix(".log")
+    deadline = time.monotonic() + TIMEOUT_S
+    with started(command, log) as process:
+        while process.poll() is None and time.monotonic() < deadline:
+            watch(process.pid)
+            time.sleep(SAMPLE_S)
+        if process.poll() != 0:
+            late = f"was not done after {TIMEOUT_S:.0f} s"
+            ended = late if process.returncode is None else f"ended with {process.returncode}"
+            raise RuntimeError(f"`{' '.join(command)}` {ended}: {log.read_text()[-2000:]}")
+    return log.read_text().splitlines()
 
 
 def timeline(lines: Sequence[str]) -> list[tuple[float, str]]:
@@ -65,21 +120,13 @@ def startup_rows(name: str, events: Sequence[tuple[float, str]], metrics: dict[s
     """
     end = next(at for at, what in events if what.startswith("step 1/"))
     limit = "imports: torch, verl and vLLM in several processes"
-    rows = [Row(f"{name}: command to the end of the first train step", end, "s", 120.0, limit=limit)]
-    starts = [(0.0, "reading tasks and settings"), *events]
-    for (at, what), (until, _) in itertools.pairwise(starts):
-        if at >= end:
-            break
-        rows.append(Row(f"... {what}", until - at, "s"))
-    count = int(metrics["rollout/count"])
-    ready = Row(
-        f"{name}: last rollout's end to batch ready, {count} rollouts",
-        metrics["time/batch_ready_s"],
-        "s",
-        0.3,
-        limit="polling, reading spans, stitching",
-    )
-    return [*rows, ready]
+    phases = itertools.pairwise([(0.0, "reading tasks and settings"), *events])
+    ready = f"{name}: last rollout's end to batch ready, {int(metrics['rollout/count'])} rollouts"
+    return [
+        Row(f"{name}: command to the end of the first train step", end, "s", 120.0, limit=limit),
+        *(Row(f"... {what}", until - at, "s") for (at, what), (until, _) in phases if at < end),
+        Row(ready, metrics["time/batch_ready_s"], "s", 0.3, limit="polling, reading spans, stitching"),
+    ]
 
 
 def step_rows(steps: Sequence[Mapping[str, float]]) -> list[Row]:
@@ -98,3 +145,22 @@ def step_rows(steps: Sequence[Mapping[str, float]]) -> list[Row]:
         *(Row(f"... {PHASES[name][0]}", seconds, "s", limit=PHASES[name][1]) for name, seconds in phases.items()),
         Row("... the rest", rest, "s", limit="advantages, metrics, the next tasks"),
     ]
+
+
+def sample(pid: int) -> Counter[str]:
+    """Bytes of PSS by role, of a process and everything below it."""
+    found: Counter[str] = Counter()
+    try:
+        tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return found
+    for process in tree:
+        try:
+            found[role(" ".join(process.cmdline()))] += process.memory_full_info().pss
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue  # it has just ended
+    return found
+
+
+def role(title: str) -> str:
+    return next((name for name, words in ROLES.items() if any(word in title for word in words)), "the rest")

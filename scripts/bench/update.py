@@ -1,8 +1,8 @@
-"""Actor update and log-probs under our settings against the prototype's, on the same rows.
+"""Actor update and log-probs of verl's worker: our settings against the prototype's, one row per rollout against one
+sample per turn, groups that share their first prompt against rows with prompts of their own.
 
-Settings are added one by one, each measured in a fresh process (`scripts.bench.update_worker`), so the table says what
-each one gives. Prototype: one OpenMP thread, as Ray sets it; micro batches of 8 rows; every row padded to 384 tokens;
-verl's own functions. Ours: what `to_verl` says.
+Each setting is measured in a fresh process (`scripts.bench.update_worker`). Both sides of a ratio have to compute the
+same log-probs, or nothing is reported. Seconds are medians over the repetitions.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from core.machine import free_port
 from scripts.bench.children import answer, python, say, started
+from scripts.bench.local_tokens import TARGET_TURNS, TURNS, per_turn, rollouts
 from scripts.bench.report import Row
 from sql_agent.config import load_config
 from sql_agent.verl_side.config import worker_environment
 
 MAX_TOKENS = 384
 """Prompt and response together in the prototype's runs; the rows fit into it."""
-REPEATS = 5
 PADDED_MICRO_BATCHES = {
     "actor_rollout_ref.actor.use_dynamic_bsz": False,
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 8,
@@ -34,6 +35,9 @@ PADDED_MICRO_BATCHES = {
 }
 """The prototype's command line, where it differs from `to_verl`."""
 GROUPS, GROUP_SIZE = 8, 4
+ONE, PER_TURN = "one row", "a sample per turn"
+SHARED_GROUPS, SHARED_GROUP_SIZE, SHARED_PROMPT, SHARED_RESPONSE = 2, 8, 440, 310
+"""Lengths of LifelongAgentBench's tasks under a pretrained policy; a small model shows nothing."""
 UpdateRow = tuple[Sequence[int], Sequence[int], Sequence[int]]
 """Ids of the prompt, ids of the response, its mask."""
 
@@ -41,7 +45,7 @@ UpdateRow = tuple[Sequence[int], Sequence[int], Sequence[int]]
 @dataclass(frozen=True)
 class Setting:
     name: str
-    threads: int
+    threads: int = os.cpu_count() or 1
     pad_to: int | None = None
     """Width of every row; None: the longest row's."""
     upstream: bool = False
@@ -51,15 +55,59 @@ class Setting:
     """Further settings of ours."""
 
 
-def settings(cores: int) -> list[Setting]:
-    """From the prototype's to ours; the first and the last are compared."""
-    padded = {"upstream": True, "verl": PADDED_MICRO_BATCHES}
+PROTOTYPE = {"upstream": True, "verl": PADDED_MICRO_BATCHES}
+"""One OpenMP thread, as Ray sets it; micro batches of 8 rows; rows padded to 384 tokens; verl's own functions."""
+SETTINGS = (
+    Setting("prototype's settings", 1, MAX_TOKENS, **PROTOTYPE),
+    Setting("+ threads = cores", pad_to=MAX_TOKENS, **PROTOTYPE),
+    Setting("+ batch as wide as its longest row", **PROTOTYPE),
+    Setting("our settings on one thread", 1),
+    Setting("our settings"),
+)
+"""Added one by one; the first and the last are compared."""
+
+
+def measure(model: Path, folder: Path) -> list[Row]:
+    lengths = row_lengths()
+    batches = {"rows": random_rows(lengths)}
+    results = {s.name: run_worker(batches, model, folder / "update.log", s, repeats=5)["rows"] for s in SETTINGS}
+    check_same_log_probs({name: result["log_prob_sum"] for name, result in results.items()})
+    return update_rows(sum(prompt + response for prompt, response in lengths), results)
+
+
+def measure_tokens(model: Path, folder: Path) -> list[Row]:
+    """Real episodes of exactly so many turns, in the ids of the policy's own tokenizer. One sample per turn, as
+    agent-lightning's own verl integration trains, holds the whole prompt of that turn. The weights stand still."""
+    from transformers import AutoTokenizer
+
+    policy = SimpleNamespace(tokenizer=AutoTokenizer.from_pretrained(model, trust_remote_code=False))
+    batches: dict[str, list[UpdateRow]] = {}
+    for turns in TURNS:
+        whole = rollouts(policy, turns, count=GROUPS * GROUP_SIZE)
+        for way, samples in ((ONE, whole), (PER_TURN, [sample for t in whole for sample in per_turn(t)])):
+            batches[f"{turns} {way}"] = [(t.prompt_ids, t.response_ids, t.response_mask) for t in samples]
+    setting = Setting("weights stand still", verl={"actor_rollout_ref.actor.optim.lr": 0.0})
+    results = run_worker(batches, model, folder / "tokens.log", setting, repeats=3)
+    rows = []
+    for turns in TURNS:
+        found = {way: results[f"{turns} {way}"] for way in (ONE, PER_TURN)}
+        check_same_log_probs({way: result["log_prob_sum"] for way, result in found.items()})
+        rows += token_rows(turns, {way: num_tokens(batches[f"{turns} {way}"]) for way in found}, found)
+    return rows
+
+
+def measure_shared(model: Path, folder: Path) -> list[Row]:
+    more = (f"rollout.group_size={SHARED_GROUP_SIZE}", "engine.gradient_checkpointing=true")
+    batches = {"apart": random_groups(shared=False), "shared": random_groups(shared=True)}
+    found = run_worker(batches, model, folder / "shared.log", Setting("two groups", more=more), repeats=2)
+    apart = SHARED_GROUPS * SHARED_GROUP_SIZE * (SHARED_PROMPT + SHARED_RESPONSE)
+    shared = SHARED_GROUPS * (SHARED_PROMPT + SHARED_GROUP_SIZE * SHARED_RESPONSE)
+    limit = "attention and the head cost the same; recomputed activations"
+    ratio = seconds(found["shared"]) / seconds(found["apart"])
     return [
-        Setting("prototype's settings", 1, MAX_TOKENS, **padded),
-        Setting("+ threads = cores", cores, MAX_TOKENS, **padded),
-        Setting("+ batch as wide as its longest row", cores, **padded),
-        Setting("our settings on one thread", 1),
-        Setting("our settings", cores),
+        Row("tokens, shared / apart", shared / apart, "x", 0.5, limit=f"{shared} of {apart}"),
+        Row("seconds, shared / apart", ratio, "x", 0.6, limit=limit),
+        *(Row(f"... {name}", seconds(result), "s", limit=describe_parts(result)) for name, result in found.items()),
     ]
 
 
@@ -84,21 +132,24 @@ def random_rows(lengths: Sequence[tuple[int, int]]) -> list[UpdateRow]:
     return rows
 
 
-def measure(model: Path, folder: Path) -> list[Row]:
-    lengths = row_lengths()
-    rows, log = random_rows(lengths), folder / "update.log"
-    results = {
-        setting.name: run_worker({"rows": rows}, model, log, setting, repeats=REPEATS)["rows"]
-        for setting in settings(os.cpu_count() or 1)
-    }
-    check_same_log_probs({name: result["log_prob_sum"] for name, result in results.items()})
-    return update_rows(sum(prompt + response for prompt, response in lengths), results)
+def random_groups(*, shared: bool) -> list[UpdateRow]:
+    """Rows of random ids, every third of a response a tool's; the prompts of a group are one, or differ from their
+    first token on."""
+    draw = random.Random(0)
+    mask = [int(i % 3 != 2) for i in range(SHARED_RESPONSE)]
+    rows: list[UpdateRow] = []
+    for _ in range(SHARED_GROUPS):
+        prompt = [draw.randrange(1000) for _ in range(SHARED_PROMPT)]
+        for member in range(SHARED_GROUP_SIZE):
+            own = prompt if shared else [member, *prompt[1:]]
+            rows.append((own, [draw.randrange(1000) for _ in range(SHARED_RESPONSE)], mask))
+    return rows
 
 
 def run_worker(
     batches: Mapping[str, Sequence[UpdateRow]], model: Path, log: Path, setting: Setting, *, repeats: int
 ) -> dict[str, Any]:
-    """What `scripts.bench.update_worker` measured of each batch; `GROUP_SIZE` divides the number of its rows."""
+    """What `scripts.bench.update_worker` measured of each batch; the group size divides the number of its rows."""
     overrides = [f"data.train_batch_size={GROUPS}", f"rollout.group_size={GROUP_SIZE}"]
     overrides += [f"engine.train_threads={setting.threads}", f"model={model}", *setting.more]
     spec = {
@@ -135,17 +186,43 @@ def update_rows(tokens: int, results: Mapping[str, Mapping[str, Any]]) -> list[R
 
     Args:
         tokens: in the rows, padding left out.
-        results: per setting, `log_probs_s` and `update_s`, one value per repetition; the medians count.
+        results: by setting, what the worker measured.
     """
-    speeds = {name: tokens / (median(r, "log_probs_s") + median(r, "update_s")) for name, r in results.items()}
+    speeds = {name: tokens / seconds(result) for name, result in results.items()}
     first, *_, last = results
     limit = "matrix products of a model this small, FSDP around them"
     rows = [Row("our tokens/s / the prototype's", speeds[last] / speeds[first], "x", 4.0, "at least", limit)]
-    for name, result in results.items():
-        parts = f"log-probs {median(result, 'log_probs_s'):.2f} s, update {median(result, 'update_s'):.2f} s"
-        rows.append(Row(f"... {name}", speeds[name], "tokens/s", limit=parts))
-    return rows
+    return rows + [
+        Row(f"... {name}", speeds[name], "tokens/s", limit=describe_parts(result)) for name, result in results.items()
+    ]
 
 
-def median(result: Mapping[str, Any], name: str) -> float:
-    return statistics.median(result[name])
+def token_rows(turns: int, tokens: Mapping[str, int], results: Mapping[str, Mapping[str, Any]]) -> list[Row]:
+    """The two ratios, and what they are made of.
+
+    Args:
+        tokens: by way, prompts included.
+        results: by way, what the worker measured.
+    """
+    took = {way: seconds(result) for way, result in results.items()}
+    target, limit = (2.0, "the first prompt, which both have") if turns == TARGET_TURNS else (None, "")
+    what = f"{turns} turns: tokens of one sample per turn / of one row per rollout"
+    return [
+        Row(what, tokens[PER_TURN] / tokens[ONE], "x", target, "at least", limit),
+        Row("... seconds of log-probs and update, the same ratio", took[PER_TURN] / took[ONE], "x"),
+        Row("... one row per rollout", tokens[ONE], "tokens", limit=f"{took[ONE]:.2f} s"),
+        Row("... one sample per turn", tokens[PER_TURN], "tokens", limit=f"{took[PER_TURN]:.2f} s"),
+    ]
+
+
+def num_tokens(rows: Sequence[UpdateRow]) -> int:
+    return sum(len(prompt) + len(response) for prompt, response, _ in rows)
+
+
+def seconds(result: Mapping[str, Any]) -> float:
+    return statistics.median(result["log_probs_s"]) + statistics.median(result["update_s"])
+
+
+def describe_parts(result: Mapping[str, Any]) -> str:
+    log_probs_s, update_s = (statistics.median(result[name]) for name in ("log_probs_s", "update_s"))
+    return f"log-probs {log_probs_s:.2f} s, update {update_s:.2f} s"

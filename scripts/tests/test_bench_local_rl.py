@@ -5,7 +5,7 @@ import torch
 
 from scripts.bench import local_memory, local_sampling
 from scripts.bench.children import ROOT
-from scripts.bench.local_models import SIZES, config_of
+from scripts.bench.local_memory import SIZES, config_of
 from scripts.bench.local_tokens import per_turn
 from scripts.bench_local_rl import MODEL, parse_args
 from sql_agent.local.memory import Estimate, shape_of
@@ -22,7 +22,7 @@ def test_a_rollout_is_cut_into_one_sample_per_turn():
 
 @pytest.mark.slow
 def test_rollouts_have_the_turns_asked_for_and_both_ways_of_training_them_give_one_gradient():
-    from scripts.bench.local_tokens import measure, rollouts
+    from scripts.bench.local_tokens import compare, rollouts
     from sql_agent.local.config import AdapterConfig
     from sql_agent.local.policy import load_policy
     from sql_agent.tiny_policy.make import make_tiny_policy
@@ -32,7 +32,7 @@ def test_rollouts_have_the_turns_asked_for_and_both_ways_of_training_them_give_o
     policy = load_policy(ROOT / MODEL, adapter=AdapterConfig(dropout=0.0), device="cpu")
     for rollout in rollouts(policy, 3, count=2):
         assert len(per_turn(rollout)) == 3
-    rows = {row.what: row for row in measure(policy, turns=(4,), repeats=1)}
+    rows = {row.what: row for row in compare(policy, 4, repeats=1)}
     assert rows["4 turns: tokens of one sample per turn / of one sequence"].met
     assert rows["... largest difference of the gradients, share of the largest gradient"].met
 

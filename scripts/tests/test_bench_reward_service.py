@@ -50,8 +50,8 @@ async def test_clients_count_every_answer_and_send_each_malformed_body_once(tmp_
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     (tmp_path / "bodies").write_text("fine\n")
     port = server.sockets[0].getsockname()[1]
-    job = {"port": port, "bodies": str(tmp_path / "bodies"), "clients": 2, "malformed": 28, "probe": ["/livez"]}
-    found = await reward_load.run({**job, "seconds": 0.4})
+    job = reward_load.Job(port, 0.4, str(tmp_path / "bodies"), clients=2, malformed=28, probe=("/livez",))
+    found = await reward_load.play_here(job)
     server.close()
     assert found["refused"]["statuses"] == {"422": 28}
     # 28 bodies of 14 kinds; probes have empty bodies too

@@ -89,7 +89,7 @@ def test_nothing_is_written_unless_all_rows_are_good(tmp_path, capsys, entries, 
     ("source", "words"),
     [
         pytest.param("empty", r"no .parquet file in it or in db_bench/ below it", id="empty_folder"),
-        pytest.param("./nowhere.parquet", "no such file or folder, and no data set id such as", id="nowhere"),
+        pytest.param("./nowhere.parquet", "no such file or folder, and not the id of a data set", id="nowhere"),
         pytest.param("text.parquet", "not the parquet form of LifelongAgentBench", id="no_parquet"),
     ],
 )

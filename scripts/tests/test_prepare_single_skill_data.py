@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dbbench_adapter.generate import generate
-from dbbench_adapter.skills import SKILLS
+from dbbench_adapter.sql_skills import SKILLS
 from dbbench_adapter.tasks.load import write_tasks
 from dbbench_adapter.tasks.single_skill import SingleSkillTaskGenerator, read_single_skill
 from scripts import generate_db_bench_data

@@ -1,10 +1,12 @@
-"""What an environment offers: to the agent prompts, tools and episodes, to a training run its tasks.
+"""The interface of an environment: to the agent it offers prompts, tools and episodes, to a training run its tasks.
 
-Leaves out the reward (`sql_agent.rewards`) and who calls the model (`sql_agent.agent`).
+Leaves out the reward (`sql_agent.rewards`) and who calls the model (`sql_agent.agent`, `sql_agent.local.rollouts`).
 """
 
 from __future__ import annotations
 
+import json
+import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,14 +15,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Message, Status
-from sql_agent.datatypes import AgentConfig
+from sql_agent.datatypes import AgentConfig, EnvironmentSettings
+from sql_agent.environments import ENVIRONMENTS
 
 if TYPE_CHECKING:
     from sql_agent.config import DataConfig
 
 
 class EnvironmentTask(Protocol):
-    """One question; whatever else it holds is its environment's business."""
+    """One question; its other fields are known to its environment only."""
 
     @property
     def id(self) -> str: ...
@@ -44,22 +47,22 @@ class Episode(Protocol):
 
 
 class CallingEpisode(Episode, Protocol):
-    """Of an environment that offers tools."""
+    """The episode of an environment that offers tools."""
 
     def call_tool(self, name: str, arguments: Any) -> str:
-        """Answer one call; what a policy may get wrong is answered in words and counted."""
+        """Answer one call; a call that the policy got wrong is answered with an error message and counted."""
         ...
 
     def without_call(self, reply: str) -> list[Message]:
-        """Take a reply that calls nothing; what it answers comes next unless the episode has ended. Does not block."""
+        """Take a reply without a call; returns the answer, unless the episode has ended. Does not block."""
         ...
 
 
 class WritingEpisode(Episode, Protocol):
-    """Of an environment whose policy writes its actions as text."""
+    """The episode of an environment whose policy writes its actions as text."""
 
     def step(self, reply: str) -> list[Message]:
-        """Take a reply; what it answers comes next unless the episode has ended."""
+        """Take a reply; returns the answer, unless the episode has ended."""
         ...
 
 
@@ -71,23 +74,21 @@ class Split:
     """Tasks left out because their first prompt is longer than data.max_prompt_tokens."""
 
 
-class Environment(ABC):
-    """One per process. It is entered where episodes are opened; everything else works without."""
+class Playable(Protocol):
+    """What playing an episode needs of an environment."""
 
-    judged: ClassVar[bool] = True
-    """Whether anybody can tell right from wrong; without, `judge` gives None under `rewards.NO_JUDGE`."""
     tools: list[dict[str, Any]]
-    """In chat-completions form; none where the policy writes its actions as text."""
-
-    # for the agent
+    """Tools in chat-completions form; empty if the policy writes its actions as text."""
 
     @abstractmethod
     def messages(self, task: Any) -> list[Message]:
         """The first prompt."""
+        ...
 
+    @abstractmethod
     def history(self, messages: Sequence[Message]) -> list[Message]:
         """What the policy reads of the conversation so far."""
-        return list(messages)
+        ...
 
     @abstractmethod
     def open(self, task: Any, limits: AgentConfig) -> Any:
@@ -96,27 +97,48 @@ class Environment(ABC):
         Raises:
             TableError, BackendUnavailable: it cannot be opened; the latter also while it goes on.
         """
+        ...
 
     @abstractmethod
     def judge(self, episode: Any) -> Score:
         """The verdict on an episode as it stands, a number in [0, 1]: 1 where the task is solved, which is what counts
         as success, less where it is solved in part. May block."""
+        ...
 
     @abstractmethod
     def max_replies(self, limits: AgentConfig) -> int:
         """Replies that a rollout may take."""
+        ...
 
-    # for a training run
 
-    def prepare(self, say: Callable[[str], None]) -> None:  # noqa: B027  some need nothing
-        """Make what the machine can make itself; before anything else.
+class Environment(Playable, ABC):
+    """One per process. It is entered where episodes are opened; everything else works without."""
+
+    name: ClassVar[str]
+    """Its key in `ENVIRONMENTS`."""
+    judged: ClassVar[bool] = True
+    """Whether there is a judge; without one, `judge` returns None under `rewards.NO_JUDGE`."""
+
+    @classmethod
+    @abstractmethod
+    def from_settings(cls, settings: EnvironmentSettings) -> Self:
+        """
+        Raises:
+            ValueError: a setting does not fit.
+        """
+
+    def history(self, messages: Sequence[Message]) -> list[Message]:
+        return list(messages)
+
+    def prepare(self, say: Callable[[str], None]) -> None:
+        """Make what this machine can make by itself; called before anything else.
 
         Raises:
             ValueError: with what is missing and how to get it.
         """
 
-    def check_episodes(self) -> None:  # noqa: B027  as above
-        """Find out whether episodes can be opened, where they will be; before anything that takes long.
+    def check_episodes(self) -> None:
+        """Find out whether episodes can be opened on this machine; called before anything that takes long.
 
         Raises:
             ValueError: with what is missing and how to get it.
@@ -132,21 +154,41 @@ class Environment(ABC):
         """
 
     def reference_replies(self, task: Any) -> list[Message]:
-        """What an assistant that knows the solution replies, in order; none where no solution is known."""
+        """The replies of an assistant that knows the solution, in order; empty if no solution is known."""
         return []
 
     @abstractmethod
     def task(self, fields: dict[str, Any]) -> Any:
         """The inverse of a task's `to_dict`."""
 
-    @abstractmethod
     def verl_rows(self, tasks: Sequence[Any]) -> list[dict[str, Any]]:
         """Rows of verl's parquet; `extra_info.task` is the task as JSON."""
+        from dbbench_adapter.export import AGENT_NAME
+
+        return [
+            {
+                "data_source": self.name,
+                "prompt": self.messages(task),
+                "ability": task.kind,
+                "reward_model": {"style": "rule", "ground_truth": ""},
+                "extra_info": {"index": index, "task": json.dumps(task.to_dict())},
+                "agent_name": AGENT_NAME,
+            }
+            for index, task in enumerate(tasks)
+        ]
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(  # noqa: B027  most have nothing to close
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         pass
+
+
+def make_environment(settings: EnvironmentSettings) -> Environment:
+    """The environment that `settings.type` names.
+
+    Raises:
+        KeyError: nothing is registered under that name; `sql_agent.config` has checked it.
+        ValueError: another setting does not fit.
+    """
+    return pkgutil.resolve_name(ENVIRONMENTS[settings.type]).from_settings(settings)

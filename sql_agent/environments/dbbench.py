@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from dbbench_adapter.backends import Backend, check_backend, check_spec, open_backend
 from dbbench_adapter.datatypes import Score, Task
@@ -18,8 +18,8 @@ from dbbench_adapter.protocols import PROTOCOLS, Episode, Message, ProtocolName,
 from dbbench_adapter.splits import split_by_table
 from dbbench_adapter.tasks.load import load_tasks
 from dbbench_adapter.tasks.single_skill import skills_of
-from sql_agent.config import DataConfig, TrainConfig
-from sql_agent.datatypes import AgentConfig
+from sql_agent.config import DataConfig
+from sql_agent.datatypes import AgentConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, Split
 
 
@@ -31,6 +31,8 @@ class DbBench(Environment):
         ValueError: that spec names no backend.
     """
 
+    name: ClassVar[str] = "dbbench"
+
     def __init__(self, judge: JudgeName, protocol: ProtocolName = "fc", backend: Backend | str = "sqlite") -> None:
         if isinstance(backend, str):
             check_spec(backend)
@@ -40,6 +42,10 @@ class DbBench(Environment):
         self.tools = self._protocol.tools
         self._opened = ExitStack()
 
+    @classmethod
+    def from_settings(cls, settings: EnvironmentSettings) -> Self:
+        return cls(settings.judge, settings.protocol, settings.backend)
+
     def messages(self, task: Task) -> list[Message]:
         return self._protocol.messages(task)
 
@@ -48,7 +54,9 @@ class DbBench(Environment):
 
     def open(self, task: Task, limits: AgentConfig) -> Episode:
         if isinstance(self._backend, str):
-            raise RuntimeError("a DbBench that was given no open backend has to be entered before it opens episodes")
+            raise RuntimeError(
+                "this DbBench has no open backend; enter it (`with environment:`) before it opens episodes"
+            )
         timeout_s = limits.statement_timeout_s
         return open_episode(task, self._backend, self._name, max_rounds=limits.max_turns, statement_timeout_s=timeout_s)
 
@@ -114,7 +122,3 @@ def of_skills(tasks: Sequence[Task], skills: Sequence[str]) -> list[Task]:
         known = sorted({skill for task in tasks for skill in skills_of(task)})
         raise ValueError(f"no task shows {' or '.join(skills)} (data.skills); these tasks show {', '.join(known)}")
     return kept
-
-
-def from_config(cfg: TrainConfig) -> DbBench:
-    return DbBench(cfg.rollout.judge, cfg.agent.protocol, cfg.rollout.backend)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -11,10 +10,9 @@ from typing import Any, ClassVar, Self
 
 from dbbench_adapter.backends.sqlite.sandbox import Watchdog
 from dbbench_adapter.datatypes import Score
-from dbbench_adapter.export import AGENT_NAME
 from dbbench_adapter.protocols import Message
-from sql_agent.config import DataConfig, TrainConfig
-from sql_agent.datatypes import AgentConfig
+from sql_agent.config import DataConfig
+from sql_agent.datatypes import AgentConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, Split
 from sql_agent.medical.database import ReadOnlyDatabase, check_questions, missing, read_schema
 from sql_agent.medical.datatypes import Question, Schema, read_questions
@@ -32,12 +30,17 @@ class Medical(Environment):
         database: SQLite file; None: the one of invented entries, which `prepare` makes.
     """
 
+    name: ClassVar[str] = "medical"
     judged: ClassVar[bool] = False
 
     def __init__(self, database: Path | None) -> None:
         self._database, self._may_make = database or INVENTED, database is None
         self._watchdog = Watchdog()
         self.tools = [TOOL]
+
+    @classmethod
+    def from_settings(cls, settings: EnvironmentSettings) -> Self:
+        return cls(settings.database)
 
     @cached_property
     def schema(self) -> Schema:
@@ -89,26 +92,9 @@ class Medical(Environment):
     def task(self, fields: dict[str, Any]) -> Question:
         return Question.from_dict(fields)
 
-    def verl_rows(self, tasks: Sequence[Question]) -> list[dict[str, Any]]:
-        return [
-            {
-                "data_source": "medical",
-                "prompt": self.messages(task),
-                "ability": task.kind,
-                "reward_model": {"style": "rule", "ground_truth": ""},
-                "extra_info": {"index": index, "task": json.dumps(task.to_dict())},
-                "agent_name": AGENT_NAME,
-            }
-            for index, task in enumerate(tasks)
-        ]
-
     def __enter__(self) -> Self:
         self._watchdog.ensure_alive()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._watchdog.stop()
-
-
-def from_config(cfg: TrainConfig) -> Medical:
-    return Medical(cfg.env.database)

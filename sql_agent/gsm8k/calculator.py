@@ -1,8 +1,8 @@
-"""The calculator: one arithmetic expression in, its exact value out. A pure function, and no code is ever run.
+"""The calculator: the exact value of an arithmetic expression. A pure function that never runs code.
 
-It knows numbers, + - * / // % ** and parentheses, and nothing that has a name. Numbers may stand as in GSM8K: commas
-between thousands, `$` in front, a percent sign behind (`20%` is 0.2). A `%` before another number or a parenthesis is
-the remainder of a division. Leaves out functions, and powers whose exponent is not a whole number.
+It knows numbers, + - * / // % ** and parentheses, but no names. Numbers may be written as in GSM8K: commas between
+thousands, `$` in front, a percent sign behind (`20%` is 0.2). A `%` before another number or a parenthesis is the
+remainder of a division. Leaves out functions, and powers whose exponent is not a whole number.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from fractions import Fraction
 
 MAX_CHARS = 300
 MAX_DEPTH = 100
-"""Of the parsed expression; a sum of n numbers is n - 1 deep."""
+"""Deepest parsed expression; a sum of n numbers is n - 1 deep."""
 MAX_EXPONENT = 100
 MAX_BITS = 512
-"""Of the numerator and of the denominator of every number on the way: 154 digits."""
+"""Largest numerator and denominator of every intermediate number: 154 digits."""
 SIGNIFICANT_DIGITS = 12
 
 _NUMBER = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)"
@@ -40,18 +40,18 @@ _BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | int]
 
 
 class _Refused(ValueError):
-    """Why an expression has no value here, in words."""
+    """An expression has no value here; the message says why."""
 
 
 def calculate(expression: str) -> str:
-    """The value in digits, or `Error: ...` in words; never raises.
+    """The value in digits, or `Error: ...`; never raises.
 
     Returns:
-        All of the whole part, and of the digits behind the point as many as make `SIGNIFICANT_DIGITS` with it, rounded
-        half to even, without trailing zeros.
+        The whole part in full and so many decimals that both have `SIGNIFICANT_DIGITS` together, rounded half to even,
+        without trailing zeros.
     """
     try:
-        return _shown(_evaluate(expression))
+        return _format_number(_evaluate(expression))
     except _Refused as refusal:
         return f"Error: {refusal}."
 
@@ -87,7 +87,9 @@ def _value(node: ast.expr, text: str, depth: int) -> Fraction:
         raise _Refused("the expression is nested too deeply; calculate it in parts")
     match node:
         case ast.Constant(value=int() | float()):
-            value = Fraction(text[node.col_offset : node.end_col_offset])  # as written: the parser's 0.1 is a float
+            value = Fraction(
+                text[node.col_offset : node.end_col_offset]
+            )  # from the text, because the parser's 0.1 is a float
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             value = -_value(operand, text, depth + 1)
         case ast.UnaryOp(op=ast.UAdd(), operand=operand):
@@ -128,7 +130,7 @@ def _not_arithmetic(text: str) -> _Refused:
     return _Refused(f"{text[:60]!r} cannot be read as arithmetic; write an expression such as (3 + 4) * 2")
 
 
-def _shown(value: Fraction) -> str:
+def _format_number(value: Fraction) -> str:
     digits = max(SIGNIFICANT_DIGITS, len(str(abs(int(value)))))
     text = f"{Context(prec=digits).divide(Decimal(value.numerator), Decimal(value.denominator)):f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

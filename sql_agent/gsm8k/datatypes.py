@@ -1,4 +1,4 @@
-"""A word problem, and how the number of an answer is read. Importing this module is instant."""
+"""The record of a word problem, and the reading of an answer's number. Importing this module is instant."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Problem:
     answer: str
     """The final number as digits, such as `72`, `-3` or `2.50`."""
     solution: str | None = None
-    """As GSM8K writes it: sentences with `<<48/2=24>>` behind each calculation, at the end a line `#### 72`."""
+    """In GSM8K's form: sentences with `<<48/2=24>>` behind each calculation, and a last line `#### 72`."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # a misspelt key stops the load
 
@@ -54,10 +54,10 @@ _PROBLEM: TypeAdapter[Problem] = TypeAdapter(Problem)
 
 
 def final_number(text: str) -> Decimal | None:
-    """The number right behind the last `####`, on its line; None where there is none.
+    """The number directly behind the last `####`, on the same line; None if there is none.
 
-    A dollar sign in front, commas between thousands and words behind it (`$1,000 in all`) are passed over. A
-    calculation or a fraction is no number.
+    A dollar sign in front, commas between thousands and words behind it (`$1,000 in all`) are ignored. A calculation or
+    a fraction is not a number.
     """
     _, mark, rest = text.rpartition("####")
     found = _FINAL.match(rest) if mark else None
@@ -68,6 +68,6 @@ def final_number(text: str) -> Decimal | None:
 
 
 def in_split(key: str, split: Split, held_out_fraction: float) -> bool:
-    """Whether what is called `key` belongs to that split; depends on nothing else."""
+    """Whether a problem belongs to that split, which depends on its `key` alone."""
     digest = hashlib.sha256(key.encode()).digest()
     return (int.from_bytes(digest[:8], "big") < held_out_fraction * 2**64) == (split == "test")

@@ -1,11 +1,11 @@
-"""How an agent solves a word problem: its rules, its one tool, and the episode that keeps them."""
+"""The rules, the tool and the episode of an agent that solves a word problem. Leaves out the judge (`environments`)."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from dbbench_adapter.protocols import Message, Status
+from dbbench_adapter.protocols import Message
+from sql_agent.environments.episode import OneToolEpisode
 from sql_agent.gsm8k.calculator import calculate
 from sql_agent.gsm8k.datatypes import Problem
 
@@ -37,40 +37,12 @@ def messages(problem: Problem) -> list[Message]:
     return [{"role": "system", "content": RULES}, {"role": "user", "content": problem.question}]
 
 
-class Gsm8kEpisode:
-    """Calls of the calculator until a reply without one, which is the answer."""
+class Gsm8kEpisode(OneToolEpisode):
+    tool_name, argument, example = TOOL_NAME, "expression", "48/2"
 
     def __init__(self, problem: Problem, max_rounds: int) -> None:
+        super().__init__(max_rounds)
         self.problem = problem
-        self.max_rounds = max_rounds
-        self.malformed_calls = 0
-        self.status: Status = "running"
-        self.answer: str | None = None
-        """The reply that ended the episode."""
 
-    @property
-    def done(self) -> bool:
-        return self.status != "running"
-
-    def call_tool(self, name: str, arguments: Any) -> str:
-        if name != TOOL_NAME:
-            return self._malformed(f"unknown tool {name!r}; call {TOOL_NAME}")
-        try:
-            values = json.loads(arguments)
-        except (ValueError, TypeError, RecursionError):
-            return self._malformed(f"the arguments of {name} do not parse; they are a JSON object")
-        expression = values.get("expression") if isinstance(values, dict) else None
-        if not isinstance(expression, str):
-            return self._malformed(f'{name} takes {{"expression": "48/2"}}')
-        return calculate(expression)
-
-    def without_call(self, reply: str) -> list[Message]:
-        self.status, self.answer = "completed", reply
-        return []
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-    def _malformed(self, reason: str) -> str:
-        self.malformed_calls += 1
-        return f"Error: {reason}."
+    def use_tool(self, value: str) -> str:
+        return calculate(value)

@@ -1,4 +1,4 @@
-"""A problem's solution as the episode of an agent that calls the calculator, for warm starts and for the oracle."""
+"""Turns a problem's solution into the conversation of an agent that calls the calculator, for warm starts and tests."""
 
 from __future__ import annotations
 

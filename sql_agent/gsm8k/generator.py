@@ -1,7 +1,7 @@
-"""Word problems of GSM8K's form for machines without a network: the stories of `stories`, with names and numbers drawn.
+"""Generates word problems in GSM8K's form without a network: the stories of `stories` with random names and numbers.
 
-Each has a solution of two to four calculations, all of whose results are whole numbers above 0. Leaves out how hard
-GSM8K's own questions are to read: what is learnt here is the form, the tool and short chains of steps.
+Each has a solution of two to four calculations whose results are whole numbers above 0. Leaves out the difficulty of
+GSM8K's own texts: these problems teach the form, the tool and short chains of steps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sql_agent.gsm8k.stories import PEOPLE, PRONOUNS, STORIES, TIMES, Story
 
 HELD_OUT_FRACTION = 0.2
 MAX_DRAWS = 10_000
-"""In a row that give no new problem; then there are no more."""
+"""Draws in a row without a new problem after which the generator stops."""
 
 _CALCULATION = re.compile(r"\[(\w): (\$?)([^\]]+)\]")
 
@@ -27,7 +27,7 @@ def generate_problems(count: int, *, split: Split = "train", seed: int = 0) -> l
 
     A story with its numbers belongs to one split, whatever the seed and the names.
     Raises:
-        ValueError: there are not that many.
+        ValueError: the generator does not have that many.
     """
     problems = list(islice(_problems(split, seed), count))
     if len(problems) < count:
@@ -43,7 +43,7 @@ def _problems(split: Split, seed: int) -> Iterator[Problem]:
         key = f"{story.name}/{'/'.join(map(str, numbers.values()))}"
         problem = None
         if key not in seen and in_split(key, split, HELD_OUT_FRACTION):
-            problem = _told(story, numbers, f"generated-{split}-{seed}-{len(seen)}", draw)
+            problem = _fill_story(story, numbers, f"generated-{split}-{seed}-{len(seen)}", draw)
         if problem is None:
             in_vain += 1
             continue
@@ -52,8 +52,8 @@ def _problems(split: Split, seed: int) -> Iterator[Problem]:
         yield problem
 
 
-def _told(story: Story, numbers: dict[str, int], problem_id: str, draw: random.Random) -> Problem | None:
-    """The story with these numbers, or None where a result is not a whole number above 0."""
+def _fill_story(story: Story, numbers: dict[str, int], problem_id: str, draw: random.Random) -> Problem | None:
+    """The story with these numbers, or None if a result is not a whole number above 0."""
     (name, she), (other, _) = draw.sample(PEOPLE, 2)
     words = {"name": name, "other": other, "she": she, "She": she.capitalize(), "her": PRONOUNS[she]}
     words |= {"thing": draw.choice(story.things)}

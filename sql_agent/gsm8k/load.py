@@ -1,4 +1,4 @@
-"""Where word problems come from: the hub, a local file of GSM8K's form, or the generator."""
+"""Loads word problems from the hub, from a local file in GSM8K's form, or from the generator."""
 
 from __future__ import annotations
 
@@ -20,13 +20,20 @@ GENERATED = 1_000
 _OTHERS = "give a .jsonl or .parquet file of rows with question and answer, or `generated` for made-up problems"
 
 
-def load_problems(source: str, *, split: Split = "train", limit: int | None = None, seed: int = 0) -> list[Problem]:
+def load_problems(
+    source: str,
+    *,
+    split: Split = "train",
+    limit: int | None = None,
+    seed: int = 0,
+    held_out_fraction: float = HELD_OUT_FRACTION,
+) -> list[Problem]:
     """One split's problems in the seed's order; `read_problems` reads a file whole.
 
     Args:
         source: `gsm8k`: from the hub, or from its cache; `generated`; or a JSONL or parquet file whose rows have a
             `question` and an `answer` that ends with `#### n`.
-        split: of the hub, its own; of a file, `test` is the share `HELD_OUT_FRACTION` of its questions, chosen by their
+        split: of the hub, its own; of a file, `test` is the share `held_out_fraction` of its questions, chosen by their
             text alone; of the generator, no story with its numbers is in both.
         limit: at most so many, drawn by the seed; None: all, of the generator `GENERATED`.
     Raises:
@@ -35,7 +42,7 @@ def load_problems(source: str, *, split: Split = "train", limit: int | None = No
     """
     if source == "generated":
         return generate_problems(GENERATED if limit is None else limit, split=split, seed=seed)
-    problems = _from_hub(split) if source == "gsm8k" else _from_file(Path(source), split)
+    problems = _from_hub(split) if source == "gsm8k" else _from_file(Path(source), split, held_out_fraction)
     random.Random(seed).shuffle(problems)
     return problems[:limit]
 
@@ -64,12 +71,12 @@ def _from_hub(split: Split) -> list[Problem]:
     return list(_read(records, f"gsm8k, {split}"))
 
 
-def _from_file(path: Path, split: Split) -> list[Problem]:
+def _from_file(path: Path, split: Split, held_out_fraction: float) -> list[Problem]:
     everything = read_problems(path)
-    problems = [problem for problem in everything if in_split(problem.question, split, HELD_OUT_FRACTION)]
+    problems = [problem for problem in everything if in_split(problem.question, split, held_out_fraction)]
     if not problems:
         raise ValueError(
-            f"{path}: none of its {len(everything)} problems falls in the {split} share ({HELD_OUT_FRACTION:.0%} of "
+            f"{path}: none of its {len(everything)} problems falls in the {split} share ({held_out_fraction:.0%} of "
             "the questions are test, by their text); give more rows"
         )
     return problems

@@ -1,7 +1,7 @@
 """agent-lightning without its LLM proxy, for the processes that do not run one.
 
 `import agentlightning` imports LiteLLM's proxy server: 10 of its 11 CPU seconds (measured with -X importtime, 0.3.0 and
-LiteLLM 1.103.7), in every process. Only `sql_agent.lightning.llm_proxy` needs it. Everybody else imports `agl` from
+LiteLLM 1.103.7), in every process. Only `sql_agent.lightning.llm_proxy` needs it. All other modules import `agl` from
 here.
 """
 
@@ -13,7 +13,7 @@ import sys
 import warnings
 from types import ModuleType
 
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # LiteLLM asks the internet for a price list otherwise
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # otherwise LiteLLM downloads a price list
 
 
 def _import() -> ModuleType:

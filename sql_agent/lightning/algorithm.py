@@ -1,7 +1,8 @@
 """verl's GRPO trainer as an agent-lightning algorithm.
 
-The trainer runs in a child process (`sql_agent.verl_side.driver`), the LLM proxy in another; both start importing at
-once, and both end with this one. This process only waits, shows what happens and keeps a heartbeat in the store.
+The trainer runs in a child process (`sql_agent.verl_side.driver`), the LLM proxy in another; both begin their imports
+at once, and both end with this process, which only waits, reports events and keeps a heartbeat in the store. Leaves out
+the order that the driver gets (`sql_agent.launch.prepare`).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class VerlGrpo(agl.Algorithm):
     Args:
         cfg: the resolved config, as saved in the run directory.
         order: what `sql_agent.verl_side.driver` reads: verl's config, environment, run id.
-        driver: that process, from `start_driver`; it imports verl already and waits for its order.
+        driver: its process, from `start_driver`; it is importing verl already and waits for its order.
         show: called with every event of the run (`phase`, `step`, `finished`, `failed`).
     """
 
@@ -67,7 +68,7 @@ class VerlGrpo(agl.Algorithm):
             arguments = ("--store", store_url, "--timeout-s", str(self.cfg.agent.turn_timeout_s))
             proxy = spawn("sql_agent.lightning.llm_proxy", *arguments, log=log_file(self.cfg, "proxy"))
         try:
-            _tell(self.driver, self.order | {"store_url": store_url})
+            _send(self.driver, self.order | {"store_url": store_url})
             await _first_of(self._follow(proxy), self._until_no_runner_is_left())
         finally:
             heartbeat.cancel()
@@ -82,18 +83,21 @@ class VerlGrpo(agl.Algorithm):
         error = ""
         while True:
             try:
-                line = await _line(self.driver, None if deadline is None else deadline - time.monotonic())
+                line = await _read_line(self.driver, None if deadline is None else deadline - time.monotonic())
             except TimeoutError:
-                if self.finished or error:  # all is written; whoever started the driver ends it
+                if self.finished or error:  # everything is written; `run` ends the driver
                     break
-                message = f"no model server within trainer.startup_timeout_s={limit:.0f} s; see {log}"
+                message = (
+                    f"no model server within trainer.startup_timeout_s={limit:.0f} s; {log} says how far it came; "
+                    "raise the limit if the machine is only slow"
+                )
                 raise TrainingFailedError(message) from None
             if not line:
                 break
             event = json.loads(line)
             if event["event"] == "servers":
                 proxy_url = await self._start_proxy(proxy, event) if proxy else None
-                _tell(self.driver, {"proxy_url": proxy_url})
+                _send(self.driver, {"proxy_url": proxy_url})
                 event = {"event": "phase", "name": "first rollouts"}
             if event.get("name") == "first rollouts":
                 deadline = None
@@ -107,11 +111,11 @@ class VerlGrpo(agl.Algorithm):
         if not error:
             with suppress(subprocess.TimeoutExpired):
                 await asyncio.to_thread(self.driver.wait, END_S)
-            error = f"verl ended with exit code {self.driver.returncode}"
+            error = f"verl ended with exit code {self.driver.returncode}; its log has the cause"
         raise TrainingFailedError(f"{error}\nlog: {log}")
 
     async def _until_no_runner_is_left(self) -> None:
-        """Watch the runners that this command has started; nobody would play what the trainer waits for."""
+        """Raise when no runner of this command is left: the trainer would wait for rollouts that nobody plays."""
         runners = multiprocessing.active_children()
         while not runners or any(runner.is_alive() for runner in runners):
             await asyncio.sleep(HEARTBEAT_S)
@@ -119,9 +123,9 @@ class VerlGrpo(agl.Algorithm):
         raise TrainingFailedError(f"no runner is left ({ends}); their logs are in {self.cfg.run_dir / 'logs'}")
 
     async def _start_proxy(self, proxy: subprocess.Popen[str], servers: dict[str, Any]) -> str:
-        """Point the LLM proxy at the model servers; answers its address."""
-        _tell(proxy, {"model": servers["model"], "backends": servers["backends"]})
-        line = await _line(proxy, PROXY_START_S)
+        """Point the LLM proxy at the model servers; returns its address."""
+        _send(proxy, {"model": servers["model"], "backends": servers["backends"]})
+        line = await _read_line(proxy, PROXY_START_S)
         if not line:
             raise TrainingFailedError(f"the LLM proxy ended before it served; see {log_file(self.cfg, 'proxy')}")
         return json.loads(line)["url"]
@@ -133,14 +137,14 @@ class VerlGrpo(agl.Algorithm):
             await asyncio.sleep(HEARTBEAT_S)
 
     async def _cancel_leftovers(self, store: Any) -> None:
-        """Rollouts of an earlier run that was killed would only send our runners to a model that is gone."""
+        """Cancel rollouts of an earlier run that was killed: they would send our runners to a model that is gone."""
         for rollout in await store.query_rollouts(status_in=UNFINISHED):
             if (rollout.metadata or {}).get("run_id", self.order["run_id"]) != self.order["run_id"]:
                 await store.update_rollout(rollout.rollout_id, status="cancelled")
 
 
 async def _first_of(*works: Coroutine[Any, Any, None]) -> None:
-    """Await the first of them to end, well or with its error; the others are cancelled."""
+    """Wait until the first of them ends, and raise its error if it has one; the others are cancelled."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -152,7 +156,7 @@ async def _first_of(*works: Coroutine[Any, Any, None]) -> None:
 
 
 def store_address(store: Any) -> str:
-    """The base address of the store: one that is kept outside, or the one this run serves."""
+    """The base address of the store, whether it is kept outside or served by this run."""
     address = getattr(store, "server_address_root", None) or getattr(store, "endpoint", None)
     if address is None:
         raise TrainingFailedError(f"{type(store).__name__} has no address that other processes could reach")
@@ -164,15 +168,15 @@ def log_file(cfg: TrainConfig, name: str) -> Path:
 
 
 def start_driver(cfg: TrainConfig, environment: dict[str, str]) -> subprocess.Popen[str]:
-    """Start verl's process; it imports for 13 s (measured) before it needs to know what to do."""
+    """Start verl's process; it imports for 13 s (measured) before it needs its order."""
     token = {"RAY_AUTH_TOKEN": secrets.token_hex(32)}  # otherwise Ray leaves one in the home folder
     return spawn("sql_agent.verl_side.driver", log=log_file(cfg, "driver"), environment=environment | token)
 
 
 def spawn(module: str, *args: str, log: Path, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    """Start `python -m module` that talks in lines over its standard streams and logs to a file."""
+    """Start `python -m module`, which exchanges lines over its standard streams and logs to a file."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    log.touch(mode=0o600)  # what libraries and a user's own code say may be for nobody else
+    log.touch(mode=0o600)  # it may hold secrets of libraries or of the user's own code
     with log.open("a") as out:
         return subprocess.Popen(
             [sys.executable, "-m", module, *args],
@@ -183,7 +187,7 @@ def spawn(module: str, *args: str, log: Path, environment: dict[str, str] | None
             stderr=out,
             env={**os.environ, **(environment or {})},
             text=True,
-            start_new_session=True,  # Ctrl-C reaches this process only, which ends the others in order
+            start_new_session=True,  # Ctrl-C reaches this process only, and it ends the others in order
         )
 
 
@@ -191,18 +195,18 @@ async def _tell_store(store: Any, stats: dict[str, Any]) -> None:
     try:
         async with asyncio.timeout(HEARTBEAT_S):
             await store.update_worker(TRAINER_WORKER, stats)
-    except (aiohttp.ClientError, OSError, TimeoutError) as error:  # the next one may reach it; rollouts notice too
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:  # the next heartbeat may arrive
         logger.warning("the store did not take the trainer's heartbeat: %s", error)
 
 
-def _tell(process: subprocess.Popen[str], message: dict[str, Any]) -> None:
+def _send(process: subprocess.Popen[str], message: dict[str, Any]) -> None:
     assert process.stdin is not None
     process.stdin.write(json.dumps(message) + "\n")
     process.stdin.flush()
 
 
-async def _line(process: subprocess.Popen[str], timeout_s: float | None) -> str:
-    """The next line the process says; empty when it has ended."""
+async def _read_line(process: subprocess.Popen[str], timeout_s: float | None) -> str:
+    """The next line that the process writes; empty when it has ended."""
     assert process.stdout is not None
     return await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), timeout_s)
 

@@ -1,21 +1,21 @@
-"""Numbers the calls of each attempt, in bounded memory."""
+"""Numbers the model calls of each attempt, in bounded memory."""
 
 from __future__ import annotations
 
 KEPT = 8192
-"""Attempts that are remembered: many times those that runners have in flight; about 2 MiB."""
+"""Attempts that are remembered, about 2 MiB: many times the number that runners have in flight."""
 
 
 class CallCounter:
     """
     Args:
-        kept: attempts; one that has not called while so many others did has ended, and is forgotten.
+        kept: attempts to remember; an attempt is forgotten once so many others have called after its last call.
     """
 
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
         self._calls: dict[tuple[str, str], int] = {}
-        """Calls so far of each attempt, the one that called last at the end."""
+        """Number of calls of each attempt; the attempt that called last is at the end."""
 
     def __len__(self) -> int:
         return len(self._calls)

@@ -1,9 +1,9 @@
-"""What a request passes before a server of a run answers it: the name it asks for, the page it comes from, its token.
+"""Checks every request to a server of a run: the host name it asks for, the page it comes from, and its token.
 
-Store, LLM proxy and model servers listen on loopback, which every process of the machine reaches, other users' and
-browsers' too. A browser asks for a page's own name even where that leads here (DNS rebinding), so a name that is none
-of ours is refused; what a foreign page may send without asking, a form, text or what it embeds, is refused; no answer
-says that other pages may read it. Leaves out TLS: who may read the loopback's packets may read the environment as well.
+Store, LLM proxy and model servers listen on loopback, which every process of the machine can reach, also those of other
+users and browsers. A web page can reach it under the page's own host name (DNS rebinding), so an unknown host name is
+refused. What a foreign page may send without permission (a form, text, an embedded resource) is refused. No answer
+allows other pages to read it. Leaves out TLS: whoever can read loopback packets can read the environment as well.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from collections.abc import Collection
 from typing import Any
 
 RUN_TOKEN = "AGENTGRPO_TOKEN"
-"""Variable that holds what the LLM proxy and the model servers of a run ask for, and a store that the run keeps."""
+"""Variable with the token of the LLM proxy and the model servers of a run, and of the store that the run keeps."""
 STORE_TOKEN = "AGENTGRPO_STORE_TOKEN"
-"""Variable that holds what the store asks for. One that is kept outside asks for nothing where it is unset."""
+"""Variable with the store's token. A store that is kept outside asks for none where it is unset."""
 OPEN_PATHS = frozenset({"/v1/agl/health", "/health/liveliness"})
-"""What the launchers of store and LLM proxy ask until they answer; they say no more than that."""
+"""The launchers of store and LLM proxy ask these until they answer; the answers hold nothing else."""
 MEDIA_TYPES = frozenset({"application/json", "application/x-protobuf"})
-"""Types of bodies that our clients and OpenTelemetry send. No page can send them to another origin unasked."""
+"""Types of bodies that our clients and OpenTelemetry send. No page can send them to another origin without asking."""
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?")
 _TOKEN = re.compile(r"[!-~]{16,}")
 
@@ -37,10 +37,10 @@ def give_token(*, shared: bool, own_store: bool) -> None:
     """Put the token of a run into the environment, where every process that it starts finds it.
 
     Args:
-        shared: another command takes part in the run (AGL_CURRENT_ROLE), so the token has to be there already.
+        shared: another command takes part in the run (AGL_CURRENT_ROLE), so the token has to exist already.
         own_store: the run keeps its store itself.
     Raises:
-        TokenError: it is not.
+        TokenError: it does not.
     """
     if not shared:
         os.environ[RUN_TOKEN] = secrets.token_urlsafe(32)
@@ -55,7 +55,7 @@ def give_token(*, shared: bool, own_store: bool) -> None:
 
 
 def authorization(variable: str) -> dict[str, str]:
-    """The header that shows the token in an environment variable; none where it is unset."""
+    """The header with the token from an environment variable; none where it is unset."""
     token = os.environ.get(variable)
     return {"Authorization": f"Bearer {token}"} if token else {}
 
@@ -74,8 +74,8 @@ class Door:
     """Wraps an ASGI application.
 
     Args:
-        token: what every request has to show; None asks for none.
-        names: by which the server may be asked for, beside loopback's and the address that a connection came to.
+        token: every request has to show it; None: no request needs one.
+        names: host names that are accepted besides loopback's and the address that a connection came to.
     """
 
     def __init__(self, app: Any, token: str | None, names: Collection[str] = ()) -> None:
@@ -86,7 +86,7 @@ class Door:
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
-        if scope["type"] != "http":  # nobody of ours opens a web socket
+        if scope["type"] != "http":  # no client of ours opens a web socket
             return await send({"type": "websocket.close", "code": 1008})
 
         async def to_nobody_else(message: dict[str, Any]) -> None:
@@ -107,7 +107,7 @@ class Door:
     def _check(self, scope: dict[str, Any]) -> None:
         """
         Raises:
-            _RefusedError: the request gets no further.
+            _RefusedError: the request is refused.
         """
         headers: dict[bytes, list[bytes]] = {}
         for name, value in scope["headers"]:
@@ -115,7 +115,7 @@ class Door:
         host = self._host(headers.get(b"host", []), scope.get("server"))
         own_origin = f"{scope.get('scheme', 'http')}://{host}".lower()
         foreign = any(origin.decode("latin-1").lower() != own_origin for origin in headers.get(b"origin", []))
-        # pictures and frames are asked for without an origin; a link that a person follows is no page's request
+        # a page requests pictures and frames without an origin; following a link is a person's request
         fetch = headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest")
         if foreign or (
             fetch != ([b"navigate"], [b"document"]) and not _OWN_SITES.issuperset(headers.get(b"sec-fetch-site", []))
@@ -129,7 +129,7 @@ class Door:
                 raise _RefusedError(415, f"a body has to be {' or '.join(sorted(MEDIA_TYPES))}, and its header say so")
 
     def _host(self, sent: list[bytes], server: Any) -> str:
-        """The Host header, once it is one of ours."""
+        """The Host header, after a check that it names this server."""
         text = sent[0].decode("latin-1") if len(sent) == 1 else ""
         match = _HOST.fullmatch(text)
         if match is None or not self._is_ours(match[1].strip("[]").lower(), server[0] if server else None):

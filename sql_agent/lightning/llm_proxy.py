@@ -1,15 +1,15 @@
 """agent-lightning's LLM proxy in a process of its own, set up to cost little and to record what training needs.
 
-A rollout's calls of the policy are forwarded as they are, with a request for token ids and log-probs added, and leave
-one span each, named and laid out as `LlmProxyTraceToTriplet` reads it. They pass by LiteLLM, which takes 9 to 14 ms of
-CPU a call (measured) and has nothing to translate between two OpenAI-compatible ends; any other call goes through it.
-Sequence ids are counted here instead of asked of the store. A call whose client leaves is given up.
+A rollout's calls of the policy are forwarded unchanged, with a request for token ids and log-probs added, and each
+leaves one span, named and laid out as `LlmProxyTraceToTriplet` reads it. They bypass LiteLLM, which takes 9 to 14 ms of
+CPU a call (measured) and has nothing to translate between two OpenAI-compatible ends; all other calls go through it.
+Sequence ids are counted here, without asking the store. A call whose client disconnects is cancelled.
 
     python -m sql_agent.lightning.llm_proxy --store http://127.0.0.1:9999 --port 0
 
-asks for the token in AGENTGRPO_TOKEN and shows it to the model servers. It reads one JSON line from standard input,
-`{"model": NAME, "backends": [URL, ...]}`, so that its imports overlap with the start of the servers it will serve; it
-then answers one line, `{"url": ...}`, and ends when standard input closes.
+accepts the token in AGENTGRPO_TOKEN and sends it to the model servers. It reads one JSON line from standard input,
+`{"model": NAME, "backends": [URL, ...]}`, so its imports overlap with the start of those servers; then it writes one
+line, `{"url": ...}`, and ends when standard input closes.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ _ROLLOUT_PATH = re.compile(r"/rollout/([^/]+)/attempt/([^/]+)(?:/v1)?/chat/compl
 
 
 class RolloutRoute:
-    """Serves `/rollout/{id}/attempt/{id}/chat/completions`; whatever it does not know goes on to LiteLLM.
+    """Serves `/rollout/{id}/attempt/{id}/chat/completions`; every other path goes to LiteLLM.
 
-    Stands in for agent-lightning's `RolloutAttemptMiddleware`, which asks the store for every sequence id. One proxy
-    process serves a run, so counting here gives the same numbers; the store catches up with the highest it sees.
+    It replaces agent-lightning's `RolloutAttemptMiddleware`, which asks the store for every sequence id. One proxy
+    process serves a run, so counting here gives the same numbers; the store adopts the highest number it sees.
     """
 
     servers: ClassVar[dict[str, str]] = {}
@@ -118,12 +118,12 @@ class RolloutRoute:
 
 
 async def unless_gone(work: Coroutine[Any, Any, T], receive: Any) -> T | None:
-    """The result of `work`; None, and `work` cancelled, where the client has left before.
+    """The result of `work`; None if the client disconnects first, and `work` is cancelled then.
 
-    Its connection to the model server closes with it, and vLLM aborts a request whose connection is closed.
+    That closes the connection to the model server, and vLLM aborts a request whose connection is closed.
 
     Args:
-        receive: of the ASGI request, whose body has been read: what comes next is its end.
+        receive: the ASGI request's, after its body was read: what comes next is its end.
     """
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
     try:
@@ -156,7 +156,7 @@ def turn_span(response: dict[str, Any], started: float, rollout_id: str, attempt
 
 
 def without_tokens(response: dict[str, Any]) -> dict[str, Any]:
-    """The answer as an agent expects it: parsing ids and log-probs it did not ask for would cost it milliseconds."""
+    """The answer without ids and log-probs: the agent did not ask for them, and parsing them costs milliseconds."""
     choices = [{**choice, "logprobs": None, "token_ids": None} for choice in response["choices"]]
     return {**response, "choices": choices, "prompt_token_ids": None, "prompt_logprobs": None}
 
@@ -166,7 +166,7 @@ async def _write(span: Span) -> None:
     assert store is not None
     try:
         await store.add_span(span)
-    except Exception:  # the store is gone, or refuses: the rollout manager will miss the span and count the rollout
+    except Exception:  # the rollout manager will miss the span and count the rollout as lost
         logger.exception("the span of rollout %s, call %d is lost", span.rollout_id, span.sequence_id)
 
 
@@ -193,7 +193,7 @@ async def serve(store_url: str, port: int, timeout_s: float, events: Events) -> 
     if not line:
         return
     order = json.loads(line)
-    # a server has a name of its own, so that a rollout can keep to one
+    # each server has its own name, so that a rollout can stay with one
     servers = {f"policy-{i}": f"{url}/v1" for i, url in enumerate(order["backends"])}
     RolloutRoute.servers, RolloutRoute.served_model, RolloutRoute.timeout_s = servers, order["model"], timeout_s
     proxy = agl.LLMProxy(

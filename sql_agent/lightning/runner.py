@@ -1,16 +1,14 @@
 """The agent as agent-lightning sees it, and the process that runs many of its rollouts at once.
 
-Upstream's runner plays one rollout at a time and polls every five seconds. A sampler batches, so this one keeps
-`runner_concurrency` rollouts in flight, and asks for as many as it has room for every `poll_s`. What stands in its name
-in the store although it does not play it goes back into the queue. It ends by itself when the store or the trainer is
-gone; upstream's keeps polling. Leaves out what brings a killed one back (`sql_agent.lightning.runner_processes`).
+Upstream's runner plays one rollout at a time and polls every five seconds. A sampler batches requests, so this runner
+keeps `runner_concurrency` rollouts in flight and asks every `poll_s` for as many as it has room for. A rollout that the
+store assigns to it but that it does not play goes back into the queue. It ends when the store or the trainer is gone;
+upstream's keeps polling. Leaves out the restart of a killed runner (`sql_agent.lightning.runner_processes`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import json
 import logging
 import os
 import time
@@ -22,33 +20,32 @@ import aiohttp
 
 from core.processes import RUN_ID
 from dbbench_adapter.backends import BackendUnavailable
-from dbbench_adapter.datatypes import Score
 from sql_agent.agent import MAX_RETRIES, run_rollout, size_thread_pool, unplayed
 from sql_agent.config import TrainConfig
-from sql_agent.datatypes import RolloutRecord
-from sql_agent.environments import make_environment
-from sql_agent.environments.base import Environment
+from sql_agent.datatypes import Reward, RolloutRecord, ScorerResult
+from sql_agent.environments.base import Environment, make_environment
 from sql_agent.lightning.agl_light import agl
 from sql_agent.lightning.door import RUN_TOKEN
 from sql_agent.lightning.store import PatientStore, StoreClient
-from sql_agent.rewards import NO_JUDGE, REWARDS, Opinion, reward, success
+from sql_agent.rewards import NO_JUDGE, REWARDS, reward
+from sql_agent.rollouts.datatypes import RolloutOutcome
 from sql_agent.rollouts.scoring import RolloutScorer
-from sql_agent.rollouts.stitch import OUTCOME, TURN_SPAN, RolloutOutcome, turn_attributes
+from sql_agent.rollouts.stitch import OUTCOME, TURN_SPAN, turn_attributes
 
 logger = logging.getLogger(__name__)
 
 TRAINER_WORKER = "trainer"
-"""Name under which the algorithm sends heartbeats to the store; runners of other processes watch it."""
+"""The worker name under which the algorithm sends heartbeats to the store; runners watch it."""
 STORE_GONE_S = 30.0
 TRAINER_GONE_S = 60.0
 RETRY_PAUSE_S = 3.0
-"""Before a rollout that the infrastructure failed goes back into the queue: what failed may be starting again."""
+"""Pause before a rollout whose infrastructure failed goes back into the queue: what failed may be restarting."""
 GIVE_BACK_S = 5.0
-"""How often a runner looks for what stands in its name and is not played."""
+"""How often a runner looks for rollouts that are assigned to it but that it does not play."""
 CANCELLED_S = 0.4
-"""How often a runner looks for what it plays and nobody waits for any more."""
+"""How often a runner looks for cancelled rollouts among those it plays."""
 END_S = 5.0
-"""How long a runner that ends waits for its rollouts to let go of their databases."""
+"""How long a runner that ends waits for its rollouts to close their databases."""
 
 
 class RolloutLostError(RuntimeError):
@@ -69,7 +66,7 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         self._scorer: RolloutScorer | None = None
 
     async def environment(self) -> Environment:
-        """Entered at the first rollout, once per runner process; all that come at once wait for the same try.
+        """Entered at the first rollout, once per runner process; rollouts that start together share one try.
 
         Raises:
             BackendUnavailable: this try failed; the next rollout makes another.
@@ -77,7 +74,7 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         if self._environment is not None:
             return self._environment
         if self._entering is None or self._entering.done():
-            self._entering = asyncio.create_task(asyncio.to_thread(make_environment(self.cfg).__enter__))
+            self._entering = asyncio.create_task(asyncio.to_thread(make_environment(self.cfg.environment).__enter__))
         self._environment = environment = await asyncio.shield(self._entering)
         return environment
 
@@ -103,7 +100,7 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         try:
             return await self._play(task, resources, rollout)
         except asyncio.CancelledError:  # which agent-lightning would report as success
-            raise RolloutLostError("it was cancelled, or its runner told to end") from None
+            raise RolloutLostError("it was cancelled, or its runner was told to end") from None
 
     async def _play(self, task: dict[str, Any], resources: Any, rollout: Any) -> list[Any]:
         metadata = rollout.metadata or {}
@@ -113,14 +110,14 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             agent = agent.model_copy(update={"temperature": metadata["temperature"]})
         writing: list[asyncio.Task[Any]] = []
 
-        def write_turn(reply: Any) -> None:  # beside the next call, not after the last one
+        def write_turn(reply: Any) -> None:  # while the next call runs, not after the last one
             span = self._span(turn_fields(reply.model_dump()), rollout, len(writing) + 1)
             writing.append(asyncio.create_task(self.runner.get_store().add_span(span)))
 
         try:
             environment = await self.environment()
         except BackendUnavailable as failure:
-            record = unplayed(make_environment(self.cfg).task(task), "db_unavailable", str(failure))
+            record = unplayed(make_environment(self.cfg.environment).task(task), "db_unavailable", str(failure))
             return await self._ended(record, rollout)
         record = await run_rollout(
             environment.task(task),
@@ -129,8 +126,8 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             model=metadata.get("model", llm.model),
             config=agent,
             api_key=os.environ.get(RUN_TOKEN) or "-",
-            # Without the LLM proxy this process traces the turns; the proxy asks for ids and writes spans itself. The
-            # server tells apart by `user` two rollouts of a task that say the same words in other tokens.
+            # Without the LLM proxy this process traces the turns; the proxy asks for ids and writes spans itself. By
+            # `user` the server tells two rollouts of a task apart that say the same words in other tokens.
             extra_body={"user": rollout.attempt.attempt_id}
             | ({} if self.cfg.llm_proxy else {"return_token_ids": True, "logprobs": True}),
             on_reply=None if self.cfg.llm_proxy else write_turn,
@@ -143,57 +140,40 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
     async def _ended(self, record: RolloutRecord, rollout: Any) -> list[Any]:
         """
         Raises:
-            RolloutLostError: it is to be played again.
+            RolloutLostError: the rollout is to be played again.
         """
         last_attempt = rollout.attempt.sequence_id >= self.cfg.rollout.max_attempts
-        # a second try after a deadline would end after the step's own
+        # a second try after a deadline would end after the step's deadline
         final = record.stop_reason == "timeout" or record.score.reason == NO_JUDGE or last_attempt
         if record.score.value is None and not final:
             await asyncio.sleep(RETRY_PAUSE_S)
             raise RolloutLostError(f"{record.score.reason}: {record.error}")
-        opinion = await self.scorer.opinion(record) if self.scorer else None
-        replies = (self._environment or make_environment(self.cfg)).max_replies(self.cfg.agent)
+        scorer_result = await self.scorer.score(record) if self.scorer else None
+        replies = (self._environment or make_environment(self.cfg.environment)).max_replies(self.cfg.agent)
         last = replies * (MAX_RETRIES + 1) + 1  # after every call, those that were tried again included
-        return [self._span(self._reward_fields(record, opinion), rollout, last)]
+        return [self._span(self._outcome_fields(record, scorer_result), rollout, last)]
 
     @staticmethod
     def _span(fields: Any, rollout: Any, sequence_id: int) -> Any:
-        """A span with its number, which agent-lightning would otherwise ask the store for."""
+        """A span with its sequence id; without one agent-lightning would ask the store for it."""
         ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
         return agl.Span.from_core_fields(fields, **ids, sequence_id=sequence_id)
 
-    def _reward_fields(self, record: RolloutRecord, opinion: Opinion | None) -> Any:
+    def _outcome_fields(self, record: RolloutRecord, scorer_result: ScorerResult | None) -> Any:
+        """The last span of a rollout: its record, its reward and what the reward model said."""
         try:
-            score = reward(record, REWARDS[self.cfg.rollout.reward], opinion, self.cfg.reward_model)
+            worth = reward(record, REWARDS[self.cfg.rollout.reward], scorer_result, self.cfg.reward_model)
         except Exception:  # the reward is the user's own code: its failure loses this rollout, not the run
             logger.exception("the reward of task %s raised", record.task_id)
-            score = Score(None, "reward_error")
-        solved = success(record.score)
-        outcome = RolloutOutcome(
-            reward=score.value,
-            reason=score.reason,
-            stop_reason=record.stop_reason,
-            num_turns=record.num_turns,
-            metrics={
-                **({} if solved is None else {"success": solved}),
-                "malformed_calls": float(record.malformed_calls),
-                "seconds": record.seconds,
-                "ended_at": time.time(),
-                **{f"reward_{name}": value for name, value in score.parts.items()},
-                **self._scorer_down(opinion),
-            },
-            record=record.to_dict() | ({"reward_model": dataclasses.asdict(opinion)} if opinion else {}),
-        )
-        attributes = {OUTCOME: json.dumps(dataclasses.asdict(outcome))}
-        if score.value is None:
+            worth = Reward(None, "reward_error")
+        # only a rollout that asked in vain knows something new of the service
+        in_vain = scorer_result is not None and scorer_result.reason == "scorer_unavailable"
+        down_s = self.scorer.down_s if self.scorer and in_vain else 0.0
+        outcome = RolloutOutcome(record, worth, scorer_result, scorer_down_s=down_s, ended_at=time.time())
+        attributes = {OUTCOME: outcome.to_json()}
+        if worth.value is None:
             return agl.emit_annotation(attributes, propagate=False)
-        return agl.emit_reward(float(score.value), attributes=attributes, propagate=False)
-
-    def _scorer_down(self, opinion: Opinion | None) -> dict[str, float]:
-        """Of a rollout that asked for a score and got no answer; the others know nothing new of the service."""
-        if self.scorer is None or opinion is None or opinion.reason != "scorer_unavailable":
-            return {}
-        return {"scorer_down_s": self.scorer.down_s}
+        return agl.emit_reward(float(worth.value), attributes=attributes, propagate=False)
 
 
 def turn_fields(response: dict[str, Any]) -> Any:
@@ -207,8 +187,8 @@ def turn_fields(response: dict[str, Any]) -> Any:
 class PassiveTracer(agl.OtelTracer):
     """An `OtelTracer` that leaves the process-wide tracer provider alone.
 
-    `OtelTracer.trace_context` writes the current rollout's ids into the one provider of the process, which allows one
-    rollout at a time. Turns are recorded by the LLM proxy or returned with the result, so nothing is lost here.
+    `OtelTracer.trace_context` writes the current rollout's ids into the one provider of the process, which allows only
+    one rollout at a time. The LLM proxy or the agent records the turns, so nothing is lost here.
     """
 
     def init_worker(self, worker_id: int, store: Any = None) -> None:
@@ -233,11 +213,11 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
         super().init_worker(worker_id, PatientStore(self._store_url), **kwargs)
 
     def get_worker_id(self) -> str:
-        """Of one runner of one run: what stands under it in the store is played here or nowhere."""
+        """Unique to one runner of one run: a rollout assigned to it is played here or nowhere."""
         return f"{super().get_worker_id()}-{os.environ.get(RUN_ID, os.getpid())}"
 
     async def iter(self, *, event: Any = None) -> None:
-        size_thread_pool(2 * self._concurrency)  # a cancelled rollout may hold a thread beside the one in its place
+        size_thread_pool(2 * self._concurrency)  # a cancelled rollout may hold a thread beside its successor's
         store, playing = self.get_store(), dict[asyncio.Task[str], Any]()
         work = asyncio.create_task(self._work(store, playing, event))
         watch = asyncio.create_task(self._until_alone())
@@ -282,29 +262,34 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
                 await asyncio.sleep(self._poll_s)
 
     async def _let_go(self, store: Any, playing: dict[asyncio.Task[str], Any]) -> None:
-        """Stop playing what has been cancelled. A call of the model ends with its connection, and the place is free at
-        once; a statement that runs holds its thread, and its database, until it ends."""
+        """Stop playing rollouts that have been cancelled. A model call ends with its connection, which frees the slot
+        at once; a running statement holds its thread and its database until it ends."""
         ended = await store.wait_for_rollouts(rollout_ids=[r.rollout_id for r in playing.values()], timeout=0)
         cancelled = {rollout.rollout_id for rollout in ended if rollout.status == "cancelled"}
         for task, rollout in playing.items():
-            if rollout.rollout_id in cancelled and not task.cancelling():  # twice would break into its clean-up
+            if (
+                rollout.rollout_id in cancelled and not task.cancelling()
+            ):  # a second cancel would interrupt its clean-up
                 task.cancel()
 
     async def _give_back(self, store: Any, playing: Collection[str]) -> None:
-        """Fail the attempts in this runner's name that it is not playing, so that the store queues them again: those of
-        a process that was killed, of a claim whose answer was lost, of an end that could not be reported.
+        """Fail the attempts that are assigned to this runner but not played, so that the store queues them again. Their
+        process was killed, the answer to their claim was lost, or their end could not be reported.
 
         Args:
-            playing: attempts in flight when no claim was; later, one that has just ended would look lost.
+            playing: attempts in flight, taken while no claim is open; later, one that has just ended would look lost.
         """
         for rollout in await store.query_rollouts(status_in=["preparing", "running"]):
             attempt = rollout.attempt
             if attempt.worker_id == self.get_worker_id() and attempt.attempt_id not in playing:
-                logger.warning("rollout %s is not played by the runner that claimed it", rollout.rollout_id)
+                logger.warning(
+                    "rollout %s is not played by the runner that claimed it; it goes back into the queue",
+                    rollout.rollout_id,
+                )
                 await store.update_attempt(rollout.rollout_id, attempt.attempt_id, status="failed")
 
     async def _until_alone(self) -> None:
-        """Return when the store has not answered for STORE_GONE_S or the trainer has said, or shown, that it ended."""
+        """Return when the store has not answered for STORE_GONE_S, or the trainer has finished or fallen silent."""
         store, last_answer, trainer_seen = self.get_store(), time.monotonic(), False
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
             while True:
@@ -326,7 +311,7 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
                 running = (trainer.heartbeat_stats or {}).get("state") == "running"
                 trainer_seen |= running and not silent
                 if not trainer_seen:
-                    continue  # what is there is an earlier run's
+                    continue  # this heartbeat is an earlier run's
                 if not running:
                     return
                 if silent:

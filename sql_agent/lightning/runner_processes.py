@@ -1,8 +1,8 @@
-"""Runner processes that come back: agent-lightning's strategy starts each once and does not notice when one is killed.
+"""Runner processes that are restarted: agent-lightning starts each once and does not notice when one is killed.
 
-Each runner is the child of a process that does nothing but start it again, and that ends with the command. Runners are
-told to end by SIGTERM alone: the event that upstream shares among them stays locked for all when one is killed while it
-looks at it. Leaves out the rollouts of a killed runner, which its successor gives back (`sql_agent.lightning.runner`).
+Each runner is the child of a process that only starts it again, and that ends with the command. Runners are told to end
+by SIGTERM alone: the event that upstream shares among them stays locked for all of them if one is killed while it reads
+it. Leaves out the rollouts of a killed runner, which its successor gives back (`sql_agent.lightning.runner`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RESTART_PAUSE_S = 0.5
 class LastingRunners(agl.ClientServerExecutionStrategy):
     """
     Args:
-        logs: folder of `runner-N.log`, which takes what the N-th runner prints.
+        logs: folder of `runner-N.log`, to which the N-th runner's output goes.
         options: upstream's.
     """
 
@@ -58,7 +58,7 @@ class LastingRunners(agl.ClientServerExecutionStrategy):
         return processes
 
     async def _execute_algorithm(self, algorithm: Any, store: Any, stop_evt: Any) -> None:
-        """Upstream's, with a server that looks who asks."""
+        """As upstream's, but with a server that checks its clients."""
         if not self.managed_store:
             return await super()._execute_algorithm(algorithm, store, stop_evt)
         server = StoreServer(store, host=self.server_host, port=self.server_port)
@@ -74,7 +74,7 @@ class LastingRunners(agl.ClientServerExecutionStrategy):
 
 
 class NeverSet:
-    """Stands where upstream's runners have their shared stop event."""
+    """Takes the place of the stop event that upstream shares among its runners."""
 
     def is_set(self) -> bool:
         return False
@@ -84,7 +84,7 @@ class NeverSet:
 
 
 async def _until_told(work: Any) -> None:
-    """Await `work` until SIGTERM; then it has the time that its clean-up takes."""
+    """Await `work` until SIGTERM, which cancels it; its clean-up is awaited as well."""
     task = asyncio.ensure_future(work)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     await asyncio.wait({task})
@@ -93,11 +93,11 @@ async def _until_told(work: Any) -> None:
 
 
 def keep_going(play: Callable[[int], None], number: int, logs: Path) -> None:
-    """Have `play(number)` run in a child of this process, again and again until it ends well or SIGTERM comes."""
+    """Run `play(number)` in a child process, again and again until it succeeds or SIGTERM arrives."""
     end_with_parent()
     wear_name()
     for sign in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(sign, signal.SIG_IGN)  # they are for the command, which ends us
+        signal.signal(sign, signal.SIG_IGN)  # the command receives them too, and ends us
     signals = {signal.SIGTERM, signal.SIGCHLD}
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
@@ -111,7 +111,10 @@ def keep_going(play: Callable[[int], None], number: int, logs: Path) -> None:
         print(f"runner {number} ended with {code}; its log is {log}", file=sys.stderr, flush=True)
         deaths.append(time.monotonic())
         if len(deaths) == MOST_DEATHS and time.monotonic() - deaths[0] < DEATHS_WITHIN_S:
-            raise SystemExit(f"runner {number} died {MOST_DEATHS} times within {DEATHS_WITHIN_S:.0f} s: given up")
+            raise SystemExit(
+                f"runner {number} died {MOST_DEATHS} times within {DEATHS_WITHIN_S:.0f} s and is not started again; "
+                f"{log} has the cause"
+            )
         time.sleep(RESTART_PAUSE_S)
 
 
@@ -137,7 +140,7 @@ def _start(play: Callable[[int], None], number: int, log: Path, blocked: set[sig
 
 
 def _end_of(child: int, signals: set[signal.Signals]) -> int:
-    """How the child ended, as `subprocess` tells it; 0 when it was told to."""
+    """The child's exit code as `subprocess` has it; 0 when it was told to end."""
     while signal.sigwait(signals) != signal.SIGTERM:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:

@@ -1,8 +1,8 @@
-"""The client of agent-lightning's store that every part of a run uses: patient while the store is away.
+"""The client of agent-lightning's store that every part of a run uses: it keeps trying while the store is away.
 
-Upstream's gives up within a second of an outage, takes half an answer for the end, queues rollouts a second time when
-only the answer to the first request was lost, and a cancelled one when its player reports that it failed. Leaves out a
-store that comes back empty.
+Upstream's client gives up within a second of an outage, takes half an answer for the end, queues rollouts a second time
+when only the answer to the first request was lost, and queues a cancelled rollout again when its runner reports a
+failure. Leaves out a store that comes back empty.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from sql_agent.lightning.door import STORE_TOKEN, authorization
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0
-"""How long one call is tried again."""
+"""How long one call is repeated."""
 REQUEST_TIMEOUT_S = 15.0
 LONGEST_PAUSE_S = 2.0
-"""Between two tries; the first pause is a tenth of a second, each further one twice as long."""
+"""The longest pause between two tries; the first is a tenth of a second, each further one twice as long."""
 UNFINISHED: list[Any] = ["queuing", "preparing", "running", "requeuing"]
-"""States of a rollout that somebody may still play."""
+"""States of a rollout that a runner may still play."""
 READ = "spans_read"
-"""Metadata of a rollout whose spans nobody reads again; `sql_agent.store_server` frees them."""
+"""Metadata key of a rollout whose spans have been read; `sql_agent.store_server` frees them."""
 _ENQUEUE = "/queues/rollouts/enqueue"
 _FAILURES = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
-"""Of a call; ValueError: the answer is no JSON."""
+"""Errors of a call; ValueError: the answer is no JSON."""
 
 
 class StoreUnavailableError(ConnectionError):
@@ -40,7 +40,7 @@ class StoreUnavailableError(ConnectionError):
 
 
 class StoreClient(agl.LightningStoreClient):
-    """Upstream's client, which shows the store's token where the environment has one."""
+    """Upstream's client, which sends the store's token if the environment has one."""
 
     async def _get_session(self) -> aiohttp.ClientSession:
         session = await super()._get_session()
@@ -65,15 +65,15 @@ class PatientStore(StoreClient):
             try:
                 return await super()._request_json(method, path, json=json, params=params)
             except _FAILURES as error:
-                if path == _ENQUEUE:  # whose second try is no repetition
+                if path == _ENQUEUE:  # a second try would queue the rollouts twice
                     raise
                 await patience.wait(error)
 
     async def enqueue_many_rollouts(self, rollouts: Sequence[Any]) -> Sequence[Any]:
-        """Queue rollouts once: before they are sent again it is looked whether they have arrived.
+        """Queue rollouts once: before they are sent again, the store is asked whether they have arrived.
 
-        Those of a request that arrives after that look are in the store twice; so whoever has all the results that he
-        waits for cancels what is left.
+        A request that arrives after that question leaves its rollouts in the store twice, so the caller cancels what is
+        unfinished once it has all its results.
         """
         sent = uuid.uuid4().hex
         marked = [
@@ -86,14 +86,14 @@ class PatientStore(StoreClient):
                 return await super().enqueue_many_rollouts(marked)
             except _FAILURES as error:
                 await patience.wait(error)
-            # two requests that were given up may both arrive late, and one after the other or mixed
+            # two requests that were given up may both arrive late, in order or mixed
             newest = await self.query_rollouts(sort_by="start_time", sort_order="desc", limit=2 * len(marked))
             arrived = {r.metadata["number"]: r for r in newest if (r.metadata or {}).get("sent") == sent}
             if len(arrived) == len(marked):
                 return [arrived[number] for number in range(len(marked))]
 
     async def update_attempt(self, rollout_id: str, attempt_id: str, **changes: Any) -> Any:
-        """As upstream's, but a failure under a cancelled rollout is not reported: the store would queue it again."""
+        """As upstream's, but the failure of a cancelled rollout is not reported: the store would queue it again."""
         if changes.get("status") == "failed":
             ended = await self.wait_for_rollouts(rollout_ids=[rollout_id], timeout=0)
             if any(rollout.status == "cancelled" for rollout in ended):
@@ -101,12 +101,12 @@ class PatientStore(StoreClient):
         return await super().update_attempt(rollout_id, attempt_id, **changes)
 
     async def mark_read(self, rollout: Any) -> None:
-        """Let the store free what this rollout left; one that is kept by `agl store` notes it and frees nothing."""
+        """Let the store free this rollout's spans; a store of `agl store` only notes it and frees nothing."""
         await self.update_rollout(rollout.rollout_id, metadata={**(rollout.metadata or {}), READ: True})
 
 
 class _Patience:
-    """Of one call: a growing pause after each failure, and an end."""
+    """The retries of one call: a growing pause after each failure, and an end."""
 
     def __init__(self, call: str) -> None:
         self._call, self._give_up, self._pause_s = call, time.monotonic() + PATIENCE_S, 0.1
@@ -114,14 +114,15 @@ class _Patience:
     async def wait(self, error: Exception) -> None:
         """
         Raises:
-            StoreUnavailableError: it has taken too long.
-            aiohttp.ClientResponseError: the store understood and refused; another try would get the same answer.
+            StoreUnavailableError: `PATIENCE_S` have passed.
+            aiohttp.ClientResponseError: the store refused the call; another try would get the same answer.
         """
         if isinstance(error, aiohttp.ClientResponseError) and 400 <= error.status < 500 and error.status != 408:
             raise error
         if time.monotonic() + self._pause_s > self._give_up:
             raise StoreUnavailableError(
-                f"{self._call} failed for {PATIENCE_S:.0f} s, the last time with {type(error).__name__}: {error}"
+                f"{self._call} failed for {PATIENCE_S:.0f} s, the last time with {type(error).__name__}: {error}; "
+                "start a store that is kept outside again, then this run"
             ) from error
         logger.info("%s: %s: %s; trying again", self._call, type(error).__name__, error)
         await asyncio.sleep(self._pause_s)

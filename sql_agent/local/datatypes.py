@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
-from dbbench_adapter.datatypes import Score
-from dbbench_adapter.protocols import Message
-from sql_agent.datatypes import AgentConfig, RolloutRecord
+from sql_agent.datatypes import RolloutRecord
+from sql_agent.environments.base import Playable as Playable
 from sql_agent.rollouts.stitch import Trajectory
 from sql_agent.success import Rate
 
@@ -19,22 +18,6 @@ class DivergedError(RuntimeError):
 
 class UnjudgedError(RuntimeError):
     """Several batches in a row got no verdict at all; the message says why."""
-
-
-class Playable(Protocol):
-    """What playing an episode needs of an environment (`sql_agent.environments.base.Environment`)."""
-
-    tools: list[dict[str, Any]]
-
-    def messages(self, task: Any) -> list[Message]: ...
-
-    def history(self, messages: Sequence[Message]) -> list[Message]: ...
-
-    def open(self, task: Any, limits: AgentConfig) -> Any: ...
-
-    def judge(self, episode: Any) -> Score: ...
-
-    def max_replies(self, limits: AgentConfig) -> int: ...
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from core.passwords import BackendSpec, masked
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
-from dbbench_adapter.skills import SKILLS
+from dbbench_adapter.sql_skills import SKILLS
 from sql_agent.config import fault_of_yaml
 from sql_agent.datatypes import AgentConfig
 from sql_agent.local.config import AdapterConfig, LossConfig, ModelConfig, OptimConfig, Settings, also

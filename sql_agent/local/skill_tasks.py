@@ -9,8 +9,8 @@ from pathlib import Path
 from dbbench_adapter import generator as plain
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.generate import Split
-from dbbench_adapter.skills import SKILLS
 from dbbench_adapter.splits import draw_by_kind
+from dbbench_adapter.sql_skills import SKILLS
 from dbbench_adapter.tasks.single_skill import (
     SingleSkillTaskGenerator,
     by_skill,

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from core.commands import INTERRUPTED
-from core.outputs import in_words
+from core.disk_errors import in_words
 from sql_agent.local.config import AdapterConfig, ModelConfig
 from sql_agent.local.datatypes import DivergedError, UnjudgedError
 from sql_agent.local.memory import Workload, give_back_freed_memory, memory_warning
@@ -90,7 +90,7 @@ def start_policy(
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
-    from reward_model.scorer import endless_template
+    from core.chat_tokenizer import endless_template
     from sql_agent.local.conversation import Conversation
     from sql_agent.local.policy import load_policy
 

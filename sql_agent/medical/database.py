@@ -1,4 +1,4 @@
-"""A medical database for reading only: what it has to hold, and a sandbox for the statements of an agent.
+"""A read-only medical database: the checks of its contents, and a sandbox for an agent's statements.
 
 The file is opened read-only (`mode=ro`, `query_only`) and an authorizer allows SELECT over `drugs_info` and `disease`
 alone: no other table of the file, no schema, no ATTACH, PRAGMA or virtual table, and functions that work in time
@@ -26,9 +26,9 @@ from sql_agent.medical.datatypes import TABLES, MedicalDataError, Question, Sche
 
 MAX_ROWS = 200
 MAX_FETCHED_CHARS = 100_000
-"""Of the texts of one result; the rows after the one that passes it are dropped."""
+"""Longest result in the sandbox, counted over its texts; rows beyond it are dropped."""
 MAX_RESULT_CHARS = 2_000
-"""Of a result as the policy reads it; a label's field fits, a whole table does not."""
+"""Longest result as the policy reads it; a field of a label fits, a whole table does not."""
 TRUNCATED = "[TRUNCATED]"
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: 1_000_000,
@@ -40,7 +40,7 @@ _LIMITS = {
     sqlite3.SQLITE_LIMIT_ATTACHED: 0,
 }
 _OURS = ("like", "instr", "replace", "lower", "upper", "concat")
-"""In place of SQLite's: none of them looks for a long text in a long text the slow way, and each looks at the clock."""
+"""Replacements of SQLite's functions: none searches a long text in quadratic time, and each obeys the time limit."""
 _BUILT_IN = "abs avg coalesce count group_concat ifnull iif length max min nullif round substr substring sum total"
 _CALLABLE = frozenset([*_OURS, *_BUILT_IN.split()])
 _CATALOGUES = frozenset(("sqlite_master", "sqlite_schema", "sqlite_temp_master", "sqlite_temp_schema"))
@@ -88,17 +88,17 @@ def read_schema(path: Path) -> Schema:
 
 
 def missing(schema: Schema) -> list[str]:
-    """Tables, and columns of the tables that are there, which doc/medical.md names and a database lacks."""
+    """The tables of doc/medical.md that the database lacks, and missing columns of those that it has."""
     tables = [table for table in TABLES if table not in schema]
     columns = [f"{table}.{name}" for table in schema for name in TABLES[table].columns if name not in schema[table]]
     return tables + columns
 
 
 def check_questions(questions: Sequence[Question], path: Path, schema: Schema) -> None:
-    """Refuse questions that rest on what is not in the database.
+    """Refuse questions about fields that are empty or missing in the database.
 
     Raises:
-        MedicalDataError: names the first of them and how many there are.
+        MedicalDataError: names the first such question and their number.
     """
     with closing(connect(path)) as connection:
         unfounded = [q for q in questions if q.table is not None and not _holds(connection, schema, q)]
@@ -119,14 +119,14 @@ def _holds(connection: sqlite3.Connection, schema: Schema, question: Question) -
 
 
 def _columns(connection: sqlite3.Connection, table: str) -> tuple[str, ...]:
-    """Those that doc/medical.md names as it spells them; SQLite minds no case."""
+    """A table's columns, spelled as in doc/medical.md where that names them; SQLite ignores case."""
     ours = {"id", TABLES[table].name_column, *TABLES[table].columns}
     names = [row[0] for row in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))]
     return tuple(name.lower() if name.lower() in ours else name for name in names)
 
 
 def _wrong_ids(connection: sqlite3.Connection, table: str) -> list[str]:
-    """What keeps `id` from naming one row, as a text: 7 and '7' are the same to a question."""
+    """The reasons why `id` does not identify a row. It is compared as text: to a question 7 and '7' are the same."""
     sql = f"SELECT count(*), count(DISTINCT CAST(id AS TEXT)) FROM {table} WHERE typeof(id) IN ('integer', 'text')"
     good, distinct = connection.execute(sql).fetchone()
     (total,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
@@ -135,7 +135,7 @@ def _wrong_ids(connection: sqlite3.Connection, table: str) -> list[str]:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """The file, for reading only; for our own statements, see `ReadOnlyDatabase` for an agent's."""
+    """A read-only connection for our own statements; an agent's go through `ReadOnlyDatabase`."""
     uri = f"{path.resolve().as_uri()}?mode=ro"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=1.0)
     connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
@@ -168,7 +168,7 @@ class ReadOnlyDatabase:
         self._connection.set_progress_handler(lambda: expired() or self._guard.exceeded(), PROGRESS_OPCODES)
 
     def run(self, sql: str) -> Result:
-        """Run one statement as the agent; what is wrong with it is in `Result.error`."""
+        """Run one statement of the agent; its error is in `Result.error`."""
         if _EXPLAIN.match(sql):
             return Result(error=self._refusal())
         self._guard = Guard(MAX_SORT_OPCODES if _SORTS.search(sql) else None)
@@ -178,13 +178,13 @@ class ReadOnlyDatabase:
             except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, StatementTimeout, MemoryError) as error:
                 if getattr(error, "sqlite_errorcode", 0) & 0xFF in _GONE:
                     raise BackendUnavailable(f"{self._path} can no longer be read: {error}") from None
-                return Result(error=self._in_words(error))
+                return Result(error=self._error_text(error))
 
     def close(self) -> None:
         self._connection.close()
 
     def _authorize(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
-        """The last argument tells nothing: a CTE may call itself like a table."""
+        """SQLite's authorizer. Its last argument is not used: a CTE may have a table's name."""
         allowed = (
             action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_RECURSIVE)
             or (
@@ -196,10 +196,10 @@ class ReadOnlyDatabase:
         return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
     def _counts_what_is_no_table(self, name: str | None, column: str | None) -> bool:
-        """A read of no column counts rows; SQLite asks with the name in the statement, which may be a subquery's."""
+        """A read without a column counts rows; its name comes from the statement and may be a subquery's."""
         return not column and (name or "").lower() not in self._others
 
-    def _in_words(self, error: BaseException) -> str:
+    def _error_text(self, error: BaseException) -> str:
         text = str(error)
         if self._guard.out_of_memory or isinstance(error, MemoryError):
             return "the statement takes too much memory"
@@ -210,7 +210,7 @@ class ReadOnlyDatabase:
         return text or type(error).__name__
 
     def _refusal(self) -> str:
-        """In our words: SQLite's name columns of the other tables."""
+        """Our own message: SQLite's would name columns of the other tables."""
         return f"not allowed: only SELECT over {' and '.join(sorted(self._tables))}, with common functions"
 
 
@@ -227,18 +227,18 @@ def _fetched(cursor: sqlite3.Cursor) -> Result:
     return Result(tuple(rows), columns)
 
 
-def _plain(cell: Any) -> Any:
+def _json_cell(cell: Any) -> Any:
     if isinstance(cell, float) and not math.isfinite(cell):
         return None  # JSON has no infinity
     return cell.hex() if isinstance(cell, bytes) else cell
 
 
-def shown(result: Result) -> str:
-    """What the policy reads of a result: columns and rows as JSON, cut at `MAX_RESULT_CHARS`, or the error."""
+def format_result(result: Result) -> str:
+    """The text of a result for the policy: columns and rows as JSON, cut at `MAX_RESULT_CHARS`, or the error."""
     if result.error is not None:
         text = f"Error: {result.error}"
     else:
-        rows = [[_plain(cell) for cell in row] for row in result.rows or ()]
+        rows = [[_json_cell(cell) for cell in row] for row in result.rows or ()]
         text = json.dumps({"columns": result.columns, "rows": rows}, ensure_ascii=False)
-    text = text.encode("utf-8", "replace").decode()  # half a surrogate pair would break the next request
+    text = text.encode("utf-8", "replace").decode()  # a lone surrogate would break the next request
     return text if len(text) <= MAX_RESULT_CHARS else text[:MAX_RESULT_CHARS] + TRUNCATED

@@ -1,4 +1,4 @@
-"""Questions, the tables they rest on, and the files of questions. Importing this module is instant."""
+"""The records of questions and tables, and the reading of question files. Importing this module is instant."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class MedicalDataError(ValueError):
 @dataclass(frozen=True)
 class MedicalTable:
     name_column: str
-    """What people call an entry; together with `id` all that a table needs."""
+    """The column with an entry's name; a table needs only this and `id`."""
     columns: tuple[str, ...]
-    """Texts that an entry may have, besides `id` and its name."""
+    """Columns with texts that an entry may have, besides `id` and its name."""
 
 
 TABLES: dict[str, MedicalTable] = {
@@ -47,7 +47,7 @@ TABLES: dict[str, MedicalTable] = {
 
 @dataclass(frozen=True)
 class Question:
-    """One question. What its answer rests on is for people and for preference pairs; no reward reads it."""
+    """One question. The fields behind its answer are for people and for preference pairs; no reward reads them."""
 
     id: str
     question: str
@@ -66,7 +66,7 @@ class Question:
 
     @property
     def entry(self) -> str:
-        """What must not be in both halves of a split: the row, or the question itself where it names none."""
+        """The key that must not be in both halves of a split: the row, or the question itself if it names no row."""
         return self.id if self.row_id is None else f"{self.table}/{self.row_id}"
 
     def to_dict(self) -> dict[str, Any]:

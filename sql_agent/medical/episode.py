@@ -1,12 +1,12 @@
-"""How an agent answers medical questions: its rules, its one tool, and the episode that keeps them."""
+"""The rules, the tool and the episode of an agent that answers medical questions."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from dbbench_adapter.protocols import Message, Status
-from sql_agent.medical.database import ReadOnlyDatabase, shown
+from dbbench_adapter.protocols import Message
+from sql_agent.environments.episode import OneToolEpisode
+from sql_agent.medical.database import ReadOnlyDatabase, format_result
 from sql_agent.medical.datatypes import Question, Schema
 
 MAX_ROUNDS = 8
@@ -39,38 +39,15 @@ def messages(question: Question, schema: Schema) -> list[Message]:
     return [{"role": "system", "content": RULES + tables}, {"role": "user", "content": question.question}]
 
 
-class MedicalEpisode:
-    """Calls of the tool until a reply without one, which is the answer."""
+class MedicalEpisode(OneToolEpisode):
+    tool_name, argument, example = TOOL_NAME, "sql", "..."
 
     def __init__(self, database: ReadOnlyDatabase, max_rounds: int) -> None:
-        self.max_rounds = max_rounds
-        self.malformed_calls = 0
-        self.status: Status = "running"
+        super().__init__(max_rounds)
         self._database = database
 
-    @property
-    def done(self) -> bool:
-        return self.status != "running"
-
-    def call_tool(self, name: str, arguments: Any) -> str:
-        if name != TOOL_NAME:
-            return self._malformed(f"unknown tool {name!r}; call {TOOL_NAME}")
-        try:
-            values = json.loads(arguments)
-        except (ValueError, TypeError, RecursionError):
-            return self._malformed(f"the arguments of {name} do not parse; they are a JSON object")
-        sql = values.get("sql") if isinstance(values, dict) else None
-        if not isinstance(sql, str) or not sql.strip():
-            return self._malformed(f'{name} takes {{"sql": "..."}}')
-        return shown(self._database.run(sql))
-
-    def without_call(self, _reply: str) -> list[Message]:
-        self.status = "completed"
-        return []
+    def use_tool(self, value: str) -> str:
+        return format_result(self._database.run(value)) if value.strip() else self.wrong_argument()
 
     def close(self) -> None:
         self._database.close()
-
-    def _malformed(self, reason: str) -> str:
-        self.malformed_calls += 1
-        return f"Error: {reason}."

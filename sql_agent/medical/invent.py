@@ -18,10 +18,10 @@ _SLOT = re.compile(r"\{(\w+)(?:-(\d+))?\}")
 
 
 def make_database(path: Path, *, n_drugs: int = 200, n_diseases: int = 120, seed: int = 0) -> None:
-    """Write the database; it appears whole, and replaces what is there.
+    """Write the database as a whole; an existing file is replaced.
 
     Args:
-        n_drugs, n_diseases: rows of `drugs_info` and `disease`; English and Chinese take turns.
+        n_drugs, n_diseases: rows of `drugs_info` and `disease`, alternately English and Chinese.
     """
     with written(path) as unfinished, closing(sqlite3.connect(unfinished)) as connection:
         connection.execute("CREATE TABLE notice (text TEXT NOT NULL)")
@@ -48,7 +48,7 @@ def entries(table: str, count: int, draw: random.Random) -> Iterator[tuple[int |
 def _fresh(language: Language, table: str, used: set[str], draw: random.Random) -> str:
     for attempt in range(1_000_000):
         name = filled(draw.choice(NAMES[language][table]), language, draw)
-        if attempt >= 20:  # the plain ones become scarce
+        if attempt >= 20:  # unused names without a number become rare
             name += f" {draw.randrange(2, 10 ** (1 + attempt // 20))}"
         if name not in used:
             used.add(name)
@@ -57,7 +57,7 @@ def _fresh(language: Language, table: str, used: set[str], draw: random.Random) 
 
 
 def filled(template: str, language: Language, draw: random.Random) -> str:
-    """A template with its slots filled; a word that occurs twice is not the same twice where there are others."""
+    """Fill the slots of a template; a slot that occurs twice gets two different words."""
     used: set[str] = set()
 
     def fill(slot: re.Match[str]) -> str:

@@ -1,8 +1,8 @@
-"""Preference pairs for a medical scorer: an answer out of the right field against one that is not.
+"""Makes preference pairs for a medical scorer: an answer from the right field is preferred to another answer.
 
 Both sides have one call of the tool, its real result and an answer, in the form in which rollouts are scored
-(`sql_agent.rollouts.scoring.conversation`). What is wrong with the worse one: it looks at another entry (`wrong_row`),
-at another field of the same entry (`wrong_field`), or looks rightly and then declines (`refusal`). Within each of these
+(`sql_agent.rollouts.scoring.conversation`). The worse side looks at another entry (`wrong_row`), at another field of
+the same entry (`wrong_field`), or at the right field and then declines to answer (`refusal`). Within each of these
 kinds the better side is the longer one in half of the pairs.
 """
 
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from core.messages import Message, num_chars
 from dbbench_adapter.backends.sqlite.sandbox import Watchdog
-from reward_model.data.summary import num_chars
-from reward_model.datatypes import Message, Preference
-from sql_agent.medical.database import ReadOnlyDatabase, connect, shown
+from reward_model.datatypes import Preference
+from sql_agent.medical.database import ReadOnlyDatabase, connect, format_result
 from sql_agent.medical.datatypes import TABLES, Question, Schema
 from sql_agent.medical.episode import TOOL_NAME, messages
 from sql_agent.medical.questions import Entry, askable, entries, label, text_of
@@ -40,12 +40,12 @@ class Pair:
 
     @property
     def longer(self) -> int:
-        """Characters that the better side is longer."""
+        """Length of the better side minus that of the worse one, in characters."""
         return num_chars(self.preference.chosen) - num_chars(self.preference.rejected)
 
 
 def make_pairs(path: Path, schema: Schema, questions: Sequence[Question], *, seed: int = 0) -> list[Pair]:
-    """At most one pair of each kind for each question; questions that name no field are passed over."""
+    """Make at most one pair of each kind per question; questions that name no field are skipped."""
     draw = random.Random(f"{seed}/pairs")
     with closing(_Sides(path, schema)) as sides:
         balance: Counter[Kind] = Counter()
@@ -61,7 +61,7 @@ def make_pairs(path: Path, schema: Schema, questions: Sequence[Question], *, see
 
 
 def _even(pairs: Sequence[Pair], draw: random.Random) -> list[Pair]:
-    """Leave out what a kind has too many of on one side."""
+    """Leave out pairs until the longer side is the better one in half of each kind."""
     left: list[Pair] = []
     for kind in KINDS:
         longer = [pair for pair in pairs if pair.kind == kind and pair.longer > 0]
@@ -73,7 +73,7 @@ def _even(pairs: Sequence[Pair], draw: random.Random) -> list[Pair]:
 
 
 class _Sides:
-    """Makes what an agent says about a question, with the database's own results."""
+    """Makes an agent's conversations about a question, with the database's real results."""
 
     def __init__(self, path: Path, schema: Schema) -> None:
         self._schema, self._watchdog = schema, Watchdog()
@@ -106,7 +106,7 @@ class _Sides:
         def side(looked_at: Entry, field: str, text: str) -> tuple[Message, ...]:
             name = f"{TABLES[entry.table].name_column} = {_quoted(looked_at.name)}"
             sql = f"SELECT {field} FROM {entry.table} WHERE {name}"
-            result = {"role": "tool", "tool_call_id": "call_0", "content": shown(self._as_agent.run(sql))}
+            result = {"role": "tool", "tool_call_id": "call_0", "content": format_result(self._as_agent.run(sql))}
             turns = [calls(call(TOOL_NAME, {"sql": sql})), result, {"role": "assistant", "content": text}]
             return tuple(conversation([*prompt, *turns]))
 
@@ -134,7 +134,7 @@ class _Sides:
             )
 
     def _elsewhere(self, entry: Entry, column: str, kind: Kind, draw: random.Random) -> Iterator[tuple[Entry, str]]:
-        """Where a wrong answer may come from."""
+        """The fields that a wrong answer may come from."""
         if kind == "wrong_field":
             yield from ((entry, other) for other in askable(entry.table, self._schema) if other != column)
         else:

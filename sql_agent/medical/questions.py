@@ -1,7 +1,7 @@
-"""Questions about the entries of a medical database, invented or a user's own: one field of one entry each.
+"""Makes questions about the entries of a medical database, each about one field of one entry.
 
-An entry belongs to the training or to the held-out half by its table and id alone, whatever else is in the database.
-Entries whose name another entry of the table has as well are left out: nobody could tell which is meant.
+An entry belongs to the training or the held-out half by its table and id alone. An entry whose name occurs twice in its
+table is left out, because the question would be ambiguous.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Entry:
 def make_questions(
     path: Path, schema: Schema, count: int, *, half: Half, held_out_fraction: float = 0.2, seed: int = 0
 ) -> list[Question]:
-    """At most `count` questions over one half of the entries, every entry's first before any entry's second.
+    """Make `count` questions over one half of the entries; every entry gets its first before any gets its second.
 
     Returns:
-        Fewer where the entries of that half do not have so many fields that hold something.
+        Fewer questions if the entries of that half do not have so many fields with a text.
     """
     draw = random.Random(f"{seed}/{half}")
     with closing(connect(path)) as connection:
@@ -54,7 +54,7 @@ def make_questions(
 
 
 def entries(connection: sqlite3.Connection, schema: Schema) -> list[Entry]:
-    """The entries whose names are their own."""
+    """The entries whose names are unique in their table."""
     found = []
     for table in schema:
         name = TABLES[table].name_column
@@ -93,7 +93,7 @@ def _fields(
 
 
 def text_of(connection: sqlite3.Connection, entry: Entry, column: str) -> str | None:
-    """What a field says; None where it says nothing or holds bytes."""
+    """The text of a field; None if it is empty or holds bytes."""
     sql = f'SELECT "{column}" FROM {entry.table} WHERE id = ?'
     (value,) = connection.execute(sql, (entry.id,)).fetchone()
     return None if value is None or isinstance(value, bytes) or not str(value).strip() else str(value)

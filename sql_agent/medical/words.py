@@ -1,6 +1,7 @@
-"""What invented entries are made of. Nothing here is meant to be taken for a fact: no drug, disease or company exists.
+"""The words of invented entries. Nothing here is a fact: none of these drugs, diseases or companies exists.
 
-A template's `{name}` is one of the words of that name, `{2-9}` a number of that range. Every entry is in one language.
+A template's `{name}` stands for one of the words of that name, `{2-9}` for a number of that range. Every entry is in
+one language.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""One page about one run: what was logged (`reading`), what it looks like (`figures`), and the page itself (`page`)."""
+"""One page about one run: `reading` loads what was logged, `figures` draws it, and `page` makes the HTML."""

@@ -1,4 +1,4 @@
-"""The figures of the report: which metrics stand in which picture, and the pictures as SVG for a page."""
+"""The figures of the report: which metrics each one shows, and its SVG. Leaves out the page around them (`page`)."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ Points = list[tuple[int, float]]
 class Figure:
     title: str
     lines: dict[str, Points]
-    """Label to points; a line that was never logged is left out."""
+    """From label to points; a line that was never logged is left out."""
     note: str = ""
     stacked: bool = False
     intervals: tuple[str, list[tuple[float, float]]] | None = None
-    """The line that has 95 % intervals, and they."""
+    """The label of the line that has 95 % intervals, and the intervals."""
     limit: float | None = None
     empty: str = "Nothing was logged."
-    """What no lines mean."""
+    """The text if there are no lines."""
 
 
 def series(rows: Sequence[Row], names: dict[str, str]) -> dict[str, Points]:
-    """Label to points of the metrics (label to name) that were logged at all."""
+    """The points of the metrics that were logged, by label; `names` maps labels to metrics."""
     found = {label: [(r["train_step"], r[name]) for r in rows if name in r] for label, name in names.items()}
     return {label: points for label, points in found.items() if points}
 
 
 def by_prefix(rows: Sequence[Row], prefix: str, *, absent: float | None = None) -> dict[str, Points]:
-    """A line for each metric below `prefix`; `absent` stands for a count that is not logged because it is 0."""
+    """A line for each metric that begins with `prefix`; `absent` replaces a count that is not logged when it is 0."""
     names = sorted({name for row in rows for name in row if name.startswith(prefix)})
     if absent is None:
         return series(rows, {name.removeprefix(prefix): name for name in names})
@@ -147,13 +147,13 @@ def all_figures(rows: Sequence[Row]) -> list[Figure]:
 
 
 def _none(rows: Sequence[Row], counted: str) -> str:
-    """What it means that no cause was logged: nothing happened, where the count itself was logged."""
+    """The text if no cause was logged: nothing happened, provided that the count itself was logged."""
     steps = sum(counted in row for row in rows)
     return f"None in {steps} train steps." if steps else "Nothing was logged."
 
 
 def skills(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
-    """Of each skill: its name, and held-out success at the first and at the last validation with its interval."""
+    """For each skill: its name, and held-out success with its interval at the first and at the last validation."""
     validated = [row for row in rows if any(name.startswith("val/skill/") for name in row)]
     if not validated:
         return []
@@ -176,7 +176,7 @@ def _skill(row: Row, name: str) -> str:
 
 
 def svg(figure: Figure, number: int) -> str:
-    """The figure as an SVG element whose text is text and takes the page's colour; no two share an id."""
+    """The figure as an SVG element with real text in the page's colour and ids that no other figure has."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -201,11 +201,11 @@ def _draw(axes: Any, figure: Figure) -> None:
     if figure.stacked:
         steps = sorted({step for line in figure.lines.values() for step, _ in line})
         heights = [[dict(line).get(step, 0.0) for step in steps] for line in figure.lines.values()]
-        axes.stackplot(steps, heights, labels=[_plain(label) for label in figure.lines], alpha=0.8)
+        axes.stackplot(steps, heights, labels=[_escape_dollars(label) for label in figure.lines], alpha=0.8)
     else:
         for label, line in figure.lines.items():
             steps, values = zip(*line, strict=True)
-            shown = _plain(label)
+            shown = _escape_dollars(label)
             if figure.intervals and figure.intervals[0] == label:
                 bars = [[v - low, high - v] for v, (low, high) in zip(values, figure.intervals[1], strict=True)]
                 axes.errorbar(steps, values, yerr=list(zip(*bars, strict=True)), fmt="o-", capsize=3, label=shown)
@@ -215,15 +215,15 @@ def _draw(axes: Any, figure: Figure) -> None:
         axes.axhline(figure.limit, linestyle="--", color="grey", linewidth=1)
 
 
-def _plain(label: str) -> str:
-    """Metrics may be named after a user's skills and rewards, which matplotlib would read as formulas."""
+def _escape_dollars(label: str) -> str:
+    """Escape dollar signs, which a user's skills and rewards may contain: matplotlib would read formulas."""
     return label.replace("$", r"\$")
 
 
 def _own_ids(text: str, number: int) -> str:
-    """SVGs inlined into one page share its ids; black becomes the colour of the page's text."""
+    """Make the ids unique within the page, and replace black by the colour of the page's text."""
     text = re.sub(r'(id="|href="#|url\(#)', rf"\1f{number}-", text)
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)  # links to vocabularies, which nobody reads
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)  # links to vocabularies, of no use here
     text = text.replace("stroke: #000000", "stroke: currentColor").replace("fill: #000000", "fill: currentColor")
     text = re.sub(r"<text ", '<text fill="currentColor" ', text)
     return re.sub(r' width="[^"]*pt" height="[^"]*pt"', "", text, count=1)

@@ -1,4 +1,7 @@
-"""The report as one HTML page that needs no network. What a policy wrote enters it as data, never as markup."""
+"""The report as one HTML page that needs no network. A policy's text enters it as data, never as markup.
+
+Leaves out what is drawn (`figures`) and how a run is read (`reading`).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ T = TypeVar("T")
 TEMPLATE = Path(__file__).with_name("page.html")
 MOST_TRAJECTORIES = 1000
 RELOAD_S = 10
-"""How often a page of a run that goes on loads itself again."""
+"""How often the page of a running run reloads itself."""
 
 
 def render(run: Run) -> str:
@@ -33,10 +36,10 @@ def render(run: Run) -> str:
         or "<p>None logged.</p>",
         "FIGURES": "\n".join(_figure(figure, number) for number, figure in enumerate(all_figures(run.rows))),
         "COUNT": html.escape(counted(run, len(kept))),
-        "TRAJECTORIES": as_data([{"place": place, **shown(row)} for place, row in kept]),
+        "TRAJECTORIES": as_data([{"place": place, **browser_row(row)} for place, row in kept]),
     }
     page = TEMPLATE.read_text(encoding="utf-8")
-    head, *pieces = page.split("{{")  # one pass: a text that holds a placeholder stays the text it is
+    head, *pieces = page.split("{{")  # one pass: a placeholder inside an inserted text is not replaced
     for piece in pieces:
         name, rest = piece.split("}}", 1)
         head += parts[name] + rest
@@ -78,7 +81,7 @@ def _clock(seconds: float) -> str:
 
 
 def dashboard(run: Run) -> str:
-    """A link to the store's own pages, where the store is kept outside and may still be up."""
+    """A link to the store's dashboard if the store is kept outside of the run and may still be up."""
     address = run.config.store.address or ""
     if not address.startswith(("http://", "https://")):
         return ""
@@ -94,14 +97,14 @@ def counted(run: Run, kept: int) -> str:
 
 
 def spread(rows: Sequence[T], most: int) -> list[T]:
-    """At most `most` of the rows, evenly over their order."""
+    """`most` of the rows or fewer, spread evenly over their order."""
     if len(rows) <= most:
         return list(rows)
     return [rows[i * len(rows) // most] for i in range(most)]
 
 
 def outcome(row: Row) -> str:
-    """`lost`, `set aside`, `right` or `wrong`; `unjudged` where nobody tells right from wrong."""
+    """`lost`, `set aside` (filtered), `right` or `wrong`; `unjudged` if the environment has no judge."""
     if row.get("lost"):
         return "lost"
     if row.get("set_aside"):
@@ -110,8 +113,8 @@ def outcome(row: Row) -> str:
     return "unjudged" if value is None else ("right" if value == 1 else "wrong")
 
 
-def shown(row: Row) -> Row:
-    """What the browser needs of a trajectory, under short names."""
+def browser_row(row: Row) -> Row:
+    """The fields of a trajectory that the browser needs, under short names."""
     score, messages = row.get("score") or {}, row.get("messages") or []
     names = ("task_id", "kind", "skills", "lost", "set_aside", "reward", "advantage", "stop_reason", "num_turns")
     names += ("first_prompt_tokens", "sampled_tokens", "response_tokens", "prefix_break", "dropped_turns", "error")
@@ -135,7 +138,7 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_data(value: Any) -> str:
-    """JSON that a script element can hold: no text in it ends the element or begins a comment."""
+    """JSON that is safe in a script element: no text in it can end the element or begin a comment."""
     text = json.dumps(value)  # ASCII: U+2028 is escaped
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

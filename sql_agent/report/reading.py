@@ -1,4 +1,6 @@
-"""What a run has left in its folder so far. Everything may be half written: the run may go on, or have been killed."""
+"""Reads what a run has left in its folder so far. Every file may be incomplete: the run may still be running, or have
+been killed. Leaves out what is shown of it (`figures`, `page`).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ State = Literal["running", "finished", "stopped"]
 
 @dataclass(frozen=True)
 class HeldOut:
-    """One validation: how many of the held-out tasks were solved, greedily."""
+    """One validation: how many of the held-out tasks the greedy policy solved."""
 
     step: int
     solved: int
@@ -58,7 +60,7 @@ class Change:
 
     @property
     def p_value(self) -> float:
-        """McNemar's exact test, two-sided: how likely so uneven a split is if either were as likely as the other."""
+        """McNemar's exact test, two-sided: the probability of so uneven a split if both are equally likely."""
         n = self.gained + self.lost
         tail = sum(comb(n, k) for k in range(min(self.gained, self.lost) + 1))
         return min(1.0, 2 * tail / 2**n)
@@ -81,7 +83,7 @@ class Run:
     """metrics.jsonl, one row a train step."""
     trajectories: list[Row]
     unreadable: int
-    """Lines of either that are no JSON; a kill leaves one."""
+    """Lines of trajectories that are no JSON; a kill leaves one."""
     state: State
 
     @property
@@ -92,7 +94,7 @@ class Run:
 def read_run(folder: Path) -> Run:
     """
     Raises:
-        ValueError: this is no run's folder, or its first step has not ended.
+        ValueError: this is not the folder of a run, or its first step has not ended.
     """
     rows = read_metrics(folder / "metrics.jsonl")
     for name in ("config.yaml", "run.json"):
@@ -110,7 +112,9 @@ def read_run(folder: Path) -> Run:
     try:
         facts = parse_json((folder / "run.json").read_text())
     except ValueError as error:
-        raise ValueError(f"{folder / 'run.json'} is no JSON ({error}); a run that is just starting writes it") from None
+        raise ValueError(
+            f"{folder / 'run.json'} is no JSON ({error}); if the run is just starting, try again in a moment"
+        ) from None
     if not isinstance(facts, dict):
         raise ValueError(f"{folder / 'run.json'} holds a {type(facts).__name__}, expected an object with a run's facts")
     state: State = "finished" if rows[-1]["train_step"] >= config.trainer.steps else "stopped"
@@ -133,9 +137,9 @@ def is_running(folder: Path) -> bool:
 
 
 def read_lines(file: Path) -> tuple[list[Row], int]:
-    """The lines of a file that say of which train step they are, and how many others there are.
+    """The lines of a file that name their train step, and the number of other lines.
 
-    Numbers that are not finite become None: a browser's JSON has none.
+    Numbers that are not finite become None, because a browser's JSON does not know them.
     """
     rows, unreadable = [], 0
     for line in filter(str.strip, file.read_text(encoding="utf-8", errors="replace").split("\n")):
@@ -151,10 +155,10 @@ def read_lines(file: Path) -> tuple[list[Row], int]:
 
 
 def read_metrics(file: Path) -> list[Row]:
-    """One row per train step; where one was logged in two lines, both, and of a number in both the later.
+    """One row per train step. If a step was logged in two lines, they are merged, and the later number wins.
 
     Raises:
-        ValueError: no such file, or nothing in it yet.
+        ValueError: the file does not exist, or is still empty.
     """
     if not file.is_file():
         raise ValueError(f"{file} does not exist; is that a run directory, and has its first step ended?")
@@ -168,9 +172,9 @@ def read_metrics(file: Path) -> list[Row]:
 
 
 def read_trajectories(folder: Path) -> tuple[list[Row], int]:
-    """Every rollout that was saved, in order of the steps, and how many lines are unreadable.
+    """Every saved rollout in the order of steps, and the number of unreadable lines.
 
-    A validation that was made again after a resume holds each task twice: the later counts.
+    A validation that was repeated after a resume holds each task twice; the later one counts.
     """
     found: list[Row] = []
     unreadable = 0
@@ -191,7 +195,7 @@ def held_out(rows: Sequence[Row]) -> list[HeldOut]:
 
 
 def change(trajectories: Sequence[Row]) -> Change | None:
-    """What became of the held-out tasks from the first validation to the last; None without two of them."""
+    """The change of the held-out tasks from the first validation to the last; None if there are not two."""
     solved: dict[int, dict[str, bool]] = {}
     for row in trajectories:
         value = (row.get("score") or {}).get("value")

@@ -1,7 +1,8 @@
-"""Group-relative advantages that leave out what could not be judged.
+"""Group-relative advantages that leave out rollouts without a reward.
 
-verl's own estimator gives every row a place in its group's mean and std. A lost rollout has no reward, not a reward of
-0, so here it has no place: it is recognised by its empty response mask.
+verl's own estimator counts every row in its group's mean and std. A lost rollout has no reward, which is not a reward
+of 0, so it is left out here; its empty response mask marks it. Leaves out which group is trained on
+(`dynamic_sampling`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows of one batch in verl's tensor layout; pure torch, no verl."""
+"""Rows of one batch in verl's tensor layout. Pure torch; imports nothing of verl."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from sql_agent.rollouts.stitch import Trajectory
+from sql_agent.rollouts.datatypes import Trajectory
 
 
 def to_tensors(
@@ -14,8 +14,8 @@ def to_tensors(
 ) -> dict[str, torch.Tensor]:
     """Prompts padded left, responses right, to the longest of this batch; the reward on the last response token.
 
-    A row without a trajectory or without a reward is lost: one pad token each side, an empty mask, reward 0 that no
-    statistic may read (`sql_agent.rollouts.advantages` leaves it out by its empty mask).
+    A row without a trajectory or without a reward is lost: it has one pad token on each side, an empty mask, and a
+    reward of 0 that no statistic may use (`sql_agent.rollouts.advantages` leaves it out by its empty mask).
 
     Args:
         rows: one trajectory per rollout, or None.

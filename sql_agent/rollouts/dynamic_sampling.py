@@ -1,55 +1,99 @@
-"""Groups without spread give way to other tasks, and every rollout has a seed: pure, and the same in every run.
+"""Groups without spread are filtered and another task is played instead; every rollout has a seed. Pure functions.
 
-GRPO learns nothing from a group whose rewards are all equal. Such a group is set aside and another task is played in
-its place, a set number of times (dynamic sampling, DAPO, arXiv:2503.14476 sec. 3.2). Which task follows which depends
-on the run's seed, the train step and the place in the batch alone, never on what finished first, so that a resumed run
-draws what the unbroken one would have. Leaves out the waiting and the playing (`sql_agent.rollouts.manager`).
+GRPO learns nothing from a group whose rewards are all equal, so such a group gives way to a replacement task, a limited
+number of times (dynamic sampling, DAPO, arXiv:2503.14476 sec. 3.2; verl calls it `filter_groups`). Which task replaces
+which depends on the run's seed, the train step and the slot in the batch alone, never on what finished first, so a
+resumed run draws what the unbroken one would have drawn. Leaves out the waiting and the playing (`manager`).
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import Any, Literal
+from dataclasses import replace
 
-NoSpread = Literal["all_right", "all_wrong", "all_equal"]
-Task = dict[str, Any]
+from sql_agent.rewards import without_score
+from sql_agent.rollouts.datatypes import GroupSlot, NoSpread, RolloutResult, Task
 
 
-def no_spread(rewards: Sequence[float | None], success: Sequence[float | None]) -> NoSpread | None:
+def no_spread(group: Sequence[RolloutResult]) -> NoSpread | None:
     """Why a group teaches nothing; None if it does, or if fewer than two of its rollouts have a reward.
 
-    Args:
-        rewards: of one group; None where a rollout was lost.
-        success: of the same rollouts, 1 where the task is solved, 0 where not; None where nobody judges: a score above
-            0 is not right.
+    Equal rewards count as right or wrong only where somebody judges: a reward model's score above 0 is not "right".
     """
-    known = [(reward, solved) for reward, solved in zip(rewards, success, strict=True) if reward is not None]
-    if len(known) < 2 or len({reward for reward, _ in known}) > 1:
+    known = [result for result in group if result.reward is not None]
+    if len(known) < 2 or len({result.reward for result in known}) > 1:
         return None
-    solved = {solved for _, solved in known}
-    return "all_right" if solved == {1.0} else "all_wrong" if solved == {0.0} else "all_equal"
+    success = {result.success for result in known}
+    return "all_right" if success == {1.0} else "all_wrong" if success == {0.0} else "all_equal"
 
 
-def spare_tasks(
-    tasks: Sequence[Task], taken: Collection[str], *, places: int, draws: int, seed: int, step: int
+def level_rewards(group: Sequence[RolloutResult]) -> None:
+    """Take the reward model's score out of every reward of a group in which a rollout lost its score."""
+    failures = Counter(why for r in group if r.outcome and (why := r.outcome.score_failure))
+    if not failures:
+        return
+    [(why, _)] = failures.most_common(1)
+    for result in group:
+        if result.outcome is None or result.reward is None:
+            continue
+        result.outcome = replace(result.outcome, reward=without_score(result.outcome.reward, why))
+        if result.outcome.reward.value is None:
+            result.lost = why
+        else:
+            result.unshaped = why
+
+
+def gives_way(slot: GroupSlot) -> bool:
+    """Whether the newest group of a slot has ended without spread and a replacement task is left."""
+    newest = slot.draws[-1]
+    if not slot.replacements or not all(result.settled for result in newest):
+        return False
+    level_rewards(newest)
+    return no_spread(newest) is not None
+
+
+def draw_replacement(slot: GroupSlot) -> None:
+    """Give a slot that `gives_way` a new group, for its next replacement task; its rollouts are still to be played."""
+    newest, task = slot.draws[-1], slot.replacements.pop(0)
+    slot.draws.append([RolloutResult(result.group, task, draw=len(slot.draws)) for result in newest])
+
+
+def choose_group(slot: GroupSlot) -> list[RolloutResult]:
+    """The group that is trained on: one with spread if there is one, else the one that lost least.
+
+    The rollouts of the others are marked as `filtered`, each with its cause.
+    """
+    for group in slot.draws:
+        level_rewards(group)
+    causes = [no_spread(group) for group in slot.draws]
+    known = [sum(result.reward is not None for result in group) for group in slot.draws]
+    best = max(range(len(slot.draws)), key=lambda draw: (known[draw] > 1 and causes[draw] is None, known[draw]))
+    for draw, group in enumerate(slot.draws):
+        for result in group:
+            result.filtered = None if draw == best else causes[draw] or "lost"
+    return slot.draws[best]
+
+
+def replacement_tasks(
+    tasks: Sequence[Task], taken: Collection[str], *, slots: int, draws: int, seed: int, step: int
 ) -> list[list[Task]]:
-    """What each place of a batch may draw after its first task; no task stands twice in a step.
+    """What each slot of a batch may play after its first task; no task is played twice in a step.
 
     Args:
         tasks: the training tasks.
         taken: ids of the tasks that the batch begins with.
-        places: groups of the batch, P.
-        draws: most tasks that a place may draw.
+        slots: groups of the batch, P.
+        draws: most replacements of one slot.
     Returns:
         P lists of at most `draws` tasks, shorter where the tasks run out.
     """
     free = [task for task in tasks if str(task["id"]) not in taken]
-    drawn = random.Random(f"{seed} {step}").sample(free, min(len(free), places * draws))
-    return [drawn[place::places] for place in range(places)]
+    drawn = random.Random(f"{seed} {step}").sample(free, min(len(free), slots * draws))
+    return [drawn[slot::slots] for slot in range(slots)]
 
 
-def rollout_seed(seed: int, step: int, place: int, draw: int, member: int) -> int:
-    """Of one rollout's sampler, 31 bits: the `member`-th of the group that `place` of the batch plays at its `draw`-th
-    draw."""
-    return random.Random(f"{seed} {step} {place} {draw} {member}").getrandbits(31)
+def rollout_seed(seed: int, step: int, slot: int, draw: int, member: int) -> int:
+    """The sampler's seed, 31 bits, for the `member`-th rollout of the group that `slot` plays at its `draw`-th draw."""
+    return random.Random(f"{seed} {step} {slot} {draw} {member}").getrandbits(31)

@@ -1,29 +1,29 @@
-"""Numbers of one batch of rollouts; pure. `doc/metrics.md` says what each one means and what is healthy."""
+"""The metrics of one batch of rollouts. Pure functions; `doc/metrics.md` says what each number means.
+
+Leaves out verl's metrics and where numbers are written (`sql_agent.verl_side.tracking`).
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sql_agent.rollouts.datatypes import RolloutResult
 from sql_agent.rollouts.dynamic_sampling import no_spread
 
-if TYPE_CHECKING:
-    from sql_agent.rollouts.manager import Result
 
+def batch_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
+    """Means are over rollouts with a reward, shares over all of them. `group/...` counts groups that are trained on,
+    except `group/played` and `group/set_aside...`. Success is over what the environment judged, lost ones included.
 
-def batch_metrics(results: Sequence[Result]) -> dict[str, float]:
-    """Means are over rollouts with a reward, shares over all of them; `group/...` over the groups that are trained on,
-    but for what says otherwise. Success is over those that the environment judged, lost ones included.
-
-    Rewards and success are those of the tasks that the batch began with. The tasks that were drawn in place of groups
-    without spread are no plain sample: over all rollouts the mean would be 0.76 where the policy's is 0.8 (two groups a
-    step, of tasks of which three in five are always solved and the others half the time).
+    Rewards and success are those of the tasks that the batch began with. Replacement tasks are no plain sample: over
+    all rollouts the mean would be 0.76 where the policy's is 0.8 (two groups a step, of tasks of which three in five
+    are always solved and the others half the time).
 
     Args:
-        results: every rollout that was played, those of groups that were set aside included.
+        results: every rollout that was played, those of filtered groups included.
     """
     total = len(results)
     judged = [r for r in results if r.reward is not None and r.outcome is not None]
@@ -32,81 +32,63 @@ def batch_metrics(results: Sequence[Result]) -> dict[str, float]:
         metrics[f"rollout/lost/{reason}"] = float(count)
     for reason, count in Counter(r.unshaped for r in results if r.unshaped).items():
         metrics[f"rollout/unshaped/{reason}"] = float(count)
-    if success := [verdict for r in results if r.draw == 0 and (verdict := success_of(r)) is not None]:
+    if success := [r.success for r in results if r.draw == 0 and r.success is not None]:
         metrics |= {"rollout/success": float(np.mean(success)), "rollout/judged": float(len(success))}
     if not judged:
         return metrics
-    parts = _parts(judged)
+    records = [r.outcome.record for r in judged if r.outcome]
     metrics |= {
-        "rollout/malformed_calls": float(np.mean(parts["malformed_calls"])),
-        "rollout/seconds": float(np.mean(parts["seconds"])),
+        "rollout/malformed_calls": float(np.mean([record.malformed_calls for record in records])),
+        "rollout/seconds": float(np.mean([record.seconds for record in records])),
     }
     if first := [r for r in judged if r.draw == 0]:
-        rewards, parts = np.array([r.reward for r in first], dtype=float), _parts(first)
+        rewards, parts = np.array([r.reward for r in first], dtype=float), defaultdict[str, list[float]](list)
+        for result in first:
+            for name, value in result.outcome.reward.parts.items() if result.outcome else ():
+                parts[name].append(value)
         metrics |= {"reward/mean": rewards.mean(), "reward/std": rewards.std()}
-        metrics |= {
-            f"reward/{name.removeprefix('reward_')}": float(np.mean(values))
-            for name, values in parts.items()
-            if name.startswith("reward_")
-        }
-    for reason, count in Counter(r.outcome.stop_reason for r in judged if r.outcome).items():
+        metrics |= {f"reward/{name}": float(np.mean(values)) for name, values in parts.items()}
+    for reason, count in Counter(record.stop_reason for record in records).items():
         metrics[f"rollout/stop/{reason}"] = count / len(judged)
     return {k: float(v) for k, v in (metrics | _shape_metrics(judged) | _group_metrics(results)).items()}
-
-
-def success_of(result: Result) -> float | None:
-    """1 where the task is solved, a verdict of 1; 0 below it; None where there is no verdict."""
-    return result.outcome.metrics.get("success") if result.outcome else None
-
-
-def _parts(judged: Sequence[Result]) -> defaultdict[str, list[float]]:
-    """What the runner measured, by name; a rollout that has no such number is left out of it."""
-    parts: defaultdict[str, list[float]] = defaultdict(list)
-    for result in judged:
-        assert result.outcome is not None
-        for name, value in result.outcome.metrics.items():
-            parts[name].append(value)
-    return parts
 
 
 SCORER_LOST = frozenset({"scorer_unavailable", "scorer_refused", "score_not_finite"})
 
 
-def score_metrics(results: Sequence[Result]) -> dict[str, float]:
+def score_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
     """Numbers of the reward model over all rollouts that it was asked about, wrong ones too; {} without one.
 
     A correlation is Pearson's, and left out where one side does not vary.
     """
     asked = [
-        (r.outcome, opinion)
+        (r.outcome, scorer)
         for r in results
-        if r.outcome and (opinion := r.outcome.record.get("reward_model")) and opinion["reason"] != "no_answer"
+        if r.outcome and (scorer := r.outcome.scorer) and scorer.reason != "no_answer"
     ]
     if not asked:
         return {}
-    scored = [(outcome, opinion) for outcome, opinion in asked if opinion["score"] is not None]
+    scored = [(outcome, scorer, scorer.score) for outcome, scorer in asked if scorer.score is not None]
     metrics = {
         "reward_model/lost_frac": sum(r.lost in SCORER_LOST for r in results) / len(results),
         "reward_model/unscored_frac": 1 - len(scored) / len(asked),
-        "reward_model/down_s": max(outcome.metrics.get("scorer_down_s", 0.0) for outcome, _ in asked),
+        "reward_model/down_s": max(outcome.scorer_down_s for outcome, _ in asked),
     }
     if not scored:
         return metrics
-    scores = [opinion["score"] for _, opinion in scored]
+    scores = [score for *_, score in scored]
     metrics |= {
         "reward_model/score_mean": float(np.mean(scores)),
         "reward_model/score_std": float(np.std(scores)),
-        "reward_model/truncated_frac": float(np.mean([opinion["truncated"] for _, opinion in scored])),
+        "reward_model/truncated_frac": float(np.mean([scorer.truncated for _, scorer, _ in scored])),
     }
-    lengths = [outcome.record["completion_tokens"] for outcome, _ in scored]
-    verdict = "reward_correctness"
-    judged = [(opinion["score"], o.metrics[verdict]) for o, opinion in scored if verdict in o.metrics]
-    correlations = {"length": _correlation(scores, lengths), "correctness": _correlation(*_columns(judged))}
+    lengths = [outcome.record.completion_tokens for outcome, *_ in scored]
+    judged = [(score, o.reward.parts["correctness"]) for o, _, score in scored if "correctness" in o.reward.parts]
+    correlations = {
+        "length": _correlation(scores, lengths),
+        "correctness": _correlation([score for score, _ in judged], [verdict for _, verdict in judged]),
+    }
     return metrics | {f"reward_model/{name}_corr": r for name, r in correlations.items() if r is not None}
-
-
-def _columns(pairs: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [a for a, _ in pairs], [b for _, b in pairs]
 
 
 def _correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
@@ -115,7 +97,7 @@ def _correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
     return float(np.corrcoef(a, b)[0, 1])
 
 
-def _shape_metrics(judged: Sequence[Result]) -> dict[str, float]:
+def _shape_metrics(judged: Sequence[RolloutResult]) -> dict[str, float]:
     rows = [r.trajectory for r in judged if r.trajectory is not None]
     metrics = {
         "rollout/turns": float(np.mean([row.num_turns + row.dropped_turns for row in rows])),
@@ -129,7 +111,9 @@ def _shape_metrics(judged: Sequence[Result]) -> dict[str, float]:
     return metrics
 
 
-def clip_metrics(results: Sequence[Result], max_prompt_tokens: int, max_response_tokens: int) -> dict[str, float]:
+def clip_metrics(
+    results: Sequence[RolloutResult], max_prompt_tokens: int, max_response_tokens: int
+) -> dict[str, float]:
     """verl's `clip_ratio`s as they are meant; they take the place of verl's own in a step's metrics.
 
     verl (trainer/ppo/metric_utils.py, `compute_data_metrics`) compares the length of a row with the width of the
@@ -155,31 +139,31 @@ def clip_metrics(results: Sequence[Result], max_prompt_tokens: int, max_response
     }
 
 
-def _group_metrics(results: Sequence[Result]) -> dict[str, float]:
+def _group_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
     """Groups of at least two rows; validation, one row per task, has none."""
-    trained = [result for result in results if result.set_aside is None]
-    groups: defaultdict[str, list[Result]] = defaultdict(list)
+    trained = [result for result in results if result.filtered is None]
+    groups: defaultdict[str, list[RolloutResult]] = defaultdict(list)
     for result in trained:
         groups[result.group].append(result)
     grouped = [members for members in groups.values() if len(members) > 1]
     if not grouped:
         return {}
-    causes = Counter(no_spread([r.reward for r in group], [success_of(r) for r in group]) for group in grouped)
+    causes = Counter(no_spread(group) for group in grouped)
     right_or_wrong = {f"group/{cause}_frac": causes[cause] / len(grouped) for cause in ("all_right", "all_wrong")}
-    judged = any(result.outcome and "success" in result.outcome.metrics for result in trained)
+    judged = any(result.success is not None for result in trained)
     return {
         **_score_only(trained),
         **(right_or_wrong if judged else {}),  # a score above 0 is not right
         "group/count": float(len(grouped)),
         "group/zero_std_frac": sum(causes[cause] for cause in causes if cause) / len(grouped),
         "group/lone_frac": sum(sum(r.reward is not None for r in group) < 2 for group in grouped) / len(grouped),
-        **_set_aside(results, len(grouped)),
+        **_filtered_metrics(results, len(grouped)),
     }
 
 
-def _set_aside(results: Sequence[Result], trained: int) -> dict[str, float]:
-    """What was played in vain, by cause; of a set-aside group every rollout carries the cause."""
-    causes = Counter((r.group, r.task_id, r.set_aside) for r in results if r.set_aside)
+def _filtered_metrics(results: Sequence[RolloutResult], trained: int) -> dict[str, float]:
+    """Groups that were played in vain, by cause; every rollout of a filtered group carries the cause."""
+    causes = Counter((r.group, r.task_id, r.filtered) for r in results if r.filtered)
     by_cause = Counter(cause for _, _, cause in causes)
     played = trained + sum(by_cause.values())
     return {
@@ -189,13 +173,13 @@ def _set_aside(results: Sequence[Result], trained: int) -> dict[str, float]:
     }
 
 
-def skill_metrics(results: Sequence[Result]) -> dict[str, float]:
+def skill_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
     """Success and judged rollouts per skill; a task with several skills counts under each."""
     success: defaultdict[str, list[float]] = defaultdict(list)
     for result in results:
-        if (verdict := success_of(result)) is not None:
+        if result.success is not None:
             for skill in result.skills:
-                success[skill].append(verdict)
+                success[skill].append(result.success)
     return {
         name: value
         for skill, values in success.items()
@@ -206,13 +190,13 @@ def skill_metrics(results: Sequence[Result]) -> dict[str, float]:
     }
 
 
-def _score_only(results: Sequence[Result]) -> dict[str, float]:
+def _score_only(results: Sequence[RolloutResult]) -> dict[str, float]:
     """Share of groups that differ by nothing but the reward model's score; {} without a reward model."""
     groups: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for result in results:
         groups[result.group]  # one that lost all its rollouts counts as well
-        if result.reward is not None and result.outcome and "reward_base" in result.outcome.metrics:
-            groups[result.group].append((result.reward, result.outcome.metrics["reward_base"]))
+        if result.reward is not None and result.outcome and "base" in result.outcome.reward.parts:
+            groups[result.group].append((result.reward, result.outcome.reward.parts["base"]))
     if not any(groups.values()):
         return {}
     alone = [len({reward for reward, _ in g}) > 1 and len({base for _, base in g}) == 1 for g in groups.values()]

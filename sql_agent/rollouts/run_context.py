@@ -1,18 +1,19 @@
-"""What the parts of one run inside verl's driver process share: config, addresses, the run directory."""
+"""What the parts of one run inside verl's driver process share: settings, addresses, the run directory.
+
+`driver` makes it, the rollout manager and the metrics sink read it. Leaves out everything that another process needs.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from core.outputs import append_line
 from sql_agent.config import TrainConfig
-
-if TYPE_CHECKING:
-    from sql_agent.rollouts.manager import Result
+from sql_agent.rollouts.datatypes import RolloutResult
 
 
 class TrainingFailedError(RuntimeError):
@@ -26,7 +27,7 @@ class RunContext:
     store_url: str
     pad_id: int
     publish: Callable[[dict[str, Any]], str | None]
-    """Hands over `{"model", "backends"}` of the model servers; answers the LLM proxy's address, None without one."""
+    """Hands over `{"model", "backends"}` of the model servers; returns the LLM proxy's address, None without one."""
     step_metrics: dict[str, float] = field(default_factory=dict)
     """Filled by the rollout manager, emptied by the metrics sink after each step."""
 
@@ -34,10 +35,10 @@ class RunContext:
     def run_dir(self) -> Path:
         return self.cfg.run_dir
 
-    def save_trajectories(self, results: Sequence[Result], *, step: int, validate: bool) -> None:
-        """Write whole rollouts: of a validation all, of training a few, spread over the reward range; every lost one.
+    def save_trajectories(self, results: Sequence[RolloutResult], *, step: int, validate: bool) -> None:
+        """Write whole rollouts: all of a validation, a few of training spread over the reward range, every lost one.
 
-        One JSON object a line: of the training (`train_step`, `advantage`, ...), then the fields of `RolloutRecord`.
+        One JSON object a line: fields of the training (`train_step`, `advantage`, ...), then those of `RolloutRecord`.
         """
         judged = sorted((r for r in results if r.reward is not None), key=lambda r: r.reward or 0.0)
         wanted = len(judged) if validate else min(self.cfg.rollout.trajectories_per_step, len(judged))
@@ -50,32 +51,31 @@ class RunContext:
             append_line(file, "\n".join(map(json.dumps, lines)))
 
 
-def trajectory_line(result: Result, step: int, *, validate: bool) -> dict[str, Any]:
-    row = result.trajectory
-    tokens = (
-        {}
-        if row is None
-        else {
+def trajectory_line(result: RolloutResult, step: int, *, validate: bool) -> dict[str, Any]:
+    """One rollout as a line of `trajectories/*.jsonl`; the keys are a file format and stay."""
+    line: dict[str, Any] = {
+        "train_step": step,
+        "validate": validate,
+        "task_id": result.task_id,
+        "group": result.group,
+        "skills": result.skills,
+        "lost": result.lost,
+        "unshaped": result.unshaped,
+        "set_aside": result.filtered,
+        "advantage": None if validate else result.advantage,
+    }
+    if row := result.trajectory:
+        line |= {
             "first_prompt_tokens": len(row.prompt_ids),
             "sampled_tokens": sum(row.response_mask),
             "response_tokens": len(row.response_ids),
             "prefix_break": row.prefix_break,
             "dropped_turns": row.dropped_turns,
         }
-    )
-    return {
-        "train_step": step,
-        "validate": validate,
-        "task_id": result.task_id,
-        "group": result.group,
-        "skills": list(result.skills),
-        "lost": result.lost,
-        "unshaped": result.unshaped,
-        "set_aside": result.set_aside,
-        "advantage": None if validate else result.advantage,
-        **tokens,
-        **({"reward": result.reward, **result.outcome.record} if result.outcome else {}),
-    }
+    if outcome := result.outcome:
+        line |= {"reward": result.reward, **outcome.record.to_dict()}
+        line |= {"reward_model": asdict(outcome.scorer)} if outcome.scorer else {}
+    return line
 
 
 _current: RunContext | None = None

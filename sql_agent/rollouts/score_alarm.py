@@ -1,7 +1,7 @@
-"""Notices when the reward model's score rises while correctness falls: the policy pleases the scorer, not the judge.
+"""Detects that the reward model's score rises while correctness falls: the policy pleases the scorer, not the judge.
 
-Looks at the last `WINDOW` train steps that have both numbers. A trend counts when the slope of a straight line through
-them is at least `TREND` of its standard errors away from 0, which ten steps of noise alone pass about one time in 25 on
+It looks at the last `WINDOW` train steps that have both numbers. A trend counts if the slope of a straight line through
+them is at least `TREND` of its standard errors away from 0; ten steps of noise alone reach that about one time in 25 on
 each side. Tasks without a judge have no correctness and so no alarm.
 """
 
@@ -19,7 +19,7 @@ SCORE, CORRECT = "reward_model/score_mean", "rollout/success"
 
 
 class ScoreAlarm:
-    """Remembers the steps so far; after a resume those of the earlier start as well.
+    """Remembers the steps so far, including those before a resume.
 
     Args:
         earlier: metrics of the steps before, in order, each with its `train_step`.
@@ -31,9 +31,9 @@ class ScoreAlarm:
             self.look(int(metrics["train_step"]), metrics)
 
     def look(self, train_step: int, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Take one step's metrics; `reward_model/alarm` is 1 or 0 once the window is full, absent before.
+        """Add one step's metrics; returns `reward_model/alarm`, 1 or 0, once the window is full.
 
-        What was remembered of this step and those after it is forgotten: they are played again.
+        Remembered metrics of this step and later ones are dropped: a resumed run takes these steps again.
         """
         self._steps = {step: both for step, both in self._steps.items() if step < train_step}
         if SCORE in metrics and CORRECT in metrics:

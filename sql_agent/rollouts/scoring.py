@@ -1,7 +1,7 @@
-"""Asks the reward model for its opinion of a finished rollout: the edge between `rewards` and `reward_model.client`.
+"""Asks the reward model to score a finished rollout: the link between `sql_agent.rewards` and `reward_model.client`.
 
-What is scored is the conversation up to the policy's last message, in the form that
-`reward_model.pairs_from_rollouts` trains on. Leaves out what a score is worth (`rewards`).
+The conversation is scored up to the policy's last message, in the form that `reward_model.pairs_from_rollouts` trains
+on. Leaves out what a score is worth (`sql_agent.rewards`).
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from core.conversations import Problem, legal, read_conversation
+from core.messages import Message
 from reward_model.client import TOKEN_VARIABLE, RewardClient, ScorerRefusedError, ScorerUnavailableError
-from reward_model.data.messages import Problem, legal, read_conversation
-from reward_model.datatypes import Message
-from sql_agent.datatypes import RewardModelConfig, RolloutRecord
-from sql_agent.rewards import NO_JUDGE, Opinion, answered
+from sql_agent.datatypes import RewardModelConfig, RolloutRecord, ScorerResult
+from sql_agent.rewards import NO_JUDGE, answered
 
 logger = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 1_000
-"""Of one score: it is `reward_model.timeout_s` that ends the waiting."""
+"""Tries for one score; in practice `reward_model.timeout_s` ends them."""
 
 
 class RolloutScorer:
@@ -33,29 +33,29 @@ class RolloutScorer:
         token = os.environ.get(TOKEN_VARIABLE)
         self._client = RewardClient(cfg.url, token=token, timeout_s=cfg.timeout_s, max_attempts=MAX_ATTEMPTS)
 
-    async def opinion(self, record: RolloutRecord) -> Opinion | None:
-        """What the reward model says of a rollout; None for one that nobody could judge, which is lost anyway.
+    async def score(self, record: RolloutRecord) -> ScorerResult | None:
+        """Ask the reward model about a rollout; None for one that could not be judged, which is lost anyway.
 
-        Wrong rollouts are scored as well, for the log: whether score and correctness go together shows only with both.
+        Wrong rollouts are scored too, for the log: only then the correlation of score and correctness is known.
         """
         if record.score.reason == NO_JUDGE:
             if not answered(record):
-                return Opinion(None, "no_answer")
+                return ScorerResult(None, "no_answer")
         elif record.score.value is None:
             return None
         try:
             score = await self._client.score(conversation(record.messages))
         except ScorerUnavailableError as error:
             logger.warning("task %s has no score: %s", record.task_id, error)
-            return Opinion(None, "scorer_unavailable")
+            return ScorerResult(None, "scorer_unavailable")
         except (ScorerRefusedError, Problem) as error:
             logger.warning("the reward model refused task %s: %s", record.task_id, error)
-            return Opinion(None, "scorer_refused")
-        return Opinion(score.value, truncated=score.truncated)
+            return ScorerResult(None, "scorer_refused")
+        return ScorerResult(score.value, truncated=score.truncated)
 
     @property
     def down_s(self) -> float:
-        """Seconds since the first failure with no score since; 0 while the service answers."""
+        """Seconds since the first failure after the last score; 0 while the service answers."""
         return self._client.down_s
 
     async def aclose(self) -> None:
@@ -63,10 +63,10 @@ class RolloutScorer:
 
 
 def conversation(messages: Sequence[dict[str, Any]]) -> list[Message]:
-    """A rollout's messages up to the policy's last word, read as `reward_model.pairs_from_rollouts` reads them.
+    """A rollout's messages up to the policy's last one, in the form of `reward_model.pairs_from_rollouts`.
 
     Raises:
-        Problem: a message has no form that the reward model knows, say a call without a name.
+        Problem: the reward model does not know a message's form, for example a call without a name.
     """
     said = legal(read_conversation(list(messages), "messages", Counter()), "messages")
     spoken = (k for k, m in enumerate(said) if m.role == "assistant" and (m.content.strip() or m.tool_calls))
@@ -74,16 +74,16 @@ def conversation(messages: Sequence[dict[str, Any]]) -> list[Message]:
 
 
 def start_command(url: str) -> str:
-    """The line that starts a scoring service where `url` points."""
+    """The command that starts a scoring service at the port of `url`."""
     port = urlsplit(url).port or 8008
     return f"python reward_model/inference_api.py --model_path MERGED --port {port}"
 
 
 async def check_scorer(cfg: RewardModelConfig) -> None:
-    """Find out before a run whether rollouts will be scored.
+    """Find out before a run whether the scoring service gives scores.
 
     Raises:
-        ValueError: nobody answers, or the service will not score; what to do is in it.
+        ValueError: it does not answer, or refuses to score; the message says what to do.
     """
     assert cfg.url is not None
     token = os.environ.get(TOKEN_VARIABLE)
@@ -99,7 +99,9 @@ async def check_scorer(cfg: RewardModelConfig) -> None:
             )
         except ScorerRefusedError as error:
             raise ValueError(
-                f"the reward model scores nothing: {error}; its token is read from {TOKEN_VARIABLE}"
+                f"the reward model refuses to score: {error}; its token is read from {TOKEN_VARIABLE}"
             ) from None
         except ScorerUnavailableError as error:
-            raise ValueError(f"the reward model is ready and gives no score: {error}") from None
+            raise ValueError(
+                f"the reward model at {cfg.url} is ready but gives no score: {error}; its log has the cause"
+            ) from None

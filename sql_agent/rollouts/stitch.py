@@ -1,64 +1,25 @@
-"""From the spans of one rollout to one training row: pure functions, engine ids only, nothing is re-tokenised."""
+"""Turns the spans of one rollout into one training row. Pure functions.
+
+Every token id is the engine's own; nothing is tokenised again. Leaves out how spans are fetched (`manager`).
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
+
+from sql_agent.rollouts.datatypes import BreakCause, RolloutOutcome, Trajectory, Turn
 
 TURN_SPAN = "litellm_request"
 """Span of one model call; agent-lightning's `LlmProxyTraceToTriplet` reads the same name and attributes."""
 OUTCOME = "agentgrpo.outcome"
 """Attribute of the reward span the runner writes last: a `RolloutOutcome` as JSON text."""
 
-BreakCause = Literal["template", "tool_call_rendering", "tokenisation"]
-
 
 class SpanLike(Protocol):
     name: str
     sequence_id: int
     attributes: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One model call, in the engine's own ids."""
-
-    prompt_ids: tuple[int, ...]
-    sampled_ids: tuple[int, ...]
-    log_probs: tuple[float, ...]
-    """Of the sampled ids, by the engine, in nats; same length as `sampled_ids`, or empty if it gave none."""
-    finish_reason: str
-    has_tool_calls: bool = False
-
-
-@dataclass(frozen=True)
-class Trajectory:
-    """One rollout as one sequence. The four response fields have the same length T."""
-
-    prompt_ids: tuple[int, ...]
-    response_ids: tuple[int, ...]
-    response_mask: tuple[int, ...]
-    """1 where the policy sampled, 0 on tool results and template text."""
-    log_probs: tuple[float, ...]
-    """Of sampled ids; 0.0 where the mask is 0."""
-    num_turns: int
-    prefix_break: BreakCause | None = None
-    """Why turns are missing at the end; None when the rollout is whole."""
-    dropped_turns: int = 0
-
-
-@dataclass(frozen=True)
-class RolloutOutcome:
-    """What the runner reported at the end of a rollout."""
-
-    reward: float | None
-    reason: str
-    stop_reason: str
-    num_turns: int
-    metrics: dict[str, float] = field(default_factory=dict)
-    record: dict[str, Any] = field(default_factory=dict)
 
 
 def turn_attributes(response: dict[str, Any]) -> dict[str, Any]:
@@ -76,12 +37,12 @@ def turn_attributes(response: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_turns(spans: Sequence[SpanLike]) -> list[Turn]:
-    """The model calls of one attempt, ordered by sequence id; spans of anything else are passed over.
+    """The model calls of one attempt, ordered by sequence id; other spans are ignored.
 
-    A call that the client tried again left a span each time; the reply it went on with is that of the last.
+    A call that the client repeated left a span each time; the client used the reply of the last one.
 
     Raises:
-        ValueError: a model call came back without token ids, so nothing of this rollout may be trained on.
+        ValueError: a model call came back without token ids, so nothing of this rollout can be trained on.
     """
     turns = []
     for span in sorted((s for s in spans if s.name == TURN_SPAN), key=lambda s: s.sequence_id):
@@ -103,33 +64,34 @@ def read_turns(spans: Sequence[SpanLike]) -> list[Turn]:
 
 
 def read_outcome(spans: Sequence[SpanLike]) -> RolloutOutcome | None:
-    """What the runner reported, or None while (or because) it has not."""
+    """What the runner reported; None if it has not reported yet."""
     for span in spans:
         if OUTCOME in span.attributes:
-            return RolloutOutcome(**json.loads(span.attributes[OUTCOME]))
+            return RolloutOutcome.from_json(span.attributes[OUTCOME])
     return None
 
 
 def all_there(turns: Sequence[Turn], outcome: RolloutOutcome) -> bool:
     """Whether `turns` begin with the replies that the agent got.
 
-    Where it asked its last question twice, the span of the answer it took may be the one that is missing: the number
-    of turns is right then, the number of tokens is not.
+    If the agent's last request was sent twice, the span of the reply that it used may be the missing one: the number of
+    turns is right then, but the number of tokens is not.
     """
-    sampled = sum(len(turn.sampled_ids) for turn in turns[: outcome.num_turns])
-    return len(turns) >= outcome.num_turns and sampled == outcome.record["completion_tokens"]
+    expected = outcome.record
+    sampled = sum(len(turn.sampled_ids) for turn in turns[: expected.num_turns])
+    return len(turns) >= expected.num_turns and sampled == expected.completion_tokens
 
 
 def stitch(turns: Sequence[Turn], *, max_response_tokens: int) -> Trajectory:
     """Join the turns of a rollout into its longest exact chain.
 
-    Turn k + 1's prompt has to begin with turn k's prompt and sampled ids; what it has beyond them (tool results, the
-    template's own tokens) is masked. At the first turn that does not, the chain ends; its cause is named.
+    Turn k + 1's prompt has to begin with turn k's prompt and sampled ids; what follows them (tool results, the
+    template's own tokens) is masked. The chain ends at the first turn whose prompt does not; the cause is named.
 
     Args:
         turns: at least one, in order.
-        max_response_tokens: longest response, T; a turn that would go beyond it ends the chain like a break would, so
-            that no turn is trained in part.
+        max_response_tokens: longest response, T; a turn that would exceed it ends the chain as a break would, so that
+            no turn is trained in part.
     Raises:
         ValueError: no turns.
     """
@@ -162,9 +124,9 @@ def stitch(turns: Sequence[Turn], *, max_response_tokens: int) -> Trajectory:
 def break_cause(before: Turn, after: Turn) -> BreakCause:
     """Why `after` does not begin with `before`'s prompt and sampled ids.
 
-    `template`: the earlier prompt itself changed (a template that rewrites history, say by dropping reasoning).
-    `tool_call_rendering`: the prompt is intact and the reply held a tool call, which was written down anew.
-    `tokenisation`: the prompt is intact and the reply was plain text, so its text was cut into other ids.
+    `template`: the earlier prompt itself changed (a template that rewrites history, for example drops reasoning).
+    `tool_call_rendering`: the prompt is intact; the reply held a tool call, which was rendered differently.
+    `tokenisation`: the prompt is intact and the reply was plain text, so its text was tokenised differently.
     """
     if after.prompt_ids[: len(before.prompt_ids)] != before.prompt_ids:
         return "template"

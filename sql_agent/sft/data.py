@@ -16,14 +16,15 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from core.conversations import Problem as Fault
+from core.conversations import legal, read_conversation, read_tools
+from core.conversations import short_repr as shown
 from core.json_text import parse_json
 from dbbench_adapter.backends import Backend, TableError
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.protocols import PROTOCOLS, Message, ProtocolName, open_episode
-from reward_model.data.messages import Problem as Fault
-from reward_model.data.messages import legal, read_conversation, read_tools, shown
+from sql_agent.environments.gsm8k import Gsm8k
 from sql_agent.gsm8k.datatypes import Problem
-from sql_agent.gsm8k.environment import Gsm8k
 from sql_agent.gsm8k.expert import expert_messages
 from sql_agent.local.conversation import ChatTemplateError
 from sql_agent.oracle import solution

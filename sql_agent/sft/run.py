@@ -20,15 +20,16 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from core import signed
+from core.chat_tokenizer import load_tokenizer, tokenizer_sha256
 from core.hub import model_folder
 from core.machine import git_commit
 from core.outputs import OutputError, check_output, failures_of_the_disk, remove
+from core.training_run import TrainingError, versions
+from core.weights import weights_sha256
 from dbbench_adapter.backends import open_backend
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.splits import draw_by_kind
 from dbbench_adapter.tasks.load import load_tasks
-from reward_model.base_model import load_tokenizer, weights_sha256
-from reward_model.training import TrainingError, tokenizer_sha256, versions
 from sql_agent.gsm8k.load import load_problems
 from sql_agent.local.model_files import base_name, check_device, check_fit, check_model, is_adapter
 from sql_agent.model_check import read_json

@@ -27,7 +27,7 @@ from core import signed
 from core.cpu_features import uses_bfloat16
 from core.micro_batches import micro_batch_tokens, micro_batches, recomputed, return_freed_memory
 from core.outputs import append_line, failures_of_the_disk, written
-from reward_model.training import METRICS, RunLog, TrainingError
+from core.training_run import METRICS, RunLog, TrainingError
 from sql_agent.local.head import score_tokens
 from sql_agent.local.model_files import ADAPTER_FILE
 from sql_agent.sft.config import SftConfig

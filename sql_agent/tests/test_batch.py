@@ -3,7 +3,7 @@
 import torch
 
 from sql_agent.rollouts.batch import to_tensors
-from sql_agent.rollouts.stitch import Trajectory
+from sql_agent.rollouts.datatypes import Trajectory
 
 LONG = Trajectory((1, 2), (3, 9, 4), (1, 0, 1), (-0.1, 0.0, -0.2), num_turns=2)
 SHORT = Trajectory((5,), (6,), (1,), (-0.3,), num_turns=1)

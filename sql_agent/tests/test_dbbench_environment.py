@@ -8,7 +8,7 @@ import pytest
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import write_tasks
 from sql_agent.config import DataConfig
-from sql_agent.data import PromptTokenizer, drawn, fitting, kinds_of, say_kinds, say_out_of_reach
+from sql_agent.data import PromptTokenizer, describe_kinds, describe_out_of_reach, drawn, fitting, kinds_of
 from sql_agent.environments.base import Split
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.model_check import chat_template
@@ -82,14 +82,14 @@ def test_the_kinds_are_named_and_those_that_are_in_one_half_only():
         return [replace(EIGHT_KINDS[0], id=f"t-{i}", kind=kind) for i, kind in enumerate(kinds)]
 
     parts = Split(of_kinds(["INSERT", "other", "INSERT"]), of_kinds(["other", "UPDATE"]), too_long=4)
-    assert say_kinds(parts, held_out=9) == [
+    assert describe_kinds(parts, held_out=9) == [
         "tasks: 3 to train on, 2 held out of 9, drawn evenly by kind, 4 left out as too long",
         "to train on, by kind: INSERT 2, other 1",
         "held out, by kind: other 1, UPDATE 1",
         "warning: held out, but never trained on: UPDATE",
         "warning: trained on, but not held out, so not measured: INSERT",
     ]
-    assert say_kinds(Split(parts.val, parts.val), held_out=2) == [
+    assert describe_kinds(Split(parts.val, parts.val), held_out=2) == [
         "tasks: 2 to train on, 2 held out, 0 left out as too long",
         "to train on, by kind: other 1, UPDATE 1",
         "held out, by kind: other 1, UPDATE 1",
@@ -105,13 +105,13 @@ def test_tasks_whose_solution_is_longer_than_a_rollout_may_be_are_counted():
     split = Split(
         *([replace(EIGHT_KINDS[0], id=name) for name in names] for names in (tokens, ["short", "long reply"]))
     )
-    assert say_out_of_reach(split, lambda task: tokens[task.id], 100, 150) == [
+    assert describe_out_of_reach(split, lambda task: tokens[task.id], 100, 150) == [
         "warning: 1 of 2 held-out tasks and 2 of 4 to train on are out of reach: their solutions are longer than "
         "agent.max_tokens=100 or data.max_response_tokens=150 allow; held-out success can reach 50.0%. The longest "
         "reply has 101 tokens, the longest solution 160; raise the two, or leave these tasks out"
     ]
-    assert say_out_of_reach(split, lambda task: tokens[task.id], 101, 160) == []
-    assert say_out_of_reach(split, lambda task: [], 1, 1) == []  # nobody knows a solution
+    assert describe_out_of_reach(split, lambda task: tokens[task.id], 101, 160) == []
+    assert describe_out_of_reach(split, lambda task: [], 1, 1) == []  # nobody knows a solution
 
 
 def test_the_tokens_of_a_solution_are_those_of_its_replies_as_the_policy_says_them(random_policy_folder):

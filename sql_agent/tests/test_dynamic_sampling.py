@@ -2,47 +2,51 @@
 
 import pytest
 
-from sql_agent.rollouts.dynamic_sampling import no_spread, rollout_seed, spare_tasks
+from sql_agent.rollouts.datatypes import GroupSlot
+from sql_agent.rollouts.dynamic_sampling import choose_group, no_spread, replacement_tasks, rollout_seed
+from sql_agent.tests.records import make_outcome, make_result
 
 TASKS = [{"id": f"t{i}"} for i in range(10)]
 
 
 @pytest.mark.parametrize(
-    ("rewards", "success", "cause"),
+    ("rewards", "verdicts", "cause"),
     [
         pytest.param([1.0, 1.0], [1, 1], "all_right", id="all_right"),
         pytest.param([0.0, 0.0], [0, 0], "all_wrong", id="all_wrong"),
         pytest.param([-0.8, -0.8], [0, 0], "all_wrong", id="all_wrong_below_zero"),
-        pytest.param([0.5, 0.5], [0, 0], "all_wrong", id="half_right_is_no_success"),
+        pytest.param([0.5, 0.5], [0.5, 0.5], "all_wrong", id="half_right_is_no_success"),
         pytest.param([0.3, 0.3], [None, None], "all_equal", id="a_score_above_0_is_not_right"),
         pytest.param([1.0, 0.0], [1, 0], None, id="spread"),
-        pytest.param([0.5, 0.25], [0, 0], None, id="verdicts_that_differ_are_spread_though_none_is_a_success"),
+        pytest.param([0.5, 0.25], [0.5, 0.25], None, id="verdicts_that_differ_are_spread_though_none_is_a_success"),
         pytest.param([0.0, None, 0.0], [0, None, 0], "all_wrong", id="a_lost_rollout_is_no_zero"),
         pytest.param([1.0, None, 1.0], [1, 0, 1], "all_right", id="nor_a_difference"),
         pytest.param([None, 1.0], [None, 1], None, id="a_group_that_was_lost_is_not_without_spread"),
         pytest.param([None, None], [None, None], None, id="nor_one_that_was_lost_whole"),
     ],
 )
-def test_a_group_gives_way_where_all_known_rewards_are_equal(rewards, success, cause):
-    assert no_spread(rewards, success) == cause
+def test_a_group_gives_way_where_all_known_rewards_are_equal(rewards, verdicts, cause):
+    pairs = zip(rewards, verdicts, strict=True)
+    group = [make_result("g", make_outcome(reward, verdict=verdict, reason="lost")) for reward, verdict in pairs]
+    assert no_spread(group) == cause
 
 
 def test_no_task_stands_twice_in_a_step():
-    spares = spare_tasks(TASKS, {"t0", "t1", "t2"}, places=3, draws=2, seed=0, step=1)
-    assert [len(tasks) for tasks in spares] == [2, 2, 2]
-    drawn = [task["id"] for tasks in spares for task in tasks]
+    found = replacement_tasks(TASKS, {"t0", "t1", "t2"}, slots=3, draws=2, seed=0, step=1)
+    assert [len(tasks) for tasks in found] == [2, 2, 2]
+    drawn = [task["id"] for tasks in found for task in tasks]
     assert len(set(drawn)) == 6
     assert not {"t0", "t1", "t2"} & set(drawn)
 
 
-def test_where_tasks_run_out_places_draw_less():
-    spares = spare_tasks(TASKS, {"t0", "t1", "t2"}, places=3, draws=9, seed=0, step=1)
-    assert [len(tasks) for tasks in spares] == [3, 2, 2]
+def test_where_tasks_run_out_slots_draw_less():
+    found = replacement_tasks(TASKS, {"t0", "t1", "t2"}, slots=3, draws=9, seed=0, step=1)
+    assert [len(tasks) for tasks in found] == [3, 2, 2]
 
 
 def test_draws_depend_on_seed_and_step_alone():
     def draw(**changes):
-        return spare_tasks(TASKS, {"t0"}, **{"places": 2, "draws": 2, "seed": 0, "step": 1, **changes})
+        return replacement_tasks(TASKS, {"t0"}, **{"slots": 2, "draws": 2, "seed": 0, "step": 1, **changes})
 
     assert draw() == draw()
     assert draw() != draw(step=2)
@@ -52,9 +56,32 @@ def test_draws_depend_on_seed_and_step_alone():
 def test_every_rollout_of_a_run_has_a_seed_of_its_own():
     """Neighbours in every direction differ, and all fit what vLLM takes."""
     seeds = [
-        rollout_seed(seed, step, place, draw, member)
-        for seed in range(2) for step in range(3) for place in range(3) for draw in range(3) for member in range(3)
+        rollout_seed(seed, step, slot, draw, member)
+        for seed in range(2) for step in range(3) for slot in range(3) for draw in range(3) for member in range(3)
     ]  # fmt: skip
     assert len(set(seeds)) == len(seeds) == 162
     assert all(0 <= seed < 2**31 for seed in seeds)
     assert rollout_seed(0, 1, 2, 0, 3) == rollout_seed(0, 1, 2, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("draws", "chosen", "causes"),
+    [
+        pytest.param([[1.0, 0.0]], 0, [None], id="one_with_spread"),
+        pytest.param([[1.0, 1.0], [0.0, 1.0]], 1, ["all_right", None], id="the_later_one_has_spread"),
+        pytest.param([[1.0, 1.0], [0.0, 0.0]], 0, [None, "all_wrong"], id="none_has_spread"),
+        # two known and different teach more than two equal and none lost
+        pytest.param([[1.0, 1.0, 1.0], [0.0, 1.0, None]], 1, ["all_right", None], id="spread_before_losses"),
+        # a lone rollout has no peer: it is no group with spread
+        pytest.param([[0.0, 0.0], [1.0, None]], 0, [None, "lost"], id="one_known_is_no_spread"),
+        pytest.param([[None, None], [0.0, None]], 1, ["lost", None], id="the_one_that_lost_least"),
+    ],
+)
+def test_the_group_with_spread_is_chosen_else_the_one_that_lost_least(draws, chosen, causes):
+    groups = [
+        [make_result("g", make_outcome(reward, verdict=reward, reason="db_unavailable")) for reward in rewards]
+        for rewards in draws
+    ]
+    slot = GroupSlot(0, list(range(len(draws[0]))), draws=groups)
+    assert choose_group(slot) is groups[chosen]
+    assert [{r.filtered for r in group} for group in groups] == [{cause} for cause in causes]

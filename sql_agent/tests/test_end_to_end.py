@@ -122,8 +122,8 @@ def test_the_store_holds_every_turn_and_every_reward(first_run):
     assert min(counts.values()) >= 16  # four tasks, four rollouts each, and those played in the place of others
     for _, outcome, turns in rollouts:
         assert outcome is not None
-        assert outcome.reward in (0.0, 1.0)
-        assert len(turns) == outcome.num_turns
+        assert outcome.reward.value in (0.0, 1.0)
+        assert len(turns) == outcome.record.num_turns
 
 
 def test_every_trained_token_was_sampled_by_the_engine(first_run):

@@ -1,5 +1,6 @@
 """`sql_agent.evaluate`: its report, its files, its refusals, and the ceiling of DB-Bench's own task file."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -67,6 +68,26 @@ def test_success_is_reported_per_question_type_and_every_trajectory_written(eval
     assert {row["task_id"]: row["score"]["value"] for row in trajectories} == {"t-0": 1.0, "t-1": 1.0}
 
 
+def test_each_task_is_sampled_as_often_as_asked_and_the_solved_ones_can_be_written(evaluate, tmp_path, capsys):
+    unsolved = dataclasses.replace(CHEAPEST, id="t-9", gold=Gold(answers=("Fig",)))
+    solved = tmp_path / "solved.jsonl"
+    script = oracle.replay([CHEAPEST, SET_PRICE])  # it answers t-9, the same question, as t-0
+    options = ["--samples", "3", "--temperature", "1", "--solved-tasks", str(solved)]
+    rows = evaluate([CHEAPEST, SET_PRICE, unsolved], *options, script=script)
+    assert Counter(row["task_id"] for row in rows) == {"t-0": 3, "t-1": 3, "t-9": 3}
+    assert load_tasks(solved) == [CHEAPEST, SET_PRICE]
+    printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "pass@3, solved in at least one rollout: 2 of 3 tasks" in printed
+    # "other" has two tasks, one always solved and one never: draws of two tasks give 0, a half or all
+    assert "other 6 6 3 50.0 % 0.0 % – 100.0 %" in printed
+
+
+def test_samples_at_temperature_0_are_refused(evaluate, capsys):
+    with pytest.raises(SystemExit):
+        evaluate([CHEAPEST], "--samples", "2")
+    assert "--samples of a task are all the same at --temperature 0" in capsys.readouterr().err
+
+
 def test_the_server_is_asked_for_the_temperature_and_the_reply_length_that_were_given(tmp_path):
     asked = []
     write_tasks(tmp_path / "tasks.jsonl", [CHEAPEST])
@@ -96,8 +117,8 @@ def test_malformed_calls_are_a_share_of_all_calls(evaluate, capsys):
 
 def test_summary_by_hand():
     records = [
-        record("other", 1.0, turns=2),
-        record("other", 0.0, turns=6, malformed=1, stop="max_turns", reason="not_committed"),
+        record("other", 1.0, turns=2, task_id="t-1"),
+        record("other", 0.0, turns=6, malformed=1, stop="max_turns", reason="not_committed", task_id="t-2"),
         record("INSERT", None, turns=1, calls=0, stop="db_unavailable", reason="db_unavailable"),
     ]
     summary = summarise(records, [CHEAPEST])
@@ -162,7 +183,7 @@ def test_every_trajectory_is_on_disk_as_it_ends_and_a_stop_still_gives_a_report(
     assert on_disk == list(range(10))
     assert ended.value.code == 130
     assert len(output.read_text().splitlines()) == 9
-    assert "interrupted: 9 of 50 tasks were finished" in capsys.readouterr().out
+    assert "interrupted: 9 of 50 rollouts were finished" in capsys.readouterr().out
 
 
 # the ceiling --------------------------------------------------------------------------------------------------------

@@ -14,10 +14,12 @@ import pytest
 
 from dbbench_adapter.datatypes import Score
 from sql_agent.agent import run_rollout
+from sql_agent.config import DataConfig, load_config
 from sql_agent.datatypes import AgentConfig
+from sql_agent.environments.base import make_environment
+from sql_agent.environments.gsm8k import Gsm8k
 from sql_agent.gsm8k.calculator import calculate
 from sql_agent.gsm8k.datatypes import Problem
-from sql_agent.gsm8k.environment import Gsm8k
 from sql_agent.gsm8k.episode import RULES, TOOL
 from sql_agent.gsm8k.expert import expert_messages
 from sql_agent.gsm8k.generator import generate_problems
@@ -308,6 +310,42 @@ def test_a_solution_that_cannot_be_shown_is_refused(solution, words):
 def test_every_generated_problem_can_be_shown_and_its_expert_is_right(generated):
     for problem in generated:
         assert judged(expert_messages(problem)[-1]["content"], problem.answer) == Score(1.0, "match")
+
+
+# as an environment of a training run ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def environment():
+    return make_environment(load_config(None, ["env.type=gsm8k"]).environment)
+
+
+def test_a_run_without_files_trains_on_generated_problems(environment):
+    split = environment.load_split(DataConfig(generate=12, val_limit=5), seed=3)
+    assert split.train == generate_problems(12, split="train", seed=3)
+    assert split.val == generate_problems(5, split="test", seed=3)
+
+
+def test_a_file_alone_is_split_by_its_questions_and_two_files_are_taken_whole(environment, tmp_path, generated):
+    file = tmp_path / "problems.jsonl"
+    rows = ({"question": problem.question, "answer": problem.solution} for problem in generated)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    half = environment.load_split(DataConfig(train_file=file, held_out_fraction=0.5), seed=0)
+    assert len(half.train) + len(half.val) == len(generated)
+    assert 0.3 < len(half.val) / len(generated) < 0.7
+    whole = environment.load_split(DataConfig(train_file=file, val_file=file), seed=0)
+    assert len(whole.train) == len(whole.val) == len(generated)
+
+
+def test_rows_for_verl_hold_the_task_and_no_prompt_its_answer(environment):
+    (row,) = environment.verl_rows([HENS])
+    assert environment.task(json.loads(row["extra_info"]["task"])) == HENS
+    assert (row["data_source"], row["prompt"]) == ("gsm8k", expert_messages(HENS)[:2])
+
+
+def test_the_replies_of_the_expert_are_the_reference_where_there_is_a_solution(environment):
+    assert environment.reference_replies(HENS) == [m for m in expert_messages(HENS) if m["role"] == "assistant"]
+    assert environment.reference_replies(Problem("p", "?", "72")) == []
 
 
 # rollouts -------------------------------------------------------------------------------------------------------------

@@ -7,11 +7,11 @@ from contextlib import closing
 
 import pytest
 
+from core.messages import num_tool_calls
 from dbbench_adapter.datatypes import Score
-from reward_model.data.summary import num_tool_calls
 from sql_agent.agent import run_rollout
 from sql_agent.config import DataConfig
-from sql_agent.datatypes import AgentConfig
+from sql_agent.datatypes import AgentConfig, Reward, ScorerResult
 from sql_agent.environments.medical import Medical
 from sql_agent.medical.database import connect, read_schema
 from sql_agent.medical.datatypes import TABLES, MedicalDataError, Question, read_questions, write_questions
@@ -20,7 +20,7 @@ from sql_agent.medical.pairs import KINDS, make_pairs
 from sql_agent.medical.questions import make_questions
 from sql_agent.medical.words import NOTICE
 from sql_agent.oracle import app, call, calls, recite, serve
-from sql_agent.rewards import REWARDS, Opinion, reward
+from sql_agent.rewards import REWARDS, reward
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +226,7 @@ async def test_wall_clock_does_not_count_as_no_answer(play):
     record = await play(calls(LOOK), config=config, latency_s=0.35)
     assert (record.stop_reason, record.score.value) == ("timeout", None)
     assert record.score.reason in ("model_deadline", "rollout_deadline")  # the latter where the machine is slow
-    assert reward(record, REWARDS["agentbench"], Opinion(3.0)) == record.score
+    assert reward(record, REWARDS["agentbench"], ScorerResult(3.0)) == Reward(None, record.score.reason)
 
 
 async def test_the_answer_may_be_the_last_reply_that_is_allowed(play):

@@ -17,9 +17,9 @@ from sql_agent.medical.database import (
     ReadOnlyDatabase,
     check_questions,
     connect,
+    format_result,
     missing,
     read_schema,
-    shown,
 )
 from sql_agent.medical.datatypes import TABLES, MedicalDataError, Question
 from sql_agent.medical.invent import make_database
@@ -110,14 +110,14 @@ def test_hostile_statements_are_answered_in_time_and_change_nothing(path, databa
     assert (result.rows, bool(result.error)) == (None, True)
     assert time.monotonic() - started < 1.5
     assert contents(path) == before
-    assert "5ecret" not in shown(result)
+    assert "5ecret" not in format_result(result)
     assert database.run("SELECT count(*) FROM disease").rows == ((20,),)  # and the next one has its whole time
 
 
 @pytest.mark.parametrize("sql", ["SELECT * FROM patients", "EXPLAIN SELECT 1", "SELECT load_extension('x')"])
 def test_a_refusal_says_what_is_allowed_and_nothing_of_the_rest(database, sql):
     allowed = "Error: not allowed: only SELECT over disease and drugs_info, with common functions"
-    assert shown(database.run(sql)) == allowed
+    assert format_result(database.run(sql)) == allowed
 
 
 def test_a_long_comment_is_looked_through_in_time(database):
@@ -157,15 +157,15 @@ def contents(path):
 def test_a_result_is_bounded_in_rows_and_in_characters(database):
     many = database.run("SELECT a.id FROM disease a, disease b")  # 20 x 20 = 400 rows
     assert len(many.rows) == MAX_ROWS
-    text = shown(database.run("SELECT * FROM drugs_info"))
+    text = format_result(database.run("SELECT * FROM drugs_info"))
     assert (len(text), text.endswith(TRUNCATED)) == (MAX_RESULT_CHARS + len(TRUNCATED), True)
 
 
 def test_what_a_policy_reads_of_a_result():
     found = Result((("茶", None, 1.5, b"\x01"), ("half \ud800", None, -math.inf, b"")), ("a", "b", "c", "d"))
     expected = '{"columns": ["a", "b", "c", "d"], "rows": [["茶", null, 1.5, "01"], ["half ?", null, null, ""]]}'
-    assert shown(found) == expected
-    assert shown(Result(error="no such column: x")) == "Error: no such column: x"
+    assert format_result(found) == expected
+    assert format_result(Result(error="no such column: x")) == "Error: no such column: x"
 
 
 def test_a_database_that_goes_away_is_not_the_policys_doing(path, watchdog, tmp_path):

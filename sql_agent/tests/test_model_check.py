@@ -89,7 +89,7 @@ def test_gpus_that_cannot_share_a_model_are_named(tmp_path, config, size, uneven
     problems = [problem.what for problem in check_tensor_parallel(tmp_path, size)]
     assert len(problems) == (uneven is not None)
     if uneven:
-        assert f"engine.tensor_parallel_size is {size}, which does not share out {uneven} {tmp_path}" in problems[0]
+        assert f"engine.tensor_parallel_size is {size}, which does not divide {uneven} {tmp_path}" in problems[0]
 
 
 def test_a_missing_folder_is_the_only_problem(tmp_path: Path):

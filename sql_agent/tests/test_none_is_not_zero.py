@@ -1,54 +1,43 @@
 """A rollout that nobody could judge is no wrong one: it has no place in a mean, a group or a success rate."""
 
-import json
-from types import SimpleNamespace
-
 import pytest
 
 from dbbench_adapter.datatypes import Score
 from sql_agent.config import load_config
-from sql_agent.datatypes import RolloutRecord
 from sql_agent.lightning.runner import SqlLitAgent
 from sql_agent.rewards import NO_JUDGE
+from sql_agent.rollouts.datatypes import RolloutOutcome, Trajectory
 from sql_agent.rollouts.metrics import batch_metrics
-from sql_agent.rollouts.stitch import OUTCOME, RolloutOutcome, Trajectory
+from sql_agent.rollouts.stitch import OUTCOME
+from sql_agent.tests.records import ROW, make_outcome, make_record, make_result
 
 
-def result(group, reward, trajectory=None, lost=None):
-    """A `rollouts.manager.Result`, whose module imports verl, ten seconds of it."""
-    metrics = {"malformed_calls": 0.0, "seconds": 1.0} | ({} if reward is None else {"success": reward})
-    row = trajectory or Trajectory((1,), (2,), (1,), (0.0,), num_turns=1)
-    return SimpleNamespace(
-        group=group,
-        task_id=group,
-        reward=reward,
-        lost=lost if reward is None else None,
-        unshaped=None,
-        draw=0,
-        set_aside=None,
-        outcome=RolloutOutcome(reward, "", "answered", 1, metrics),
-        trajectory=None if reward is None else row,
-    )
+def result(group, reward, trajectory=ROW):
+    return make_result(group, make_outcome(reward, verdict=reward), trajectory=trajectory)
+
+
+def lost(group):
+    return make_result(group, make_outcome(None, reason="db_unavailable"))
 
 
 def test_means_are_over_judged_rollouts():
-    lost = result("a", None, lost="db_unavailable")
-    gone = SimpleNamespace(**{**vars(lost), "outcome": None, "lost": "step_deadline"})  # never came back
-    metrics = batch_metrics([result("a", 1.0), result("a", 0.5), lost, gone])
+    gone = make_result("a", None, "step_deadline")  # never came back
+    metrics = batch_metrics([result("a", 1.0), result("a", 0.5), lost("a"), gone])
     assert (metrics["reward/mean"], metrics["reward/std"]) == (0.75, 0.25)
-    assert metrics["rollout/success"] == 0.75
+    assert metrics["rollout/success"] == 0.5  # half right is no success
     assert (metrics["reward/unjudged_frac"], metrics["rollout/count"]) == (0.5, 4.0)
     assert (metrics["rollout/lost/db_unavailable"], metrics["rollout/lost/step_deadline"]) == (1.0, 1.0)
 
 
 def test_a_lost_rollout_gives_its_group_no_spread():
-    lost = result("right", None, lost="db_unavailable")
-    metrics = batch_metrics([result("right", 1.0), result("right", 1.0), lost, result("b", 1.0), result("b", 0.0)])
+    metrics = batch_metrics(
+        [result("right", 1.0), result("right", 1.0), lost("right"), result("b", 1.0), result("b", 0.0)]
+    )
     assert (metrics["group/count"], metrics["group/zero_std_frac"], metrics["group/all_right_frac"]) == (2.0, 0.5, 0.5)
 
 
 def test_a_batch_of_lost_rollouts_has_no_mean():
-    metrics = batch_metrics([result("a", None, lost="db_unavailable")] * 2)
+    metrics = batch_metrics([lost("a")] * 2)
     assert metrics == {"reward/unjudged_frac": 1.0, "rollout/count": 2.0, "rollout/lost/db_unavailable": 2.0}
 
 
@@ -79,9 +68,7 @@ def test_breaks_and_sampled_tokens_are_those_of_the_rows():
     ],
 )
 def test_a_runner_reports_what_was_judged_and_nothing_else(score, reward, success):
-    record = RolloutRecord("task", "SELECT", "answered", score, 1, 0, [], 10, 5, 0.1, None)
-    fields = SqlLitAgent(load_config(None))._reward_fields(record, None)
-    outcome = json.loads(fields.attributes[OUTCOME])
-    assert outcome["reward"] == reward
-    assert outcome["metrics"].get("success") == success
-    assert ("success" in outcome["metrics"]) == (success is not None)
+    fields = SqlLitAgent(load_config(None))._outcome_fields(make_record(score), None)
+    outcome = RolloutOutcome.from_json(fields.attributes[OUTCOME])
+    assert (outcome.reward.value, outcome.record.success) == (reward, success)
+    assert outcome.record == make_record(score)

@@ -14,7 +14,7 @@ import requests
 from core.machine import free_port
 from dbbench_adapter.datatypes import Score
 from reward_model.scorer import Scorer
-from sql_agent.datatypes import RewardModelConfig, RolloutRecord
+from sql_agent.datatypes import Reward, RewardModelConfig, RolloutRecord
 from sql_agent.rewards import REWARDS, reward
 from sql_agent.rollouts.scoring import RolloutScorer, conversation
 from sql_agent.tests.conftest import wait_for
@@ -97,16 +97,14 @@ async def test_raw_preferences_become_a_served_scorer_that_shapes_rewards(tiny_p
 
         shaping = RewardModelConfig(url=url, weight=0.2, timeout_s=2.0)
         scorer = RolloutScorer(shaping)
-        opinions = [await scorer.opinion(right), await scorer.opinion(wrong)]
+        scores = [await scorer.score(right), await scorer.score(wrong)]
         preset = REWARDS["agentbench"]
-        assert reward(right, preset, opinions[0], shaping).value == pytest.approx(
-            1 + 0.2 * math.tanh(expected), abs=1e-5
-        )
-        assert reward(wrong, preset, opinions[1], shaping).value == 0.0
+        assert reward(right, preset, scores[0], shaping).value == pytest.approx(1 + 0.2 * math.tanh(expected), abs=1e-5)
+        assert reward(wrong, preset, scores[1], shaping).value == 0.0
     finally:
         service.send_signal(signal.SIGTERM)
         ended = service.wait(60)
     assert ended == 0
-    gone = reward(right, preset, await scorer.opinion(right), shaping)
-    assert gone == Score(1.0, "match", {"correctness": 1.0, "base": 1.0, "shaping": 0.0})  # correctness is still known
+    gone = reward(right, preset, await scorer.score(right), shaping)
+    assert gone == Reward(1.0, "match", {"correctness": 1.0, "base": 1.0, "shaping": 0.0})  # correctness is still known
     await scorer.aclose()

@@ -8,26 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dbbench_adapter.datatypes import Score
-from sql_agent.datatypes import RewardModelConfig, RolloutRecord, StopReason
-from sql_agent.rewards import (
-    NO_ANSWER,
-    NO_JUDGE,
-    REWARDS,
-    Opinion,
-    RewardPreset,
-    reward,
-    score_failure,
-    success,
-    without_score,
-)
-from sql_agent.rollouts.stitch import RolloutOutcome
+from sql_agent.datatypes import Reward, RewardModelConfig, ScorerResult, StopReason
+from sql_agent.rewards import NO_ANSWER, NO_JUDGE, REWARDS, RewardPreset, reward, without_score
+from sql_agent.tests.records import make_record
 
 
 def record(stop_reason, score, last="It is 4."):
-    return RolloutRecord(
-        task_id="t-0", kind="other", stop_reason=stop_reason, score=score, num_turns=2, malformed_calls=0,
-        messages=[{"role": "assistant", "content": last}], prompt_tokens=10, completion_tokens=5, seconds=0.1,
-    )  # fmt: skip
+    return make_record(score, stop_reason=stop_reason, messages=[{"role": "assistant", "content": last}])
 
 
 RIGHT, WRONG = Score(1.0, "match"), Score(0.0, "wrong_answer")
@@ -54,13 +41,13 @@ def test_presets(stop_reason, score, agentbench, agent_peft, rllm):
 @pytest.mark.parametrize("reason", ["model_deadline", "db_deadline", "rollout_deadline"])
 def test_wall_clock_costs_no_reward(preset, reason):
     lost = Score(None, reason)
-    assert reward(record("timeout", lost), preset) == lost
-    assert reward(record("timeout", lost), preset, Opinion(9.0), SHAPING) == lost
+    assert reward(record("timeout", lost), preset) == Reward(None, reason)
+    assert reward(record("timeout", lost), preset, ScorerResult(9.0), SHAPING) == Reward(None, reason)
 
 
 @pytest.mark.parametrize("preset", REWARDS.values(), ids=REWARDS.keys())
 def test_what_could_not_be_judged_is_none_and_not_a_low_reward(preset):
-    assert reward(record("db_unavailable", Score(None, "db_unavailable")), preset) == Score(None, "db_unavailable")
+    assert reward(record("db_unavailable", Score(None, "db_unavailable")), preset) == Reward(None, "db_unavailable")
 
 
 # graded verdicts ------------------------------------------------------------------------------------------------------
@@ -95,7 +82,7 @@ def test_both_ends_of_the_scale_are_the_presets_own_numbers_to_the_last_bit(corr
 
 def test_what_is_right_in_part_gets_that_part_of_the_score():
     # 0.5 + 0.5 x 0.2 x tanh((3 - 1) / 2) = 0.5 + 0.1 x 0.76159
-    given = reward(record("answered", Score(0.5, "half")), REWARDS["agentbench"], Opinion(3.0), SHAPING)
+    given = reward(record("answered", Score(0.5, "half")), REWARDS["agentbench"], ScorerResult(3.0), SHAPING)
     assert given.value == pytest.approx(0.576159, abs=1e-6)
     assert given.parts == pytest.approx({"correctness": 0.5, "base": 0.5, "shaping": 0.076159}, abs=1e-6)
 
@@ -104,16 +91,16 @@ def test_what_is_right_in_part_gets_that_part_of_the_score():
 def test_a_verdict_beyond_the_scale_is_refused_and_nobodys_success(verdict):
     with pytest.raises(ValueError, match=r"task 't-0' was judged .* expected a number from 0, wrong, to 1, right"):
         reward(record("answered", Score(verdict, "strange")), REWARDS["agentbench"])
-    assert success(Score(verdict, "strange")) is None
+    assert record("answered", Score(verdict, "strange")).success is None
 
 
 @pytest.mark.parametrize(("verdict", "solved"), [(1.0, 1.0), (0.99, 0.0), (0.0, 0.0), (None, None)])
 def test_only_a_whole_verdict_is_a_success(verdict, solved):
-    assert success(Score(verdict, "")) == solved
+    assert record("answered", Score(verdict, "")).success == solved
 
 
 def test_reason_and_verdict_travel_with_the_reward():
-    assert reward(record("answered", WRONG), REWARDS["rllm"]) == Score(-1.0, "wrong_answer", {"correctness": 0.0})
+    assert reward(record("answered", WRONG), REWARDS["rllm"]) == Reward(-1.0, "wrong_answer", {"correctness": 0.0})
 
 
 # with a reward model --------------------------------------------------------------------------------------------------
@@ -130,14 +117,14 @@ def test_reason_and_verdict_travel_with_the_reward():
     pytest.param(-1e308, 0.8, id="never_less"),
 ])  # fmt: skip
 def test_a_correct_rollout_gains_or_loses_a_bounded_part(score, expected):
-    given = reward(record("answered", RIGHT), REWARDS["agentbench"], Opinion(score), SHAPING)
+    given = reward(record("answered", RIGHT), REWARDS["agentbench"], ScorerResult(score), SHAPING)
     assert given.value == pytest.approx(expected, abs=1e-6)
     assert given.parts == pytest.approx({"correctness": 1.0, "base": 1.0, "shaping": expected - 1.0}, abs=1e-6)
 
 
-@pytest.mark.parametrize("opinion", [Opinion(50.0), Opinion(-50.0), Opinion(None, "scorer_unavailable")])
-def test_a_wrong_rollout_gets_its_preset_whatever_the_score(opinion):
-    assert reward(record("max_turns", WRONG), REWARDS["agent_peft"], opinion, SHAPING) == Score(
+@pytest.mark.parametrize("scorer", [ScorerResult(50.0), ScorerResult(-50.0), ScorerResult(None, "scorer_unavailable")])
+def test_a_wrong_rollout_gets_its_preset_whatever_the_score(scorer):
+    assert reward(record("max_turns", WRONG), REWARDS["agent_peft"], scorer, SHAPING) == Reward(
         -0.3, "wrong_answer", {"correctness": 0.0, "base": -0.3, "shaping": 0.0}
     )
 
@@ -153,8 +140,8 @@ SHAPINGS = st.builds(
 
 @given(st.sampled_from(list(REWARDS.values())), STOPS, STOPS, ANY, ANY, SHAPINGS)
 def test_a_wrong_rollout_never_earns_as_much_as_a_right_one(preset, how, other, score, other_score, shaping):
-    right = reward(record(how, RIGHT), preset, Opinion(score), shaping).value
-    wrong = reward(record(other, WRONG), preset, Opinion(other_score), shaping).value
+    right = reward(record(how, RIGHT), preset, ScorerResult(score), shaping).value
+    wrong = reward(record(other, WRONG), preset, ScorerResult(other_score), shaping).value
     assert wrong is not None
     assert right is not None and wrong < right <= preset.correct + 0.2
     assert math.isfinite(score) or right == preset.correct
@@ -162,70 +149,68 @@ def test_a_wrong_rollout_never_earns_as_much_as_a_right_one(preset, how, other, 
 
 @given(STOPS, ANY, SHAPINGS)
 def test_without_a_judge_a_reward_is_bounded_and_finite(how, score, shaping):
-    value = reward(record(how, UNJUDGED), REWARDS["rllm"], Opinion(score), shaping).value
+    value = reward(record(how, UNJUDGED), REWARDS["rllm"], ScorerResult(score), shaping).value
     assert value is None or NO_ANSWER <= value <= 1.0
 
 
-FAILURES = pytest.mark.parametrize(("opinion", "reason"), [
-    (Opinion(None, "scorer_unavailable"), "scorer_unavailable"),
-    (Opinion(None, "scorer_refused"), "scorer_refused"),
-    (Opinion(math.nan), "score_not_finite"),
-    (Opinion(-math.inf), "score_not_finite"),
+FAILURES = pytest.mark.parametrize(("scorer", "reason"), [
+    (ScorerResult(None, "scorer_unavailable"), "scorer_unavailable"),
+    (ScorerResult(None, "scorer_refused"), "scorer_refused"),
+    (ScorerResult(math.nan), "score_not_finite"),
+    (ScorerResult(-math.inf), "score_not_finite"),
 ])  # fmt: skip
 
 
 @FAILURES
-def test_without_a_judge_a_score_that_could_not_be_had_is_none_and_no_number(opinion, reason):
-    assert reward(record("answered", UNJUDGED), REWARDS["agentbench"], opinion, SHAPING) == Score(None, reason)
+def test_without_a_judge_a_score_that_could_not_be_had_is_none_and_no_number(scorer, reason):
+    assert reward(record("answered", UNJUDGED), REWARDS["agentbench"], scorer, SHAPING) == Reward(None, reason)
 
 
 @FAILURES
-def test_where_somebody_judges_correctness_is_known_whatever_became_of_the_score(opinion, reason):
+def test_where_somebody_judges_correctness_is_known_whatever_became_of_the_score(scorer, reason):
     for verdict, base in ((RIGHT, 1.0), (WRONG, -0.1)):
         parts = {"correctness": verdict.value, "base": base, "shaping": 0.0}
-        given = reward(record("answered", verdict), REWARDS["agent_peft"], opinion, SHAPING)
-        assert given == Score(base, verdict.reason, parts)
-    assert opinion.failure == reason
-
-
-def outcome(score, opinion, stop_reason="answered"):
-    """As the runner reports a reward."""
-    metrics = {f"reward_{name}": value for name, value in score.parts.items()}
-    return RolloutOutcome(score.value, score.reason, stop_reason, 1, metrics, {"reward_model": vars(opinion)})
+        given = reward(record("answered", verdict), REWARDS["agent_peft"], scorer, SHAPING)
+        assert given == Reward(base, verdict.reason, parts)
+    assert scorer.failure == reason
 
 
 def test_in_a_group_that_lost_a_score_no_reward_has_one():
-    opinion = Opinion(3.0)
-    right = outcome(reward(record("answered", RIGHT), REWARDS["agent_peft"], opinion, SHAPING), opinion)
-    wrong = outcome(reward(record("answered", WRONG), REWARDS["agent_peft"], opinion, SHAPING), opinion)
-    alike = [without_score(each, "scorer_unavailable") for each in (right, wrong)]
-    assert [each.reward for each in alike] == [1.0, -0.1]
-    assert [each.metrics["reward_shaping"] for each in alike] == [0.0, 0.0]
+    verdicts = (RIGHT, WRONG)
+    given = [reward(record("answered", v), REWARDS["agent_peft"], ScorerResult(3.0), SHAPING) for v in verdicts]
+    alike = [without_score(each, "scorer_unavailable") for each in given]
+    assert [each.value for each in alike] == [1.0, -0.1]
+    assert [each.parts["shaping"] for each in alike] == [0.0, 0.0]
 
 
 def test_without_a_judge_such_a_group_has_no_reward_at_all():
-    answer = outcome(reward(record("answered", UNJUDGED), REWARDS["rllm"], Opinion(3.0), SHAPING), Opinion(3.0))
-    silent = Opinion(None, "no_answer")
-    silence = outcome(reward(record("max_turns", UNJUDGED), REWARDS["rllm"], silent, SHAPING), silent)
-    assert [each.reward for each in (answer, silence)] == [pytest.approx(math.tanh(1)), -1.0]
+    answer = reward(record("answered", UNJUDGED), REWARDS["rllm"], ScorerResult(3.0), SHAPING)
+    silent = ScorerResult(None, "no_answer")
+    silence = reward(record("max_turns", UNJUDGED), REWARDS["rllm"], silent, SHAPING)
+    assert [each.value for each in (answer, silence)] == [pytest.approx(math.tanh(1)), -1.0]
     alike = [without_score(each, "scorer_refused") for each in (answer, silence)]
-    assert [(each.reward, each.reason) for each in alike] == [(None, "scorer_refused")] * 2
-    assert score_failure(silence) is None  # it did not ask: nothing was lost there
+    assert [(each.value, each.reason) for each in alike] == [(None, "scorer_refused")] * 2
+    assert silent.failure is None  # it did not ask: nothing was lost there
+
+
+SILENT = Reward(-1.0, "no_answer", {"base": -1.0, "shaping": 0.0})
 
 
 @pytest.mark.parametrize(("stop_reason", "last", "expected"), [
-    pytest.param("answered", "It is 4.", Score(math.tanh(1), "scored", {"base": 0.0, "shaping": math.tanh(1)})),
-    pytest.param("answered", " \n", Score(-1.0, "no_answer", {"base": -1.0, "shaping": 0.0}), id="an_empty_answer"),
-    pytest.param("max_turns", "Let me look.", Score(-1.0, "no_answer", {"base": -1.0, "shaping": 0.0}), id="no_answer"),
+    pytest.param("answered", "It is 4.", Reward(math.tanh(1), "scored", {"base": 0.0, "shaping": math.tanh(1)})),
+    pytest.param("answered", " \n", SILENT, id="an_empty_answer"),
+    pytest.param("max_turns", "Let me look.", SILENT, id="no_answer"),
 ])  # fmt: skip
 def test_without_a_judge_the_bounded_score_is_the_reward(stop_reason, last, expected):
-    assert reward(record(stop_reason, UNJUDGED, last), REWARDS["agentbench"], Opinion(3.0), SHAPING) == expected
+    assert reward(record(stop_reason, UNJUDGED, last), REWARDS["agentbench"], ScorerResult(3.0), SHAPING) == expected
 
 
 def test_without_a_judge_and_a_reward_model_nobody_knows():
-    assert reward(record("answered", UNJUDGED), REWARDS["agentbench"]) == UNJUDGED
+    assert reward(record("answered", UNJUDGED), REWARDS["agentbench"]) == Reward(None, NO_JUDGE)
 
 
 def test_what_was_lost_stays_lost_whatever_the_score():
     lost = Score(None, "db_unavailable")
-    assert reward(record("db_unavailable", lost), REWARDS["agentbench"], Opinion(9.0), SHAPING) == lost
+    assert reward(record("db_unavailable", lost), REWARDS["agentbench"], ScorerResult(9.0), SHAPING) == Reward(
+        None, "db_unavailable"
+    )

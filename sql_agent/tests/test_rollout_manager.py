@@ -17,7 +17,7 @@ from sql_agent.config import load_config
 from sql_agent.lightning.agl_light import agl
 from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
 from sql_agent.lightning.store import PatientStore
-from sql_agent.rollouts import prefix_stop, run_context
+from sql_agent.rollouts import run_context, stops
 from sql_agent.rollouts.run_context import RunContext
 from sql_agent.tests.conftest import start_store
 
@@ -31,13 +31,13 @@ SETTINGS = ["agent.rollout_timeout_s=15", "agent.turn_timeout_s=5", "rollout.spa
 
 @pytest.fixture
 def play(store_url, tmp_path):
-    """Runs batches through a manager: `play(tasks, settings, runner=True, spares=(), script=)` -> (batch, metrics).
+    """Runs batches through a manager: `play(tasks, settings, runner=True, replacements=(), script=)`.
 
-    `spares` are the training tasks that a group without spread may give way to; without any, none does. The last of
-    `steps` batches is answered. `store` is another one than the module's.
+    Returns (batch, metrics) of the last of `steps` batches. `replacements` are the training tasks that a group without
+    spread may give way to; without any, none does.
     """
 
-    def run(tasks, *settings, runner=True, spares=(), script=None, store=store_url, steps=1):
+    def run(tasks, *settings, runner=True, replacements=(), script=None, store=store_url, steps=1):
         import torch
         from verl import DataProto
 
@@ -45,7 +45,7 @@ def play(store_url, tmp_path):
 
         cfg = load_config(None, [f"run_dir={tmp_path}", *SETTINGS, *settings])
         train_file = tmp_path / "train.parquet"
-        write_verl_parquet([*tasks, *spares], train_file)
+        write_verl_parquet([*tasks, *replacements], train_file)
         with oracle.serve(oracle.app(script or oracle.replay(KNOWN), model="policy")) as base_url:
             address = base_url.removeprefix("http://").removesuffix("/v1")
             context = RunContext(cfg, "run", store, 0, lambda _: None)
@@ -132,7 +132,7 @@ def test_steps_that_break_too_many_rollouts_stop_the_run(play, monkeypatch):
     """The scripted server writes the number of messages in front of them, so that every second prompt is another."""
     written = oracle.byte_ids
     monkeypatch.setattr(oracle, "byte_ids", lambda history: [len(history), *written(history)])
-    monkeypatch.setattr(prefix_stop, "STEPS", 1)
+    monkeypatch.setattr(stops, "STEPS", 1)
     words = r"100% of the rollouts broke.*rollout.max_broken_fraction=0.5.*'template' \(4 times"
     with pytest.raises(RuntimeError, match=words):
         play(KNOWN, "rollout.max_broken_fraction=0.5")
@@ -177,11 +177,13 @@ def half_right(task, others):
 
 
 def test_a_group_without_spread_gives_way_to_another_task(play, tmp_path):
-    first, spare = KNOWN
-    batch, metrics = play([first], "rollout.redraws=2", spares=[spare], script=half_right(spare, [first]))
+    first, replacement = KNOWN
+    batch, metrics = play(
+        [first], "rollout.redraws=2", replacements=[replacement], script=half_right(replacement, [first])
+    )
     rewards = batch.batch["rm_scores"].sum(dim=1).tolist()
     assert sorted(rewards) == [0.0, 1.0]
-    assert spare.gold.sql in sampled_text(batch, rewards.index(1.0))
+    assert replacement.gold.sql in sampled_text(batch, rewards.index(1.0))
     assert {name: value for name, value in metrics.items() if name.startswith("group/")} == {
         "group/count": 1.0,
         "group/zero_std_frac": 0.0,
@@ -202,16 +204,16 @@ def test_a_group_without_spread_gives_way_to_another_task(play, tmp_path):
     assert sorted((line["task_id"], line["reward"], line["set_aside"], line["advantage"]) for line in lines) == sorted([
         (first.id, 1.0, "all_right", None),
         (first.id, 1.0, "all_right", None),
-        (spare.id, 0.0, None, pytest.approx(-0.7071, abs=1e-4)),
-        (spare.id, 1.0, None, pytest.approx(0.7071, abs=1e-4)),
+        (replacement.id, 0.0, None, pytest.approx(-0.7071, abs=1e-4)),
+        (replacement.id, 1.0, None, pytest.approx(0.7071, abs=1e-4)),
     ])  # fmt: skip
 
 
 def test_a_group_that_no_time_was_left_to_replace_is_trained_on_and_counted(play):
     """A rollout may take as long as the whole step, so a second one would not end in time."""
-    first, spare = KNOWN
+    first, replacement = KNOWN
     settings = ["rollout.redraws=2", "rollout.step_timeout_s=15"]
-    batch, metrics = play([first], *settings, spares=[spare], script=half_right(spare, [first]))
+    batch, metrics = play([first], *settings, replacements=[replacement], script=half_right(replacement, [first]))
     assert all(first.gold.sql in sampled_text(batch, row) for row in range(2))
     assert (metrics["group/redraw_too_late"], metrics["group/played"], metrics["group/zero_std_frac"]) == (
         1.0,
@@ -221,8 +223,8 @@ def test_a_group_that_no_time_was_left_to_replace_is_trained_on_and_counted(play
 
 
 def test_where_no_draw_has_spread_the_first_one_is_trained_on(play):
-    first, spare = KNOWN
-    batch, metrics = play([first], "rollout.redraws=1", spares=[spare])
+    first, replacement = KNOWN
+    batch, metrics = play([first], "rollout.redraws=1", replacements=[replacement])
     assert all(first.gold.sql in sampled_text(batch, row) for row in range(2))
     assert (metrics["group/zero_std_frac"], metrics["group/set_aside/all_right"]) == (1.0, 1.0)
 

@@ -1,41 +1,22 @@
 """`sql_agent.rollouts.metrics`: what is logged of the reward model."""
 
+import dataclasses
 import math
-from types import SimpleNamespace
 
 import pytest
 
+from sql_agent.datatypes import ScorerResult
+from sql_agent.rollouts.datatypes import Trajectory
 from sql_agent.rollouts.metrics import batch_metrics, clip_metrics, score_metrics, skill_metrics
-from sql_agent.rollouts.stitch import RolloutOutcome, Trajectory
-
-ROW = Trajectory((1,), (2,), (1,), (0.0,), num_turns=1)
+from sql_agent.tests.records import make_outcome, make_result
 
 
-def row(group, reward, outcome, lost=None, *, set_aside=None, task_id="", skills=(), draw=0, unshaped=None):
-    """A `rollouts.manager.Result`, whose module imports verl, ten seconds of it."""
-    return SimpleNamespace(
-        group=group,
-        task_id=task_id or group,
-        skills=skills,
-        draw=draw,
-        reward=reward,
-        outcome=outcome,
-        lost=lost,
-        unshaped=unshaped,
-        set_aside=set_aside,
-        trajectory=None if lost else ROW,
-    )
-
-
-def result(group, reward, *, score, success=None, base=None, tokens=10, reason="scored", truncated=False, down_s=None):
-    metrics = {"malformed_calls": 0.0, "seconds": 1.0, "ended_at": 0.0}
-    metrics |= {} if down_s is None else {"scorer_down_s": down_s}
-    metrics |= {} if success is None else {"success": success, "reward_correctness": success}
-    metrics |= {} if base is None else {"reward_base": base}
-    record = {"completion_tokens": tokens, "reward_model": {"score": score, "reason": reason, "truncated": truncated}}
-    outcome = RolloutOutcome(reward, reason, "answered", 1, metrics, record)
-    lost = reason if reward is None else None
-    return row(group, reward, outcome, lost)
+def result(group, reward, *, score, success=None, base=None, tokens=10, reason="scored", truncated=False, down_s=0.0):
+    parts = ({} if success is None else {"correctness": success}) | ({} if base is None else {"base": base})
+    scorer = ScorerResult(score, reason, truncated)
+    return make_result(group, make_outcome(
+        reward, verdict=success, reason=reason, parts=parts, scorer=scorer, down_s=down_s, completion_tokens=tokens
+    ))  # fmt: skip
 
 
 def test_score_and_correctness_are_correlated_over_right_and_wrong_rollouts():
@@ -62,12 +43,11 @@ def test_score_and_correctness_are_correlated_over_right_and_wrong_rollouts():
 
 
 def test_success_is_that_of_all_the_environment_judged_lost_ones_included():
-    right, wrong = ({"success": value, "malformed_calls": 0.0, "seconds": 1.0} for value in (1.0, 0.0))
     results = [
-        *(row("a", None, RolloutOutcome(1.0, "match", "answered", 1, right), "response_too_long") for _ in range(4)),
-        row("a", 1.0, RolloutOutcome(1.0, "match", "answered", 1, right)),
-        *(row("b", 0.0, RolloutOutcome(0.0, "wrong_answer", "answered", 1, wrong)) for _ in range(5)),
-        row("b", None, None, "rollout_failed"),
+        *(make_result("a", make_outcome(1.0, verdict=1.0), "response_too_long") for _ in range(4)),
+        judged("a", 1.0),
+        *(judged("b", 0.0) for _ in range(5)),
+        make_result("b", None, "rollout_failed"),
     ]
     metrics = batch_metrics(results)
     assert (metrics["rollout/success"], metrics["rollout/judged"]) == (0.5, 10.0)  # not 1 of 6
@@ -75,9 +55,8 @@ def test_success_is_that_of_all_the_environment_judged_lost_ones_included():
 
 
 def test_rollouts_that_go_without_the_score_are_counted_by_its_failure():
-    results = [result("a", base, score=None, success=base, base=base) for base in (1.0, 0.0)]
-    for each in results:
-        each.unshaped = "scorer_unavailable"
+    lost = [result("a", base, score=None, success=base, base=base) for base in (1.0, 0.0)]
+    results = [dataclasses.replace(each, unshaped="scorer_unavailable") for each in lost]
     metrics = batch_metrics([*results, result("b", 1.1, score=0.1, success=1.0, base=1.0)])
     assert {name: value for name, value in metrics.items() if "unshaped" in name} == {
         "rollout/unshaped/scorer_unavailable": 2.0
@@ -85,9 +64,7 @@ def test_rollouts_that_go_without_the_score_are_counted_by_its_failure():
 
 
 def test_score_and_verdict_are_correlated_by_the_verdicts_own_size():
-    results = [result("a", v, score=v, success=0.0, base=v) for v in (0.25, 0.5, 0.75)]
-    for each, verdict in zip(results, (0.25, 0.5, 0.75), strict=True):
-        each.outcome.metrics["reward_correctness"] = verdict
+    results = [result("a", v, score=v, success=v, base=v) for v in (0.25, 0.5, 0.75)]
     assert score_metrics(results)["reward_model/correctness_corr"] == pytest.approx(1.0)
     assert batch_metrics(results)["rollout/success"] == 0.0  # none is solved
 
@@ -124,26 +101,21 @@ def test_equal_groups_are_right_or_wrong_only_where_somebody_judges():
 
 
 def test_a_run_without_a_reward_model_logs_nothing_of_one():
-    outcome = RolloutOutcome(
-        1.0, "match", "answered", 1, {"success": 1.0, "malformed_calls": 0.0, "seconds": 1.0, "ended_at": 0.0}
-    )
-    results = [row("a", 1.0, outcome), row("a", 1.0, outcome)]
+    results = [judged("a", 1.0), judged("a", 1.0)]
     assert score_metrics(results) == {}
     assert [name for name in batch_metrics(results) if "score" in name] == []
 
 
 def judged(group, success, **which):
-    metrics = {"success": success, "malformed_calls": 0.0, "seconds": 1.0, "ended_at": 0.0}
-    return row(group, success, RolloutOutcome(success, "match", "answered", 1, metrics), **which)
+    return make_result(group, make_outcome(success, verdict=success), **which)
 
 
 def test_a_rollout_is_clipped_where_its_row_is_full():
     def of(tokens, **left_out):
-        each = judged("a", 1.0)
-        each.trajectory = Trajectory((1, 2), (3,) * tokens, (1,) * tokens, (0.0,) * tokens, 1, **left_out)
-        return each
+        row = Trajectory((1, 2), (3,) * tokens, (1,) * tokens, (0.0,) * tokens, 1, **left_out)
+        return judged("a", 1.0, trajectory=row)
 
-    gone = row("a", None, None, "rollout_failed")
+    gone = make_result("a", None, "rollout_failed")
     rows = [
         of(7),  # the longest of the others, and whole
         of(8),  # as long as may be
@@ -161,10 +133,10 @@ def test_a_rollout_is_clipped_where_its_row_is_full():
     assert all(math.isnan(value) for value in clip_metrics([gone], 3, 8).values())
 
 
-def test_groups_that_were_set_aside_are_counted_by_cause_and_are_no_part_of_the_trained_ones():
+def test_groups_that_were_filtered_are_counted_by_cause_and_are_no_part_of_the_trained_ones():
     results = [
-        *(judged("a", 1.0, task_id="first", set_aside="all_right") for _ in range(2)),
-        *(judged("a", 0.0, task_id="second", set_aside="all_wrong", draw=1) for _ in range(2)),
+        *(judged("a", 1.0, task_id="first", filtered="all_right") for _ in range(2)),
+        *(judged("a", 0.0, task_id="second", filtered="all_wrong", draw=1) for _ in range(2)),
         judged("a", 1.0, task_id="third", draw=2),
         judged("a", 0.0, task_id="third", draw=2),
         *(judged("b", 0.0) for _ in range(2)),
@@ -185,7 +157,7 @@ def test_groups_that_were_set_aside_are_counted_by_cause_and_are_no_part_of_the_
 
 
 def test_success_per_skill_leaves_out_what_was_not_judged():
-    lost = row("c", None, None, "model_unavailable", skills=("insert",))
+    lost = make_result("c", None, "model_unavailable", skills=("insert",))
     results = [judged("a", 1.0, skills=("select", "order")), judged("b", 0.0, skills=("select",)), lost]
     assert skill_metrics(results) == {
         "skill/select/success": 0.5,

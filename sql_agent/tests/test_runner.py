@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import math
 import threading
 import time
@@ -17,7 +16,7 @@ from dbbench_adapter.datatypes import Score
 from dbbench_adapter.generator import generate_tasks
 from sql_agent import oracle
 from sql_agent.config import load_config
-from sql_agent.datatypes import RolloutRecord
+from sql_agent.datatypes import RolloutRecord, ScorerResult
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.lightning import runner
 from sql_agent.lightning.agl_light import agl
@@ -25,7 +24,7 @@ from sql_agent.lightning.door import RunDoor
 from sql_agent.lightning.runner import TRAINER_WORKER, ConcurrentRunner, PassiveTracer, SqlLitAgent
 from sql_agent.medical.datatypes import Question
 from sql_agent.medical.invent import make_database
-from sql_agent.rewards import Opinion, score_failure
+from sql_agent.rollouts.datatypes import RolloutOutcome
 from sql_agent.rollouts.stitch import OUTCOME, read_outcome, read_turns, stitch
 from sql_agent.tests.conftest import HangingServer, serve_scores, start_store
 from sql_agent.tests.faults.proxy import Fault, FaultProxy
@@ -86,7 +85,7 @@ async def test_a_model_server_that_asks_for_the_token_of_the_run_is_shown_it(sto
     with oracle.serve(RunDoor(oracle.app(oracle.replay(TASKS)))) as base_url:
         async with running(store_url) as (_, store):
             ((rollout, spans),) = await play(store, base_url, TASKS[:1])
-    assert (rollout.status, read_outcome(spans).reward) == ("succeeded", 1.0)
+    assert (rollout.status, read_outcome(spans).reward.value) == ("succeeded", 1.0)
 
 
 async def test_every_rollout_ends_with_its_turns_and_its_reward(store_url):
@@ -96,8 +95,8 @@ async def test_every_rollout_ends_with_its_turns_and_its_reward(store_url):
     for task, (rollout, spans) in zip(TASKS, ended, strict=True):
         outcome, turns = read_outcome(spans), read_turns(spans)
         assert outcome is not None
-        assert (rollout.status, outcome.reward, outcome.stop_reason) == ("succeeded", 1.0, "answered")
-        assert (outcome.record["task_id"], len(turns)) == (task.id, outcome.num_turns)
+        assert (rollout.status, outcome.reward.value, outcome.record.stop_reason) == ("succeeded", 1.0, "answered")
+        assert (outcome.record.task_id, len(turns)) == (task.id, outcome.record.num_turns)
         row = stitch(turns, max_response_tokens=10_000)
         assert (row.num_turns, row.prefix_break) == (2, None)
 
@@ -118,7 +117,7 @@ async def test_an_unreachable_model_is_tried_again_then_reported_as_unjudged(sto
         attempts = await store.query_attempts(rollout.rollout_id)
     outcome = read_outcome(spans)
     assert outcome is not None
-    assert (outcome.reward, outcome.reason) == (None, "model_unavailable")
+    assert (outcome.reward.value, outcome.reward.reason) == (None, "model_unavailable")
     assert [attempt.status for attempt in attempts] == ["failed", "succeeded"]
 
 
@@ -132,9 +131,13 @@ async def test_a_database_that_is_not_there_is_tried_again_then_reported_under_i
     assert tries == [2, 2, 2]
     for outcome in outcomes:
         assert outcome is not None
-        assert (outcome.reward, outcome.reason, outcome.stop_reason) == (None, "db_unavailable", "db_unavailable")
-        assert "it has to run and let 'me' create databases" in outcome.record["error"]
-        assert "secret" not in json.dumps(outcome.record)
+        assert (outcome.reward.value, outcome.reward.reason, outcome.record.stop_reason) == (
+            None,
+            "db_unavailable",
+            "db_unavailable",
+        )
+        assert "it has to run and let 'me' create databases" in (outcome.record.error or "")
+        assert "secret" not in outcome.to_json()
 
 
 async def test_rollouts_that_come_at_once_wait_for_one_try_of_the_database(monkeypatch):
@@ -164,7 +167,7 @@ async def test_a_rollout_that_ran_into_its_deadline_is_not_played_again(store_ur
             attempts = await store.query_attempts(rollout.rollout_id)
     outcome = read_outcome(spans)
     assert outcome is not None
-    assert (outcome.reward, outcome.stop_reason) == (None, "timeout")
+    assert (outcome.reward.value, outcome.record.stop_reason) == (None, "timeout")
     assert [attempt.status for attempt in attempts] == ["succeeded"]
 
 
@@ -178,7 +181,7 @@ async def test_a_claim_whose_answer_was_lost_goes_back_into_the_queue(store_url,
             attempts = await store.query_attempts(rollout.rollout_id)
     outcome = read_outcome(spans)
     assert outcome is not None
-    assert (outcome.reward, [attempt.status for attempt in attempts]) == (1.0, ["failed", "succeeded"])
+    assert (outcome.reward.value, [attempt.status for attempt in attempts]) == (1.0, ["failed", "succeeded"])
 
 
 async def test_a_runner_that_is_told_to_end_does_not_call_its_rollouts_succeeded(store_url):
@@ -309,7 +312,7 @@ async def test_a_reward_that_raises_loses_its_rollout_and_nothing_else(store_url
             ((_, spans),) = await play(store, base_url, TASKS[:1])
     outcome = read_outcome(spans)
     assert outcome is not None
-    assert (outcome.reward, outcome.reason) == (None, "reward_error")
+    assert (outcome.reward.value, outcome.reward.reason) == (None, "reward_error")
 
 
 WRONG = [oracle.calls(oracle.call("commit_final_answer", {"answers": ["no such thing"]}))]
@@ -327,8 +330,8 @@ async def test_the_score_joins_the_reward_of_a_right_rollout_and_only_the_log_of
                 ((_, spans),) = await play(store, base_url, [task])
         outcome = read_outcome(spans)
         assert outcome is not None
-        assert outcome.reward == pytest.approx(reward)  # tanh(100) = 1: 1 + 0.2, or the preset's 0
-        assert outcome.record["reward_model"] == {"score": 100.0, "reason": "scored", "truncated": False}
+        assert outcome.reward.value == pytest.approx(reward)  # tanh(100) = 1: 1 + 0.2, or the preset's 0
+        assert outcome.scorer == ScorerResult(100.0, "scored", truncated=False)
 
 
 async def test_a_scorer_that_is_gone_costs_nobody_the_reward_for_correctness_and_none_is_played_again(store_url):
@@ -340,22 +343,24 @@ async def test_a_scorer_that_is_gone_costs_nobody_the_reward_for_correctness_and
                 attempts = await store.query_attempts(rollout.rollout_id)
         outcome = read_outcome(spans)
         assert outcome is not None
-        assert (outcome.reward, outcome.metrics["reward_shaping"], score_failure(outcome)) == (
+        assert (outcome.reward.value, outcome.reward.parts["shaping"], outcome.score_failure) == (
             expected, 0.0, "scorer_unavailable",
         )  # fmt: skip
         assert [attempt.status for attempt in attempts] == ["succeeded"]
-        assert outcome.metrics["scorer_down_s"] > 0
+        assert outcome.scorer_down_s > 0
 
 
 def test_only_a_rollout_that_asked_in_vain_says_for_how_long_the_scorer_is_down():
     agent = SqlLitAgent(scored_by("http://127.0.0.1:1"))
     agent._scorer = SimpleNamespace(down_s=130.0)
     record = RolloutRecord("t", "k", "max_turns", Score(0.0, "no_answer"), 1, 0, [], 1, 1, 1.0)
-    opinions = [None, Opinion(None, "no_answer"), Opinion(None, "scorer_refused"), Opinion(1.0)]
-    outcomes = [json.loads(agent._reward_fields(record, o).attributes[OUTCOME]) for o in opinions]
-    assert ["scorer_down_s" in outcome["metrics"] for outcome in outcomes] == [False] * 4
-    gone = json.loads(agent._reward_fields(record, Opinion(None, "scorer_unavailable")).attributes[OUTCOME])
-    assert gone["metrics"]["scorer_down_s"] == 130.0
+
+    def down_s(scorer_result):
+        return RolloutOutcome.from_json(agent._outcome_fields(record, scorer_result).attributes[OUTCOME]).scorer_down_s
+
+    others = [None, ScorerResult(None, "no_answer"), ScorerResult(None, "scorer_refused"), ScorerResult(1.0)]
+    assert [down_s(each) for each in others] == [0.0] * 4
+    assert down_s(ScorerResult(None, "scorer_unavailable")) == 130.0
 
 
 async def test_without_a_judge_the_score_is_the_reward_and_nothing_is_played_again(store_url, tmp_path):
@@ -369,7 +374,7 @@ async def test_without_a_judge_the_score_is_the_reward_and_nothing_is_played_aga
             attempts = await store.query_attempts(rollout.rollout_id)
     outcome = read_outcome(spans)
     assert outcome is not None
-    assert (outcome.reward, outcome.reason) == (pytest.approx(math.tanh(1.0)), "scored")
+    assert (outcome.reward.value, outcome.reward.reason) == (pytest.approx(math.tanh(1.0)), "scored")
     assert [attempt.status for attempt in attempts] == ["succeeded"]
     assert all("5ecret" not in span.model_dump_json() for span in spans)
 

@@ -93,7 +93,7 @@ def test_a_runner_that_keeps_dying_is_given_up(tmp_path):
     keeper = start(tmp_path, seconds=0, code=3)
     assert keeper.wait(60) == 1
     assert keeper.stderr is not None
-    assert "runner 0 died 5 times within 60 s: given up" in keeper.stderr.read()
+    assert "runner 0 died 5 times within 60 s and is not started again" in keeper.stderr.read()
 
 
 async def test_a_run_without_a_runner_left_fails_in_words(monkeypatch, tmp_path):

@@ -3,11 +3,11 @@
 import pytest
 
 from core.machine import free_port
+from core.messages import FunctionCall, Message, ToolCall
 from dbbench_adapter.datatypes import Score
-from reward_model.datatypes import FunctionCall, Message, ToolCall
-from sql_agent.datatypes import RewardModelConfig, RolloutRecord
+from sql_agent.datatypes import RewardModelConfig, RolloutRecord, ScorerResult
 from sql_agent.oracle import call, calls
-from sql_agent.rewards import NO_JUDGE, Opinion
+from sql_agent.rewards import NO_JUDGE
 from sql_agent.rollouts.scoring import RolloutScorer, check_scorer, conversation
 from sql_agent.tests.conftest import serve_scores
 
@@ -28,10 +28,10 @@ def record(*said, score=RIGHT, stop_reason="answered"):
     )  # fmt: skip
 
 
-async def opinion(rollout, url, **settings):
+async def ask_scorer(rollout, url, **settings):
     scorer = RolloutScorer(RewardModelConfig(url=url, **settings))
     try:
-        return await scorer.opinion(rollout)
+        return await scorer.score(rollout)
     finally:
         await scorer.aclose()
 
@@ -63,32 +63,32 @@ def test_it_is_the_form_that_pairs_of_rollouts_are_trained_in():
 
 
 @pytest.mark.parametrize(("score", "stop_reason", "asked", "expected"), [
-    pytest.param(RIGHT, "answered", 1, Opinion(0.5), id="right"),
-    pytest.param(Score(0.0, "wrong_answer"), "max_turns", 1, Opinion(0.5), id="wrong_for_the_log"),
-    pytest.param(Score(None, NO_JUDGE), "answered", 1, Opinion(0.5), id="without_a_judge"),
-    pytest.param(Score(None, NO_JUDGE), "max_turns", 0, Opinion(None, "no_answer"), id="without_an_answer"),
+    pytest.param(RIGHT, "answered", 1, ScorerResult(0.5), id="right"),
+    pytest.param(Score(0.0, "wrong_answer"), "max_turns", 1, ScorerResult(0.5), id="wrong_for_the_log"),
+    pytest.param(Score(None, NO_JUDGE), "answered", 1, ScorerResult(0.5), id="without_a_judge"),
+    pytest.param(Score(None, NO_JUDGE), "max_turns", 0, ScorerResult(None, "no_answer"), id="without_an_answer"),
     pytest.param(Score(None, "db_unavailable"), "db_unavailable", 0, None, id="lost"),
 ])  # fmt: skip
 async def test_which_rollouts_are_scored(score, stop_reason, asked, expected):
     seen = []
     with serve_scores(lambda _: 0.5, seen) as url:
         said = {"role": "assistant", "content": "It is 4."}
-        assert await opinion(record(said, score=score, stop_reason=stop_reason), url) == expected
+        assert await ask_scorer(record(said, score=score, stop_reason=stop_reason), url) == expected
     assert len(seen) == asked
 
 
 async def test_a_service_that_is_gone_gives_no_score_within_the_deadline():
     scorer = RolloutScorer(RewardModelConfig(url=f"http://127.0.0.1:{free_port()}", timeout_s=0.3, give_up_s=1.0))
-    assert await scorer.opinion(record(COMMIT)) == Opinion(None, "scorer_unavailable")
+    assert await scorer.score(record(COMMIT)) == ScorerResult(None, "scorer_unavailable")
     assert 0.0 < scorer.down_s < 5.0
     await scorer.aclose()
 
 
 async def test_a_conversation_that_is_refused_gives_no_score():
     with serve_scores(lambda _: 422) as url:
-        assert await opinion(record(COMMIT), url) == Opinion(None, "scorer_refused")
+        assert await ask_scorer(record(COMMIT), url) == ScorerResult(None, "scorer_refused")
         # one with no form that the reward model knows is not even sent
-        assert await opinion(record(calls(call("", {})), COMMIT), url) == Opinion(None, "scorer_refused")
+        assert await ask_scorer(record(calls(call("", {})), COMMIT), url) == ScorerResult(None, "scorer_refused")
 
 
 async def test_a_run_is_refused_while_nobody_scores():

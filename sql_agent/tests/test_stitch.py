@@ -1,21 +1,14 @@
 """One rollout, one sequence: what is joined, what is masked, and how a break is named."""
 
-import json
+import math
 from dataclasses import dataclass, field
 
 import pytest
 
-from sql_agent.rollouts.stitch import (
-    OUTCOME,
-    RolloutOutcome,
-    Trajectory,
-    Turn,
-    all_there,
-    read_outcome,
-    read_turns,
-    stitch,
-    turn_attributes,
-)
+from sql_agent.datatypes import ScorerResult
+from sql_agent.rollouts.datatypes import Trajectory, Turn
+from sql_agent.rollouts.stitch import OUTCOME, all_there, read_outcome, read_turns, stitch, turn_attributes
+from sql_agent.tests.records import make_outcome
 
 
 def turn(prompt, sampled, *, log_probs=None, tool=False):
@@ -115,10 +108,9 @@ def test_a_server_without_token_ids_is_refused_not_guessed():
 
 
 def test_the_outcome_is_read_from_the_reward_span():
-    outcome = {"reward": None, "reason": "db_unavailable", "stop_reason": "db_unavailable", "num_turns": 1}
-    read = read_outcome([Span("agentlightning.annotation", 3, {OUTCOME: json.dumps(outcome)})])
-    assert read is not None
-    assert (read.reward, read.reason) == (None, "db_unavailable")
+    for scorer in (None, ScorerResult(math.inf, truncated=True)):
+        outcome = make_outcome(None, reason="db_unavailable", parts={"correctness": 0.5}, scorer=scorer, down_s=3.0)
+        assert read_outcome([Span("agentlightning.annotation", 3, {OUTCOME: outcome.to_json()})]) == outcome
     assert read_outcome([model_call(1, [1], [2])]) is None
 
 
@@ -132,5 +124,5 @@ def test_the_outcome_is_read_from_the_reward_span():
     ],
 )
 def test_turns_are_all_there_when_number_and_tokens_are_those_of_the_agent(sampled, whole):
-    outcome = RolloutOutcome(1.0, "judged", "answered", 2, record={"completion_tokens": 3})
+    outcome = make_outcome(1.0, num_turns=2, completion_tokens=3)
     assert all_there([turn([1], ids) for ids in sampled], outcome) is whole

@@ -154,7 +154,7 @@ async def test_unread_spans_may_take_a_quarter_of_what_the_container_may_use(mon
     assert list(await store.query_spans(first.rollout_id)) == []
     assert (await store.statistics())["eviction_threshold_bytes"] == 5 * one
     assert await spans_left(store) == (4, 4 * one, 2)
-    assert "those of the oldest rollouts go, and these are lost under missing_spans" in caplog.text
+    assert "those of the oldest rollouts are dropped, and these rollouts are lost under missing_spans" in caplog.text
 
 
 def some_span():

@@ -2,14 +2,13 @@
 
 import json
 import math
-from types import SimpleNamespace
 
 import pytest
 
 from sql_agent.config import load_config
+from sql_agent.rollouts.datatypes import RolloutResult, Trajectory
 from sql_agent.rollouts.metrics import clip_metrics
 from sql_agent.rollouts.run_context import RunContext
-from sql_agent.rollouts.stitch import Trajectory
 from sql_agent.verl_side.tracking import drop_torn_line, earlier_steps, make_tracking
 
 
@@ -65,7 +64,7 @@ def test_a_row_is_not_clipped_for_being_the_longest_of_its_batch(tmp_path, longe
     assert {name: theirs[name] for name in wrong} == pytest.approx(wrong)  # why there is a metric of ours
 
     context = RunContext(load_config(None, [f"run_dir={tmp_path}"]), "run", "", 0, lambda _: None)
-    context.step_metrics |= clip_metrics([SimpleNamespace(trajectory=row) for row in rows], 4, 8)
+    context.step_metrics |= clip_metrics([RolloutResult("g", {"id": "t"}, trajectory=row) for row in rows], 4, 8)
     config = {"actor_rollout_ref": {"rollout": {"dtype": "float32"}}}
     make_tracking(context, lambda _: None)("project", "run", [], config).log(theirs, step=1)
     line = json.loads((tmp_path / "metrics.jsonl").read_text())

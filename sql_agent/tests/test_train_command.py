@@ -84,7 +84,7 @@ def test_more_gpus_than_there_are_is_refused(monkeypatch, tmp_path, visible, wan
 
 
 def test_gpus_that_cannot_share_the_model_are_refused_before_anything_loads(tmp_path, random_policy_folder):
-    with pytest.raises(UsageError, match="is 3, which does not share out the 2 attention heads, 32 feed-forward rows"):
+    with pytest.raises(UsageError, match="is 3, which does not divide the 2 attention heads, 32 feed-forward rows"):
         check_model(random_policy_folder, "fc", 3)
 
 

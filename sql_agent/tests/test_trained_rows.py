@@ -2,7 +2,6 @@
 advantage. A scripted store and no model."""
 
 import dataclasses
-import json
 import math
 from types import SimpleNamespace
 
@@ -10,38 +9,33 @@ import pytest
 
 from dbbench_adapter.datatypes import Score
 from sql_agent.config import load_config
-from sql_agent.datatypes import RolloutRecord
+from sql_agent.datatypes import ScorerResult
 from sql_agent.lightning.runner import SqlLitAgent
-from sql_agent.rewards import NO_JUDGE, Opinion
-from sql_agent.rollouts.stitch import OUTCOME, TURN_SPAN, RolloutOutcome, Trajectory
+from sql_agent.rewards import NO_JUDGE
+from sql_agent.rollouts.datatypes import GroupSlot, RolloutOutcome, RolloutResult
+from sql_agent.rollouts.dynamic_sampling import level_rewards, no_spread
+from sql_agent.rollouts.metrics import batch_metrics
+from sql_agent.rollouts.stitch import OUTCOME, TURN_SPAN
+from sql_agent.rollouts.stops import TooManyLostError, check_lost
+from sql_agent.tests.records import make_outcome, make_record, make_result
 
 pytestmark = pytest.mark.slow  # imports verl
 
 
 def rollouts(group, *rewards):
-    from sql_agent.rollouts.manager import Result
-
-    return [
-        Result(
-            group,
-            group,
-            outcome=RolloutOutcome(reward, "", "answered", 1, {} if reward is None else {"success": float(reward > 0)}),
-            lost="db_unavailable" if reward is None else None,
-        )
-        for reward in rewards
-    ]
+    return [make_result(group, make_outcome(value, verdict=value, reason="db_unavailable")) for value in rewards]
 
 
 def test_results_stand_in_the_order_of_the_rows_and_lost_ones_have_no_advantage():
-    from sql_agent.rollouts.manager import LightningRolloutManager, Place
+    from sql_agent.rollouts.manager import LightningRolloutManager
 
     manager = object.__new__(LightningRolloutManager)
     manager.cfg = load_config(None)
-    places = [
-        Place(0, [0, 2, 4], draws=[rollouts("a", 1.0, 0.0, None)]),
-        Place(1, [1, 3, 5], draws=[rollouts("b", None, 1.0, None)]),
+    slots = [
+        GroupSlot(0, [0, 2, 4], draws=[rollouts("a", 1.0, 0.0, None)]),
+        GroupSlot(1, [1, 3, 5], draws=[rollouts("b", None, 1.0, None)]),
     ]
-    trained = manager._trained(places)
+    trained = manager._trained(slots)
     # a: mean 0.5 and unbiased std 0.7071 over the two that are known; b: one alone has no peer
     assert [(r.group, r.reward, r.advantage) for r in trained] == [
         ("a", 1.0, pytest.approx(0.7071, abs=1e-4)),
@@ -53,62 +47,35 @@ def test_results_stand_in_the_order_of_the_rows_and_lost_ones_have_no_advantage(
     ]
 
 
-@pytest.mark.parametrize(
-    ("draws", "chosen", "causes"),
-    [
-        pytest.param([[1.0, 0.0]], 0, [None], id="one_with_spread"),
-        pytest.param([[1.0, 1.0], [0.0, 1.0]], 1, ["all_right", None], id="the_later_one_has_spread"),
-        pytest.param([[1.0, 1.0], [0.0, 0.0]], 0, [None, "all_wrong"], id="none_has_spread"),
-        # two known and different teach more than two equal and none lost
-        pytest.param([[1.0, 1.0, 1.0], [0.0, 1.0, None]], 1, ["all_right", None], id="spread_before_losses"),
-        # a lone rollout has no peer: it is no group with spread
-        pytest.param([[0.0, 0.0], [1.0, None]], 0, [None, "lost"], id="one_known_is_no_spread"),
-        pytest.param([[None, None], [0.0, None]], 1, ["lost", None], id="the_one_that_lost_least"),
-    ],
-)
-def test_the_group_with_spread_is_chosen_else_the_one_that_lost_least(draws, chosen, causes):
-    from sql_agent.rollouts.manager import Place
-
-    groups = [rollouts("g", *rewards) for rewards in draws]
-    place = Place(0, list(range(len(draws[0]))), draws=groups)
-    assert place.choose() is groups[chosen]
-    assert [{r.set_aside for r in group} for group in groups] == [{cause} for cause in causes]
-
-
 # a reward model that fails for some ----------------------------------------------------------------------------------
 
-GONE = Opinion(None, "scorer_unavailable")
+GONE, LIKED, PLAIN = ScorerResult(None, "scorer_unavailable"), ScorerResult(2.0), ScorerResult(0.0)
 RIGHT, WRONG, UNJUDGED = Score(1.0, "match"), Score(0.0, "wrong_answer"), Score(None, NO_JUDGE)
 
 
 def scored(*ends, preset="agentbench"):
-    """The results of one group, each reported by the runner's own code: pairs of a verdict and an opinion."""
-    from sql_agent.rollouts.manager import Result
-
+    """The results of one group, each reported by the runner's own code: pairs of a verdict and what the scorer said."""
     agent = SqlLitAgent(load_config(None, [f"rollout.reward={preset}", "reward_model.url=http://127.0.0.1:1"]))
     results = []
-    for verdict, opinion in ends:
-        stop_reason = "max_turns" if opinion.reason == "no_answer" else "answered"
-        record = RolloutRecord("t", "k", stop_reason, verdict, 1, 0, [{"role": "assistant", "content": "4"}], 1, 1, 0.1)
-        outcome = RolloutOutcome(**json.loads(agent._reward_fields(record, opinion).attributes[OUTCOME]))
-        lost = outcome.reason if outcome.reward is None else None
-        row = Trajectory((1,), (2,), (1,), (-0.5,), num_turns=1)
-        results.append(Result("g", "t", outcome=outcome, lost=lost, trajectory=row, settled=True))
+    for verdict, scorer_result in ends:
+        stop_reason = "max_turns" if scorer_result.reason == "no_answer" else "answered"
+        fields = agent._outcome_fields(make_record(verdict, stop_reason=stop_reason), scorer_result)
+        results.append(make_result("g", RolloutOutcome.from_json(fields.attributes[OUTCOME])))
     return results
 
 
 def trained(results):
-    from sql_agent.rollouts.manager import LightningRolloutManager, Place
+    from sql_agent.rollouts.manager import LightningRolloutManager
 
     manager = object.__new__(LightningRolloutManager)
     manager.cfg = load_config(None)
-    return manager._trained([Place(0, list(range(len(results))), draws=[results])])
+    return manager._trained([GroupSlot(0, list(range(len(results))), draws=[results])])
 
 
 @pytest.mark.parametrize("ends", [
-    pytest.param([(RIGHT, Opinion(2.0))] + [(RIGHT, GONE)] * 3 + [(WRONG, Opinion(0.0))] * 4, id="three_right_ones"),
-    pytest.param([(RIGHT, Opinion(2.0))] * 4 + [(WRONG, GONE)] * 3 + [(WRONG, Opinion(0.0))], id="three_wrong_ones"),
-    pytest.param([(RIGHT, GONE)] * 4 + [(WRONG, Opinion(0.0))] * 4, id="all_right_ones"),
+    pytest.param([(RIGHT, LIKED)] + [(RIGHT, GONE)] * 3 + [(WRONG, PLAIN)] * 4, id="three_right_ones"),
+    pytest.param([(RIGHT, LIKED)] * 4 + [(WRONG, GONE)] * 3 + [(WRONG, PLAIN)], id="three_wrong_ones"),
+    pytest.param([(RIGHT, GONE)] * 4 + [(WRONG, PLAIN)] * 4, id="all_right_ones"),
     pytest.param([(RIGHT, GONE)] * 4 + [(WRONG, GONE)] * 4, id="all"),
 ])  # fmt: skip
 def test_a_group_that_lost_scores_is_credited_by_correctness_whichever_rollouts_lost_them(ends):
@@ -123,37 +90,34 @@ def test_a_group_that_lost_scores_is_credited_by_correctness_whichever_rollouts_
 
 
 def test_a_group_whose_scores_are_all_there_keeps_them():
-    first, second = trained(scored((RIGHT, Opinion(50.0)), (RIGHT, Opinion(-50.0))))
+    first, second = trained(scored((RIGHT, ScorerResult(50.0)), (RIGHT, ScorerResult(-50.0))))
     assert [(r.reward, r.unshaped) for r in (first, second)] == [(1.2, None), (0.8, None)]
 
 
 def test_a_mixed_group_whose_right_ones_all_lost_their_score_is_not_all_wrong():
-    from sql_agent.rollouts.manager import without_spread
-    from sql_agent.rollouts.metrics import batch_metrics
-
-    results = scored((RIGHT, GONE), (RIGHT, GONE), (WRONG, Opinion(0.0)), (WRONG, Opinion(0.0)))
-    assert without_spread(results) is None
+    results = scored((RIGHT, GONE), (RIGHT, GONE), (WRONG, ScorerResult(0.0)), (WRONG, ScorerResult(0.0)))
+    level_rewards(results)
+    assert no_spread(results) is None
     metrics = batch_metrics(trained(results))
     assert (metrics["group/all_wrong_frac"], metrics["group/zero_std_frac"]) == (0.0, 0.0)
     assert (metrics["rollout/success"], metrics["reward/mean"], metrics["reward/unjudged_frac"]) == (0.5, 0.5, 0.0)
-    all_right = scored((RIGHT, GONE), (RIGHT, Opinion(0.5)))
-    assert without_spread(all_right) == "all_right"  # the score of the other one is no difference
+    all_right = scored((RIGHT, GONE), (RIGHT, ScorerResult(0.5)))
+    level_rewards(all_right)
+    assert no_spread(all_right) == "all_right"  # the score of the other one is no difference
 
 
 def test_without_a_judge_a_group_that_lost_scores_is_lost_whole():
     """Four answers, four silences: only answers ask for a score. The one that got it, tanh(1) = 0.76, beside four -1
     would be worth (0.76 + 0.648) / 0.787 = +1.79."""
-    silence = (UNJUDGED, Opinion(None, "no_answer"))
-    answers = [(UNJUDGED, Opinion(1.0))] + [(UNJUDGED, GONE)] * 3
+    silence = (UNJUDGED, ScorerResult(None, "no_answer"))
+    answers = [(UNJUDGED, ScorerResult(1.0))] + [(UNJUDGED, GONE)] * 3
     results = trained(scored(*answers, *[silence] * 4))
     assert [(r.reward, r.lost, r.advantage) for r in results] == [(None, "scorer_unavailable", None)] * 8
-    whole = trained(scored((UNJUDGED, Opinion(1.0)), silence))
+    whole = trained(scored((UNJUDGED, ScorerResult(1.0)), silence))
     assert [r.reward for r in whole] == [pytest.approx(math.tanh(1)), -1.0]
 
 
 def test_a_validation_keeps_the_success_of_rollouts_whose_score_is_lost():
-    from sql_agent.rollouts.metrics import batch_metrics
-
     rows = [dataclasses.replace(r, group=f"g{i}") for i, r in enumerate(scored((RIGHT, GONE), (WRONG, GONE)))]
     metrics = batch_metrics([r for row in rows for r in trained([row])])
     assert (metrics["rollout/success"], metrics["rollout/judged"], metrics["rollout/unshaped/scorer_unavailable"]) == (
@@ -162,9 +126,7 @@ def test_a_validation_keeps_the_success_of_rollouts_whose_score_is_lost():
 
 
 def test_a_scorer_that_refuses_more_than_its_share_stops_the_step_and_one_that_is_away_has_its_own_limit():
-    from sql_agent.rollouts.manager import TooManyLostError, check_lost
-
-    refused = scored(*[(RIGHT, Opinion(None, "scorer_refused"))] * 2, (WRONG, Opinion(0.0)))
+    refused = scored(*[(RIGHT, ScorerResult(None, "scorer_refused"))] * 2, (WRONG, ScorerResult(0.0)))
     with pytest.raises(TooManyLostError, match=r"2 of 3 rollouts were lost or refused a score.*name the field"):
         check_lost(trained(refused), max_fraction=0.5)
     check_lost(trained(scored(*[(RIGHT, GONE)] * 3)), max_fraction=0.5)
@@ -176,9 +138,10 @@ def span(sequence_id, prompt, sampled):
 
 
 def outcome_span(reward, num_turns, reason="match", tokens=None):
-    record = {"completion_tokens": num_turns if tokens is None else tokens}
-    outcome = json.dumps(dataclasses.asdict(RolloutOutcome(reward, reason, "answered", num_turns, record=record)))
-    return SimpleNamespace(name="outcome", sequence_id=99, attributes={OUTCOME: outcome})
+    outcome = make_outcome(
+        reward, reason=reason, num_turns=num_turns, completion_tokens=num_turns if tokens is None else tokens
+    )
+    return SimpleNamespace(name="outcome", sequence_id=99, attributes={OUTCOME: outcome.to_json()})
 
 
 FIRST, SECOND, LATE = span(1, [1], [2]), span(2, [1, 2, 9], [3]), span(3, [1, 2, 9, 3, 9], [4])
@@ -186,7 +149,7 @@ FIRST, SECOND, LATE = span(1, [1], [2]), span(2, [1, 2, 9], [3]), span(3, [1, 2,
 
 async def read(*answers, status="succeeded", settings=()):
     """The result after the store gave these answers one after the other, and what it was asked."""
-    from sql_agent.rollouts.manager import LightningRolloutManager, Result
+    from sql_agent.rollouts.manager import LightningRolloutManager
 
     left, asked, marked = list(answers), [], []
 
@@ -201,7 +164,7 @@ async def read(*answers, status="succeeded", settings=()):
     manager = object.__new__(LightningRolloutManager)
     manager.cfg = load_config(None, ["rollout.poll_s=0.001", "rollout.span_timeout_s=0.05", *settings])
     manager.store = Store()  # pyright: ignore[reportAttributeAccessIssue]
-    result = Result("g", "task")
+    result = RolloutResult("g", {"id": "task"})
     await manager._read(SimpleNamespace(rollout_id="r", status=status), result)
     assert result.settled
     assert marked == ["r"]  # whatever became of it, nobody asks for its spans again
@@ -262,8 +225,6 @@ async def test_a_first_reply_that_does_not_fit_is_lost():
 
 
 def test_a_step_may_lose_the_share_it_is_allowed():
-    from sql_agent.rollouts.manager import TooManyLostError, check_lost
-
     check_lost(rollouts("g", 1.0, None), max_fraction=0.5)
     with pytest.raises(TooManyLostError, match="2 of 3 rollouts were lost"):
         check_lost(rollouts("g", 1.0, None, None), max_fraction=0.5)

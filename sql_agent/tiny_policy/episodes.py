@@ -12,7 +12,7 @@ from itertools import islice
 
 from dbbench_adapter.backends import Backend
 from dbbench_adapter.datatypes import Task
-from dbbench_adapter.protocols.base import shown
+from dbbench_adapter.protocols.base import format_result
 from sql_agent.sft.encoding import Encoded
 from sql_agent.tiny_policy.tokenizer import Message, conversation
 
@@ -31,7 +31,7 @@ def oracle_conversation(task: Task, backend: Backend) -> list[Message]:
     with backend.open(task.tables, typed=task.typed) as database:
         result = database.run(task.gold.sql)
     answers = [] if task.changes_state else [str(row[0]) for row in result.rows or ()]
-    return conversation(task, task.gold.sql, shown(result), answers)
+    return conversation(task, task.gold.sql, format_result(result), answers)
 
 
 def batches(examples: Iterable[Encoded], *, batch_size: int, seed: int) -> Iterator[list[Encoded]]:

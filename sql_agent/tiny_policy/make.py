@@ -73,6 +73,7 @@ def _recipe(seed: int, steps: int) -> dict[str, str | int]:
 
     here = Path(__file__).parent
     sources = [Path(module.__file__ or "") for module in (fc, generator, phrasebook)]
+    sources.append(Path(phrasebook.__file__ or "").with_suffix(".yaml"))
     sources += [here.parent / "sft" / "encoding.py", *sorted(path for path in here.iterdir() if path.is_file())]
     digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()
     return {"seed": seed, "steps": steps, "source_sha256": digest, "torch": version("torch")}

@@ -1,10 +1,10 @@
-"""Checkpoints of the main job: one counts once its manifest is written, and is loaded only if its files still agree and
-this user wrote them (`core.signed`).
+"""Checkpoints of the main job. One is valid once its manifest is written, and is loaded only if its files still match
+the manifest and this user wrote them (`core.signed`).
 
 verl writes `global_step_N` file by file (trainer/ppo/ray_trainer.py, `_save_checkpoint`) and then a number into
-`latest_checkpointed_iteration.txt`; neither says whether every byte arrived, or is still there. The manifest, written
-last, has the size and SHA-256 of every file. Leaves out what the files hold: verl writes and reads them. Several nodes
-need a run directory that all of them share. Imports nothing heavy.
+`latest_checkpointed_iteration.txt`; neither shows whether every byte arrived or is still there. The manifest, written
+last, has the size and SHA-256 of every file. Leaves out the contents of the files, which verl writes and reads. Several
+nodes need a run directory that all of them share. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def describe(checkpoint: Path, facts: dict[str, Any]) -> dict[str, Any]:
-    """The manifest of a checkpoint that was just written; its files are on the disk, not only in memory, afterwards.
+    """The manifest of a checkpoint that was just written; this also flushes its files to the disk.
 
     Args:
         facts: of the run: its id and commit.
@@ -60,12 +60,12 @@ def describe(checkpoint: Path, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def seal(checkpoint: Path, manifest: dict[str, Any]) -> None:
-    """Sign the manifest and write it, whole or not at all; from here on the checkpoint counts."""
+    """Sign the manifest and write it, whole or not at all; after that the checkpoint is valid."""
     _write(checkpoint / MANIFEST, json.dumps(signed.signed(manifest), indent=1) + "\n")
 
 
 def fault_of(checkpoint: Path, *, hashes: bool = True) -> str | None:
-    """What is wrong with a checkpoint's files; None if they are as they were written.
+    """What is wrong with a checkpoint's files; None if they are unchanged.
 
     Args:
         hashes: False compares sizes only, which reads no file.
@@ -75,12 +75,12 @@ def fault_of(checkpoint: Path, *, hashes: bool = True) -> str | None:
 
 
 def newest_whole(folder: Path, say: Say) -> Path | None:
-    """The newest checkpoint of a run that is whole; None where there are none at all.
+    """The newest whole checkpoint of a run; None if the run has no checkpoint at all.
 
     Args:
-        say: told of each newer one that is passed over, with its fault.
+        say: is called for each newer one that is skipped, with its fault.
     Raises:
-        CheckpointError: there are some, and none is whole.
+        CheckpointError: the run has checkpoints, and none is whole.
         NotOursError: this user did not write it.
     """
     faults = []
@@ -99,19 +99,19 @@ def newest_whole(folder: Path, say: Say) -> Path | None:
 
 
 def point_verl_at(checkpoint: Path) -> None:
-    """verl reads the number in this file before anything else; a disk that was full leaves it empty."""
+    """Write the step into the file that verl reads first; a full disk may have left it empty."""
     _write(checkpoint.parent / TRACKER, str(step_of(checkpoint)))
 
 
 def prune(sealed: Path, keep: int) -> list[Path]:
-    """Remove all but `keep` whole checkpoints: the one that was just sealed and the newest before it, torn ones not.
+    """Remove all checkpoints except `keep` whole ones: the one that was just sealed and the newest before it.
 
-    What is newer was passed over when the run started, whatever its sizes say; of older ones sizes decide, since hashes
-    would read them all again. verl's own `max_actor_ckpt_to_keep` counts anew at each start, and leaves folders without
-    an actor behind.
+    A newer checkpoint is removed too: it was skipped when the run started. Older ones count as whole by their sizes,
+    since hashes would read all files again. verl's own `max_actor_ckpt_to_keep` starts counting anew at each start, and
+    leaves folders without an actor behind.
 
     Returns:
-        What was removed.
+        The removed folders.
     """
     others = [checkpoint for checkpoint in checkpoints(sealed.parent) if checkpoint != sealed]
     older = [path for path in others if step_of(path) < step_of(sealed) and fault_of(path, hashes=False) is None]
@@ -123,10 +123,10 @@ def prune(sealed: Path, keep: int) -> list[Path]:
 
 
 def name_dtype(model: Path) -> None:
-    """Make a Hugging Face folder's config say which numbers its tensors are.
+    """Write the real dtype of the tensors into a Hugging Face folder's config.
 
-    verl builds an empty bfloat16 model to save through, whatever it saves (utils/checkpoint/
-    fsdp_checkpoint_manager.py, `save_checkpoint`), so its config says bfloat16 of float32 weights.
+    verl saves through an empty bfloat16 model, whatever it saves (utils/checkpoint/fsdp_checkpoint_manager.py,
+    `save_checkpoint`), so the config names bfloat16 for float32 weights.
     """
     kinds = {tensor["dtype"] for file in model.glob("*.safetensors") for tensor in _header(file).values()}
     config = parse_json((model / "config.json").read_text())

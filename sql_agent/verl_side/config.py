@@ -1,7 +1,7 @@
-"""Turns a `TrainConfig` into verl's configuration and the environment its processes need.
+"""Turns a `TrainConfig` into verl's configuration and the environment variables of its processes.
 
-The only module that spells verl's keys. It reads the YAML files of the installed verl without importing it (that takes
-ten seconds), and refuses a key they do not have.
+This is the only module that spells verl's keys. It reads the YAML files of the installed verl without importing verl,
+which takes ten seconds, and refuses a key that they do not have.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ UNLISTED_KEYS = (
 
 @dataclass(frozen=True)
 class Files:
-    """What a run has written before verl starts."""
+    """The files of a run that exist before verl starts."""
 
     model: Path
     train: Path
     val: Path
     checkpoint: Path | None = None
-    """What the run goes on from; None starts it."""
+    """The checkpoint that the run resumes from; None: it starts anew."""
     chat_template: str | None = None
-    """In place of the model's own, for the sampler and for the tokenizer that is saved with checkpoints."""
+    """Replaces the model's own, for the sampler and for the tokenizer that is saved with checkpoints."""
 
 
 def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
@@ -53,8 +53,8 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
     context = prompt + response
     micro_batch = max(cfg.optim.max_tokens_per_micro_batch or (4096 if cpu else 16384), context)
     dtype = precision(cfg, files.model, cpu=cpu)
-    # On a CPU the engine casts by itself, as autocast does: what runs through the layers stays float32. FSDP would cast
-    # the weights before the forward, and with them everything.
+    # On a CPU the engine uses autocast, and what runs through the layers stays float32. FSDP would cast the weights
+    # before the forward pass, and everything with them.
     param_dtype = "bf16" if dtype == "bfloat16" and not cpu else "fp32"
     mixed = {"param_dtype": param_dtype, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     checkpointing = cfg.engine.gradient_checkpointing
@@ -62,14 +62,14 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
     vllm: dict[str, Any] = {"enable_auto_tool_choice": True, "tool_call_parser": cfg.rollout.tool_parser}
     if files.chat_template is not None:
         vllm["chat_template"] = files.chat_template
-    # A folder's own sampling settings would be the chat server's defaults. verl overrides some (temperature, top-p,
-    # top-k, repetition penalty) and not all (min-p), and the log-probs that are trained know of none. Where a reply
-    # ends is still read from there.
+    # Otherwise the chat server's defaults are the folder's sampling settings. verl overrides some (temperature, top-p,
+    # top-k, repetition penalty) but not all (min-p), and the trained log-probs ignore them. Where a reply ends is still
+    # read from there.
     vllm["generation_config"] = "vllm"
-    # outermost: vLLM's own --api-key leaves out half of its routes
+    # the outermost middleware; vLLM's own --api-key does not protect half of its routes
     vllm["middleware"] = "sql_agent.lightning.door.RunDoor"
     if cpu:
-        vllm["distributed_executor_backend"] = "uni"  # one process less to import torch and vLLM
+        vllm["distributed_executor_backend"] = "uni"  # saves a process that imports torch and vLLM
     actor = {
         "strategy": "fsdp2",
         "ppo_mini_batch_size": cfg.optim.mini_batch_size or cfg.data.train_batch_size,
@@ -79,7 +79,7 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
         "clip_ratio_low": cfg.loss.clip_ratio,
         "clip_ratio_high": cfg.loss.clip_ratio,
         "loss_agg_mode": cfg.loss.aggregation,
-        "loss_scale_factor": cfg.data.max_response_tokens,  # verl's default is the longest row, another one each step
+        "loss_scale_factor": cfg.data.max_response_tokens,  # verl's default, the longest row, changes with each step
         "use_kl_loss": cfg.loss.kl_coef > 0,
         "kl_loss_coef": cfg.loss.kl_coef,
         "kl_loss_type": "low_var_kl",
@@ -128,7 +128,7 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
         "n_gpus_per_node": 1 if cpu else cfg.engine.n_gpus,
         "total_training_steps": cfg.trainer.steps,
         "total_epochs": 1_000_000,  # `steps` ends the run
-        # a run that goes on has been validated at that step; verl would log a second line for it
+        # a resumed run was validated at that step already; verl would log a second line for it
         "val_before_train": cfg.trainer.val_before_train and files.checkpoint is None,
         "test_freq": cfg.trainer.val_every or -1,
         "save_freq": cfg.trainer.save_every or -1,
@@ -161,15 +161,15 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
                 "custom_chat_template": files.chat_template,
                 "lora_rank": cfg.lora.rank,
                 "lora_alpha": cfg.lora.alpha,
-                # vLLM's chat server would answer with the bare base model: verl loads the adapter under a name of its
-                # own, which only its token-level `generate` asks for. Merged weights are right on every path.
+                # Without merging, vLLM's chat server answers with the bare base model: verl loads the adapter under a
+                # name that only its token-level `generate` asks for.
                 "lora": {"merge": cfg.lora.rank > 0},
                 "target_modules": cfg.lora.target_modules,
                 "use_remove_padding": True,
                 "enable_gradient_checkpointing": not cpu if checkpointing is None else checkpointing,
-                # torch's own: verl's default is the package flash_attn, which is in neither set of versions
+                # torch's own; verl's default is the package flash_attn, which neither set of versions contains
                 "override_config": {"attn_implementation": "sdpa"},
-                # verl would make all logits of a micro-batch and take their log-probs row by row, a row being a token
+                # otherwise verl holds all logits of a micro-batch and takes their log-probs token by token
                 "use_fused_kernels": not cpu,
                 "fused_kernel_options": {"impl_backend": "torch"},
             },
@@ -194,12 +194,10 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
 
 
 def precision(cfg: TrainConfig, model: Path, *, cpu: bool) -> str:
-    """What the trainer and the sampler compute in, "float32" or "bfloat16": `engine.precision`, or what pays here."""
+    """The dtype in which trainer and sampler compute, "float32" or "bfloat16", after `engine.precision`."""
     if not cpu:
         return "bfloat16" if cfg.engine.precision == "auto" else cfg.engine.precision
-    parameters = (
-        sum(file.stat().st_size for file in model.glob("*.safetensors")) // 4
-    )  # half of them where saved in 16 bit
+    parameters = sum(file.stat().st_size for file in model.glob("*.safetensors")) // 4  # of 16-bit files, half of them
     return "bfloat16" if uses_bfloat16(cfg.engine.precision, parameters) else "float32"
 
 
@@ -207,7 +205,7 @@ def compose(overrides: dict[str, Any]) -> Any:
     """The installed verl's own configuration with `overrides` merged in (an OmegaConf `DictConfig`).
 
     Raises:
-        ValueError: a key the installed verl does not have, named in full.
+        ValueError: the installed verl does not have a key; names it in full.
     """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
@@ -227,7 +225,7 @@ def compose(overrides: dict[str, Any]) -> Any:
 
 
 def worker_environment(cfg: TrainConfig, *, cpu: bool) -> dict[str, str]:
-    """Environment of the verl driver and of every Ray actor it starts."""
+    """Environment variables of the verl driver and of every Ray actor that it starts."""
     root = Path(__file__).resolve().parents[2]
     env = {
         "PYTHONPATH": os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])]),

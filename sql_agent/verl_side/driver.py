@@ -1,8 +1,9 @@
 """verl's trainer in a process of its own: `python -m sql_agent.verl_side.driver`.
 
-Started by `sql_agent.lightning.algorithm`. It runs verl's own `TaskRunner.run` in this process (upstream puts it into a
-Ray actor, one more process that imports everything). Talks to its parent in JSON lines: its order and then the address
-of the LLM proxy on standard input, events on standard output. verl's and Ray's chatter goes to the log.
+`sql_agent.lightning.algorithm` starts it. It runs verl's own `TaskRunner.run` in this process; upstream uses a Ray
+actor, one more process that imports everything. It exchanges JSON lines with its parent: it reads its order and then
+the address of the LLM proxy from standard input, and writes events to standard output. The output of verl and Ray goes
+to the log. Leaves out what a checkpoint has to hold (`checkpoints`).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def main() -> None:
 
     line = sys.stdin.readline()
     if not line:
-        return  # whoever started us found something wrong with what was asked for
+        return  # our parent found a fault in the settings
     order = json.loads(line)
     cfg = load_config(Path(order["config"]))
 
@@ -55,7 +56,7 @@ def main() -> None:
 
     for name in ("TENSORBOARD_DIR", "WANDB_DIR", "SWANLAB_LOG_DIR"):
         os.environ.setdefault(name, str(cfg.run_dir))
-    usable_loggers(cfg.trainer.loggers)  # sets those without a key to write to disk
+    usable_loggers(cfg.trainer.loggers)  # lets those without a key write to disk
     context = RunContext(cfg, order["run_id"], order["store_url"], order["pad_id"], publish)
     enter(context)
     keeper = CheckpointKeeper(
@@ -79,7 +80,7 @@ def main() -> None:
     runtime_env["env_vars"] = {**runtime_env.get("env_vars", {}), **order["environment"]}
     ray_init = OmegaConf.to_container(verl_config.ray_kwargs.ray_init)
     assert isinstance(ray_init, dict)
-    # Ray's dashboard process starts even without a dashboard, and asks the metadata servers of three clouds who owns us
+    # Ray's dashboard process starts even without a dashboard, and queries the metadata servers of three clouds
     patches.change(node, lambda module: setattr(module.Node, "start_api_server", lambda *_, **__: None))
     patches.require("driver")
     ray.init(**{**ray_init, "runtime_env": runtime_env, "_temp_dir": order["ray_dir"]})  # type: ignore[arg-type]
@@ -101,15 +102,15 @@ def main() -> None:
 
 
 class CheckpointKeeper:
-    """Makes verl's trainer write checkpoints that say whether they are whole, and go on exactly where one was written.
+    """Lets verl's trainer write checkpoints that show whether they are whole, and resume exactly where one was written.
 
-    A checkpoint is sealed once its step's metrics are logged, validation included: a run that is killed in between
-    takes the step again rather than losing its line.
+    A checkpoint is sealed after its step's metrics, validation included, are logged: a run that is killed in between
+    takes the step again instead of losing its metrics.
 
     Args:
-        folder: of all checkpoints of the run.
-        facts: for the manifest.
-        keep: whole checkpoints that stay.
+        folder: the folder of the run's checkpoints.
+        facts: of the run, for the manifest.
+        keep: how many whole checkpoints stay.
     """
 
     def __init__(self, folder: Path, facts: dict[str, Any], *, keep: int) -> None:
@@ -131,7 +132,7 @@ class CheckpointKeeper:
         trainer._save_checkpoint, trainer._load_checkpoint = save_checkpoint, load_checkpoint
 
     def save(self, step: int, write: Callable[[], None]) -> None:
-        """Have a checkpoint written, read it back for its manifest, and keep that until the step is logged.
+        """Let verl write a checkpoint, read it back for its manifest, and keep that until the step is logged.
 
         Raises:
             CheckpointError: it could not be written.
@@ -143,10 +144,10 @@ class CheckpointKeeper:
             checkpoints.name_dtype(checkpoint / "actor" / "huggingface")
             self._unsealed = checkpoint, checkpoints.describe(checkpoint, self._facts)
         except Exception as error:
-            raise self._in_words(checkpoint, error) from error
+            raise self._write_error(checkpoint, error) from error
 
     def seal(self) -> None:
-        """Let the checkpoint of the step that was logged count, where there is one, and remove those that are too many.
+        """Seal the checkpoint of the step that was just logged, if there is one, and remove surplus checkpoints.
 
         Raises:
             CheckpointError: the manifest could not be written.
@@ -157,12 +158,12 @@ class CheckpointKeeper:
         try:
             checkpoints.seal(checkpoint, manifest)
         except OSError as error:
-            raise self._in_words(checkpoint, error) from error
+            raise self._write_error(checkpoint, error) from error
         checkpoints.prune(checkpoint, self._keep)
 
     def restore_order(self, step: int, loader: Any) -> None:
-        """verl restores the place in the order of the tasks only within a pass over them. After a whole one it starts
-        the order's generator afresh, and the first pass's order would come again."""
+        """Restore the order of the tasks after a whole pass. verl restores it only within a pass; after one it restarts
+        the order's generator, and the first pass's order would come again."""
         import torch
 
         if step % len(loader) == 0:
@@ -170,7 +171,7 @@ class CheckpointKeeper:
             for _ in loader:  # the state of a pass that has ended: this yields nothing
                 raise CheckpointError(f"data.pt of step {step} is not at the end of a pass over {len(loader)} batches")
 
-    def _in_words(self, checkpoint: Path, error: Exception) -> CheckpointError:
+    def _write_error(self, checkpoint: Path, error: Exception) -> CheckpointError:
         free = shutil.disk_usage(self._folder).free
         full = "its disk is full" if free < 2**20 else f"its disk has {free / 2**20:,.0f} MiB left"
         return CheckpointError(
@@ -180,22 +181,22 @@ class CheckpointKeeper:
 
 
 def last_line(error: Exception) -> str:
-    """What went wrong, in a line; Ray wraps it in the whole remote traceback, which the log has."""
+    """The error in one line; Ray wraps it in the whole remote traceback, which is in the log."""
     return str(error).strip().rsplit("\n", 1)[-1] if "ray::" in str(error) else f"{type(error).__name__}: {error}"
 
 
 def _stop(*_: Any) -> None:
-    """End verl's blocking calls where they are; a second thread makes sure that the process ends."""
+    """Interrupt verl's blocking calls; a second thread makes sure that the process ends."""
     threading.Timer(10.0, _exit, args=(143,)).start()
     raise KeyboardInterrupt
 
 
 def _exit(code: int) -> None:
-    """Leave nothing of the run behind: whoever started it may have been killed."""
+    """End every process of the run before this one: the parent may have been killed."""
     end_run(os.environ[RUN_ID], patience_s=2.0)
     with contextlib.suppress(OSError):
         sys.stderr.flush()
-    os._exit(code)  # verl and Ray leave threads behind that would hold up the end
+    os._exit(code)  # verl and Ray leave threads that would delay the end
 
 
 if __name__ == "__main__":

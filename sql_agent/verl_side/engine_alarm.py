@@ -1,9 +1,9 @@
-"""Notices when the sampler gives the sampled tokens other probabilities than the trainer: the samples are not the
-policy's own then, and the update is off-policy without knowing it.
+"""Detects that sampler and trainer give the sampled tokens different probabilities. The samples are not the policy's
+own then, and the update is off-policy without correction.
 
-In float32 both compute the same to 1e-5, so one token that differs is a fault. In bfloat16 single tokens differ by 0.1
-and more without any fault, since a logit between 16 and 32 is rounded to an eighth; only their mean tells. A small
-fault hides below that limit: a sampler that cuts at top-p 0.9, one that is a step or two behind.
+In float32 both agree to 1e-5, so one token that differs is a fault. In bfloat16 single tokens differ by 0.1 and more
+without a fault, since a logit between 16 and 32 is rounded to an eighth; only their mean is a sign. A small fault stays
+below that limit: a sampler that cuts at top-p 0.9, or one that is a step or two behind.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ LIMITS = {
     # five times what a healthy run in bfloat16 showed, 4e-3 (verl-project/verl-omni issue 637, FSDP2 and vLLM)
     "bfloat16": ("engine/probs_diff_mean", 2e-2),
 }
-"""Metric and the most it may be, by the sampler's dtype. Difference of two probabilities."""
+"""The metric that is watched and its highest healthy value, by the sampler's dtype; a difference of probabilities."""
 
 
 def engine_alarm(metrics: Mapping[str, float], dtype: str) -> dict[str, float]:
-    """`engine/alarm`, 1 or 0; absent where nothing was compared (no trained token, or no log-probs of the sampler).
+    """`engine/alarm`, 1 or 0; absent if nothing was compared (no trained token, or no log-probs of the sampler).
 
     Args:
         metrics: of one train step, under our names.

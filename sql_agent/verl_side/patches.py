@@ -1,13 +1,13 @@
-"""Every change that we make to an upstream library: the table, how they are made, and that none is missing.
+"""Every change that we make to an upstream library: the table, how they are made, and the check that none is missing.
 
-A library that renames what we change would silently go on without the change: no exact prompts, no merged weights. So a
-run looks every target up in the installed sources before anything loads (`check_installed`), a change that changed
-nothing raises where it is made (`install`, `change`), and a process that needs changes looks that they were made before
-it begins its work (`require`). What upstream offers for extension and does not replace anything (an advantage
-estimator, a platform, a router class) is not in the table: it is missed loudly.
+If a library renamed what we change, it would silently run without the change: no exact prompts, no merged weights. So a
+run looks up every target in the installed sources before anything loads (`check_installed`), a change without effect
+raises where it is made (`install`, `change`), and a process checks that its changes were made before it begins its work
+(`require`). The table leaves out upstream's extension points (an advantage estimator, a platform, a router class): if
+one of them is gone, the run fails by itself.
 
-A new one is one line in `PATCHES`, and the function that it names. Of two that replace the same, the later one wraps
-the earlier one. Importing this module is instant.
+A new change is one line in `PATCHES`, and the function that it names. Of two that replace the same target, the later
+one wraps the earlier one. Importing this module is instant.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from types import ModuleType
 from typing import Any, Literal
 
 Process = Literal["driver", "trainer", "server", "own"]
-"""Where it has to be in force: in verl's driver, its training workers, its vLLM servers; `own`: wherever our module
-that makes it is imported (it derives a class, or stands in for a module)."""
+"""Where a change has to be active: in verl's driver, its training workers, its vLLM servers; `own`: wherever our module
+that makes it is imported (it derives a class or replaces a module)."""
 
 VERSIONS: dict[str, tuple[str, ...]] = {
     "agentlightning": ("0.3.0",),
@@ -37,22 +37,22 @@ VERSIONS: dict[str, tuple[str, ...]] = {
     "verl": ("0.9.1",),
     "vllm": ("0.28.0+cpu", "0.24.0"),
 }
-"""What is pinned, by top-level module: the CPU set's version, which the changes were written against and run with, then
-the GPU set's where it is another one."""
+"""The pinned versions by top-level module: the CPU set's, which the changes were written and tested for, then the GPU
+set's if it differs."""
 DISTRIBUTIONS = {"agents": "openai-agents"}
-"""Where the distribution has another name than its module."""
+"""Distributions that have another name than their module."""
 
 
 @dataclass(frozen=True)
 class Patch:
     process: Process
     by: str
-    """Who makes it: `module:function`, called with the upstream module once it is imported; without a colon, code of
-    that module that needs what only it knows."""
+    """What makes it: `module:function`, called with the upstream module after its import; without a colon, the code of
+    that module itself."""
     module: str
     """The upstream module."""
     names: tuple[str, ...]
-    """What is replaced in it: `function`, `Class.method`, `Class.mapping.key`."""
+    """The names that are replaced: `function`, `Class.method`, `Class.mapping.key`."""
     why: str
     cpu: bool = False
     """Only on a CPU."""
@@ -243,17 +243,17 @@ PATCHES = (
 
 
 class PatchError(ValueError):
-    """An upstream library is not the one that a change of ours was written for."""
+    """An upstream library is not the version that a change of ours was written for."""
 
 
 # In the installed sources ---------------------------------------------------------------------------------------------
 
 
 def check_installed(*, cpu: bool) -> None:
-    """Look every target up in the installed packages, whose code is read and not run; half a second.
+    """Look up every target in the installed packages, whose code is read and not run; it takes half a second.
 
     Raises:
-        PatchError: one that a run needs is not there.
+        PatchError: a target that a run needs is missing.
     """
     for patch in PATCHES:
         for name in patch.names:
@@ -273,7 +273,7 @@ def in_sources(module: str, name: str) -> bool:
 
 
 def _file(module: str) -> Path | None:
-    """Found without importing the packages on the way, as `find_spec` of the whole name would."""
+    """The module's file. `find_spec` of the whole name would import its parent packages."""
     top, *rest = module.split(".")
     spec = importlib.util.find_spec(top)
     folders = (spec.submodule_search_locations or ()) if spec else ()
@@ -288,7 +288,7 @@ def _parsed(file: Path) -> ast.Module:
 
 
 def _members(node: ast.AST, file: Path) -> Iterator[tuple[str, ast.AST]]:
-    """What a module, a class or a dict literal holds, by name."""
+    """The members of a module, a class or a dict literal, by name."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return
     if isinstance(node, ast.Dict):
@@ -319,7 +319,7 @@ _wanted: set[Patch] = set()
 
 
 def install(*, cpu: bool) -> None:
-    """Make the plugin's changes: of modules that are imported now, of the others right after their import."""
+    """Make the plugin's changes: now in modules that are imported, in others right after their import."""
     from sql_agent.verl_side.plugin.import_hook import after_import
 
     _wanted.update(patch for patch in PATCHES if patch.process != "own" and (cpu or not patch.cpu))
@@ -329,10 +329,10 @@ def install(*, cpu: bool) -> None:
 
 
 def change(module: ModuleType, make: Callable[[Any], None]) -> None:
-    """Have `make(module)` make the one change of that module that the table leaves to the driver.
+    """Call `make(module)` for the one change of that module that the table leaves to the driver.
 
     Raises:
-        PatchError: a target is not there, or is as it was.
+        PatchError: a target is missing or unchanged.
     """
     (patch,) = (patch for patch in PATCHES if patch.by == _DRIVER and patch.module == module.__name__)
     _make(patch, make, module)
@@ -341,7 +341,7 @@ def change(module: ModuleType, make: Callable[[Any], None]) -> None:
 def require(process: Process) -> None:
     """
     Raises:
-        PatchError: a change that this kind of process needs was not made: what it belongs to was never imported.
+        PatchError: a change that this kind of process needs was not made, because its module was never imported.
     """
     for patch in PATCHES:
         if patch.process == process and patch in _wanted - _made:

@@ -1,7 +1,7 @@
-"""The model servers of a run, by address; stands where verl puts its load balancer (`rollout.router_config_path`).
+"""The addresses of a run's model servers, in the place of verl's load balancer (`rollout.router_config_path`).
 
-verl's load balancer routes its token-level client, which is not used here: agents go through the LLM proxy. It would
-be one more Ray actor, and receiving the servers' handles makes that import verl and vLLM, 16 s of CPU.
+verl's load balancer serves its token-level client, which is not used here. It would be one more Ray actor, which has to
+import verl and vLLM to receive the servers' handles: 16 s of CPU.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Where a step's numbers go: metrics.jsonl always, the progress line of the command, and verl's own sinks on request.
+"""Writes a step's metrics: to metrics.jsonl always, to the command's progress line, and to verl's sinks on request.
 
-verl calls `Tracking.log` once per step; `RunTracking` adds what the rollout manager counted and gives STYLE.md's names
-to the metrics people watch. Sinks that cannot work here (no package, no key, no network) are left out with a warning.
+verl calls `Tracking.log` once per step; `RunTracking` adds what the rollout manager counted and renames the metrics
+that people watch (doc/metrics.md). A sink whose package is not installed is left out with a warning. Leaves out how
+metrics are computed (`sql_agent.rollouts.metrics`).
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ RENAMED = {
     "timing_s/testing": "time/validation_s",
     "timing_s/step": "time/step_s",
 }
-"""verl's names and ours; everything else keeps its name."""
+"""verl's names and ours; all other metrics keep verl's name."""
 
 
 def usable_loggers(wanted: tuple[str, ...]) -> list[str]:
-    """The sinks that can work here; wandb and swanlab write to disk where there is no key."""
+    """The sinks that are installed; wandb and swanlab write to disk if there is no key."""
     usable = []
     for name in wanted:
         if importlib.util.find_spec(name) is None:
@@ -69,7 +70,7 @@ def rename(metrics: dict[str, Any]) -> dict[str, float]:
 
 
 def earlier_steps(path: Path) -> list[dict[str, float]]:
-    """What a run has logged so far, in order; of a step that was taken again after a resume, the later metrics."""
+    """The metrics that a run has logged, in order; for a step that was taken again after a resume, the later ones."""
     if not path.is_file():
         return []
     *lines, _torn = path.read_text(encoding="utf-8", errors="replace").split("\n")
@@ -79,12 +80,12 @@ def earlier_steps(path: Path) -> list[dict[str, float]]:
             row = parse_json(line)
             rows[int(row["train_step"])] = {name: value for name, value in row.items() if value is not None}
         except (ValueError, TypeError, KeyError, AttributeError):
-            logger.warning("%s: a line is no row of metrics and is passed over", path)
+            logger.warning("%s: a line is no row of metrics and is skipped", path)
     return [rows[step] for step in sorted(rows)]
 
 
 def drop_torn_line(path: Path) -> None:
-    """Take away a last line that was cut short, as a kill leaves it; the next step would be written behind it."""
+    """Remove an incomplete last line, which a kill may leave; the next step would be appended to it."""
     written = path.read_bytes() if path.is_file() else b""
     whole = written.rfind(b"\n") + 1
     if whole < len(written):
@@ -93,10 +94,10 @@ def drop_torn_line(path: Path) -> None:
 
 
 def make_tracking(context: RunContext, emit: Callable[[dict[str, Any]], None]) -> type:
-    """A stand-in for `verl.utils.tracking.Tracking` that belongs to this run.
+    """A replacement for `verl.utils.tracking.Tracking` that belongs to this run.
 
     Args:
-        context: its `step_metrics` are taken over and emptied at each step.
+        context: its `step_metrics` are logged and emptied at each step.
         emit: receives `{"event": "step", "step", "metrics"}` for the command's progress line.
     """
     from verl.utils.tracking import Tracking
@@ -118,7 +119,7 @@ def make_tracking(context: RunContext, emit: Callable[[dict[str, Any]], None]) -
             known = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
             append_line(path, json.dumps({"train_step": step, "at": time.time(), **known}))
             with path.open("rb") as out:
-                os.fsync(out.fileno())  # before a checkpoint of this step counts
+                os.fsync(out.fileno())  # before the checkpoint of this step is sealed
             super().log(metrics, step, backend)
             emit({"event": "step", "step": step, "metrics": metrics})
 

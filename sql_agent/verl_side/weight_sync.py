@@ -1,10 +1,10 @@
-"""verl's weight sync, with nothing in flight (`actor_rollout_ref.rollout.checkpoint_manager_class`).
+"""verl's weight sync without open calls (`actor_rollout_ref.rollout.checkpoint_manager_class`).
 
-The trainer sends new weights when its rollouts have ended, but calls may go on: of a rollout that was late, or of a
-client that has gone. vLLM then keeps its prefix cache and answers False; verl ignores the answer, and the next step
-would sample on keys and values of the old weights. Here every call is ended, and the cache emptied, as soon as a batch
-of rollouts is there; a call that comes later waits until its server has the new weights.
-`sql_agent.verl_side.plugin.model_server` looks at vLLM's answer. Source: verl checkpoint_engine/base.py,
+The trainer sends new weights when its rollouts have ended, but a call may still be open: of a late rollout, or of a
+client that has gone. vLLM then keeps its prefix cache and returns False; verl ignores that, and the next step would
+sample on keys and values of the old weights. Here every open call is ended, and the cache emptied, as soon as a batch
+of rollouts is complete; a call that comes later waits until its server has the new weights.
+`sql_agent.verl_side.plugin.model_server` checks what vLLM returned. Source: verl checkpoint_engine/base.py,
 `CheckpointEngineManager`; trainer/ppo/ray_trainer.py calls the two methods in turn.
 """
 
@@ -19,13 +19,13 @@ from verl.utils.ray_utils import auto_await
 class QuietWeightSync(CheckpointEngineManager):
     @auto_await
     async def sleep_replicas(self) -> None:
-        """End what is in flight and keep what comes waiting, then free the servers' memory where that is wanted."""
+        """End open calls and hold back new ones, then free the servers' memory if that is configured."""
         await self.abort_replicas()
         await super().sleep_replicas()
 
     @auto_await
     async def update_weights(self, global_steps: int | None = None) -> dict[str, Any]:
-        """Send the weights, then let the servers go on."""
+        """Send the weights, then let the servers answer calls again."""
         metrics = await super().update_weights(global_steps)  # pyright: ignore[reportArgumentType]
         await self.resume_generation_replicas()
         return metrics

@@ -1,12 +1,13 @@
 """Episodes on MariaDB or MySQL through pymysql: the faithful backend.
 
-Each episode gets a database from a pool (`mysql_pool`) and talks to it as a user who may do nothing elsewhere. A
-statement ends by the server's limit; where that does not help another connection kills it a quarter of a second later,
-and where that does not help either we stop waiting. Its database is measured after statements that may have filled it,
-and while one runs. Towards the agent database and user are called `dbbench`. It does not guard against: one long call
-of a function, which the server finishes on one core after it was killed; sorts that fill the server's temporary folder
-while a statement runs; undo logs of long transactions; temporary tables of one episode that fill the space which the
-private server keeps for those of all; and, on a server that others run, any temporary table.
+Each episode gets a database from a `pool` and talks to it as a user who has no rights elsewhere. A statement ends by
+the server's limit; where that does not help, another connection kills it a quarter of a second later, and where that
+does not help either, we stop waiting. Its database is measured after statements that may have filled it, and while one
+runs. The agent sees database and user as `dbbench`.
+It does not guard against: one long call of a function, which the server finishes on one core after it was killed; sorts
+that fill the server's temporary folder while a statement runs; undo logs of long transactions; temporary tables of one
+episode that fill the space which the private server keeps for those of all; and, on a server that others run, any
+temporary table.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import re
 import time
 from collections.abc import Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import pymysql
@@ -27,6 +27,8 @@ from dbbench_adapter.backends.base import (
     MAX_RESULT_CHARS,
     MAX_ROWS,
     STATEMENT_TIMEOUT_S,
+    Backend,
+    Database,
     Result,
     TableState,
     check_tables,
@@ -36,9 +38,9 @@ from dbbench_adapter.backends.mysql.names import (
     NEUTRAL_NAME,
     as_sent,
     scrubbed,
-    shown,
     tells_messages,
     uses_catalogue,
+    with_neutral_names,
 )
 from dbbench_adapter.backends.mysql.pool import MAX_DATABASE_BYTES, Connection, Pool, Slot
 from dbbench_adapter.backends.mysql.screen import may_write, refusal
@@ -51,10 +53,10 @@ from dbbench_adapter.datatypes import Table
 
 MAX_SQL_BYTES = 1_000_000
 _MEASURE_AFTER_S = 0.05
-"""A database is measured after so much writing, some ten MiB: each measurement is a round trip and holds up CREATE."""
+"""A database is measured after so much writing, about ten MiB; each measurement is a round trip and delays CREATE."""
 _HARMLESS_SELECTS = 4
 _MAX_UNREAD_SELECTS = 50
-"""Of a statement that sqlglot cannot read."""
+"""Most SELECTs in a statement that sqlglot cannot parse."""
 _PARSE_S = 0.3
 _FULL = "1114 (HY000): The table is full"
 _LOST = "2013 (HY000): Lost connection to MySQL server during query"
@@ -63,7 +65,7 @@ _ROUTINE = re.compile(r"routine '[^']*\.([^'.]*)'")
 _ALIASED_DELETE = re.compile(r"^\s*DELETE\s+FROM\s+(`[^`]+`|\w+)\s+(?:AS\s+)?(`[^`]+`|\w+)\s+WHERE\s", re.IGNORECASE)
 
 
-class MysqlBackend:
+class MysqlBackend(Backend):
     """Makes databases on one server; `open` may be called from any thread.
 
     Args:
@@ -78,9 +80,6 @@ class MysqlBackend:
     def __enter__(self) -> MysqlBackend:
         self._pool.open()
         return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def open(
         self, tables: Sequence[Table], *, typed: bool, statement_timeout_s: float = STATEMENT_TIMEOUT_S
@@ -101,11 +100,11 @@ class MysqlBackend:
         return self._pool.live_databases()
 
     def close(self) -> None:
-        """Take what is ours off the server; databases still open are dropped under their episodes."""
+        """Remove our databases and users from the server; databases still in use are dropped as well."""
         self._pool.close()
 
 
-class MysqlDatabase:
+class MysqlDatabase(Database):
     """The database of one episode; see `Database` for what its methods promise."""
 
     def __init__(self, pool: Pool, slot: Slot, *, typed: bool, statement_timeout_s: float) -> None:
@@ -113,7 +112,7 @@ class MysqlDatabase:
         self._typed, self._timeout_s = typed, statement_timeout_s
         self._closed = self._full = False
         self._unmeasured_s = 0.0
-        """That statements have written for since the database was last measured."""
+        """Time that statements have written since the database was last measured."""
 
     def run(self, sql: str) -> Result:
         if len(sql.encode("utf-8", "replace")) > MAX_SQL_BYTES:
@@ -136,7 +135,7 @@ class MysqlDatabase:
 
     def new_session(self) -> None:
         if self._slot.settings is not None and self._slot.agent is not None:
-            with contextlib.suppress(pymysql.Error):  # always: many a statement and setting leaves a transaction open
+            with contextlib.suppress(pymysql.Error):  # always: many settings leave a transaction open
                 self._slot.agent.commit()
             with self._pool.failures_named():
                 self._pool.reset(self._slot)
@@ -155,12 +154,6 @@ class MysqlDatabase:
         if not self._closed:
             self._closed = True
             self._pool.give_back(self._slot)
-
-    def __enter__(self) -> MysqlDatabase:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def _answered(self, agent: Connection, sql: str, deadline: float) -> Result:
         cursor = SSCursor(agent)
@@ -184,7 +177,7 @@ class MysqlDatabase:
     def _fetched(self, cursor: SSCursor, deadline: float, sql: str) -> Result:
         if cursor.description is None:
             return Result()
-        clean = partial(self._scrubbed, sql) if tells_messages(sql) else self._shown
+        clean = partial(self._scrubbed, sql) if tells_messages(sql) else self._neutral
         rows: list[tuple[Any, ...]] = []
         chars = 0
         while len(rows) < MAX_ROWS and chars <= MAX_RESULT_CHARS and (row := cursor.fetchone()):
@@ -192,17 +185,17 @@ class MysqlDatabase:
             chars += sum(len(cell) for cell in row if isinstance(cell, str | bytes))
             if time.monotonic() > deadline:  # rows that come one by one would outlive every wait for the next
                 return Result(error=_LOST)
-        return Result(tuple(rows), tuple(self._shown(column[0]) for column in cursor.description))
+        return Result(tuple(rows), tuple(self._neutral(column[0]) for column in cursor.description))
 
     def _after_loss(self) -> Result:
-        """The agent's session is gone: ended by itself or overrun, its own doing as long as the server lives."""
+        """The agent's session ended itself or overran, which is the agent's fault as long as the server lives."""
         with self._pool.failures_named():
             self._slot.admin.ping(reconnect=False)
             self._pool.end_session(self._slot)
         return Result(error=_LOST)
 
-    def _shown(self, cell: Any) -> Any:
-        return shown(cell, catalogue=self._pool.catalogue)
+    def _neutral(self, cell: Any) -> Any:
+        return with_neutral_names(cell, catalogue=self._pool.catalogue)
 
     def _scrubbed(self, sql: str, cell: Any) -> Any:
         if not isinstance(cell, str):
@@ -218,7 +211,7 @@ class MysqlDatabase:
 
 
 def _explosion(sql: str) -> str | None:
-    """MariaDB's optimizer heeds no KILL either: what would take it for ever is not sent."""
+    """Refuse a statement over which MariaDB's optimizer, which ignores KILL, would not finish."""
     lowered = sql.lower()
     if lowered.count("select") <= _HARMLESS_SELECTS or "from" not in lowered:
         return None

@@ -1,8 +1,8 @@
-"""Names: an agent's database and user are called `dbbench` towards it, whatever they are called on the server.
+"""Names on the server: an agent sees its database and its user as `dbbench`, whatever the server calls them.
 
-They are turned where a statement holds them and back where results and errors do. Since a statement can also compute
-with a name (`SUBSTRING(USER(), 3)`), functions that give one become the neutral text before it is sent, and the
-catalogue is read through views that hold no other name (`mysql_pool.Pool.catalogue`).
+A statement gets the real names where it holds the neutral ones, and results and errors the other way round. Since a
+statement can also compute with a name (`SUBSTRING(USER(), 3)`), functions that return one become the neutral text
+before it is sent, and the catalogue is read through views that hold no other name (`pool.Pool.catalogue`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dbbench_adapter.backends.statements import end_of_empty_call, leading_words
 
 NEUTRAL_NAME = "dbbench"
 PREFIX = "agentgrpo_"
-"""Every name that we give on a server begins so."""
+"""Every name that we make on a server begins with this."""
 CATALOGUE = "information_schema"
 _USER = f"'{NEUTRAL_NAME}@localhost'"
 _CALLS = {
@@ -25,36 +25,35 @@ _CALLS = {
     "database": f"'{NEUTRAL_NAME}'",
     "schema": f"'{NEUTRAL_NAME}'",
 }
-"""Functions that tell a name, and what stands for their call."""
+"""Functions that return a name, and what replaces their call."""
 _BARE = {"current_user": _USER, "current_role": "NULL"}
-"""Functions that tell a name also where their parentheses are left out."""
-_TURNED = frozenset([NEUTRAL_NAME, CATALOGUE, *_CALLS, *_BARE])
-_ANY = (*_TURNED, "show")
+"""Functions that return a name also without their parentheses."""
+_REPLACED = frozenset([NEUTRAL_NAME, CATALOGUE, *_CALLS, *_BARE])
+_ANY = (*_REPLACED, "show")
 _PATH = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+[\w.+-]*")
 _ACCOUNT = re.compile(r"(['`]?)dbbench\1@(['`])[^'`]*\2")
 _CUT_NAME = re.compile(rf"{PREFIX}[0-9a-f]*(?:_\d*)?")
-"""Ours, or what is left where the server cut its message."""
+"""One of our names, or the rest of one where the server cut its message."""
 _LISTS = {
     "databases": f"SELECT * FROM (SELECT SCHEMA_NAME AS `Database` FROM {CATALOGUE}.SCHEMATA) AS found",
     "processlist": f"SELECT ID, USER, HOST, DB, COMMAND, TIME, STATE, INFO FROM {CATALOGUE}.PROCESSLIST",
 }
 _LISTS["schemas"] = _LISTS["databases"]
-"""What the catalogue's views tell in place of SHOW."""
+"""Queries of the catalogue's views that replace SHOW."""
 
 
 def uses_catalogue(sql: str) -> bool:
-    """Whether a statement may ask the catalogue's views once it is sent."""
+    """Whether a statement, as it is sent, may read the catalogue's views."""
     lowered = sql.lower()
     return any(word in lowered for word in (CATALOGUE, *_LISTS))
 
 
 def as_sent(sql: str, *, name: str, catalogue: str) -> str:
-    """The statement with the real names for the neutral ones, but for its texts and comments, and with texts for the
-    functions that would tell them.
+    """Put real names for neutral ones, except in texts and comments, and texts for functions that return names.
 
     Args:
-        name: of the episode's database.
-        catalogue: of the database that stands for information_schema.
+        name: the name of the episode's database.
+        catalogue: the name of the database that stands for information_schema.
     """
     lowered = sql.lower()
     if not any(word in lowered for word in _ANY):
@@ -63,7 +62,7 @@ def as_sent(sql: str, *, name: str, catalogue: str) -> str:
     sent, done, before = [], 0, ""
     for kind, text, start in tokens(sql, blanks=False):
         found = text.strip("`").lower() if kind in ("word", "name") and before not in ("@", ".") else ""
-        if found in _TURNED:
+        if found in _REPLACED:
             calls = end_of_empty_call(sql, start + len(text)) if before != "into" else None
             new, end = None, start + len(text)
             if found == CATALOGUE:
@@ -82,7 +81,7 @@ def as_sent(sql: str, *, name: str, catalogue: str) -> str:
 
 
 def _in_place_of_show(sql: str) -> str:
-    """SHOW DATABASES and SHOW PROCESSLIST as queries of the catalogue, which tells no real name; others as they are."""
+    """Turn SHOW DATABASES and SHOW PROCESSLIST into queries of the catalogue, which shows no real name."""
     if leading_words(sql, 1) != ["show"]:
         return sql
     code = [token for token in tokens(sql, blanks=False) if token.text != ";"]
@@ -96,29 +95,28 @@ def _in_place_of_show(sql: str) -> str:
 
 
 def tells_messages(sql: str) -> bool:
-    """Whether what a statement returns are the server's messages."""
+    """Whether a statement returns messages of the server."""
     first, second = [*leading_words(sql, 2), "", ""][:2]
     return first in ("check", "analyze", "repair", "optimize") or (first == "show" and second in ("warnings", "errors"))
 
 
 def scrubbed(text: str, *, catalogue: str, private: Mapping[str, str], sql: str) -> str:
-    """A message of the server without the names of database and user, hosts and paths; what the agent wrote itself may
-    stay.
+    """Remove the names of database and user, hosts and paths from a message, unless the agent wrote them itself.
 
     Args:
-        private: names of host and folder of the server, and what stands for them.
+        private: the names of the server's host and folder, and what replaces them.
     """
-    text = _ACCOUNT.sub("'agent'", shown(text, catalogue=catalogue))
+    text = _ACCOUNT.sub("'agent'", with_neutral_names(text, catalogue=catalogue))
     for known, neutral in private.items():
         if known not in sql:
             text = re.sub(rf"(?<!\w){re.escape(known)}(?!\w)", neutral, text)
     return _PATH.sub(lambda match: match[0] if match[0] in sql else "...", text)
 
 
-def shown(cell: Any, *, catalogue: str) -> Any:
-    """A cell of a result with the neutral names for the real ones."""
+def with_neutral_names(cell: Any, *, catalogue: str) -> Any:
+    """Put the neutral names for the real ones in a cell of a result."""
     if isinstance(cell, bytes):
-        return shown(cell.decode("latin-1"), catalogue=catalogue).encode("latin-1")
+        return with_neutral_names(cell.decode("latin-1"), catalogue=catalogue).encode("latin-1")
     if not isinstance(cell, str) or PREFIX not in cell:
         return cell
     return _CUT_NAME.sub(NEUTRAL_NAME, cell.replace(catalogue, CATALOGUE))

@@ -2,12 +2,12 @@
 
 An episode gets a slot: a name, a user who has rights on the database of that name alone, the agent's session and an
 administrator's. Between episodes the session is reset (COM_RESET_CONNECTION: variables, temporary tables, locks, open
-transactions), the database dropped and made again (0.25 ms on MariaDB, less than listing what has to be emptied), the
-user compared with how it was made. A slot that fails any of this is never used again.
+transactions), the database is dropped and made again (0.25 ms on MariaDB, less than to list what has to be emptied),
+and the user is compared with how it was made. A slot that fails any of this is never used again.
 
-Names carry an owner whose lock (`GET_LOCK`) a keeper's connection holds: what has no such owner any more is removed by
-the next owner that starts on that server. The number 0 is the catalogue's: a database of views that stands for
-information_schema towards agents. Leaves out what an agent may say (`mysql_screen`) and reading results.
+Each name carries its owner, and the keeper's connection holds a lock in the owner's name (`GET_LOCK`). The next owner
+that starts on the server removes names whose owner holds no lock any more. The number 0 belongs to the catalogue: a
+database of views that replaces information_schema for agents. What an agent may send is left to `screen`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ ADMIN_TIMEOUT_S = 30.0
 LOCK_WAIT_S = 2
 _REMOVE_ATTEMPTS = 30
 KILL_AFTER_S = 0.25
-"""Past a statement's own limit, which the server is to heed first."""
+"""Time after a statement's own limit, at which the server should have ended it."""
 GIVE_UP_AFTER_S = 0.75
-"""Past a statement's limit; then the answer no longer waits for the server."""
+"""Time after a statement's limit at which we no longer wait for the server."""
 _WATCH_S = 0.1
 _PING_S = 30.0
 _OURS = re.compile(rf"{PREFIX}([0-9a-f]{{12}})_\d+")
@@ -47,12 +47,12 @@ _MODES = (  # MySQL 8's defaults; MariaDB's are laxer
 )
 _GROUP_CONCAT_MAX_LEN = 1024  # MySQL's default; MariaDB's is 1 MiB
 _COLLATION = "utf8mb4_unicode_520_nopad_ci"  # MariaDB's closest to MySQL 8's utf8mb4_0900_ai_ci
-_HEEDING_CASE = frozenset(["SCHEMA_NAME", "TABLE_SCHEMA", "TABLE_NAME"])
-"""Columns of the catalogue that are compared as the names of files are."""
+_CASE_SENSITIVE = frozenset(["SCHEMA_NAME", "TABLE_SCHEMA", "TABLE_NAME"])
+"""Columns of the catalogue that are compared with their case, as names of files are."""
 _RESET_CONNECTION = 0x1F
 MAX_DATABASE_BYTES = 128 * 1024**2
 _MEASURE_AFTER_S = 0.25
-"""A statement that still runs then is ended once its database is larger than `MAX_DATABASE_BYTES`."""
+"""After this time a running statement is ended once its database is larger than `MAX_DATABASE_BYTES`."""
 _CATALOGUE_VIEWS = (
     *("TABLES", "COLUMNS", "SCHEMATA", "STATISTICS", "VIEWS", "ROUTINES", "TRIGGERS", "PROCESSLIST"),
     *("KEY_COLUMN_USAGE", "TABLE_CONSTRAINTS", "REFERENTIAL_CONSTRAINTS", "CHECK_CONSTRAINTS"),
@@ -71,28 +71,28 @@ class Slot:
     password: str
     admin: Connection
     account: str = ""
-    """What SHOW CREATE USER says of the user as made."""
+    """What SHOW CREATE USER returned when the user was made."""
     agent: Connection | None = None
     settings: tuple[bool, float] | None = None
-    """What the agent's session was set up for; None when it has to be set up."""
+    """The arguments that the agent's session was set up with; None when it has to be set up."""
 
 
 @dataclass
 class _Watched:
-    """A statement that runs."""
+    """A running statement."""
 
-    name: str
-    """The name of its database."""
+    database: str
     started: float
     limit_s: float
 
 
 @dataclass
 class Keeper:
-    """Holds the owner's lock and ends statements that run or fill too long, on a connection and in a thread of its own.
+    """Holds the owner's lock and ends statements that run too long or fill too much, on its own connection and thread.
 
     Args:
-        sizes_bytes: of all databases of the owner, given a connection.
+        connect: opens a connection of the administrator.
+        sizes_bytes: returns the sizes of the owner's databases, given a connection.
     """
 
     connect: Any
@@ -131,8 +131,8 @@ class Keeper:
         return connection
 
     def hold(self) -> None:
-        """Take the lock again where it was lost: a server that was started again knows of none, and the next owner that
-        starts on it would take what is ours for an orphan."""
+        """Take the lock again where it was lost. A restarted server knows no locks, and the next owner that starts on
+        it would remove our databases as orphans."""
         with self._lock:
             try:
                 self._connection.ping(reconnect=False)
@@ -157,7 +157,7 @@ class Keeper:
                     self._kill(thread_id, "")
             sizes = self.sizes_bytes(self._connection) if slow else {}
             for thread_id, watched in slow.items():
-                if sizes.get(watched.name, 0) > MAX_DATABASE_BYTES and thread_id in self._running:
+                if sizes.get(watched.database, 0) > MAX_DATABASE_BYTES and thread_id in self._running:
                     self._kill(thread_id, "QUERY")
 
     def _kill(self, thread_id: int, what: str) -> None:
@@ -198,7 +198,7 @@ class Pool:
         self._free.append(slot)
 
     def close(self) -> None:
-        """Take what is ours off the server; databases still open are dropped under their episodes."""
+        """Remove our databases and users from the server; databases still in use are dropped as well."""
         self._free.clear()
         slots, self._all = self._all, []
         for slot in slots:
@@ -206,7 +206,7 @@ class Pool:
             _hang_up(slot.admin)
         with contextlib.suppress(pymysql.Error), self._connect_admin() as admin:
             for name in (self.catalogue, *(slot.name for slot in slots)):
-                with contextlib.suppress(pymysql.Error):  # a call that heeds no KILL still holds it: the next start's
+                with contextlib.suppress(pymysql.Error):  # held by a call that ignores KILL; the next start removes it
                     _remove(admin, name)
         self.keeper.close()
 
@@ -215,8 +215,7 @@ class Pool:
             return len({slot.name for slot in self._all} & set(_databases(admin)))
 
     def make_catalogue(self) -> None:
-        """Make, where that is still to be done, the views that show an agent what information_schema shows its user,
-        with the neutral name for the real ones."""
+        """Make the views that show an agent its information_schema with neutral names, unless they exist."""
         with self._catalogue_lock:
             if self._has_catalogue:
                 return
@@ -245,7 +244,7 @@ class Pool:
                 shown = "NULL"
             elif "char" in kind.lower() or "text" in kind.lower():
                 shown = f"REGEXP_REPLACE({shown}, '{PREFIX}[0-9a-f]+_[0-9]+', '{NEUTRAL_NAME}')"
-                if name in _HEEDING_CASE:
+                if name in _CASE_SENSITIVE:
                     shown = f"CONVERT({shown} USING utf8mb4) COLLATE utf8mb4_bin"
             columns.append(f"{shown} AS `{name}`")
         schema = next((name for name in types if name.endswith("_SCHEMA") or name == "SCHEMA_NAME"), None)
@@ -253,7 +252,7 @@ class Pool:
         return f"SELECT {', '.join(columns)} FROM information_schema.{table}{where}"
 
     def sizes_bytes(self, admin: Connection) -> dict[str, int]:
-        """What our databases hold on disk, by name, those that hold anything."""
+        """The size on disk of each of our databases that holds anything, by name."""
         tablespaces = "innodb_sys_tablespaces" if self.is_mariadb else "innodb_tablespaces"
         with admin.cursor() as cursor:
             cursor.execute(  # waits for no lock, unlike information_schema.tables
@@ -264,7 +263,7 @@ class Pool:
 
     def take(self) -> Slot:
         """A slot with an empty database."""
-        # ignore case and accents, heed trailing blanks: what MySQL 8 does by default
+        # MySQL 8's default ignores case and accents, but not trailing blanks
         collation = _COLLATION if self.is_mariadb else "utf8mb4_0900_ai_ci"
         while True:
             with self.failures_named():
@@ -285,7 +284,7 @@ class Pool:
                     _hang_up(slot.agent)  # the server closed it: not used again
 
     def give_back(self, slot: Slot) -> None:
-        """Empty a slot for the next episode; one that cannot be proved empty is not used again."""
+        """Empty a slot for the next episode; a slot that is not surely empty is not used again."""
         try:
             self.reset(slot)
             with slot.admin.cursor() as cursor:
@@ -300,10 +299,10 @@ class Pool:
             threading.Thread(target=_remove_retired, args=(slot,), name="mysql-remove", daemon=True).start()
 
     def session(self, slot: Slot, *, typed: bool, statement_timeout_s: float) -> Connection:
-        """The agent's session with MySQL's manners, whichever server it is.
+        """The agent's session, set up to behave like MySQL on either server.
 
-        A server that was started again since the episode began answers a new session, but may have lost what was in the
-        database: the administrator's session, as old as the episode, is asked first.
+        A server that restarted during the episode would accept a new session, but may have lost the database. So the
+        administrator's session, which is as old as the episode, is checked first.
         """
         wanted = (typed, statement_timeout_s)
         with self.failures_named():
@@ -313,7 +312,7 @@ class Pool:
                 slot.agent = self._connect_agent(slot)
             if slot.settings != wanted:
                 try:
-                    # MariaDB reads a database's character set on entering it from another, not from the one it was
+                    # MariaDB reads a database's character set only on entering it from another database
                     slot.agent.select_db("information_schema")
                     slot.agent.select_db(slot.name)
                 except pymysql.OperationalError:  # the agent dropped it: no database selected from now on
@@ -327,7 +326,7 @@ class Pool:
         return slot.agent
 
     def reset_session(self, slot: Slot) -> Connection:
-        """The agent's session as it is after `reset`: nothing set, no database selected for sure."""
+        """The agent's session after `reset`, in which nothing is set and perhaps no database is selected."""
         self.reset(slot)
         if slot.agent is None or not slot.agent.open:
             self.end_session(slot)
@@ -335,7 +334,7 @@ class Pool:
         return slot.agent
 
     def stop_reading(self, slot: Slot, cursor: Any) -> None:
-        """Leave the rest of a result unread: the server cannot be told to stop but by ending the session."""
+        """Leave the rest of a result unread; the server stops sending only when the session ends."""
         rest = cursor._result
         if rest is not None and rest.unbuffered_active:
             self.end_session(slot)
@@ -343,15 +342,15 @@ class Pool:
         cursor.connection = None
 
     def reset(self, slot: Slot) -> None:
-        """Put the agent's session back to how it was when it connected; a session that does not answer is ended."""
-        if slot.settings is None:  # nothing was said in it since it was
+        """Reset the agent's session to how it was when it connected; end it if it does not answer."""
+        if slot.settings is None:  # it has not been used since the last reset
             return
         slot.settings = None
         if slot.agent is None or not slot.agent.open:
             self.end_session(slot)  # on the server it may still run
             return
         try:
-            session: Any = slot.agent  # pymysql has the command's parts, but no name for it
+            session: Any = slot.agent  # pymysql has no method for this command
             session._execute_command(_RESET_CONNECTION, b"")
             session._read_ok_packet()
         except (pymysql.Error, OSError):
@@ -367,7 +366,7 @@ class Pool:
 
     @contextmanager
     def failures_named(self) -> Iterator[None]:
-        """Turn what goes wrong between us and the server into `BackendUnavailable`."""
+        """Turn errors of the connection or the server into `BackendUnavailable`."""
         try:
             yield
         except (pymysql.Error, OSError) as error:
@@ -381,11 +380,11 @@ class Pool:
         modes, collation = _MODES, ""
         if self.is_mariadb:
             collation = f" COLLATE {_COLLATION}"
-            # a KILL is heeded once per join buffer: joined with the thousands of rows in one, a row of long texts is
-            # written gigabytes of times before
+            # KILL takes effect once per join buffer, which may hold thousands of rows; long texts joined with them
+            # would fill gigabytes before
             limit = f"max_statement_time = {statement_timeout_s}, SESSION join_cache_level = 0"
-            # Strict, it refuses UPDATE ... WHERE text = 1 over a text that is no number, where MySQL compares
-            # (standard-278 and -295); in TEXT columns strictness has nothing else to say.
+            # Strict mode makes MariaDB refuse UPDATE ... WHERE text = 1 over a text that is no number, which MySQL
+            # compares (standard-278 and -295); in TEXT columns it changes nothing else.
             modes = _MODES if typed else _MODES.replace("STRICT_TRANS_TABLES,", "")
         return (
             f"SET NAMES utf8mb4{collation}, SESSION sql_mode = '{modes}', SESSION autocommit = 1, "
@@ -405,7 +404,7 @@ class Pool:
         return slot
 
     def _remove_orphans(self, admin: Connection) -> None:
-        """Remove databases and users whose owner holds no lock any more: its process is gone."""
+        """Remove databases and users whose owner holds no lock any more, since its process is gone."""
         with admin.cursor() as cursor:
             cursor.execute("SELECT user FROM mysql.user")
             names = {str(name) for (name,) in cursor.fetchall()} | set(_databases(admin))
@@ -414,7 +413,7 @@ class Pool:
                 cursor.execute(f"SELECT IS_FREE_LOCK('{PREFIX}{owner}')")
                 if cursor.fetchall() == ((1,),):
                     for name in (name for name, its in found.items() if its == owner):
-                        with contextlib.suppress(pymysql.Error):  # another start removes it as well
+                        with contextlib.suppress(pymysql.Error):  # another process removes it as well
                             _remove(admin, name)
 
     def _connect_admin(self) -> Connection:
@@ -466,14 +465,14 @@ def _remove(admin: Connection, name: str) -> None:
 
 
 def _remove_retired(slot: Slot) -> None:
-    """Remove what could not be emptied, as soon as what still runs in it has ended."""
+    """Remove the database and user of a slot that could not be emptied, once nothing runs in it any more."""
     for _ in range(_REMOVE_ATTEMPTS):
         try:
             _remove(slot.admin, slot.name)
             break
-        # still locked; the last two where the connection is closed while it is read from
+        # still locked; or the connection was closed while it was read from
         except (pymysql.Error, OSError, AttributeError, ValueError):
-            if not slot.admin.open:  # the server is gone, or the pool is closed, which removes it too
+            if not slot.admin.open:  # the server is gone, or the pool was closed and removed it
                 break
     _hang_up(slot.admin)
 

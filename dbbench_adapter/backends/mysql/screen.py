@@ -1,11 +1,11 @@
-"""What of an agent's SQL the server gets to see: the kinds of statement, settings, variables and functions listed here.
+"""Decides which of an agent's statements the server gets: the kinds, settings, variables and functions listed here.
 
-Rights stop nearly everything that reaches out of an episode (see `mysql_pool`). They do not stop a prepared XA
+The user's rights stop nearly everything that reaches out of an episode (see `pool`). They do not stop a prepared XA
 transaction, which outlives its session; SET PASSWORD for oneself; SHOW GRANTS, which shows the password's hash; dynamic
-SQL, compound statements and event handlers, in which the others hide or a KILL is swallowed; GET_LOCK, whose names all
-share. So a statement runs where its leading words make it one of the kinds below and nothing else. That is decided on
-the tokens that the server will see: executable comments and hints are refused, and what would make its lexer read
-quotes in other ways (sql_mode, character sets, NUL) cannot be set or sent. Leaves out names (`mysql_names`).
+SQL, compound statements and event handlers, which can hide the others or swallow a KILL; GET_LOCK, whose names all
+sessions share. So a statement runs only if its first words make it one of the kinds below. The tokens that the server's
+lexer will see decide: executable comments and hints are refused, and nothing that changes how the lexer reads quotes
+(sql_mode, character sets, NUL) can be set or sent. Names are left to `names`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ALONE = _names(
     "select with values insert replace update delete truncate do explain describe desc analyze check checksum "
     "optimize repair commit rollback savepoint use"
 )
-"""First words that make a statement harmless to others, whatever follows."""
+"""First words of statements that are harmless to others, whatever follows."""
 _QUERIES = frozenset(["select", "with", "values"])
 _LOOKS = _QUERIES | _names("show describe desc explain set use do begin start commit rollback savepoint release")
 _OBJECTS = _names("table tables view index database schema sequence")
@@ -32,14 +32,14 @@ _MODIFIERS = _names(
     "or replace temporary unique fulltext spatial online offline ignore algorithm = merge temptable undefined sql "
     "security full extended"
 )
-"""May stand before what is made, altered, dropped or shown; so may DEFINER and INVOKER after SECURITY."""
-_OF_ADMINISTRATORS = _names(
+"""Words allowed before the object that is made, altered, dropped or shown; also DEFINER and INVOKER after SECURITY."""
+_ADMINISTRATIVE = _names(
     "aggregate authors binary binlog client contributors definer engine event events explain function global grants "
     "index_statistics locales logfile logs master open package plugins privileges procedure profile profiles "
     "relaylog role server session slave slaves slow stage status tablespace trigger triggers user user_statistics "
     "variables"
 )
-"""What else CREATE, ALTER, DROP, RENAME and SHOW know; other words after them are mistakes."""
+"""Other words that the server knows after CREATE, ALTER, DROP, RENAME and SHOW; the rest are syntax errors."""
 _SECOND = {
     "create": _OBJECTS,
     "alter": _OBJECTS,
@@ -58,7 +58,7 @@ _REFUSED = _names(
     "kill load lock loop prepare purge repeat reset resignal restart revoke shutdown signal stop uninstall unlock "
     "while xa"
 )
-"""First words that the server knows and an agent may not say; any other is a mistake."""
+"""First words that the server knows and an agent may not use; any other is a syntax error."""
 _SETTABLE = _names(
     "auto_increment_increment auto_increment_offset autocommit completion_type cte_max_recursion_depth "
     "default_week_format div_precision_increment foreign_key_checks group_concat_max_len identity insert_id "
@@ -66,8 +66,8 @@ _SETTABLE = _names(
     "sql_select_limit sql_warnings time_zone timestamp transaction_isolation transaction_read_only tx_isolation "
     "tx_read_only"
 )
-"""Settings that change what an agent's own statements mean, and not how they are read or how long they may run.
-Without unique_checks and foreign_key_checks an INSERT would fill files that nobody measures: the first stays on."""
+"""Settings that change what an agent's own statements mean, but not how they are read or how long they may run. With
+both unique_checks and foreign_key_checks off an INSERT fills files that nobody measures, so the first stays on."""
 _READABLE = _SETTABLE | _names(
     "character_set_client character_set_connection character_set_database character_set_results "
     "character_set_server collation_connection collation_database collation_server default_storage_engine "
@@ -85,20 +85,20 @@ _FUNCTIONS = _names(
     "release_all_locks release_lock roles_graphml source_pos_wait wait_for_executed_gtid_set "
     "wait_until_sql_thread_after_gtids"
 )
-"""The server's functions that reach other sessions, users or files."""
+"""Functions of the server that reach other sessions, users or files."""
 _UNBOUNDED = _names("extractvalue updatexml json_objectagg")
-"""Functions that end the server by their recursion (a path of thousands of signs or brackets), or take gigabytes."""
+"""Functions that crash the server by recursion (a path of thousands of signs or brackets) or take gigabytes."""
 _MAX_CALLS = 200
-"""A statement calls no more functions: each may hold some megabytes, which the server frees at the statement's end."""
+"""Most function calls in a statement; each may hold some megabytes until the statement ends."""
 _MAX_REPLACEMENT = 16
-"""REGEXP_REPLACE inserts no longer text. The server bounds no result of it and heeds no KILL meanwhile: 50,000 times
-50,000 characters took 4.7 GB and 18 s."""
+"""The longest text that REGEXP_REPLACE may insert. The server does not limit its result and ignores KILL meanwhile:
+50,000 times 50,000 characters took 4.7 GB and 18 s."""
 _NO_CALLS = _names(
     "all and any as between bigint binary bit by char check decimal div distinct else except exists float from having "
     "in index int integer intersect join key like not numeric on or over references regexp returning rlike row select "
     "set smallint some table text then tinyint union using value values varbinary varchar when where with xor"
 )
-"""Words before a parenthesis that call nothing."""
+"""Words before a parenthesis that are no function calls."""
 _PAIRS = {
     ("data", "directory"): "DATA DIRECTORY",
     ("index", "directory"): "INDEX DIRECTORY",
@@ -108,7 +108,7 @@ _PAIRS = {
     ("import", "partition"): "IMPORT PARTITION",
     ("procedure", "analyse"): "PROCEDURE ANALYSE",
 }
-"""Clauses that make or take away files, or print the names of other databases' columns; MySQL 8 has some of them."""
+"""Clauses that make or remove files, or print names of columns in other databases; MySQL 8 has some of them."""
 _LOOKED_AT = (
     "/*",
     "@@",
@@ -119,11 +119,11 @@ _LOOKED_AT = (
     *(second for _, second in _PAIRS),
 )
 _LEADING = 100
-"""Tokens within which a statement says what it is."""
+"""So many tokens at the start of a statement show of which kind it is."""
 
 
 def refusal(sql: str) -> str | None:
-    """The driver's words for a statement that is not sent, or None."""
+    """The error, in the driver's words, of a statement that must not be sent; None for one that may."""
     if "\0" in sql:
         return _syntax_error(sql, sql.index("\0"))
     parts = _parts(sql)
@@ -131,11 +131,13 @@ def refusal(sql: str) -> str | None:
         return "1235 (42000): This version of MySQL doesn't yet support 'executable comments and optimizer hints'"
     while parts and parts[-1].text == ";":
         parts.pop()
-    return (_of_kind(sql, parts) or _of_parts(parts) or _of_calls(sql) or _of_replacements(sql)) if parts else None
+    if not parts:
+        return None
+    return _refuse_kind(sql, parts) or _refuse_parts(parts) or _refuse_calls(sql) or _refuse_replacements(sql)
 
 
-def _of_calls(sql: str) -> str | None:
-    """What is wrong with the number of functions that a statement calls."""
+def _refuse_calls(sql: str) -> str | None:
+    """Refuse a statement that calls too many functions."""
     if sql.count("(") <= _MAX_CALLS:
         return None
     code = pairwise(tokens(sql, blanks=False))
@@ -147,9 +149,9 @@ def _of_calls(sql: str) -> str | None:
     return f"1105 (HY000): the statement calls {calls} functions; at most {_MAX_CALLS} are allowed"
 
 
-def _of_replacements(sql: str) -> str | None:
-    """What is wrong with what a REGEXP_REPLACE inserts: it has to be a short text without references to groups, since
-    a group may hold all of the subject at each of its characters."""
+def _refuse_replacements(sql: str) -> str | None:
+    """Refuse REGEXP_REPLACE unless it inserts a short text without references to groups: a group may hold the whole
+    subject at each of its characters."""
     if "regexp_replace" not in sql.lower():
         return None
     code = list(tokens(sql, blanks=False))
@@ -188,8 +190,10 @@ def _is_short_text(argument: Sequence[Token]) -> bool:
 
 
 def _parts(sql: str) -> list[Token]:
-    """What has to be looked at of a statement: its leading tokens, and where something in it may be refused the others
-    too, but for values and the commas between them, of which most long statements consist."""
+    """The tokens to be checked: the leading ones, and all others where something in the statement may be refused.
+
+    Values and the commas between them, which make up most of a long statement, are left out.
+    """
     code = tokens(sql, blanks=False)
     parts = list(islice(code, _LEADING))
     lowered = sql.lower()
@@ -202,13 +206,13 @@ def _parts(sql: str) -> list[Token]:
 
 
 def may_write(sql: str) -> bool:
-    """Whether a statement that is sent may make its database larger."""
+    """Whether a statement may make its database larger."""
     first = next((word for word in leading_words(sql, _LEADING) if word != "("), "")
     return first not in _LOOKS
 
 
-def _of_kind(sql: str, parts: Sequence[Token]) -> str | None:
-    """What is wrong with the leading words."""
+def _refuse_kind(sql: str, parts: Sequence[Token]) -> str | None:
+    """Refuse a statement by its leading words."""
     first, *rest = _words(parts)
     if rest and rest[0] == ":":  # the label of a compound statement
         return _syntax_error(sql, parts[1].start)
@@ -218,22 +222,22 @@ def _of_kind(sql: str, parts: Sequence[Token]) -> str | None:
     if first in _ALONE or (first == "begin" and not rest):
         return None
     if first == "set":
-        return _of_set(parts[1:])
+        return _refuse_set(parts[1:])
     if first not in _SECOND:
         return _denied(first) if first in _REFUSED else _syntax_error(sql, parts[0].start)
     place = _place_of_object(rest)
     if place == len(rest):
         return _syntax_error(sql, len(sql))
     second = rest[place]
-    if second in _OF_ADMINISTRATORS or (first == "begin" and second == "not"):
+    if second in _ADMINISTRATIVE or (first == "begin" and second == "not"):
         return _denied(f"{first} {second}")
     if second not in _SECOND[first]:
         return _syntax_error(sql, parts[1 + place].start)
-    return _of_show(rest[place:]) if first == "show" else None
+    return _refuse_show(rest[place:]) if first == "show" else None
 
 
 def _place_of_object(rest: Sequence[str]) -> int:
-    """Where a statement says what it makes, alters, drops or shows; the length where it does not."""
+    """The index of the word for what a statement makes, alters, drops or shows; the length where there is none."""
     for place, word in enumerate(rest):
         after_security = place > 0 and rest[place - 1] == "security" and word in ("definer", "invoker")
         if word not in _MODIFIERS and not after_security:
@@ -241,7 +245,7 @@ def _place_of_object(rest: Sequence[str]) -> int:
     return len(rest)
 
 
-def _of_show(what: Sequence[str]) -> str | None:
+def _refuse_show(what: Sequence[str]) -> str | None:
     if what[0] == "create" and len(what) > 1 and what[1] not in _OBJECTS:
         return _denied(f"show create {what[1]}")
     if what[0] == "table" and "where" in what:  # comments hold the real names of what a broken view refers to
@@ -249,7 +253,7 @@ def _of_show(what: Sequence[str]) -> str | None:
     return None
 
 
-def _of_set(parts: Sequence[Token]) -> str | None:
+def _refuse_set(parts: Sequence[Token]) -> str | None:
     for target, value in _assignments(parts):
         if target[:1] == ["@"] and target[1:2] != ["@"]:
             continue
@@ -269,7 +273,7 @@ def _of_set(parts: Sequence[Token]) -> str | None:
 
 
 def _assignments(parts: Sequence[Token]) -> Iterator[tuple[list[str], list[Token]]]:
-    """The parts of a SET: the words of what is set (all words where there is no `=`), and the value's tokens."""
+    """The assignments of a SET: the words of its target (all words where there is no `=`), and the value's tokens."""
     depth, target, value, in_value = 0, [], [], False
     for token in parts:
         depth += (token.text == "(") - (token.text == ")")
@@ -289,8 +293,8 @@ def _modes(literal: str) -> set[str]:
     return set(literal[1:-1].upper().split(","))
 
 
-def _of_parts(parts: Sequence[Token]) -> str | None:
-    """What is wrong with a clause, a variable or a function anywhere in the statement."""
+def _refuse_parts(parts: Sequence[Token]) -> str | None:
+    """Refuse a clause, a variable or a function anywhere in the statement."""
     words = _words(parts)
     for pair in pairwise(words):
         if pair in _PAIRS and (pair[0] in ("procedure", "discard", "import") or words[0] in ("create", "alter")):
@@ -308,7 +312,7 @@ def _of_parts(parts: Sequence[Token]) -> str | None:
 
 
 def _is_partitioned(words: Sequence[str]) -> bool:
-    """Whether a table gets partitions, thousands of files from one statement; those of windows are in parentheses."""
+    """Whether a table gets partitions, which are thousands of files; PARTITION BY of windows stands in parentheses."""
     depth = 0
     for word, after in pairwise(words):
         depth += (word == "(") - (word == ")")
@@ -318,7 +322,7 @@ def _is_partitioned(words: Sequence[str]) -> bool:
 
 
 def _readable(parts: Sequence[Token]) -> bool:
-    """Whether what follows `@@` is the name of a variable that an agent may see."""
+    """Whether the tokens after `@@` name a variable that an agent may see."""
     names: list[str | None] = []
     for name, dot in zip(parts[::2], [*parts[1::2], None], strict=False):
         names.append(name.identifier)
@@ -330,7 +334,7 @@ def _readable(parts: Sequence[Token]) -> bool:
 
 
 def _words(parts: Sequence[Token]) -> list[str]:
-    """The tokens in lower case; what is quoted stays in its quotes, and so is no keyword."""
+    """The tokens in lower case; quoted ones keep their quotes and so are no keywords."""
     return [token.text.lower() for token in parts]
 
 

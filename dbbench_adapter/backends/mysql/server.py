@@ -1,9 +1,9 @@
-"""A MariaDB server of our own: started on a free port in a temporary folder, gone when we are.
+"""A private MariaDB server: started on a free port in a temporary folder, and removed at the end.
 
-Its data live in memory where there is room, nothing is flushed, and it listens on loopback only, to one user with a
-random password. One that crashes or is killed comes back at the same address, with episodes lost that were using it.
-It dies with the process that started it, however that one ends; a folder that outlived its process is removed by the
-next start. Leaves out: a server that others run (`mysql://...`), and any wish to keep the data.
+Its data live in memory where there is room, nothing is flushed to disk, and it listens on loopback only, to one user
+with a random password. When it crashes or is killed, it starts again at the same address; episodes that used it are
+lost. It dies with the process that started it, however that one ends, and the next start removes a folder that was left
+behind. Servers that others run (`mysql://...`) are left to `backend`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _RUN_ID = "AGENTGRPO_RUN_ID"
 """Environment variable that names a training run; its servers' folders carry the name too."""
 _SHORT_LIFE_S = 5.0
 _MOST_SHORT_LIVES = 5
-"""In a row, after which a server is not started again."""
+"""After so many short lives in a row the server is not started again."""
 _RESTART_PAUSE_S = 0.5
 _PR_SET_PDEATHSIG = 1
 _TEMPORARY_TABLES_MIB = 256
-"""Temporary tables of all sessions together take no more; what was taken once stays taken until the server ends."""
+"""Space for the temporary tables of all sessions; space once taken stays taken until the server ends."""
 _SESSION_LIMITS = {
     "max-session-mem-used": 256 * 1024**2,
     "tmp-disk-table-size": 128 * 1024**2,
@@ -50,7 +50,7 @@ _SESSION_LIMITS = {
     "bulk-insert-buffer-size": 8 * 1024**2,
     "group-concat-max-len": 1024**2,
 }
-"""Bytes that a session may take, and at most set for itself: the defaults, but for the first two, which have none."""
+"""Bytes that a session may use and at most set for itself: MariaDB's defaults, but the first two have none."""
 
 
 class PrivateServer:
@@ -84,7 +84,7 @@ class PrivateServer:
     def close(self) -> None:
         self._closing = True
         if process := getattr(self, "_process", None):
-            process.kill()  # nobody wants the data: an orderly shutdown would only take longer
+            process.kill()  # nobody needs the data, so an orderly shutdown would only take longer
             self._thread.join()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -106,20 +106,20 @@ class PrivateServer:
             "FLUSH PRIVILEGES;\n"
         )
         command = [server, "--no-defaults", *_as_user(), f"--datadir={self._data}", f"--init-file={init}"]
-        # a server that starts removes the temporary tables it finds, so none may share their folder
+        # a starting server removes the temporary tables in its folder, so no two servers may share one
         command += [f"--tmpdir={self._temporary}"]
         command += [f"--socket={self._folder / 'socket'}", f"--port={port}", "--bind-address=127.0.0.1"]
         command += ["--skip-name-resolve", "--skip-log-bin", "--innodb-flush-log-at-trx-commit=0"]
         command += ["--innodb-log-file-size=16M", "--innodb-buffer-pool-size=64M", "--max-connections=1024"]
         command += ["--skip-symbolic-links", "--local-infile=0", "--max-allowed-packet=1M"]
         command += ["--enforce-storage-engine=InnoDB"]  # whose tables are measured
-        # CREATE TABLE ... SELECT would fill files in the temporary folder that nobody measures; old servers never do
+        # with it ON, CREATE TABLE ... SELECT fills temporary files that nobody measures; old servers do not know it
         command += ["--loose-innodb-alter-copy-bulk=OFF"]
         command += [f"--innodb-temp-data-file-path=ibtmp1:12M:autoextend:max:{_TEMPORARY_TABLES_MIB}M"]
         for name, limit in _SESSION_LIMITS.items():
             command += [f"--{name}={limit}", f"--maximum-{name}={limit}"]
         started = threading.Event()
-        # the kernel's death signal follows the thread that forked, so a thread of its own waits as long as the server
+        # the kernel sends the death signal when the forking thread ends, so this thread lives as long as the server
         self._thread = threading.Thread(target=self._serve, args=(command, started), name="mariadbd", daemon=True)
         self._thread.start()
         started.wait()
@@ -138,7 +138,7 @@ class PrivateServer:
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=log,
-                        start_new_session=True,  # Ctrl-C is for us; we end the server when we are done with it
+                        start_new_session=True,  # Ctrl-C must not reach the server; we end it ourselves
                         preexec_fn=_die_with_parent,
                     )
             finally:
@@ -154,20 +154,21 @@ class PrivateServer:
     def _wait_until_up(self, port: int) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         while self._thread.is_alive() and time.monotonic() < deadline:
-            # It listens before init.sql has run, and told to end between the two, MariaDB 10.11 hangs: its greeting is
-            # the first sign that it is up.
+            # It listens before init.sql has run, and MariaDB 10.11 hangs if it is told to end in between. Its greeting
+            # shows that it is up.
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
                 if connection.recv(1):
                     return
             time.sleep(0.02)
         log = (self._folder / "server.log").read_text("utf-8", "replace")
         raise BackendUnavailable(
-            f"mariadbd did not come up within {START_TIMEOUT_S:.0f} s; the end of its log:\n{log[-1000:]}"
+            f"mariadbd did not start within {START_TIMEOUT_S:.0f} s; correct what its log ends with, or use "
+            f"sqlite:\n{log[-1000:]}"
         )
 
 
 def find_programs() -> tuple[str, str]:
-    """The programs that make a server's folder and serve it.
+    """Find the programs that install and run a server.
 
     Raises:
         BackendUnavailable: MariaDB is not installed.
@@ -179,7 +180,7 @@ def _binary(name: str) -> str:
     path = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/libexec"]))
     if path is None:
         raise BackendUnavailable(
-            f"{name} not found; install MariaDB (Debian: apt-get install mariadb-server), give the address of a server "
+            f"{name} not found; install MariaDB (Debian: apt-get install mariadb-server), name a running server "
             "(mysql://user:password@host:port), or use sqlite"
         )
     return path

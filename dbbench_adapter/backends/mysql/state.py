@@ -1,8 +1,8 @@
-"""What judges see of an episode's database on MariaDB or MySQL, read as the agent's user and within bounds.
+"""Reads an episode's database on MariaDB or MySQL for the judges, as the agent's user and within limits.
 
-Only tables are read, and of them only what is stored: nothing that an agent left behind, a view or a virtual column, is
-evaluated. What cannot be read within `READ_S`, `MAX_ROWS` and `MAX_BYTES` is a state of its own, for it was the agent
-that made it so; only a server that is gone is nobody's doing.
+Only stored columns of tables are read; views and virtual columns that an agent left behind are never evaluated. A table
+that cannot be read within `READ_S`, `MAX_ROWS` and `MAX_BYTES` is a state of its own, since the agent caused it; a
+server that is gone is an error.
 """
 
 from __future__ import annotations
@@ -16,37 +16,36 @@ from typing import Any
 import pymysql
 from pymysql.cursors import SSCursor
 
-from dbbench_adapter.backends.base import TableState, hash_rows, join_hashes
+from dbbench_adapter.backends.base import TableState, hash_rows, join_hashes, quoted
 from dbbench_adapter.backends.mysql.names import NEUTRAL_NAME
 from dbbench_adapter.backends.mysql.pool import GIVE_UP_AFTER_S, Connection, Pool, Slot
-from dbbench_adapter.backends.mysql.tables import quoted
 from dbbench_adapter.backends.mysql_on_sqlite.kinds import plain
 from dbbench_adapter.datatypes import Table
 
 READ_S = 10.0
-"""All tables of one episode are read in so many seconds."""
+"""Time to read all tables of one episode, in seconds."""
 MAX_ROWS = 200_000
 MAX_BYTES = 32 * 1024**2
-"""All cells together take no more; no reference has as much."""
+"""Most bytes of all cells together; no reference needs as much."""
 _TABLES = frozenset(["BASE TABLE", "SYSTEM VERSIONED"])
 _CELL_BYTES = 16
-"""What a cell counts beside its text."""
+"""Bytes that a cell counts beside its text."""
 _COLUMN = re.compile(r"^  (`.*?),?$", re.MULTILINE)
-"""A column's line in the statement that makes a table; keys, constraints and counters are no state."""
+"""The line of a column in SHOW CREATE TABLE; keys, constraints and counters are not compared."""
 _CHARSET = re.compile(r"^\).*?(DEFAULT CHARSET=\w+(?: COLLATE=\w+)?)", re.MULTILINE)
 _NOT_IN_STAR = ("GENERATED", "VIRTUAL", "INVISIBLE", "VERSIONING")
-"""What says that `*` gives a column which is computed, or leaves out one that is stored."""
+"""Words in a definition after which `*` may return a computed column or leave out a stored one."""
 
 
 class _TooMuch(Exception):
-    """The bounds are reached."""
+    """The limits are reached."""
 
 
 class StateReader:
-    """Reads one database once. The agent's session has been reset, and nothing else uses it meanwhile.
+    """Reads one database once, after the agent's session was reset; nothing else may use that session meanwhile.
 
     Raises:
-        pymysql.Error, OSError: of every method; the server is gone.
+        pymysql.Error, OSError: raised by every method when the server is gone.
     """
 
     def __init__(self, pool: Pool, slot: Slot) -> None:
@@ -74,7 +73,7 @@ class StateReader:
         return join_hashes(hashes)
 
     def _kinds(self) -> dict[str, str]:
-        """What the database holds, by name; asked of the administrator's session, without looking into any of it."""
+        """The kind of each table, view and sequence by name, read in the administrator's session."""
         with self._slot.admin.cursor() as cursor:
             # unlike SHOW TABLES no error where the agent dropped the database
             cursor.execute(
@@ -107,7 +106,7 @@ class StateReader:
         return self._neutral(str(rows[0][1]))
 
     def _stored(self, session: Connection, name: str, definition: str) -> list[str] | None:
-        """The columns that are stored; None where `*` stands for them all, which this does not ask the server."""
+        """The stored columns; None where the definition shows that `*` returns exactly these."""
         if not any(word in definition.upper() for word in _NOT_IN_STAR):
             return None
         _, columns = self._asked(session, f"SHOW FULL COLUMNS FROM {self._full(name)}")
@@ -126,7 +125,7 @@ class StateReader:
         return self._asked(session, f"{select} {columns} FROM {self._full(name)}")
 
     def _asked(self, session: Connection, sql: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-        """The columns' names and all rows; a session that does not come to their end is ended."""
+        """The names of the columns and all rows; where reading stops early, the session ends."""
         setattr(session, "_read_timeout", self._left_s() + GIVE_UP_AFTER_S)  # noqa: B010
         cursor: Any = SSCursor(session)
         rows: list[tuple[Any, ...]] = []

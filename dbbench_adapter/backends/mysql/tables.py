@@ -1,6 +1,6 @@
-"""The tables of a task on MariaDB or MySQL, and which refusals are the task file's fault rather than the server's.
+"""Makes the tables of a task on MariaDB or MySQL, and knows which errors the task file causes rather than the server.
 
-Leaves out what every backend refuses alike (`base.check_tables`).
+`base.check_tables` already refuses what every backend refuses.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 import pymysql
 from pymysql.cursors import Cursor
 
-from dbbench_adapter.backends.base import TableError
+from dbbench_adapter.backends.base import TableError, quoted
 from dbbench_adapter.backends.mysql.names import NEUTRAL_NAME
 from dbbench_adapter.datatypes import Table
 
@@ -23,21 +23,21 @@ _FAULT_KINDS = (
 _FAULTS = frozenset(
     [1059, 1074, 1075, 1103, 1117, 1118, 1166, 1264, 1265, 1292, 1300, 1366, 1406, 1416, 1425, 1426, 1427, 1439, 4025]
 )
-"""What the server says of names, types and cells that it does not take, and pymysql has no class of its own for."""
+"""Numbers of errors over names, types and cells for which pymysql has no class of its own."""
 _MAX_BYTES_PER_CHAR = 8
-"""Of a text that is escaped and encoded; half of it would do."""
+"""The size of an escaped and encoded text is estimated with this; half of it would do."""
 _DECLARED_TYPE = re.compile(r"[A-Z]+( ?\( ?\d+( ?, ?\d+)? ?\))?( UNSIGNED)?", re.IGNORECASE)
 
 
 def make_table(cursor: Cursor, database: str, table: Table, *, typed: bool, max_bytes: int) -> None:
-    """Make a table and fill it.
+    """Make a table and insert its rows.
 
     Args:
-        typed: with the declared types; False makes every column TEXT.
-        max_bytes: of one statement; a longer one is not sent, since the server would end the session over it.
+        typed: use the declared types; False makes every column TEXT.
+        max_bytes: the longest statement that is sent; the server ends the session over a longer one.
     Raises:
         TableError: the server does not take a name, a type or a cell.
-        pymysql.Error: anything else that it says.
+        pymysql.Error: any other error of the server.
     """
     try:
         _make_and_fill(cursor, database, table, typed=typed, max_bytes=max_bytes)
@@ -48,10 +48,6 @@ def make_table(cursor: Cursor, database: str, table: Table, *, typed: bool, max_
         if not isinstance(error, _FAULT_KINDS) and number not in _FAULTS:
             raise
         raise _fault(table, ": ".join(map(str, (number, *text))).replace(database, NEUTRAL_NAME)) from error
-
-
-def quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _make_and_fill(cursor: Cursor, database: str, table: Table, *, typed: bool, max_bytes: int) -> None:

@@ -1,6 +1,7 @@
-"""What MySQL refuses and SQLite would answer: ONLY_FULL_GROUP_BY, aliases in WHERE, derived tables without a name.
+"""Refusals of what MySQL refuses and SQLite would answer: ONLY_FULL_GROUP_BY, row ids, derived tables without a name.
 
-Where keys or views would make MySQL accept a column beside a group, so do we not: tables of tasks have neither.
+Where MySQL accepts a column beside a group because of keys or views, this module refuses it: the tables of tasks have
+neither. A column that WHERE or an inner JOIN equates with anything is taken for one that the group determines.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from dbbench_adapter.backends.mysql_on_sqlite.syntax import StatementError, synt
 
 _RESERVED = frozenset(MySQLGenerator.RESERVED_KEYWORDS) - {"default", "dual"}  # which sqlglot also takes for names
 _OPAQUE = (exp.AggFunc, exp.Query, exp.Subquery, exp.Window, exp.GroupConcat)
+_AGGREGATES = frozenset(["std", "json_arrayagg", "json_objectagg"])
+"""Aggregates that sqlglot reads as unknown functions."""
 
 
 def refuse(selects: Iterable[exp.Select], columns: ColumnKinds) -> None:
@@ -49,7 +52,7 @@ _ROW_IDS = frozenset(["rowid", "oid", "_rowid_"])
 
 
 def refuse_row_ids(nodes: Iterable[exp.Expr], columns: ColumnKinds) -> None:
-    """Refuse SQLite's names for the number of a row, unless the database or the statement gives them to something.
+    """Refuse SQLite's names for the number of a row, unless the database or the statement defines such a name.
 
     Raises:
         StatementError: in the words of MySQL 8.
@@ -84,7 +87,7 @@ def _refuse_bare_columns(select: exp.Select) -> None:
     if not groups and not any(_aggregates(item) for item in select.expressions):
         return
     keys = [_resolved(key, select) for key in groups]
-    fixed = _determined(select, [key for key in keys if isinstance(key, exp.Column)])
+    fixed = [*(key for key in keys if isinstance(key, exp.Column)), *_equated(select)]
     texts = {_text(key) for key in keys}
     for number, item in enumerate(select.expressions, 1):
         for column in _inside(item.unalias(), texts):
@@ -107,7 +110,7 @@ def _bare(column: exp.Column, number: int, *, grouped: bool) -> StatementError:
 
 
 def _resolved(key: exp.Expr, select: exp.Select) -> exp.Expr:
-    """A GROUP BY item that is a position or an alias as the expression that it stands for."""
+    """The expression that a GROUP BY item stands for where the item is a position or an alias."""
     if isinstance(key, exp.Literal) and key.is_int and 1 <= int(key.name) <= len(select.expressions):
         return select.expressions[int(key.name) - 1].unalias()
     if isinstance(key, exp.Column) and not key.table:
@@ -117,39 +120,16 @@ def _resolved(key: exp.Expr, select: exp.Select) -> exp.Expr:
     return key
 
 
-def _determined(select: exp.Select, keys: list[exp.Column]) -> list[exp.Column]:
-    """The columns that the keys leave one value: themselves, and what WHERE or an inner JOIN equates with them or with
-    a constant."""
-    clauses = [where.this] if (where := select.args.get("where")) is not None else []
-    clauses += [join.args["on"] for join in select.args.get("joins") or [] if join.args.get("on") and not join.side]
-    equalities = [part for clause in clauses for part in _conjuncts(clause) if isinstance(part, exp.EQ)]
-    fixed, count = list(keys), -1
-    while count != len(fixed):
-        count = len(fixed)
-        for equality in equalities:
-            for one, other in ((equality.left, equality.right), (equality.right, equality.left)):
-                given = isinstance(other, exp.Literal | exp.Neg) or (
-                    isinstance(other, exp.Column) and any(_same(other, column) for column in fixed)
-                )
-                if isinstance(one, exp.Column) and given and not any(_same(one, column) for column in fixed):
-                    fixed.append(one)
-    return fixed
-
-
-def _conjuncts(node: exp.Expr) -> Iterator[exp.Expr]:
-    stack = [node]
-    while stack:
-        part = stack.pop()
-        if isinstance(part, exp.And):
-            stack += [part.left, part.right]
-        elif isinstance(part, exp.Paren):
-            stack.append(part.this)
-        else:
-            yield part
+def _equated(select: exp.Select) -> Iterator[exp.Column]:
+    """The columns that WHERE or an inner JOIN equates with something, which the keys may so determine."""
+    joins = [join for join in select.args.get("joins") or [] if not join.side]
+    for clause in filter(None, [select.args.get("where"), *(join.args.get("on") for join in joins)]):
+        for equality in clause.find_all(exp.EQ):
+            yield from (side for side in (equality.left, equality.right) if isinstance(side, exp.Column))
 
 
 def _inside(node: exp.Expr, group_texts: set[str] | None = None) -> Iterator[exp.Column]:
-    """The columns of an expression outside aggregates, windows, subqueries and what is grouped by as a whole."""
+    """The columns in an expression, but for those in aggregates, windows, sub-queries and expressions of the group."""
     stack = [node]
     while stack:
         part = stack.pop()
@@ -164,11 +144,8 @@ def _inside(node: exp.Expr, group_texts: set[str] | None = None) -> Iterator[exp
         stack += list(part.iter_expressions())
 
 
-_AGGREGATES = frozenset(["any_value", "std", "bit_and", "bit_or", "bit_xor", "json_arrayagg", "json_objectagg"])
-
-
 def _aggregates(item: exp.Expr) -> bool:
-    """Whether an aggregate of this very query is in it, not of a subquery and none that is a window."""
+    """Whether it holds an aggregate of this very query, and not one of a sub-query or a window."""
     stack = [item]
     while stack:
         part = stack.pop()

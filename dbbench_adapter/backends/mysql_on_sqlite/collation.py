@@ -1,7 +1,7 @@
-"""Computed text keeps MySQL's collation where SQLite, which knows it of columns alone, would heed case and accents.
+"""MySQL's collation for computed texts: SQLite gives columns alone a collation, and compares bytes of all else.
 
-In GROUP BY, ORDER BY, DISTINCT, unions, sub-queries, windows, MIN, MAX and simple CASE. Comparisons are
-`mysql_rewrites`'.
+It is added in GROUP BY, ORDER BY, DISTINCT, unions, sub-queries, windows, MIN, MAX and simple CASE. Comparisons are
+left to `rewrites`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dbbench_adapter.backends.mysql_on_sqlite.kinds import KindFinder
 from dbbench_adapter.backends.mysql_on_sqlite.syntax import COLLATION
 
 COLLATING = (exp.Select, exp.Ordered, exp.Group, exp.Min, exp.Max, exp.Count, exp.Case, exp.Window)
-"""What `collate_computed` is for."""
+"""The nodes that `collate_computed` takes."""
 _HAVE_THEIR_OWN = (exp.Column, exp.Collate, exp.Star, exp.Null, exp.Boolean, exp.Tuple, exp.Subquery, exp.Query)
 
 
 def collate_computed(node: exp.Expr, finder: KindFinder) -> None:
-    """Give the collation to the computed texts that this node compares or hands on, in place."""
+    """Add the collation to the computed texts that this node compares or returns, in place."""
     if isinstance(node, exp.Select):
         if node.parent is not None or node.args.get("distinct") or node.args.get("group") or node.args.get("order"):
             for item in node.expressions:

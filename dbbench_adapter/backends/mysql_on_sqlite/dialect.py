@@ -1,7 +1,7 @@
-"""Translate what an agent writes for MySQL into SQLite, so that it also means what it means in MySQL.
+"""Translation of a MySQL statement into SQLite's SQL that has the same meaning.
 
-Only what an agent needs passes, always printed from the parsed tree. Leaves out: user and system variables, views,
-stored programs, EXPLAIN of a query.
+Only the statements that an agent needs pass, and they are always printed from the parsed tree. This module leaves out
+user and system variables, views, stored programs, and EXPLAIN of a query.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from dbbench_adapter.backends.mysql_on_sqlite.checks import refuse, refuse_reser
 from dbbench_adapter.backends.mysql_on_sqlite.kinds import ColumnKinds, Kind, KindFinder
 from dbbench_adapter.backends.mysql_on_sqlite.limits import blows_up
 from dbbench_adapter.backends.mysql_on_sqlite.rewrites import rewritten
-from dbbench_adapter.backends.mysql_on_sqlite.rollup import rolled_up
 from dbbench_adapter.backends.mysql_on_sqlite.schema import refuse_definitions
-from dbbench_adapter.backends.mysql_on_sqlite.stored import assign_in_order
 from dbbench_adapter.backends.mysql_on_sqlite.syntax import (
     Sqlite,
     StatementError,
@@ -35,39 +33,27 @@ from dbbench_adapter.backends.mysql_on_sqlite.syntax import (
 _CACHED_CHARS = 2_000
 
 
+Executed = Literal["query", "change", "alter"]
+Transactional = Literal["begin", "commit", "rollback", "nothing", "autocommit on", "autocommit off"]
+Shown = Literal["databases", "tables", "full tables", "columns", "create", "index"]
+"""SHOW DATABASES, SHOW [FULL] TABLES, DESCRIBE, SHOW CREATE TABLE and SHOW INDEX, which the catalogue answers."""
+
+
 @dataclass(frozen=True)
 class Statement:
     """One translated statement."""
 
-    kind: Literal[
-        "query",
-        "change",
-        "alter",
-        "begin",
-        "commit",
-        "rollback",
-        "nothing",
-        "autocommit on",
-        "autocommit off",
-        "databases",
-        "tables",
-        "full tables",
-        "columns",
-        "create",
-        "index",
-    ]
-    """From `databases` on they are answered by the catalogue: SHOW DATABASES, SHOW [FULL] TABLES, DESCRIBE, SHOW CREATE
-    TABLE, SHOW INDEX."""
+    kind: Executed | Transactional | Shown
     sql: str = ""
-    """SQLite's own SQL; empty where `kind` says it all."""
+    """SQLite's own SQL; empty unless `kind` is one of `Executed`."""
     catalogue: bool = False
-    """It asks one of `CATALOGUE`."""
+    """Whether it reads one of `CATALOGUE`."""
     tables: tuple[str, ...] = ()
-    """The names of tables as written, but for names that the statement defines itself."""
+    """The names of tables as written, without those that the statement defines itself."""
     target: str = ""
     """The table that `alter`, `columns` and `create` name; the pattern of `tables`."""
     sorts: bool = False
-    """SQLite has to sort, or may have to."""
+    """Whether SQLite may have to sort."""
     kinds: tuple[Kind | None, ...] = ()
     """MySQL's type of each result column where it is known; empty for `SELECT *` and unions."""
 
@@ -82,7 +68,7 @@ def translate(sql: str, columns: ColumnKinds) -> Statement:
         StatementTimeout: it takes too long.
     """
     try:
-        return (_translated_often if len(sql) <= _CACHED_CHARS else _translated)(sql, columns)
+        return (translated_often if len(sql) <= _CACHED_CHARS else _translated)(sql, columns)
     except RecursionError:
         raise too_deep() from None
     except (SqlglotError, ValueError):
@@ -96,17 +82,11 @@ def _translated(sql: str, columns: ColumnKinds) -> Statement:
     tree = parse_one(sql)
     if meta := _meta_statement(tree):
         return meta
-    if not isinstance(tree, exp.Query | exp.Insert | exp.Update | exp.Delete | exp.Create | exp.Drop | exp.Alter) and (
-        not isinstance(tree, exp.TruncateTable)
-    ):
-        named = isinstance(
-            tree, exp.Command | exp.Describe | exp.Pragma | exp.Attach | exp.Detach | exp.Kill | exp.Analyze
-        )
-        raise unsupported(sql.split(maxsplit=1)[0].upper()) if named else syntax_error(sql)
+    if not isinstance(tree, _RUN):
+        raise unsupported(sql.split(maxsplit=1)[0].upper()) if isinstance(tree, _LEFT_OUT) else syntax_error(sql)
     tree = unparenthesised(tree)
     if type(tree) is exp.Select and (group := tree.args.get("group")) and group.args.get("rollup"):
-        tree = rolled_up(tree)
-    assign_in_order(tree, columns)
+        raise unsupported("WITH ROLLUP")
     nodes = list(tree.walk())  # once: walking costs more than anything else that is done here
     for node in nodes:
         if isinstance(node, exp.SetOperation):
@@ -140,7 +120,7 @@ def _translated(sql: str, columns: ColumnKinds) -> Statement:
 
 
 def _drop_dual(nodes: list[exp.Expr]) -> None:
-    """FROM DUAL says that there is no table."""
+    """Remove FROM DUAL, which names no table, in place."""
     for source in (node for node in nodes if isinstance(node, exp.From)):
         table, query = source.this, source.parent
         named = isinstance(table, exp.Table) and table.name.lower() == "dual" and not table.db
@@ -155,38 +135,35 @@ def _named_tables(tree: exp.Expr, nodes: list[exp.Expr]) -> tuple[str, ...]:
     return tuple(name for name in tables if name.lower() not in defined)
 
 
-_NAMED = (exp.Command, exp.Describe, exp.Pragma, exp.Attach, exp.Detach, exp.Kill, exp.Analyze)
+_RUN = (exp.Query, exp.Insert, exp.Update, exp.Delete, exp.Create, exp.Drop, exp.Alter, exp.TruncateTable)
+_LEFT_OUT = (exp.Command, exp.Describe, exp.Pragma, exp.Attach, exp.Detach, exp.Kill, exp.Analyze)
 """Statements of MySQL or another engine that are left out; a tree of any other type is no statement at all."""
 _SORTING = (exp.Order, exp.Group, exp.Distinct, exp.Window, exp.SetOperation, exp.Create)
-_translated_often = lru_cache(maxsize=512)(_translated)  # a group of rollouts says the same things
+translated_often = lru_cache(maxsize=512)(_translated)  # a group of rollouts says the same things
 
 
-_SHOWN: dict[str, Literal["columns", "create", "index"]] = {
-    "COLUMNS": "columns",
-    "CREATE TABLE": "create",
-    "INDEX": "index",
+_TRANSACTIONAL: dict[type[exp.Expr], Transactional] = {
+    exp.Transaction: "begin",
+    exp.Commit: "commit",
+    exp.Rollback: "rollback",
 }
-
-
+_SHOWN: dict[str, Shown] = {"COLUMNS": "columns", "CREATE TABLE": "create", "INDEX": "index"}
 _AUTOCOMMIT = re.compile(r"\bautocommit`?\s*:?=\s*'?(\w+)", re.IGNORECASE)
 
 
 def _meta_statement(tree: exp.Expr) -> Statement | None:
-    if isinstance(tree, exp.Transaction):
-        return Statement("begin")
-    if isinstance(tree, exp.Commit):
-        return Statement("commit")
-    if isinstance(tree, exp.Rollback):
-        return Statement("rollback")
+    if kind := _TRANSACTIONAL.get(type(tree)):
+        return Statement(kind)
     if isinstance(tree, exp.Set):
         wanted = _AUTOCOMMIT.search(tree.sql("mysql", unsupported_level=ErrorLevel.IGNORE))
         if wanted is None:
             return Statement("nothing")
         return Statement("autocommit off" if wanted[1].lower() in ("0", "off", "false") else "autocommit on")
-    if isinstance(tree, exp.Use) and tree.this and tree.this.name == "dbbench":
-        return Statement("nothing")
     if isinstance(tree, exp.Use):
-        raise StatementError(f"1049 (42000): Unknown database '{tree.this.name if tree.this else ''}'")
+        name = tree.this.name if tree.this else ""
+        if name != "dbbench":
+            raise StatementError(f"1049 (42000): Unknown database '{name}'")
+        return Statement("nothing")
     if isinstance(tree, exp.Describe) and isinstance(tree.this, exp.Table):
         return Statement("columns", target=tree.this.name)
     if isinstance(tree, exp.Show):

@@ -1,6 +1,6 @@
-"""Which type MySQL gives an expression, as far as the syntax tree tells: it decides how values compare and print.
+"""The type that MySQL gives an expression, as far as the syntax tree tells: it decides how values compare and print.
 
-Leaves out what needs a catalogue: a column is known by its name alone, and by none where two tables disagree.
+This module knows no catalogue: a column is known by its name alone, and unknown where two tables disagree about it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,10 @@ _MAX_SCALE = 30
 class Kind:
     name: Literal["text", "int", "decimal", "double"]
     scale: int = 0
-    """Digits after the point that are shown, at most 30 as in MySQL; of doubles 0 stands for as many as there are."""
-    held: int | None = None
-    """Digits of a decimal that a TEXT column is given, if not `scale`: a division computes nine at a time."""
+    """Digits shown after the point, at most 30 as in MySQL; 0 of a double means all that it has."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scale", min(self.scale, _MAX_SCALE))
-
-    @property
-    def stored_scale(self) -> int:
-        return self.scale if self.held is None else self.held
 
     @property
     def is_number(self) -> bool:
@@ -46,31 +40,16 @@ ColumnKinds = frozenset[tuple[str, Kind]]
 _AVG_DIGITS = 4
 """MySQL's div_precision_increment: AVG and `/` of exact numbers have four more digits."""
 _MAX_ALIAS_DEPTH = 20
-_WORD_DIGITS = 9
-"""MySQL's decimals are computed in words of nine digits."""
-_PI = Kind("double", 6)
-_FUNCTIONS = {
-    DOUBLE: "sqrt pow power exp ln log log2 log10 sin cos tan asin acos atan atan2 radians degrees rand",
-    INT: (
-        "length char_length character_length octet_length bit_length locate instr ascii strcmp find_in_set field sign "
-        "datediff year month day hour minute second quarter week weekday dayofweek dayofyear dayofmonth"
-    ),
-    TEXT: (
-        "concat concat_ws substring_index lpad rpad mid hex repeat replace space reverse upper lower ucase lcase elt "
-        "md5 sha1 sha quote format stuff date_format dayname monthname"
-    ),
-}
-_RETURNED = {name: kind for kind, names in _FUNCTIONS.items() for name in names.split()}
 _TEXT_NODES = (exp.Substring, exp.Left, exp.Right, exp.Trim, exp.Upper, exp.Lower, exp.GroupConcat)
 _VARIANCES = (exp.Stddev, exp.StddevPop, exp.StddevSamp, exp.Variance, exp.VariancePop)
 _DECIMALS = Context(prec=400)
 """Room for every double with all of MySQL's digits."""
 _MAX_WRITTEN_DIGITS = 400
-"""Before or after the point; more is no number that a column holds."""
+"""Digits before or after the point; no column holds a number with more."""
 
 
 def declared_kind(declared: str) -> Kind:
-    """The kind of a column by its declared type, e.g. `INT`, `DECIMAL(10,2)`; TEXT for everything unknown."""
+    """The kind of a column by its declared type, such as `DECIMAL(10,2)`; TEXT for every unknown type."""
     name, _, rest = declared.upper().partition("(")
     if "INT" in name or name in ("BOOL", "BOOLEAN", "YEAR"):
         return INT
@@ -86,7 +65,7 @@ _INTEGER_BITS = {"TINYINT": 8, "BOOL": 8, "BOOLEAN": 8, "SMALLINT": 16, "MEDIUMI
 
 
 def integer_range(declared: str) -> tuple[int, int] | None:
-    """The smallest and largest value of a column by its declared type; None for a column of anything but integers."""
+    """The smallest and largest value that a declared type takes; None unless it is a type of integers."""
     if declared_kind(declared) != INT:
         return None
     name = declared.upper().partition("(")[0].split()[0]
@@ -97,7 +76,7 @@ def integer_range(declared: str) -> tuple[int, int] | None:
 
 
 def as_written(value: str | float) -> Decimal | None:
-    """A number, or the number that a whole text says, exactly; None for another text, nan and infinity."""
+    """The exact value of a number or of a text that is one; None for any other text, nan and infinity."""
     try:
         found = Decimal(value.strip() if isinstance(value, str) else repr(value))
     except (InvalidOperation, ValueError):
@@ -106,7 +85,7 @@ def as_written(value: str | float) -> Decimal | None:
 
 
 def as_driver_shows(value: Any, kind: Kind | None) -> Any:
-    """A value of SQLite as MySQL's driver hands it over: decimals with their scale, doubles as float."""
+    """Convert a value of SQLite to what MySQL's driver returns: decimals with their scale, doubles as float."""
     if kind is None or isinstance(value, bool) or not isinstance(value, int | float):
         return value
     if kind.name == "double":
@@ -117,7 +96,7 @@ def as_driver_shows(value: Any, kind: Kind | None) -> Any:
 
 
 def plain(value: Any) -> str | int | float | None:
-    """A driver's value as one of the four cell types: decimals as float, dates as ISO text, bytes as text."""
+    """Convert a driver's value to a cell: decimals to int or float, dates to ISO text, bytes to text."""
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() and value.as_tuple().exponent == 0 else float(value)
     if isinstance(value, datetime.datetime):
@@ -128,7 +107,7 @@ def plain(value: Any) -> str | int | float | None:
 
 
 class KindFinder:
-    """Finds kinds within one statement, whose nodes it is given, following the aliases it defines."""
+    """Finds the kinds of the expressions in one statement, given all its nodes; it follows the aliases they define."""
 
     def __init__(self, nodes: Iterable[exp.Expr], columns: ColumnKinds) -> None:
         self._columns = dict(columns)
@@ -221,9 +200,7 @@ class KindFinder:
             case "greatest" | "least", _:
                 kinds = {self.kind(value) for value in values}
                 return DOUBLE if TEXT in kinds and len(kinds - {None}) > 1 else self._common(list(values))
-            case "pi", 0:
-                return _PI
-        return _RETURNED.get(name)
+        return None
 
     def _round(self, node: exp.Round) -> Kind | None:
         inner, digits = self.kind(node.this), node.args.get("decimals")
@@ -239,16 +216,12 @@ class KindFinder:
         left, right = self.kind(first), self.kind(second)
         if isinstance(second, exp.Interval) or left is None or right is None:
             return None
-        if isinstance(node, exp.Add | exp.Sub) and any(kind.name == "double" and kind.scale for kind in (left, right)):
-            open_ended = any(kind in (DOUBLE, TEXT) for kind in (left, right))
-            return DOUBLE if open_ended else Kind("double", max(left.scale, right.scale))
         if isinstance(node, exp.Div) or not (left.is_exact and right.is_exact):
             return _quotient(left, right)
         if left == right == INT:
             return INT
-        scale, held = (left.scale, right.scale), (left.stored_scale, right.stored_scale)
         joined = sum if isinstance(node, exp.Mul) else max
-        return Kind("decimal", joined(scale), None if scale == held else min(joined(held), _MAX_SCALE))
+        return Kind("decimal", joined((left.scale, right.scale)))
 
     def _common(self, nodes: list[exp.Expr | None]) -> Kind | None:
         return _common_kind([self.kind(node) for node in nodes if node is not None and not isinstance(node, exp.Null)])
@@ -274,16 +247,12 @@ def _as_number(inner: Kind | None) -> Kind | None:
 
 
 def _quotient(left: Kind | None, right: Kind) -> Kind | None:
-    """The kind of `/`, and of AVG. Source: `do_div_mod` in MySQL's strings/decimal.cc."""
+    """The kind of a division, and of AVG."""
     if left is None:
         return None
     if not (left.is_exact and right.is_exact):
         return DOUBLE
-    held = [kind.stored_scale for kind in (left, right)]
-    words = [-(-digits // _WORD_DIGITS) * _WORD_DIGITS for digits in held]
-    more = max(_AVG_DIGITS - (sum(words) - sum(held)), 0)
-    whole_words = -(-(sum(words) + more) // _WORD_DIGITS) * _WORD_DIGITS
-    return Kind("decimal", left.scale + _AVG_DIGITS, min(whole_words, _MAX_SCALE))
+    return Kind("decimal", left.scale + _AVG_DIGITS)
 
 
 def _cast_kind(node: exp.Cast) -> Kind | None:

@@ -1,7 +1,7 @@
-"""Which statements would blow up inside SQLite's planner, where no clock is looked at; they are refused by their tree.
+"""Refuses statements that would blow up inside SQLite's planner, which checks no clock; the tree shows which they are.
 
-Both blow-ups double at each step of a chain: a CTE that is used twice by the next, an expression that a subquery
-returns and the query around it uses twice. MySQL refuses joins of more than 61 tables.
+Both blow-ups double at each step of a chain: a CTE that the next one uses twice, and an expression of a sub-query that
+the query around it uses twice. MySQL refuses joins of more than 61 tables.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from sqlglot import exp
 from dbbench_adapter.backends.clock import check
 
 MAX_TABLES = 200
-"""Tables of one statement, each use of a CTE counted with what is in it."""
+"""Most tables in one statement; each use of a CTE counts with the tables inside it."""
 MAX_EXPANSION = 20_000
-"""How often the innermost column of one expression may appear once all subqueries are written out."""
+"""How often one expression may contain its innermost column once all sub-queries are written out."""
 
 
 def blows_up(tree: exp.Expr) -> bool:
@@ -37,7 +37,7 @@ class _Sizes:
         self._widths: dict[int, int] = {}
 
     def tables(self, node: exp.Expr) -> int:
-        """The tables below a node; a CTE that uses itself counts once there."""
+        """The number of tables below a node; inside itself a recursive CTE counts once."""
         if id(node) not in self._tables:
             check()
             self._tables[id(node)] = 1

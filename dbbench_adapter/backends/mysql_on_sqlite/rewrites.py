@@ -1,7 +1,7 @@
 """Changes to a statement's tree after which SQLite gives MySQL's result.
 
 Text compared with numbers, collation of computed text, UPDATE and DELETE with JOIN or LIMIT, dates, GROUP_CONCAT,
-ANY and ALL, HAVING without groups. WITH ROLLUP is `mysql_rollup`.
+ANY and ALL, HAVING without groups. It leaves out WITH ROLLUP, outer joins in UPDATE, and several target tables.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dbbench_adapter.backends.clock import check
 from dbbench_adapter.backends.group_order import order_groups
 from dbbench_adapter.backends.mysql_on_sqlite.collation import COLLATING, collate_computed
 from dbbench_adapter.backends.mysql_on_sqlite.kinds import TEXT, KindFinder
-from dbbench_adapter.backends.mysql_on_sqlite.stored import JOINING, join_as_text, store
+from dbbench_adapter.backends.mysql_on_sqlite.stored import join_with_digits, store
 from dbbench_adapter.backends.mysql_on_sqlite.syntax import COLLATION, StatementError, syntax_error, unsupported
 
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ)
 
 
 def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: KindFinder) -> exp.Expr:
-    """The tree as SQLite is to have it; its nodes are changed in place.
+    """Change the tree for SQLite, mostly in place, and return its root.
 
     Raises:
-        StatementError: something that this translation leaves out.
+        StatementError: the translation leaves out something in it.
     """
     assignments = {id(item) for item in tree.expressions} if isinstance(tree, exp.Update) else set()
     for node in nodes:
@@ -45,13 +45,15 @@ def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: KindFinder) -> exp.
             _having_as_where(node)
         elif isinstance(node, exp.Parameter | exp.SessionParameter):
             raise unsupported("user and system variables")
+        elif isinstance(node, exp.BitwiseAndAgg | exp.BitwiseOrAgg | exp.BitwiseXorAgg):
+            raise unsupported("BIT_AND, BIT_OR and BIT_XOR over rows")
         elif isinstance(node, exp.Placeholder):
             raise syntax_error("?")
     for node in nodes:
         if isinstance(node, COLLATING):
             collate_computed(node, finder)
-        if isinstance(node, JOINING):
-            join_as_text(node, finder)
+        if isinstance(node, exp.Anonymous):
+            join_with_digits(node, finder)
         if isinstance(node, _COMPARISONS) and isinstance(node.expression, exp.Any | exp.All):
             node.replace(_quantified(node))
         elif isinstance(node, exp.GroupConcat):
@@ -77,7 +79,7 @@ def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: KindFinder) -> exp.
 
 
 def _having_as_where(select: exp.Select) -> None:
-    """MySQL lets HAVING filter rows where nothing is grouped; SQLite's WHERE sees the aliases that it may name."""
+    """Move a HAVING without groups into WHERE, which in SQLite also knows the aliases of the select list."""
     having = select.args["having"]
     if any(item.find(exp.AggFunc) for item in [*select.expressions, having]):
         return
@@ -87,7 +89,7 @@ def _having_as_where(select: exp.Select) -> None:
 
 
 def _quantified(node: exp.Binary) -> exp.Expr:
-    """x > ANY (SELECT y ...) is EXISTS of a y that fits, x > ALL (...) that there is none that does not."""
+    """Turn `x > ANY (SELECT y ...)` into EXISTS a y that fits, `x > ALL (...)` into NOT EXISTS one that does not."""
     query = node.expression.this.unnest()
     if not isinstance(query, exp.Select) or len(query.selects) != 1:
         raise unsupported("ANY or ALL of this")
@@ -100,7 +102,7 @@ def _quantified(node: exp.Binary) -> exp.Expr:
 
 
 def _drop_index_prefixes(tree: exp.Create) -> None:
-    """CREATE INDEX ... (a(10)) indexes the first ten characters; here all of them."""
+    """CREATE INDEX ... (a(10)) indexes the first ten characters in MySQL, and here the whole text."""
     if tree.kind == "INDEX":
         for call in list(tree.find_all(exp.Anonymous)):
             call.replace(exp.column(call.name))
@@ -115,7 +117,7 @@ def _collate_column(column: exp.ColumnDef) -> None:
 
 
 def _default_is_null(tree: exp.Insert) -> None:
-    """The tables of tasks declare no defaults."""
+    """Replace DEFAULT by NULL, since the tables of tasks declare no defaults."""
     if isinstance(tree.expression, exp.Values):
         for row in tree.expression.expressions:
             for cell in row.expressions:
@@ -124,7 +126,7 @@ def _default_is_null(tree: exp.Insert) -> None:
 
 
 def _sqlite_alter(tree: exp.Alter) -> exp.Expr:
-    """CHANGE old new TYPE renames, and keeps the type where MySQL would change it too."""
+    """Turn CHANGE old new TYPE into a renaming; unlike in MySQL the column keeps its type."""
     actions = tree.args.get("actions") or []
     if len(actions) == 1 and isinstance(actions[0], exp.ModifyColumn):
         old, new = actions[0].args.get("rename_from"), actions[0].this
@@ -135,7 +137,7 @@ def _sqlite_alter(tree: exp.Alter) -> exp.Expr:
 
 
 def _align(node: exp.Expr, sides: tuple[str, ...], finder: KindFinder) -> None:
-    """Compare as MySQL does: as numbers when one side is a number, else as text that ignores case and accents."""
+    """Make a comparison numeric where one side is a number, else one of texts without regard to case and accents."""
     kinds = [finder.kind(node.args[side]) for side in sides]
     if any(kind is not None and kind.is_number for kind in kinds):
         for side, kind in zip(sides, kinds, strict=True):
@@ -146,31 +148,26 @@ def _align(node: exp.Expr, sides: tuple[str, ...], finder: KindFinder) -> None:
 
 
 def _align_in(node: exp.In, finder: KindFinder) -> None:
-    items = node.expressions
+    """Do the same for IN; over a sub-query the types of its rows stay open."""
     if isinstance(node.this, exp.Tuple):
         return
-    if not items:
-        left = finder.kind(node.this)
-        if not isinstance(node.this, exp.Column | exp.Collate | exp.Cast) and not (left is not None and left.is_number):
-            node.set("this", exp.Collate(this=exp.paren(node.this), expression=exp.Var(this=COLLATION)))
-        return
-    kinds = [finder.kind(item) for item in items]
-    left = finder.kind(node.this)
-    if all(kind is not None and kind.is_number for kind in kinds) and not (left is not None and left.is_number):
+    left, kinds = finder.kind(node.this), [finder.kind(item) for item in node.expressions]
+    is_number = left is not None and left.is_number
+    if kinds and not is_number and all(kind is not None and kind.is_number for kind in kinds):
         node.set("this", exp.cast(node.this, "double"))
-    elif not isinstance(node.this, exp.Column | exp.Collate | exp.Cast):
+    elif not isinstance(node.this, exp.Column | exp.Collate | exp.Cast) and (kinds or not is_number):
         node.set("this", exp.Collate(this=exp.paren(node.this), expression=exp.Var(this=COLLATION)))
 
 
 def _align_case(node: exp.Case, finder: KindFinder) -> None:
-    """CASE x WHEN 1: a text x counts as the number it begins with, if all are numbers that it is compared with."""
+    """In CASE x WHEN 1 ... over numbers alone, a text x counts as the number that it begins with."""
     kinds = [finder.kind(branch.this) for branch in node.args["ifs"]]
     if finder.kind(node.this) == TEXT and all(kind is not None and kind.is_number for kind in kinds):
         node.set("this", exp.cast(node.this, "double"))
 
 
 def _group_concat(node: exp.GroupConcat) -> exp.Expr:
-    """`mysql_group_concat(distinct, separator, directions, value, sort keys...)`: SQLite sorts no aggregate itself."""
+    """Turn GROUP_CONCAT into our `mysql_group_concat(distinct, separator, directions, value, sort keys...)`."""
     value, order = node.this, None
     if isinstance(value, exp.Order):
         value, order = value.this, value.expressions
@@ -191,13 +188,16 @@ def _group_concat(node: exp.GroupConcat) -> exp.Expr:
 
 
 def _sqlite_update(tree: exp.Update) -> exp.Expr:
-    target = tree.this
+    target, assigned = tree.this, set[str]()
     for item in tree.expressions:
         column = item.this
         if not isinstance(item, exp.EQ) or not isinstance(column, exp.Column):
             raise syntax_error(item.sql("mysql"))
         if column.table and column.table.lower() != target.alias_or_name.lower():
             raise unsupported("UPDATE of a table that is not named first")
+        if assigned & {read.name.lower() for read in item.expression.find_all(exp.Column)}:  # MySQL reads the new value
+            raise unsupported("an assignment that reads a column assigned before it; use two statements")
+        assigned.add(column.name.lower())
         column.set("table", None)
     joins = target.args.get("joins") or []
     if joins:
@@ -208,7 +208,7 @@ def _sqlite_update(tree: exp.Update) -> exp.Expr:
 
 
 def _join_update(tree: exp.Update, joins: list[exp.Join]) -> None:
-    """MySQL's UPDATE a JOIN b ON c SET ... WHERE w is SQLite's UPDATE a SET ... FROM b WHERE c AND w."""
+    """Turn UPDATE a JOIN b ON c SET ... WHERE w into SQLite's UPDATE a SET ... FROM b WHERE c AND w."""
     if any(join.side or join.args.get("using") for join in joins):
         raise unsupported("UPDATE with an outer join or USING")
     tree.this.set("joins", None)

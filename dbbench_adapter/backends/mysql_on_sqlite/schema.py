@@ -1,8 +1,8 @@
-"""What CREATE and ALTER may say here: columns of stored values, keys, and nothing that computes beside simple CHECKs.
+"""What CREATE and ALTER may define: stored columns, keys, and CHECKs that only compare.
 
-SQLite evaluates what a schema holds whenever a table is read or changed, the judge's reads included, and asks nobody
-then which functions it may call. So a definition is made of the nodes that are listed here; generated columns, indexes
-on expressions and defaults that are no constants are left out.
+SQLite evaluates a schema whenever a table is read or changed, also for the judge, and does not ask the authorizer then.
+So a definition may hold only the nodes listed here; generated columns, indexes on expressions and defaults that are no
+constants are refused.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _CHECKED = (
 
 
 def refuse_definitions(tree: exp.Create | exp.Alter) -> None:
-    """Refuse a definition that holds anything else; the query of CREATE TABLE ... AS is not looked at.
+    """Refuse a definition with any other node; the query of CREATE TABLE ... AS is not checked.
 
     Raises:
-        StatementError: names what is left out.
+        StatementError: the message names what is left out.
     """
     query = tree.args.get("expression") if isinstance(tree, exp.Create) else None
     for node in tree.walk(prune=lambda node: node is query or isinstance(node, _WITH_VALUES)):
@@ -62,7 +62,7 @@ _WITH_VALUES = (
 
 
 def _is_constant(value: exp.Expr) -> bool:
-    """A constant, also a negative one, in parentheses or with a collation; or the time of a change."""
+    """Whether it is a constant, perhaps negative, in parentheses or with a collation, or the time of a change."""
     value = value.unnest()
     if isinstance(value, exp.Neg | exp.Collate):
         return isinstance(value.this.unnest(), _CONSTANTS)
@@ -70,7 +70,7 @@ def _is_constant(value: exp.Expr) -> bool:
 
 
 def _is_prefix(call: exp.Expr) -> bool:
-    """The `a(10)` of CREATE INDEX i ON t (a(10))."""
+    """Whether it is like the `a(10)` of CREATE INDEX i ON t (a(10))."""
     return isinstance(call, exp.Anonymous) and all(
         isinstance(length, exp.Literal) and length.is_int for length in call.expressions
     )

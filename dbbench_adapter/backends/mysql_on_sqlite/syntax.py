@@ -1,6 +1,6 @@
 """Reading MySQL and printing SQLite with sqlglot: the two dialects, and errors in the words of MySQL's driver.
 
-Leaves out what a statement means (`mysql_rewrites`) and what MySQL would refuse although it parses (`mysql_checks`).
+This module leaves out what a statement means (`rewrites`) and what parses although MySQL refuses it (`checks`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from sqlglot.tokenizer_core import TokenType
 
 from dbbench_adapter.backends.clock import check
 from dbbench_adapter.backends.mysql_on_sqlite.functions import FUNCTIONS
-from dbbench_adapter.backends.statements import lexemes
+from dbbench_adapter.backends.statements import tokens
 
 COLLATION = "mysql_ci"
 MAX_SQL_CHARS = 20_000
-"""Takes 0.7 s to parse and print at worst (measured)."""
+"""A longer statement is refused; this many characters take at most 0.7 s to parse and print (measured)."""
 _REPLACE = re.compile(r"\s*REPLACE\s+(?:INTO\s+)?", re.IGNORECASE)
 _RENAME = re.compile(r"\s*RENAME\s+TABLE\s+(`[^`]+`|\w+)\s+TO\s+(`[^`]+`|\w+)\s*+;?\s*+", re.IGNORECASE)
 _OTHERS = (
@@ -30,17 +30,17 @@ _OTHERS = (
     "prepare purge rename repair replace reset revoke savepoint release set show shutdown start unlock vacuum pragma xa"
 )
 _COMMANDS = frozenset(_OTHERS.split())
-"""What MySQL knows, or another engine, and sqlglot only passes on; other first words are no statement at all."""
+"""First words of statements that MySQL or another engine knows and sqlglot does not parse; any other is an error."""
 PARSER_ERRORS = (SqlglotError, ValueError, AttributeError, TypeError, LookupError)
-"""What sqlglot raises over a text: the last three come from rules that take a part for granted."""
+"""What sqlglot raises over a text; the last three come from rules that expect a part which is not there."""
 _COMMA_FROM = re.compile(r",\s*FROM\b", re.IGNORECASE)
 
-# An agent's odd statement is its own affair: it gets the error as its result, the log of the run does not.
+# The agent gets the error of an odd statement as its result; the log of the run does not need it.
 logging.getLogger("sqlglot").setLevel(logging.ERROR)
 
 
 class StatementError(Exception):
-    """A statement that MySQL would refuse, or that is left out here; the text reads like the driver's."""
+    """MySQL refuses the statement, or the translation leaves it out; the text reads like the driver's."""
 
 
 def syntax_error(near: str) -> StatementError:
@@ -59,9 +59,9 @@ def unsupported(what: str) -> StatementError:
 
 
 class _AgentMySQL(MySQL):
-    """MySQL, but functions that we register keep their names instead of becoming sqlglot's own nodes.
+    """MySQL, in which functions that we register keep their names instead of becoming sqlglot's own nodes.
 
-    Going back over tokens takes sqlglot exponential time on some texts, so it looks at the deadline when it does.
+    On some texts sqlglot goes back over tokens for exponential time, so the deadline is checked when it does.
     """
 
     class Parser(MySQL.Parser):
@@ -112,7 +112,7 @@ def _on_conflict_sql(generator: SQLite.Generator, node: exp.OnConflict) -> str:
 
 
 def _trim_sql(generator: SQLite.Generator, node: exp.Trim) -> str:
-    """MySQL takes off a whole text, SQLite every character of a set."""
+    """MySQL removes a whole text, SQLite every character of a set."""
     end = {"LEADING": "L", "TRAILING": "R"}.get(node.text("position").upper(), "")
     piece = node.expression
     return generator.func(f"{end}TRIM_PIECE" if piece else f"{end}TRIM", node.this, piece)
@@ -127,7 +127,7 @@ def _shift(sign: str) -> Callable[[SQLite.Generator, exp.Expr], str]:
 
 
 class Sqlite(SQLite):
-    """SQLite with names between backquotes: SQLite takes an unknown name between double quotes for a text."""
+    """SQLite with names between backquotes, since it reads an unknown name between double quotes as a text."""
 
     class Tokenizer(SQLite.Tokenizer):
         IDENTIFIERS = ["`"]  # noqa: RUF012
@@ -140,9 +140,6 @@ class Sqlite(SQLite):
             exp.DateAdd: _shift("+"),
             exp.DateSub: _shift("-"),
             exp.Extract: lambda self, node: self.func("date_part", exp.Literal.string(node.name), node.expression),
-            exp.BitwiseAndAgg: lambda self, node: self.func("bit_and", node.this),
-            exp.BitwiseOrAgg: lambda self, node: self.func("bit_or", node.this),
-            exp.BitwiseXorAgg: lambda self, node: self.func("bit_xor", node.this),
             exp.BitwiseXor: lambda self, node: self.func("bitwise_xor", node.this, node.expression),
             exp.Left: lambda self, node: self.func("left_of", node.this, node.expression),
             exp.Right: lambda self, node: self.func("right_of", node.this, node.expression),
@@ -169,16 +166,22 @@ class Sqlite(SQLite):
 
 
 def parse(sql: str) -> list[exp.Expr | None]:
-    """The trees of a MySQL text, within the thread's `time_limit`.
+    """Parse a MySQL text into its trees, within the thread's `time_limit`.
 
     Raises:
-        RecursionError, one of `PARSER_ERRORS`: it does not parse.
+        RecursionError: it is nested too deeply.
+        PARSER_ERRORS: one of these where it does not parse.
         StatementTimeout: it takes too long.
     """
     return sqlglot.parse(sql, read=_AgentMySQL)
 
 
 def parse_one(sql: str) -> exp.Expr:
+    """Parse exactly one statement.
+
+    Raises:
+        StatementError: it is too long, empty, more than one or does not parse.
+    """
     if len(sql) > MAX_SQL_CHARS:
         raise StatementError(f"1153 (08S01): Got a packet of {len(sql)} characters, at most {MAX_SQL_CHARS} are taken")
     renamed = _RENAME.fullmatch(sql)
@@ -187,7 +190,7 @@ def parse_one(sql: str) -> exp.Expr:
         sql = f"ALTER TABLE {renamed[1]} RENAME TO {renamed[2]}"
     elif replacing:  # sqlglot does not read it
         sql = f"INSERT INTO {sql[replacing.end() :]}"
-    elif _COMMA_FROM.search(sql) and _COMMA_FROM.search("".join(part if code else " " for part, code in lexemes(sql))):
+    elif _COMMA_FROM.search(sql) and _COMMA_FROM.search(_bare_code(sql)):
         raise syntax_error(_COMMA_FROM.split(sql, maxsplit=1)[1])
     try:
         trees = [tree for tree in parse(sql) if tree is not None]
@@ -197,7 +200,7 @@ def parse_one(sql: str) -> exp.Expr:
     except RecursionError:
         raise too_deep() from None
     except PARSER_ERRORS:
-        raise syntax_error(_unclosed(sql)) from None
+        raise syntax_error(sql) from None
     if not trees:
         raise StatementError("1065 (42000): Query was empty")
     if len(trees) > 1:
@@ -209,17 +212,14 @@ def parse_one(sql: str) -> exp.Expr:
     return trees[0]
 
 
-def _unclosed(sql: str) -> str:
-    """From the quote or comment on that ends nowhere; the whole text where there is none."""
-    parts = list(lexemes(sql))
-    last, is_code = parts[-1] if parts else ("", True)
-    return sql if is_code or not last.strip() else last
+def _bare_code(sql: str) -> str:
+    return "".join(token.text if token.kind in ("word", "sign") else " " for token in tokens(sql))
 
 
 def unparenthesised(tree: exp.Expr) -> exp.Expr:
-    """A query without the parentheses around it, which SQLite does not read.
+    """Remove the parentheses around a query, which SQLite does not read.
 
-    Where they keep an ORDER BY, a LIMIT or a union apart, what is inside becomes a derived table.
+    Where they set an ORDER BY, a LIMIT or a union apart, what they contain becomes a derived table.
     """
     if isinstance(tree, exp.Subquery) and not tree.alias:
         inner = unparenthesised(tree.this)
@@ -233,7 +233,7 @@ def unparenthesised(tree: exp.Expr) -> exp.Expr:
 
 
 def unparenthesise_operands(union: exp.SetOperation) -> None:
-    """`unparenthesised` of both operands of a union, in place."""
+    """Do to both operands of a union what `unparenthesised` does to a query, in place."""
     for side in ("this", "expression"):
         operand = union.args[side]
         if isinstance(operand, exp.Subquery):

@@ -1,17 +1,17 @@
-"""Episodes on SQLite in memory: the embedded default, a database of its own per episode, MySQL's dialect and manners.
+"""Episodes on SQLite in memory, the default: each has a database of its own and sees MySQL's dialect and behaviour.
 
-The sandbox: one statement per call, printed from a parsed tree; an authorizer that knows this database's tables and
-MySQL's functions, and no files, pragmas, triggers, views or virtual tables; a deadline that parser, functions,
-collation, progress handler and an interrupting watchdog all look at; limits on length, depth, expansion, sorts,
-pages, rows, columns, values and results (`sqlite_sandbox`, `mysql_limits`, `functions`), and on how far memory grows.
-Definitions hold no computation (`mysql_schema`), and what a judge reads is limited too.
-It does not guard against: a sort of long texts, which may go on for a second after its time; a fault in SQLite or in
-the `regex` package, which run in the process of the caller; many databases that fill up at once (`MAX_PAGES` each);
-memory that a statement takes within the first 2,000 operations; memory at all where there is no /proc.
+The sandbox: one statement per call, printed from a parsed tree. An authorizer knows this database's tables and MySQL's
+functions, and allows no files, pragmas, triggers, views or virtual tables. Parser, functions, collation, progress
+handler and a watchdog check one deadline. Length, depth, expansion, sorts, pages, rows, columns, values, results and
+the growth of memory are limited (`sandbox`, `mysql_on_sqlite.limits`, `functions`). Definitions hold no computation
+(`mysql_on_sqlite.schema`), and what a judge reads is limited too.
+It does not guard against: a sort of long texts, which may run for a second after its time; a fault in SQLite or in the
+`regex` package, which run in the process of the caller; many databases that fill up at once (`MAX_PAGES` each); memory
+that a statement takes within the first 2,000 operations; memory at all where there is no /proc.
 
-Not refused as in MySQL's strict mode, which typed tables have: dates that are none; texts that are no numbers where a
-change computes with them (1292); division by zero in a change (1365). Where MySQL leaves a choice, SQLite's is its own:
-which of `Plum` and `plum` stands for both in a union, or in a group beside one MIN or MAX.
+Unlike MySQL's strict mode, which typed tables have, it does not refuse: impossible dates; texts that are no numbers
+where a change computes with them (1292); division by zero in a change (1365). Where MySQL leaves a choice, SQLite makes
+its own: which of `Plum` and `plum` stands for both in a union, or in a group beside one MIN or MAX.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from decimal import ROUND_HALF_EVEN, ROUND_HALF_UP
-from types import TracebackType
 from typing import Any
 
 from dbbench_adapter.backends.base import (
@@ -32,16 +31,19 @@ from dbbench_adapter.backends.base import (
     MAX_ROWS,
     STATEMENT_TIMEOUT_S,
     UNREADABLE,
+    Backend,
+    Database,
     Result,
     TableError,
     TableState,
     check_tables,
     hash_rows,
     join_hashes,
+    quoted,
 )
 from dbbench_adapter.backends.clock import StatementTimeout, check, expired, time_limit
 from dbbench_adapter.backends.mysql_on_sqlite.dialect import Statement, translate
-from dbbench_adapter.backends.mysql_on_sqlite.functions import text_of
+from dbbench_adapter.backends.mysql_on_sqlite.functions.values import text_of
 from dbbench_adapter.backends.mysql_on_sqlite.kinds import (
     INT,
     TEXT,
@@ -53,7 +55,7 @@ from dbbench_adapter.backends.mysql_on_sqlite.kinds import (
     integer_range,
 )
 from dbbench_adapter.backends.mysql_on_sqlite.syntax import COLLATION, StatementError
-from dbbench_adapter.backends.sqlite.catalogue import column_names, make_views, no_table, quoted, shown, table_names
+from dbbench_adapter.backends.sqlite.catalogue import catalogue_answer, column_names, make_views, no_table, table_names
 from dbbench_adapter.backends.sqlite.sandbox import (
     MAX_SORT_GROWTH_BYTES,
     MAX_SORT_OPCODES,
@@ -67,14 +69,14 @@ from dbbench_adapter.backends.sqlite.sandbox import (
 from dbbench_adapter.datatypes import Cell, Rows, Table
 
 MAX_JUDGED_BYTES = 64 * 1024**2
-"""What a judge reads takes no more in Python; the default of an added column is not stored with each row."""
+"""Most memory in Python that a judge's reading takes; SQLite does not store the default of an added column per row."""
 JUDGE_TIMEOUT_S = 10.0
 _UNREADABLE = (sqlite3.Error, OverflowError, StatementTimeout, MemoryError)
-"""What keeps a judge from reading a table is the doing of who changed it."""
+"""Errors that keep a judge from reading a table; the agent that changed the table caused them."""
 
 
-class SqliteBackend:
-    """Makes SQLite databases in memory; nothing outlives it."""
+class SqliteBackend(Backend):
+    """Makes SQLite databases in memory; none of them outlives it."""
 
     def __init__(self) -> None:
         self._live: weakref.WeakSet[SqliteDatabase] = weakref.WeakSet()
@@ -95,14 +97,8 @@ class SqliteBackend:
     def close(self) -> None:
         self._watchdog.stop()
 
-    def __enter__(self) -> SqliteBackend:
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-
-class SqliteDatabase:
+class SqliteDatabase(Database):
     """The database of one episode; see `Database` for what its methods promise."""
 
     def __init__(self, tables: Sequence[Table], watchdog: Watchdog, *, typed: bool, statement_timeout_s: float) -> None:
@@ -170,14 +166,8 @@ class SqliteDatabase:
         self.closed = True
         self._connection.close()
 
-    def __enter__(self) -> SqliteDatabase:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
     def _dispatch(self, statement: Statement) -> Result:
-        if (answer := shown(statement, self._read)) is not None:
+        if (answer := catalogue_answer(statement, self._read)) is not None:
             return answer
         if statement.kind in ("begin", "commit", "rollback", "nothing", "autocommit on", "autocommit off"):
             self._transaction(statement.kind)
@@ -200,7 +190,7 @@ class SqliteDatabase:
         return _fetched(cursor, statement)
 
     def _kinds_now(self) -> ColumnKinds:
-        """The kinds after tables or columns have changed: as the task declares them, else as SQLite does."""
+        """The kinds after tables or columns changed: as the task declares a column, else as SQLite does."""
         kinds = []
         for table in table_names(self._read):
             for column, declared in self._read("SELECT name, type FROM pragma_table_info(?)", table):
@@ -211,7 +201,7 @@ class SqliteDatabase:
         return _by_name(kinds)
 
     def _refuse_other_case(self, statement: Statement) -> None:
-        """Names of tables heed case in MySQL on Linux, and in SQLite they do not."""
+        """Refuse the name of a table in another case, as MySQL does on Linux; SQLite ignores case."""
         unsure = [name for name in statement.tables if name not in self._names]
         if unsure:
             self._names = set(table_names(self._read))
@@ -229,7 +219,7 @@ class SqliteDatabase:
             self._connection.execute("BEGIN")
 
     def _drop_rounding(self, table: str) -> None:
-        """SQLite refuses to alter columns that a trigger names; an altered table does without the rounding."""
+        """Drop the rounding triggers of a table that is altered: SQLite does not alter columns that a trigger names."""
         self._trusted = True
         try:
             for event in ("INSERT", "UPDATE"):
@@ -239,7 +229,7 @@ class SqliteDatabase:
 
     @contextmanager
     def _judging(self) -> Iterator[None]:
-        """What the judge reads, it reads with the episode's rights and within limits; a neighbour's memory is not one.
+        """Let a judge read with the episode's rights and within limits; a neighbour's memory is not among them.
 
         Raises:
             sqlite3.ProgrammingError: the database has been closed.
@@ -261,7 +251,7 @@ class SqliteDatabase:
         return [",".join(text_of(cell) for cell in row if cell is not None) for row in rows]
 
     def _stored(self, table: str, columns: Sequence[str]) -> Rows:
-        """Raises: one of `_UNREADABLE`."""
+        """The rows of these columns. Raises: one of `_UNREADABLE`."""
         rows = []
         for row in self._connection.execute(f"SELECT {', '.join(map(quoted, columns))} FROM main.{quoted(table)}"):
             check()
@@ -296,7 +286,7 @@ def _declared_kinds(tables: Sequence[Table], *, typed: bool) -> dict[tuple[str, 
 
 
 def _by_name(kinds: Iterable[tuple[str, Kind | None]]) -> ColumnKinds:
-    """The kinds of columns by lower-case name, without names on which tables disagree."""
+    """The kinds of columns by lower-case name, without the names on which tables disagree."""
     found: dict[str, set[Kind | None]] = {}
     for name, kind in kinds:
         found.setdefault(name.lower(), set()).add(kind)
@@ -328,8 +318,8 @@ def _make_table(connection: sqlite3.Connection, table: Table, *, typed: bool) ->
 
 
 def _in_range(cell: Cell, limits: tuple[int, int] | None) -> Cell:
-    """A cell as MySQL puts it into a column of whole numbers, if it is one: rounded, halves of floats to the even
-    number and of texts away from zero, and refused outside its range."""
+    """Round a cell as MySQL does for a column of whole numbers: halves of floats to the even number, halves of texts
+    away from zero. Without limits it is not such a column. Raises: ValueError: the column does not take the cell."""
     if cell is None or limits is None or (type(cell) is int and limits[0] <= cell <= limits[1]):
         return cell
     written = as_written(cell)
@@ -350,7 +340,7 @@ def _column_sql(name: str, kind: str, limits: tuple[int, int] | None) -> str:
 
 
 def _round_integers(connection: sqlite3.Connection, table: str, columns: list[str]) -> None:
-    """MySQL rounds decimals into INT columns; SQLite would keep them, so triggers round after each change."""
+    """Add triggers that round after each change: MySQL rounds decimals in INT columns, SQLite keeps them."""
     sets = ", ".join(f"{quoted(c)} = CAST(ROUND({quoted(c)}) AS INTEGER)" for c in columns)
     needed = " OR ".join(f"typeof(new.{quoted(c)}) = 'real'" for c in columns)
     for event in ("INSERT", "UPDATE"):
@@ -428,7 +418,7 @@ _DRIVER_TEXTS = (
 
 
 def _driver_text(error: Exception, sql: str) -> str:
-    """SQLite's complaint in the words of MySQL's driver, so that an agent reads the same on either backend."""
+    """SQLite's error in the words of MySQL's driver, so that an agent reads the same on either backend."""
     if _DROP.match(sql) and (match := re.fullmatch(r"no such table: (?:main\.)?(.*)", str(error))):
         return f"1051 (42S02): Unknown table 'dbbench.{match[1]}'"
     if isinstance(error, UnicodeError):

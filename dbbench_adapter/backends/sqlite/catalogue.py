@@ -1,17 +1,17 @@
-"""SHOW, DESCRIBE and information_schema over an SQLite database, as far as agents look there."""
+"""Answers to SHOW, DESCRIBE and information_schema over an SQLite database, as far as agents use them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from dbbench_adapter.backends.base import Result
+from dbbench_adapter.backends.base import Result, quoted
 from dbbench_adapter.backends.mysql_on_sqlite.dialect import CATALOGUE, Statement
-from dbbench_adapter.backends.mysql_on_sqlite.functions import like_exactly
+from dbbench_adapter.backends.mysql_on_sqlite.functions.patterns import like_exactly
 from dbbench_adapter.backends.mysql_on_sqlite.syntax import COLLATION, StatementError
 
 Read = Callable[..., list[tuple[Any, ...]]]
-"""Runs one statement with all rights and gives its rows."""
+"""A function that runs one statement with all rights and returns its rows."""
 
 _SCHEMATA = ("dbbench", "information_schema")
 _VIEWS = {
@@ -24,7 +24,7 @@ _VIEWS = {
 }
 _COUNTS = frozenset(["ORDINAL_POSITION", "TABLE_ROWS"])
 _EXACT = frozenset(["TABLE_SCHEMA", "TABLE_NAME", "SCHEMA_NAME"])
-"""Names of files in MySQL, which mind case there on Linux."""
+"""Columns with names of files in MySQL, which are compared with their case on Linux."""
 
 
 def no_table(name: str) -> StatementError:
@@ -32,22 +32,22 @@ def no_table(name: str) -> StatementError:
 
 
 def table_names(read: Read) -> list[str]:
-    """But for those of SQLite itself, whose prefix no other table can have; LIKE and `=` would fold accents."""
+    """The names of all tables but SQLite's own; LIKE and `=` are not used since they would fold accents."""
     rows = read("SELECT name FROM main.sqlite_master WHERE type = 'table'")
     return sorted(name for (name,) in rows if not name.startswith("sqlite_"))
 
 
 def column_names(table: str, read: Read) -> tuple[str, ...] | None:
-    """The columns of a table that is not temporary; None where it has one that is not stored."""
+    """The columns of a table that is not temporary; None where one of them is not stored."""
     columns = read("SELECT name, hidden FROM pragma_table_xinfo(?, 'main')", table)
     return None if any(hidden for _, hidden in columns) else tuple(name for name, _ in columns)
 
 
-def shown(statement: Statement, read: Read) -> Result | None:
+def catalogue_answer(statement: Statement, read: Read) -> Result | None:
     """The answer to a SHOW or DESCRIBE; None for every other statement.
 
     Raises:
-        StatementError: there is no such table.
+        StatementError: the table does not exist.
     """
     match statement.kind:
         case "databases":
@@ -72,7 +72,7 @@ def shown(statement: Statement, read: Read) -> Result | None:
 
 
 def make_views(read: Read) -> None:
-    """Make the views of `CATALOGUE` anew, as temporary tables."""
+    """Make the views of `CATALOGUE` again, as temporary tables."""
     rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in _VIEWS}
     rows["catalogue schemata"] = [("def", schema) for schema in _SCHEMATA]
     for table in table_names(read):
@@ -91,10 +91,6 @@ def make_views(read: Read) -> None:
         read(f"CREATE TEMP TABLE {quoted(view)} ({', '.join(kinds)})")
         for row in rows[view]:
             read(f"INSERT INTO temp.{quoted(view)} VALUES ({', '.join('?' * len(columns))})", *row)
-
-
-def quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _columns(table: str, read: Read) -> list[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """What keeps a statement inside its SQLite database and its limits.
 
-An authorizer that knows this database's tables and MySQL's functions; limits of SQLite's own; a guard that the progress
-handler asks for steps and memory; a watchdog that interrupts. `sqlite` says what all this does not guard against.
+An authorizer knows this database's tables and MySQL's functions, SQLite's own limits are set, a guard counts steps and
+memory for the progress handler, and a watchdog interrupts. `sqlite.backend` lists what all this does not guard against.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import cache
 
-from dbbench_adapter.backends.mysql_on_sqlite.functions import AGGREGATES, FUNCTIONS, MAX_VALUE_BYTES, collate
+from dbbench_adapter.backends.mysql_on_sqlite.functions import AGGREGATES, FUNCTIONS, MAX_VALUE_BYTES
+from dbbench_adapter.backends.mysql_on_sqlite.functions.values import collate
 from dbbench_adapter.backends.mysql_on_sqlite.syntax import COLLATION
 
 MAX_PAGES = 4_096
-"""Of 4 KiB each: a database holds at most 16 MiB, its temporary tables as much again."""
+"""Pages of 4 KiB: a database holds at most 16 MiB, and its temporary tables as much again."""
 MAX_COLUMNS = 256
 MAX_SORT_OPCODES = 1_500_000
-"""Steps of SQLite's machine in a statement that sorts: its sort looks at no clock, so what goes into it is bounded.
-Some 350,000 rows, which take 0.8 s to sort once the collation only says that the time is up (measured)."""
+"""Most steps of SQLite's machine in a statement that sorts. A sort checks no clock, so its rows are bounded: to about
+350,000, which take 0.8 s to sort after the deadline (measured)."""
 MAX_GROWTH_BYTES = 256 * 1024**2
-"""Of the process, while one statement runs; what neighbours in other threads take meanwhile counts too."""
+"""How far the process may grow while one statement runs; what other threads take meanwhile counts too."""
 MAX_SORT_GROWTH_BYTES = MAX_GROWTH_BYTES // 4
-"""The same for a statement that sorts: a sort compares long texts to its end, at a few hundred MB a second."""
+"""The same for a statement that sorts, since a sort compares all its texts, at a few hundred MB a second."""
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: MAX_VALUE_BYTES,
     sqlite3.SQLITE_LIMIT_COLUMN: MAX_COLUMNS,
@@ -50,21 +51,21 @@ _BUILT_IN = (
     "typeof acos asin atan atan2 cos sin tan degrees radians current_date current_time current_timestamp "
     "row_number rank dense_rank percent_rank cume_dist ntile lag lead first_value last_value nth_value"
 )
-_OF_ALTER = frozenset(
+_CALLED_BY_ALTER = frozenset(
     [
         *("printf", "glob", "sqlite_drop_column"),
         *(f"sqlite_rename_{what}" for what in ("table", "column", "test", "quotefix")),
     ]
 )
-"""What SQLite's own ALTER TABLE calls, beside functions that anybody may call."""
+"""What SQLite's ALTER TABLE calls itself, beside the functions that every statement may call."""
 _CALLABLE = frozenset([*FUNCTIONS, *AGGREGATES, *_BUILT_IN.split()])
 
 
 class Watchdog:
     """Interrupts statements whose time is up, from a thread of its own.
 
-    The progress handler looks every 2,000 operations; an interrupt is heeded at the next jump, which matters where each
-    operation is slow.
+    The progress handler is called every 2,000 operations; an interrupt takes effect at the next jump, which is sooner
+    where each operation is slow.
     """
 
     def __init__(self) -> None:
@@ -74,7 +75,7 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def ensure_alive(self) -> None:
-        """Start the thread, also once more in a forked child."""
+        """Start the thread unless it runs; in a forked child it does not."""
         if self._thread is None or not self._thread.is_alive():
             self._stop.clear()
             self._thread = threading.Thread(target=self._watch, name="sqlite-watchdog", daemon=True)
@@ -102,23 +103,23 @@ class Watchdog:
 
 
 def allows(action: int, first: str | None, second: str | None, *, altering: bool) -> bool:
-    """Whether an agent's statement may do this; arguments as SQLite gives them to an authorizer.
+    """Whether an agent's statement may do this; SQLite passes these arguments to an authorizer.
 
     Args:
-        altering: the statement is an ALTER TABLE or DROP, in which SQLite calls functions of its own.
+        altering: the statement is an ALTER TABLE or DROP, during which SQLite calls functions of its own.
     """
     if action == sqlite3.SQLITE_FUNCTION:
         name = (second or "").lower()
-        return name in _CALLABLE or (altering and name in _OF_ALTER)
+        return name in _CALLABLE or (altering and name in _CALLED_BY_ALTER)
     if action == sqlite3.SQLITE_READ and (first or "").lower() in _virtual_tables():
         return False
     return action in _ALLOWED
 
 
 class Guard:
-    """What one statement may take, looked at by the progress handler.
+    """The steps and the memory that one statement may use; the progress handler checks them.
 
-    Memory is that of the whole process: a statement is also ended, with the error for memory, when neighbours grow.
+    The memory is that of the whole process: a statement also ends, with the error for memory, when neighbours grow.
     """
 
     def __init__(self, max_opcodes: int | None = None, *, max_growth_bytes: float = MAX_GROWTH_BYTES) -> None:
@@ -140,7 +141,7 @@ class Guard:
 
 
 def _memory_bytes() -> int:
-    """What of this process is in memory; 0 where nobody tells."""
+    """How much of this process is in memory; 0 where /proc does not tell."""
     try:
         with open("/proc/self/statm", "rb", buffering=0) as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -150,7 +151,7 @@ def _memory_bytes() -> int:
 
 @cache
 def _virtual_tables() -> frozenset[str]:
-    """The names that SQLite answers without any table: json_each, pragma_..., dbstat, ..."""
+    """Names that SQLite answers without any table: json_each, pragma_..., dbstat and so on."""
     with closing(sqlite3.connect(":memory:")) as connection:
         names = {name for (name,) in connection.execute("SELECT name FROM pragma_module_list")}
         names |= {f"pragma_{name}" for (name,) in connection.execute("SELECT name FROM pragma_pragma_list")}
@@ -159,7 +160,7 @@ def _virtual_tables() -> frozenset[str]:
 
 @cache
 def _shadowing() -> tuple[str, ...]:
-    """Functions of ours whose name SQLite's own answers for other numbers of arguments: its FORMAT writes gigabytes."""
+    """Our functions whose names SQLite also has for other numbers of arguments; its FORMAT writes gigabytes."""
     with closing(sqlite3.connect(":memory:")) as connection:
         own = connection.execute("SELECT name, narg FROM pragma_function_list").fetchall()
     return tuple(sorted({name for name, count in own if name in FUNCTIONS and FUNCTIONS[name][0] not in (-1, count)}))
@@ -187,7 +188,7 @@ def connect() -> sqlite3.Connection:
 
 
 def renew_temporary(connection: sqlite3.Connection) -> None:
-    """Drop all that is temporary; outside a transaction."""
+    """Drop everything temporary; must run outside a transaction."""
     for store in ("FILE", "MEMORY"):  # each change of it drops everything, and the limit with it
         connection.execute(f"PRAGMA temp_store = {store}")
     connection.execute(f"PRAGMA temp.max_page_count = {MAX_PAGES}")

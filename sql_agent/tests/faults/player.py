@@ -102,11 +102,11 @@ def facts(result: Any) -> dict[str, Any]:
         "task": result.task_id,
         "lost": result.lost,
         "reward": result.reward,
-        "base": outcome.metrics.get("reward_base") if outcome else None,
+        "base": outcome.reward.parts.get("base") if outcome else None,
         "unshaped": result.unshaped,
-        "reason": outcome.reason if outcome else None,
-        "turns": outcome.num_turns if outcome else None,
-        "messages": outcome.record.get("messages") if outcome else None,
+        "reason": outcome.reward.reason if outcome else None,
+        "turns": outcome.record.num_turns if outcome else None,
+        "messages": outcome.record.messages if outcome else None,
         "ids": hashlib.sha256(ids.encode()).hexdigest() if ids else None,
     }
 

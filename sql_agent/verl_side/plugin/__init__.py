@@ -1,9 +1,8 @@
-"""What every verl process loads through `VERL_USE_EXTERNAL_MODULES`: our advantage estimator, exact prompts in vLLM's
-chat server, whole weights from LoRA runs, no update on a mini-batch that was lost whole, and, where
-`VERL_PLATFORM=cpu`, the CPU platform.
+"""Our changes to verl and vLLM, which every verl process loads through `VERL_USE_EXTERNAL_MODULES`.
 
-Nothing here changes what a caller asked for; each module says which upstream line it stands in for, and all of them
-are in the table of `sql_agent.verl_side.patches`.
+They are our advantage estimator, exact prompts in vLLM's chat server, merged weights from LoRA runs, no update on a
+mini-batch that was lost whole, and with `VERL_PLATFORM=cpu` the CPU platform. Each module names the upstream line that
+it replaces; the table of `sql_agent.verl_side.patches` lists them all.
 """
 
 import logging
@@ -19,7 +18,7 @@ _CPU = os.environ.get("VERL_PLATFORM") == "cpu"
 
 register_adv_est("masked_grpo")(masked_grpo)
 patches.install(cpu=_CPU)
-# A malformed call is the policy's doing and is counted; vLLM would log a traceback for each one.
+# A malformed call is the policy's mistake and is counted; vLLM would log a traceback for each one.
 logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
 
 if _CPU:

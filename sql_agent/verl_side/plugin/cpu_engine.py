@@ -1,11 +1,11 @@
 """verl's FSDP engine as a CPU needs it: shared prompts once, and the head on trained positions only.
 
-verl computes every row of a micro-batch whole, and the logits of every token: eight rollouts of 750 tokens at a
+verl computes all of every row of a micro-batch, and the logits of every token: eight rollouts of 750 tokens at a
 vocabulary of 49,152 are 1.2 GB of float32 logits before the first copy. Here the rows of a group are packed
-(`shared_prefix`), the head sees the positions whose next token the policy sampled, and it answers with their log-probs
+(`shared_prefix`), and the head gets only the positions whose next token the policy sampled; it returns their log-probs
 and entropies, a chunk of logits at a time. Everything else (FSDP2, loss, optimiser, checkpoints) is verl's.
 
-Left out: images, top-k distillation and sequence parallelism, which verl refuses or ignores on this platform anyway.
+Leaves out images, top-k distillation and sequence parallelism, which verl refuses or ignores on this platform anyway.
 Source of the two methods that are overridden: verl workers/engine/fsdp/transformer_impl.py, `forward_backward_batch`
 and `forward_step` of `FSDPEngineWithLMHead`.
 """
@@ -37,7 +37,7 @@ ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
 class LogProbHead:
-    """Stands in for the forward of a model's output layer and answers log-probs and entropies instead of logits.
+    """Replaces the forward of a model's output layer and returns log-probs and entropies instead of logits.
 
     Args:
         head: the output layer, a linear one without bias.
@@ -59,7 +59,7 @@ class LogProbHead:
             log_probs, entropies = FusedLinearForPPOFunction.apply(
                 hidden[0].float().index_select(0, self.rows), self._head.weight, self.labels, self.temperature, CHUNK
             )
-        return torch.stack([log_probs[None], entropies[None]], -1)  # no view, which FSDP warns of
+        return torch.stack([log_probs[None], entropies[None]], -1)  # FSDP would warn of a view
 
 
 @EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")
@@ -111,7 +111,7 @@ class CpuEngine(FSDPEngineWithLMHead):
             return_freed_memory()
 
     def forward_step(self, micro_batch: Any, loss_function: Callable | None, forward_only: bool) -> Any:
-        return_freed_memory()  # of the micro-batch before
+        return_freed_memory()  # the previous micro-batch's
         packed = pack_rows(_rows(micro_batch))
         at, labels, places = trained_positions(micro_batch, packed)
         head = self._log_prob_head

@@ -126,7 +126,7 @@ def install() -> None:
 
 
 def _reference_stays(module: types.ModuleType) -> None:
-    """verl keeps the reference policy in pinned memory of the CPU, from where it visits a GPU; here it stays."""
+    """verl keeps the reference policy in pinned CPU memory and moves it to the GPU for use; here it stays in place."""
     module.CPUOffloadPolicy = lambda **_: None  # type: ignore[attr-defined]
 
 

@@ -1,17 +1,17 @@
-"""Token-exact conversations: what the engine sampled goes back to it as the very ids it sampled.
+"""Token-exact conversations: the next prompt contains exactly the ids that the engine sampled.
 
 A chat server renders every request anew: it parses a tool call out of the sampled text, the agent sends the parsed call
-back, the template writes it down again and the tokenizer cuts it its own way. The next prompt then need not begin with
+back, the template writes it again and the tokenizer may split it differently. Then the next prompt may not begin with
 the ids that were sampled, and the rollout breaks into pieces that cannot be trained as one sequence.
 
-Here vLLM's chat server keeps, for the latest conversations, the ids up to and including each sampled reply. When a
-request continues one of them, those ids are used as they are and only what follows the reply is taken from the
-template (`sql_agent.continuation`). This holds for every model family whose template ends an assistant turn with a
-token that the engine stops at, whatever the agent makes of the tool call and the template of earlier turns. A
-conversation it does not know (another replica's, an evicted one), or could take for another one, is rendered as always;
-the rollout manager counts the break if there is one.
+Here vLLM's chat server is a prefix cache of ids: it keeps, for the latest conversations, the ids up to and including
+each sampled reply. When a request continues one of them, those ids are used unchanged, and only what follows the reply
+comes from the template (`sql_agent.continuation`). This works for every model family whose template ends an assistant
+turn with a token that the engine stops at, however the agent changes the tool call and the template earlier turns. A
+conversation that is unknown (another replica's, an evicted one) or ambiguous is rendered as usual, and the rollout
+manager counts the break if there is one.
 
-Not for multi-modal prompts. Source of the two methods that are wrapped: vLLM
+Leaves out multi-modal prompts. Source of the two methods that are wrapped: vLLM
 entrypoints/openai/chat_completion/serving.py, `render_chat_request` and `chat_completion_full_generator`.
 """
 
@@ -30,21 +30,21 @@ from typing import Any
 from sql_agent.continuation import another_reply, continue_exactly
 
 CAPACITY_BYTES = 64 * 2**20
-"""Memory of a server's replies: 16,000 of 1,000 tokens each; far more than a batch of rollouts has open."""
+"""Memory for a server's replies: 16,000 of 1,000 tokens each, far more than a batch of rollouts has open."""
 ENTRY_BYTES = 512
-"""What an entry takes beside its ids: its key, its array, its place in the table (some 390 were measured)."""
+"""Memory of an entry besides its ids: key, array and table (about 390 were measured)."""
 RANDOM_ID = "chatcmpl-tool-"
-"""vLLM's `make_tool_call_id`. The ids of some parsers (kimi_k2) only count, and are the same in every conversation."""
+"""The prefix of vLLM's `make_tool_call_id`. Some parsers (kimi_k2) count instead: equal ids in every conversation."""
 
 
 def conversation_key(messages: Sequence[Mapping[str, Any]], scope: str | None = None) -> str:
-    """Names the conversation that ends with an assistant message, as its client will send it back.
+    """A key for the conversation that ends with an assistant message, as its client will send it back.
 
     A reply with tool calls whose ids the server drew at random is named by them, so an agent may reorder or re-render
     everything else. Any other reply is named by the whole conversation up to it.
 
     Args:
-        scope: what the client says of itself in every request (`user`); conversations of two scopes are never alike.
+        scope: the client's name in every request (`user`); conversations of two scopes have different keys.
     Returns:
         A digest: 64 characters however long the conversation is.
     """
@@ -59,7 +59,7 @@ def conversation_key(messages: Sequence[Mapping[str, Any]], scope: str | None = 
 class ReplyMemory:
     """The ids of the latest conversations, by `conversation_key`; the least recently used one goes first.
 
-    Two rollouts of a task may say the same text in other tokens. Whoever comes back with it is not known then.
+    Two rollouts of a task may say the same text in different tokens. Such a conversation is then unknown.
 
     Args:
         capacity: of all entries together, in bytes.
@@ -149,14 +149,14 @@ def _wrap_chat_server(module: ModuleType) -> None:
 
 
 def _ends(server: Any) -> frozenset[int]:
-    """The tokens that the engine stops at, as vLLM gathers them (`SamplingParams.update_from_generation_config`):
-    Gemma's and Llama's turns end with another one than the tokenizer's EOS."""
+    """The tokens that the engine stops at, as in vLLM (`SamplingParams.update_from_generation_config`): turns of Gemma
+    and Llama do not end with the tokenizer's EOS."""
     more = server.model_config.try_get_generation_config().get("eos_token_id") or []
     return frozenset([server.renderer.tokenizer.eos_token_id, *([more] if isinstance(more, int) else more)])
 
 
 def _check_length(ids: Sequence[int], max_model_len: int) -> None:
-    """Refuse what vLLM's renderer refuses; it saw the template's own prompt, which may be shorter."""
+    """Refuse a prompt that is too long, as vLLM's renderer does; it saw the template's, which may be shorter."""
     if len(ids) >= max_model_len:
         from vllm.exceptions import VLLMValidationError
 
@@ -166,8 +166,8 @@ def _check_length(ids: Sequence[int], max_model_len: int) -> None:
 
 
 def _utf8(text: str) -> str:
-    """Without halves of a pair of escapes (\\ud83d), which JSON may hold and no answer can carry: vLLM would refuse its
-    own reply, and the rollout would be lost for something that the policy said."""
+    """The text without lone surrogates (\\ud83d), which JSON may hold and no answer can carry: vLLM would refuse its
+    own reply, and the rollout would be lost because of the policy's text."""
     return text.encode("utf-8", "replace").decode()
 
 

@@ -1,4 +1,4 @@
-"""Change a module right after it is imported, without importing it early."""
+"""Changes a module right after its import, without importing it early."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         if fullname != self.name:
             return None
         sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)  # asks every other finder, one that changes the same module included
+        spec = importlib.util.find_spec(fullname)  # asks all other finders, also one that changes the same module
         if spec is None or spec.loader is None:
             return spec
         run = spec.loader.exec_module

@@ -1,11 +1,11 @@
-"""LoRA runs whose weights are whole wherever they go: in the checkpoint's Hugging Face folder and at a CPU's sampler.
+"""Merges the weights of LoRA runs wherever they go: into the checkpoint's Hugging Face folder and to a CPU's sampler.
 
-verl saves that folder with PEFT's names, adapters apart (utils/checkpoint/fsdp_checkpoint_manager.py), which no server
-loads; here it holds merged weights, like that of any other run. verl's own shards beside it keep the adapter apart, and
-resuming reads those. On its way to the sampler verl rounds merged weights to bfloat16 (workers/engine/fsdp/
-transformer_impl.py, `_merged_lora_per_tensor_param`), which a float32 sampler would show as 9e-3 between its
-probabilities and the actor's (measured). Nor does verl seed its workers, so an adapter would begin as another one at
-each start; here they begin with the run's seed, which a model with dropout needs too.
+verl saves that folder with PEFT's names and separate adapters (utils/checkpoint/fsdp_checkpoint_manager.py), which no
+server loads; here it holds merged weights, as in any other run. verl's own shards beside it keep the adapter separate,
+and resuming reads those. verl rounds merged weights to bfloat16 for the sampler (workers/engine/fsdp/
+transformer_impl.py, `_merged_lora_per_tensor_param`); in float32 that made a difference of 9e-3 between the sampler's
+probabilities and the actor's (measured). verl does not seed its workers either, so each start would initialise another
+adapter; here they begin with the run's seed, which a model with dropout needs too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _save_merged(module: ModuleType) -> None:
 
         with merged_lora_context(model, backup_adapters=True):
             state = normalize_peft_param_name(upstream(model, *args, **kwargs))
-            return {name: weight.clone() for name, weight in state.items()}  # the context puts the base weights back
+            return {name: weight.clone() for name, weight in state.items()}  # the context restores the base weights
 
     module.get_fsdp_full_state_dict = full_state_dict  # type: ignore[attr-defined]
 

@@ -1,5 +1,5 @@
-"""verl's model server (workers/rollout/vllm_rollout/vllm_async_server.py, `vLLMHttpServer`) looks before it goes on:
-that none of our changes is missing when it serves, that vLLM's prefix cache is empty when it has new weights."""
+"""Two checks in verl's model server (workers/rollout/vllm_rollout/vllm_async_server.py, `vLLMHttpServer`): none of our
+changes is missing when it begins to serve, and vLLM's prefix cache is empty when it has new weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _check_before_serving(module: ModuleType) -> None:
     upstream = module.vLLMHttpServer.run_server
 
     async def run_server(self: Any, args: Any) -> None:
-        await upstream(self, args)  # imports what it serves with
+        await upstream(self, args)  # imports the modules that are checked
         patches.require("server")
 
     module.vLLMHttpServer.run_server = run_server

@@ -1,13 +1,13 @@
-"""A reply may be as long as what is left of its rollout's row.
+"""Lets a reply use what is left of its rollout's row.
 
 vLLM's chat server (entrypoints/openai/chat_completion/protocol.py, `build_tok_params`) refuses a prompt that leaves
 less than `max_tokens` of `max_model_len`. That would end a rollout long before its row is full: with 512 tokens a reply
-and a row of 512 + 768, one whose first prompt has 500 could use 268 of its 768. Here the prompt may fill the row but
-for one token, and the reply gets what is left, `max_tokens` at most. So `max_model_len` stays the longest row: no KV
-cache is needed for more, and a model whose positions just hold it can be served.
+and a row of 512 + 768, a rollout whose first prompt has 500 tokens could use 268 of its 768. Here the prompt may fill
+the row except for one token, and the reply gets the rest, `max_tokens` at most. So `max_model_len` stays the longest
+row: the KV cache needs no more, and a model with just so many positions can be served.
 
-Where the row ends is the client's to say, in `vllm_xargs` (`sql_agent.datatypes.ROW_END`): first prompts differ in
-length, and the engine is the first to know how long the next prompt is.
+The client says where the row ends, in `vllm_xargs` (`sql_agent.datatypes.ROW_END`): first prompts differ in length, and
+only the engine knows how long the next prompt is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows that begin alike are computed once up to where they part.
+"""Computes the shared beginning of rows only once.
 
 The rollouts of a group share their first prompt, often their first turns. Computed apart, a prompt of 440 tokens costs
 as much in each of the eight rows as the 310 tokens that are trained. Here the rows of a micro-batch become a trie: one
@@ -21,8 +21,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 NAME = "sdpa"
-"""Takes the place of transformers' own in verl's processes. verl writes the name into every checkpoint's config, where
-one that only these processes know would keep everybody else from loading it."""
+"""The name of transformers' own implementation, which is replaced in verl's processes: verl writes the name into every
+checkpoint's config, and other processes could not load a name that they do not know."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Segment:
 
     @functools.cached_property
     def mask(self) -> torch.Tensor:
-        """What its tokens see of its row, shape (length, depth + length): all before the segment, then up to each."""
+        """What its tokens attend to, shape (length, depth + length): all before the segment, then up to each token."""
         return torch.ones(self.length, self.depth + self.length, dtype=torch.bool).tril(self.depth)
 
 
@@ -53,7 +53,7 @@ class PackedRows:
     """Shape (L,): the position of each token in its rows."""
     segments: tuple[Segment, ...]
     places: tuple[torch.Tensor, ...]
-    """For each row, where its tokens stand in the packed sequence; shape (length of the row,)."""
+    """The positions of each row's tokens in the packed sequence; shape (length of the row,)."""
 
 
 def pack_rows(rows: Sequence[list[int]]) -> PackedRows:
@@ -95,7 +95,7 @@ def pack_rows(rows: Sequence[list[int]]) -> PackedRows:
 
 
 def _shared_beginning(rows: Sequence[list[int]]) -> list[int]:
-    first, last = min(rows), max(rows)  # whatever these two share, all between them share
+    first, last = min(rows), max(rows)  # all rows between these two share what they share
     end = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     return first[:end]
 

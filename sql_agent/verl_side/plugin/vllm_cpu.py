@@ -4,9 +4,9 @@ Weights: vLLM's CPU linear layers repack their weight for the kernel and drop th
 utils.py, `dispatch_cpu_unquantized_gemm`), so the first weight sync finds no `weight_loader`. Keeping the plain weight
 and torch's own linear costs nothing measurable at the sizes a CPU trains.
 
-Start: vLLM spawns its engine on a CPU (platforms/cpu.py) and inside Ray actors (utils/system_utils.py), since OpenMP or
-Ray may be in use already. Here the parent has run neither a parallel region nor anything the engine needs of Ray, so
-the engine is forked and inherits 15 s worth of imports (measured on two cores).
+Start: vLLM spawns its engine on a CPU (platforms/cpu.py) and inside Ray actors (utils/system_utils.py), because OpenMP
+or Ray may be in use already. Here the parent has used neither before, so the engine is forked and inherits the imports,
+which would take 15 s (measured on two cores).
 """
 
 from __future__ import annotations

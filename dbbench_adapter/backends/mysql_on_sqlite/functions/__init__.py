@@ -1,9 +1,9 @@
 """The MySQL functions that agents use and SQLite lacks, as plain functions over str, int, float and None.
 
-`FUNCTIONS` maps a lower-case name to (number of arguments or -1, function); `AGGREGATES` likewise to a class. Without a
-word to the contrary None in gives None out. Each looks at the statement's deadline. Other threads wait while a library
-in C works, so a call is given no more than `MAX_VALUE_BYTES` characters in all, with which none takes longer than some
-10 ms at a stretch. Leaves out JSON, spatial, encryption and user-lock functions.
+`FUNCTIONS` maps a lower-case name to (number of arguments or -1, function), `AGGREGATES` to a class instead. Each call
+checks the statement's deadline. A library in C holds up other threads while it works, so a call takes at most
+`MAX_VALUE_BYTES` characters in all, which none works on for more than about 10 ms at a stretch. JSON, spatial,
+encryption and user-lock functions are left out.
 """
 
 from __future__ import annotations
@@ -14,69 +14,36 @@ from typing import Any
 
 from dbbench_adapter.backends.clock import check, count_made
 from dbbench_adapter.backends.mysql_on_sqlite.functions import dates, numeric, patterns, text
-from dbbench_adapter.backends.mysql_on_sqlite.functions.aggregates import AGGREGATES, GROUP_CONCAT_MAX_LEN
-from dbbench_adapter.backends.mysql_on_sqlite.functions.values import MAX_VALUE_BYTES, Function, collate, fold, text_of
+from dbbench_adapter.backends.mysql_on_sqlite.functions.aggregates import AGGREGATES
+from dbbench_adapter.backends.mysql_on_sqlite.functions.values import MAX_VALUE_BYTES, Function
 
-__all__ = [
-    "AGGREGATES",
-    "FUNCTIONS",
-    "GROUP_CONCAT_MAX_LEN",
-    "MAX_VALUE_BYTES",
-    "collate",
-    "fold",
-    "like_exactly",
-    "text_of",
-]
+__all__ = ["AGGREGATES", "FUNCTIONS", "MAX_VALUE_BYTES"]
 
 LONG_CHARS = 1_000
-"""Shorter texts are not counted among those that a statement makes."""
-
-like_exactly = patterns.like_exactly
+"""Only longer texts are counted towards what a statement may make."""
 
 
-def _timed(function: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(function)
-    def timed(*values: Any) -> Any:
-        check()
-        _refuse_long(values)
-        return _counted(function(*values))
-
-    return timed
-
-
-def _strict(function: Callable[..., Any]) -> Callable[..., Any]:
-    """None in, None out."""
+def _limited(function: Callable[..., Any], *, strict: bool) -> Callable[..., Any]:
+    """The function within the statement's limits; a strict one is not called with None and gives None then."""
 
     @wraps(function)
-    def with_nulls(*values: Any) -> Any:
+    def limited(*values: Any) -> Any:
         check()
-        _refuse_long(values)
-        return None if None in values else _counted(function(*values))
+        if sum(len(value) for value in values if isinstance(value, str | bytes)) > MAX_VALUE_BYTES:
+            raise ValueError("the arguments are too long")
+        if strict and None in values:
+            return None
+        made = function(*values)
+        if isinstance(made, str) and len(made) > LONG_CHARS:
+            count_made(len(made))
+        return made
 
-    return with_nulls
-
-
-def _counted(value: Any) -> Any:
-    if isinstance(value, str) and len(value) > LONG_CHARS:
-        count_made(len(value))
-    return value
-
-
-def _refuse_long(values: tuple[Any, ...]) -> None:
-    """Raises: ValueError."""
-    if sum(len(value) for value in values if isinstance(value, str | bytes)) > MAX_VALUE_BYTES:
-        raise ValueError("the arguments are too long")
+    return limited
 
 
 FUNCTIONS: dict[str, Function] = {
-    **{
-        name: (count, _timed(function))
-        for module in (text, numeric, dates)
-        for name, (count, function) in module.NULLS_MATTER.items()
-    },
-    **{
-        name: (count, _strict(function))
-        for module in (text, patterns, numeric, dates)
-        for name, (count, function) in module.STRICT.items()
-    },
+    name: (count, _limited(function, strict=strict))
+    for module in (text, patterns, numeric, dates)
+    for strict, group in ((False, module.NULLS_MATTER), (True, module.STRICT))
+    for name, (count, function) in group.items()
 }

@@ -1,24 +1,23 @@
-"""Aggregates that SQLite lacks: variances and GROUP_CONCAT with its own order."""
+"""Aggregates that SQLite lacks: variances, and GROUP_CONCAT with an order of its own."""
 
 from __future__ import annotations
 
 import math
-import operator
 from typing import Any
 
 from dbbench_adapter.backends.clock import check
-from dbbench_adapter.backends.mysql_on_sqlite.functions.values import fold, number, sort_key, text_of, whole
+from dbbench_adapter.backends.mysql_on_sqlite.functions.values import fold, number, sort_key, text_of
 
 GROUP_CONCAT_MAX_LEN = 1024
 """Bytes; MySQL's default."""
 _MAX_KEPT_CHARS = 2_000_000
-"""A value and its keys count 100 more: what sorts them in one go holds up other threads for some 10 ms."""
+"""Each value with its keys counts 100 more. To sort as much in one go holds up other threads for some 10 ms."""
 
 
 class _Variance:
     """Welford's running variance; a subclass says what to divide by and whether to take the root."""
 
-    sample = False
+    ddof = 0
     root = False
 
     def __init__(self) -> None:
@@ -33,23 +32,14 @@ class _Variance:
         self.squares += delta * (number(value) - self.mean)
 
     def finalize(self) -> float | None:
-        divisor = self.count - 1 if self.sample else self.count
+        divisor = self.count - self.ddof
         if divisor <= 0:
             return None
         return math.sqrt(self.squares / divisor) if self.root else self.squares / divisor
 
 
-class _VarSamp(_Variance):
-    sample = True
-
-
-class _StddevPop(_Variance):
-    root = True
-
-
-class _StddevSamp(_Variance):
-    sample = True
-    root = True
+def _variance(*, ddof: int, root: bool) -> type[_Variance]:
+    return type("_Variance", (_Variance,), {"ddof": ddof, "root": root})
 
 
 class _GroupConcat:
@@ -82,46 +72,6 @@ class _GroupConcat:
         return joined.encode()[:GROUP_CONCAT_MAX_LEN].decode("utf-8", "ignore")
 
 
-class _BitAnd:
-    """Over unsigned 64 bits; what has no value counts as all ones."""
-
-    start = 0xFFFFFFFFFFFFFFFF
-    join = staticmethod(operator.and_)
-
-    def __init__(self) -> None:
-        self.bits = self.start
-
-    def step(self, value: Any) -> None:
-        if value is not None:
-            self.bits = self.join(self.bits, whole(value) & 0xFFFFFFFFFFFFFFFF)
-
-    def finalize(self) -> int:
-        return self.bits if self.bits < 2**63 else -1
-
-
-class _BitOr(_BitAnd):
-    start = 0
-    join = staticmethod(operator.or_)
-
-
-class _BitXor(_BitAnd):
-    start = 0
-    join = staticmethod(operator.xor)
-
-
-class _AnyValue:
-    def __init__(self) -> None:
-        self.value: Any = None
-        self.found = False
-
-    def step(self, value: Any) -> None:
-        if not self.found:
-            self.value, self.found = value, True
-
-    def finalize(self) -> Any:
-        return self.value
-
-
 def _sort_key(value: Any) -> tuple[int, Any]:
     if value is None:
         return (0, 0)
@@ -129,14 +79,10 @@ def _sort_key(value: Any) -> tuple[int, Any]:
 
 
 AGGREGATES: dict[str, tuple[int, type]] = {
-    "stddev_pop": (1, _StddevPop),
-    "stddev_samp": (1, _StddevSamp),
-    "var_pop": (1, _Variance),
-    "var_samp": (1, _VarSamp),
-    "std": (1, _StddevPop),
-    "bit_and": (1, _BitAnd),
-    "bit_or": (1, _BitOr),
-    "bit_xor": (1, _BitXor),
-    "any_value": (1, _AnyValue),
+    "stddev_pop": (1, _variance(ddof=0, root=True)),
+    "stddev_samp": (1, _variance(ddof=1, root=True)),
+    "std": (1, _variance(ddof=0, root=True)),
+    "var_pop": (1, _variance(ddof=0, root=False)),
+    "var_samp": (1, _variance(ddof=1, root=False)),
     "mysql_group_concat": (-1, _GroupConcat),
 }

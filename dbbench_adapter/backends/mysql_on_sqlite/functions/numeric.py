@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from decimal import ROUND_DOWN, ROUND_HALF_UP, Context, Decimal
+from decimal import ROUND_HALF_UP, Context, Decimal
 from functools import partial
 from typing import Any
 
 from dbbench_adapter.backends.mysql_on_sqlite.functions.values import Function, number, sort_key, text_of, whole
 
 MAX_DIGITS = 30
-"""After the point, in MySQL's decimals and in FORMAT."""
+"""Digits after the point, in MySQL's decimals and in FORMAT."""
 _DECIMALS = Context(prec=400)
 _DOUBLE_DIGITS = Context(prec=15)
-"""What a double holds of any decimal."""
+"""As many digits of a decimal as a double holds."""
 
 
 def half_up(value: float) -> int:
@@ -67,25 +67,16 @@ def _round(value: Any, digits: Any = 0) -> int | float:
     return int(rounded) if isinstance(found, int) else float(rounded)
 
 
-def _stored(value: Any, digits: Any = None) -> str:
-    """The text that a number becomes in a TEXT column: a decimal has its digits after the point, cut as MySQL's
-    division cuts them; a double and an integer have none to spare."""
+def _as_text(value: Any, digits: Any = None) -> str:
+    """The text of a number: a decimal has so many digits after the point, a double or an integer only its own."""
     if digits is None or not isinstance(value, float) or not math.isfinite(value):
         return text_of(value)
-    exact = _DOUBLE_DIGITS.create_decimal_from_float(value)
-    return f"{exact.quantize(Decimal(1).scaleb(-digits), ROUND_DOWN, _DECIMALS):f}"
-
-
-def _decimal_text(value: Any, digits: Any) -> str:
-    """A number with so many digits after the point, as a function of texts sees a decimal."""
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        return text_of(value)
-    exact = _DOUBLE_DIGITS.create_decimal(value if isinstance(value, int) else repr(value))
+    exact = _DOUBLE_DIGITS.create_decimal(repr(value))
     return f"{exact.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP, _DECIMALS):f}"
 
 
 def _extreme(wanted: int, *values: Any) -> Any:
-    """Of texts by the collation; of numbers, and of texts beside numbers, by number (1: GREATEST, -1: LEAST)."""
+    """GREATEST (1) or LEAST (-1): texts alone compare by the collation, numbers and mixtures by number."""
     texts = [value for value in values if isinstance(value, str)]
     extreme = max if wanted > 0 else min
     if len(texts) == len(values):
@@ -130,8 +121,7 @@ NULLS_MATTER: dict[str, Function] = {
 }
 
 STRICT: dict[str, Function] = {
-    "as_text": (-1, _stored),
-    "decimal_text": (2, _decimal_text),
+    "as_text": (-1, _as_text),
     "greatest": (-1, partial(_extreme, 1)),
     "least": (-1, partial(_extreme, -1)),
     "format": (2, _format),

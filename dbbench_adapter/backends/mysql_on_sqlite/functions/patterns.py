@@ -1,8 +1,8 @@
 """LIKE and regular expressions, both within the statement's deadline.
 
-LIKE is matched piece by piece between its `%`, which takes no backtracking. Regular expressions run in the `regex`
-package, which has a timeout and lets other threads work; what makes it slow or hungry before that timeout is refused.
-MySQL's engine (ICU) and this one agree on what agents write; exotic syntax may differ.
+LIKE is matched piece by piece between its `%`, without backtracking. Regular expressions run in the `regex` package,
+which has a timeout and lets other threads work; patterns that are slow or need much memory before that timeout are
+refused. This engine and MySQL's (ICU) agree on what agents write; exotic syntax may differ.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from dbbench_adapter.backends.mysql_on_sqlite.functions.values import MAX_VALUE_
 
 MAX_PATTERN_CHARS = 1_000
 MAX_REPEAT = 1_000
-"""The largest bound of a `{n,m}`; nested ones may multiply to as much, as in RE2."""
+"""The largest bound of a `{n,m}`, and the largest product of nested bounds, as in RE2."""
 MAX_SUBJECT_CHARS = 65_536
 MAX_REGEX_S = 0.5
-"""Of one match; MySQL gives up after 32 ms (`regexp_time_limit`)."""
+"""Limit of one match; MySQL gives up after 32 ms (`regexp_time_limit`)."""
+MAX_REPLACEMENT_CHARS = 16
+"""REGEXP_REPLACE inserts no longer text, on either engine (see `mysql.screen`)."""
 _BOUNDS = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 _CACHED_CHARS = 200
 
@@ -40,7 +42,7 @@ def like(pattern: Any, text: Any, escape: Any = "\\") -> int:
 
 
 def like_exactly(pattern: str, text: str, escape: str = "\\") -> int:
-    """LIKE that minds case and accents, as names of tables are searched for."""
+    """LIKE with regard to case and accents, as MySQL searches names of tables."""
     read = _pieces_often if len(pattern) <= _CACHED_CHARS else _pieces
     first, *rest = read(pattern, escape)
     if not rest:
@@ -60,7 +62,7 @@ def like_exactly(pattern: str, text: str, escape: str = "\\") -> int:
 
 
 def _pieces(pattern: str, escape: str) -> tuple[_Piece, ...]:
-    """What stands between the `%` of a pattern."""
+    """The parts of a pattern between its `%`."""
     pieces: list[list[str | None]] = [[]]
     chars = iter(pattern)
     for count, char in enumerate(chars):
@@ -83,7 +85,7 @@ def _fits(piece: _Piece, text: str, at: int) -> bool:
 
 
 def _find(piece: _Piece, text: str, start: int, end: int) -> int:
-    """The leftmost place where a piece fits into text[start:end], or -1."""
+    """The first index at which a piece fits into text[start:end], or -1."""
     if None not in piece:
         return text.find("".join(char for char in piece if char), start, end)
     for place in range(start, end - len(piece) + 1):
@@ -134,28 +136,17 @@ def _regexp_like(text: Any, pattern: Any, *_flags: Any) -> int:
 
 
 def _regexp_replace(text: Any, pattern: Any, replacement: Any) -> str | None:
+    """Raises: ValueError: the replacement is long or refers to groups, which may hold all of the text each time."""
     text, replacement = text_of(text), text_of(replacement)
-    pieces, length, place = [], 0, 0
+    if len(replacement) > MAX_REPLACEMENT_CHARS or "\\" in replacement or "$" in replacement:
+        raise ValueError("the replacement is too long or refers to groups")
+    pieces, place = [], 0
     for match in _matches(pattern, text):
         check()
-        pieces += [text[place : match.start()], _expanded(replacement, match)]
-        length += len(pieces[-2]) + len(pieces[-1])
+        pieces += [text[place : match.start()], replacement]
         place = match.end()
-        if length > MAX_VALUE_BYTES:
-            return None
-    return "".join([*pieces, text[place:]])
-
-
-def _expanded(replacement: str, match: Any) -> str:
-    """The replacement with its `$1` and `\\1` filled in."""
-    if len(replacement) > MAX_PATTERN_CHARS:
-        raise ValueError("the replacement is too long")
-    groups = len(match.groups())
-    parts = re.split(r"[$\\](\d)", replacement)
-    for index in range(1, len(parts), 2):
-        group = int(parts[index])
-        parts[index] = (match.group(group) or "") if group <= groups else ""
-    return "".join(parts) if sum(map(len, parts)) <= MAX_VALUE_BYTES else " " * (MAX_VALUE_BYTES + 1)
+    replaced = "".join([*pieces, text[place:]])
+    return replaced if len(replaced) <= MAX_VALUE_BYTES else None
 
 
 def _regexp_substr(text: Any, pattern: Any) -> str | None:
@@ -168,6 +159,8 @@ def _regexp_instr(text: Any, pattern: Any, start: Any = 1) -> int:
     match = next(_matches(pattern, text_of(text)[begin:]), None)
     return begin + match.start() + 1 if match else 0
 
+
+NULLS_MATTER: dict[str, Function] = {}
 
 STRICT: dict[str, Function] = {
     "like": (-1, like),

@@ -1,28 +1,30 @@
-"""What the functions share: values as text and as numbers, and the collation."""
+"""What all functions share: how a value becomes a text or a number, and how the collation compares texts."""
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Callable
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
 from dbbench_adapter.backends.clock import StatementTimeout, check, expired
 
 MAX_VALUE_BYTES = 262_144
-"""Of one value; MySQL's TEXT holds 65,535."""
+"""The largest value; MySQL's TEXT holds 65,535 bytes."""
 Function = tuple[int, Callable[..., Any]]
 MAX_KNOWN_CHARS = 16_384
 """Each table of characters holds at most so many, which take some 3 MiB."""
 _CACHED_CHARS = 64
 _CHUNK_CHARS = 8_192
-"""A table is applied to so many at once: in between, the deadline is looked at and other threads may work."""
+"""A table is applied to so many characters at once; in between the deadline is checked and other threads may run."""
 _NUMBER = re.compile(r"\s*+([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)")
 
 
 class _CharTable(dict[int, str]):
-    """A table for `str.translate` that fills as characters come and is emptied when it is full."""
+    """A table for `str.translate` that is filled on demand and emptied when it is full."""
 
     def __init__(self, of_char: Callable[[str], str]) -> None:
         super().__init__()
@@ -46,7 +48,7 @@ class _CharTable(dict[int, str]):
 
 
 def _folded_char(char: str) -> str:
-    """Give `fold` of one character; on a whole text `normalize` sorts its marks in quadratic time."""
+    """Fold one character: over a whole text `normalize` takes quadratic time to sort its marks."""
     decomposed = unicodedata.normalize("NFKD", char.casefold())
     return "".join(part for part in decomposed if not unicodedata.combining(part))
 
@@ -55,7 +57,7 @@ _FIRST = {char: chr(rank) for rank, char in enumerate(" _-,;:!?.'\"()[]{}@*/\\&#
 
 
 def _weight(char: str) -> str:
-    """What is neither letter nor digit sorts before both, in the order of Unicode's table."""
+    """The sort key of a character: punctuation comes before digits and letters, in the order of Unicode's table."""
     return "".join(_FIRST.get(part) or (part if part.isalnum() else "\x2f" + part) for part in _folded_char(char))
 
 
@@ -63,10 +65,10 @@ _FOLDED, _WEIGHTS = _CharTable(_folded_char), _CharTable(_weight)
 
 
 def fold(text: str) -> str:
-    """The form under which utf8mb4_0900_ai_ci compares text: case and accents do not count, trailing blanks do.
+    """The form in which utf8mb4_0900_ai_ci compares a text: without case and accents, with its trailing blanks.
 
     Raises:
-        StatementTimeout: the time is up in the midst of a long text.
+        StatementTimeout: the time is up in the middle of a long text.
     """
     if text.isascii():
         return text.lower()
@@ -77,7 +79,7 @@ _folded_often = lru_cache(maxsize=4096)(_FOLDED.applied)
 
 
 def sort_key(text: str) -> str:
-    """What orders text under utf8mb4_0900_ai_ci, near enough: equal where `fold` is. Raises: StatementTimeout."""
+    """A key that orders texts nearly as utf8mb4_0900_ai_ci; equal where `fold` is. Raises: StatementTimeout."""
     return _sort_key_often(text) if len(text) <= _CACHED_CHARS else _WEIGHTS.applied(text)
 
 
@@ -85,7 +87,7 @@ _sort_key_often = lru_cache(maxsize=4096)(_WEIGHTS.applied)
 
 
 def compare(left: str, right: str) -> int:
-    """The collation: negative, 0 or positive."""
+    """Compare two texts by the collation; the result is negative, 0 or positive."""
     if left == right:
         return 0
     first, second = sort_key(left), sort_key(right)
@@ -93,8 +95,11 @@ def compare(left: str, right: str) -> int:
 
 
 def collate(left: str, right: str) -> int:
-    """`compare`, but once the deadline has passed whatever comes first is less: SQLite's sort looks at no clock and
-    ends soon so; were it equal, the next of several columns would be compared as well."""
+    """Compare two texts; once the deadline has passed, whatever comes first is less.
+
+    SQLite's sort does not check any clock and so ends soon. Were all texts equal then, it would go on with the next
+    sort key.
+    """
     try:
         return -1 if expired() else compare(left, right)
     except StatementTimeout:
@@ -128,22 +133,7 @@ def _double_text(value: float) -> str:
     Source:
         MySQL `my_gcvt`, strings/dtoa.cc.
     """
-    if value.is_integer() and abs(value) < 1e15:
-        return str(int(value))
-    mantissa, _, exponent = repr(value).partition("e")
-    if not exponent:
-        if not value.is_integer():
-            return mantissa
-        mantissa, exponent = _shifted(mantissa.removesuffix(".0"))
-    power = int(exponent)
-    sign, digits = "-" * (value < 0), mantissa.lstrip("-").replace(".", "")
-    if -15 <= power < 0:
-        return f"{sign}0.{'0' * (-power - 1)}{digits}"
-    return f"{mantissa.removesuffix('.0')}e{power}"
-
-
-def _shifted(integer: str) -> tuple[str, str]:
-    """Mantissa and exponent of a whole number's digits."""
-    sign, digits = ("-", integer[1:]) if integer.startswith("-") else ("", integer)
-    fraction = digits[1:].rstrip("0")
-    return f"{sign}{digits[0]}{'.' + fraction if fraction else ''}", str(len(digits) - 1)
+    if not math.isfinite(value):
+        return str(value)
+    digits = Decimal(repr(value + 0.0)).normalize()  # + 0.0: no negative zero
+    return f"{digits:f}" if -15 <= digits.adjusted() < 15 else f"{digits:e}".replace("e+", "e")

@@ -1,10 +1,10 @@
-"""Shared beginnings become a tree; what is left goes into batches of like length."""
+"""Shared prefixes become a tree; the rest goes into micro-batches of similar length."""
 
-from reward_model.service.plan import Node, plan_padded, plan_shared
+from reward_model.service.prefix_tree import Node, build_prefix_tree, make_micro_batches
 
 
 def planned(rows, min_saved=4):
-    return plan_shared(rows, [len(row) - 1 for row in rows], min_saved)
+    return build_prefix_tree(rows, [len(row) - 1 for row in rows], min_saved)
 
 
 def test_two_rows_that_share_enough_share_a_node():
@@ -30,7 +30,7 @@ def test_the_scored_token_is_never_shared():
 
 
 def test_a_limit_before_the_end_is_kept():
-    assert plan_shared([(1, 1, 1, 1, 1, 2), (1, 1, 1, 1, 1, 3)], [4, 5], 4).children == [Node(0, 4, [1, 0])]
+    assert build_prefix_tree([(1, 1, 1, 1, 1, 2), (1, 1, 1, 1, 1, 3)], [4, 5], 4).children == [Node(0, 4, [1, 0])]
 
 
 def test_every_row_is_planned_once():
@@ -44,12 +44,12 @@ def test_every_row_is_planned_once():
 
 def test_rows_of_like_length_go_together():
     # 10 + 9 + 9 wastes 2 tokens, 3 more would waste 9 of the 4 allowed
-    assert plan_padded([3, 10, 9, 9, 3], max_tokens=100, max_waste=4) == [[1, 2, 3], [0, 4]]
+    assert make_micro_batches([3, 10, 9, 9, 3], max_tokens=100, max_padding=4) == [[1, 2, 3], [0, 4]]
 
 
 def test_a_batch_holds_no_more_tokens_than_allowed():
-    assert plan_padded([5, 5, 5], max_tokens=10, max_waste=100) == [[0, 1], [2]]
+    assert make_micro_batches([5, 5, 5], max_tokens=10, max_padding=100) == [[0, 1], [2]]
 
 
 def test_a_row_longer_than_a_batch_goes_alone():
-    assert plan_padded([50, 5], max_tokens=10, max_waste=100) == [[0], [1]]
+    assert make_micro_batches([50, 5], max_tokens=10, max_padding=100) == [[0], [1]]

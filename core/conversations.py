@@ -1,8 +1,7 @@
-"""Messages as users' files hold them, read into ours: OpenAI's, ShareGPT's, with tool calls in every common spelling.
+"""Reads conversations of users' files into our records: OpenAI's and ShareGPT's forms, every common tool-call spelling.
 
-A conversation comes out legal: the system speaks first if at all, every tool result answers a call. Ids of tool calls
-are numbered anew, so that equal conversations are equal. What is changed beyond spelling is counted by name in
-`changes`. Leaves out images and sound: such a message is refused.
+`legal` checks a whole conversation and gives its tool calls new ids, so that equal conversations compare equal. Every
+change beyond spelling is counted by name in `changes`. Leaves out images and sound: such a message is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from reward_model.datatypes import FunctionCall, Message, ToolCall
+from core.messages import FunctionCall, Message, ToolCall
 
 _ROLES = {
     "system": ["system", "developer"],
@@ -26,33 +25,33 @@ _ROLES = {
 ROLES: dict[str, Any] = {spelling: role for role, spellings in _ROLES.items() for spelling in spellings}
 _READ = {"role", "from", "content", "value", "tool_calls", "function_call", "tool_call_id"}
 _ARGUMENTS = ("arguments", "parameters", "args", "input")
-"""Names of a call's arguments: OpenAI's, Llama's, LangChain's, Anthropic's."""
+"""The names that OpenAI, Llama, LangChain and Anthropic give to a call's arguments."""
 _CALL_READ = {"id", "type", "name", "function", *_ARGUMENTS}
-_SHOWN_CHARS = 60
+_MAX_REPR_CHARS = 60
 
 
 class Problem(ValueError):
-    """A row cannot be used: the field at fault, dotted, why, and the form it was read as, where it had one."""
+    """A row cannot be used. Says which field is at fault (dotted), why, and as which form the row was read, if any."""
 
     def __init__(self, field: str, reason: str, form: str | None = None) -> None:
         super().__init__(f"{field}: {reason}")
         self.field, self.reason, self.form = field, reason, form
 
 
-def shown(value: Any) -> str:
-    """A value in a message: short, and in one line."""
+def short_repr(value: Any) -> str:
+    """The value for an error message, shortened and on one line."""
     text = repr(value)
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+    return text if len(text) <= _MAX_REPR_CHARS else f"{text[:_MAX_REPR_CHARS]}..."
 
 
 def read_text(value: Any, field: str, changes: Counter[str]) -> str:
-    """A text that UTF-8 can hold; half of a surrogate pair, as cut-off emoji leave it, becomes U+FFFD.
+    """The value as a text that UTF-8 can encode; half of a surrogate pair (a cut emoji) becomes U+FFFD.
 
     Raises:
-        Problem: it is no text.
+        Problem: the value is not a text.
     """
     if not isinstance(value, str):
-        raise Problem(field, f"expected a text, found {shown(value)}")
+        raise Problem(field, f"expected a text, found {short_repr(value)}")
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -62,28 +61,28 @@ def read_text(value: Any, field: str, changes: Counter[str]) -> str:
 
 
 def read_conversation(value: Any, field: str, changes: Counter[str]) -> list[Message]:
-    """A list of messages, or one message alone.
+    """Read a list of messages, or a single message.
 
     Raises:
-        Problem: the first message that cannot be read.
+        Problem: a message cannot be read; the first one is named.
     """
     if isinstance(value, dict):
         value = [value]
     if not isinstance(value, list):
-        raise Problem(field, f"expected a list of messages, found {shown(value)}")
+        raise Problem(field, f"expected a list of messages, found {short_repr(value)}")
     if not value:
         raise Problem(field, "expected messages, found an empty list")
     return [read_message(message, f"{field}.{number}", changes) for number, message in enumerate(value)]
 
 
 def in_text(text: str, field: str) -> list[Any] | None:
-    """The messages that a table's export wrote into a text as JSON; None where it is a text.
+    """The messages that the text holds as JSON, as exported tables do; None if it is an ordinary text.
 
     Raises:
-        Problem: they were written as Python prints them, which is no format to read.
+        Problem: the messages are in Python's notation instead of JSON.
     """
     if text.lstrip().startswith("[{'") and re.search(r"'(role|from)': ", text):
-        raise Problem(field, "messages as Python prints them; export the table with messages as JSON or as lists")
+        raise Problem(field, "messages in Python's notation; export the table with messages as JSON or as lists")
     try:
         value = json.loads(text) if text.lstrip().startswith("[") else None
     except (ValueError, RecursionError):
@@ -96,22 +95,22 @@ def _has_role(message: Any) -> bool:
 
 
 def read_message(raw: Any, field: str, changes: Counter[str]) -> Message:
-    """One message with `role` and `content`, or `from` and `value`.
+    """Read one message with `role` and `content`, or `from` and `value`.
 
     Raises:
-        Problem: an unknown role, a content that is no text, a call that names no function, two fields for one thing.
+        Problem: the role is unknown, the content is not a text, a call names no function, or two fields contradict.
     """
     if not isinstance(raw, dict):
-        raise Problem(field, f"expected a message object, found {shown(raw)}")
+        raise Problem(field, f"expected a message object, found {short_repr(raw)}")
     role_key, content_key = _filled_key(raw, "role", "from"), _filled_key(raw, "content", "value")
     said = raw.get(role_key)
     role = ROLES.get(said.strip().lower()) if isinstance(said, str) else None
     if role is None:
-        raise Problem(f"{field}.{role_key}", f"unknown role {shown(said)}; known are {', '.join(ROLES)}")
+        raise Problem(f"{field}.{role_key}", f"unknown role {short_repr(said)}; known are {', '.join(ROLES)}")
     if role_key == "role" and raw.get("from") and ROLES.get(str(raw["from"]).strip().lower()) != role:
-        raise Problem(f"{field}.from", f"{shown(raw['from'])} beside role {shown(said)}")
+        raise Problem(f"{field}.from", f"{short_repr(raw['from'])} contradicts role {short_repr(said)}")
     if content_key == "content" and raw.get("value") and raw["value"] != raw["content"] and raw["content"]:
-        raise Problem(f"{field}.value", "beside content, and another one")
+        raise Problem(f"{field}.value", "differs from content")
     if said != role and role_key == "role":
         changes[f"role {said!r} read as {role!r}"] += 1
     for name in raw.keys() - _READ:
@@ -120,7 +119,7 @@ def read_message(raw: Any, field: str, changes: Counter[str]) -> Message:
     content, calls = raw.get(content_key), _calls(raw, field, changes)
     if said == "function_call":
         if calls:
-            raise Problem(f"{field}.{content_key}", "a call beside tool_calls")
+            raise Problem(f"{field}.{content_key}", "holds a call, and tool_calls holds another")
         content, calls = "", _calls_in_text(content, f"{field}.{content_key}", changes)
     text = _content(content, f"{field}.{content_key}", changes)
     if role in ("user", "system") and not text.strip():
@@ -135,7 +134,7 @@ def read_message(raw: Any, field: str, changes: Counter[str]) -> Message:
 
 
 def _filled_key(raw: dict[str, Any], key: str, other: str) -> str:
-    """The name that holds something: of two schemas merged into one, the other's field is there and empty."""
+    """The key that holds something; in data sets merged from two schemas the other schema's key is there but empty."""
     return next((name for name in (key, other) if raw.get(name)), key if key in raw else other)
 
 
@@ -148,7 +147,9 @@ def _content(content: Any, field: str, changes: Counter[str]) -> str:
     for number, part in enumerate(content):
         text = part.get("text") if isinstance(part, dict) else part
         if isinstance(part, dict) and (text is None or not str(part.get("type") or "text").endswith("text")):
-            raise Problem(f"{field}.{number}", f"expected a part with a text, found {shown(part.get('type', part))}")
+            raise Problem(
+                f"{field}.{number}", f"expected a part with a text, found {short_repr(part.get('type', part))}"
+            )
         texts.append(read_text(text, f"{field}.{number}", changes))
     return "".join(texts)
 
@@ -157,23 +158,23 @@ def _content(content: Any, field: str, changes: Counter[str]) -> str:
 
 
 def _calls(raw: dict[str, Any], field: str, changes: Counter[str]) -> list[ToolCall]:
-    """`tool_calls`, or the one `function_call` of OpenAI's first tool interface."""
+    """Read `tool_calls`, or the single `function_call` of OpenAI's first tool interface."""
     calls = raw.get("tool_calls") or []
     if raw.get("function_call"):
         if calls:
-            raise Problem(f"{field}.function_call", "beside tool_calls; which of them is meant cannot be told")
+            raise Problem(f"{field}.function_call", "both function_call and tool_calls are given; keep one of them")
         calls = [raw["function_call"]]
     if not isinstance(calls, list):
-        raise Problem(f"{field}.tool_calls", f"expected a list of calls, found {shown(calls)}")
+        raise Problem(f"{field}.tool_calls", f"expected a list of calls, found {short_repr(calls)}")
     return [_call(call, f"{field}.tool_calls.{number}", changes) for number, call in enumerate(calls)]
 
 
 def _calls_in_text(content: Any, field: str, changes: Counter[str]) -> list[ToolCall]:
-    """ShareGPT's `function_call`: a call, or a list of them, as JSON in the text."""
+    """Read a ShareGPT `function_call` message: its text is one call or a list of calls as JSON."""
     try:
         calls = json.loads(content) if isinstance(content, str) else content
     except (ValueError, RecursionError):
-        raise Problem(field, f"expected a call as JSON, found {shown(content)}") from None
+        raise Problem(field, f"expected a call as JSON, found {short_repr(content)}") from None
     return [_call(call, field, changes) for call in (calls if isinstance(calls, list) else [calls])]
 
 
@@ -181,7 +182,7 @@ def _call(raw: Any, field: str, changes: Counter[str]) -> ToolCall:
     function = raw.get("function", raw) if isinstance(raw, dict) else raw
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or not name:
-        raise Problem(field, f"expected a call that names a function, found {shown(raw)}")
+        raise Problem(field, f"expected a call that names a function, found {short_repr(raw)}")
     arguments = _arguments(raw, function, field, changes)
     if not isinstance(arguments, str):
         arguments = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
@@ -199,12 +200,12 @@ def _arguments(raw: dict[str, Any], function: dict[str, Any], field: str, change
     here = [key for key in _ARGUMENTS if key in function]
     filled = [key for key in here if function[key]]
     if len(filled) > 1:
-        raise Problem(field, f"{' and '.join(filled)}; which of them the arguments are cannot be told")
+        raise Problem(field, f"{' and '.join(filled)} could both be the arguments; keep one of them")
     known = _CALL_READ if function is raw else _CALL_READ - set(_ARGUMENTS)
     left_out = [key for key in raw if key not in known and raw[key]]
     left_out += [key for key in function if function is not raw and key not in _CALL_READ and function[key]]
     if left_out and not here:
-        names = ", ".join(map(shown, left_out))
+        names = ", ".join(map(short_repr, left_out))
         raise Problem(field, f"expected the arguments as one of {', '.join(_ARGUMENTS)}, found only {names}")
     for key in left_out:
         changes[f"field {key!r} of a call left out"] += 1
@@ -212,19 +213,19 @@ def _arguments(raw: dict[str, Any], function: dict[str, Any], field: str, change
 
 
 def read_tools(value: Any, field: str, changes: Counter[str]) -> str | None:
-    """Tools' schemas as a JSON list in a text, each with OpenAI's wrapping; None where there are none.
+    """The tools' schemas as the text of a JSON list, each in OpenAI's wrapping; None if there are none.
 
     Raises:
-        Problem: neither a list of objects nor such a list as JSON.
+        Problem: the value is neither a list of objects nor the JSON text of one.
     """
     try:
         tools = json.loads(value) if isinstance(value, str) and value.strip() else value
     except (ValueError, RecursionError):
-        raise Problem(field, f"expected a JSON list of tools, found {shown(value)}") from None
+        raise Problem(field, f"expected a JSON list of tools, found {short_repr(value)}") from None
     if not tools:
         return None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise Problem(field, f"expected a list of tools, found {shown(value)}")
+        raise Problem(field, f"expected a list of tools, found {short_repr(value)}")
     wrapped = [tool if "function" in tool else {"type": "function", "function": tool} for tool in tools]
     return read_text(json.dumps(wrapped, ensure_ascii=False), field, changes)
 
@@ -232,21 +233,16 @@ def read_tools(value: Any, field: str, changes: Counter[str]) -> str | None:
 # Whole conversations --------------------------------------------------------------------------------------------------
 
 
-def call_id(number: int) -> str:
-    """Nine letters and digits, which the strictest templates (Mistral's) ask of an id."""
-    return f"call{number:05}"
-
-
 def legal(conversation: Sequence[Message], field: str, *, num_prompt: int = 0) -> list[Message]:
-    """The conversation with its calls numbered from 1 and each tool result under its call's number.
+    """The conversation with its tool calls numbered from 1, and each tool result with the number of its call.
 
     A result without an id answers the oldest open call of the reply before it.
 
     Args:
-        field: what the conversation is called in problems.
-        num_prompt: so many messages at its head are the prompt's, and called so.
+        field: the name of the conversation in error messages.
+        num_prompt: the first `num_prompt` messages are called `prompt` in error messages.
     Raises:
-        Problem: a system message that is not the first, a result that answers no call.
+        Problem: a system message is not the first message, or a tool result answers no call.
     """
     numbered: list[Message] = []
     open_calls: list[tuple[str, str]] = []
@@ -256,11 +252,12 @@ def legal(conversation: Sequence[Message], field: str, *, num_prompt: int = 0) -
         if message.role == "system" and number > 0:
             raise Problem(where, "a system message that is not the first")
         if message.tool_calls:
-            fresh = [call_id(count + index) for index in range(1, len(message.tool_calls) + 1)]
-            open_calls = [(call.id, new) for call, new in zip(message.tool_calls, fresh, strict=True)]
-            calls = [call.model_copy(update={"id": new}) for call, new in zip(message.tool_calls, fresh, strict=True)]
-            message = message.model_copy(update={"tool_calls": tuple(calls)})
-            count += len(fresh)
+            # nine letters and digits, which the strictest chat templates (Mistral's) require
+            open_calls = [(call.id, f"call{index:05}") for index, call in enumerate(message.tool_calls, count + 1)]
+            new_ids = zip(message.tool_calls, open_calls, strict=True)
+            calls = tuple(call.model_copy(update={"id": new}) for call, (_, new) in new_ids)
+            message = message.model_copy(update={"tool_calls": calls})
+            count += len(calls)
         elif message.role == "tool":
             asked = message.tool_call_id
             answered = next((pair for pair in open_calls if asked in (None, pair[0]) or not pair[0]), None)
@@ -273,7 +270,7 @@ def legal(conversation: Sequence[Message], field: str, *, num_prompt: int = 0) -
 
 
 def without_tools(conversation: Sequence[Message], changes: Counter[str]) -> list[Message]:
-    """The texts alone: no calls, no results; replies that then follow each other become one, a blank line between."""
+    """Remove calls and results; replies that then follow each other are joined with a blank line between them."""
     kept: list[Message] = []
     for message in conversation:
         changes["tool calls dropped, on both sides"] += len(message.tool_calls)

@@ -10,8 +10,9 @@ import httpx
 import pytest
 import uvicorn
 
-from reward_model.service import edge
-from reward_model.service.edge import Edge, PromptProtocol
+from reward_model.service import http_protocol, middleware
+from reward_model.service.http_protocol import LimitedHttpProtocol
+from reward_model.service.middleware import RequestMiddleware
 
 TOKEN = "a-token"
 POST = "POST /score HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nauthorization: Bearer a-token\r\n"
@@ -39,14 +40,19 @@ ENTERED, LEFT = threading.Event(), threading.Event()
 @pytest.fixture(scope="module")
 def port():
     patched = pytest.MonkeyPatch()
-    patched.setattr(edge, "HEAD_S", 0.5)
-    patched.setattr(edge, "BODY_S", 0.5)
+    patched.setattr(http_protocol, "HEADERS_S", 0.5)
+    patched.setattr(middleware, "BODY_S", 0.5)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     server = uvicorn.Server(
         uvicorn.Config(
-            Edge(echo, token=TOKEN), port=port, http=PromptProtocol, lifespan="off", log_config=None, access_log=False
+            RequestMiddleware(echo, token=TOKEN),
+            port=port,
+            http=LimitedHttpProtocol,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
         )
     )
     thread = threading.Thread(target=server.run)
@@ -186,7 +192,7 @@ def test_headers_without_end_close_the_connection(port):
 def test_an_unforeseen_error_is_a_500_that_shows_no_text(http, caplog):
     answer = http.post("/score", content=b"fail: canary")
     assert answer.status_code == 500
-    assert "KeyError at test_edge.py" in caplog.text
+    assert "KeyError at test_middleware.py" in caplog.text
     assert "canary" not in answer.text + caplog.text
 
 
@@ -222,7 +228,7 @@ async def test_a_request_that_the_end_of_the_service_cuts_off_is_a_503():
         said.append(message)
 
     scope = {"type": "http", "path": "/score", "method": "POST", "headers": []}
-    task = asyncio.create_task(Edge(echo, token=None)(scope, nothing, send))
+    task = asyncio.create_task(RequestMiddleware(echo, token=None)(scope, nothing, send))
     await entered.wait()
     task.cancel()
     await task

@@ -1,4 +1,4 @@
-"""Shared and kept beginnings change what is computed, never what a conversation scores."""
+"""Shared and cached prefixes change what is computed, never what a conversation scores."""
 
 import random
 
@@ -9,7 +9,7 @@ from transformers import Qwen3Config, Qwen3ForSequenceClassification
 from reward_model.datatypes import Encoded
 from reward_model.scorer import Scorer
 from reward_model.service import metrics
-from reward_model.service.forward import CPU, Beginnings, Rounds
+from reward_model.service.batch_scorer import CPU, BatchScorer, PrefixCache
 
 BOUND = 5e-6
 
@@ -40,8 +40,8 @@ def row(*parts: tuple[int, ...]) -> Encoded:
     return Encoded(tuple(token for part in parts for token in part))
 
 
-def scores(rounds: Rounds, asked: list[Encoded]) -> list[float]:
-    found = dict(pair for part in rounds.score(asked) for pair in part)
+def scores(batch_scorer: BatchScorer, asked: list[Encoded]) -> list[float]:
+    found = dict(pair for part in batch_scorer.score(asked) for pair in part)
     return [found[number].value for number in range(len(asked))]
 
 
@@ -52,32 +52,32 @@ def alone(scorer: Scorer, asked: list[Encoded]) -> list[float]:
 RULES, TASK, OTHER = (1,) * 100, (2,) * 80, (3,) * 80
 
 
-def test_what_an_earlier_round_computed_is_not_computed_again(scorer):
-    rounds = Rounds(scorer, CPU, threads=2)
+def test_what_an_earlier_batch_computed_is_not_computed_again(scorer):
+    batch_scorer = BatchScorer(scorer, CPU, threads=2)
     first = [row(RULES, TASK, (4,)), row(RULES, TASK, (5,))]
     later = [row(RULES, TASK, (6, 7))]
     before = metrics.COMPUTED._value.get()
-    assert scores(rounds, first) == pytest.approx(alone(scorer, first), abs=BOUND)
-    # the beginning of 180 tokens once, and 1 token of each
+    assert scores(batch_scorer, first) == pytest.approx(alone(scorer, first), abs=BOUND)
+    # the prefix of 180 tokens once, and 1 token of each
     assert metrics.COMPUTED._value.get() - before == 182
-    assert scores(rounds, later) == pytest.approx(alone(scorer, later), abs=BOUND)
+    assert scores(batch_scorer, later) == pytest.approx(alone(scorer, later), abs=BOUND)
     assert metrics.COMPUTED._value.get() - before == 184
 
 
-def test_a_part_of_what_is_kept_helps_too(scorer):
-    rounds = Rounds(scorer, CPU, threads=2)
-    scores(rounds, [row(RULES, TASK, (4,)), row(RULES, TASK, (5,))])
+def test_a_part_of_a_cached_prefix_helps_too(scorer):
+    batch_scorer = BatchScorer(scorer, CPU, threads=2)
+    scores(batch_scorer, [row(RULES, TASK, (4,)), row(RULES, TASK, (5,))])
     before = metrics.COMPUTED._value.get()
     asked = [row(RULES, OTHER, (4,))]
-    assert scores(rounds, asked) == pytest.approx(alone(scorer, asked), abs=BOUND)
+    assert scores(batch_scorer, asked) == pytest.approx(alone(scorer, asked), abs=BOUND)
     assert metrics.COMPUTED._value.get() - before == 81  # without the 100 of the rules
 
 
-def test_a_conversation_that_is_itself_a_kept_beginning_is_scored(scorer):
-    rounds = Rounds(scorer, CPU, threads=2)
-    scores(rounds, [row(RULES, (4,)), row(RULES, (5,))])
-    assert list(rounds.kept) == [RULES]
-    assert scores(rounds, [row(RULES)]) == pytest.approx(alone(scorer, [row(RULES)]), abs=BOUND)
+def test_a_conversation_that_is_itself_a_cached_prefix_is_scored(scorer):
+    batch_scorer = BatchScorer(scorer, CPU, threads=2)
+    scores(batch_scorer, [row(RULES, (4,)), row(RULES, (5,))])
+    assert list(batch_scorer.cache) == [RULES]
+    assert scores(batch_scorer, [row(RULES)]) == pytest.approx(alone(scorer, [row(RULES)]), abs=BOUND)
 
 
 def test_any_order_and_any_company_gives_the_same_scores(scorer):
@@ -88,14 +88,14 @@ def test_any_order_and_any_company_gives_the_same_scores(scorer):
         for _ in range(6)
     ]
     expected = dict(zip(pool, alone(scorer, pool), strict=True))
-    rounds = Rounds(scorer, CPU, threads=2)
+    batch_scorer = BatchScorer(scorer, CPU, threads=2)
     for _ in range(30):
         asked = rng.choices(pool, k=rng.randint(1, 12))
-        assert scores(rounds, asked) == pytest.approx([expected[each] for each in asked], abs=BOUND)
+        assert scores(batch_scorer, asked) == pytest.approx([expected[each] for each in asked], abs=BOUND)
 
 
-def test_the_beginnings_used_last_are_kept():
-    kept = Beginnings(max_tokens=5)
+def test_the_prefixes_used_last_are_kept():
+    kept = PrefixCache(max_tokens=5)
     kept.update([], [((1, 1), "a"), ((2, 2), "b")])
     kept.update([(1, 1)], [((3, 3), "c")])  # 6 tokens: (2, 2) is the one not used for longest
     assert list(kept) == [(1, 1), (3, 3)]

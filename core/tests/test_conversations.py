@@ -2,8 +2,8 @@ from collections import Counter
 
 import pytest
 
-from reward_model.data.messages import Problem, legal, read_conversation, read_message, read_tools, without_tools
-from reward_model.datatypes import FunctionCall, Message, ToolCall
+from core.conversations import Problem, legal, read_conversation, read_message, read_tools, without_tools
+from core.messages import FunctionCall, Message, ToolCall
 
 
 def read(raw):
@@ -132,16 +132,16 @@ def test_what_is_left_out_or_renamed_is_counted_by_name():
         ),
         pytest.param(
             {"role": "assistant", "tool_calls": [{"name": "f"}], "function_call": {"name": "g"}},
-            "m.function_call: beside tool_calls",
+            "m.function_call: both function_call and tool_calls",
             id="calls_in_both_ways",
         ),
         pytest.param(
             {"from": "function_call", "value": '{"name": "f"}', "tool_calls": [{"name": "g"}]},
-            "m.value: a call beside tool_calls",
+            "m.value: holds a call, and tool_calls",
             id="calls_in_text_and_field",
         ),
-        pytest.param({"role": "user", "content": "x", "value": "y"}, "m.value: beside content", id="content_and_value"),
-        pytest.param({"role": "user", "from": "gpt", "content": "x"}, "m.from: 'gpt' beside role", id="role_and_from"),
+        pytest.param({"role": "user", "content": "x", "value": "y"}, "m.value: differs from", id="content_and_value"),
+        pytest.param({"role": "user", "from": "gpt", "content": "x"}, "m.from: 'gpt' contradicts", id="role_and_from"),
         pytest.param({"from": "function_call", "value": "f(x)"}, "m.value: expected a call as JSON", id="call_no_json"),
         pytest.param(
             {"role": "user", "content": "x", "tool_calls": [{"name": "f"}]},

@@ -1,0 +1,62 @@
+"""The records of a conversation in chat-completions form. Importing this module is instant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class FunctionCall(Record):
+    name: str = Field(min_length=1)
+    arguments: str
+    """A JSON object as text, as in OpenAI's chat completions."""
+
+
+class ToolCall(Record):
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Record):
+    """One message of a conversation."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
+    tool_calls: tuple[ToolCall, ...] = Field(default=(), strict=False, fail_fast=True)
+    """Only an assistant message has calls. A list, as JSON has it, is accepted."""
+    tool_call_id: str | None = None
+    """The call that a tool message answers."""
+
+    @model_validator(mode="after")
+    def _only_an_assistant_calls_tools(self) -> Message:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"a {self.role} message has tool_calls; only an assistant calls tools")
+        return self
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.content.strip() and not self.tool_calls
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values without empty fields; `content` is always there."""
+        plain = self.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+        for call in plain.get("tool_calls", ()):
+            call["type"] = "function"
+        return {"role": self.role, "content": self.content, **plain}
+
+
+def num_chars(messages: Sequence[Message]) -> int:
+    """Characters of contents, tool names and arguments: the length that a reader sees, whatever the template."""
+    calls = (call.function for message in messages for call in message.tool_calls)
+    return sum(len(m.content) for m in messages) + sum(len(call.name) + len(call.arguments) for call in calls)
+
+
+def num_tool_calls(messages: Sequence[Message]) -> int:
+    return sum(len(message.tool_calls) for message in messages)

@@ -1,0 +1,183 @@
+"""The arguments of reward-model training: TRL's, with our defaults and additions.
+
+TRL's names and defaults hold unless this module says otherwise.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from trl.scripts.utils import TrlParser
+from trl.trainer.model_config import ModelConfig
+from trl.trainer.reward_config import RewardConfig
+
+from core.cpu_features import uses_bfloat16
+from core.training_run import TrainingError
+
+logger = logging.getLogger(__name__)
+
+OUTPUT = "outputs/reward-model"
+
+
+def parse(arguments: list[str]) -> tuple[Any, Any, Any]:
+    """Data, training and model arguments; flags override the file, and the file overrides the defaults.
+
+    Raises:
+        TrainingError: the file is missing or holds an unknown setting.
+    """
+    parser = TrlParser((DataArguments, TrainingArguments, ModelArguments))  # type: ignore[arg-type]
+    try:
+        return parser.parse_args_and_config(arguments)  # type: ignore[return-value]
+    except OSError as error:
+        raise TrainingError(f"--config {error.filename} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise TrainingError("--config is not a text, expected YAML with settings") from None
+    except ValueError as error:
+        raise TrainingError(str(error)) from None
+
+
+@dataclass
+class DataArguments:
+    """The data to train on and to hold out."""
+
+    dataset_name: str = field(metadata={"help": "Preferences, as convert_dpo_format.py writes them."})
+    eval_dataset_name: str | None = field(
+        default=None, metadata={"help": "Held-out preferences; without it a part of the prompts is held out."}
+    )
+    held_out_fraction: float = field(
+        default=0.1, metadata={"help": "Share of the pairs that is held out, whole prompts at a time; 0 for none."}
+    )
+
+
+@dataclass
+class ModelArguments(ModelConfig):
+    """TRL's arguments, with LoRA on all linear layers and a new head that is trained whole."""
+
+    use_peft: bool = field(default=True, metadata={"help": "LoRA; --no_use_peft trains all weights."})
+    lora_task_type: str = field(default="SEQ_CLS", metadata={"help": "Task type of the adapter."})
+    lora_target_modules: list[str] | None = field(
+        default_factory=lambda: ["all-linear"], metadata={"help": "Layers that get an adapter; the head gets none."}
+    )
+    lora_modules_to_save: list[str] | None = field(
+        default_factory=lambda: ["score"], metadata={"help": "Layers that are trained whole: the head, which is new."}
+    )
+
+
+@dataclass
+class TrainingArguments(RewardConfig):
+    """TRL's arguments, with centred scores, an evaluation per epoch, and precision and memory by device."""
+
+    output_dir: str | None = field(default=OUTPUT, metadata={"help": "Adapter, checkpoints, metrics.jsonl."})
+    center_rewards_coefficient: float | None = field(
+        default=0.01, metadata={"help": "Pulls the scores of a pair towards mean 0 (arXiv:2312.09244, eq. 2)."}
+    )
+    eval_strategy: str = field(default="epoch", metadata={"help": "When held-out pairs are scored."})
+    gradient_checkpointing: bool | None = field(
+        default=None, metadata={"help": "Recompute activations to save memory; default on a GPU only."}
+    )
+    bf16: bool | None = field(
+        default=None,
+        metadata={
+            "help": "bfloat16 autocast; default where a GPU has it, and for 20 million weights or more where a CPU has "
+            "it in hardware (AVX-512 BF16, AMX)."
+        },
+    )
+    micro_batch_tokens: int | None = field(
+        default=None,
+        metadata={
+            "help": "Tokens, padding included, of one forward and backward pass, at least one pair; default 1024 on a "
+            "CPU, 4096 on a GPU. Longer pairs compute their activations twice. Changes memory, not the result. Several "
+            "processes do not cut their batches."
+        },
+    )
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Hide losses that are NaN; never wanted."})
+    disable_tqdm: bool | None = field(default=True, metadata={"help": "No progress bars; a line per logging step."})
+    resume_from_checkpoint: str | None = field(
+        default="auto", metadata={"help": "A checkpoint to go on from; auto: the newest in output_dir, if any."}
+    )
+
+    def __post_init__(self) -> None:
+        self.decides_bf16 = self.bf16 is None
+        on_gpu = torch.cuda.is_available() and not self.use_cpu and os.environ.get("ACCELERATE_USE_CPU") != "true"
+        if self.bf16 is None:
+            self.bf16 = on_gpu and not self.fp16 and torch.cuda.is_bf16_supported()
+        if self.gradient_checkpointing is None:
+            self.gradient_checkpointing = on_gpu
+        self.dataloader_pin_memory = self.dataloader_pin_memory and on_gpu
+        self.report_to = usable_sinks(self.report_to)
+        super().__post_init__()
+
+    def suit(self, parameters: int) -> None:
+        """Turn bfloat16 on if no flag was given and it is faster on this CPU for a model of that size."""
+        on_cpu = self.device.type == "cpu" and not self.fp16
+        if self.decides_bf16 and on_cpu and uses_bfloat16("auto", parameters):
+            self.bf16, self.mixed_precision = True, "bf16"
+
+
+def usable_sinks(wanted: str | Sequence[str] | None) -> list[str]:
+    """The sinks that are installed; wandb and swanlab write to disk if there is no key."""
+    names = [wanted] if isinstance(wanted, str) else list(wanted or ())
+    usable = []
+    for name in names:
+        if name not in ("none", "all") and importlib.util.find_spec(name) is None:
+            logger.warning("%s is not installed; going on without it (`uv pip install %s` adds it)", name, name)
+            continue
+        usable.append(name)
+    if "wandb" in usable and not os.environ.get("WANDB_API_KEY"):
+        os.environ.setdefault("WANDB_MODE", "offline")
+    if "swanlab" in usable and not os.environ.get("SWANLAB_API_KEY"):
+        os.environ.setdefault("SWANLAB_MODE", "local")
+    return usable or ["none"]
+
+
+SETTINGS = (
+    "use_peft",
+    "lora_r",
+    "lora_alpha",
+    "lora_dropout",
+    "lora_target_modules",
+    "lora_target_parameters",
+    "lora_modules_to_save",
+    "use_rslora",
+    "use_dora",
+    "load_in_8bit",
+    "load_in_4bit",
+    "dtype",
+    "learning_rate",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "weight_decay",
+    "max_grad_norm",
+    "optim",
+    "optim_args",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "lr_scheduler_kwargs",
+    "num_train_epochs",
+    "max_steps",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "seed",
+    "data_seed",
+    "bf16",
+    "fp16",
+    "center_rewards_coefficient",
+    "max_length",
+    "disable_dropout",
+    "held_out_fraction",
+)
+"""The settings that the weights depend on; a run continues from a checkpoint only if they are unchanged."""
+
+
+def settings(*arguments: Any) -> dict[str, Any]:
+    """The values of `SETTINGS` as JSON would store them."""
+    found = {name: getattr(source, name) for source in arguments for name in SETTINGS if hasattr(source, name)}
+    return json.loads(json.dumps(found, default=str))

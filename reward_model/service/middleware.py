@@ -1,0 +1,149 @@
+"""What every request passes before the application: token, media type, size and time limit of the body, metrics. Work
+stops when the client disconnects, and an unexpected error shows no text of a request.
+
+A plain ASGI middleware, because Starlette's neither limit the time of a body nor answer with our error body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import time
+import traceback
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from reward_model.service import metrics
+
+log = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 1 << 20
+BODY_S = 10.0
+"""Seconds within which a body has to be complete."""
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})
+"""Health checks, which need no token."""
+ROUTES = OPEN_PATHS | {"/score", "/score-pair", "/classify", "/healthz", "/metrics", "/openapi.json", "/docs"}
+EXTRA_HEADERS = {
+    401: {"WWW-Authenticate": "Bearer"},
+    408: {"Connection": "close"},  # what else the client is sending is not read
+    413: {"Connection": "close"},
+    503: {"Connection": "close", "Retry-After": "1"},
+}
+
+
+class RefusedError(Exception):
+    def __init__(self, status: int, reason: str, field: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.reason, self.field = status, reason, field
+
+
+class RequestMiddleware:
+    def __init__(self, app: ASGIApp, *, token: str | None) -> None:
+        self._app = app
+        self._token = token.encode() if token else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        started, status = time.perf_counter(), 499  # 499: the client left before the answer
+        route = scope["path"] if scope["path"] in ROUTES else "other"
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        async def refuse(status: int, field: str, message: str) -> None:
+            body = {"detail": [{"field": field, "message": message}]}
+            await JSONResponse(body, status, EXTRA_HEADERS.get(status))(scope, receive, send_and_note)
+
+        try:
+            await self._handle(scope, receive, send_and_note)
+        except RefusedError as error:
+            metrics.REJECTED.labels(error.reason).inc()
+            await refuse(error.status, error.field, str(error))
+        except asyncio.CancelledError:  # uvicorn cancels what is left when it ends, and would log it as our error
+            if status == 499:
+                metrics.REJECTED.labels("draining").inc()
+                await refuse(503, "", "the service is ending; ask its successor")
+        except Exception as error:
+            log.error("%s failed with %s at %s", route, type(error).__name__, _location(error))
+            if status == 499:
+                await refuse(500, "", f"{type(error).__name__}; the service's log says where")
+        finally:
+            metrics.REQUESTS.labels(route, status).inc()
+            metrics.SECONDS.labels(route).observe(time.perf_counter() - started)
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        if self._token is not None and scope["path"] not in OPEN_PATHS:
+            _check_token(headers, self._token)
+        if scope["method"] != "POST":
+            return await self._app(scope, receive, send)
+        body = await _read_body(headers, receive)
+        if body is None:
+            return None
+        if headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
+            raise RefusedError(415, "media_type", "content-type", "expected application/json")
+        await _run_until_disconnect(self._app, scope, body, receive, send)
+
+
+def _check_token(headers: Headers, expected: bytes) -> None:
+    scheme, _, sent = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(sent.encode("latin-1"), expected):
+        raise RefusedError(401, "token", "authorization", "expected `Authorization: Bearer TOKEN`")
+
+
+async def _read_body(headers: Headers, receive: Receive) -> bytes | None:
+    """The whole body, or None if the client disconnected."""
+    too_large = RefusedError(413, "body_too_large", "body", f"larger than {MAX_BODY_BYTES} bytes")
+    length = headers.get("content-length", "0")
+    if length.isdigit() and int(length[:20]) > MAX_BODY_BYTES:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            more = True
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                body += message.get("body", b"")
+                if len(body) > MAX_BODY_BYTES:
+                    raise too_large
+                more = message.get("more_body", False)
+    except TimeoutError:
+        raise RefusedError(408, "slow_body", "body", f"not complete within {BODY_S:g} s") from None
+    return bytes(body)
+
+
+async def _run_until_disconnect(app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+    """Run the application until it has answered or the client has disconnected."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        if not messages:  # only a disconnect could follow, and that is watched here
+            await asyncio.Event().wait()
+        return messages.pop()
+
+    answering = asyncio.ensure_future(app(scope, replay, send))
+    disconnecting = asyncio.ensure_future(receive())
+    try:
+        await asyncio.wait((answering, disconnecting), return_when=asyncio.FIRST_COMPLETED)
+        if answering.done():
+            answering.result()
+        else:
+            metrics.REJECTED.labels("client_gone").inc()
+    finally:
+        answering.cancel()
+        disconnecting.cancel()
+
+
+def _location(error: BaseException) -> str:
+    """File and line where it was raised, without the message, which may hold what a client sent."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno}" if frames else "?"

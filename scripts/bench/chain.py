@@ -1,0 +1,168 @@
+"""A run without verl, in a process of its own: `python -m scripts.bench.chain`.
+
+It stands where the command and verl's driver stand: `launch.fit` forks the runners (and keeps the store, where no other
+is named), the rollout manager asks for rollouts, through the LLM proxy where the settings say so. It reads one line of
+JSON, which `scripts.bench.overhead` and `scripts.bench.long_run` write, and answers with lines of JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+
+from core.processes import RUN_ID, Events, end_run, end_with_parent
+from scripts.bench.children import answer, cpu_s, say
+from scripts.bench.overhead import AT_ONCE, ROUNDS
+from sql_agent.config import load_config
+from sql_agent.launch import fit
+from sql_agent.lightning.agl_light import agl
+from sql_agent.lightning.algorithm import log_file, spawn
+from sql_agent.lightning.door import give_token
+from sql_agent.lightning.runner import TRAINER_WORKER
+from sql_agent.rollouts import run_context
+
+
+class Chain(agl.Algorithm):
+    """Asks for batches of rollouts as a trainer does; its subclasses say which, and what they measure."""
+
+    def __init__(self, order: dict[str, Any], events: Events) -> None:
+        super().__init__()
+        self.order, self.events, self.cfg = order, events, load_config(None, order["settings"])
+        self.tasks = Path(order["tasks"]).read_text().splitlines()
+        self.proxy: subprocess.Popen[str] | None = None
+
+    async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
+        store = self.get_store()
+        try:
+            manager = await asyncio.to_thread(self._manager)
+            await self.measure(store, manager)
+            await store.update_worker(TRAINER_WORKER, {"state": "finished"})
+        finally:
+            if self.proxy is not None and self.proxy.stdin is not None:
+                self.proxy.stdin.close()
+                await asyncio.to_thread(self.proxy.wait, 20)
+            if "store_pid" in self.order:
+                await store.close()
+
+    async def measure(self, store: Any, manager: Any) -> None:
+        raise NotImplementedError
+
+    def _manager(self) -> Any:
+        from sql_agent.rollouts.manager import LightningRolloutManager
+
+        self.context = run_context.RunContext(self.cfg, "bench", self.order["store_url"], 0, self._start_proxy)
+        run_context.enter(self.context)
+        config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(model=SimpleNamespace(path=self.order["model"])))
+        addresses = [self.order["server"].removeprefix("http://")]
+        return LightningRolloutManager(config, SimpleNamespace(_load_balancer=SimpleNamespace(addresses=addresses)))
+
+    def _start_proxy(self, servers: dict[str, Any]) -> str | None:
+        if not self.cfg.llm_proxy:
+            return None
+        log = log_file(self.cfg, "proxy")
+        self.proxy = spawn("sql_agent.lightning.llm_proxy", "--store", self.order["store_url"], log=log)
+        say(self.proxy, servers)
+        return answer(self.proxy, log)["url"]
+
+    def play(self, manager: Any, rows: int, group: int, how: dict[str, Any]) -> dict[str, float]:
+        """Play one batch and return the manager's own metrics of it.
+
+        Raises:
+            RuntimeError: a rollout was lost.
+        """
+        import numpy as np
+        from verl import DataProto
+
+        tasks = np.array([{"task": task} for task in self.tasks[:rows]], dtype=object)
+        uids = np.array([str(row // group) for row in range(rows)], dtype=object)
+        manager.generate_sequences(DataProto(non_tensor_batch={"extra_info": tasks, "uid": uids}, meta_info=how))
+        metrics = {name.removeprefix("val/"): value for name, value in self.context.step_metrics.items()}
+        self.context.step_metrics.clear()  # as the metrics sink does
+        if metrics["reward/unjudged_frac"]:
+            raise RuntimeError(f"{metrics['reward/unjudged_frac']:.0%} of the rollouts were lost: {metrics}")
+        return metrics
+
+    def processes(self) -> dict[str, list[int]]:
+        """The pids of each part of the run that has any."""
+        proxies = [self.proxy.pid] if self.proxy else []
+        keepers = [child for child in psutil.Process().children() if child.pid not in proxies]
+        parts = {"runners": [runner.pid for keeper in keepers for runner in keeper.children()], "LLM proxy": proxies}
+        return {name: pids for name, pids in parts.items() if pids}
+
+
+class Load(Chain):
+    """Validation batches, which decode greedily: their time, and the CPU time of each part."""
+
+    async def measure(self, store: Any, manager: Any) -> None:
+        async def play(rows: int) -> dict[str, float]:
+            return await asyncio.to_thread(self.play, manager, rows, 1, {"validate": True})
+
+        await play(AT_ONCE)  # warms up, as the straight way does
+        batch = await play(AT_ONCE)
+        before, asked = self._cpu_s(), time.time()
+        loads = [await play(len(self.tasks)) for _ in range(ROUNDS)]
+        after, rollout_s = self._cpu_s(), statistics.fmean(load["rollout/seconds"] for load in loads)
+        load = {
+            "wall_s": statistics.median(load["time/rollout_s"] for load in loads),
+            "rollout_s": rollout_s,
+            "around_s": await _claim_to_end_s(store, asked) - rollout_s,
+            "turns": statistics.fmean(load["rollout/turns"] for load in loads),
+            "batch_s": batch["time/rollout_s"],
+            "cpu_s": {name: (after[name] - before[name]) / ROUNDS for name in after},
+        }
+        self.events.emit(load)
+
+    def _cpu_s(self) -> dict[str, float]:
+        """CPU seconds so far of each part of the run."""
+        parts = self.processes() | {"store": [self.order["store_pid"]], "rollout manager": [os.getpid()]}
+        return {name: sum(map(cpu_s, pids)) for name, pids in parts.items()}
+
+
+async def _claim_to_end_s(store: Any, since: float) -> float:
+    """Mean time from claim to end of the rollouts that were asked for since then."""
+    rollouts = [r for r in await store.query_rollouts(limit=-1) if r.start_time >= since]
+    return statistics.fmean(r.end_time - r.attempt.start_time for r in rollouts)
+
+
+class Growth(Chain):
+    """Train steps one after another, groups of two: resident memory of each part after every step."""
+
+    async def measure(self, store: Any, manager: Any) -> None:
+        for step in range(1, self.order["steps"] + 1):
+            await asyncio.to_thread(self.play, manager, len(self.tasks), 2, {"global_steps": step})
+            parts = {"command, with store and rollout manager": [os.getpid()]} | self.processes()
+            self.events.emit({name: _rss_mib(pids) for name, pids in parts.items()})
+
+
+def _rss_mib(pids: Sequence[int]) -> float:
+    return sum(psutil.Process(pid).memory_info().rss for pid in pids) / 2**20
+
+
+def main() -> None:
+    events = Events()
+    end_with_parent()
+    order = json.loads(sys.stdin.readline())
+    chain = (Load if "store_pid" in order else Growth)(order, events)
+    chain.cfg.run_dir.mkdir(parents=True, exist_ok=True)
+    os.environ[RUN_ID] = run_id = uuid.uuid4().hex[:12]
+    give_token(shared=False, own_store="store_pid" not in order)
+    try:
+        fit(chain.cfg, chain, debug=False)
+    finally:
+        end_run(run_id)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""What the layout promises: no circle of imports, and no code that nothing uses. `lint-imports` checks the layers."""
+
+from pathlib import Path
+
+import grimp
+import networkx
+import pytest
+from vulture import Vulture
+
+from scripts.bench_main_job import PARTS
+from sql_agent.environments import ENVIRONMENTS
+from sql_agent.verl_side.patches import PATCHES
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("core", "dbbench_adapter", "reward_model", "sql_agent", "scripts")
+CALLED_BY_FRAMEWORKS = {
+    "sqlite3": {"finalize"},
+    "transformers": {"on_train_begin", "on_log", "on_save"},
+    "uvicorn": {"capture_signals"},
+    "openai-agents": {"_fetch_response"},
+    "agent-lightning": {"rollout_async", "trace_context", "get_last_trace", "_spawn_runners"},
+    "verl": {"CpuEngine", "QuietWeightSync", "forward_step"},
+    "verl's platform": {
+        "current_device", "device_count", "set_device", "synchronize", "manual_seed_all", "set_allocator_settings",
+        "empty_cache", "get_device_capability", "communication_backend_name", "visible_devices_envvar", "nvtx_range",
+        "profiler_start", "profiler_stop", "ray_resource_name", "ray_resource_options", "ray_noset_envvars",
+        "is_ipc_supported", "cudart",
+    },
+    "rLLM": {"chat_completions", "update_from_env", "update_from_model", "get_current_state", "is_multithread_safe"},
+}  # fmt: skip
+"""Methods and classes that only a library calls, by library."""
+DECORATED = ["@model_validator*", "@field_validator*", "@app.*", "@*.get", "@*.post"]
+"""Functions that a decorator hands to pydantic or FastAPI."""
+
+
+@pytest.fixture(scope="module")
+def imports() -> networkx.DiGraph:
+    """One edge from each module to those it imports, inside functions and for type checkers included."""
+    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
+    edges = networkx.DiGraph()
+    for module in graph.modules:
+        edges.add_edges_from((module, imported) for imported in graph.find_modules_directly_imported_by(module))
+    return edges
+
+
+def test_no_modules_import_each_other_in_a_circle(imports):
+    assert [sorted(circle) for circle in networkx.strongly_connected_components(imports) if len(circle) > 1] == []
+
+
+def test_every_function_class_and_method_is_used_outside_the_tests():
+    vulture = Vulture(ignore_decorators=DECORATED)
+    vulture.scavenge([str(ROOT / package) for package in PACKAGES], exclude=["*/tests/*"])
+    unused = [*vulture.unused_funcs, *vulture.unused_classes, *vulture.unused_methods, *vulture.unused_props]
+    by_name = (
+        [patch.by for patch in PATCHES] + list(ENVIRONMENTS.values()) + [":".join(part) for part in PARTS.values()]
+    )
+    called = {name.rpartition(":")[2] for name in by_name}.union(*CALLED_BY_FRAMEWORKS.values())
+    assert [str(item) for item in unused if item.name not in called] == []

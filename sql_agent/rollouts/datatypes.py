@@ -1,0 +1,130 @@
+"""The records of a train step's rollouts, from one model call to the group that is trained. Importing this is instant.
+
+`Turn` and `Trajectory` hold the engine's token ids, `RolloutOutcome` is what a runner reports, `RolloutResult` is what
+the manager made of one rollout, and `GroupSlot` is one group's place in the batch. Leaves out everything that decides.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from dbbench_adapter.datatypes import Score
+from sql_agent.datatypes import Reward, RolloutRecord, ScorerResult
+
+BreakCause = Literal["template", "tool_call_rendering", "tokenisation"]
+NoSpread = Literal["all_right", "all_wrong", "all_equal"]
+Task = dict[str, Any]
+"""A task as JSON values, from the environment's `verl_rows`."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One model call, in the engine's own ids."""
+
+    prompt_ids: tuple[int, ...]
+    sampled_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    """The engine's log-probs of the sampled ids, in nats; as long as `sampled_ids`, or empty if it gave none."""
+    finish_reason: str
+    has_tool_calls: bool = False
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One rollout as one sequence. The three response fields have the same length T."""
+
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    response_mask: tuple[int, ...]
+    """1 where the policy sampled, 0 on tool results and template text."""
+    log_probs: tuple[float, ...]
+    """The engine's log-probs of the sampled ids; 0.0 where the mask is 0."""
+    num_turns: int
+    prefix_break: BreakCause | None = None
+    """Why turns are missing at the end; None when the rollout is whole."""
+    dropped_turns: int = 0
+
+
+@dataclass(frozen=True)
+class RolloutOutcome:
+    """What the runner reports at the end of a rollout, as JSON in its last span."""
+
+    record: RolloutRecord
+    reward: Reward
+    scorer: ScorerResult | None = None
+    """None where no reward model was asked."""
+    scorer_down_s: float = 0.0
+    """How long the reward model had given no score, if this rollout asked in vain; else 0."""
+    ended_at: float = 0.0
+    """Unix time."""
+
+    @property
+    def score_failure(self) -> str | None:
+        """Why the score that this rollout asked for is missing; None if it has it, and if it did not ask."""
+        return self.scorer.failure if self.scorer else None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> RolloutOutcome:
+        fields = json.loads(text)
+        record, scorer = fields["record"], fields["scorer"]
+        fields["record"] = RolloutRecord(**record | {"score": Score(**record["score"])})
+        fields["reward"] = Reward(**fields["reward"])
+        fields["scorer"] = ScorerResult(**scorer) if scorer else None
+        return RolloutOutcome(**fields)
+
+
+@dataclass
+class RolloutResult:
+    """What became of one rollout."""
+
+    group: str
+    task: Task
+    draw: int = 0
+    """Tasks that its slot of the batch had drawn before this one."""
+    trajectory: Trajectory | None = None
+    outcome: RolloutOutcome | None = None
+    lost: str | None = None
+    """Why it has no reward; None for a judged one."""
+    unshaped: str | None = None
+    """Why the reward model's score is in no reward of its group; None where it is, or where there is none."""
+    settled: bool = False
+    """Whether everything above is final."""
+    filtered: str | None = None
+    """Why its group is not trained on: a `NoSpread`, or `lost`; None for one that is."""
+    advantage: float | None = None
+    """None where it is not trained on."""
+
+    @property
+    def task_id(self) -> str:
+        return str(self.task["id"])
+
+    @property
+    def skills(self) -> list[str]:
+        """What the task exercises: its skills where it names them, else its kind."""
+        return list(self.task.get("skills") or [self.task.get("kind", "")])
+
+    @property
+    def reward(self) -> float | None:
+        return None if self.lost or self.outcome is None else self.outcome.reward.value
+
+    @property
+    def success(self) -> float | None:
+        """See `RolloutRecord.success`; a lost rollout may have a verdict all the same."""
+        return self.outcome.record.success if self.outcome else None
+
+
+@dataclass
+class GroupSlot:
+    """The rows of one group in the batch, and the groups that were played for them."""
+
+    number: int
+    rows: list[int]
+    replacements: list[Task] = field(default_factory=list)
+    """Tasks that may still be played instead, next one first."""
+    draws: list[list[RolloutResult]] = field(default_factory=list)
+    """Groups that were played, the last one newest; one of them is trained on."""

@@ -1,0 +1,126 @@
+"""What stops a run because its rollouts are not worth training on: too many are lost, broken, or without a score.
+
+Each error says which setting is the limit and what to do. Leaves out alarms that only warn (`score_alarm`,
+`sql_agent.verl_side.engine_alarm`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from sql_agent.datatypes import RewardModelConfig
+from sql_agent.rollouts.datatypes import RolloutResult
+from sql_agent.rollouts.scoring import start_command
+
+STEPS = 3
+"""Train steps in a row above the limit of breaks that stop a run; one step may have met an unlucky task."""
+
+_BREAK_ADVICE = {
+    "template": "The history itself changed: `python -m scripts.doctor --model MODEL --protocol PROTOCOL` tries the "
+    "model's chat template; protocol text also cuts histories that are longer than AgentBench's limit.",
+    "other": "The model server did not continue from the ids that it sampled: logs/driver.log in the run directory "
+    "says whether it loaded sql_agent.verl_side.plugin.",
+}
+_LOST_ADVICE = {
+    "step_deadline": "Raise rollout.step_timeout_s, or start more runners (rollout.n_runners); are any up?",
+    "rollout_failed": "The runner's log in the run directory has the exception.",
+    "missing_spans": "The LLM proxy did not write its spans; its log is in the run directory.",
+    "no_token_ids": "The model server has to answer return_token_ids (vLLM 0.10 or newer).",
+    "db_unavailable": "Is the database server up? `python -m scripts.doctor` checks it.",
+    "model_deadline": "The model server was too slow for agent.rollout_timeout_s; raise it, or play fewer at once "
+    "(rollout.n_runners, rollout.runner_concurrency).",
+    "db_deadline": "The database was too slow for agent.rollout_timeout_s; raise it, or play fewer at once.",
+    "rollout_deadline": "The machine was too busy for agent.rollout_timeout_s; raise it, or play fewer at once.",
+    "model_unavailable": "The model server or the LLM proxy did not answer; their logs are in the run directory.",
+    "scorer_unavailable": "The reward model (reward_model.url) did not answer; the runners' logs say how.",
+    "scorer_refused": "The reward model takes no such conversations; the runners' logs name the field.",
+    "other": "The logs are in the run directory.",
+}
+
+
+class TooManyLostError(RuntimeError):
+    """A step lost more of its rollouts than `rollout.max_lost_fraction` allows."""
+
+
+class ScorerDownError(RuntimeError):
+    """The reward model has given no score for `reward_model.give_up_s` seconds."""
+
+
+def check_lost(results: Sequence[RolloutResult], max_fraction: float) -> None:
+    """Stop a step that lost too many of its rollouts.
+
+    Raises:
+        TooManyLostError: more than `max_fraction` of the rollouts have no reward, or were refused a score. A service
+            that is away is not counted: it may come back, and has a limit of its own (`check_scorer_down`).
+    """
+    reasons = Counter(why for result in results if (why := result.lost or _refused(result)))
+    lost = reasons.total()
+    if lost > max_fraction * len(results):
+        reason, count = reasons.most_common(1)[0]
+        raise TooManyLostError(
+            f"{lost} of {len(results)} rollouts were lost or refused a score, more than "
+            f"rollout.max_lost_fraction={max_fraction} allows; the most frequent reason is {reason!r} "
+            f"({count} times). {_LOST_ADVICE.get(reason, _LOST_ADVICE['other'])}"
+        )
+
+
+def _refused(result: RolloutResult) -> str | None:
+    why = result.outcome.score_failure if result.outcome else None
+    return None if why == "scorer_unavailable" else why
+
+
+def check_scorer_down(results: Sequence[RolloutResult], cfg: RewardModelConfig) -> None:
+    """Stop a step whose reward model is gone.
+
+    Raises:
+        ScorerDownError: a runner has had no score for `give_up_s`.
+    """
+    down_s = max((result.outcome.scorer_down_s for result in results if result.outcome), default=0.0)
+    if cfg.url is not None and down_s >= cfg.give_up_s:
+        raise ScorerDownError(
+            f"the reward model at {cfg.url} has given no score for {down_s:.0f} s "
+            f"(reward_model.give_up_s={cfg.give_up_s:g}); start one with `{start_command(cfg.url)}`, "
+            "then this run again: it goes on from its newest checkpoint"
+        )
+
+
+class PrefixBrokenError(RuntimeError):
+    """Train steps in a row broke more of their rollouts than `rollout.max_broken_fraction` allows."""
+
+
+class PrefixStop:
+    """Watches `prefix/broken_frac` over the train steps of a run.
+
+    Turns after a break are not trained, and those before it get the whole reward: the gradient belongs to another agent
+    than the one that was played.
+
+    Args:
+        max_fraction: share of a step's rollouts that may break.
+    """
+
+    def __init__(self, max_fraction: float) -> None:
+        self._max_fraction, self._steps = max_fraction, 0
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Take the rollout metrics of one train step.
+
+        Raises:
+            PrefixBrokenError: this is the last of `STEPS` steps in a row above the limit.
+        """
+        broken = metrics.get("prefix/broken_frac")
+        if broken is None:  # no rollout was judged: nothing is known of this step
+            return
+        self._steps = self._steps + 1 if broken > self._max_fraction else 0
+        if self._steps < STEPS:
+            return
+        counts = {
+            name.removeprefix("prefix/break/"): n for name, n in metrics.items() if name.startswith("prefix/break/")
+        }
+        cause = max(counts, key=lambda name: counts[name])
+        raise PrefixBrokenError(
+            f"{broken:.0%} of the rollouts broke, for {STEPS} train steps in a row more than "
+            f"rollout.max_broken_fraction={self._max_fraction} allows: their later turns are not trained, and the "
+            f"turns before get the whole reward; the most frequent cause is {cause!r} ({counts[cause]:.0f} times in "
+            f"the last step). {_BREAK_ADVICE.get(cause, _BREAK_ADVICE['other'])}"
+        )

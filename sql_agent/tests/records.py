@@ -1,0 +1,31 @@
+"""Records of rollouts for tests: the real ones, with little to write."""
+
+from dbbench_adapter.datatypes import Score
+from sql_agent.datatypes import Reward, RolloutRecord
+from sql_agent.rollouts.datatypes import RolloutOutcome, RolloutResult, Trajectory
+
+ROW = Trajectory((1,), (2,), (1,), (0.0,), num_turns=1)
+
+
+def make_record(verdict, **fields):
+    given = dict(
+        task_id="t-0", kind="other", stop_reason="answered", score=verdict, num_turns=1, malformed_calls=0,
+        messages=[{"role": "assistant", "content": "It is 4."}], prompt_tokens=10, completion_tokens=5, seconds=1.0,
+    )  # fmt: skip
+    return RolloutRecord(**given | fields)
+
+
+def make_outcome(value, *, verdict=None, reason="", parts=None, scorer=None, down_s=0.0, **record):
+    """Args: `verdict` is the judge's number, None where nobody judged; `value` is the reward's."""
+    return RolloutOutcome(
+        make_record(Score(verdict, reason), **record), Reward(value, reason, parts or {}), scorer, scorer_down_s=down_s
+    )
+
+
+def make_result(group, outcome, lost=None, *, task_id="", skills=(), **fields):
+    """A rollout that ended; one whose outcome has no reward is lost under its reason."""
+    if outcome is not None and outcome.reward.value is None:
+        lost = lost or outcome.reward.reason
+    task = {"id": task_id or group, "skills": list(skills), "kind": "other"}
+    given = dict(outcome=outcome, lost=lost, settled=True, trajectory=None if lost else ROW)
+    return RolloutResult(group, task, **given | fields)
