@@ -71,32 +71,16 @@ def log_prob_ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
     return torch.exp(log_probs - old_log_probs.detach())
 
 
-def kl_k1(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
-    """KL(policy, reference) per token, k1 = log p - log q: unbiased, of either sign, high variance.
+def kl_k3(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+    """KL(policy, reference) per token, k3 = q / p - 1 - log(q / p): unbiased, at least 0, low variance; GRPO's term.
 
-    To report, not to minimise: its expected gradient is 0.
+    Its expected gradient is that of KL(reference, policy), the other direction.
 
     Args:
         log_probs: log p of tokens sampled from the policy, in nats, shape (B, T).
         ref_log_probs: log q of the same tokens under the reference, shape (B, T); constants.
     Source:
-        Schulman, http://joschu.net/blog/kl-approx.html, as are `kl_k2` and `kl_k3`.
-    """
-    return log_probs - ref_log_probs.detach()
-
-
-def kl_k2(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
-    """KL(policy, reference) per token, k2 = (log p - log q)^2 / 2: biased, at least 0, low variance.
-
-    Its expected gradient is that of KL(policy, reference). Arguments as for `kl_k1`.
-    """
-    return (log_probs - ref_log_probs.detach()).square() / 2
-
-
-def kl_k3(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
-    """KL(policy, reference) per token, k3 = q / p - 1 - log(q / p): unbiased, at least 0, low variance; GRPO's term.
-
-    Its expected gradient is that of KL(reference, policy), the other direction. Arguments as for `kl_k1`.
+        Schulman, http://joschu.net/blog/kl-approx.html.
     """
     log_ratio = ref_log_probs.detach() - log_probs
     return torch.expm1(log_ratio) - log_ratio

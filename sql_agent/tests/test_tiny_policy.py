@@ -9,7 +9,7 @@ from dbbench_adapter.backends.sqlite.backend import SqliteBackend
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols import fc, open_episode
 from sql_agent.sft.encoding import Encoded, encode_conversation
-from sql_agent.tiny_policy.copy_circuit import build_model, copy_accuracy
+from sql_agent.tiny_policy.copy_circuit import build_model
 from sql_agent.tiny_policy.episodes import batches, oracle_conversation
 from sql_agent.tiny_policy.make import make_tiny_policy
 from sql_agent.tiny_policy.tokenizer import (
@@ -124,6 +124,19 @@ def test_a_call_renders_alike_as_sampled_text_as_object_and_as_json_text():
 
 
 # The circuit ----------------------------------------------------------------------------------------------------------
+
+
+def copy_accuracy(model, *, length: int = 24, batch_size: int = 32, seed: int = 0) -> float:
+    """How often the model continues the second copy of a random token sequence rightly, in [0, 1].
+
+    Args:
+        length: tokens of the sequence that stands twice; its first token of the second copy is not asked for.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(model.config.vocab_size, (batch_size, length), generator=generator)
+    with torch.no_grad():
+        logits = model(torch.cat([ids, ids], dim=1)).logits
+    return (logits[:, length:-1].argmax(-1) == ids[:, 1:]).float().mean().item()
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -150,16 +150,3 @@ def _set_head_weights(attention: Qwen3Attention, kv_head: int, query: Tensor, ke
     query_rows, key_rows = _head_weights(attention, kv_head)
     query_rows.copy_(query)
     key_rows.copy_(key)
-
-
-def copy_accuracy(model: Qwen3ForCausalLM, *, length: int = 24, batch_size: int = 32, seed: int = 0) -> float:
-    """How often the model continues the second copy of a random token sequence rightly, in [0, 1].
-
-    Args:
-        length: tokens of the sequence that stands twice; its first token of the second copy is not asked for.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(model.config.vocab_size, (batch_size, length), generator=generator)
-    with torch.no_grad():
-        logits = model(torch.cat([ids, ids], dim=1)).logits
-    return (logits[:, length:-1].argmax(-1) == ids[:, 1:]).float().mean().item()
