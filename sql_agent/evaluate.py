@@ -45,6 +45,17 @@ from sql_agent.success import Rate
 
 
 @dataclass(frozen=True)
+class ClusteredRate(Rate):
+    """Success of several rollouts of each task; they are alike, so Wilson's interval would be too narrow."""
+
+    interval_of_tasks: tuple[float, float]
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return self.interval_of_tasks
+
+
+@dataclass(frozen=True)
 class Summary:
     """Counts and rates of finished rollouts; rollouts without a verdict are in no rate, only counted by reason."""
 
@@ -180,9 +191,9 @@ def summarise(records: Sequence[RolloutRecord], tasks: Sequence[Task]) -> Summar
 def rate(records: Sequence[RolloutRecord]) -> Rate:
     judged = [record for record in records if record.score.value is not None]
     tasks, solved = [record.task_id for record in judged], [_is_solved(record) for record in judged]
-    repeated = len(set(tasks)) < len(tasks)
-    interval = cluster_interval(solved, tasks) if repeated else None
-    return Rate(len(records), len(judged), sum(solved), cluster_interval=interval)
+    if len(set(tasks)) == len(tasks):
+        return Rate(len(records), len(judged), sum(solved))
+    return ClusteredRate(len(records), len(judged), sum(solved), cluster_interval(solved, tasks))
 
 
 def _is_solved(record: RolloutRecord) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from core.stats import wilson_interval
 
@@ -14,8 +14,6 @@ class Rate:
     n: int
     judged: int
     correct: int
-    cluster_interval: tuple[float, float] | None = field(default=None, kw_only=True)
-    """The interval where several rollouts of one task make Wilson's too narrow."""
 
     @property
     def success(self) -> float | None:
@@ -23,10 +21,8 @@ class Rate:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """At 95 %: Wilson's, where every rollout is of a task of its own."""
-        if self.cluster_interval is not None or not self.judged:
-            return self.cluster_interval
-        return wilson_interval(self.correct, self.judged)
+        """Wilson's 95 % interval."""
+        return wilson_interval(self.correct, self.judged) if self.judged else None
 
     def __str__(self) -> str:
         if self.success is None or self.interval is None:

@@ -202,7 +202,7 @@ def test_the_flags_have_the_names_and_defaults_that_people_know(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    for flag in ("--max_new_tokens X Of one reply. (default 512)", "--temperature X 0 is greedy. (default 0.0)"):
+    for flag in ("--max_new_tokens X Tokens of one reply. (default 512)", "--temperature X 0 is greedy. (default 0.0)"):
         assert flag in shown
     for name in ("model_path", "task {dbbench,gsm8k}", "data", "database", "backend", "protocol", "device"):
         assert f"--{name}" in shown
