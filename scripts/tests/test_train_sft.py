@@ -409,8 +409,8 @@ def test_a_run_that_was_killed_while_it_saved_ends_as_the_unbroken_one(base, row
 
     assert main([*again, "--resume", "--seed", "1"]) == 1
     other = capsys.readouterr()
-    assert "checkpoint-4 is passed over: sft.json is missing, so it was not written to its end" in other.out
-    assert "checkpoint-2 is of another run (seed: was 0, is 1); name another --output_dir" in other.err
+    assert "checkpoint-4 is skipped: sft.json is missing, so it was not written to its end" in other.out
+    assert "checkpoint-2 belongs to another run (seed: was 0, is 1); name another --output_dir" in other.err
     assert main([*again, "--resume"]) == 0
     assert f"going on from {killed / 'checkpoints' / 'checkpoint-2'}" in capsys.readouterr().out
     assert [row["train_step"] for row in metrics(killed)] == [1, 2, 3, 4, 5, 6]

@@ -23,8 +23,8 @@ from core import signed
 from core.chat_tokenizer import load_tokenizer, tokenizer_sha256
 from core.hub import model_folder
 from core.machine import git_commit
-from core.outputs import OutputError, check_output, failures_of_the_disk, remove
-from core.training_run import TrainingError, versions
+from core.outputs import OutputError, check_output, failures_of_the_disk
+from core.training_run import TrainingError, check_same_run, newest_whole, remove_torn, versions
 from core.weights import weights_sha256
 from dbbench_adapter.backends import open_backend
 from dbbench_adapter.generator import generate_tasks
@@ -110,7 +110,7 @@ def prepare(cfg: SftConfig, *, resume: bool, say: Say = print) -> Run:
         "git_commit": git_commit(),
     }
     if checkpoint:
-        refuse_another_run(checkpoint, record)
+        check_same_run(checkpoint, _what_counts(read_json(checkpoint / RECORD)), _what_counts(record))
         say(f"going on from {checkpoint}")
     return Run(cfg, model, base, lora, tokenizer, encoded, device, record, checkpoint)
 
@@ -143,13 +143,8 @@ def train(run: Run, say: Say = print) -> None:
 
 def what_is_left(output: Path) -> str:
     """Remove unfinished checkpoints, which fill the disk, and say from which one a run goes on."""
-    whole = []
-    for folder in sorted((output / CHECKPOINTS).glob("checkpoint-*"), key=_step):
-        if (folder / RECORD).is_file():
-            whole.append(folder)
-        else:
-            remove(folder)
-    return f"with --resume it goes on from {whole[-1]}" if whole else "with --resume, since no checkpoint was whole yet"
+    newest = remove_torn(output / CHECKPOINTS, RECORD)
+    return f"with --resume it goes on from {newest}" if newest else "with --resume, since no checkpoint was whole yet"
 
 
 def next_commands(cfg: SftConfig) -> list[str]:
@@ -218,46 +213,25 @@ def checkpoint_to_resume(cfg: SftConfig, resume: bool, say: Say) -> Path | None:
         raise TrainingError(f"{output} is not empty; go on with its run by --resume, or name another --output_dir")
     if not resume:
         return None
-    for folder in sorted((output / CHECKPOINTS).glob("checkpoint-*"), key=_step, reverse=True):
-        fault = signed.fault_of_ours(folder, RECORD, run_dir=output)
-        if fault is None:
-            return folder
-        say(f"{folder} is passed over: {fault}")
-    say(f"no whole checkpoint in {output}: starting anew")
-    return None
-
-
-def _step(checkpoint: Path) -> int:
-    number = checkpoint.name.removeprefix("checkpoint-")
-    return int(number) if number.isdecimal() else -1
+    newest = newest_whole(output / CHECKPOINTS, RECORD, run_dir=output, say=say)
+    if newest is None:
+        say(f"no whole checkpoint in {output}: starting anew")
+    return newest
 
 
 SETTINGS = ("num_epochs", "batch_size", "gradient_accumulation_steps", "learning_rate", "seed")
 """Settings that the weights depend on, beside model, data and adapter; a resumed run must have the same."""
 
 
-def refuse_another_run(checkpoint: Path, record: Mapping[str, Any]) -> None:
-    """Check that the checkpoint belongs to this run.
-
-    Raises:
-        TrainingError: model, data or settings are not those of the checkpoint.
-    """
-    then, now = (_what_counts(one) for one in (read_json(checkpoint / RECORD), json.loads(json.dumps(record))))
-    changed = [f"{key}: was {then.get(key)}, is {now[key]}" for key in now if then.get(key) != now[key]]
-    if changed:
-        raise TrainingError(
-            f"{checkpoint} is of another run ({'; '.join(changed)}); name another --output_dir to start anew, or give "
-            "what it was trained with"
-        )
-
-
 def _what_counts(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {
+    """What the weights depend on, as JSON holds it."""
+    facts = {
         "model": record["model"]["sha256"],
         "tokenizer or chat template": record["tokenizer_sha256"],
         "data": record["data"]["sha256"],
         **record["settings"],
     }
+    return json.loads(json.dumps(facts))
 
 
 # Data -----------------------------------------------------------------------------------------------------------------

@@ -6,10 +6,7 @@ prompts and padding too on a CPU, and has no micro-batches by tokens. Leaves out
 
 from __future__ import annotations
 
-import json
-import os
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +20,11 @@ from transformers.trainer_callback import PrinterCallback
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
-from core import signed
 from core.cpu_features import uses_bfloat16
 from core.micro_batches import micro_batch_tokens, micro_batches, recomputed, return_freed_memory
-from core.outputs import append_line, failures_of_the_disk, written
-from core.training_run import METRICS, RunLog, TrainingError
+from core.outputs import failures_of_the_disk
+from core.training_run import RunLog, check_loss, publish, write_record
 from sql_agent.local.head import score_tokens
-from sql_agent.local.model_files import ADAPTER_FILE
 from sql_agent.sft.config import SftConfig
 from sql_agent.sft.encoding import Encoded
 
@@ -75,12 +70,12 @@ class Trainer(SFTTrainer):
         loss = torch.stack(losses).sum()
         self.state.num_input_tokens_seen = self._total_train_tokens
         self._note_metrics()
-        if not torch.isfinite(loss):
-            raise TrainingError(
-                f"the loss is {loss.item()} at step {self.state.global_step + 1}; lower --learning_rate (now "
-                f"{self.args.learning_rate:g}) in a new --output_dir; if this happens at step 1, the weights of "
-                "--model_path hold NaN"
-            )
+        check_loss(
+            loss.item(),
+            self.state.global_step + 1,
+            f"lower --learning_rate (now {self.args.learning_rate:g}) in a new --output_dir; if this happens at step "
+            "1, the weights of --model_path hold NaN",
+        )
         return loss
 
     def compute_loss(
@@ -197,46 +192,31 @@ RENAMED = {
 
 
 class SftLog(RunLog):
-    """metrics.jsonl, a line on the screen for each step, and the record beside each checkpoint."""
+    """The run's log with the metrics of fine-tuning; the trainer's summary at the end is left out."""
+
+    record_name = RECORD
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if "loss" not in kwargs["logs"]:
-            return  # the trainer's summary at the end
-        metrics = {RENAMED[key]: value for key, value in kwargs["logs"].items() if key in RENAMED}
-        now = time.monotonic()
-        metrics["time/step_s"] = (now - self.last_time) / max(state.global_step - self.last_step, 1)
-        self.last_time, self.last_step = now, state.global_step
-        line = {"train_step": state.global_step, "at": time.time(), **metrics}
-        append_line(self.output_dir / METRICS, json.dumps(line))
-        print(step_line(state.global_step, state.max_steps, metrics), flush=True)
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        facts = {**self.record, "train_step": state.global_step}
-        signed.seal(Path(args.output_dir) / f"checkpoint-{state.global_step}", RECORD, facts)
+        if "loss" in kwargs["logs"]:
+            metrics = {RENAMED[key]: value for key, value in kwargs["logs"].items() if key in RENAMED}
+            metrics["time/step_s"] = self.seconds_per_step(state)
+            self.log(state, metrics, metrics_line(metrics))
 
 
-def step_line(step: int, steps: int, metrics: Mapping[str, float]) -> str:
-    parts = [f"step {step}/{steps}", f"loss {metrics['sft/loss']:.4f}"]
-    parts += [f"accuracy {metrics['sft/token_accuracy']:.1%}", f"grad {metrics['optim/grad_norm']:.2f}"]
-    parts += [f"lr {metrics['optim/learning_rate']:.1e}", f"{metrics['time/step_s']:.2f} s/step"]
-    return "  ".join(parts)
+def metrics_line(metrics: Mapping[str, float]) -> str:
+    parts = [f"loss {metrics['sft/loss']:.4f}", f"accuracy {metrics['sft/token_accuracy']:.1%}"]
+    parts += [f"grad {metrics['optim/grad_norm']:.2f}", f"lr {metrics['optim/learning_rate']:.1e}"]
+    return "  ".join([*parts, f"{metrics['time/step_s']:.2f} s/step"])
 
 
 # The result -----------------------------------------------------------------------------------------------------------
 
 
-def write_record(folder: Path, record: Mapping[str, Any], train_step: int) -> None:
-    """Write the record, whole or not at all."""
-    with written(folder / RECORD) as part:
-        part.write_text(json.dumps({**record, "train_step": train_step}, indent=2) + "\n")
-
-
 def save_whole(trainer: Trainer, tokenizer: PreTrainedTokenizerBase, output: Path, record: Mapping[str, Any]) -> None:
-    """Write model or adapter, and tokenizer; the config, by which loaders know the folder, comes last."""
+    """Write model or adapter, and tokenizer, then the record."""
     with tempfile.TemporaryDirectory(dir=output, prefix=".saving-") as scratch, failures_of_the_disk(output):
         model: Any = trainer.model
         model.save_pretrained(scratch)
         tokenizer.save_pretrained(scratch)
-        for file in sorted(Path(scratch).iterdir(), key=lambda file: file.name in (ADAPTER_FILE, "config.json")):
-            os.replace(file, output / file.name)
-    write_record(output, record, trainer.state.global_step)
+        publish(Path(scratch), output)
+    write_record(output / RECORD, record, trainer.state.global_step)

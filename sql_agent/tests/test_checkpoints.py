@@ -89,12 +89,12 @@ def test_one_that_is_not_as_it_was_written_is_passed_over_aloud(tmp_path, damage
     said = []
     assert newest_whole(tmp_path, said.append) == tmp_path / "global_step_2"
     (line,) = said
-    assert line.startswith(f"checkpoint {tmp_path / 'global_step_4'} is passed over: ")
+    assert line.startswith(f"checkpoint {tmp_path / 'global_step_4'} is skipped: ")
     assert fault in line
 
 
 def test_one_that_another_user_wrote_is_refused_and_not_passed_over(tmp_path):
-    """verl unpickles it; and what is passed over would in the end be removed for a newer one."""
+    """verl unpickles it; and what is skipped would in the end be removed for a newer one."""
     write_checkpoint(tmp_path, 2)
     manifest = write_checkpoint(tmp_path, 4) / "manifest.json"
     record = json.loads(manifest.read_text())

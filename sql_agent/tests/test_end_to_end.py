@@ -173,7 +173,7 @@ def test_a_run_that_is_killed_ends_as_the_unbroken_one_and_when_it_is_told_to(fi
         run.process.send_signal(signal.SIGTERM)
         assert run.process.wait(60) == 130, run.said()
     torn = run.dir / "checkpoints" / "global_step_2"
-    assert f"checkpoint {torn} is passed over: manifest.json is missing" in run.said()
+    assert f"checkpoint {torn} is skipped: manifest.json is missing" in run.said()
     assert f"going on from {run.dir / 'checkpoints' / 'global_step_1'}" in run.said()
     assert "step 1/50" not in run.said()
     assert left_of(run.dir, run.id) == []
@@ -231,7 +231,7 @@ def test_a_disk_that_fills_up_stops_the_run_and_with_room_it_ends_as_the_unbroke
         subprocess.run(["mount", "-o", "remount,size=100m", tmp_path], check=True)
         with run.started():
             assert run.process.wait(900) == 0, run.said()
-        assert "global_step_2 is passed over: manifest.json is missing" in run.said()
+        assert "global_step_2 is skipped: manifest.json is missing" in run.said()
         assert differences(first_run.dir, run.dir, 2) == []
     finally:
         subprocess.run(["umount", "--lazy", tmp_path], check=True)

@@ -88,7 +88,7 @@ def newest_whole(folder: Path, say: Say) -> Path | None:
         fault = signed.fault_of_ours(checkpoint, MANIFEST, run_dir=folder.parent)
         if fault is None:
             return checkpoint
-        say(f"checkpoint {checkpoint} is passed over: {fault}")
+        say(f"checkpoint {checkpoint} is skipped: {fault}")
         faults.append(f"{checkpoint.name}: {fault}")
     if faults:
         raise CheckpointError(
