@@ -33,6 +33,7 @@ CHAINS = {
 """Test files that start whole runs or vLLM servers, which takes most of `make test`."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items):
     """With several pytest workers, a file stays on one worker and the chains run one after another, from the start."""
     items.sort(key=lambda item: item.path.name not in CHAINS)
