@@ -14,7 +14,7 @@ demo-pretrained: setup  ## fine-tune and train a pretrained model on LifelongAge
 	@bash scripts/demo.sh --pretrained
 
 test: setup  ## run every test, the end-to-end runs included
-	.venv/bin/pytest -n 2 --dist loadgroup
+	.venv/bin/pytest -n 2 --no-loadscope-reorder
 
 check: setup  ## lint, layers, types and the quick tests (about 3 minutes)
 	.venv/bin/ruff check

@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from xdist.scheduler.loadscope import LoadScopeScheduling
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["XDG_CONFIG_HOME"] = str(Path(__file__).parent / ".pytest_cache" / "settings")
@@ -33,12 +34,21 @@ CHAINS = {
 """Test files that start whole runs or vLLM servers, which takes most of `make test`."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+class OneChainAtATime(LoadScopeScheduling):
+    """Gives whole files to the pytest workers, and all that start chains to the same one."""
+
+    def _split_scope(self, nodeid):
+        file = nodeid.partition("::")[0]
+        return "chains" if Path(file).name in CHAINS else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    return OneChainAtATime(config, log)
+
+
 def pytest_collection_modifyitems(items):
-    """With several pytest workers, a file stays on one worker and the chains run one after another, from the start."""
-    items.sort(key=lambda item: item.path.name not in CHAINS)
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("chains" if item.path.name in CHAINS else str(item.path)))
+    items.sort(key=lambda item: item.path.name not in CHAINS)  # what takes longest begins first
 
 
 @pytest.fixture(autouse=True)
