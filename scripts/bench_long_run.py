@@ -34,7 +34,7 @@ from scripts.bench.overhead import CHAIN_SETTINGS
 from scripts.bench.report import Row, facts, finish
 from sql_agent import oracle
 from sql_agent.config import load_config
-from sql_agent.lightning.agl_light import agl
+from sql_agent.lightning.agl_without_litellm import agl
 from sql_agent.lightning.store import PatientStore
 from sql_agent.rollouts.stitch import TURN_SPAN
 from sql_agent.verl_side.config import worker_environment

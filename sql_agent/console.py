@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 
 from sql_agent.config import TrainConfig
-from sql_agent.rollouts.score_alarm import WINDOW
+from sql_agent.rollouts.reward_hacking_alarm import WINDOW
 
 
 class Console:
@@ -62,6 +62,8 @@ def step_line(step: int, steps: int, metrics: dict[str, float]) -> str:
     parts = [form.format(metrics[name]) for name, form in LINE if name in metrics]
     if lost := metrics.get("reward/unjudged_frac", 0.0):
         parts.append(f"unjudged {lost:.0%}")
+    if unscored := metrics.get("reward_model/unscored_frac", 0.0):
+        parts.append(f"without score {unscored:.0%}")
     if "time/step_s" in metrics:
         phases = [("rollouts", "time/gen_s"), ("log-probs", "time/log_prob_s"), ("update", "time/update_s")]
         inner = ", ".join(f"{label} {metrics[name]:.1f}" for label, name in phases if name in metrics)

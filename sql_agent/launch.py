@@ -108,7 +108,7 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
 
 def fit(cfg: TrainConfig, algorithm: Any, *, debug: bool) -> None:
     """Hand over to agent-lightning's trainer, which forks the runners and runs the algorithm in this process."""
-    from sql_agent.lightning.agl_light import agl
+    from sql_agent.lightning.agl_without_litellm import agl
     from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
     from sql_agent.lightning.runner_processes import LastingRunners
     from sql_agent.lightning.store import PatientStore

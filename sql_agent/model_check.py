@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from core.forked import LimitError, forked
 from core.json_text import parse_json
-from sql_agent import continuation
-from sql_agent.continuation import Message, Played
+from sql_agent import exact_continuation
+from sql_agent.exact_continuation import Message, Played
 
 if TYPE_CHECKING:  # `scripts.doctor` uses this module on machines with broken packages
     from tokenizers import Tokenizer
@@ -292,8 +292,8 @@ def play(
         said = [with_objects(message) for message in messages]
         return encode(render(said, tools, template, tokens, prompt=prompt))
 
-    turns = continuation.script(tools=bool(tools))
-    return continuation.play(first, turns, render=rendered, encode=encode, decode=tokenizer.decode, ends=ends)
+    turns = exact_continuation.script(tools=bool(tools))
+    return exact_continuation.play(first, turns, render=rendered, encode=encode, decode=tokenizer.decode, ends=ends)
 
 
 def opening(protocol: ProtocolName) -> tuple[list[Message], list[Any]]:

@@ -117,7 +117,7 @@ def check_store(cfg: TrainConfig) -> None:
     import psutil
     import requests
 
-    from sql_agent.lightning.door import STORE_TOKEN, authorization
+    from sql_agent.lightning.request_guard import STORE_TOKEN, authorization
     from sql_agent.lightning.runner import TRAINER_GONE_S, TRAINER_WORKER
     from sql_agent.store_server import BoundedStore
 

@@ -95,8 +95,8 @@ def set_aside(run_dir: Path, after: int | None = None) -> Path | None:
     """Move what an earlier start left into a folder of its own, so that nobody takes both for one run.
 
     Args:
-        after: the step that a run resumes from: only the logs of later steps, which are taken again, and their
-            checkpoints that were once whole are moved. None: everything is moved.
+        after: the step that a run resumes from. Logs and sealed checkpoints of later steps are moved, because those
+            steps are repeated. None: everything is moved.
     Returns:
         That folder; None if nothing was moved.
     """

@@ -5,8 +5,8 @@ HTTP interface removes anything. A run's own store is this one, and this command
 
     python -m sql_agent.store_server --port 9999
 
-It replaces `agl store` and serves the same interface and dashboard, behind `sql_agent.lightning.door`. Leaves out
-backends other than memory.
+It replaces `agl store` and serves the same interface and dashboard, behind `sql_agent.lightning.request_guard`. Leaves
+out backends other than memory.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ import psutil
 from pydantic import BaseModel
 
 from core.machine import port_number
-from sql_agent.lightning.agl_light import agl
-from sql_agent.lightning.door import STORE_TOKEN, Door, is_loopback
+from sql_agent.lightning.agl_without_litellm import agl
+from sql_agent.lightning.request_guard import STORE_TOKEN, RequestGuard, is_loopback
 from sql_agent.lightning.store import READ
 
 UNSET = agl.store.base.UNSET  # an import of agentlightning would load LiteLLM
@@ -138,12 +138,12 @@ class BoundedStore(agl.InMemoryLightningStore):
 
 
 class StoreServer(agl.LightningStoreServer):
-    """Upstream's server behind a door, whose token is the one in the environment."""
+    """Upstream's server behind a request guard, whose token is the one in the environment."""
 
     def __init__(self, store: Any, *, host: str, port: int, launch_mode: Any = "thread") -> None:
         super().__init__(store, host=host, port=port, launch_mode=launch_mode)
         assert self.app is not None
-        self.app.add_middleware(Door, token=os.environ.get(STORE_TOKEN), names=(host,))  # type: ignore[arg-type]
+        self.app.add_middleware(RequestGuard, token=os.environ.get(STORE_TOKEN), names=(host,))  # type: ignore[arg-type]
 
 
 def span_bytes(span: BaseModel) -> int:

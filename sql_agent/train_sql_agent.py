@@ -33,7 +33,7 @@ from sql_agent.config import TrainConfig, dump_config, load_config
 from sql_agent.environments import ENVIRONMENTS
 from sql_agent.environments.base import make_environment
 from sql_agent.launch import train
-from sql_agent.lightning.door import give_token
+from sql_agent.lightning.request_guard import give_token
 from sql_agent.preflight import (
     TINY_POLICY,
     USUAL_STORE,

@@ -2,7 +2,7 @@
 
 Only ASCII blanks separate tokens; the server takes any other blank for a part of a name. This module leaves out the
 client's DELIMITER command, compound bodies (BEGIN ... END) and the sql_modes that change how quotes are read: agents
-may use none of them (`mysql.screen`).
+may use none of them (`mysql.allowed_sql`).
 """
 
 from __future__ import annotations

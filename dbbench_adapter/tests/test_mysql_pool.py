@@ -149,7 +149,7 @@ def test_a_slot_whose_user_was_changed_is_not_used_again(fresh):
         ) as session:
             session.cursor().execute(
                 "SET PASSWORD = PASSWORD('other')"
-            )  # as a statement that got past the screen would
+            )  # as a statement that got past `allowed_sql` would
     with fresh.open([FRUIT], typed=True) as database:
         assert database._slot.name != name
     deadline = time.monotonic() + 30  # it is removed in the background
@@ -173,7 +173,7 @@ def test_a_killed_statement_writes_no_more_however_many_rows_it_joins(fresh):
 
 
 def test_no_table_is_filled_through_files_that_are_not_measured(mariadb):
-    # with both it does, see server.py and mysql_screen.py
+    # with both it does, see server.py and allowed_sql.py
     assert admin_rows(mariadb, "SHOW VARIABLES LIKE 'innodb_alter_copy_bulk'") in (
         (),
         (("innodb_alter_copy_bulk", "OFF"),),

@@ -31,7 +31,7 @@ def ran(database, *statements):
 
 
 def as_administrator(database, sql):
-    """As a statement that got past the screen would."""
+    """As a statement that got past `allowed_sql` would."""
     with database._slot.admin.cursor() as cursor:
         cursor.execute(f"USE {database._slot.name}")
         cursor.execute(sql)

@@ -27,9 +27,9 @@ from scripts.bench.children import answer, cpu_s, say
 from scripts.bench.overhead import AT_ONCE, ROUNDS
 from sql_agent.config import load_config
 from sql_agent.launch import fit
-from sql_agent.lightning.agl_light import agl
+from sql_agent.lightning.agl_without_litellm import agl
 from sql_agent.lightning.algorithm import log_file, spawn
-from sql_agent.lightning.door import give_token
+from sql_agent.lightning.request_guard import give_token
 from sql_agent.lightning.runner import TRAINER_WORKER
 from sql_agent.rollouts import run_context
 

@@ -11,8 +11,8 @@ import aiohttp
 
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols import fc
-from sql_agent.lightning.agl_light import agl
-from sql_agent.lightning.door import RUN_TOKEN, authorization
+from sql_agent.lightning.agl_without_litellm import agl
+from sql_agent.lightning.request_guard import RUN_TOKEN, authorization
 from sql_agent.lightning.runner import turn_fields
 
 STORED_S = 60.0

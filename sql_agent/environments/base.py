@@ -31,6 +31,8 @@ class EnvironmentTask(Protocol):
     @property
     def kind(self) -> str: ...
 
+    def to_dict(self) -> dict[str, Any]: ...
+
 
 class Episode(Protocol):
     """The environment's side of a rollout. Every method may block; one thread at a time."""

@@ -25,7 +25,7 @@ from typing import Any
 import aiohttp
 
 from sql_agent.config import TrainConfig
-from sql_agent.lightning.agl_light import agl
+from sql_agent.lightning.agl_without_litellm import agl
 from sql_agent.lightning.runner import TRAINER_WORKER
 from sql_agent.lightning.store import UNFINISHED
 from sql_agent.rollouts.run_context import TrainingFailedError

@@ -42,7 +42,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from sql_agent.lightning.call_counter import CallCounter
-from sql_agent.lightning.door import RUN_TOKEN, RunDoor, authorization
+from sql_agent.lightning.request_guard import RUN_TOKEN, RunRequestGuard, authorization
 from sql_agent.lightning.store import PatientStore
 from sql_agent.rollouts.stitch import TURN_SPAN, turn_attributes
 
@@ -207,7 +207,7 @@ async def serve(store_url: str, port: int, timeout_s: float, events: Events) -> 
             launch_mode="thread",
             healthcheck_url="/health/liveliness",
         ),
-        middlewares=[RolloutRoute, RunDoor],  # type: ignore[list-item]
+        middlewares=[RolloutRoute, RunRequestGuard],  # type: ignore[list-item]
         callbacks=[],
     )
     await proxy.start()

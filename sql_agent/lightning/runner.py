@@ -24,8 +24,8 @@ from sql_agent.agent import MAX_RETRIES, run_rollout, size_thread_pool, unplayed
 from sql_agent.config import TrainConfig
 from sql_agent.datatypes import Reward, RolloutRecord, ScorerResult
 from sql_agent.environments.base import Environment, make_environment
-from sql_agent.lightning.agl_light import agl
-from sql_agent.lightning.door import RUN_TOKEN
+from sql_agent.lightning.agl_without_litellm import agl
+from sql_agent.lightning.request_guard import RUN_TOKEN
 from sql_agent.lightning.store import PatientStore, StoreClient
 from sql_agent.rewards import NO_JUDGE, REWARDS, reward
 from sql_agent.rollouts.datatypes import RolloutOutcome

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import aiohttp
 
-from sql_agent.lightning.agl_light import agl
-from sql_agent.lightning.door import STORE_TOKEN, authorization
+from sql_agent.lightning.agl_without_litellm import agl
+from sql_agent.lightning.request_guard import STORE_TOKEN, authorization
 
 logger = logging.getLogger(__name__)
 

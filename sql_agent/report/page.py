@@ -116,14 +116,14 @@ def outcome(row: Row) -> str:
 def browser_row(row: Row) -> Row:
     """The fields of a trajectory that the browser needs, under short names."""
     score, messages = row.get("score") or {}, row.get("messages") or []
-    names = ("task_id", "kind", "skills", "lost", "set_aside", "reward", "advantage", "stop_reason", "num_turns")
-    names += ("first_prompt_tokens", "sampled_tokens", "response_tokens", "prefix_break", "dropped_turns", "error")
+    names = ("task_id", "kind", "skills", "lost", "unshaped", "set_aside", "reward", "advantage", "stop_reason")
+    names += ("num_turns", "first_prompt_tokens", "sampled_tokens", "response_tokens", "prefix_break", "dropped_turns")
     return {
         "step": row.get("train_step"),
         "split": "held-out" if row.get("validate") else "train",
         "outcome": outcome(row),
         "verdict": score.get("reason"),
-        **{name: row.get(name) for name in names},
+        **{name: row.get(name) for name in (*names, "error")},
         "messages": [_message(message) for message in messages if isinstance(message, dict)],
     }
 

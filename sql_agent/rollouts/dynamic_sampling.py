@@ -9,12 +9,10 @@ resumed run draws what the unbroken one would have drawn. Leaves out the waiting
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
-from sql_agent.rewards import without_score
 from sql_agent.rollouts.datatypes import GroupSlot, NoSpread, RolloutResult, Task
+from sql_agent.rollouts.lost_scores import level_rewards
 
 
 def no_spread(group: Sequence[RolloutResult]) -> NoSpread | None:
@@ -27,22 +25,6 @@ def no_spread(group: Sequence[RolloutResult]) -> NoSpread | None:
         return None
     success = {result.success for result in known}
     return "all_right" if success == {1.0} else "all_wrong" if success == {0.0} else "all_equal"
-
-
-def level_rewards(group: Sequence[RolloutResult]) -> None:
-    """Take the reward model's score out of every reward of a group in which a rollout lost its score."""
-    failures = Counter(why for r in group if r.outcome and (why := r.outcome.score_failure))
-    if not failures:
-        return
-    [(why, _)] = failures.most_common(1)
-    for result in group:
-        if result.outcome is None or result.reward is None:
-            continue
-        result.outcome = replace(result.outcome, reward=without_score(result.outcome.reward, why))
-        if result.outcome.reward.value is None:
-            result.lost = why
-        else:
-            result.unshaped = why
 
 
 def gives_way(slot: GroupSlot) -> bool:

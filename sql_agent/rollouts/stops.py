@@ -1,6 +1,6 @@
 """What stops a run because its rollouts are not worth training on: too many are lost, broken, or without a score.
 
-Each error says which setting is the limit and what to do. Leaves out alarms that only warn (`score_alarm`,
+Each error says which setting is the limit and what to do. Leaves out alarms that only warn (`reward_hacking_alarm`,
 `sql_agent.verl_side.engine_alarm`).
 """
 

@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from core.machine import free_port
 from sql_agent import oracle
-from sql_agent.lightning.door import RUN_TOKEN, STORE_TOKEN
+from sql_agent.lightning.request_guard import RUN_TOKEN, STORE_TOKEN
 from sql_agent.verl_side.checkpoints import describe, seal
 
 os.environ.setdefault(RUN_TOKEN, "the-token-of-these-tests")  # as a run's command sets it for all that it starts

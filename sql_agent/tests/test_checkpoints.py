@@ -108,8 +108,17 @@ def test_one_that_another_user_wrote_is_refused_and_not_passed_over(tmp_path):
 def test_where_none_is_whole_the_error_says_how_to_start_anew(tmp_path):
     cut(write_checkpoint(tmp_path, 2))
     write_checkpoint(tmp_path, 4, sealed=False)
-    with pytest.raises(CheckpointError, match=r"global_step_4: manifest.*; global_step_2: .*--resume never moves"):
+    with pytest.raises(
+        CheckpointError, match=r"global_step_4: manifest.*; global_step_2: .*start again with `--resume never`"
+    ):
         newest_whole(tmp_path, print)
+
+
+def test_a_run_that_never_finished_a_checkpoint_starts_anew(tmp_path):
+    write_checkpoint(tmp_path, 2, sealed=False)
+    said = []
+    assert newest_whole(tmp_path, said.append) is None
+    assert said[1:] == ["no checkpoint was finished yet: the run starts anew"]
 
 
 def test_verls_own_pointer_is_put_right(tmp_path):

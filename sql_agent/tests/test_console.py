@@ -1,21 +1,13 @@
-"""`sql_agent.console`: what a person sees."""
+"""`sql_agent.console`: the line of a step."""
 
-from sql_agent.config import TrainConfig
-from sql_agent.console import Console
-
-
-def test_an_alarm_is_printed_once_per_occurrence(capsys):
-    console = Console(TrainConfig())
-    for step, alarm in enumerate([0.0, 1.0, 1.0, None, 0.0, 1.0], 1):
-        metrics = {"reward/mean": 0.5} | ({} if alarm is None else {"reward_model/alarm": alarm})
-        console.show({"event": "step", "step": step, "metrics": metrics})
-    lines = capsys.readouterr().out.splitlines()
-    assert [k for k, line in enumerate(lines) if "ALARM: over the last 10 steps" in line] == [2, 7]
+from sql_agent.console import step_line
 
 
-def test_each_alarm_has_its_own_words(capsys):
-    Console(TrainConfig()).show(
-        {"event": "step", "step": 1, "metrics": {"engine/alarm": 1.0, "reward_model/alarm": 0.0}}
-    )
-    _step, alarm = capsys.readouterr().out.splitlines()
-    assert "ALARM: the sampler gives the tokens it sampled other probabilities" in alarm
+def test_a_step_without_scores_and_rewards_says_so():
+    metrics = {"reward/mean": 0.5, "reward/unjudged_frac": 0.25, "reward_model/unscored_frac": 0.125}
+    assert step_line(3, 10, metrics) == "step 3/10  reward 0.500  unjudged 25%  without score 12%"
+
+
+def test_what_was_not_measured_is_left_out():
+    metrics = {"rollout/success": 0.75, "reward_model/unscored_frac": 0.0, "time/step_s": 9.0, "time/gen_s": 4.0}
+    assert step_line(1, 2, metrics) == "step 1/2  success 75.0%  9.0 s (rollouts 4.0)"

@@ -13,8 +13,8 @@ import pytest
 from openai import APITimeoutError, NotFoundError, OpenAI
 
 from sql_agent import oracle
-from sql_agent.lightning.agl_light import agl
-from sql_agent.lightning.door import RUN_TOKEN, RunDoor, authorization
+from sql_agent.lightning.agl_without_litellm import agl
+from sql_agent.lightning.request_guard import RUN_TOKEN, RunRequestGuard, authorization
 from sql_agent.rollouts.stitch import TURN_SPAN, Turn, read_turns
 from sql_agent.tests.conftest import HangingServer
 
@@ -31,8 +31,8 @@ def hanging():
 
 @pytest.fixture(scope="module")
 def proxy_url(store_url, hanging):
-    """`policy-0` answers, `policy-1` never does; both are behind the door of a model server."""
-    replies = RunDoor(oracle.app(oracle.recite([SQL, TEXT])))
+    """`policy-0` answers, `policy-1` never does; both are behind the request guard of a model server."""
+    replies = RunRequestGuard(oracle.app(oracle.recite([SQL, TEXT])))
     with oracle.serve(replies) as base_url, oracle.serve(hanging) as silent_url:
         command = [sys.executable, "-m", "sql_agent.lightning.llm_proxy", "--store", store_url]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

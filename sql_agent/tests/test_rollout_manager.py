@@ -14,7 +14,7 @@ from dbbench_adapter.export import write_verl_parquet
 from dbbench_adapter.generator import generate_tasks
 from sql_agent import oracle
 from sql_agent.config import load_config
-from sql_agent.lightning.agl_light import agl
+from sql_agent.lightning.agl_without_litellm import agl
 from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
 from sql_agent.lightning.store import PatientStore
 from sql_agent.rollouts import run_context, stops

@@ -19,8 +19,8 @@ from sql_agent.config import load_config
 from sql_agent.datatypes import RolloutRecord, ScorerResult
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.lightning import runner
-from sql_agent.lightning.agl_light import agl
-from sql_agent.lightning.door import RunDoor
+from sql_agent.lightning.agl_without_litellm import agl
+from sql_agent.lightning.request_guard import RunRequestGuard
 from sql_agent.lightning.runner import TRAINER_WORKER, ConcurrentRunner, PassiveTracer, SqlLitAgent
 from sql_agent.medical.datatypes import Question
 from sql_agent.medical.invent import make_database
@@ -82,7 +82,7 @@ async def test_every_call_says_whose_it_is(store_url):
 
 
 async def test_a_model_server_that_asks_for_the_token_of_the_run_is_shown_it(store_url):
-    with oracle.serve(RunDoor(oracle.app(oracle.replay(TASKS)))) as base_url:
+    with oracle.serve(RunRequestGuard(oracle.app(oracle.replay(TASKS)))) as base_url:
         async with running(store_url) as (_, store):
             ((rollout, spans),) = await play(store, base_url, TASKS[:1])
     assert (rollout.status, read_outcome(spans).reward.value) == ("succeeded", 1.0)

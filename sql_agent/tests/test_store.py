@@ -7,7 +7,7 @@ import pytest
 
 from core.machine import free_port
 from sql_agent.lightning import store as module
-from sql_agent.lightning.agl_light import agl
+from sql_agent.lightning.agl_without_litellm import agl
 from sql_agent.lightning.store import UNFINISHED, PatientStore, StoreUnavailableError
 from sql_agent.tests.faults.proxy import Fault, FaultProxy
 

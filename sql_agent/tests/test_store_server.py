@@ -6,7 +6,7 @@ import time
 import pytest
 
 from sql_agent import store_server as module
-from sql_agent.lightning.agl_light import agl
+from sql_agent.lightning.agl_without_litellm import agl
 from sql_agent.lightning.store import READ
 from sql_agent.store_server import BoundedStore, memory_limit_bytes, span_bytes
 

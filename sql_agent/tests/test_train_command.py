@@ -16,7 +16,7 @@ import pytest
 from core.machine import free_port
 from sql_agent import preflight
 from sql_agent.config import dump_config, load_config
-from sql_agent.lightning.agl_light import agl
+from sql_agent.lightning.agl_without_litellm import agl
 from sql_agent.lightning.algorithm import spawn
 from sql_agent.preflight import UsageError, check_model, use_cpu
 from sql_agent.report.page import render
@@ -331,7 +331,7 @@ def test_checkpoints_of_which_none_is_whole_stop_the_start(capsys, tmp_path):
     (checkpoint_of(tmp_path, 5) / "actor" / "fsdp_config.json").write_text("")
     error = error_of(capsys, "--run-dir", str(tmp_path), "--model", "nowhere")
     assert "is whole (global_step_5: actor/fsdp_config.json has 0 bytes, expected 17)" in error
-    assert "--resume never moves" in error
+    assert "start again with `--resume never`" in error
 
 
 def test_a_path_stays_the_text_it_is():

@@ -13,7 +13,8 @@ from sql_agent.datatypes import ScorerResult
 from sql_agent.lightning.runner import SqlLitAgent
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.rollouts.datatypes import GroupSlot, RolloutOutcome, RolloutResult
-from sql_agent.rollouts.dynamic_sampling import level_rewards, no_spread
+from sql_agent.rollouts.dynamic_sampling import no_spread
+from sql_agent.rollouts.lost_scores import level_rewards
 from sql_agent.rollouts.metrics import batch_metrics
 from sql_agent.rollouts.stitch import OUTCOME, TURN_SPAN
 from sql_agent.rollouts.stops import TooManyLostError, check_lost

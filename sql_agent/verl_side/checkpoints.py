@@ -75,12 +75,12 @@ def fault_of(checkpoint: Path, *, hashes: bool = True) -> str | None:
 
 
 def newest_whole(folder: Path, say: Say) -> Path | None:
-    """The newest whole checkpoint of a run; None if the run has no checkpoint at all.
+    """The newest whole checkpoint of a run; None if it never finished one.
 
     Args:
         say: is called for each newer one that is skipped, with its fault.
     Raises:
-        CheckpointError: the run has checkpoints, and none is whole.
+        CheckpointError: the run has finished checkpoints, and none is whole.
         NotOursError: this user did not write it.
     """
     faults = []
@@ -90,11 +90,13 @@ def newest_whole(folder: Path, say: Say) -> Path | None:
             return checkpoint
         say(f"checkpoint {checkpoint} is skipped: {fault}")
         faults.append(f"{checkpoint.name}: {fault}")
-    if faults:
+    if any((checkpoint / MANIFEST).exists() for checkpoint in checkpoints(folder)):
         raise CheckpointError(
-            f"no checkpoint in {folder} is whole ({'; '.join(faults)}); the training command's --resume never moves "
-            "them, with what was logged, into a folder of their own and starts anew"
+            f"no checkpoint in {folder} is whole ({'; '.join(faults)}); start again with `--resume never`: it moves "
+            "these checkpoints and what was logged into a folder of their own and trains from step 0"
         )
+    if faults:
+        say("no checkpoint was finished yet: the run starts anew")
     return None
 
 
@@ -106,9 +108,9 @@ def point_verl_at(checkpoint: Path) -> None:
 def prune(sealed: Path, keep: int) -> list[Path]:
     """Remove all checkpoints except `keep` whole ones: the one that was just sealed and the newest before it.
 
-    A newer checkpoint is removed too: it was skipped when the run started. Older ones count as whole by their sizes,
-    since hashes would read all files again. verl's own `max_actor_ckpt_to_keep` starts counting anew at each start, and
-    leaves folders without an actor behind.
+    Checkpoints of a higher step failed the check when the run started, so they are removed too. Older ones are checked
+    by their sizes only, since hashes would read all files again. verl's own `max_actor_ckpt_to_keep` starts counting
+    anew at each start, and leaves folders without an actor behind.
 
     Returns:
         The removed folders.

@@ -67,7 +67,7 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
     # read from there.
     vllm["generation_config"] = "vllm"
     # the outermost middleware; vLLM's own --api-key does not protect half of its routes
-    vllm["middleware"] = "sql_agent.lightning.door.RunDoor"
+    vllm["middleware"] = "sql_agent.lightning.request_guard.RunRequestGuard"
     if cpu:
         vllm["distributed_executor_backend"] = "uni"  # saves a process that imports torch and vLLM
     actor = {

@@ -183,7 +183,7 @@ PATCHES = (
     # private methods that our classes override, and a module that ours stands in for
     Patch(
         "own",
-        "sql_agent.lightning.agl_light",
+        "sql_agent.lightning.agl_without_litellm",
         "agentlightning.llm_proxy",
         ("LLMProxy",),
         "processes without an LLM proxy do not import LiteLLM",

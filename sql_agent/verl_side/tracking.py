@@ -19,8 +19,8 @@ from typing import Any
 
 from core.json_text import parse_json
 from core.outputs import append_line
+from sql_agent.rollouts.reward_hacking_alarm import RewardHackingAlarm
 from sql_agent.rollouts.run_context import RunContext
-from sql_agent.rollouts.score_alarm import ScoreAlarm
 from sql_agent.verl_side.engine_alarm import engine_alarm
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ def make_tracking(context: RunContext, emit: Callable[[dict[str, Any]], None]) -
 
     path = context.run_dir / "metrics.jsonl"
     drop_torn_line(path)
-    alarm = ScoreAlarm(earlier_steps(path))
+    alarm = RewardHackingAlarm(earlier_steps(path))
 
     class RunTracking(Tracking):  # type: ignore[misc]
         def __init__(self, project_name: str, experiment_name: str, default_backend: Any, config: Any) -> None:

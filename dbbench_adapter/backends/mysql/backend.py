@@ -34,6 +34,7 @@ from dbbench_adapter.backends.base import (
     check_tables,
 )
 from dbbench_adapter.backends.clock import StatementTimeout, time_limit
+from dbbench_adapter.backends.mysql.allowed_sql import may_write, refusal
 from dbbench_adapter.backends.mysql.names import (
     NEUTRAL_NAME,
     as_sent,
@@ -43,7 +44,6 @@ from dbbench_adapter.backends.mysql.names import (
     with_neutral_names,
 )
 from dbbench_adapter.backends.mysql.pool import MAX_DATABASE_BYTES, Connection, Pool, Slot
-from dbbench_adapter.backends.mysql.screen import may_write, refusal
 from dbbench_adapter.backends.mysql.state import StateReader
 from dbbench_adapter.backends.mysql.tables import make_table
 from dbbench_adapter.backends.mysql_on_sqlite.limits import blows_up

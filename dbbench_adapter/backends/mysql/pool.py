@@ -7,7 +7,7 @@ and the user is compared with how it was made. A slot that fails any of this is 
 
 Each name carries its owner, and the keeper's connection holds a lock in the owner's name (`GET_LOCK`). The next owner
 that starts on the server removes names whose owner holds no lock any more. The number 0 belongs to the catalogue: a
-database of views that replaces information_schema for agents. What an agent may send is left to `screen`.
+database of views that replaces information_schema for agents. What an agent may send is left to `allowed_sql`.
 """
 
 from __future__ import annotations

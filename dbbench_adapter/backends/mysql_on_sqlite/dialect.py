@@ -14,11 +14,11 @@ from typing import Literal
 from sqlglot import exp
 from sqlglot.errors import ErrorLevel, SqlglotError
 
+from dbbench_adapter.backends.mysql_on_sqlite.allowed_sql import refuse_definitions, refuse_other_kinds
 from dbbench_adapter.backends.mysql_on_sqlite.checks import refuse, refuse_reserved, refuse_row_ids
 from dbbench_adapter.backends.mysql_on_sqlite.kinds import ColumnKinds, Kind, KindFinder
 from dbbench_adapter.backends.mysql_on_sqlite.limits import blows_up
 from dbbench_adapter.backends.mysql_on_sqlite.rewrites import rewritten
-from dbbench_adapter.backends.mysql_on_sqlite.schema import refuse_definitions
 from dbbench_adapter.backends.mysql_on_sqlite.syntax import (
     Sqlite,
     StatementError,
@@ -82,8 +82,7 @@ def _translated(sql: str, columns: ColumnKinds) -> Statement:
     tree = parse_one(sql)
     if meta := _meta_statement(tree):
         return meta
-    if not isinstance(tree, _RUN):
-        raise unsupported(sql.split(maxsplit=1)[0].upper()) if isinstance(tree, _LEFT_OUT) else syntax_error(sql)
+    refuse_other_kinds(tree, sql)
     tree = unparenthesised(tree)
     if type(tree) is exp.Select and (group := tree.args.get("group")) and group.args.get("rollup"):
         raise unsupported("WITH ROLLUP")
@@ -135,9 +134,6 @@ def _named_tables(tree: exp.Expr, nodes: list[exp.Expr]) -> tuple[str, ...]:
     return tuple(name for name in tables if name.lower() not in defined)
 
 
-_RUN = (exp.Query, exp.Insert, exp.Update, exp.Delete, exp.Create, exp.Drop, exp.Alter, exp.TruncateTable)
-_LEFT_OUT = (exp.Command, exp.Describe, exp.Pragma, exp.Attach, exp.Detach, exp.Kill, exp.Analyze)
-"""Statements of MySQL or another engine that are left out; a tree of any other type is no statement at all."""
 _SORTING = (exp.Order, exp.Group, exp.Distinct, exp.Window, exp.SetOperation, exp.Create)
 translated_often = lru_cache(maxsize=512)(_translated)  # a group of rollouts says the same things
 

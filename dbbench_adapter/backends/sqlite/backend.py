@@ -4,7 +4,7 @@ The sandbox: one statement per call, printed from a parsed tree. An authorizer k
 functions, and allows no files, pragmas, triggers, views or virtual tables. Parser, functions, collation, progress
 handler and a watchdog check one deadline. Length, depth, expansion, sorts, pages, rows, columns, values, results and
 the growth of memory are limited (`sandbox`, `mysql_on_sqlite.limits`, `functions`). Definitions hold no computation
-(`mysql_on_sqlite.schema`), and what a judge reads is limited too.
+(`mysql_on_sqlite.allowed_sql`), and what a judge reads is limited too.
 It does not guard against: a sort of long texts, which may run for a second after its time; a fault in SQLite or in the
 `regex` package, which run in the process of the caller; many databases that fill up at once (`MAX_PAGES` each); memory
 that a statement takes within the first 2,000 operations; memory at all where there is no /proc.

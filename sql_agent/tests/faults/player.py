@@ -20,7 +20,7 @@ from typing import Any
 from core.processes import Events, end_with_parent, own_run
 from sql_agent.config import TrainConfig, load_config
 from sql_agent.launch import fit
-from sql_agent.lightning.agl_light import agl
+from sql_agent.lightning.agl_without_litellm import agl
 from sql_agent.lightning.algorithm import log_file, spawn
 from sql_agent.lightning.runner import TRAINER_WORKER
 from sql_agent.oracle import MODEL

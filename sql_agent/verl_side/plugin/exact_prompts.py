@@ -6,10 +6,10 @@ the ids that were sampled, and the rollout breaks into pieces that cannot be tra
 
 Here vLLM's chat server is a prefix cache of ids: it keeps, for the latest conversations, the ids up to and including
 each sampled reply. When a request continues one of them, those ids are used unchanged, and only what follows the reply
-comes from the template (`sql_agent.continuation`). This works for every model family whose template ends an assistant
-turn with a token that the engine stops at, however the agent changes the tool call and the template earlier turns. A
-conversation that is unknown (another replica's, an evicted one) or ambiguous is rendered as usual, and the rollout
-manager counts the break if there is one.
+comes from the template (`sql_agent.exact_continuation`). This works for every model family whose template ends an
+assistant turn with a token that the engine stops at, however the agent changes the tool call and the template earlier
+turns. A conversation that is unknown (another replica's, an evicted one) or ambiguous is rendered as usual, and the
+rollout manager counts the break if there is one.
 
 Leaves out multi-modal prompts. Source of the two methods that are wrapped: vLLM
 entrypoints/openai/chat_completion/serving.py, `render_chat_request` and `chat_completion_full_generator`.
@@ -27,7 +27,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from sql_agent.continuation import another_reply, continue_exactly
+from sql_agent.exact_continuation import another_reply, continue_exactly
 
 CAPACITY_BYTES = 64 * 2**20
 """Memory for a server's replies: 16,000 of 1,000 tokens each, far more than a batch of rollouts has open."""

@@ -1,11 +1,11 @@
-"""`sql_agent.rollouts.score_alarm`: the score rises while correctness falls."""
+"""`sql_agent.rollouts.reward_hacking_alarm`: the score rises while correctness falls."""
 
 import math
 
 import numpy as np
 import pytest
 
-from sql_agent.rollouts.score_alarm import WINDOW, ScoreAlarm, trend
+from sql_agent.rollouts.reward_hacking_alarm import WINDOW, RewardHackingAlarm, trend
 
 
 @pytest.mark.parametrize(("values", "expected"), [
@@ -41,17 +41,17 @@ UP, DOWN, FLAT = np.linspace(0, 1, WINDOW), np.linspace(0.9, 0.4, WINDOW), np.fu
     pytest.param(FLAT, DOWN, 0.0, id="score_stays"),
 ])  # fmt: skip
 def test_the_alarm_looks_at_both_trends_once_its_window_is_full(scores, correct, alarm):
-    watch = ScoreAlarm()
+    watch = RewardHackingAlarm()
     assert looked(watch, steps(scores, correct)) == [{}] * (WINDOW - 1) + [{"reward_model/alarm": alarm}]
 
 
 def test_it_goes_on_from_the_steps_of_an_earlier_start():
     *earlier, last = steps(UP, DOWN)
-    assert ScoreAlarm(earlier).look(WINDOW, last) == {"reward_model/alarm": 1.0}
+    assert RewardHackingAlarm(earlier).look(WINDOW, last) == {"reward_model/alarm": 1.0}
 
 
 def test_steps_without_a_judge_or_a_reward_model_do_not_count():
-    watch = ScoreAlarm(steps(UP, DOWN))
+    watch = RewardHackingAlarm(steps(UP, DOWN))
     assert watch.look(WINDOW + 1, {"reward/mean": 1.0}) == {}
     assert watch.look(WINDOW + 2, {"reward_model/score_mean": 2.0}) == {}
 
@@ -59,13 +59,14 @@ def test_steps_without_a_judge_or_a_reward_model_do_not_count():
 def test_steps_that_are_played_again_take_the_place_of_those_of_the_earlier_life():
     first_life = steps([*UP, *DOWN], [*DOWN, *UP])  # the alarm's ten steps, then ten that undo them
     *before, last = steps(UP, DOWN)
-    assert ScoreAlarm(first_life).look(WINDOW, last) == {"reward_model/alarm": 1.0}  # steps 1 to 9 and the new 10
-    assert ScoreAlarm(first_life).look(5, before[4]) == {}  # only four come before it
+    alarm = RewardHackingAlarm(first_life)
+    assert alarm.look(WINDOW, last) == {"reward_model/alarm": 1.0}  # steps 1 to 9 and the new 10
+    assert RewardHackingAlarm(first_life).look(5, before[4]) == {}  # only four come before it
 
 
 def test_noise_alone_seldom_alarms():
     draw = np.random.default_rng(0)
-    watch = ScoreAlarm()
+    watch = RewardHackingAlarm()
     noise = steps(draw.normal(size=5_000), draw.normal(size=5_000))
     alarms = sum(said.get("reward_model/alarm", 0.0) for said in looked(watch, noise))
     assert alarms / len(noise) < 0.01  # 0.04 x 0.04 = 0.0016, and neighbouring windows share steps

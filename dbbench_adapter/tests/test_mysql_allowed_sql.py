@@ -7,8 +7,8 @@ from itertools import product
 import pymysql
 import pytest
 
+from dbbench_adapter.backends.mysql.allowed_sql import may_write, refusal
 from dbbench_adapter.backends.mysql.names import as_sent, scrubbed
-from dbbench_adapter.backends.mysql.screen import may_write, refusal
 from dbbench_adapter.backends.statements import tokens
 from dbbench_adapter.datatypes import Column, Table
 

@@ -1,16 +1,19 @@
-"""What CREATE and ALTER may define: stored columns, keys, and CHECKs that only compare.
+"""Which statements run on SQLite, and what CREATE and ALTER may define: stored columns, keys, CHECKs that only compare.
 
-SQLite evaluates a schema whenever a table is read or changed, also for the judge, and does not ask the authorizer then.
-So a definition may hold only the nodes listed here; generated columns, indexes on expressions and defaults that are no
-constants are refused.
+What an allowed statement may touch is decided by the authorizer (`sqlite.sandbox`). SQLite evaluates a schema whenever
+a table is read or changed, also for the judge, and does not ask the authorizer then. So a definition may hold only the
+nodes listed here; generated columns, indexes on expressions and defaults that are no constants are refused.
 """
 
 from __future__ import annotations
 
 from sqlglot import exp
 
-from dbbench_adapter.backends.mysql_on_sqlite.syntax import unsupported
+from dbbench_adapter.backends.mysql_on_sqlite.syntax import syntax_error, unsupported
 
+_RUN = (exp.Query, exp.Insert, exp.Update, exp.Delete, exp.Create, exp.Drop, exp.Alter, exp.TruncateTable)
+_LEFT_OUT = (exp.Command, exp.Describe, exp.Pragma, exp.Attach, exp.Detach, exp.Kill, exp.Analyze)
+"""Statements of MySQL or another engine that are left out; a tree of any other type is no statement at all."""
 _CONSTRAINTS = (
     *(exp.NotNullColumnConstraint, exp.PrimaryKeyColumnConstraint, exp.UniqueColumnConstraint, exp.ColumnConstraint),
     *(exp.AutoIncrementColumnConstraint, exp.CommentColumnConstraint, exp.CharacterSetColumnConstraint),
@@ -30,6 +33,16 @@ _CHECKED = (
     *(exp.And, exp.Or, exp.Not, exp.Paren, exp.Neg, exp.Add, exp.Sub, exp.Mul, exp.Column, exp.Identifier),
     *_CONSTANTS,
 )
+
+
+def refuse_other_kinds(tree: exp.Expr, sql: str) -> None:
+    """Refuse every kind of statement that is not in the list above; SHOW, SET, USE and transactions never get here.
+
+    Raises:
+        StatementError: the kind is left out, or `sql` is no statement.
+    """
+    if not isinstance(tree, _RUN):
+        raise unsupported(sql.split(maxsplit=1)[0].upper()) if isinstance(tree, _LEFT_OUT) else syntax_error(sql)
 
 
 def refuse_definitions(tree: exp.Create | exp.Alter) -> None:

@@ -1,4 +1,4 @@
-"""Who gets past the door of a server of a run: the requests of a run, none of another user's or of a page."""
+"""Who gets past the guard of a server of a run: the requests of a run, none of another user's or of a page."""
 
 import asyncio
 import json
@@ -20,8 +20,16 @@ from core.machine import free_port
 from sql_agent import oracle
 from sql_agent.config import load_config
 from sql_agent.lightning import store
-from sql_agent.lightning.agl_light import agl
-from sql_agent.lightning.door import RUN_TOKEN, STORE_TOKEN, Door, RunDoor, TokenError, authorization, give_token
+from sql_agent.lightning.agl_without_litellm import agl
+from sql_agent.lightning.request_guard import (
+    RUN_TOKEN,
+    STORE_TOKEN,
+    RequestGuard,
+    RunRequestGuard,
+    TokenError,
+    authorization,
+    give_token,
+)
 from sql_agent.lightning.runner_processes import LastingRunners
 from sql_agent.store_server import BoundedStore
 from sql_agent.verl_side.config import Files, to_verl, worker_environment
@@ -44,7 +52,10 @@ def application():
 @pytest.fixture(scope="module")
 def served():
     """`guarded` asks for a token, `standing` for none, as a store that is kept outside."""
-    with oracle.serve(Door(application(), TOKEN)) as guarded, oracle.serve(Door(application(), None)) as standing:
+    with (
+        oracle.serve(RequestGuard(application(), TOKEN)) as guarded,
+        oracle.serve(RequestGuard(application(), None)) as standing,
+    ):
         yield SimpleNamespace(guarded=guarded.removesuffix("/v1"), standing=standing.removesuffix("/v1"))
 
 
@@ -105,7 +116,7 @@ def test_the_address_that_a_connection_came_to_and_the_name_that_was_bound_are_o
             await send({"type": "http.response.start", "status": 200, "headers": []})
 
         scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"host", name.encode())]}
-        asyncio.run(Door(app, None, names)(scope | {"server": (server, 80)}, None, send))
+        asyncio.run(RequestGuard(app, None, names)(scope | {"server": (server, 80)}, None, send))
         return sent[0]["status"]
 
     assert [status("10.0.0.5:1", server) for server in ("10.0.0.5", "::ffff:10.0.0.5", "10.0.0.6")] == [200, 200, 421]
@@ -239,7 +250,7 @@ def test_commands_that_share_a_run_have_to_share_its_token(environment, token):
 
 def test_a_server_of_a_run_does_not_start_without_a_token(environment):
     with pytest.raises(TokenError, match="AGENTGRPO_TOKEN is not in the environment"):
-        RunDoor(application())
+        RunRequestGuard(application())
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ class _RefusedError(Exception):
         self.status = status
 
 
-class Door:
+class RequestGuard:
     """Wraps an ASGI application.
 
     Args:
@@ -147,8 +147,8 @@ class Door:
             raise _RefusedError(401, "expected `Authorization: Bearer TOKEN` with the token of this server")
 
 
-class RunDoor(Door):
-    """The door of the LLM proxy and the model servers of a run.
+class RunRequestGuard(RequestGuard):
+    """The guard of the LLM proxy and the model servers of a run.
 
     Raises:
         TokenError: the environment names no token; a server without one does not start.

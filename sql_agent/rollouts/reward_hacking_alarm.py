@@ -18,7 +18,7 @@ TREND = 2.0
 SCORE, CORRECT = "reward_model/score_mean", "rollout/success"
 
 
-class ScoreAlarm:
+class RewardHackingAlarm:
     """Remembers the steps so far, including those before a resume.
 
     Args:
