@@ -81,10 +81,10 @@ def reward(
 def without_score(reward: Reward, why: str) -> Reward:
     """The reward of a rollout in a group that lost a score, its own or another rollout's.
 
-    No rollout of such a group keeps its score. Right and wrong rollouts ask for a score and lose it equally often, but
-    only the right ones gain by it: to drop those that lost theirs would leave too many wrong ones in the group.
-    Correctness is known of all, so the base reward remains. On a task without a judge nothing but the score is known,
-    and the whole group has no reward.
+    No rollout of such a group uses its score. If only correct rollouts with a missing score were dropped, wrong ones
+    would be over-represented, since a score adds nothing to those and they would stay. Correctness is known of all, so
+    the base reward remains. On a task without a judge nothing but the score is known, and the whole group has no
+    reward.
 
     Args:
         why: how the score was lost.

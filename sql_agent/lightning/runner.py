@@ -277,7 +277,8 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
         process was killed, the answer to their claim was lost, or their end could not be reported.
 
         Args:
-            playing: attempts in flight, taken while no claim is open; later, one that has just ended would look lost.
+            playing: attempts in flight, read before the query and while no claim is pending; otherwise an attempt that
+                has just ended would look abandoned.
         """
         for rollout in await store.query_rollouts(status_in=["preparing", "running"]):
             attempt = rollout.attempt

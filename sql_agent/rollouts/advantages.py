@@ -59,7 +59,8 @@ def masked_grpo(
         index: verl's `uid`, the group of each row.
         config: verl's `AlgoConfig`; `norm_adv_by_std_in_grpo` chooses the scaling.
     Returns:
-        Advantages and returns, both shape (P * G, T), both the advantage on every sampled token (as verl's GRPO).
+        Advantages and returns, the same tensor twice as in verl's GRPO, shape (P * G, T): the rollout's advantage at
+        each sampled token, 0 elsewhere.
     """
     scale = True if config is None else bool(config.get("norm_adv_by_std_in_grpo", True))
     with torch.no_grad():

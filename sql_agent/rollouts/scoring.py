@@ -36,7 +36,8 @@ class RolloutScorer:
     async def score(self, record: RolloutRecord) -> ScorerResult | None:
         """Ask the reward model about a rollout; None for one that could not be judged, which is lost anyway.
 
-        Wrong rollouts are scored too, for the log: only then the correlation of score and correctness is known.
+        Wrong rollouts are scored too, although it does not change their reward: the correlation of score and
+        correctness needs both.
         """
         if record.score.reason == NO_JUDGE:
             if not answered(record):

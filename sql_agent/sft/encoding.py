@@ -76,7 +76,7 @@ def encode_conversation(
                 f"the chat template of {tokenizer.name_or_path} ends a reply with {reply[-20:]!r}, expected a special "
                 "token: a policy could not learn to stop; give a template that writes one with --chat_template_path"
             )
-        # behind the token that ended the last reply, as it will stand there when the engine reads it
+        # encoded together with the end of the turn before it, as the engine reads it; that token is in `ids` already
         between = tokenizer.encode(end_of_turn + before[len(written) :], add_special_tokens=False)
         prompt_ids = between[1:] if written else between
         ids += prompt_ids + reply_ids

@@ -160,7 +160,8 @@ def _virtual_tables() -> frozenset[str]:
 
 @cache
 def _shadowing() -> tuple[str, ...]:
-    """Our functions whose names SQLite also has for other numbers of arguments; its FORMAT writes gigabytes."""
+    """Names of ours that SQLite also defines with another number of arguments. Those variants are blocked, because
+    SQLite's own FORMAT writes gigabytes."""
     with closing(sqlite3.connect(":memory:")) as connection:
         own = connection.execute("SELECT name, narg FROM pragma_function_list").fetchall()
     return tuple(sorted({name for name, count in own if name in FUNCTIONS and FUNCTIONS[name][0] not in (-1, count)}))
