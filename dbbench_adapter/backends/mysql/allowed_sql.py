@@ -86,13 +86,11 @@ _FUNCTIONS = _names(
     "wait_until_sql_thread_after_gtids"
 )
 """Functions of the server that reach other sessions, users or files."""
-_UNBOUNDED = _names("extractvalue updatexml json_objectagg")
-"""Functions that crash the server by recursion (a path of thousands of signs or brackets) or take gigabytes."""
+_UNBOUNDED = _names("extractvalue updatexml json_objectagg regexp_replace")
+"""Functions that crash the server by recursion (a path of thousands of signs or brackets), take gigabytes, or ignore
+KILL: REGEXP_REPLACE looks for the next match of a text of a megabyte for hours, and inserts without a limit."""
 _MAX_CALLS = 200
 """Most function calls in a statement; each may hold some megabytes until the statement ends."""
-_MAX_REPLACEMENT = 16
-"""The longest text that REGEXP_REPLACE may insert. The server does not limit its result and ignores KILL meanwhile:
-50,000 times 50,000 characters took 4.7 GB and 18 s."""
 _NO_CALLS = _names(
     "all and any as between bigint binary bit by char check decimal div distinct else except exists float from having "
     "in index int integer intersect join key like not numeric on or over references regexp returning rlike row select "
@@ -133,7 +131,7 @@ def refusal(sql: str) -> str | None:
         parts.pop()
     if not parts:
         return None
-    return _refuse_kind(sql, parts) or _refuse_parts(parts) or _refuse_calls(sql) or _refuse_replacements(sql)
+    return _refuse_kind(sql, parts) or _refuse_parts(parts) or _refuse_calls(sql)
 
 
 def _refuse_calls(sql: str) -> str | None:
@@ -147,46 +145,6 @@ def _refuse_calls(sql: str) -> str | None:
     if calls <= _MAX_CALLS:
         return None
     return f"1105 (HY000): the statement calls {calls} functions; at most {_MAX_CALLS} are allowed"
-
-
-def _refuse_replacements(sql: str) -> str | None:
-    """Refuse REGEXP_REPLACE unless it inserts a short text without references to groups: a group may hold the whole
-    subject at each of its characters."""
-    if "regexp_replace" not in sql.lower():
-        return None
-    code = list(tokens(sql, blanks=False))
-    for place, (name, after) in enumerate(pairwise(code)):
-        if name.identifier == "regexp_replace" and after.text == "(":
-            arguments = list(_arguments(code[place + 2 :]))
-            if not (len(arguments) == 3 and _is_short_text(arguments[2])):
-                return (
-                    "1235 (42000): This version of MySQL doesn't yet support 'REGEXP_REPLACE with other than three "
-                    f"arguments, the third a text of at most {_MAX_REPLACEMENT} characters without a backslash'"
-                )
-    return None
-
-
-def _arguments(code: Sequence[Token]) -> Iterator[list[Token]]:
-    """The arguments of a call, each as its tokens.
-
-    Args:
-        code: what follows the call's opening parenthesis.
-    """
-    depth, argument = 0, []
-    for token in code:
-        depth += (token.text == "(") - (token.text == ")")
-        if depth < 0 or (depth == 0 and token.text == ","):
-            yield argument
-            argument = []
-            if depth < 0:
-                return
-        else:
-            argument.append(token)
-
-
-def _is_short_text(argument: Sequence[Token]) -> bool:
-    text = argument[0].text if len(argument) == 1 and argument[0].kind == "text" else None
-    return text is not None and len(text) <= _MAX_REPLACEMENT + 2 and "\\" not in text
 
 
 def _parts(sql: str) -> list[Token]:

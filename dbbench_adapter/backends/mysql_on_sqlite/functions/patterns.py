@@ -23,7 +23,7 @@ MAX_SUBJECT_CHARS = 65_536
 MAX_REGEX_S = 0.5
 """Limit of one match; MySQL gives up after 32 ms (`regexp_time_limit`)."""
 MAX_REPLACEMENT_CHARS = 16
-"""REGEXP_REPLACE inserts no longer text, on either engine (see `mysql.allowed_sql`)."""
+"""REGEXP_REPLACE inserts no longer text, because its result grows by it with every match."""
 _BOUNDS = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 _CACHED_CHARS = 200
 
