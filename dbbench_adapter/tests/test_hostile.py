@@ -6,6 +6,7 @@
 import time
 from functools import partial
 
+import psutil
 import pytest
 
 from dbbench_adapter.datatypes import Column, Table
@@ -76,3 +77,11 @@ def test_an_episode_goes_on_after_all_of_them(engine, limit_s):
                 answered_in_time(database, sql, limit_s)
         assert "t" in database.snapshot()
     assert world() == before
+
+
+def test_nothing_goes_on_in_the_server_after_all_of_them(mariadb):
+    """A call that ignores its KILL would keep a core busy for as long as the server lives."""
+    [server] = [child for child in psutil.Process().children(recursive=True) if child.name() == "mariadbd"]
+    deadline = time.monotonic() + 60
+    while (busy := server.cpu_percent(interval=1.0)) > 20:
+        assert time.monotonic() < deadline, f"the server still takes {busy:.0f} % of a core"
