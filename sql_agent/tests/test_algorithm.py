@@ -40,7 +40,7 @@ async def test_a_driver_that_has_finished_and_does_not_end_is_not_waited_for(mon
     ("code", "words"),
     [
         ("""import time; print('{"event": "failed", "error": "no memory"}'); time.sleep(60)""", "^no memory\nlog: "),
-        ("raise SystemExit(3)", "^verl ended with exit code 3\nlog: "),
+        ("raise SystemExit(3)", "^verl ended with exit code 3; its log has the cause\nlog: "),
     ],
 )
 async def test_a_driver_that_fails_is_quoted_whether_it_ends_or_not(monkeypatch, tmp_path, code, words):
