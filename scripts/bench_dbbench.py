@@ -53,7 +53,7 @@ class Share:
     started: float
     ended: float
     cpu_s: float
-    """Of the process itself; a busy machine changes it little. A server's is not in it."""
+    """CPU seconds of the process itself, without a server's; a busy machine changes them little."""
     times_ms: list[float]
     early_mib: float
     """Resident memory after a tenth of the episodes."""

@@ -40,8 +40,9 @@ SETTLE_S = 3.0
 GROUPED, SINGLE = "grouped.jsonl", "single.jsonl"
 """Request bodies, one a line: groups of answers to one task; the same lengths, but no two share a beginning."""
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-"""Of both servers. The service sets the second itself; the obvious one does not, and beside any other process it then
-takes up to 20 times as long. It is given to both, so that what is compared is the way of serving."""
+"""The environment of both servers. The service sets the second variable itself; the baseline does not, and beside any
+other process it then takes up to 20 times as long. It is given to both, so that what is compared is the way of
+serving."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

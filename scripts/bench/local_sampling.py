@@ -16,7 +16,7 @@ TASKS = 12
 LONGEST = 128
 """Tokens of a reply in them; one that runs on to 512 keeps its group waiting, and few groups would tell little."""
 PROMPT_TOKENS, REPLY_TOKENS = 256, 64
-"""Of the replies of fixed length."""
+"""Tokens of a prompt and of a reply where their lengths are fixed."""
 REPEATS = 3
 TARGET = 4.0
 LARGER = "60M"

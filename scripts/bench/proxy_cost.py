@@ -46,7 +46,7 @@ class Cost:
     crowd_ms: float
     """With `AT_ONCE` in flight."""
     calls_per_s: float
-    """Of a server that answers at once, `AT_ONCE` in flight, until the store has every span."""
+    """Calls per second to a server that answers at once, `AT_ONCE` in flight, until the store has every span."""
     cpu_ms: Mapping[str, float]
     """CPU per call of proxy and store."""
 
@@ -61,7 +61,7 @@ def measure(_model: Path, folder: Path) -> list[Row]:
         client = stack.enter_context(ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")))
 
         def cost(urls: list[str], model: str, spans: int, pids: Mapping[str, int], *, traced: bool = False) -> Cost:
-            """Of calls of the slow and the fast server behind these addresses."""
+            """The figures of calls to the slow and the fast server behind these addresses."""
 
             def calls(url: str, count: int, at_once: int = AT_ONCE) -> tuple[list[float], float]:
                 order = Order(url, model, count, at_once, spans, traced)

@@ -43,7 +43,7 @@ class Job:
 class Found:
     statuses: Counter[str] = field(default_factory=Counter)
     latencies_ms: list[float] = field(default_factory=list)
-    """Of answers with status 200."""
+    """Those of answers with status 200."""
 
 
 class Connection:

@@ -28,7 +28,7 @@ SAMPLE_S = 2.0
 ROLLOUTS = ("data.train_batch_size=8", "rollout.group_size=4", "rollout.redraws=0")
 """32 rollouts a step, the batch that the target for `time/batch_ready_s` speaks of."""
 STEPS = 4
-"""Of the run with the LLM proxy. The first step is warm by then, and only the last one writes a checkpoint."""
+"""Steps of the run with the LLM proxy. The first step is warm by then, and only the last one writes a checkpoint."""
 PHASES = {
     "time/gen_s": ("rollouts", "the longest one; agents, store and proxy beside the sampler on the same cores"),
     "time/log_prob_s": ("old log-probs", ""),
