@@ -136,6 +136,21 @@ def test_columns_of_a_new_table_are_known_by_their_own_type(database):
 
 
 @pytest.mark.parametrize(
+    ("sql", "near"),
+    [
+        ("SELECT tok` FROM `t` ORDER BY `a` ASC LIMIT 1", "` ASC LIMIT 1"),
+        ("DELETE FROM t WHERE a = 'b` = 'c'", "'"),
+        ("SELECT 1 /* x", "/* x"),
+    ],
+)
+def test_an_unclosed_quote_or_comment_is_named_from_where_it_begins(sqlite, sql, near):
+    """As on the server; what a policy reads here decides what it samples next."""
+    with sqlite.open((), typed=True) as database:
+        error = str(database.run(sql).error)
+    assert error.endswith(f"for the right syntax to use near '{near}' at line 1")
+
+
+@pytest.mark.parametrize(
     ("sql", "error"),
     [
         ("SELECT " + "(" * 3000 + "1" + ")" * 3000, "1064 (42000): the statement is nested too deeply"),

@@ -200,7 +200,8 @@ def parse_one(sql: str) -> exp.Expr:
     except RecursionError:
         raise too_deep() from None
     except PARSER_ERRORS:
-        raise syntax_error(sql) from None
+        # MySQL names the text from the quote or comment on that is not closed
+        raise syntax_error(next((token.text for token in tokens(sql) if token.kind == "unclosed"), sql)) from None
     if not trees:
         raise StatementError("1065 (42000): Query was empty")
     if len(trees) > 1:
