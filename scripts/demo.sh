@@ -99,7 +99,7 @@ if [[ -n ${split:-} ]]; then
         run "$python" scripts/train_sft.py --model_path models/smollm2-135m-instruct --dataset dbbench --tasks "$split/train.jsonl" \
             --lora_r 0 --learning_rate 5e-4 --num_epochs 1 --batch_size 8 --save_steps 8 --output_dir "$model" "${resume[@]}"
     fi
-    # GRPO learns from groups in which a rollout is right: 241 of 350 tasks had none among six of this model's rollouts
+    # GRPO learns from groups in which a rollout is right: 241 of 350 tasks had none among some six rollouts of each
     solved=$split/train.solved.jsonl
     if [[ ! -f $solved ]]; then
         say "which training tasks does it solve at times? four rollouts of each at temperature 1"
