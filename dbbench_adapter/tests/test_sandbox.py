@@ -21,6 +21,8 @@ from dbbench_adapter.backends.sqlite import sandbox as sqlite_sandbox
 from dbbench_adapter.backends.sqlite.sandbox import Guard, allows
 from dbbench_adapter.datatypes import Column, Table
 
+pytestmark = pytest.mark.usefixtures("few_objects")
+
 T = Table("t", (Column("a"), Column("b", "INT")), tuple((f"n{i}", i) for i in range(30)))
 
 
@@ -80,7 +82,7 @@ def test_no_function_outstays_its_time_with_the_longest_texts(name):
     count, function = FUNCTIONS[name]
     slowest = max(calls(name, count, MAX_VALUE_BYTES), key=lambda arguments: cpu_s(function, *arguments), default=())
     margin_s = 0.5 if name.startswith("regexp") else 0.1  # a match has half a second, and lets others work
-    assert cpu_s(function, *slowest) < LIMIT_S + margin_s
+    assert min(cpu_s(function, *slowest) for _ in range(2)) < LIMIT_S + margin_s
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from reward_model import client as client_module
 from reward_model.client import RewardClient, ScorerRefusedError, ScorerUnavailableError, parse_args
 from reward_model.datatypes import RewardScore
 
+pytestmark = pytest.mark.usefixtures("few_objects")
+
 ASKED = [Message(role="user", content="How many?"), Message(role="assistant", content="Twelve.")]
 GONE = "http://127.0.0.1:1"
 

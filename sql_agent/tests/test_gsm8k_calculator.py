@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from sql_agent.gsm8k.calculator import calculate
 
+pytestmark = pytest.mark.usefixtures("few_objects")
+
 
 @pytest.mark.parametrize(("expression", "value"), [
     ("48/2", "24"),

@@ -24,6 +24,8 @@ from sql_agent.medical.database import (
 from sql_agent.medical.datatypes import TABLES, MedicalDataError, Question
 from sql_agent.medical.invent import make_database
 
+pytestmark = pytest.mark.usefixtures("few_objects")
+
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
