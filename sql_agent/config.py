@@ -11,21 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from core.passwords import BackendSpec, masked
+from core.settings import Settings, parse_yaml, read_settings
 from sql_agent.datatypes import AgentConfig, EnvironmentSettings, RewardModelConfig
 from sql_agent.environments import ENVIRONMENTS
 from sql_agent.rewards import REWARDS
-
-
-class Settings(BaseModel):
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",  # a misspelt key stops the run at once
-        allow_inf_nan=False,
-        hide_input_in_errors=True,  # an address may hold a password
-    )
 
 
 class EnvConfig(Settings):
@@ -318,40 +310,15 @@ def load_config(file: Path | None, overrides: list[str] | None = None) -> TrainC
     Raises:
         ValueError: the file is missing or no mapping, an override has no `=`, or a key or value does not fit.
     """
-    tree: dict[str, Any] = {}
-    if file is not None:
-        if not file.is_file():
-            what = "is a folder" if file.is_dir() else "does not exist"
-            raise ValueError(f"config file {file} {what}; sql_agent/configs has the ones that are shipped")
-        try:
-            text = file.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise ValueError(f"config file {file} is no text, expected YAML with settings") from None
-        tree = _parse_yaml(text, f"config file {file}") or {}
-        if not isinstance(tree, dict):
-            raise ValueError(f"config file {file} holds a {type(tree).__name__}, expected a mapping of settings")
+    tree = read_settings(file) if file is not None else {}
     for override in overrides or []:
         path, separator, text = override.partition("=")
         if not separator:
             raise ValueError(
                 f"--set {masked(override, whole=True)!r} has no `=`; write it as --set rollout.group_size=8"
             )
-        set_path(tree, path.strip(), _parse_yaml(text, f"--set {path}"))
+        set_path(tree, path.strip(), parse_yaml(text, f"--set {path}"))
     return TrainConfig.model_validate(tree)
-
-
-def _parse_yaml(text: str, what: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{what} is not YAML: {fault_of_yaml(error)}") from None
-
-
-def fault_of_yaml(error: yaml.YAMLError) -> str:
-    """What the parser found, and where; its own words quote the text, which may hold a password."""
-    mark = getattr(error, "problem_mark", None)
-    where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-    return f"{getattr(error, 'problem', None) or type(error).__name__}{where}"
 
 
 def set_path(tree: dict[str, Any], path: str, value: Any) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from core.settings import Settings
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import ProtocolName
 
@@ -40,10 +41,8 @@ ROW_END = "row_end"
 (`sql_agent.verl_side.plugin.row_end`)."""
 
 
-class AgentConfig(BaseModel):
+class AgentConfig(Settings):
     """Limits and sampling of one rollout. Deadlines nest: statement <= turn, and all tries of a turn <= rollout."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     protocol: ProtocolName = "fc"
     """How the agent acts: DB-Bench's tools (`fc`), or patterns in plain text (`text`, `lab`)."""
@@ -88,10 +87,8 @@ class EnvironmentSettings:
     database: Path | None = None
 
 
-class RewardModelConfig(BaseModel):
+class RewardModelConfig(Settings):
     """The reward model in the reward; off without a URL."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
 
     url: str | None = None
     """Scoring service (`reward_model/inference_api.py`); its token, where it wants one, is read from the environment,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from core.passwords import BackendSpec
+from core.settings import Settings
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.datatypes import AgentConfig
@@ -15,17 +16,6 @@ from sql_agent.local.datatypes import Sampling
 
 LossName = Literal["grpo", "reinforce"]
 CpuPrecision = Literal["auto", "float32", "bfloat16"]
-
-
-class Settings(BaseModel):
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-        validate_by_name=True,
-        serialize_by_alias=True,
-    )
 
 
 def also(earlier: str, default: Any, **limits: Any) -> Any:

@@ -13,16 +13,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from core.passwords import BackendSpec, masked
+from core.settings import Settings, parse_yaml, read_settings
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
 from dbbench_adapter.sql_skills import SKILLS
-from sql_agent.config import fault_of_yaml
 from sql_agent.datatypes import AgentConfig
-from sql_agent.local.config import AdapterConfig, LossConfig, ModelConfig, OptimConfig, Settings, also
+from sql_agent.local.config import AdapterConfig, LossConfig, ModelConfig, OptimConfig, also
 from sql_agent.local.datatypes import Sampling
 from sql_agent.rewards import RewardPreset
 
@@ -183,10 +182,6 @@ class ExperimentConfig(Settings):
 # Files ----------------------------------------------------------------------------------------------------------------
 
 
-class ExperimentError(ValueError):
-    """An experiment cannot be read; the message names the file and the key."""
-
-
 FILE_NAMES = {"max_turns": "max_rounds"}
 """Keys that the main job spells otherwise; both are read, and the one of these files is kept."""
 Leaves = dict[tuple[str, ...], tuple[Any, str]]
@@ -197,41 +192,31 @@ def load_experiment(file: Path, overrides: Sequence[str] = ()) -> ExperimentConf
     """Read a file with all that it imports, then apply `a.b=c`, whose values are YAML and replace what was there.
 
     Raises:
-        ExperimentError: a file is missing, no mapping, or imports itself; a key is unknown; a value does not fit.
+        ValueError: a file is missing, no mapping, or imports itself; a key is unknown; a value does not fit.
     """
     leaves = _read(file, ())
     for override in overrides:
         place, separator, text = override.partition("=")
         if not separator:
-            raise ExperimentError(
+            raise ValueError(
                 f"--set {masked(override, whole=True)!r} has no `=`; write it as --set training.learning_rate=1e-4"
             )
         said = f"--set {masked(override, whole=True)}"
         path = tuple(map(_key, place.strip().split(".")))
         others = {own: value for own, value in leaves.items() if own[: len(path)] != path}
-        leaves = _merge(others, _leaves(_yaml(text, said), path, said))
+        leaves = _merge(others, _leaves(parse_yaml(text, said), path, said))
     try:
         return ExperimentConfig.model_validate(_tree(leaves))
     except ValidationError as error:
-        raise ExperimentError("\n".join(_describe_fault(fault, leaves, file) for fault in error.errors())) from None
+        raise ValueError("\n".join(_describe_fault(fault, leaves, file) for fault in error.errors())) from None
 
 
 def _read(file: Path, importing: tuple[Path, ...]) -> Leaves:
     file = Path(os.path.normpath(file))
     if file in importing:
         chain = " -> ".join(map(str, [*importing[importing.index(file) :], file]))
-        raise ExperimentError(f"{importing[-1]}: import goes in a circle: {chain}; take one of these imports out")
-    try:
-        try:
-            text = file.read_text("utf-8")
-        except UnicodeDecodeError:
-            raise ValueError(f"{file} is no text, expected YAML with settings") from None
-        whole = _yaml(text, str(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ExperimentError(f"{file} cannot be read ({error}); sql_agent/configs/single_skill has examples") from None
-    if not isinstance(whole, dict):
-        raise ExperimentError(f"{file} holds {_kind(whole)}, expected a mapping of settings")
-    return _resolved(whole, (), file, (*importing, file))
+        raise ValueError(f"{importing[-1]}: import goes in a circle: {chain}; take one of these imports out")
+    return _resolved(read_settings(file), (), file, (*importing, file))
 
 
 def _resolved(mapping: Mapping[Any, Any], place: tuple[str, ...], file: Path, importing: tuple[Path, ...]) -> Leaves:
@@ -241,10 +226,10 @@ def _resolved(mapping: Mapping[Any, Any], place: tuple[str, ...], file: Path, im
     for name in imports if isinstance(imports, list) else [imports]:
         key = ".".join((*place, "import"))
         if not isinstance(name, str):
-            raise ExperimentError(f"{file}: {key} is {name!r}, expected the path of a YAML file or a list of them")
+            raise ValueError(f"{file}: {key} is {name!r}, expected the path of a YAML file or a list of them")
         target = file.parent / name
         if not target.is_file():
-            raise ExperimentError(f"{file}: {key} names {name}, but there is no {os.path.normpath(target)}")
+            raise ValueError(f"{file}: {key} names {name}, but there is no {os.path.normpath(target)}")
         imported = _read(target, importing)
         leaves = _merge(leaves, {(*place, *path): said for path, said in imported.items()})
     for key, value in mapping.items():
@@ -256,7 +241,7 @@ def _resolved(mapping: Mapping[Any, Any], place: tuple[str, ...], file: Path, im
     overwrite = mapping.get("overwrite", {})
     if not isinstance(overwrite, dict):
         key = ".".join((*place, "overwrite"))
-        raise ExperimentError(f"{file}: {key} is {overwrite!r}, expected a mapping of settings")
+        raise ValueError(f"{file}: {key} is {overwrite!r}, expected a mapping of settings")
     return _merge(leaves, _leaves(overwrite, place, str(file)))
 
 
@@ -311,14 +296,3 @@ def _known(place: tuple[str, ...]) -> list[str]:
     for name in place:
         model = model.model_fields[name].annotation
     return [field.serialization_alias or name for name, field in model.model_fields.items()]
-
-
-def _yaml(text: str, said: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ExperimentError(f"{said} is not YAML: {fault_of_yaml(error)}") from None
-
-
-def _kind(value: Any) -> str:
-    return "nothing" if value is None else f"a {type(value).__name__}"

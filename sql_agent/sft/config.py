@@ -7,8 +7,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from core.settings import Settings
 from dbbench_adapter.protocols import ProtocolName
-from sql_agent.local.config import CpuPrecision, Settings
+from sql_agent.local.config import CpuPrecision
 
 GENERATED = 512
 """Demonstrations made where neither a file nor `max_samples` says how many."""

@@ -1,0 +1,53 @@
+"""The base of all settings, and how YAML of them is read. Importing is instant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",  # a misspelt key stops the run at once
+        allow_inf_nan=False,
+        hide_input_in_errors=True,  # an address may hold a password
+        use_attribute_docstrings=True,
+        validate_by_name=True,
+        serialize_by_alias=True,
+    )
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds; an empty file holds an empty one.
+
+    Raises:
+        ValueError: there is no such file, it is no YAML, or it holds something else.
+    """
+    if not file.is_file():
+        what = "is a folder" if file.is_dir() else "does not exist"
+        raise ValueError(f"config file {file} {what}; sql_agent/configs has the ones that are shipped")
+    try:
+        tree = parse_yaml(file.read_text("utf-8"), f"config file {file}")
+    except UnicodeDecodeError:
+        raise ValueError(f"config file {file} is no text, expected YAML with settings") from None
+    if not isinstance(tree, dict | None):
+        raise ValueError(f"config file {file} holds a {type(tree).__name__}, expected a mapping of settings")
+    return tree or {}
+
+
+def parse_yaml(text: str, what: str) -> Any:
+    """
+    Raises:
+        ValueError: the text is not YAML. The parser's own words would quote it, and it may hold a password.
+    """
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        fault = getattr(error, "problem", None) or type(error).__name__
+        raise ValueError(f"{what} is not YAML: {fault}{where}") from None
