@@ -82,16 +82,16 @@ def left_out_parts() -> dict[str, dict[str, object]]:
     """The parts of the translation: which names below `dbbench_adapter.backends` are replaced, and by what."""
     from dbbench_adapter.backends.mysql_on_sqlite.functions import FUNCTIONS, dates, numeric, patterns, text
 
-    dialect, rewrites = "mysql_on_sqlite.dialect.", "mysql_on_sqlite.rewrites."
+    translate, rewrites = "mysql_on_sqlite.translate.", "mysql_on_sqlite.rewrites."
     checks = ("refuse", "refuse_reserved", "refuse_row_ids")
     parts: dict[str, dict[str, object]] = {
-        "mysql_on_sqlite/checks": {dialect + name: _nothing for name in checks},
+        "mysql_on_sqlite/checks": {translate + name: _nothing for name in checks},
         "mysql_on_sqlite/collation": {rewrites + "collate_computed": _nothing},
         "mysql_on_sqlite/kinds": {
             "mysql_on_sqlite.kinds.KindFinder.kind": _nothing,
             "mysql_on_sqlite.kinds.KindFinder.kinds_of": lambda *_: (),
         },
-        "mysql_on_sqlite/rewrites": {dialect + "rewritten": lambda tree, *_: tree},
+        "mysql_on_sqlite/rewrites": {translate + "rewritten": lambda tree, *_: tree},
         "mysql_on_sqlite/stored": {rewrites + "store": _nothing, rewrites + "join_with_digits": _nothing},
         "group_order": {rewrites + "order_groups": _nothing},
         "sqlite/catalogue": {"sqlite.backend.catalogue_answer": _nothing, "sqlite.backend.make_views": _nothing},
@@ -106,10 +106,10 @@ def left_out_parts() -> dict[str, dict[str, object]]:
 
 def _print_parts(paths: Sequence[Path]) -> None:
     """One row for each part of the translation: its lines, and what changes on SQLite without it."""
-    from dbbench_adapter.backends.mysql_on_sqlite import dialect
+    from dbbench_adapter.backends.mysql_on_sqlite import translate
     from dbbench_adapter.tests.agent_sql import STATEMENTS, answer
 
-    folder = Path(dialect.__file__).parents[1]
+    folder = Path(translate.__file__).parents[1]
     tasks = [load_tasks(path) for path in paths]
     complete: tuple[int, list[object]] | None = None
     print("| left out | lines | references lost | statements of agents that change |")
@@ -118,7 +118,7 @@ def _print_parts(paths: Sequence[Path]) -> None:
         with ExitStack() as stack, open_backend("sqlite") as backend:
             for name, replacement in patches.items():
                 stack.enter_context(patch(f"dbbench_adapter.backends.{name}", replacement))
-            dialect.translated_often.cache_clear()
+            translate.translated_often.cache_clear()
             missed = [misses(some, backend, "lab" if some[0].typed else "fc", reads_rows(backend))[0] for some in tasks]
             answers: list[object] = [answer(backend, sql) for sql in STATEMENTS]
         lost = sum(map(len, missed))
@@ -126,7 +126,7 @@ def _print_parts(paths: Sequence[Path]) -> None:
         changed = sum(one != other for one, other in zip(answers, complete[1], strict=True))
         lines = len((folder / f"{part}.py").read_text("utf-8").splitlines()) if patches else 0
         print(f"| `{part}` | {lines} | {lost - complete[0]} | {changed} |", flush=True)
-    dialect.translated_often.cache_clear()
+    translate.translated_often.cache_clear()
     print(f"of {sum(map(len, tasks))} references and {len(STATEMENTS)} statements")
 
 

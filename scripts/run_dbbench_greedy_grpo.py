@@ -87,7 +87,7 @@ def load_split(cfg: GreedyGrpoConfig) -> "tuple[Sequence[Task], Sequence[Task]]"
     from dbbench_adapter.generator import generate_tasks
     from dbbench_adapter.splits import count_kinds, draw_by_kind
     from dbbench_adapter.tasks.load import load_tasks
-    from sql_agent.local.experiment import TaskConfig
+    from sql_agent.local.single_skill_config import TaskConfig
     from sql_agent.local.skill_tasks import draws, held_out_tasks
 
     if cfg.skills:

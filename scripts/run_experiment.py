@@ -29,8 +29,8 @@ import yaml
 
 from core.passwords import Parser
 from core.processes import ends_in_order
-from sql_agent.local.experiment import ExperimentConfig, LanguageModelConfig, load_experiment
 from sql_agent.local.model_files import StartError, check_device, check_model
+from sql_agent.local.single_skill_config import ExperimentConfig, LanguageModelConfig, load_experiment
 from sql_agent.local.start import failures_in_words, load_libraries
 
 if TYPE_CHECKING:

@@ -16,13 +16,13 @@ from pydantic import Field, field_validator, model_validator
 from core.passwords import BackendSpec, masked
 from core.settings import Settings, parse_yaml, read_settings
 from sql_agent.datatypes import AgentConfig, EnvironmentSettings, RewardModelConfig
-from sql_agent.environments import ENVIRONMENTS
+from sql_agent.environments.registry import ENVIRONMENTS
 from sql_agent.rewards import REWARDS
 
 
 class EnvConfig(Settings):
     type: str = "dbbench"
-    """What the policy is trained on, an entry of `sql_agent.environments`: dbbench, medical or gsm8k."""
+    """What the policy is trained on, an entry of `sql_agent.environments.registry`: dbbench, medical or gsm8k."""
     database: Path | None = None
     """SQLite file of `medical`. None: invented entries, made on this machine in data/medical."""
 

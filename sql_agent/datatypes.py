@@ -80,7 +80,7 @@ class EnvironmentSettings:
     """What `sql_agent.environments.base.make_environment` needs to know; each environment reads what concerns it."""
 
     type: str = "dbbench"
-    """A key of `sql_agent.environments.ENVIRONMENTS`."""
+    """A key of `sql_agent.environments.registry.ENVIRONMENTS`."""
     protocol: ProtocolName = "fc"
     judge: JudgeName = "strict"
     backend: str = "sqlite"

@@ -16,7 +16,8 @@ from core.outputs import written
 from sql_agent.config import TrainConfig, dump_config
 from sql_agent.environments.base import make_environment
 from sql_agent.preflight import UsageError, protocol_of
-from sql_agent.run_dir import refuse_other_tasks, set_aside, write_start
+from sql_agent.resume import refuse_other_tasks
+from sql_agent.run_dir import set_aside, write_start
 from sql_agent.verl_side.checkpoints import point_verl_at, step_of
 from sql_agent.verl_side.config import Files, compose, to_verl, worker_environment
 

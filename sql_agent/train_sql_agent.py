@@ -30,8 +30,8 @@ from core.disk_errors import in_words
 from core.outputs import named_path
 from core.passwords import Parser, masked, revealed
 from sql_agent.config import TrainConfig, dump_config, load_config
-from sql_agent.environments import ENVIRONMENTS
 from sql_agent.environments.base import make_environment
+from sql_agent.environments.registry import ENVIRONMENTS
 from sql_agent.launch import train
 from sql_agent.lightning.request_guard import give_token
 from sql_agent.preflight import (
@@ -50,11 +50,12 @@ from sql_agent.preflight import (
     use_cpu,
     with_store,
 )
+from sql_agent.resume import go_on_from
 from sql_agent.rollouts.run_context import TrainingFailedError
-from sql_agent.run_dir import claim, go_on_from
+from sql_agent.run_dir import claim
+from sql_agent.upstream_patches import check_installed
 from sql_agent.verl_side.checkpoints import step_of
 from sql_agent.verl_side.config import Files, compose, to_verl
-from sql_agent.verl_side.patches import check_installed
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

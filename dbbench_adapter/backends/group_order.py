@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sqlglot import exp
 
-from dbbench_adapter.backends.statements import tokens
+from dbbench_adapter.backends.mysql_lexer import tokens
 
 _LEFT_ALONE = frozenset(["union", "except", "intersect", "order", "rollup"])
 _AFTER_ORDER = frozenset(["limit", "offset", "for", "into", "lock", "procedure"])

@@ -12,7 +12,7 @@ import json
 from typing import Any
 
 from dbbench_adapter.backends import Result
-from dbbench_adapter.backends.statements import split_statements
+from dbbench_adapter.backends.mysql_lexer import split_statements
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.protocols.base import Episode, Message, format_result, user_messages
 

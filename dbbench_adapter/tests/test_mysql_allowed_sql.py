@@ -9,7 +9,7 @@ import pytest
 
 from dbbench_adapter.backends.mysql.allowed_sql import may_write, refusal
 from dbbench_adapter.backends.mysql.names import as_sent, scrubbed
-from dbbench_adapter.backends.statements import tokens
+from dbbench_adapter.backends.mysql_lexer import tokens
 from dbbench_adapter.datatypes import Column, Table
 
 T = Table("t", (Column("a"), Column("b", "INT")), (("x", 1), ("y", 2)))

@@ -8,8 +8,8 @@ import pytest
 from vulture import Vulture
 
 from scripts.bench_main_job import PARTS
-from sql_agent.environments import ENVIRONMENTS
-from sql_agent.verl_side.patches import PATCHES
+from sql_agent.environments.registry import ENVIRONMENTS
+from sql_agent.upstream_patches import PATCHES
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("core", "dbbench_adapter", "reward_model", "sql_agent", "scripts")

@@ -13,7 +13,7 @@ from dbbench_adapter.datatypes import Score
 from dbbench_adapter.tasks.single_skill import read_single_skill
 from scripts import run_experiment
 from scripts.run_experiment import for_this_machine, main
-from sql_agent.local.experiment import LanguageModelConfig, load_experiment
+from sql_agent.local.single_skill_config import LanguageModelConfig, load_experiment
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "sql_agent" / "configs" / "single_skill" / "experiments" / "tiny_cpu.yaml"
@@ -53,7 +53,7 @@ def test_a_dry_run_prints_settings_that_load_again(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--config_path", "none.yaml"], "none.yaml cannot be read"),
+        (["--config_path", "none.yaml"], "config file none.yaml does not exist"),
         (["--config_path", TINY, "--set", "agent.tempo=1"], "agent.tempo: unknown setting"),
         (["--config_path", TINY, "--set", "language_model.model_path=no/where"], "no/where is no folder"),
     ],

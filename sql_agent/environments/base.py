@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Message, Status
 from sql_agent.datatypes import AgentConfig, EnvironmentSettings
-from sql_agent.environments import ENVIRONMENTS
+from sql_agent.environments.registry import ENVIRONMENTS
 
 if TYPE_CHECKING:
     from sql_agent.config import DataConfig

@@ -14,9 +14,9 @@ from typing import Any
 
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.local.datatypes import LocalRollout, Played, Progress
-from sql_agent.local.experiment import ExperimentConfig
 from sql_agent.local.rollouts import Player
 from sql_agent.local.run_folder import RunFolder
+from sql_agent.local.single_skill_config import ExperimentConfig
 from sql_agent.local.skill_tasks import draws, held_out_tasks
 from sql_agent.local.trainer import EVALUATED_TOGETHER, Group, Recipe, describe_loss, evaluate, success_rate
 from sql_agent.rewards import reward

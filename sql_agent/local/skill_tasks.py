@@ -19,7 +19,7 @@ from dbbench_adapter.tasks.single_skill import (
     skills_of,
     write_single_skill,
 )
-from sql_agent.local.experiment import TaskConfig
+from sql_agent.local.single_skill_config import TaskConfig
 
 HELD_OUT_SEED = 1
 """Whatever the run's seed: runs of several seeds are compared on the same tasks."""

@@ -28,13 +28,13 @@ from sql_agent.local.datatypes import (
     Sampling,
     UnjudgedError,
 )
-from sql_agent.local.experiment import ExperimentConfig
 from sql_agent.local.learner import Learner
 from sql_agent.local.losses import group_advantages, has_spread
 from sql_agent.local.memory import Workload
 from sql_agent.local.policy import LocalPolicy
 from sql_agent.local.rollouts import Player
 from sql_agent.local.run_folder import RunFolder
+from sql_agent.local.single_skill_config import ExperimentConfig
 from sql_agent.local.start import start_policy
 from sql_agent.success import Rate
 

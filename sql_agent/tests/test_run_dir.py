@@ -12,7 +12,8 @@ import pytest
 from dbbench_adapter.export import write_rows
 from sql_agent.config import dump_config, load_config
 from sql_agent.preflight import UsageError, find_model
-from sql_agent.run_dir import check_resume, claim, refuse_other_tasks, set_aside, write_start
+from sql_agent.resume import check_resume, refuse_other_tasks
+from sql_agent.run_dir import claim, set_aside, write_start
 from sql_agent.tests.conftest import checkpoint_of
 from sql_agent.verl_side.checkpoints import checkpoints
 

@@ -41,7 +41,7 @@ def main() -> None:
     from verl.trainer.ppo import ray_trainer
     from verl.utils import tracking
 
-    from sql_agent.verl_side import patches
+    from sql_agent import upstream_patches as patches
     from sql_agent.verl_side.tracking import make_tracking, usable_loggers
 
     line = sys.stdin.readline()

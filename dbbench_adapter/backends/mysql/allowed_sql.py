@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice, pairwise
 
-from dbbench_adapter.backends.statements import Token, leading_words, tokens
+from dbbench_adapter.backends.mysql_lexer import Token, leading_words, tokens
 
 
 def _names(listed: str) -> frozenset[str]:

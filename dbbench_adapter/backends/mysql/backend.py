@@ -46,9 +46,9 @@ from dbbench_adapter.backends.mysql.names import (
 from dbbench_adapter.backends.mysql.pool import MAX_DATABASE_BYTES, Connection, Pool, Slot
 from dbbench_adapter.backends.mysql.state import StateReader
 from dbbench_adapter.backends.mysql.tables import make_table
+from dbbench_adapter.backends.mysql_lexer import tokens
 from dbbench_adapter.backends.mysql_on_sqlite.limits import blows_up
 from dbbench_adapter.backends.mysql_on_sqlite.syntax import PARSER_ERRORS, parse
-from dbbench_adapter.backends.statements import tokens
 from dbbench_adapter.datatypes import Table
 
 MAX_SQL_BYTES = 1_000_000

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dbbench_adapter.backends.statements import end_of_empty_call, leading_words, tokens
+from dbbench_adapter.backends.mysql_lexer import end_of_empty_call, leading_words, tokens
 
 NEUTRAL_NAME = "dbbench"
 PREFIX = "agentgrpo_"

@@ -17,8 +17,8 @@ from sqlglot.errors import ErrorLevel, ParseError, SqlglotError
 from sqlglot.tokenizer_core import TokenType
 
 from dbbench_adapter.backends.clock import check
+from dbbench_adapter.backends.mysql_lexer import tokens
 from dbbench_adapter.backends.mysql_on_sqlite.functions import FUNCTIONS
-from dbbench_adapter.backends.statements import tokens
 
 COLLATION = "mysql_ci"
 MAX_SQL_CHARS = 20_000

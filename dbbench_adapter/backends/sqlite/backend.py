@@ -42,7 +42,6 @@ from dbbench_adapter.backends.base import (
     quoted,
 )
 from dbbench_adapter.backends.clock import StatementTimeout, check, expired, time_limit
-from dbbench_adapter.backends.mysql_on_sqlite.dialect import Statement, translate
 from dbbench_adapter.backends.mysql_on_sqlite.functions.values import text_of
 from dbbench_adapter.backends.mysql_on_sqlite.kinds import (
     INT,
@@ -55,6 +54,7 @@ from dbbench_adapter.backends.mysql_on_sqlite.kinds import (
     integer_range,
 )
 from dbbench_adapter.backends.mysql_on_sqlite.syntax import COLLATION, StatementError
+from dbbench_adapter.backends.mysql_on_sqlite.translate import Statement, translate
 from dbbench_adapter.backends.sqlite.catalogue import catalogue_answer, column_names, make_views, no_table, table_names
 from dbbench_adapter.backends.sqlite.sandbox import (
     MAX_SORT_GROWTH_BYTES,

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from dbbench_adapter.backends.base import Result, quoted
-from dbbench_adapter.backends.mysql_on_sqlite.dialect import CATALOGUE, Statement
 from dbbench_adapter.backends.mysql_on_sqlite.functions.patterns import like_exactly
 from dbbench_adapter.backends.mysql_on_sqlite.syntax import COLLATION, StatementError
+from dbbench_adapter.backends.mysql_on_sqlite.translate import CATALOGUE, Statement
 
 Read = Callable[..., list[tuple[Any, ...]]]
 """A function that runs one statement with all rights and returns its rows."""

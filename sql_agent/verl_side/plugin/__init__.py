@@ -2,7 +2,7 @@
 
 They are our advantage estimator, exact prompts in vLLM's chat server, merged weights from LoRA runs, no update on a
 mini-batch that was lost whole, and with `VERL_PLATFORM=cpu` the CPU platform. Each module names the upstream line that
-it replaces; the table of `sql_agent.verl_side.patches` lists them all.
+it replaces; the table of `sql_agent.upstream_patches` lists them all.
 """
 
 import logging
@@ -11,8 +11,8 @@ from types import ModuleType
 
 from verl.trainer.ppo.core_algos import register_adv_est
 
+from sql_agent import upstream_patches as patches
 from sql_agent.rollouts.advantages import masked_grpo
-from sql_agent.verl_side import patches
 
 _CPU = os.environ.get("VERL_PLATFORM") == "cpu"
 

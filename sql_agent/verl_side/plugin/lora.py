@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from sql_agent.verl_side import patches
+from sql_agent import upstream_patches as patches
 
 
 def _seed(module: ModuleType) -> None:

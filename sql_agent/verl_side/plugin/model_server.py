@@ -6,7 +6,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from sql_agent.verl_side import patches
+from sql_agent import upstream_patches as patches
 
 
 class StaleCacheError(RuntimeError):

@@ -382,5 +382,5 @@ def _missing(patch: Patch, name: str) -> PatchError:
     return PatchError(
         f"{patch.module}:{name} is not where {distribution} {' and '.join(VERSIONS[library])} had it ({installed} is "
         f"installed), so {patch.by} cannot replace it: {patch.why}. `make setup` installs what is pinned; for another "
-        "version adapt that code and sql_agent/verl_side/patches.py"
+        "version adapt that code and sql_agent/upstream_patches.py"
     )

@@ -12,9 +12,9 @@ from types import ModuleType
 
 import pytest
 
-from sql_agent.verl_side import patches
+from sql_agent import upstream_patches as patches
+from sql_agent.upstream_patches import DISTRIBUTIONS, PATCHES, VERSIONS, Patch, PatchError, in_sources
 from sql_agent.verl_side.config import worker_environment
-from sql_agent.verl_side.patches import DISTRIBUTIONS, PATCHES, VERSIONS, Patch, PatchError, in_sources
 
 ROOT = Path(__file__).parents[2]
 TARGETS = [(patch.module, name) for patch in PATCHES for name in patch.names]
@@ -183,7 +183,11 @@ def test_every_attribute_that_we_set_on_an_upstream_module_or_class_is_in_the_ta
 def in_verl(cfg, *lines: str) -> subprocess.CompletedProcess[str]:
     """Run these lines in a process as verl's are."""
     environment = os.environ | worker_environment(cfg, cpu=True)
-    command = [sys.executable, "-c", "\n".join(["import verl", "from sql_agent.verl_side import patches", *lines])]
+    command = [
+        sys.executable,
+        "-c",
+        "\n".join(["import verl", "from sql_agent import upstream_patches as patches", *lines]),
+    ]
     return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=200)
 
 

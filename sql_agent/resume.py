@@ -1,0 +1,106 @@
+"""Chooses the checkpoint that a run resumes from, and refuses settings and tasks that are not those of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from core.hub import ModelNotFoundError
+from core.json_text import parse_json
+from core.signed import user_key
+from sql_agent.config import TrainConfig, load_config
+from sql_agent.datatypes import RewardModelConfig
+from sql_agent.preflight import TINY_POLICY, UsageError, find_model
+from sql_agent.verl_side.checkpoints import newest_whole
+
+RESUMED = ("env", "data", "lora", "seed")
+"""Settings that a resumed run cannot change; likewise the model, the agent's behaviour, the group size and everything
+that defines the reward (`check_resume`)."""
+WALL_CLOCK = {"turn_timeout_s", "rollout_timeout_s"}
+"""Limits of the agent that may change: they lose rollouts but do not change any."""
+
+
+def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
+    """A run resumes with the settings that it had.
+
+    Raises:
+        UsageError: the checkpoint was trained with other settings.
+    """
+    workers = parse_json((checkpoint / "actor" / "fsdp_config.json").read_text())["world_size"]
+    if workers != (1 if cpu else cfg.engine.n_gpus):
+        raise UsageError(
+            f"{checkpoint} was written by {workers} workers, each its share; go on with as many (engine.n_gpus), or "
+            "train from its merged weights: `python -m scripts.merge_policy`, then --model and another --run-dir"
+        )
+    saved = cfg.run_dir / "config.yaml"
+    if not saved.is_file():
+        return
+    try:
+        old = load_config(saved)
+    except ValidationError as error:
+        raise UsageError(
+            f"{saved} holds settings that this version refuses ({error.errors()[0]['msg']}), so the run cannot go on; "
+            "give another --run-dir, or --resume never to start anew there"
+        ) from None
+    pairs: dict[str, tuple[Any, Any]] = {name: (getattr(old, name), getattr(cfg, name)) for name in RESUMED}
+    model = cfg.model or TINY_POLICY
+    with suppress(ModelNotFoundError):  # a model that is not there differs
+        model = find_model(model)
+    pairs["model"] = ((old.model or TINY_POLICY).resolve(), model.resolve())
+    pairs |= {
+        f"rollout.{name}": (getattr(old.rollout, name), getattr(cfg.rollout, name))
+        for name in ("group_size", "reward", "judge")
+    }
+    pairs["agent"] = (old.agent.model_dump(exclude=WALL_CLOCK), cfg.agent.model_dump(exclude=WALL_CLOCK))
+    pairs["reward_model"] = (_shaping(old.reward_model), _shaping(cfg.reward_model))
+    changed = [name for name, (before, now) in pairs.items() if before != now]
+    if changed:
+        raise UsageError(
+            f"{cfg.run_dir} was trained with other settings ({', '.join(changed)}; see {saved}); "
+            "give another --run-dir, or --resume never to start anew there"
+        )
+
+
+def _shaping(cfg: RewardModelConfig) -> Any:
+    """What the reward model does to the reward; its address may change."""
+    return None if cfg.url is None else (cfg.weight, cfg.center, cfg.scale)
+
+
+def go_on_from(cfg: TrainConfig, *, cpu: bool) -> Path | None:
+    """The checkpoint that this run resumes from; None if it starts anew.
+
+    Raises:
+        ValueError: there are checkpoints, but the run cannot resume from any of them.
+    """
+    user_key()  # made, or found missing, before anything starts
+    if cfg.trainer.resume == "never":
+        return None
+    checkpoint = newest_whole(cfg.run_dir / "checkpoints", print)
+    if checkpoint is not None:
+        check_resume(cfg, checkpoint, cpu=cpu)
+        print(f"going on from {checkpoint}")
+    return checkpoint
+
+
+def refuse_other_tasks(rows: Sequence[dict[str, Any]], file: Path) -> None:
+    """
+    Raises:
+        UsageError: a resumed run had other tasks under the same settings.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not file.is_file():
+        return
+    earlier = pq.read_table(file).to_pylist()
+    now = pa.Table.from_pylist(list(rows)).to_pylist()
+    if earlier != now:
+        differ = sum(a != b for a, b in zip(earlier, now, strict=False)) + abs(len(earlier) - len(now))
+        raise UsageError(
+            f"the tasks are not those that this run was trained on: {differ} of {len(earlier)} differ from {file}; has "
+            "the task file changed? Give it as it was, or another --run-dir, or --resume never to start anew there"
+        )
