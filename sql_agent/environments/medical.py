@@ -14,7 +14,7 @@ from dbbench_adapter.protocols import Message
 from sql_agent.config import DataConfig
 from sql_agent.datatypes import AgentConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, Split
-from sql_agent.medical.database import ReadOnlyDatabase, check_questions, missing, read_schema
+from sql_agent.medical.database import MedicalDatabase, check_questions, missing, read_schema
 from sql_agent.medical.datatypes import Question, Schema, read_questions
 from sql_agent.medical.episode import MAX_ROUNDS, TOOL, MedicalEpisode, messages
 from sql_agent.medical.invent import make_database
@@ -51,7 +51,7 @@ class Medical(Environment):
 
     def open(self, task: Question, limits: AgentConfig) -> MedicalEpisode:
         timeout_s = limits.statement_timeout_s
-        database = ReadOnlyDatabase(self._database, self.schema, self._watchdog, statement_timeout_s=timeout_s)
+        database = MedicalDatabase(self._database, self.schema, self._watchdog, statement_timeout_s=timeout_s)
         return MedicalEpisode(database, self.max_replies(limits))
 
     def judge(self, episode: MedicalEpisode) -> Score:

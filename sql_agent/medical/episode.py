@@ -6,7 +6,7 @@ from typing import Any
 
 from dbbench_adapter.protocols import Message
 from sql_agent.environments.episode import OneToolEpisode
-from sql_agent.medical.database import ReadOnlyDatabase, format_result
+from sql_agent.medical.database import MedicalDatabase, format_result
 from sql_agent.medical.datatypes import Question, Schema
 
 MAX_ROUNDS = 8
@@ -42,7 +42,7 @@ def messages(question: Question, schema: Schema) -> list[Message]:
 class MedicalEpisode(OneToolEpisode):
     tool_name, argument, example = TOOL_NAME, "sql", "..."
 
-    def __init__(self, database: ReadOnlyDatabase, max_rounds: int) -> None:
+    def __init__(self, database: MedicalDatabase, max_rounds: int) -> None:
         super().__init__(max_rounds)
         self._database = database
 

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Literal
 
 from core.messages import Message, num_chars
+from dbbench_adapter.backends.sqlite.read_only import connect
 from dbbench_adapter.backends.sqlite.sandbox import Watchdog
 from reward_model.datatypes import Preference
-from sql_agent.medical.database import ReadOnlyDatabase, connect, format_result
+from sql_agent.medical.database import MedicalDatabase, format_result
 from sql_agent.medical.datatypes import TABLES, Question, Schema
 from sql_agent.medical.episode import TOOL_NAME, messages
 from sql_agent.medical.questions import Entry, askable, entries, label, text_of
@@ -78,7 +79,7 @@ class _Sides:
     def __init__(self, path: Path, schema: Schema) -> None:
         self._schema, self._watchdog = schema, Watchdog()
         self._watchdog.ensure_alive()
-        self._as_agent = ReadOnlyDatabase(path, schema, self._watchdog, statement_timeout_s=5.0)
+        self._as_agent = MedicalDatabase(path, schema, self._watchdog, statement_timeout_s=5.0)
         self._connection = connect(path)
         self._entries = {(entry.table, entry.id): entry for entry in entries(self._connection, schema)}
         self._peers: defaultdict[tuple[str, str], list[Entry]] = defaultdict(list)

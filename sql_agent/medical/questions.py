@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sql_agent.medical.database import connect
+from dbbench_adapter.backends.sqlite.read_only import connect
 from sql_agent.medical.datatypes import TABLES, Language, Question, Schema
 from sql_agent.medical.words import ASK, LABELS
 

@@ -9,14 +9,14 @@ from contextlib import closing
 import pytest
 
 from dbbench_adapter.backends import BackendUnavailable, Result
+from dbbench_adapter.backends.sqlite.read_only import connect
 from dbbench_adapter.backends.sqlite.sandbox import Watchdog
 from sql_agent.medical.database import (
     MAX_RESULT_CHARS,
     MAX_ROWS,
     TRUNCATED,
-    ReadOnlyDatabase,
+    MedicalDatabase,
     check_questions,
-    connect,
     format_result,
     missing,
     read_schema,
@@ -49,7 +49,7 @@ def watchdog():
 
 @pytest.fixture
 def database(path, watchdog):
-    with closing(ReadOnlyDatabase(path, read_schema(path), watchdog, statement_timeout_s=0.5)) as opened:
+    with closing(MedicalDatabase(path, read_schema(path), watchdog, statement_timeout_s=0.5)) as opened:
         yield opened
 
 
@@ -172,10 +172,10 @@ def test_what_a_policy_reads_of_a_result():
 
 def test_a_database_that_goes_away_is_not_the_policys_doing(path, watchdog, tmp_path):
     with pytest.raises(BackendUnavailable, match="cannot be opened"):
-        ReadOnlyDatabase(tmp_path / "none.db", {}, watchdog, statement_timeout_s=1.0)
+        MedicalDatabase(tmp_path / "none.db", {}, watchdog, statement_timeout_s=1.0)
     copy = tmp_path / "copy.db"
     copy.write_bytes(path.read_bytes())
-    with closing(ReadOnlyDatabase(copy, read_schema(copy), watchdog, statement_timeout_s=1.0)) as database:
+    with closing(MedicalDatabase(copy, read_schema(copy), watchdog, statement_timeout_s=1.0)) as database:
         copy.write_bytes(b"x" * copy.stat().st_size)
         with pytest.raises(BackendUnavailable, match="can no longer be read"):
             database.run("SELECT * FROM disease")
@@ -233,7 +233,7 @@ def test_names_are_matched_without_case_as_sqlite_does(tmp_path, watchdog):
     file = made(tmp_path / "own.db", table, "INSERT INTO Disease VALUES (1, 'x', 'why', 'z')")
     schema = read_schema(file)
     assert schema == {"disease": ("id", "disease_name", "cause", "Our_Notes")}
-    with closing(ReadOnlyDatabase(file, schema, watchdog, statement_timeout_s=1.0)) as database:
+    with closing(MedicalDatabase(file, schema, watchdog, statement_timeout_s=1.0)) as database:
         for name in ("disease", "Disease"):
             assert database.run(f"SELECT cause FROM {name} WHERE id = 1").rows == (("why",),)
             assert database.run(f"SELECT count(*) FROM {name}").rows == ((1,),)

@@ -111,7 +111,7 @@ def allows(action: int, first: str | None, second: str | None, *, altering: bool
     if action == sqlite3.SQLITE_FUNCTION:
         name = (second or "").lower()
         return name in _CALLABLE or (altering and name in _CALLED_BY_ALTER)
-    if action == sqlite3.SQLITE_READ and (first or "").lower() in _virtual_tables():
+    if action == sqlite3.SQLITE_READ and (first or "").lower() in virtual_tables():
         return False
     return action in _ALLOWED
 
@@ -150,7 +150,7 @@ def _memory_bytes() -> int:
 
 
 @cache
-def _virtual_tables() -> frozenset[str]:
+def virtual_tables() -> frozenset[str]:
     """Names that SQLite answers without any table: json_each, pragma_..., dbstat and so on."""
     with closing(sqlite3.connect(":memory:")) as connection:
         names = {name for (name,) in connection.execute("SELECT name FROM pragma_module_list")}

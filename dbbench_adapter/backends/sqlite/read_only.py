@@ -1,0 +1,162 @@
+"""A SQLite file that an agent may read and nothing may change.
+
+The file is opened read-only (`mode=ro`, `query_only`), and an authorizer allows SELECT alone: no ATTACH, PRAGMA or
+other virtual table, and only functions that are known. One statement a call; time, steps, sorts, memory, values,
+columns, rows and the length of a statement are limited. Any number of episodes read one file at once, whatever its
+size. It does not guard against a fault in SQLite, which runs in the process of the caller.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from dbbench_adapter.backends.base import MAX_ROWS, BackendUnavailable, Result
+from dbbench_adapter.backends.clock import StatementTimeout, expired, time_limit
+from dbbench_adapter.backends.sqlite.sandbox import MAX_SORT_OPCODES, PROGRESS_OPCODES, Guard, Watchdog, virtual_tables
+
+_LIMITS = {
+    sqlite3.SQLITE_LIMIT_LENGTH: 1_000_000,
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 20_000,
+    sqlite3.SQLITE_LIMIT_COLUMN: 100,
+    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 100,
+    sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 20,
+    sqlite3.SQLITE_LIMIT_FUNCTION_ARG: 20,
+    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
+}
+CATALOGUES = frozenset(("sqlite_master", "sqlite_schema", "sqlite_temp_master", "sqlite_temp_schema"))
+_EXPLAIN = re.compile(r"(?>[\s;\ufeff]+|--[^\n]*|/\*.*?(?:\*/|\Z))*+explain\b", re.IGNORECASE | re.DOTALL)
+_SORTS = re.compile(r"\b(order|group|distinct|union|intersect|except|over)\b", re.IGNORECASE)
+_GONE = frozenset(
+    (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_BUSY)
+)
+_WAL = 2
+"""The version in a file's header whose changes are first written to a file beside it."""
+Functions = Mapping[str, tuple[int, Callable[..., Any]]]
+"""Python functions by their SQL names, each with its number of arguments (-1: any)."""
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A read-only connection for our own statements; an agent's go through `ReadOnlyDatabase`.
+
+    Raises:
+        BackendUnavailable: its newest changes are in a file beside it.
+    """
+    uri = f"{path.resolve().as_uri()}?mode=ro"
+    with path.open("rb") as file:
+        header = file.read(20)
+    if header[18:19] == bytes([_WAL]):
+        log = path.with_name(path.name + "-wal")
+        if log.exists() and log.stat().st_size:
+            raise BackendUnavailable(
+                f"{path} is in WAL mode and its newest changes are in {log.name}; close the programs that write to it, "
+                f"or write them into the file: sqlite3 {path.name} 'PRAGMA wal_checkpoint(TRUNCATE)'"
+            )
+        uri += "&immutable=1"  # a reader would make files beside it
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=1.0)
+    connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+    connection.execute("PRAGMA query_only = ON")
+    connection.execute("PRAGMA trusted_schema = OFF")  # a view calls none of the functions that are added
+    connection.execute("PRAGMA temp_store = MEMORY")
+    return connection
+
+
+class ReadOnlyDatabase:
+    """The database of one episode; for one thread at a time.
+
+    Args:
+        tables: lower-case names of the tables that may be read; None: all of the file, and its schema.
+        functions: are added to SQLite's, or replace them.
+        callable_functions: lower-case names of the functions that may be called.
+        refusal: what the agent reads where something is not allowed.
+        max_rows, max_chars: the longest result, in rows and in characters of its texts; the rest is dropped.
+        limits: SQLite's limits where they differ from `_LIMITS`.
+    Raises:
+        BackendUnavailable: the file cannot be opened; so does `run` when it can no longer be read.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        watchdog: Watchdog,
+        *,
+        tables: Collection[str] | None,
+        functions: Functions,
+        callable_functions: Collection[str],
+        refusal: str,
+        statement_timeout_s: float,
+        max_rows: int = MAX_ROWS,
+        max_chars: int = 1_000_000,
+        limits: Mapping[int, int] = {},
+    ) -> None:
+        self._path, self._watchdog, self._timeout_s, self._guard = path, watchdog, statement_timeout_s, Guard()
+        self._tables, self._callable, self._refusal = tables, frozenset(callable_functions), refusal
+        self._max_rows, self._max_chars = max_rows, max_chars
+        try:
+            self._connection = connect(path)
+            names = {row[0].lower() for row in self._connection.execute("SELECT name FROM sqlite_master")}
+        except (OSError, sqlite3.Error) as error:
+            raise BackendUnavailable(f"{path} cannot be opened: {error}") from None
+        self._others = names - set(tables or names) | CATALOGUES
+        for limit, value in {**_LIMITS, **limits}.items():
+            self._connection.setlimit(limit, value)
+        for name, (count, function) in functions.items():
+            self._connection.create_function(name, count, function)
+        self._connection.set_authorizer(self._authorize)
+        self._connection.set_progress_handler(lambda: expired() or self._guard.exceeded(), PROGRESS_OPCODES)
+
+    def run(self, sql: str) -> Result:
+        """Run one statement of the agent; its error is in `Result.error`."""
+        if self._tables is not None and _EXPLAIN.match(sql):  # it would name other tables
+            return Result(error=self._refusal)
+        self._guard = Guard(MAX_SORT_OPCODES if _SORTS.search(sql) else None)
+        with time_limit(self._timeout_s), self._watchdog.watching(self._connection, self._timeout_s):
+            try:
+                with closing(self._connection.execute(sql)) as cursor:
+                    return self._fetched(cursor)
+            except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, StatementTimeout, MemoryError) as error:
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF in _GONE:
+                    raise BackendUnavailable(f"{self._path} can no longer be read: {error}") from None
+                return Result(error=self._error_text(error))
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _fetched(self, cursor: sqlite3.Cursor) -> Result:
+        rows: list[tuple[Any, ...]] = []
+        chars = 0
+        for row in cursor:
+            rows.append(row)
+            chars += sum(len(cell) for cell in row if isinstance(cell, str | bytes))
+            if len(rows) >= self._max_rows or chars > self._max_chars:
+                break
+        return Result(tuple(rows), tuple(column[0] for column in cursor.description or ()))
+
+    def _authorize(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
+        """SQLite's authorizer. Its last argument is not used: a CTE may have a table's name."""
+        allowed = (
+            action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_RECURSIVE)
+            or (action == sqlite3.SQLITE_READ and self._may_read((first or "").lower(), second))
+            or (action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in self._callable)
+        )
+        return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
+
+    def _may_read(self, name: str, column: str | None) -> bool:
+        if self._tables is None:
+            return name not in virtual_tables()
+        # a read without a column counts rows; its name comes from the statement and may be a subquery's
+        return name in self._tables or (not column and name not in self._others)
+
+    def _error_text(self, error: BaseException) -> str:
+        text = str(error)
+        if self._guard.out_of_memory or isinstance(error, MemoryError):
+            return "the statement takes too much memory"
+        if expired() or isinstance(error, StatementTimeout) or "interrupted" in text:
+            return "the statement takes too long; ask for less"
+        if "not authorized" in text or "prohibited" in text:
+            return self._refusal  # SQLite's message would name columns of other tables
+        return text or type(error).__name__
