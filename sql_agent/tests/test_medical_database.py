@@ -69,7 +69,9 @@ def test_an_agent_may_look(database, sql, rows):
 
 
 COUNT = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT"
+DOUBLED = ", ".join(f"c{k} AS (SELECT 1 AS x FROM c{k - 1} p, c{k - 1} q)" for k in range(1, 40))
 HOSTILE = {
+    "doubling": f"WITH c0 AS (SELECT 1 AS x), {DOUBLED} SELECT count(*) FROM c39",
     "attach": "ATTACH DATABASE '{folder}/new.db' AS x",
     "pragma": "PRAGMA query_only = OFF",
     "pragma_function": "SELECT * FROM pragma_table_info('patients')",

@@ -15,8 +15,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from sqlglot import parse
+from sqlglot.errors import SqlglotError
+
 from dbbench_adapter.backends.base import MAX_ROWS, BackendUnavailable, Result
 from dbbench_adapter.backends.clock import StatementTimeout, expired, time_limit
+from dbbench_adapter.backends.mysql_on_sqlite.limits import blows_up
 from dbbench_adapter.backends.sqlite.sandbox import MAX_SORT_OPCODES, PROGRESS_OPCODES, Guard, Watchdog, virtual_tables
 
 _LIMITS = {
@@ -27,6 +31,7 @@ _LIMITS = {
     sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 20,
     sqlite3.SQLITE_LIMIT_FUNCTION_ARG: 20,
     sqlite3.SQLITE_LIMIT_ATTACHED: 0,
+    sqlite3.SQLITE_LIMIT_VDBE_OP: 1_000_000,
 }
 CATALOGUES = frozenset(("sqlite_master", "sqlite_schema", "sqlite_temp_master", "sqlite_temp_schema"))
 _EXPLAIN = re.compile(r"(?>[\s;\ufeff]+|--[^\n]*|/\*.*?(?:\*/|\Z))*+explain\b", re.IGNORECASE | re.DOTALL)
@@ -34,6 +39,8 @@ _SORTS = re.compile(r"\b(order|group|distinct|union|intersect|except|over)\b", r
 _GONE = frozenset(
     (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_BUSY)
 )
+_SELECT = re.compile(r"\bselect\b", re.IGNORECASE)
+_PLANNING_S = 1.0
 _WAL = 2
 """The version in a file's header whose changes are first written to a file beside it."""
 Functions = Mapping[str, tuple[int, Callable[..., Any]]]
@@ -114,6 +121,8 @@ class ReadOnlyDatabase:
         if self._tables is not None and _EXPLAIN.match(sql):  # it would name other tables
             return Result(error=self._refusal)
         self._guard = Guard(MAX_SORT_OPCODES if _SORTS.search(sql) else None)
+        if (fault := _fault_of_plan(sql)) is not None:
+            return Result(error=fault)
         with time_limit(self._timeout_s), self._watchdog.watching(self._connection, self._timeout_s):
             try:
                 with closing(self._connection.execute(sql)) as cursor:
@@ -157,6 +166,25 @@ class ReadOnlyDatabase:
             return "the statement takes too much memory"
         if expired() or isinstance(error, StatementTimeout) or "interrupted" in text:
             return "the statement takes too long; ask for less"
-        if "not authorized" in text or "prohibited" in text:
+        if "not authorized" in text or "prohibited" in text or "authorization denied" in text:
             return self._refusal  # SQLite's message would name columns of other tables
         return text or type(error).__name__
+
+
+def _fault_of_plan(sql: str) -> str | None:
+    """Why SQLite's planner, which checks no clock, may take all time and memory for a statement; None if it does not.
+
+    It writes out every use of a sub-query, so what is nested has to be read here first.
+    """
+    if len(_SELECT.findall(sql)) < 2:
+        return None
+    try:
+        with time_limit(_PLANNING_S):
+            return (
+                "the statement is too complex" if any(map(blows_up, filter(None, parse(sql, read="sqlite")))) else None
+            )
+    except StatementTimeout:
+        return "the statement is too complex"
+    except (SqlglotError, RecursionError):
+        return "the statement cannot be read; check its syntax, or write its sub-queries in a simpler way"
+    return "the statement is too complex"
