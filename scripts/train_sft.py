@@ -5,6 +5,7 @@
 
 --dataset is one of
   dbbench   DB-Bench tasks played by the scripted oracle: the episodes that the judge calls right
+  text2sql  your own questions with their reference queries: --database FILE.sqlite --tasks train.json
   gsm8k     GSM8K's solutions with calculator calls; gsm8k:FILE and gsm8k:generated need no network
   FILE      JSONL of {"messages": [...], "tools": [...]}, in chat-completions form
 

@@ -22,16 +22,18 @@ from sql_agent.rewards import REWARDS
 
 class EnvConfig(Settings):
     type: str = "dbbench"
-    """What the policy is trained on, an entry of `sql_agent.environments.registry`: dbbench, medical or gsm8k."""
+    """What the policy is trained on, an entry of `sql_agent.environments.registry`: dbbench, text2sql, medical or
+    gsm8k."""
     database: Path | None = None
-    """SQLite file of `medical`. None: invented entries, made on this machine in data/medical."""
+    """SQLite file of text2sql, or its folder with DB_ID/DB_ID.sqlite; SQLite file of medical (None: invented entries,
+    made on this machine in data/medical)."""
 
     @model_validator(mode="after")
     def _known_type(self) -> EnvConfig:
         if self.type not in ENVIRONMENTS:
             raise ValueError(f"unknown environment {self.type!r}; known: {', '.join(sorted(ENVIRONMENTS))}")
-        if self.database is not None and self.type != "medical":
-            raise ValueError(f"env.database belongs to env.type=medical; this run's environment is {self.type}")
+        if self.database is not None and self.type not in ("medical", "text2sql"):
+            raise ValueError(f"env.database belongs to env.type=text2sql or medical; this run's is {self.type}")
         return self
 
 
@@ -65,8 +67,9 @@ class RolloutConfig(Settings):
     """Times a group whose rewards are all equal is filtered and another task is played instead; 0: never."""
     backend: BackendSpec = "sqlite"
     """Database of the episodes: `sqlite`, `mariadb` (a private server) or `mysql://user:password@host:port`."""
-    judge: Literal["strict", "fc"] = "strict"
-    """How dbbench's verdict is found: `strict`, or as AgentBench's function-calling version does (`fc`)."""
+    judge: Literal["strict", "fc", "spider", "bird"] = "strict"
+    """How the verdict is found: `strict`; on dbbench as AgentBench's function-calling version does (`fc`); on text2sql
+    as the evaluators of Spider and BIRD do (`spider`, `bird`)."""
     reward: str = "agentbench"
     """A preset of `sql_agent.rewards`: agentbench, agent_peft or rllm."""
     n_runners: int = Field(default=2, ge=1)
@@ -246,6 +249,13 @@ class TrainConfig(Settings):
                 f"reward_model.give_up_s ({scorer.give_up_s}) is longer than rollout.step_timeout_s "
                 f"({self.rollout.step_timeout_s}); a step would end before it says that the reward model is gone"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _judge_is_known_there(self) -> TrainConfig:
+        environment = {"fc": "dbbench", "spider": "text2sql", "bird": "text2sql"}.get(self.rollout.judge, self.env.type)
+        if environment != self.env.type:
+            raise ValueError(f"rollout.judge={self.rollout.judge} belongs to env.type={environment}; take strict")
         return self
 
     @model_validator(mode="after")

@@ -13,20 +13,21 @@ from sql_agent.environments.base import Environment, Split
 from sql_agent.model_check import render, special_tokens, with_objects
 
 
-def fitting(split: Split, prompt_tokens: Callable[[Any], int], limit: int) -> Split:
-    """Leave out tasks whose first prompt is longer than `limit` tokens, and count them.
+def fitting(split: Split, environment: Environment, prompt_tokens: Callable[[Any], int], limit: int) -> Split:
+    """Leave out tasks whose first prompt is longer than `limit` tokens and cannot be shortened, and count them.
 
     Raises:
         ValueError: nothing is left to train or to validate on.
     """
-    train, val = ([t for t in tasks if prompt_tokens(t) <= limit] for tasks in (split.train, split.val))
+    shortened = ([environment.shortened(t, prompt_tokens, limit) for t in tasks] for tasks in (split.train, split.val))
+    train, val = ([task for task in tasks if prompt_tokens(task) <= limit] for tasks in shortened)
     too_long = len(split.train) + len(split.val) - len(train) - len(val)
     if not train or not val:
         raise ValueError(
             f"no {'training' if not train else 'held-out'} task has a first prompt of at most "
             f"data.max_prompt_tokens={limit} tokens; raise it"
         )
-    return Split(train, val, too_long)
+    return replace(split, train=train, val=val, too_long=too_long)
 
 
 def drawn(split: Split, val_limit: int, seed: int) -> Split:
@@ -48,8 +49,9 @@ def describe_kinds(split: Split, held_out: int) -> list[str]:
     train, val = kinds_of(split).values()
     draw = f" of {held_out}, drawn evenly by kind" if held_out > len(split.val) else ""
     train_and_val = f"{len(split.train)} to train on, {len(split.val)} held out{draw}"
+    left_out = format_counts({"too long": split.too_long, **split.left_out})
     lines = [
-        f"tasks: {train_and_val}, {split.too_long} left out as too long",
+        f"tasks: {train_and_val}; left out: {left_out}",
         f"to train on, by kind: {format_counts(train)}",
         f"held out, by kind: {format_counts(val)}",
     ]

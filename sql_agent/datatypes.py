@@ -18,7 +18,7 @@ from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import ProtocolName
 
 if TYPE_CHECKING:
-    from dbbench_adapter.judges import JudgeName
+    pass
 
 StopReason = Literal[
     "answered",
@@ -82,7 +82,8 @@ class EnvironmentSettings:
     type: str = "dbbench"
     """A key of `sql_agent.environments.registry.ENVIRONMENTS`."""
     protocol: ProtocolName = "fc"
-    judge: JudgeName = "strict"
+    judge: str = "strict"
+    """A judge of that environment."""
     backend: str = "sqlite"
     database: Path | None = None
 

@@ -68,7 +68,8 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
     environment = make_environment(cfg.environment)
     template, _ = template_of_run(cfg.model, protocol_of(cfg))
     tokenizer = PromptTokenizer(cfg.model, environment, template)
-    whole = fitting(environment.load_split(cfg.data, cfg.seed), tokenizer.prompt_tokens, cfg.data.max_prompt_tokens)
+    found = environment.load_split(cfg.data, cfg.seed)
+    whole = fitting(found, environment, tokenizer.prompt_tokens, cfg.data.max_prompt_tokens)
     split = drawn(whole, cfg.data.val_limit, cfg.seed)
     if len(split.train) < cfg.data.train_batch_size:
         raise UsageError(
@@ -96,7 +97,8 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
             "not, is used and saved with every checkpoint"
         )
     limits = cfg.agent.max_tokens, cfg.data.max_response_tokens
-    said = describe_kinds(split, len(whole.val)) + describe_out_of_reach(split, tokenizer.reply_tokens, *limits)
+    said = describe_kinds(split, len(whole.val)) + environment.describe([*split.train, *split.val])
+    said += describe_out_of_reach(split, tokenizer.reply_tokens, *limits)
     print("\n".join(said))
     return {
         "config": str((cfg.run_dir / "config.yaml").resolve()),

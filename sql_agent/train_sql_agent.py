@@ -73,6 +73,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help="the policy, a Hugging Face folder or its id on the hub, ORG/NAME; default: a small one, made here",
     )
     parser.add_argument("--env", choices=sorted(ENVIRONMENTS), help="what to train on; default dbbench")
+    parser.add_argument(
+        "--database",
+        type=named_path,
+        help="your own: a SQLite file, or a folder with DB_ID/DB_ID.sqlite as Spider and BIRD have; with --train-file, "
+        "rows of `question` and `query`",
+    )
     parser.add_argument("--train-file", type=named_path, help="tasks to train on; default: generated")
     parser.add_argument("--val-file", type=named_path, help="held-out tasks; default: split off or generated")
     parser.add_argument("--device", choices=["auto", "cpu", "gpu"])
@@ -125,7 +131,8 @@ def resolve(args: argparse.Namespace) -> TrainConfig:
         flags += overrides if getattr(args, name) else []
     plain = {
         "model": args.model,
-        "env.type": args.env,
+        "env.type": args.env or ("text2sql" if args.database else None),
+        "env.database": args.database,
         "data.train_file": args.train_file,
         "data.val_file": args.val_file,
         "engine.device": args.device,

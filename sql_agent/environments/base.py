@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
@@ -74,6 +74,8 @@ class Split:
     val: list[Any]
     too_long: int = 0
     """Tasks left out because their first prompt is longer than data.max_prompt_tokens."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Tasks that the environment left out, by reason."""
 
 
 class Playable(Protocol):
@@ -154,6 +156,14 @@ class Environment(Playable, ABC):
         Raises:
             ValueError: a file is missing, or names a row that does not parse.
         """
+
+    def shortened(self, task: Any, prompt_tokens: Callable[[Any], int], limit: int) -> Any:
+        """The task with a first prompt of at most `limit` tokens, where the environment can shorten it."""
+        return task
+
+    def describe(self, tasks: Sequence[Any]) -> list[str]:
+        """Lines about the tasks of a run, for the person who starts it."""
+        return []
 
     def reference_replies(self, task: Any) -> list[Message]:
         """The replies of an assistant that knows the solution, in order; empty if no solution is known."""

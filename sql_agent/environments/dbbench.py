@@ -13,7 +13,7 @@ from dbbench_adapter.datatypes import Score, Task
 from dbbench_adapter.export import verl_rows
 from dbbench_adapter.generator import DRAFTS, generate_tasks, task_stream
 from dbbench_adapter.generator import Split as HalfName
-from dbbench_adapter.judges import JudgeName
+from dbbench_adapter.judges import JUDGES, JudgeName
 from dbbench_adapter.protocols import PROTOCOLS, Episode, Message, ProtocolName, open_episode
 from dbbench_adapter.splits import split_by_table
 from dbbench_adapter.tasks.load import load_tasks
@@ -44,6 +44,8 @@ class DbBench(Environment):
 
     @classmethod
     def from_settings(cls, settings: EnvironmentSettings) -> Self:
+        if settings.judge not in JUDGES:
+            raise ValueError(f"the judge of env.type=dbbench is one of {', '.join(JUDGES)}; got {settings.judge}")
         return cls(settings.judge, settings.protocol, settings.backend)
 
     def messages(self, task: Task) -> list[Message]:

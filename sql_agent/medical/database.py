@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from dbbench_adapter.backends import Result
+from dbbench_adapter.backends import BackendUnavailable, Result
 from dbbench_adapter.backends.mysql_on_sqlite.functions import FUNCTIONS
 from dbbench_adapter.backends.sqlite.read_only import ReadOnlyDatabase, connect
 from dbbench_adapter.backends.sqlite.sandbox import Watchdog
@@ -50,7 +50,7 @@ def read_schema(path: Path) -> Schema:
             schema = {table: _columns(connection, table) for table in TABLES if table in folded}
             wrong = [said for table in schema if "id" in schema[table] for said in _wrong_ids(connection, table)]
             rows = sum(len(connection.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchall()) for table in schema)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, BackendUnavailable) as error:
         raise MedicalDataError(f"{path} cannot be read as a SQLite database ({error})") from None
     if not schema:
         found = ", ".join(sorted(present)) or "none at all"

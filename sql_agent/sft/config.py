@@ -21,7 +21,7 @@ class SftConfig(Settings):
     model_path: str
     """A Hugging Face chat model, or an adapter, which is trained on: a folder, or an id on the hub, ORG/NAME."""
     dataset: str
-    """What to learn from: dbbench, gsm8k, or a JSONL file of messages."""
+    """What to learn from: dbbench, text2sql, gsm8k, or a JSONL file of messages."""
     output_dir: Path = Path("outputs/sft")
     """Folder of the run, new or empty."""
     num_epochs: int = Field(default=3, ge=1)
@@ -47,7 +47,10 @@ class SftConfig(Settings):
     max_length: int = Field(default=2048, ge=16)
     """Most tokens of a conversation; longer ones are left out and counted, never cut."""
     tasks: Path | None = None
-    """For dbbench: task file whose reference statements are played; none: generated tasks."""
+    """For dbbench: task file whose reference statements are played; none: generated tasks. For text2sql: rows of
+    `question` and `query`."""
+    database: Path | None = None
+    """For text2sql: a SQLite file, or a folder with DB_ID/DB_ID.sqlite."""
     protocol: ProtocolName = "fc"
     """For dbbench: how the oracle acts, by tool calls (fc), or in plain text (text, lab)."""
     chat_template_path: Path | None = None
@@ -63,7 +66,7 @@ class SftConfig(Settings):
     the model has 20 million weights or more. Weights stay float32. A GPU takes bfloat16."""
 
     @property
-    def source(self) -> Literal["dbbench", "gsm8k", "file"]:
-        if self.dataset == "dbbench":
-            return "dbbench"
+    def source(self) -> Literal["dbbench", "text2sql", "gsm8k", "file"]:
+        if self.dataset in ("dbbench", "text2sql"):
+            return self.dataset
         return "gsm8k" if self.dataset.partition(":")[0] == "gsm8k" else "file"

@@ -1,5 +1,5 @@
-"""Demonstrations to learn from: DB-Bench tasks played by the scripted oracle, GSM8K solutions with calculator calls, or
-JSONL of messages.
+"""Demonstrations to learn from: DB-Bench tasks played by the scripted oracle, questions with their reference queries,
+GSM8K solutions with calculator calls, or JSONL of messages.
 
 Leaves out the training (`sql_agent.sft.run`), packing and truncation: what is too long is left out and counted.
 """
@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from core.json_text import parse_json
 from dbbench_adapter.backends import Backend, TableError
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.protocols import PROTOCOLS, Message, ProtocolName, open_episode
+from sql_agent.datatypes import AgentConfig
+from sql_agent.environments.base import Environment
 from sql_agent.environments.gsm8k import Gsm8k
 from sql_agent.gsm8k.datatypes import Problem
 from sql_agent.gsm8k.expert import expert_messages
@@ -103,6 +106,36 @@ def _played(task: Task, backend: Backend, protocol: ProtocolName) -> tuple[list[
     return messages, None if score.value == 1.0 else score.reason
 
 
+def reference_demonstrations(tasks: Iterable[Any], environment: Environment) -> Demonstrations:
+    """Play the reference of each task through a real episode, and keep what the judge calls right.
+
+    The others are left out by reason: `no_reference`, or the judge's reason.
+
+    Raises:
+        BackendUnavailable: the database is gone.
+    """
+    found = Demonstrations()
+    for task in tasks:
+        replies = environment.reference_replies(task)
+        if not replies:
+            found.left_out["no_reference"] += 1
+            continue
+        messages = environment.messages(task)
+        with closing(environment.open(task, AgentConfig())) as episode:
+            for reply in replies:
+                messages.append(reply)
+                for call in reply["tool_calls"]:
+                    result = episode.call_tool(call["function"]["name"], call["function"]["arguments"])
+                    messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+            score = environment.judge(episode)
+        if score.value == 1.0:
+            said = messages[:-1] if episode.done else messages  # nobody reads the result of the last call
+            found.kept.append(Demonstration(said, environment.tools, f"task {task.id!r}"))
+        else:
+            found.left_out[score.reason] += 1
+    return found
+
+
 def gsm8k_demonstrations(problems: Iterable[Problem]) -> Demonstrations:
     """The solutions as conversations with a calculator. A solution that contradicts its own annotations is left out as
     `solution_not_played`; the notes name the first one and why."""
@@ -129,7 +162,7 @@ def read_messages(path: Path, limit: int | None = None) -> Demonstrations:
         DataError: there is no such file or no row, or a row cannot be used; the message names its line.
     """
     if not path.is_file():
-        raise DataError(f"--dataset {path}: no such file; give dbbench, gsm8k, or a JSONL of messages")
+        raise DataError(f"--dataset {path}: no such file; give dbbench, text2sql, gsm8k, or a JSONL of messages")
     found = Demonstrations()
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):

@@ -30,6 +30,7 @@ from dbbench_adapter.backends import open_backend
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.splits import draw_by_kind
 from dbbench_adapter.tasks.load import load_tasks
+from sql_agent.environments.text_to_sql import TextToSql
 from sql_agent.gsm8k.load import load_problems
 from sql_agent.local.model_files import base_name, check_device, check_fit, check_model, is_adapter
 from sql_agent.model_check import read_json
@@ -41,6 +42,7 @@ from sql_agent.sft.data import (
     encode_all,
     gsm8k_demonstrations,
     read_messages,
+    reference_demonstrations,
 )
 from sql_agent.sft.encoding import Encoded
 from sql_agent.sft.trainer import (
@@ -51,6 +53,7 @@ from sql_agent.sft.trainer import (
     make_trainer,
     save_whole,
 )
+from sql_agent.text_to_sql.load import read_questions
 
 Say = Callable[[str], None]
 
@@ -155,6 +158,9 @@ def next_commands(cfg: SftConfig) -> list[str]:
             f"{talk} --task gsm8k",
             f"python scripts/train_gsm8k_agent.py {model} --dataset {shlex.quote(cfg.dataset)}",
         ]
+    if cfg.source == "text2sql":
+        files = f"--database {shlex.quote(str(cfg.database))} --train-file {shlex.quote(str(cfg.tasks))}"
+        return [f"python sql_agent/train_sql_agent.py --model {shlex.quote(str(cfg.output_dir))} {files}"]
     how = "" if cfg.protocol == "fc" else f" --protocol {cfg.protocol}"
     train = f"python -m scripts.run_dbbench_greedy_grpo {model}"
     return [talk + how, train + how] if cfg.source == "dbbench" else [talk]
@@ -237,16 +243,29 @@ def _what_counts(record: Mapping[str, Any]) -> dict[str, Any]:
 # Data -----------------------------------------------------------------------------------------------------------------
 
 
+FLAGS_OF = {"tasks": ("dbbench", "text2sql"), "database": ("text2sql",), "protocol": ("dbbench",)}
+"""Flags that belong to some of the data only."""
+
+
 def demonstrations(cfg: SftConfig) -> Demonstrations:
-    for name in ("tasks", "protocol"):
-        if name in cfg.model_fields_set and cfg.source != "dbbench":
-            raise TrainingError(f"--{name} belongs to --dataset dbbench; this one is {cfg.dataset}")
+    for name, sources in FLAGS_OF.items():
+        if name in cfg.model_fields_set and cfg.source not in sources:
+            raise TrainingError(f"--{name} belongs to --dataset {' or '.join(sources)}; this one is {cfg.dataset}")
     if cfg.source == "file":
         return read_messages(Path(cfg.dataset), cfg.max_samples)
     if cfg.source == "gsm8k":
         where = cfg.dataset.removeprefix("gsm8k:")
         limit = cfg.max_samples or (GENERATED if where == "generated" else None)
         return gsm8k_demonstrations(load_problems(where, limit=limit, seed=cfg.seed))
+    if cfg.source == "text2sql":
+        if cfg.tasks is None or cfg.database is None:
+            raise TrainingError(
+                "--dataset text2sql needs --database, a SQLite file or a folder, and --tasks, rows of `question` and "
+                "`query`"
+            )
+        with TextToSql(cfg.database) as environment:
+            questions = read_questions(cfg.tasks, environment.databases)
+            return reference_demonstrations(draw_by_kind(questions, cfg.max_samples, cfg.seed), environment)
     tasks = load_tasks(cfg.tasks) if cfg.tasks else generate_tasks(cfg.max_samples or GENERATED, seed=cfg.seed)
     with open_backend("sqlite") as backend:
         return dbbench_demonstrations(draw_by_kind(tasks, cfg.max_samples, cfg.seed), backend, cfg.protocol)

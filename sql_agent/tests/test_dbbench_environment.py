@@ -66,7 +66,8 @@ def test_held_out_tasks_are_drawn_of_every_kind_after_those_that_are_too_long_ar
     write_tasks(tmp_path / "tasks.jsonl", EIGHT_KINDS)
     found = split(train_file=tmp_path / "tasks.jsonl", val_file=tmp_path / "tasks.jsonl", val_limit=16)
     too_long = {task.id for task in EIGHT_KINDS[1::2]}
-    whole = fitting(found, lambda task: 513 if task.id in too_long else 512, 512)
+    environment = DbBench("strict")
+    whole = fitting(found, environment, lambda task: 513 if task.id in too_long else 512, 512)
     assert (len(whole.val), whole.too_long) == (32, 64)
     assert set(kinds_of(drawn(whole, 16, seed=0))["held_out"].values()) == {2}  # 16 of eight kinds
     assert drawn(whole, 16, seed=0) == drawn(whole, 16, seed=0) != drawn(whole, 16, seed=1)
@@ -83,14 +84,14 @@ def test_the_kinds_are_named_and_those_that_are_in_one_half_only():
 
     parts = Split(of_kinds(["INSERT", "other", "INSERT"]), of_kinds(["other", "UPDATE"]), too_long=4)
     assert describe_kinds(parts, held_out=9) == [
-        "tasks: 3 to train on, 2 held out of 9, drawn evenly by kind, 4 left out as too long",
+        "tasks: 3 to train on, 2 held out of 9, drawn evenly by kind; left out: too long 4",
         "to train on, by kind: INSERT 2, other 1",
         "held out, by kind: other 1, UPDATE 1",
         "warning: held out, but never trained on: UPDATE",
         "warning: trained on, but not held out, so not measured: INSERT",
     ]
-    assert describe_kinds(Split(parts.val, parts.val), held_out=2) == [
-        "tasks: 2 to train on, 2 held out, 0 left out as too long",
+    assert describe_kinds(Split(parts.val, parts.val, left_out={"reference_failed": 1}), held_out=2) == [
+        "tasks: 2 to train on, 2 held out; left out: too long 0, reference_failed 1",
         "to train on, by kind: other 1, UPDATE 1",
         "held out, by kind: other 1, UPDATE 1",
     ]

@@ -1,4 +1,6 @@
 import json
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import groupby
@@ -10,6 +12,7 @@ from dbbench_adapter.backends.sqlite.backend import SqliteBackend
 from dbbench_adapter.datatypes import Gold
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols import PROTOCOLS, fc
+from sql_agent.environments.text_to_sql import TextToSql
 from sql_agent.gsm8k.datatypes import Problem
 from sql_agent.local.conversation import ChatTemplateError, Conversation
 from sql_agent.oracle import call, calls
@@ -20,8 +23,10 @@ from sql_agent.sft.data import (
     encode_all,
     gsm8k_demonstrations,
     read_messages,
+    reference_demonstrations,
 )
 from sql_agent.sft.encoding import Encoded, encode_conversation
+from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.tiny_policy.tokenizer import build_tokenizer
 
 BACKEND = SqliteBackend()
@@ -282,7 +287,26 @@ def test_a_bad_row_is_named_by_file_line_and_field(tmp_path, row, words):
 
 
 def test_a_file_that_is_missing_or_empty_is_refused(tmp_path):
-    with pytest.raises(DataError, match="no such file; give dbbench, gsm8k, or a JSONL of messages"):
+    with pytest.raises(DataError, match="no such file; give dbbench, text2sql, gsm8k, or a JSONL of messages"):
         read_messages(tmp_path / "gone.jsonl")
     with pytest.raises(DataError, match="holds no row"):
         read_messages(write(tmp_path, ""))
+
+
+def test_a_question_about_a_database_is_learnt_as_its_reference_handed_in(tmp_path):
+    file = tmp_path / "fish.db"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript("CREATE TABLE fish (name TEXT); INSERT INTO fish VALUES ('cod');")
+    right, empty = (
+        Question("q-0", "Which?", "fish", "SELECT name FROM fish"),
+        Question("q-1", "?", "fish", answer=((1,),)),
+    )
+    wrong = Question("q-2", "Which?", "fish", "SELECT nam FROM fish")
+    with TextToSql(file) as environment:
+        found = reference_demonstrations([right, empty, wrong], environment)
+        [first] = found.kept
+        assert first.messages[:-1] == environment.messages(right)
+    arguments = json.dumps({"sql": "SELECT name FROM fish"})
+    handed_in = {"id": "call_0", "type": "function", "function": {"name": "submit_sql", "arguments": arguments}}
+    assert first.messages[-1] == {"role": "assistant", "content": None, "tool_calls": [handed_in]}
+    assert (first.where, found.left_out) == ("task 'q-0'", {"no_reference": 1, "sql_error": 1})

@@ -126,8 +126,11 @@ def _shift(sign: str) -> Callable[[SQLite.Generator, exp.Expr], str]:
     return shift_sql
 
 
-class Sqlite(SQLite):
-    """SQLite with names between backquotes, since it reads an unknown name between double quotes as a text."""
+class MysqlOnSqlite(SQLite):
+    """SQLite with names between backquotes, since it reads an unknown name between double quotes as a text.
+
+    sqlglot knows dialects by their class names: one called `Sqlite` would take the place of its own.
+    """
 
     class Tokenizer(SQLite.Tokenizer):
         IDENTIFIERS = ["`"]  # noqa: RUF012

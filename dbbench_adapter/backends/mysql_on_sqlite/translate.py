@@ -20,7 +20,7 @@ from dbbench_adapter.backends.mysql_on_sqlite.kinds import ColumnKinds, Kind, Ki
 from dbbench_adapter.backends.mysql_on_sqlite.limits import blows_up
 from dbbench_adapter.backends.mysql_on_sqlite.rewrites import rewritten
 from dbbench_adapter.backends.mysql_on_sqlite.syntax import (
-    Sqlite,
+    MysqlOnSqlite,
     StatementError,
     parse_one,
     syntax_error,
@@ -104,7 +104,7 @@ def _translated(sql: str, columns: ColumnKinds) -> Statement:
     refuse((node for node in nodes if isinstance(node, exp.Select)), columns)
     kinds = finder.kinds_of(tree)
     tree = rewritten(tree, nodes, finder)
-    printed = tree.sql(Sqlite, identify=True, unsupported_level=ErrorLevel.IGNORE, copy=False)
+    printed = tree.sql(MysqlOnSqlite, identify=True, unsupported_level=ErrorLevel.IGNORE, copy=False)
     kind = "query" if isinstance(tree, exp.Query) else "alter" if isinstance(tree, exp.Alter | exp.Drop) else "change"
     table = tree.find(exp.Table) if kind == "alter" else None
     return Statement(

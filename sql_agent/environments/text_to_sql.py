@@ -1,0 +1,179 @@
+"""Questions about a person's own SQLite databases, judged by the result of the submitted query."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+from dbbench_adapter.backends import Result
+from dbbench_adapter.backends.sqlite.sandbox import Watchdog
+from dbbench_adapter.datatypes import Rows, Score
+from dbbench_adapter.protocols import Message
+from sql_agent.config import DataConfig
+from sql_agent.datatypes import AgentConfig, EnvironmentSettings
+from sql_agent.environments.base import Environment, Split
+from sql_agent.text_to_sql.databases import Databases
+from sql_agent.text_to_sql.datatypes import Question
+from sql_agent.text_to_sql.episode import MAX_ROUNDS, TOOLS, TextToSqlEpisode, messages, submission
+from sql_agent.text_to_sql.judges import EXECUTION_JUDGES, ExecutionJudge, as_run, same_result
+from sql_agent.text_to_sql.load import read_questions, split_questions
+from sql_agent.text_to_sql.sandbox import MAX_RESULT_ROWS, UserDatabase
+from sql_agent.text_to_sql.schema import TableInfo, lengths, read_schema, render
+
+REFERENCE_S = 30.0
+"""A reference may take longer than a statement of the agent; BIRD's evaluator gives both so much."""
+PROGRESS_S = 10.0
+
+
+class TextToSql(Environment):
+    """
+    Args:
+        path: a SQLite file, or a folder in the layout of Spider and BIRD.
+    Raises:
+        DatabaseError: there is no such database.
+    """
+
+    name: ClassVar[str] = "text2sql"
+
+    def __init__(self, path: Path, judge: ExecutionJudge = "strict") -> None:
+        self.databases = Databases(path)
+        self._judge: ExecutionJudge = judge
+        self._watchdog = Watchdog()
+        self.tools = TOOLS
+        self._schemas: dict[str, tuple[TableInfo, ...]] = {}
+        self.reference_result = lru_cache(maxsize=1024)(self._run_reference)  # of a group's rollouts, the same
+
+    @classmethod
+    def from_settings(cls, settings: EnvironmentSettings) -> Self:
+        if settings.database is None:
+            raise ValueError(
+                "env.type=text2sql needs a database: --database FILE.sqlite, or a folder DB_ID/DB_ID.sqlite"
+            )
+        if settings.protocol != "fc":
+            raise ValueError(f"env.type=text2sql acts by tool calls, agent.protocol=fc; got {settings.protocol}")
+        judge = EXECUTION_JUDGES.get(settings.judge)
+        if judge is None:
+            known = ", ".join(EXECUTION_JUDGES)
+            raise ValueError(f"the judge of env.type=text2sql is one of {known}; got {settings.judge}")
+        return cls(settings.database, judge)
+
+    def schema(self, db_id: str) -> tuple[TableInfo, ...]:
+        if db_id not in self._schemas:
+            self._schemas[db_id] = read_schema(self.databases.file(db_id))
+        return self._schemas[db_id]
+
+    def messages(self, task: Question) -> list[Message]:
+        return messages(task, render(self.schema(task.db_id), task.schema_chars)[0])
+
+    def shortened(self, task: Question, prompt_tokens: Callable[[Question], int], limit: int) -> Question:
+        """The question with the longest schema that fits, or with the shortest one."""
+        shorter = task
+        for chars in lengths(self.schema(task.db_id)):
+            if prompt_tokens(shorter) <= limit:
+                break
+            shorter = replace(task, schema_chars=chars)
+        return shorter
+
+    def describe(self, tasks: Sequence[Question]) -> list[str]:
+        """What was cut off the schemas."""
+        cut = Counter((task.db_id, task.schema_chars) for task in tasks if task.schema_chars is not None)
+        return [
+            f"the schema of {db_id} is cut to {chars} characters in {count} of {len(tasks)} prompts, to fit "
+            f"data.max_prompt_tokens; left out: {render(self.schema(db_id), chars)[1]}"
+            for (db_id, chars), count in cut.most_common()
+        ]
+
+    def open(self, task: Question, limits: AgentConfig) -> TextToSqlEpisode:
+        file, timeout_s = self.databases.file(task.db_id), limits.statement_timeout_s
+        database = UserDatabase(file, self._watchdog, statement_timeout_s=timeout_s)
+        return TextToSqlEpisode(task, database, self.max_replies(limits))
+
+    def judge(self, episode: TextToSqlEpisode) -> Score:
+        """
+        Returns:
+            1 under `match`; 0 under `wrong_result`, `sql_error`, `too_many_rows` or `no_answer`; None under
+            `reference_failed`, which is looked for before a run.
+        """
+        if episode.submitted is None:
+            return Score(0.0, "no_answer")
+        question = episode.question
+        given = episode.database.run(as_run(self._judge, episode.submitted))
+        if given.error is not None:
+            return Score(0.0, "sql_error")
+        if len(given.rows or ()) > MAX_RESULT_ROWS:
+            return Score(0.0, "too_many_rows")
+        expected = self.expected(question)
+        if expected is None:
+            return Score(None, "reference_failed")
+        right = same_result(self._judge, given.rows or (), expected, question.query)
+        return Score(1.0, "match") if right else Score(0.0, "wrong_result")
+
+    def expected(self, question: Question) -> Rows | None:
+        """The rows of the answer; None where the reference cannot be run or gives too many."""
+        if question.query is None:
+            return question.answer
+        result = self.reference_result(question.db_id, as_run(self._judge, question.query))
+        return None if result.error is not None or len(result.rows or ()) > MAX_RESULT_ROWS else result.rows or ()
+
+    def _run_reference(self, db_id: str, query: str) -> Result:
+        self._watchdog.ensure_alive()
+        database = UserDatabase(self.databases.file(db_id), self._watchdog, statement_timeout_s=REFERENCE_S)
+        try:
+            return database.run(query)
+        finally:
+            database.close()
+
+    def max_replies(self, limits: AgentConfig) -> int:
+        return limits.max_turns or MAX_ROUNDS
+
+    def check_episodes(self) -> None:
+        for db_id in self.databases.files:
+            self.schema(db_id)
+
+    def load_split(self, data: DataConfig, seed: int) -> Split:
+        """Questions whose reference fails are left out, and to train on also those whose answer is empty: every query
+        that finds nothing would be right. Without `data.val_file` some of the training questions are held out."""
+        if data.train_file is None:
+            raise ValueError("env.type=text2sql needs questions to train on: --train-file FILE, JSON or JSONL")
+        train = read_questions(data.train_file, self.databases)
+        if data.val_file is not None:
+            val = read_questions(data.val_file, self.databases)
+        else:
+            train, val = split_questions(train, data.held_out_fraction, seed)
+        left_out = Counter[str]()
+        kept = self._usable(train, left_out, train=True), self._usable(val, left_out, train=False)
+        return Split(*kept, left_out=left_out)
+
+    def _usable(self, questions: Sequence[Question], left_out: Counter[str], *, train: bool) -> list[Question]:
+        kept, next_line = [], time.monotonic() + PROGRESS_S
+        for number, question in enumerate(questions):
+            expected = self.expected(question)
+            if expected is None:
+                left_out["reference_failed"] += 1
+            elif train and not expected:
+                left_out["empty_answer"] += 1
+            else:
+                kept.append(question)
+            if time.monotonic() > next_line:
+                print(f"running the references: {number + 1} of {len(questions)}", flush=True)
+                next_line += PROGRESS_S
+        return kept
+
+    def reference_replies(self, task: Question) -> list[Message]:
+        return [] if task.query is None else [submission(task.query)]
+
+    def task(self, fields: dict[str, Any]) -> Question:
+        return Question.from_dict(fields)
+
+    def __enter__(self) -> Self:
+        self._watchdog.ensure_alive()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._watchdog.stop()

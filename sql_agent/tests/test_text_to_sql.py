@@ -1,0 +1,507 @@
+"""Questions about a person's own SQLite databases: what is read, shown, allowed and called right."""
+
+import hashlib
+import json
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from core.forked import forked
+from dbbench_adapter.backends import BackendUnavailable
+from dbbench_adapter.backends.sqlite.sandbox import Watchdog
+from dbbench_adapter.tests.hostile import STATEMENTS
+from sql_agent.config import DataConfig
+from sql_agent.data import fitting
+from sql_agent.datatypes import AgentConfig, EnvironmentSettings
+from sql_agent.environments.base import make_environment
+from sql_agent.environments.text_to_sql import TextToSql
+from sql_agent.text_to_sql.databases import DatabaseError, Databases
+from sql_agent.text_to_sql.datatypes import Question
+from sql_agent.text_to_sql.episode import format_result
+from sql_agent.text_to_sql.judges import EXECUTION_JUDGES, as_run, same_result
+from sql_agent.text_to_sql.load import QuestionFileError, kind_of, orders_rows, read_questions, split_questions
+from sql_agent.text_to_sql.sandbox import REFUSAL, UserDatabase
+from sql_agent.text_to_sql.schema import lengths, read_schema, render
+
+pytestmark = pytest.mark.usefixtures("few_objects")
+GEOGRAPHY = Path(__file__).resolve().parents[3] / "shared" / "text2sql" / "geography"
+SHOP = """
+CREATE TABLE customer (id INTEGER PRIMARY KEY, name TEXT, "home town" TEXT);
+CREATE TABLE orders (
+    nr INTEGER, customer INTEGER REFERENCES customer(id), total REAL, note BLOB, PRIMARY KEY (nr, customer)
+);
+CREATE VIEW spent AS SELECT customer, sum(total) AS total FROM orders GROUP BY customer;
+INSERT INTO customer VALUES (1, 'Ann O''Hara', 'Ulm'), (2, 'Bo', NULL), (3, 'Cy', 'a town whose name goes on and on');
+INSERT INTO orders VALUES (1, 1, 2.5, x'00'), (2, 1, 4, NULL), (3, 2, 1.25, NULL);
+"""
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory):
+    file = tmp_path_factory.mktemp("own") / "my shop?.sqlite"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript(SHOP)
+    return file
+
+
+@pytest.fixture
+def environment(shop):
+    with TextToSql(shop) as opened:
+        yield opened
+
+
+def written(path, rows, *, lines=False):
+    path.write_text("\n".join(map(json.dumps, rows)) if lines else json.dumps(rows))
+    return path
+
+
+# databases ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_a_database_and_a_folder_holds_one_per_id(shop, tmp_path):
+    assert Databases(shop).files == {"my shop?": shop}
+    for db_id, suffix in (("shop", "sqlite"), ("town", "db")):
+        (tmp_path / "database" / db_id).mkdir(parents=True)
+        (tmp_path / "database" / db_id / f"{db_id}.{suffix}").write_bytes(shop.read_bytes())
+    (tmp_path / "database" / "empty").mkdir()
+    for folder in (tmp_path, tmp_path / "database"):  # as downloaded, or the folder of the databases itself
+        assert list(Databases(folder).files) == ["shop", "town"]
+    with pytest.raises(DatabaseError, match=r"no database 'city' in .*, which has shop, town"):
+        Databases(tmp_path).file("city")
+    with pytest.raises(DatabaseError, match=r"no db_id, and .* holds 2 databases: name one of them"):
+        Databases(tmp_path).file(None)
+
+
+def test_what_is_no_database_is_named(tmp_path):
+    (tmp_path / "notes.txt").write_text("a text of more than sixteen characters")
+    for path, said in ((tmp_path / "notes.txt", "is no SQLite database"), (tmp_path / "none", "does not exist"),
+                       (tmp_path, "holds no database; expected DB_ID/DB_ID.sqlite")):  # fmt: skip
+        with pytest.raises(DatabaseError, match=said):
+            Databases(path)
+
+
+# rows -----------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_spider_and_bird_and_answers_are_read(shop, tmp_path):
+    rows = [
+        {"db_id": "my shop?", "question": " How many? ", "query": "SELECT count(*) FROM orders", "sql": {"select": []}},
+        {"question_id": 7, "db_id": "my shop?", "question": "Who?", "SQL": "SELECT name FROM customer ORDER BY id",
+         "evidence": "names are in name", "difficulty": "moderate"},
+        {"question": "Which town?", "answer": "Ulm"},
+        {"question": "Which ids?", "answer": [1, 2]},
+        {"question": "Which pairs?", "answer": [[1, None], [2, 2.5]]},
+        {"question": "Any?", "answer": True},
+    ]  # fmt: skip
+    expected = [
+        Question("q-0", "How many?", "my shop?", "SELECT count(*) FROM orders", kind="aggregate"),
+        Question(
+            "q-1", "Who?", "my shop?", "SELECT name FROM customer ORDER BY id", None, "names are in name", "moderate"
+        ),
+        Question("q-2", "Which town?", "my shop?", answer=(("Ulm",),)),
+        Question("q-3", "Which ids?", "my shop?", answer=((1,), (2,))),
+        Question("q-4", "Which pairs?", "my shop?", answer=((1, None), (2, 2.5))),
+        Question("q-5", "Any?", "my shop?", answer=((1,),)),
+    ]
+    for name, lines in (("q.json", False), ("q.jsonl", True)):
+        assert read_questions(written(tmp_path / name, rows, lines=lines), Databases(shop)) == expected
+    assert [Question.from_dict(json.loads(json.dumps(q.to_dict()))) for q in expected] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[{"query": "SELECT 1"}]', "row 1: no `question`; the row has query"),
+        ('{"question": "a", "query": "b"}\n{"question": "a", "db_id": "x", "query": "b"}', "line 2: no database 'x'"),
+        ('[{"question": "a"}]', "row 1: neither `query` .or `SQL`. nor `answer`; the row has question"),
+        ('[{"question": 1, "query": "b"}]', "row 1: `question` is 1, expected a text"),
+        (
+            '[{"question": "a", "answer": [{"b": 1}]}]',
+            "row 1: `answer` holds {'b': 1}, expected numbers, texts or null",
+        ),
+        ('["a"]', "row 1: a str, expected an object"),
+        ("[]", "holds no question"),
+        ("", "holds no question"),
+        ("[", "is no JSON"),
+        ('{"a": 1}\n{', "line 1: no `question`"),
+        ("{", "line 1: no JSON"),
+    ],
+)
+def test_a_row_that_cannot_be_read_is_named(shop, tmp_path, text, said):
+    (tmp_path / "q.json").write_text(text)
+    with pytest.raises(QuestionFileError, match=said):
+        read_questions(tmp_path / "q.json", Databases(shop))
+
+
+@pytest.mark.parametrize(("query", "kind", "ordered"), [
+    ("SELECT a FROM t", "plain", False),
+    ("SELECT a FROM t ORDER BY a", "plain", True),
+    ("SELECT a FROM (SELECT a FROM t ORDER BY a LIMIT 3)", "nested", False),
+    ("SELECT a FROM t UNION SELECT b FROM u ORDER BY 1", "set", True),
+    ("SELECT a FROM t JOIN u USING (b)", "join", False),
+    ("SELECT a, count(*) FROM t GROUP BY a", "group", False),
+    ("SELECT max(a) FROM t", "aggregate", False),
+    ("SELECT a FROM t WHERE (", "other", False),
+    ("SELECT (a ORDER BY b) FROM ( ORDER BY c", "other", True),
+    ('SELECT max( t.a ) FROM t WHERE b = "x"', "aggregate", False),
+])  # fmt: skip
+def test_a_reference_says_its_kind_and_whether_it_orders_rows(query, kind, ordered):
+    assert (kind_of(query), orders_rows(query)) == (kind, ordered)
+
+
+def test_a_held_out_reference_is_never_trained_on_and_several_databases_are_held_out_whole():
+    one = [Question(f"q-{i}", "?", "a", f"SELECT {i // 2}") for i in range(20)]
+    train, val = split_questions(one, 0.2, seed=0)
+    assert (len(train), len(val)) == (16, 4)
+    assert not {q.query for q in train} & {q.query for q in val}
+    several = [Question(f"q-{i}", "?", f"db{i % 5}", f"SELECT {i}") for i in range(20)]
+    train, val = split_questions(several, 0.2, seed=1)
+    assert [len({q.db_id for q in part}) for part in (train, val)] == [4, 1]
+    assert not {q.db_id for q in train} & {q.db_id for q in val}
+    assert split_questions(several, 0.2, seed=1) == (train, val)
+    with pytest.raises(ValueError, match="1 questions are too few"):
+        split_questions(one[:1], 0.2, seed=0)
+
+
+# the schema -----------------------------------------------------------------------------------------------------------
+
+WHOLE = """\
+CREATE TABLE customer (
+  id INTEGER, -- 1, 2
+  name TEXT, -- 'Ann O''Hara', 'Bo'
+  "home town" TEXT, -- 'Ulm', 'a town whose name goes o...'
+  PRIMARY KEY (id)
+);
+CREATE TABLE orders (
+  nr INTEGER, -- 1, 2
+  customer INTEGER, -- 1, 2
+  total REAL, -- 2.5, 4.0
+  note BLOB,
+  PRIMARY KEY (nr, customer),
+  FOREIGN KEY (customer) REFERENCES customer(id)
+);
+CREATE VIEW spent (
+  customer INTEGER,
+  total
+);"""
+
+
+def test_the_schema_shows_types_keys_and_values(shop):
+    assert render(read_schema(shop)) == (WHOLE, "")
+
+
+def test_a_schema_that_is_too_long_says_what_it_leaves_out(shop, tmp_path):
+    tables = read_schema(shop)
+    assert render(tables, len(WHOLE)) == (WHOLE, "")
+    text, said = render(tables, len(WHOLE) - 1)
+    assert said == "example values"
+    assert text.startswith("CREATE TABLE customer (\n  id INTEGER,\n") and text.endswith("-- left out: example values")
+    shortest = (
+        'CREATE TABLE customer (\n  id INTEGER,\n  name TEXT,\n  "home town" TEXT,\n  PRIMARY KEY (id)\n);\n'
+        "-- left out: example values, the columns of orders, spent"
+    )
+    assert render(tables, 200) == (shortest, "example values, the columns of orders, spent")
+    assert render(tables, 1)[0] == shortest  # never empty
+    assert lengths(tables) == sorted(lengths(tables), reverse=True) and lengths(tables)[-1] == len(shortest)
+    wide = tmp_path / "wide.db"
+    with closing(sqlite3.connect(wide)) as connection:
+        connection.execute(f"CREATE TABLE w ({', '.join(f'c{i} INT' for i in range(50))}, PRIMARY KEY (c49))")
+    text, said = render(read_schema(wide), 150)
+    assert said == "example values, 45 columns"
+    assert text == (
+        "CREATE TABLE w (\n  c0 INT,\n  c1 INT,\n  c2 INT,\n  c3 INT,\n  c49 INT,\n  PRIMARY KEY (c49)\n);\n"
+        "-- left out: example values, 45 columns"
+    )
+
+
+def test_a_file_without_tables_or_with_other_contents_is_refused(tmp_path):
+    (tmp_path / "empty.db").touch()
+    with pytest.raises(DatabaseError, match="holds no table"):
+        read_schema(tmp_path / "empty.db")
+    (tmp_path / "torn.db").write_bytes(b"SQLite format 3\0" + b"x" * 500)
+    with pytest.raises(DatabaseError, match="cannot be read as a SQLite database"):
+        read_schema(tmp_path / "torn.db")
+
+
+# the sandbox ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def watchdog():
+    dog = Watchdog()
+    dog.ensure_alive()
+    yield dog
+    dog.stop()
+
+
+@pytest.fixture
+def database(shop, watchdog):
+    with closing(UserDatabase(shop, watchdog, statement_timeout_s=0.5)) as opened:
+        yield opened
+
+
+def contents(path):
+    """Every file beside the database, by its bytes."""
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in path.parent.iterdir()}
+
+
+@pytest.mark.parametrize(("sql", "rows"), [
+    ("SELECT NAME FROM Customer WHERE name LIKE 'b%'", (("Bo",),)),
+    ('SELECT id FROM customer WHERE name = "Bo"', ((2,),)),  # SQLite reads an unknown name as a text
+    ("SELECT total FROM spent ORDER BY total", ((1.25,), (6.5,))),
+    ("SELECT name FROM sqlite_master WHERE type = 'view'", (("spent",),)),
+    ("SELECT strftime('%Y', '2024-05-06'), CAST('12abc' AS INTEGER), 7 / 2, typeof(note) FROM orders LIMIT 1",
+     (("2024", 12, 3, "blob"),)),
+    ("SELECT rank() OVER (ORDER BY total DESC) FROM orders ORDER BY nr", ((2,), (1,), (3,))),
+    ("SELECT trim('xxaxx', 'x'), ltrim(1.50, 1), rtrim(NULL, 'x'), trim('  b ')", (("a", ".5", None, "b"),)),
+    ("SELECT printf('%5.2f|%s|%,d|%%', 1, 'x', 1234567), format('%05d', 42), printf('%s')",
+     ((" 1.00|x|1,234,567|%", "00042", ""),)),
+    ("SELECT json_extract('{\"a\": [1, 2]}', '$.a[1]')", ((2,),)),
+])  # fmt: skip
+def test_statements_mean_what_they_mean_in_sqlite(shop, database, sql, rows):
+    assert database.run(sql).rows == rows
+    with closing(sqlite3.connect(shop)) as plain:
+        assert tuple(plain.execute(sql).fetchall()) == rows
+
+
+@pytest.mark.parametrize("sql", [
+    "INSERT INTO customer VALUES (4, 'x', 'y')", "DROP TABLE orders", "CREATE TEMP TABLE t (x)", "BEGIN IMMEDIATE",
+    "PRAGMA user_version = 1", "ATTACH 'new.db' AS x", "VACUUM INTO 'copy.db'", "SELECT load_extension('x')",
+    "SELECT * FROM pragma_table_info('orders')", "SELECT randomblob(9)", "SELECT zeroblob(1000000000)",
+    "SELECT sqlite_version()",
+])  # fmt: skip
+def test_what_is_not_a_look_at_the_tables_is_refused(shop, database, sql):
+    before = contents(shop)
+    assert format_result(database.run(sql)) == f"Error: {REFUSAL}"
+    assert contents(shop) == before
+
+
+@pytest.mark.slow
+def test_hostile_statements_change_no_file_and_end_in_time_and_memory(shop):
+    def late():
+        dog = Watchdog()
+        dog.ensure_alive()
+        found = []
+        for name, sql in STATEMENTS:
+            with closing(UserDatabase(shop, dog, statement_timeout_s=0.5)) as database:
+                started = time.thread_time()
+                database.run(sql)
+                if time.thread_time() - started > 1.5:
+                    found.append((name, sql[:80]))
+                assert database.run("SELECT count(*) FROM customer").rows == ((3,),)
+        return found
+
+    before = contents(shop)
+    assert forked(late, cpu_s=60.0, memory_bytes=1024**3) == []  # one that got through took 24 GB
+    assert contents(shop) == before
+
+
+LONG = """WITH RECURSIVE r(n, k) AS (SELECT 'a', 1 UNION ALL SELECT n || n, k + 1 FROM r WHERE k < 18),
+h AS (SELECT substr(n, 1, 99000) AS n, substr(n, 1, 98999) || 'b' AS m, substr(n, 1, 990) AS p FROM r WHERE k = 18)"""
+
+
+@pytest.mark.parametrize("expression", [
+    "instr(n || n, m)", "replace(n || n, m, 'x')", "n || n LIKE '%' || p || 'b'", "trim(n || n, m)", "hex(n)",
+    "n || n GLOB '*' || substr(p, 9) || 'b'", "printf('%.*c', 100000000, 'x')", "json(replace(n, 'a', '['))",
+    "group_concat(n)",
+])  # fmt: skip
+def test_no_function_takes_long_with_the_longest_texts(database, expression):
+    """A function is not interrupted, so the length of a value bounds its time."""
+    times = []
+    for _ in range(2):
+        started = time.thread_time()
+        database.run(f"{LONG} SELECT {expression} FROM h")
+        times.append(time.thread_time() - started)
+    assert min(times) < 1.0
+
+
+DOUBLED = ", ".join(f"c{k} AS (SELECT 1 AS x FROM c{k - 1} p, c{k - 1} q)" for k in range(1, 30))
+NESTED = "SELECT x + x AS x FROM (" * 25 + "SELECT 1 AS x" + ")" * 25
+
+
+@pytest.mark.parametrize(("sql", "error"), [
+    (f"WITH c0 AS (SELECT 1 AS x), {DOUBLED} SELECT count(*) FROM c29", "the statement is too complex"),
+    (NESTED, "the statement is too complex"),
+    ("SELECT printf('%.*c', 2000000000, 'x')", "user-defined function raised exception"),
+    ("SELECT format('%2000000000d', 1)", "user-defined function raised exception"),
+    ("SELECT (SELECT 1 FROM customer WHERE (",
+     "the statement cannot be read; check its syntax, or write its sub-queries in a simpler way"),
+])  # fmt: skip
+def test_what_sqlite_does_without_a_clock_is_refused_before(database, sql, error):
+    started = time.thread_time()
+    assert database.run(sql).error == error
+    assert time.thread_time() - started < 0.5
+
+
+def test_a_database_in_wal_mode_is_read_without_files_beside_it(tmp_path, watchdog):
+    file = tmp_path / "wal.db"
+    with closing(sqlite3.connect(file)) as writer:
+        writer.executescript("PRAGMA journal_mode = WAL; CREATE TABLE t (a); INSERT INTO t VALUES (1);")
+        with pytest.raises(BackendUnavailable, match="wal_checkpoint"):  # its newest row is not in the file yet
+            UserDatabase(file, watchdog, statement_timeout_s=1.0)
+    with closing(UserDatabase(file, watchdog, statement_timeout_s=1.0)) as database:
+        assert database.run("SELECT a FROM t").rows == ((1,),)
+        assert [path.name for path in tmp_path.iterdir()] == ["wal.db"]
+
+
+# verdicts -------------------------------------------------------------------------------------------------------------
+
+A, B = ((1, "x"), (2, "y"), (2, "y")), ((2, "y"), (1, "x"), (2, "y"))
+
+
+@pytest.mark.parametrize(("given", "expected", "reference", "right"), [
+    (A, A, "SELECT a, b FROM t", "strict spider bird"),
+    (B, A, "SELECT a, b FROM t", "strict spider bird"),  # as multisets
+    (B, A, "SELECT a, b FROM t ORDER BY a", "bird"),
+    (A[:2], A, "SELECT a, b FROM t", "bird"),  # BIRD compares sets
+    ((("x", 1), ("y", 2), ("y", 2)), A, "SELECT a, b FROM t", "spider"),  # Spider lets columns change places
+    ((("x", 1), ("y", 2), ("y", 2)), A, "SELECT a, b FROM t ORDER BY a", "spider"),
+    ((("x", 2), ("y", 1), ("y", 2)), A, "SELECT a, b FROM t", ""),
+    (((1.0,),), ((1,),), "SELECT a", "strict spider bird"),
+    (((0.1 + 0.2,),), ((0.3,),), "SELECT a", "strict"),  # the others compare numbers exactly
+    ((("1",),), ((1,),), "SELECT a", "strict"),
+    (((None,),), ((0,),), "SELECT a", ""),
+    (((b"\1",),), ((b"\1",),), "SELECT a", "strict spider bird"),
+    (((b"\1",),), ((1,),), "SELECT a", ""),
+    ((), (), "SELECT a", "strict spider bird"),
+    ((), ((1,),), "SELECT a", ""),
+    (((1, 1),), ((1,),), "SELECT a", ""),
+    (B, A, "SELECT a FROM (SELECT a FROM t ORDER BY a)", "strict bird"),  # Spider looks for the words alone
+])  # fmt: skip
+def test_each_judge_calls_right_what_its_rule_says(given, expected, reference, right):
+    assert [judge for judge in EXECUTION_JUDGES if same_result(judge, given, expected, reference)] == right.split()
+
+
+def test_spiders_evaluator_changes_queries_before_it_runs_them():
+    query = "SELECT DISTINCT a, 'distinct' FROM t WHERE b > = 1 AND c = YEAR(CURDATE())"
+    assert as_run("spider", query) == "SELECT  a, 'distinct' FROM t WHERE b >= 1 AND c = 2020"
+    assert as_run("strict", query) == as_run("bird", query) == query
+
+
+def play(environment, question, *calls):
+    episode = environment.open(question, AgentConfig(statement_timeout_s=0.5))
+    with closing(episode):
+        said = [episode.call_tool(name, json.dumps({"sql": sql})) for name, sql in calls]
+        return said, episode.status, environment.judge(episode)
+
+
+NAMES = Question("q-0", "Who?", "my shop?", "SELECT name FROM customer WHERE id < 3")
+
+
+@pytest.mark.parametrize(("sql", "value", "reason"), [
+    ("SELECT name FROM customer LIMIT 2", 1.0, "match"),
+    ("SELECT name FROM customer", 0.0, "wrong_result"),
+    ("SELECT nam FROM customer", 0.0, "sql_error"),
+    ("DELETE FROM customer", 0.0, "sql_error"),
+    ("WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT n FROM r", 0.0, "too_many_rows"),
+    ("WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT count(*) FROM r", 0.0, "sql_error"),
+])  # fmt: skip
+def test_a_submitted_query_is_judged_by_its_result(environment, sql, value, reason):
+    said, status, score = play(environment, NAMES, ("submit_sql", sql))
+    assert (said, status, score.value, score.reason) == ([""], "completed", value, reason)
+
+
+def test_an_episode_looks_first_and_then_submits(environment):
+    looked, submitted = "SELECT id, name FROM customer", "SELECT name FROM customer WHERE id IN (1, 2)"
+    calls = ("execute_sql", looked), ("look", "x"), ("execute_sql", " "), ("submit_sql", submitted)
+    said, _, score = play(environment, NAMES, *calls)
+    assert said == [
+        '["id", "name"]\n[1, "Ann O\'Hara"]\n[2, "Bo"]\n[3, "Cy"]',
+        "Error: unknown tool 'look'; call execute_sql or submit_sql.",
+        'Error: execute_sql takes {"sql": "SELECT ..."}.',
+        "",
+    ]
+    assert score.value == 1.0
+    episode = environment.open(NAMES, AgentConfig())
+    assert (episode.without_call("I think Ann"), episode.done, environment.judge(episode).reason) == (
+        [],
+        True,
+        "no_answer",
+    )
+
+
+def test_a_long_result_is_cut_and_the_rest_is_counted(database):
+    many = format_result(database.run("SELECT a.id FROM customer a, customer b, customer c"))
+    assert many.splitlines()[-2:] == ["[3]", "... 7 more rows"]
+    assert format_result(database.run("SELECT printf('%5000s', 'x')")).endswith("   [TRUNCATED]")
+
+
+def test_a_question_with_an_answer_needs_no_reference(environment):
+    question = Question("q", "Which town?", "my shop?", answer=(("Ulm",),))
+    assert play(environment, question, ("submit_sql", 'SELECT "home town" FROM customer WHERE id = 1'))[2].value == 1.0
+    assert environment.reference_replies(question) == []
+
+
+def test_a_reference_that_fails_loses_the_rollout_and_is_left_out_before(environment, tmp_path):
+    broken = Question("q", "?", "my shop?", "SELECT x FROM nowhere")
+    score = play(environment, broken, ("submit_sql", "SELECT 1"))[2]
+    assert (score.value, score.reason) == (None, "reference_failed")
+    queries = "SELECT x FROM nowhere", "SELECT id FROM customer WHERE id > 9", "SELECT name FROM customer", "SELECT 1"
+    rows = [{"question": str(i), "query": query} for i, query in enumerate(queries)]
+    file = written(tmp_path / "q.json", rows)
+    split = environment.load_split(DataConfig(train_file=file, val_file=file), seed=0)
+    assert ([q.id for q in split.train], [q.id for q in split.val]) == (["q-2", "q-3"], ["q-1", "q-2", "q-3"])
+    assert split.left_out == {"reference_failed": 2, "empty_answer": 1}
+
+
+def test_the_reference_is_in_no_message(environment):
+    asked = Question("q", "Who?", "my shop?", "SELECT secret", evidence="names are in name")
+    assert environment.messages(asked) == [
+        {"role": "system", "content": environment.messages(asked)[0]["content"]},
+        {"role": "user", "content": "Who?\nnames are in name"},
+    ]
+    assert WHOLE in environment.messages(asked)[0]["content"]
+    assert "secret" not in str(environment.messages(asked))
+    assert json.loads(environment.reference_replies(asked)[0]["tool_calls"][0]["function"]["arguments"]) == {
+        "sql": "SELECT secret"
+    }
+
+
+def test_prompts_that_are_too_long_get_a_shorter_schema_which_is_said(environment, tmp_path):
+    file = written(tmp_path / "q.json", [{"question": "Who?", "query": "SELECT name FROM customer"}] * 2)
+    found = environment.load_split(DataConfig(train_file=file, val_file=file), seed=0)
+
+    def length(question):
+        return sum(len(message["content"]) for message in environment.messages(question))
+
+    whole = fitting(found, environment, length, 10_000)
+    assert (whole, environment.describe(whole.train)) == (found, [])
+    cut = fitting(found, environment, length, length(found.train[0]) - 1)
+    assert {question.schema_chars for question in [*cut.train, *cut.val]} == {
+        lengths(environment.schema("my shop?"))[0]
+    }
+    assert all(length(question) < length(found.train[0]) for question in cut.train)
+    assert environment.describe(cut.train) == [
+        f"the schema of my shop? is cut to {cut.train[0].schema_chars} characters in 2 of 2 prompts, to fit "
+        "data.max_prompt_tokens; left out: example values"
+    ]
+
+
+# settings -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_settings_name_the_database_and_the_judge(shop):
+    made = make_environment(EnvironmentSettings("text2sql", judge="bird", database=shop))
+    assert isinstance(made, TextToSql) and made.databases.path == shop
+    for settings, said in (
+        (EnvironmentSettings("text2sql"), "needs a database: --database FILE.sqlite"),
+        (EnvironmentSettings("text2sql", judge="fc", database=shop), "one of strict, spider, bird; got fc"),
+        (EnvironmentSettings("text2sql", protocol="lab", database=shop), "acts by tool calls"),
+        (EnvironmentSettings("dbbench", judge="bird"), "one of .*strict.*; got bird"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            make_environment(settings)
+
+
+@pytest.mark.skipif(not GEOGRAPHY.is_dir(), reason="../shared/text2sql/geography is not there")
+@pytest.mark.parametrize("judge", EXECUTION_JUDGES)
+def test_every_reference_of_geoquery_is_right(judge):
+    with TextToSql(GEOGRAPHY, judge) as environment:
+        data = DataConfig(train_file=GEOGRAPHY / "train.json", val_file=GEOGRAPHY / "test.json")
+        split = environment.load_split(data, seed=0)
+        assert (len(split.train), len(split.val), split.left_out) == (526, 270, {})
+        for question in split.val:
+            assert play(environment, question, ("submit_sql", question.query))[2].value == 1.0

@@ -1,0 +1,124 @@
+"""The rules, the tools and the episode of an agent that answers a question by a query."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from dbbench_adapter.backends import Result
+from dbbench_adapter.protocols import Message, Status
+from sql_agent.text_to_sql.datatypes import Question
+from sql_agent.text_to_sql.sandbox import UserDatabase
+
+MAX_ROUNDS = 8
+"""Replies, the one that submits included."""
+MAX_SHOWN_ROWS = 20
+MAX_SHOWN_CHARS = 1_000
+"""Longest result as the policy reads it."""
+RULES = """\
+You answer questions about a SQLite database by a query. execute_sql runs a SELECT statement and shows its rows; \
+submit_sql hands in the query whose result is the answer, and ends the task. The query returns the columns that are \
+asked for and nothing else.
+"""
+
+
+def _tool(name: str, description: str) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": description,
+            "parameters": {
+                "type": "object",
+                "properties": {"sql": {"type": "string", "description": "The SELECT statement."}},
+                "required": ["sql"],
+                "additionalProperties": False,
+            },
+        },
+    }
+
+
+TOOLS = [
+    _tool("execute_sql", "Run one SELECT statement and return its rows."),
+    _tool("submit_sql", "Hand in the query that answers the question."),
+]
+
+
+def messages(question: Question, schema: str) -> list[Message]:
+    """The first prompt. The schema comes first, so that all questions about a database begin alike."""
+    evidence = f"\n{question.evidence}" if question.evidence else ""
+    return [
+        {"role": "system", "content": f"{RULES}\n{schema}"},
+        {"role": "user", "content": question.question + evidence},
+    ]
+
+
+def submission(query: str) -> Message:
+    """The reply of an assistant that knows the query."""
+    call = {
+        "id": "call_0",
+        "type": "function",
+        "function": {"name": "submit_sql", "arguments": json.dumps({"sql": query}, ensure_ascii=False)},
+    }
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+class TextToSqlEpisode:
+    """A `sql_agent.environments.base.CallingEpisode`."""
+
+    def __init__(self, question: Question, database: UserDatabase, max_rounds: int) -> None:
+        self.question, self.database, self.max_rounds = question, database, max_rounds
+        self.malformed_calls = 0
+        self.status: Status = "running"
+        self.submitted: str | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.status != "running"
+
+    def call_tool(self, name: str, arguments: Any) -> str:
+        if name not in ("execute_sql", "submit_sql"):
+            return self._malformed(f"unknown tool {name!r}; call execute_sql or submit_sql")
+        try:
+            values = json.loads(arguments)
+        except (ValueError, TypeError, RecursionError):
+            return self._malformed(f"the arguments of {name} do not parse; they are a JSON object")
+        sql = values.get("sql") if isinstance(values, dict) else None
+        if not isinstance(sql, str) or not sql.strip():
+            return self._malformed(f'{name} takes {{"sql": "SELECT ..."}}')
+        if name == "execute_sql":
+            return format_result(self.database.run(sql))
+        self.submitted, self.status = sql, "completed"
+        return ""
+
+    def without_call(self, reply: str) -> list[Message]:
+        """A reply without a call ends the episode without an answer."""
+        self.status = "completed"
+        return []
+
+    def close(self) -> None:
+        self.database.close()
+
+    def _malformed(self, reason: str) -> str:
+        self.malformed_calls += 1
+        return f"Error: {reason}."
+
+
+def format_result(result: Result) -> str:
+    """The columns and rows as JSON, one row a line, or the error; what is cut off is counted."""
+    if result.error is not None:
+        text = f"Error: {result.error}"
+    else:
+        rows = [json.dumps([_json_cell(cell) for cell in row], ensure_ascii=False) for row in result.rows or ()]
+        shown = rows[:MAX_SHOWN_ROWS]
+        more = [f"... {len(rows) - len(shown)} more rows"] if len(rows) > len(shown) else []
+        text = "\n".join([json.dumps(result.columns, ensure_ascii=False), *shown, *more])
+    text = text.encode("utf-8", "replace").decode()  # a lone surrogate would break the next request
+    return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "[TRUNCATED]"
+
+
+def _json_cell(cell: Any) -> Any:
+    if isinstance(cell, float) and not math.isfinite(cell):
+        return None  # JSON has no infinity
+    return cell.hex() if isinstance(cell, bytes) else cell

@@ -1,0 +1,85 @@
+"""Whether a query's result is the reference's: our own rule, and those of Spider's and BIRD's published evaluators.
+
+Leaves out the running of queries (`sql_agent.environments.text_to_sql`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+from dbbench_adapter.datatypes import Row, Rows
+from dbbench_adapter.judges.strict import same_rows
+from sql_agent.text_to_sql.load import orders_rows
+
+ExecutionJudge = Literal["strict", "spider", "bird"]
+"""`strict`: rows as multisets, in order where the reference orders them, numbers as in `dbbench_adapter.judges.strict`.
+`spider`: as `eval_exec_match` of taoyds/test-suite-sql-eval with its defaults, on one database. `bird`: as
+`evaluation_ex.py` of bird-bench/mini_dev, sets of rows."""
+EXECUTION_JUDGES: dict[str, ExecutionJudge] = {name: name for name in get_args(ExecutionJudge)}
+_DISTINCT = re.compile(r"""('(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`)|\bdistinct\b""", re.IGNORECASE)
+_THIS_YEAR = re.compile(r"year\s*\(\s*curdate\s*\(\s*\)\s*\)\s*", re.IGNORECASE)
+
+
+def as_run(judge: ExecutionJudge, query: str) -> str:
+    """The query as the judge runs it, prediction and reference alike. Spider's evaluator leaves out DISTINCT, takes
+    the year of today for 2020, and joins operators that were split."""
+    if judge != "spider":
+        return query
+    joined = query.replace("> =", ">=").replace("< =", "<=").replace("! =", "!=")
+    return _THIS_YEAR.sub("2020", _DISTINCT.sub(lambda match: match[1] or "", joined))
+
+
+def same_result(judge: ExecutionJudge, given: Rows, expected: Rows, reference: str | None) -> bool:
+    """
+    Args:
+        given, expected: the rows of the two queries `as_run`.
+        reference: the reference query, which says whether the order counts; None where there are only rows, as a
+            multiset.
+    """
+    if judge == "bird":
+        return set(given) == set(expected)
+    if judge == "spider":
+        ordered = "order by" in (reference or "").lower()
+        return _same_but_for_columns(given, expected, ordered=ordered)
+    ordered = reference is not None and orders_rows(reference)
+    return same_rows(_plain(given), _plain(expected), ordered=ordered)
+
+
+def _plain(rows: Rows) -> Rows:
+    """Binary cells as texts of their hex digits, which `strict` can compare."""
+    return tuple(tuple(f"x'{cell.hex()}'" if isinstance(cell, bytes) else cell for cell in row) for row in rows)
+
+
+def _same_but_for_columns(given: Rows, expected: Rows, *, ordered: bool) -> bool:
+    """Whether the rows are equal once the columns of one result are put into some order; two empty results are equal,
+    whatever their columns."""
+    if not given and not expected:
+        return True
+    if len(given) != len(expected) or len(given[0]) != len(expected[0]):
+        return False
+    columns = list(zip(*given, strict=True)), list(zip(*expected, strict=True))
+    if ordered:
+        return Counter(columns[0]) == Counter(columns[1])
+    return _placed([()] * len(given), [()] * len(given), columns[1], columns[0])
+
+
+def _placed(
+    given: Sequence[Row], expected: Sequence[Row], wanted: Sequence[tuple[Any, ...]], left: Sequence[tuple[Any, ...]]
+) -> bool:
+    """Whether the columns `left` can be put into an order in which the rows, begun as `given`, become those that begin
+    as `expected` and go on with the columns `wanted`, as multisets. Beginnings that differ are not pursued."""
+    if not wanted:
+        return True
+    begun = [(*row, cell) for row, cell in zip(expected, wanted[0], strict=True)]
+    bag, tried = Counter(begun), set()
+    for place, column in enumerate(left):
+        if column in tried:
+            continue
+        tried.add(column)
+        rows = [(*row, cell) for row, cell in zip(given, column, strict=True)]
+        if Counter(rows) == bag and _placed(rows, begun, wanted[1:], [*left[:place], *left[place + 1 :]]):
+            return True
+    return False

@@ -1,0 +1,166 @@
+"""Reads questions in the forms of Spider and BIRD, and questions with answers.
+
+A row is an object with `question`; `query` (Spider) or `SQL` (BIRD), or `answer`: a value, a list of values, or a list
+of rows; `db_id`, which a single database does not need; `evidence` and `difficulty` (BIRD). Other keys are not read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from core.json_text import parse_json
+from dbbench_adapter.datatypes import Cell, Rows
+from sql_agent.text_to_sql.databases import DatabaseError, Databases
+from sql_agent.text_to_sql.datatypes import Question
+
+REFERENCE_KEYS = ("query", "SQL", "sql")
+"""Spider's rows have `query` as text, and `sql` as its parse; that parse is not read."""
+
+
+class QuestionFileError(ValueError):
+    """A file of questions cannot be read; the message names file and row."""
+
+
+def read_questions(path: Path, databases: Databases) -> list[Question]:
+    """Read a JSON array, or JSONL.
+
+    Raises:
+        QuestionFileError: the file is missing or empty, or a row is no question about one of the databases.
+    """
+    if not path.is_file():
+        raise QuestionFileError(f"{path} does not exist; expected rows with `question` and `query`, JSON or JSONL")
+    questions = []
+    for index, (place, row) in enumerate(_rows(path)):
+        try:
+            questions.append(_question(row, f"{path.stem}-{index}", databases))
+        except (ValueError, TypeError) as error:
+            raise QuestionFileError(f"{path}, {place}: {error}") from None
+    if not questions:
+        raise QuestionFileError(f"{path} holds no question; expected rows with `question` and `query`")
+    return questions
+
+
+def split_questions(questions: Sequence[Question], fraction: float, seed: int) -> tuple[list[Question], list[Question]]:
+    """Hold out a share of the questions: whole databases where there are several, else all questions with the same
+    reference together.
+
+    Returns:
+        Questions to train on, and held-out ones.
+    Raises:
+        ValueError: there is nothing left to train on.
+    """
+    several = len({question.db_id for question in questions}) > 1
+    keys = [q.db_id if several else " ".join((q.query or q.question).lower().split()) for q in questions]
+    distinct = list(dict.fromkeys(keys))
+    held_out = set(random.Random(seed).sample(distinct, math.ceil(fraction * len(distinct))))
+    if len(held_out) == len(distinct):
+        raise ValueError(f"{len(questions)} questions are too few to hold some out; give --val-file, or more questions")
+    train, val = (
+        [q for q, key in zip(questions, keys, strict=True) if (key in held_out) == out] for out in (False, True)
+    )
+    return train, val
+
+
+def kind_of(query: str) -> str:
+    """What a reference consists of, the first that holds: `nested`, `set`, `join`, `group`, `aggregate` or `plain`;
+    `other` where it does not parse."""
+    try:
+        tree = sqlglot.parse_one(query, read="sqlite")
+    except SqlglotError:
+        return "other"
+    if len(list(tree.find_all(exp.Select))) > 1 and not isinstance(tree, exp.SetOperation):
+        return "nested"
+    for kind, nodes in _KINDS.items():
+        if tree.find(*nodes):
+            return kind
+    return "plain"
+
+
+_KINDS: dict[str, tuple[Any, ...]] = {
+    "set": (exp.SetOperation,),
+    "join": (exp.Join,),
+    "group": (exp.Group,),
+    "aggregate": (exp.AggFunc,),
+}
+
+
+def orders_rows(query: str) -> bool:
+    """Whether the outermost query orders its rows; one that does not parse is taken to order them if its text ends with
+    such a clause."""
+    try:
+        tree = sqlglot.parse_one(query, read="sqlite")
+    except SqlglotError:
+        return "order by" in query.lower().rpartition(")")[2]
+    return tree.args.get("order") is not None
+
+
+def _rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """The rows with what to call them in a message."""
+    try:
+        text = path.read_text("utf-8-sig")
+    except UnicodeDecodeError:
+        raise QuestionFileError(f"{path} is no text, expected JSON or JSONL in UTF-8") from None
+    if not text.lstrip().startswith("["):
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.strip():
+                try:
+                    yield f"line {number}", parse_json(line)
+                except json.JSONDecodeError as error:
+                    raise QuestionFileError(f"{path}, line {number}: no JSON ({error})") from None
+        return
+    try:
+        rows = parse_json(text)
+    except json.JSONDecodeError as error:
+        raise QuestionFileError(f"{path} is no JSON ({error}); expected an array of questions") from None
+    yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))
+
+
+def _question(row: Any, name: str, databases: Databases) -> Question:
+    if not isinstance(row, dict):
+        raise ValueError(f"a {type(row).__name__}, expected an object with `question` and `query`")
+    question = _text(row, "question")
+    if not question:
+        raise ValueError(f"no `question`; the row has {', '.join(row) or 'nothing'}")
+    db_id = _text(row, "db_id") or None
+    try:
+        file = databases.file(db_id)
+    except DatabaseError as error:
+        raise ValueError(str(error)) from None
+    query = next(
+        (row[key].strip() for key in REFERENCE_KEYS if isinstance(row.get(key), str) and row[key].strip()), None
+    )
+    answer = _answer(row["answer"]) if query is None and "answer" in row else None
+    if query is None and answer is None:
+        raise ValueError(f"neither `query` (or `SQL`) nor `answer`; the row has {', '.join(row)}")
+    kind = _text(row, "difficulty") or (kind_of(query) if query else "answer")
+    return Question(name, question, db_id or file.stem, query, answer, _text(row, "evidence"), kind)
+
+
+def _text(row: dict[str, Any], key: str) -> str:
+    value = row.get(key)
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"`{key}` is {value!r}, expected a text")
+    return (value or "").strip()
+
+
+def _answer(value: Any) -> Rows:
+    """A value is one row of one column, a list of values one column, a list of lists whole rows."""
+    rows = value if isinstance(value, list) else [value]
+    return tuple(tuple(map(_cell, row)) if isinstance(row, list) else (_cell(row),) for row in rows)
+
+
+def _cell(value: Any) -> Cell:
+    if isinstance(value, bool):
+        return int(value)  # as SQLite stores it
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise ValueError(f"`answer` holds {value!r}, expected numbers, texts or null, alone, in a list, or in rows")

@@ -1,0 +1,99 @@
+"""What an agent's statements may use of a SQLite file that a person brings: all of its tables, and SQLite's functions.
+
+The functions are SQLite's own, so a statement gives here what it gives in a `sqlite3` shell and in the evaluators of
+Spider and BIRD. Left out are those that change something, read files, tell the version or draw numbers at random. Where
+SQLite's own takes quadratic time, the longest value bounds it.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from dbbench_adapter.backends.sqlite.read_only import Functions, ReadOnlyDatabase
+from dbbench_adapter.backends.sqlite.sandbox import Watchdog
+
+REFUSAL = "not allowed: only SELECT over the tables of this database, with SQLite's functions"
+MAX_RESULT_ROWS = 10_000
+_LIMITS = {
+    sqlite3.SQLITE_LIMIT_LENGTH: 200_000,  # instr and replace then take 0.5 s at most (measured)
+    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1_000,
+    sqlite3.SQLITE_LIMIT_COLUMN: 2_000,  # as wide as a table can be
+    sqlite3.SQLITE_LIMIT_FUNCTION_ARG: 100,
+    sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 50,
+}
+_BUILT_IN = (
+    "abs avg ceil ceiling char coalesce concat concat_ws count date datetime exp floor format glob group_concat hex "
+    "ifnull iif instr julianday length like ln log log10 log2 lower ltrim max min mod nullif octet_length pi pow power "
+    "printf quote radians degrees replace round rtrim sign sqrt strftime string_agg substr substring subtype sum time "
+    "timediff total trim trunc typeof unhex unicode unixepoch upper acos asin atan atan2 cos sin tan likely unlikely "
+    "likelihood cume_dist dense_rank first_value lag last_value lead nth_value ntile percent_rank rank row_number "
+    "json json_array json_array_length json_error_position json_extract json_group_array json_group_object json_object "
+    "json_quote json_type json_valid -> ->> current_date current_time current_timestamp"
+)
+
+
+def _strip(strip: Callable[[str, str], str]) -> Callable[[Any, Any], Any]:
+    """SQLite's own compares every character of the text with every one of the set."""
+
+    def stripped(text: Any, characters: Any) -> Any:
+        if text is None or characters is None:
+            return None
+        return strip(_text(text), _text(characters))
+
+    return stripped
+
+
+def _text(value: Any) -> str:
+    """The value as SQLite casts it to text."""
+    if not isinstance(value, float):
+        return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    digits, e, exponent = f"{value + 0.0:.15g}".partition("e")
+    return (digits if "." in digits else f"{digits}.0") + e + exponent
+
+
+_STRIPS = {"trim": str.strip, "ltrim": str.lstrip, "rtrim": str.rstrip}
+_WIDTHS = re.compile(r"%[^a-zA-Z%]*[a-zA-Z%]")
+_MAX_WIDTH = 4
+"""Digits of a width or a precision in a format."""
+
+
+def _formatted(*values: Any) -> Any:
+    """SQLite's own writes as many characters as it is told to before it looks at the longest value."""
+    for spec in _WIDTHS.findall(str(values[0]) if values else ""):
+        if "*" in spec or any(len(digits) > _MAX_WIDTH for digits in re.findall(r"\d+", spec)):
+            raise ValueError(f"{spec} is wider than 9999 characters, or takes its width from an argument")
+    with closing(sqlite3.connect(":memory:")) as plain:
+        return plain.execute(f"SELECT printf({', '.join('?' * len(values))})", values).fetchone()[0]
+
+
+_FUNCTIONS: Functions = {
+    **{name: (2, _strip(strip)) for name, strip in _STRIPS.items()},
+    "printf": (-1, _formatted),
+    "format": (-1, _formatted),
+}
+
+
+class UserDatabase(ReadOnlyDatabase):
+    """The database of one episode, or of a judge, which gives the statements more time.
+
+    Raises:
+        BackendUnavailable: the file cannot be opened; so does `run` when it can no longer be read.
+    """
+
+    def __init__(self, path: Path, watchdog: Watchdog, *, statement_timeout_s: float) -> None:
+        super().__init__(
+            path,
+            watchdog,
+            tables=None,
+            functions=_FUNCTIONS,
+            callable_functions=_BUILT_IN.split(),
+            refusal=REFUSAL,
+            statement_timeout_s=statement_timeout_s,
+            max_rows=MAX_RESULT_ROWS + 1,  # one more tells that there are too many
+            limits=_LIMITS,
+        )

@@ -1,0 +1,162 @@
+"""The schema of a SQLite file as the policy reads it: tables, columns with types, keys and a few values of each column,
+cut to a length. Leaves out indexes, triggers and checks.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dbbench_adapter.backends import BackendUnavailable
+from dbbench_adapter.backends.sqlite.read_only import connect
+from sql_agent.text_to_sql.databases import DatabaseError
+
+SAMPLED_ROWS = 1_000
+"""The values of a column that are shown are among those of the first rows, so that a large table is not read."""
+SAMPLES = 2
+SAMPLE_CHARS = 24
+
+
+@dataclass(frozen=True)
+class ColumnInfo:
+    name: str
+    type: str
+    """As declared; empty where nothing is."""
+    samples: tuple[str, ...] = ()
+    """Values as SQL literals."""
+
+
+@dataclass(frozen=True)
+class TableInfo:
+    name: str
+    columns: tuple[ColumnInfo, ...]
+    primary_key: tuple[str, ...] = ()
+    foreign_keys: tuple[tuple[str, str, str], ...] = ()
+    """Column, other table, its column."""
+    is_view: bool = False
+
+
+def read_schema(path: Path) -> tuple[TableInfo, ...]:
+    """The tables and views of a file in their order, without SQLite's own.
+
+    Raises:
+        DatabaseError: it cannot be read, or holds no table.
+    """
+    try:
+        with closing(connect(path)) as connection:
+            listed = connection.execute(
+                "SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view') "
+                "AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' ORDER BY rowid"
+            ).fetchall()
+            tables = tuple(_read_table(connection, name, kind == "view") for name, kind in listed)
+    except (OSError, sqlite3.Error, BackendUnavailable) as error:
+        raise DatabaseError(f"{path} cannot be read as a SQLite database ({error})") from None
+    if not tables:
+        raise DatabaseError(f"{path} holds no table; give the file of a database with tables")
+    return tables
+
+
+def render(tables: Sequence[TableInfo], max_chars: int | None = None) -> tuple[str, str]:
+    """The schema as a text, and what was left out of it.
+
+    What is too long loses, in this order: the values; the columns of wide tables; the last tables.
+
+    Args:
+        max_chars: the longest text; None: no limit.
+    Returns:
+        The text, never empty; what was left out, in words for the policy and for a person, empty if nothing was.
+    """
+    for said, smaller in _cuts(tables):
+        text = _text(said, smaller)
+        if max_chars is None or len(text) <= max_chars:
+            break
+    return text, said
+
+
+def lengths(tables: Sequence[TableInfo]) -> list[int]:
+    """The lengths, in characters, of the ever smaller schemas that `render` chooses from, the whole one left out."""
+    return [len(_text(said, smaller)) for said, smaller in _cuts(tables)][1:]
+
+
+def _text(said: str, tables: Sequence[TableInfo]) -> str:
+    return "\n".join(map(_statement, tables)) + (f"\n-- left out: {said}" if said else "")
+
+
+def _cuts(tables: Sequence[TableInfo]) -> Iterator[tuple[str, Sequence[TableInfo]]]:
+    """Ever smaller schemas, each with what it leaves out."""
+    yield "", tables
+    cut, left_out = [_without_values(table) for table in tables], ["example values"]
+    yield left_out[0], cut
+    for most in (40, 20, 10, 5):
+        narrow = [_narrow(table, most) for table in cut]
+        if narrow != cut:
+            gone = sum(len(whole.columns) - len(table.columns) for whole, table in zip(tables, narrow, strict=True))
+            cut, left_out = narrow, ["example values", f"{gone} columns"]
+            yield ", ".join(left_out), cut
+    for count in range(len(cut) - 1, 0, -1):
+        names = ", ".join(table.name for table in cut[count:])
+        yield ", ".join([*left_out, f"the columns of {names}"]), cut[:count]
+
+
+def _without_values(table: TableInfo) -> TableInfo:
+    return replace(table, columns=tuple(replace(column, samples=()) for column in table.columns))
+
+
+def _narrow(table: TableInfo, most: int) -> TableInfo:
+    """At most so many columns, those of keys first."""
+    if len(table.columns) <= most:
+        return table
+    keys = {*table.primary_key, *(column for column, _, _ in table.foreign_keys)}
+    kept = {c.name for c in sorted(table.columns, key=lambda column: column.name not in keys)[:most]}
+    return replace(table, columns=tuple(column for column in table.columns if column.name in kept))
+
+
+def _statement(table: TableInfo) -> str:
+    lines = []
+    for column in table.columns:
+        shown = f" -- {', '.join(column.samples)}" if column.samples else ""
+        lines.append((f"  {_name(column.name)} {column.type}".rstrip(), shown))
+    if table.primary_key:
+        lines.append((f"  PRIMARY KEY ({', '.join(map(_name, table.primary_key))})", ""))
+    for column, other, theirs in table.foreign_keys:
+        lines.append((f"  FOREIGN KEY ({_name(column)}) REFERENCES {_name(other)}({_name(theirs)})", ""))
+    body = "\n".join(f"{line}{',' if i < len(lines) - 1 else ''}{shown}" for i, (line, shown) in enumerate(lines))
+    return f"CREATE {'VIEW' if table.is_view else 'TABLE'} {_name(table.name)} (\n{body}\n);"
+
+
+def _name(name: str) -> str:
+    return name if name.isidentifier() and name.isascii() else '"' + name.replace('"', '""') + '"'
+
+
+def _read_table(connection: sqlite3.Connection, name: str, is_view: bool) -> TableInfo:
+    quoted = '"' + name.replace('"', '""') + '"'
+    found = connection.execute("SELECT name, type, pk FROM pragma_table_info(?)", (name,)).fetchall()
+    samples = _samples(connection, quoted, [column for column, _, _ in found]) if not is_view else {}
+    columns = tuple(ColumnInfo(column, kind, samples.get(column, ())) for column, kind, _ in found)
+    key = tuple(column for column, _, place in sorted(found, key=lambda row: row[2]) if place)
+    foreign = connection.execute(
+        'SELECT "from", "table", "to" FROM pragma_foreign_key_list(?) ORDER BY id, seq', (name,)
+    )
+    references = tuple((column, other, theirs or column) for column, other, theirs in foreign)
+    return TableInfo(name, columns, key, references, is_view)
+
+
+def _samples(connection: sqlite3.Connection, table: str, columns: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, dict[str, None]] = {column: {} for column in columns}
+    for row in connection.execute(f"SELECT * FROM {table} LIMIT {SAMPLED_ROWS}"):
+        for column, cell in zip(columns, row, strict=False):
+            if len(found[column]) < SAMPLES and cell is not None and not isinstance(cell, bytes):
+                found[column][_literal(cell)] = None
+    return {column: tuple(values) for column, values in found.items()}
+
+
+def _literal(cell: Any) -> str:
+    if not isinstance(cell, str):
+        return repr(cell)
+    text = " ".join(cell.split())  # one line
+    text = text if len(text) <= SAMPLE_CHARS else text[:SAMPLE_CHARS] + "..."
+    return "'" + text.replace("'", "''") + "'"
