@@ -64,7 +64,7 @@ def metrics(output: Path) -> list[dict]:
     ("flags", "words"),
     [
         (["--model_path", "gone/model"], "gone/model is no folder, and no model of that name is whole in the Hugging"),
-        (["--dataset", "gone.jsonl"], "gone.jsonl: no such file; give dbbench, text2sql, gsm8k, or a JSONL of messages"),
+        (["--dataset", "gone.jsonl"], "gone.jsonl: no such file; give dbbench, text2sql, gsm8k, or a JSONL"),
         (["--dataset", "gsm8k:gone.jsonl"], "gone.jsonl: no such file"),
         (["--dataset", "dbbench", "--tasks", "gone.jsonl"], "gone.jsonl: no such file; give an AgentBench .jsonl"),
         (["--protocol", "text"], "--protocol belongs to --dataset dbbench; this one is "),
