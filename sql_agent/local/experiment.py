@@ -225,7 +225,7 @@ def _read(file: Path, importing: tuple[Path, ...]) -> Leaves:
         try:
             text = file.read_text("utf-8")
         except UnicodeDecodeError:
-            raise ValueError(f"{file} is no text, expected YAML with settings") from None
+            raise ValueError(f"{file} is no text, expected YAML with settings; save it as UTF-8") from None
         whole = _yaml(text, str(file))
     except (OSError, UnicodeDecodeError) as error:
         raise ExperimentError(f"{file} cannot be read ({error}); sql_agent/configs/single_skill has examples") from None
@@ -244,7 +244,10 @@ def _resolved(mapping: Mapping[Any, Any], place: tuple[str, ...], file: Path, im
             raise ExperimentError(f"{file}: {key} is {name!r}, expected the path of a YAML file or a list of them")
         target = file.parent / name
         if not target.is_file():
-            raise ExperimentError(f"{file}: {key} names {name}, but there is no {os.path.normpath(target)}")
+            raise ExperimentError(
+                f"{file}: {key} names {name}, but there is no {os.path.normpath(target)}; "
+                "a relative path begins at the folder of this file"
+            )
         imported = _read(target, importing)
         leaves = _merge(leaves, {(*place, *path): said for path, said in imported.items()})
     for key, value in mapping.items():
@@ -300,7 +303,7 @@ def _describe_fault(fault: Any, leaves: Leaves, file: Path) -> str:
     if fault["type"] == "extra_forbidden":
         return f"{where}: {key}: unknown setting; known beside it: {', '.join(_known(place[:-1]))}"
     if fault["type"] == "missing":
-        return f"{file}: {key} is missing"
+        return f"{file}: {key} is missing; write or import it"
     text = fault["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
     found = "" if isinstance(fault["input"], dict | Settings) else f", got {masked(repr(fault['input']), whole=True)}"
     return f"{where}: {key}: {text}{found}" if key else f"{where}: {text}"

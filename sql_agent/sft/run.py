@@ -203,7 +203,7 @@ def checkpoint_to_resume(cfg: SftConfig, resume: bool, say: Say) -> Path | None:
     output = cfg.output_dir
     signed.user_key()
     if output.exists() and not output.is_dir():
-        raise TrainingError(f"--output_dir {output} is a file, expected a folder")
+        raise TrainingError(f"--output_dir {output} is a file, expected a folder; name another")
     if (output / RECORD).is_file():
         raise TrainingError(f"{output} holds a finished model ({RECORD}); name another --output_dir")
     check_output(output / RECORD, "--output_dir")
@@ -240,7 +240,7 @@ def _what_counts(record: Mapping[str, Any]) -> dict[str, Any]:
 def demonstrations(cfg: SftConfig) -> Demonstrations:
     for name in ("tasks", "protocol"):
         if name in cfg.model_fields_set and cfg.source != "dbbench":
-            raise TrainingError(f"--{name} belongs to --dataset dbbench; this one is {cfg.dataset}")
+            raise TrainingError(f"--{name} belongs to --dataset dbbench, this one is {cfg.dataset}; leave it out")
     if cfg.source == "file":
         return read_messages(Path(cfg.dataset), cfg.max_samples)
     if cfg.source == "gsm8k":
