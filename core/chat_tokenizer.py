@@ -70,7 +70,7 @@ def _template(path: Path) -> Any:
         except UnicodeDecodeError:
             raise ModelError(f"--chat_template_path {path} is not a text, expected a Jinja template") from None
     if not path.is_dir():
-        raise ModelError(f"--chat_template_path {path} is neither a Jinja file nor a model folder")
+        raise ModelError(f"--chat_template_path {path} does not exist; name a Jinja file or a model folder")
     template = _tokenizer(path).chat_template
     if not template:
         raise ModelError(f"--chat_template_path {path} has no chat template either; name a model that has one")

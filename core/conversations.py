@@ -108,9 +108,9 @@ def read_message(raw: Any, field: str, changes: Counter[str]) -> Message:
     if role is None:
         raise Problem(f"{field}.{role_key}", f"unknown role {short_repr(said)}; known are {', '.join(ROLES)}")
     if role_key == "role" and raw.get("from") and ROLES.get(str(raw["from"]).strip().lower()) != role:
-        raise Problem(f"{field}.from", f"{short_repr(raw['from'])} contradicts role {short_repr(said)}")
+        raise Problem(f"{field}.from", f"{short_repr(raw['from'])} contradicts role {short_repr(said)}; keep one")
     if content_key == "content" and raw.get("value") and raw["value"] != raw["content"] and raw["content"]:
-        raise Problem(f"{field}.value", "differs from content")
+        raise Problem(f"{field}.value", "differs from content; keep one of them")
     if said != role and role_key == "role":
         changes[f"role {said!r} read as {role!r}"] += 1
     for name in raw.keys() - _READ:
@@ -119,11 +119,11 @@ def read_message(raw: Any, field: str, changes: Counter[str]) -> Message:
     content, calls = raw.get(content_key), _calls(raw, field, changes)
     if said == "function_call":
         if calls:
-            raise Problem(f"{field}.{content_key}", "holds a call, and tool_calls holds another")
+            raise Problem(f"{field}.{content_key}", "holds a call, and tool_calls holds another; keep one of them")
         content, calls = "", _calls_in_text(content, f"{field}.{content_key}", changes)
     text = _content(content, f"{field}.{content_key}", changes)
     if role in ("user", "system") and not text.strip():
-        raise Problem(f"{field}.{content_key}", f"a {role} message without a text")
+        raise Problem(f"{field}.{content_key}", f"a {role} message without a text; write one, or leave it out")
     answered = raw.get("tool_call_id")
     if answered is not None:
         answered = read_text(answered, f"{field}.tool_call_id", changes)
@@ -250,7 +250,7 @@ def legal(conversation: Sequence[Message], field: str, *, num_prompt: int = 0) -
     for number, message in enumerate(conversation):
         where = f"prompt.{number}" if number < num_prompt else f"{field}.{number - num_prompt}"
         if message.role == "system" and number > 0:
-            raise Problem(where, "a system message that is not the first")
+            raise Problem(where, "a system message that is not the first; put it first")
         if message.tool_calls:
             # nine letters and digits, which the strictest chat templates (Mistral's) require
             open_calls = [(call.id, f"call{index:05}") for index, call in enumerate(message.tool_calls, count + 1)]
@@ -262,7 +262,7 @@ def legal(conversation: Sequence[Message], field: str, *, num_prompt: int = 0) -
             asked = message.tool_call_id
             answered = next((pair for pair in open_calls if asked in (None, pair[0]) or not pair[0]), None)
             if answered is None:
-                raise Problem(where, "a tool's result that answers no call")
+                raise Problem(where, "a tool's result that answers no call; put it after its call, or leave it out")
             open_calls.remove(answered)
             message = message.model_copy(update={"tool_call_id": answered[1]})
         numbered.append(message)

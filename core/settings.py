@@ -33,7 +33,7 @@ def read_settings(file: Path) -> dict[str, Any]:
     try:
         tree = parse_yaml(file.read_text("utf-8"), f"config file {file}")
     except UnicodeDecodeError:
-        raise ValueError(f"config file {file} is no text, expected YAML with settings") from None
+        raise ValueError(f"config file {file} is no text, expected YAML with settings; save it as UTF-8") from None
     if not isinstance(tree, dict | None):
         raise ValueError(f"config file {file} holds a {type(tree).__name__}, expected a mapping of settings")
     return tree or {}

@@ -36,7 +36,9 @@ def parse(arguments: list[str]) -> tuple[Any, Any, Any]:
     try:
         return parser.parse_args_and_config(arguments)  # type: ignore[return-value]
     except OSError as error:
-        raise TrainingError(f"--config {error.filename} cannot be read: {error.strerror}") from None
+        raise TrainingError(
+            f"--config {error.filename} cannot be read: {error.strerror}; name a YAML file of settings"
+        ) from None
     except UnicodeDecodeError:
         raise TrainingError("--config is not a text, expected YAML with settings") from None
     except ValueError as error:

@@ -21,7 +21,10 @@ def check_base(path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         ModelError: the message says which of them it is.
     """
     if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
-        raise ModelError(f"{path} is an adapter, expected a whole model; merge it into its base first")
+        raise ModelError(
+            f"{path} is an adapter, expected a whole model; merge it into its base first: "
+            f"`python -m scripts.merge_policy --adapter {path} --output MERGED`"
+        )
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:
@@ -43,7 +46,9 @@ def check_base(path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         with torch.device("meta"):
             model = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
     except ValueError:
-        raise ModelError(f"transformers has no sequence classifier for {config.model_type} ({path})") from None
+        raise ModelError(
+            f"transformers has no sequence classifier for {config.model_type} ({path}); take another model"
+        ) from None
     if not hasattr(model, "score"):
         raise ModelError(f"the classifier of {config.model_type} has no `score` head ({path}); take a decoder")
     embedding = model.get_input_embeddings().weight

@@ -339,9 +339,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--overwrite", action="store_true", help="replace the two files if they are there")
     args = parser.parse_args(argv)
     if not 0 <= args.held_out_fraction < 1:
-        parser.error("--held-out-fraction has to be at least 0 and below 1")
+        parser.error(f"--held-out-fraction is {args.held_out_fraction:g}; it has to be at least 0 and below 1")
     if args.max_pairs_per_task < 1:
-        parser.error("--max-pairs-per-task has to be 1 or more")
+        parser.error(f"--max-pairs-per-task is {args.max_pairs_per_task}; it has to be 1 or more")
     files = {False: args.output, True: args.output.parent / f"{args.output.stem}.held_out{args.output.suffix}"}
     try:
         for path in files.values():

@@ -128,7 +128,10 @@ def _load_adapter(path: Path, dtype: Any) -> Any:
 
     base = PeftConfig.from_pretrained(str(path)).base_model_name_or_path
     if not base or not Path(base).is_dir():
-        raise ModelError(f"{path} is an adapter of {base}, which is not on this machine; merge it where the base is")
+        raise ModelError(
+            f"{path} is an adapter of {base}, which is not on this machine; "
+            "merge it where the base is, with `python -m reward_model.merge`"
+        )
     trained_on = parse_json((path / RECORD).read_text())["base"]["sha256"] if (path / RECORD).is_file() else None
     if trained_on and weights_sha256(Path(base)) != trained_on:
         raise ModelError(

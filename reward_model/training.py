@@ -240,9 +240,12 @@ def checkpoint_to_resume(
     if args.resume_from_checkpoint not in (None, "auto"):
         checkpoint = Path(args.resume_from_checkpoint)
         if not (checkpoint / RECORD).is_file():
-            raise TrainingError(f"--resume_from_checkpoint {checkpoint} is no checkpoint of this command: no {RECORD}")
+            raise TrainingError(
+                f"--resume_from_checkpoint {checkpoint} is no checkpoint of this command: no {RECORD}; "
+                "give one, or auto for the newest"
+            )
         if fault := signed.fault_of_ours(checkpoint, RECORD, run_dir=checkpoint.parent):
-            raise TrainingError(f"--resume_from_checkpoint {checkpoint}: {fault}")
+            raise TrainingError(f"--resume_from_checkpoint {checkpoint}: {fault}; give an earlier one, or auto")
     else:
         checkpoint = newest_whole(output, RECORD, run_dir=output, say=say)
         if checkpoint is None:

@@ -72,7 +72,7 @@ def _faults(line: bytes, number: int, summary: Summary) -> Iterator[str]:
     # a fault of the prompt is found on both sides and counts once
     problems = list(dict.fromkeys(f for side in ("chosen", "rejected") for f in _side_faults(preference, side)))
     if preference.chosen == preference.rejected:
-        problems.append("rejected: says the same as chosen")
+        problems.append("rejected: says the same as chosen; leave the row out")
     if not any(message.role == "user" for message in preference.prompt):
         problems.append("prompt: holds no user message")
     if not problems:

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     for name in ("n_drugs", "n_diseases", "n_questions"):
         if getattr(args, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} has to be 1 or more")
+            parser.error(f"--{name.replace('_', '-')} is {getattr(args, name)}; it has to be 1 or more")
     from core.outputs import OutputError, check_output
 
     try:

@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS, help=f"of the warm start, 1 or more (default {STEPS})")
     args = parser.parse_args()
     if args.steps < 1:
-        parser.error("--steps has to be 1 or more")
+        parser.error(f"--steps is {args.steps}; it has to be 1 or more")
     make_tiny_policy(args.output, steps=args.steps)
 
 

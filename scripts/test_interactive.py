@@ -115,7 +115,7 @@ def _databases(cfg: InteractiveConfig, show: "Transcript") -> "tuple[list[Task],
     else:
         tasks = load_tasks(Path(cfg.data))
     if not tasks:
-        raise ValueError(f"--data {cfg.data} holds no task")
+        raise ValueError(f"--data {cfg.data} holds no task; name a file with tasks")
     return tasks, tasks[0]
 
 

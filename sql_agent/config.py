@@ -33,7 +33,9 @@ class EnvConfig(Settings):
         if self.type not in ENVIRONMENTS:
             raise ValueError(f"unknown environment {self.type!r}; known: {', '.join(sorted(ENVIRONMENTS))}")
         if self.database is not None and self.type not in ("medical", "text2sql"):
-            raise ValueError(f"env.database belongs to env.type=text2sql or medical; this run's is {self.type}")
+            raise ValueError(
+                f"env.database belongs to env.type=text2sql or medical, this run's is {self.type}; leave it out"
+            )
         return self
 
 
@@ -197,7 +199,9 @@ class StoreConfig(Settings):
     @classmethod
     def _without_slash(cls, address: str | None) -> str | None:
         if address and "@" in address:
-            raise ValueError("the address holds a user or a password; a token is read from AGENTGRPO_STORE_TOKEN")
+            raise ValueError(
+                "the address holds a user or a password; leave it out, a token is read from AGENTGRPO_STORE_TOKEN"
+            )
         return address.rstrip("/") if address else None
 
     port: int = Field(default=0, ge=0, le=65535)
@@ -235,19 +239,22 @@ class TrainConfig(Settings):
         if self.agent.rollout_timeout_s > self.rollout.step_timeout_s:
             raise ValueError(
                 f"agent.rollout_timeout_s ({self.agent.rollout_timeout_s}) is longer than rollout.step_timeout_s "
-                f"({self.rollout.step_timeout_s}); a rollout has to end before its step does"
+                f"({self.rollout.step_timeout_s}); a rollout has to end before its step does: "
+                "lower the first, or raise the second"
             )
         scorer = self.reward_model
         if scorer.url and self.agent.rollout_timeout_s + scorer.timeout_s > self.rollout.step_timeout_s:
             raise ValueError(
                 f"agent.rollout_timeout_s ({self.agent.rollout_timeout_s}) and reward_model.timeout_s "
                 f"({scorer.timeout_s}) together are longer than rollout.step_timeout_s "
-                f"({self.rollout.step_timeout_s}); a rollout has to be played and scored before its step ends"
+                f"({self.rollout.step_timeout_s}); a rollout has to be played and scored before its step ends: "
+                "raise the last, or lower another"
             )
         if scorer.url and scorer.give_up_s > self.rollout.step_timeout_s:
             raise ValueError(
                 f"reward_model.give_up_s ({scorer.give_up_s}) is longer than rollout.step_timeout_s "
-                f"({self.rollout.step_timeout_s}); a step would end before it says that the reward model is gone"
+                f"({self.rollout.step_timeout_s}); a step would end before it says that the reward model is gone: "
+                "lower the first, or raise the second"
             )
         return self
 
@@ -261,13 +268,15 @@ class TrainConfig(Settings):
     @model_validator(mode="after")
     def _skills_are_known_there(self) -> TrainConfig:
         if self.data.skills and self.env.type != "dbbench":
-            raise ValueError(f"data.skills are of env.type=dbbench; tasks of {self.env.type} name none")
+            raise ValueError(f"data.skills are of env.type=dbbench, tasks of {self.env.type} name none; leave them out")
         return self
 
     @model_validator(mode="after")
     def _samples_differ(self) -> TrainConfig:
         if self.agent.temperature == 0:
-            raise ValueError("agent.temperature is 0: all rollouts of a group would be equal and teach nothing")
+            raise ValueError(
+                "agent.temperature is 0: all rollouts of a group would be equal and teach nothing; set it above 0"
+            )
         return self
 
     @model_validator(mode="after")
@@ -285,7 +294,8 @@ class TrainConfig(Settings):
         if self.agent.max_tokens > self.data.max_response_tokens:
             raise ValueError(
                 f"agent.max_tokens ({self.agent.max_tokens}) is longer than data.max_response_tokens "
-                f"({self.data.max_response_tokens}); one reply would not fit into the row that is trained"
+                f"({self.data.max_response_tokens}); one reply would not fit into the row that is trained: "
+                "lower the first, or raise the second"
             )
         return self
 
@@ -337,7 +347,7 @@ def set_path(tree: dict[str, Any], path: str, value: Any) -> None:
     for parent in parents:
         tree = tree.setdefault(parent, {})
         if not isinstance(tree, dict):
-            raise ValueError(f"--set {path}: {parent!r} is a value, not a group of settings")
+            raise ValueError(f"--set {path}: {parent!r} is a value, not a group of settings; leave out what follows it")
     tree[leaf] = value
 
 

@@ -116,7 +116,9 @@ class RewardModelConfig(Settings):
         except ValueError:  # of the port, or of an IPv6 address
             usable = False
         if "@" in url:
-            raise ValueError("the address holds a user or a password; a token is read from REWARD_API_TOKEN")
+            raise ValueError(
+                "the address holds a user or a password; leave it out, a token is read from REWARD_API_TOKEN"
+            )
         if not usable:
             raise ValueError(f"{url!r} is no address, expected http://HOST:PORT with a port from 1 to 65535")
         return url
@@ -126,7 +128,7 @@ class RewardModelConfig(Settings):
         if self.timeout_s > self.give_up_s:
             raise ValueError(
                 f"timeout_s ({self.timeout_s:g}) is longer than give_up_s ({self.give_up_s:g}); "
-                "a score has to be late before the service counts as gone"
+                "a score has to be late before the service counts as gone: lower the first, or raise the second"
             )
         return self
 

@@ -311,9 +311,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     for name in ("limit", "concurrency", "max_tokens", "samples"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} has to be 1 or more")
+            parser.error(f"--{name.replace('_', '-')} is {getattr(args, name)}; it has to be 1 or more")
     if args.temperature < 0:
-        parser.error("--temperature has to be 0 or more")
+        parser.error(f"--temperature is {args.temperature:g}; it has to be 0 or more")
     args.output = args.output or Path("runs/evaluate") / time.strftime("%Y%m%d-%H%M%S.jsonl")
     if args.samples > 1 and args.temperature == 0:
         parser.error(

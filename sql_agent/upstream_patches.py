@@ -381,6 +381,6 @@ def _missing(patch: Patch, name: str) -> PatchError:
         installed = "none"
     return PatchError(
         f"{patch.module}:{name} is not where {distribution} {' and '.join(VERSIONS[library])} had it ({installed} is "
-        f"installed), so {patch.by} cannot replace it: {patch.why}. `make setup` installs what is pinned; for another "
-        "version adapt that code and sql_agent/upstream_patches.py"
+        f"installed), so {patch.by} cannot replace it: {patch.why}. `python -m scripts.doctor` says how to "
+        "install what is pinned; for another version adapt that code and sql_agent/upstream_patches.py"
     )

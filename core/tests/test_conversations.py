@@ -103,7 +103,11 @@ def test_what_is_left_out_or_renamed_is_counted_by_name():
         pytest.param({"role": "wizard", "content": "x"}, "m.role: unknown role 'wizard'", id="unknown_role"),
         pytest.param({"role": ["user"], "content": "x"}, "m.role: unknown role", id="role_no_text"),
         pytest.param({"role": "user", "content": 4}, "m.content: expected a text, found 4", id="number"),
-        pytest.param({"role": "user", "content": None}, "m.content: a user message without a text", id="null"),
+        pytest.param(
+            {"role": "user", "content": None},
+            "m.content: a user message without a text; write one, or leave it out",
+            id="null",
+        ),
         pytest.param({"role": "system", "content": " "}, "m.content: a system message without a text", id="blank"),
         pytest.param({"role": "user", "content": [{"type": "image_url"}]}, "found 'image_url'", id="image"),
         pytest.param(
@@ -180,7 +184,11 @@ def test_results_find_their_call_by_id_and_without_one_in_order():
 @pytest.mark.parametrize(
     ("conversation", "words"),
     [
-        pytest.param([USER, result("a"), REPLY], "m.1: a tool's result that answers no call", id="no_call"),
+        pytest.param(
+            [USER, result("a"), REPLY],
+            "m.1: a tool's result that answers no call; put it after its call, or leave it out",
+            id="no_call",
+        ),
         pytest.param([USER, called("a"), result("b")], "m.2: a tool's result that answers no call", id="another_id"),
         pytest.param([USER, called("a"), result("a"), result("a")], "m.3: a tool's result", id="answered_twice"),
         pytest.param(

@@ -146,7 +146,9 @@ def check_tables(tables: Sequence[Table]) -> None:
         if not columns or "" in columns:
             raise TableError(f"table {table.name!r}: expected named columns, got {[c.name for c in table.columns]}")
         if len(set(columns)) < len(columns):
-            raise TableError(f"table {table.name!r}: a column name occurs twice in {[c.name for c in table.columns]}")
+            raise TableError(
+                f"table {table.name!r}: a column name occurs twice in {[c.name for c in table.columns]}; rename one"
+            )
         for name in (table.name, *(column.name for column in table.columns)):
             if len(name) > MAX_NAME_CHARS or name.endswith(" ") or "\0" in name:
                 raise TableError(

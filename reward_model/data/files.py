@@ -132,7 +132,7 @@ class _Decoder:
         held = dict(pairs)
         if len(held) < len(pairs):
             twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-            raise Problem(twice, "an object has this field twice")
+            raise Problem(twice, "an object has this field twice; keep one")
         return held
 
     def _constant(self, _name: str) -> None:
@@ -152,10 +152,10 @@ def _line_rows(path: Path, changes: Counter[str]) -> Iterator[Numbered]:
                 if rest == ",":
                     changes["comma after a row ignored"] += 1
                 elif rest:
-                    raise Problem("row", f"a line with more than one value, from {short_repr(rest)}")
+                    raise Problem("row", f"a line with more than one value, from {short_repr(rest)}; split the line")
                 yield number, value
             except UnicodeDecodeError as error:
-                yield number, Problem("row", f"not UTF-8: {error.reason} at byte {error.start + 1}")
+                yield number, Problem("row", f"not UTF-8: {error.reason} at byte {error.start + 1}; convert by iconv")
             except Problem as problem:
                 yield number, problem
 
@@ -236,7 +236,9 @@ def _parquet_rows(path: Path, changes: Counter[str]) -> Iterator[Numbered]:
                 number += 1
                 yield number, {name: _plain(value, changes) for name, value in row.items()}
     except (pa.ArrowException, OSError, KeyError) as error:  # KeyError: a map that has a key twice
-        raise PreferenceFileError(f"{path}: the parquet file cannot be read after row {number} ({error})") from None
+        raise PreferenceFileError(
+            f"{path}: the parquet file cannot be read after row {number} ({error}); fetch or write it again"
+        ) from None
 
 
 def _plain(value: Any, changes: Counter[str]) -> Any:

@@ -142,7 +142,7 @@ def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str,
         tools, touched = None, any(m.tool_calls or m.role == "tool" for side in whole.values() for m in side)
         for name, side in whole.items():
             if side[-1].tool_calls:
-                raise Problem(name, "ends with a tool call, so nothing is left of the answer without tools")
+                raise Problem(name, "ends with a tool call, of which nothing would be left; leave out --drop-tools")
         if touched:
             prompt, whole = None, {name: without_tools(side, changes) for name, side in whole.items()}
     whole = {name: legal(side, name, num_prompt=prompt or 0) for name, side in whole.items()}
@@ -208,7 +208,7 @@ def _add_system(draft: Draft, text: str) -> None:
     for name, messages in (("prompt", draft.prompt), ("chosen", draft.chosen), ("rejected", draft.rejected)):
         if messages and messages[0].role == "system":
             if messages[0] != system:
-                raise Problem(f"{name}.0", "differs from the row's separate system message")
+                raise Problem(f"{name}.0", "differs from the row's separate system message; keep one of them")
             messages.pop(0)
             if not messages and name != "prompt":
                 raise Problem(name, "holds no reply")
@@ -232,7 +232,7 @@ def _whole(prompt: Conversation, side: Conversation, name: str, changes: Counter
         return [*prompt, *side]
     (system, asked), (own_system, said) = _system_apart(prompt), _system_apart(side)
     if system and own_system and system != own_system:
-        raise Problem(f"{name}.0", "differs from the prompt's system message")
+        raise Problem(f"{name}.0", "differs from the prompt's system message; keep one of them")
     question_alone = len(asked) == 1 and any(_same(message, asked[0]) for message in said)
     if question_alone or (asked and len(said) > len(asked) and all(map(_same, said, asked))):
         changes["sides that repeated the prompt"] += 1
@@ -337,7 +337,7 @@ def _agent(row: Row, changes: Counter[str]) -> Draft:
                     "begins with a reply and holds user messages; give the whole conversation",
                 )
     if not others:
-        raise Problem("rejected_messages", "missing, and no chosen_messages either")
+        raise Problem("rejected_messages", "missing, and no chosen_messages either; give one of them")
     asked = log[: max((i + 1 for i, message in enumerate(log) if message.role == "user"), default=0)]
     if len(others) == 2 and (log[-1].role != "assistant" or any(other[0].role == "tool" for other in others.values())):
         asked = log

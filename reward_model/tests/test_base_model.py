@@ -92,7 +92,10 @@ def remove_weights(folder):
             remove_template,
             "has no chat template, so a conversation cannot be rendered; give one with --chat_template_path",
         ),
-        (make_adapter_of_it, "is an adapter, expected a whole model; merge it into its base first"),
+        (
+            make_adapter_of_it,
+            "is an adapter, expected a whole model; merge it into its base first: `python -m scripts.merge",
+        ),
         (three_labels, "is a classifier with 3 labels (Qwen3ForSequenceClassification); a reward model has one output"),
         (encoder_decoder, "is an encoder-decoder (T5ForConditionalGeneration); a reward model needs a decoder"),
         (token_classifier, "has the head of another task (Qwen3ForTokenClassification); expected a ...ForCausalLM"),
@@ -124,7 +127,7 @@ def test_a_template_can_be_given_as_a_file_or_as_another_models_folder(copy, bas
     assert load_tokenizer(copy, base).chat_template == AutoTokenizer.from_pretrained(base).chat_template
     with pytest.raises(ModelError, match="has no chat template either"):
         load_tokenizer(base, copy)
-    with pytest.raises(ModelError, match=r"nowhere.jinja is neither a Jinja file nor a model folder"):
+    with pytest.raises(ModelError, match=r"nowhere.jinja does not exist; name a Jinja file or a model folder"):
         load_tokenizer(base, tmp_path / "nowhere.jinja")
 
 

@@ -86,7 +86,8 @@ def test_where_scores_differ_by_more_than_the_bound_nothing_is_left(adapter, tmp
     monkeypatch.setattr(Scorer, "load", a_little_off)
     assert main(["--adapter", str(adapter), "--output", str(tmp_path / "merged")]) == 1
     assert re.search(
-        r"error: scores before and after differ by up to \S+ on 48 sides, more than --bound 1e-04; nothing is left at",
+        r"error: scores before and after differ by up to \S+ on 48 sides, more than --bound 1e-04; "
+        r"nothing is left at \S+, a larger --bound would accept it",
         capsys.readouterr().err,
     )
     assert list(tmp_path.iterdir()) == []

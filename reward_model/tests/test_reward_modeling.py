@@ -44,9 +44,9 @@ def command(base: Path, pairs: Path, output: Path, *flags: str) -> list[str]:
             ["--model_name_or_path", "gone"],
             "gone is no folder, and no model of that name is whole in the Hugging Face cache",
         ),
-        (["--chat_template_path", "gone.jinja"], "--chat_template_path gone.jinja is neither a Jinja file nor"),
+        (["--chat_template_path", "gone.jinja"], "--chat_template_path gone.jinja does not exist; name a Jinja file"),
         (["--resume_from_checkpoint", "gone"], "--resume_from_checkpoint gone is no checkpoint of this command"),
-        (["--config", "gone.yaml"], "--config gone.yaml cannot be read: No such file or directory"),
+        (["--config", "gone.yaml"], "--config gone.yaml cannot be read: No such file or directory; name a YAML"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_the_weights_are_read(base, pairs, tmp_path, capsys, flags, words):

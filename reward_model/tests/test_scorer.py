@@ -142,7 +142,10 @@ def adapter_of_nothing(folder):
         (three_labels, "is a Qwen3ForSequenceClassification with 3 labels"),
         (remove_tokenizer, "has no tokenizer that can be read"),
         (remove_template, "has no chat template; reward_modeling.py writes one beside the model"),
-        (adapter_of_nothing, "is an adapter of gone, which is not on this machine; merge it where the base is"),
+        (
+            adapter_of_nothing,
+            "is an adapter of gone, which is not on this machine; merge it where the base is, with `python",
+        ),
     ],
 )
 def test_what_is_no_reward_model_is_refused_with_the_reason(base, tmp_path, spoil, words):

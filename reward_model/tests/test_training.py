@@ -227,7 +227,9 @@ def test_a_finished_model_is_not_written_over(tmp_path):
 
 def test_a_named_checkpoint_has_to_be_one(tmp_path):
     checkpoints(tmp_path, checkpoint_2="torn", checkpoint_1="whole")
-    with pytest.raises(TrainingError, match=r"checkpoint-2 is no checkpoint of this command: no reward_model.json"):
+    with pytest.raises(
+        TrainingError, match=r"checkpoint-2 is no checkpoint .*: no reward_model.json; give one, or auto for"
+    ):
         checkpoint_to_resume(arguments(tmp_path, tmp_path / "checkpoint-2"), RUN)
     assert checkpoint_to_resume(arguments(tmp_path, tmp_path / "checkpoint-1"), RUN) == tmp_path / "checkpoint-1"
 

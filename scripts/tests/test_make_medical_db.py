@@ -61,7 +61,7 @@ def test_more_questions_than_there_are_fields_is_said(tmp_path, capsys):
 def test_a_number_below_one_is_refused(tmp_path, capsys, flag):
     with pytest.raises(SystemExit):
         main(["--output", str(tmp_path / "m.db"), flag, "0"])
-    assert f"{flag} has to be 1 or more" in capsys.readouterr().err
+    assert f"{flag} is 0; it has to be 1 or more" in capsys.readouterr().err
 
 
 def test_it_runs_as_a_script():

@@ -142,7 +142,10 @@ def test_through_pipes_a_persons_own_database_is_asked_about_and_stays_as_it_was
         (["--temperature", "-1"], "--temperature: expected greater than or equal to 0"),
         (["--max_new_tokens", "0"], "--max_new_tokens: expected greater than or equal to 1"),
         (["--data", "a.jsonl", "--database", "b.sqlite"], "give --data or --database, not both"),
-        (["--task", "gsm8k", "--protocol", "lab"], "--protocol belongs to --task dbbench; this one is gsm8k"),
+        (
+            ["--task", "gsm8k", "--protocol", "lab"],
+            "--protocol belongs to --task dbbench, this one is gsm8k; leave it out",
+        ),
     ],
 )
 def test_flags_that_cannot_be_meant_are_named(arguments, words, capsys):

@@ -32,7 +32,9 @@ def expert_messages(problem: Problem) -> list[Message]:
         expression, said = (part.strip() for part in annotation.groups())
         result = calculate(expression)
         if result.startswith("Error") or result != calculate(said):
-            raise ValueError(f"problem {problem.id!r}: {annotation[0]} is not what the calculator says, {result}")
+            raise ValueError(
+                f"problem {problem.id!r}: {annotation[0]} is not what the calculator says, {result}; correct it"
+            )
         text = problem.solution[position : annotation.start()].strip()
         tool_call = call(TOOL_NAME, {"expression": expression}, f"call_{number}")
         conversation.append({"role": "assistant", "content": text, "tool_calls": [tool_call]})
@@ -40,5 +42,5 @@ def expert_messages(problem: Problem) -> list[Message]:
         position = annotation.end()
     last = problem.solution[position:].strip()
     if final_number(last) != Decimal(problem.answer):
-        raise ValueError(f"problem {problem.id!r}: its solution does not end with #### {problem.answer}")
+        raise ValueError(f"problem {problem.id!r}: its solution does not end with #### {problem.answer}; end it so")
     return [*conversation, {"role": "assistant", "content": last}]

@@ -31,7 +31,9 @@ def generate_problems(count: int, *, split: Split = "train", seed: int = 0) -> l
     """
     problems = list(islice(_problems(split, seed), count))
     if len(problems) < count:
-        raise ValueError(f"the generator has no more than {len(problems)} {split} problems, {count} were asked for")
+        raise ValueError(
+            f"the generator has no more than {len(problems)} {split} problems, {count} were asked for; take fewer"
+        )
     return problems
 
 

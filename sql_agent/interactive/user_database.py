@@ -52,7 +52,7 @@ def read_database(path: Path) -> UserDatabase:
                 tables.append(table)
                 num_blobs += blobs
     except sqlite3.Error as error:
-        raise ValueError(f"--database {path}: {error}; expected a SQLite database that can be read") from error
+        raise ValueError(f"--database {path}: {error}; give a SQLite database that can be read") from error
     if not tables:
         raise ValueError(f"--database {path}: there is no table in it; give a database with tables")
     others = [f"{kind} {name}" for name, kind in listed if kind in ("view", "virtual")]

@@ -218,7 +218,7 @@ class InteractiveConfig(Settings):
             raise ValueError("give --data or --database, not both")
         foreign = sorted(self.model_fields_set & {"database", "backend", "judge", "protocol"})
         if self.task == "gsm8k" and foreign:
-            raise ValueError(f"--{foreign[0]} belongs to --task dbbench; this one is gsm8k")
+            raise ValueError(f"--{foreign[0]} belongs to --task dbbench, this one is gsm8k; leave it out")
         return self
 
     @property

@@ -91,10 +91,12 @@ def check_model(path: str, _adapters: tuple[str, ...] = ()) -> str:
         try:
             base = read_json(folder / ADAPTER_FILE).get("base_model_name_or_path")
         except ModelFileError as error:
-            raise StartError(str(error)) from error
+            raise StartError(f"{error}; copy the adapter again") from error
         weights = folder / "adapter_model.safetensors"
         if not weights.is_file() or safetensors_bytes(weights) != weights.stat().st_size or not base:
-            raise StartError(f"{folder} is no whole adapter: expected {weights.name}, undamaged, and its base's name")
+            raise StartError(
+                f"{folder} is no whole adapter: expected {weights.name}, undamaged, and its base's name; copy it again"
+            )
         if str(folder.resolve()) in _adapters:
             raise StartError(
                 f"the adapter in {folder} names itself as its base; write the model's folder into {ADAPTER_FILE}"

@@ -229,7 +229,10 @@ def _resolved(mapping: Mapping[Any, Any], place: tuple[str, ...], file: Path, im
             raise ValueError(f"{file}: {key} is {name!r}, expected the path of a YAML file or a list of them")
         target = file.parent / name
         if not target.is_file():
-            raise ValueError(f"{file}: {key} names {name}, but there is no {os.path.normpath(target)}")
+            raise ValueError(
+                f"{file}: {key} names {name}, but there is no {os.path.normpath(target)}; "
+                "a relative path begins at the folder of this file"
+            )
         imported = _read(target, importing)
         leaves = _merge(leaves, {(*place, *path): said for path, said in imported.items()})
     for key, value in mapping.items():
@@ -285,7 +288,7 @@ def _describe_fault(fault: Any, leaves: Leaves, file: Path) -> str:
     if fault["type"] == "extra_forbidden":
         return f"{where}: {key}: unknown setting; known beside it: {', '.join(_known(place[:-1]))}"
     if fault["type"] == "missing":
-        return f"{file}: {key} is missing"
+        return f"{file}: {key} is missing; write or import it"
     text = fault["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
     found = "" if isinstance(fault["input"], dict | Settings) else f", got {masked(repr(fault['input']), whole=True)}"
     return f"{where}: {key}: {text}{found}" if key else f"{where}: {text}"

@@ -51,18 +51,23 @@ def read_schema(path: Path) -> Schema:
             wrong = [said for table in schema if "id" in schema[table] for said in _wrong_ids(connection, table)]
             rows = sum(len(connection.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchall()) for table in schema)
     except (sqlite3.Error, BackendUnavailable) as error:
-        raise MedicalDataError(f"{path} cannot be read as a SQLite database ({error})") from None
+        raise MedicalDataError(
+            f"{path} cannot be read as a SQLite database ({error}); name one with --set env.database=FILE"
+        ) from None
     if not schema:
         found = ", ".join(sorted(present)) or "none at all"
         raise MedicalDataError(
-            f"{path} has neither of the tables {' and '.join(TABLES)}; its tables (not views): {found}"
+            f"{path} has neither of the tables {' and '.join(TABLES)}; its tables (not views): {found}; "
+            "doc/medical.md says what they hold"
         )
     for table, columns in schema.items():
         missing = [name for name in ("id", TABLES[table].name_column) if name not in columns]
         if missing:
-            raise MedicalDataError(f"{path}: table {table} has no column {' and no column '.join(missing)}")
+            raise MedicalDataError(
+                f"{path}: table {table} has no column {' and no column '.join(missing)}; see doc/medical.md"
+            )
     if not rows:
-        raise MedicalDataError(f"{path}: {' and '.join(schema)} hold no row")
+        raise MedicalDataError(f"{path}: {' and '.join(schema)} hold no row; add entries, or name another database")
     if wrong:
         raise MedicalDataError(f"{path}: {'; '.join(wrong)}; give every row its own number or text as `id`")
     return schema
@@ -87,7 +92,8 @@ def check_questions(questions: Sequence[Question], path: Path, schema: Schema) -
         first = unfounded[0]
         raise MedicalDataError(
             f"{len(unfounded)} of {len(questions)} questions rest on what {path} does not hold; the first is "
-            f"{first.id!r}: {first.table}, id {first.row_id}, {first.column}. Are they another database's questions?"
+            f"{first.id!r}: {first.table}, id {first.row_id}, {first.column}; "
+            "give their own database with --set env.database=FILE, or this one's questions"
         )
 
 

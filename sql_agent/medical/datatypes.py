@@ -100,10 +100,10 @@ def read_questions(path: Path) -> list[Question]:
             field = ".".join(map(str, problem["loc"])) or "line"
             raise MedicalDataError(f"{path}, line {number}, {field}: {problem['msg']}; see doc/medical.md") from None
         if question.id in questions:
-            raise MedicalDataError(f"{path}, line {number}: id {question.id!r} occurs twice")
+            raise MedicalDataError(f"{path}, line {number}: id {question.id!r} occurs twice; give each its own")
         questions[question.id] = question
     if not questions:
-        raise MedicalDataError(f"{path} holds no question")
+        raise MedicalDataError(f"{path} holds no question; scripts/make_medical_db.py --questions writes such files")
     return list(questions.values())
 
 

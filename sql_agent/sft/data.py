@@ -194,11 +194,13 @@ def _read_row(line: bytes, where: str, notes: Counter[str]) -> Demonstration:
         if weight == 0:
             message[NOT_TRAINED] = 0
         if is_imitated(message) and not message["content"] and "tool_calls" not in message:
-            raise Fault(f"messages.{number}", "an assistant message that says nothing cannot be imitated")
+            raise Fault(
+                f"messages.{number}", "an assistant message that says nothing cannot be imitated; give it weight 0"
+            )
     if messages[0]["role"] == "assistant":
         raise Fault("messages.0", "the assistant speaks first; expected a system or user message before it")
     if not any(map(is_imitated, messages)):
-        raise Fault("messages", "no assistant message to imitate")
+        raise Fault("messages", "no assistant message to imitate; leave the row out, or add a reply")
     for name in row.keys() - {"messages", "tools"}:
         notes[f"field {name!r} left out"] += 1
     tools = read_tools(row.get("tools"), "tools", notes)

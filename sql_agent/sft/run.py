@@ -209,7 +209,7 @@ def checkpoint_to_resume(cfg: SftConfig, resume: bool, say: Say) -> Path | None:
     output = cfg.output_dir
     signed.user_key()
     if output.exists() and not output.is_dir():
-        raise TrainingError(f"--output_dir {output} is a file, expected a folder")
+        raise TrainingError(f"--output_dir {output} is a file, expected a folder; name another")
     if (output / RECORD).is_file():
         raise TrainingError(f"{output} holds a finished model ({RECORD}); name another --output_dir")
     check_output(output / RECORD, "--output_dir")
@@ -250,7 +250,8 @@ FLAGS_OF = {"tasks": ("dbbench", "text2sql"), "database": ("text2sql",), "protoc
 def demonstrations(cfg: SftConfig) -> Demonstrations:
     for name, sources in FLAGS_OF.items():
         if name in cfg.model_fields_set and cfg.source not in sources:
-            raise TrainingError(f"--{name} belongs to --dataset {' or '.join(sources)}; this one is {cfg.dataset}")
+            known = " or ".join(sources)
+            raise TrainingError(f"--{name} belongs to --dataset {known}, this one is {cfg.dataset}; leave it out")
     if cfg.source == "file":
         return read_messages(Path(cfg.dataset), cfg.max_samples)
     if cfg.source == "gsm8k":

@@ -208,7 +208,7 @@ def test_more_problems_than_there_are_is_said(monkeypatch):
     seats = next(story for story in STORIES if story.name == "seats")
     few = SimpleNamespace(**vars(seats) | {"numbers": {"a": (6, 7), "b": (8,), "c": (5,)}})
     monkeypatch.setattr("sql_agent.gsm8k.generator.STORIES", (few,))
-    with pytest.raises(ValueError, match=r"the generator has no more than \d train problems, 3 were asked for"):
+    with pytest.raises(ValueError, match=r"has no more than \d train problems, 3 were asked for; take fewer"):
         generate_problems(3)
 
 
@@ -294,13 +294,13 @@ def test_an_annotation_may_write_its_result_another_way():
 
 @pytest.mark.parametrize(("solution", "words"), [
     (None, "problem 'p' has no solution"),
-    ("<<48/2=25>>25\n#### 72", r"<<48/2=25>> is not what the calculator says, 24"),
+    ("<<48/2=25>>25\n#### 72", r"<<48/2=25>> is not what the calculator says, 24; correct it"),
     ("<<10/3=3.33>>3.33\n#### 72", r"<<10/3=3.33>> is not what the calculator says, 3.33333333333"),
     ("<<2x=4>>4\n#### 72", r"<<2x=4>> is not what the calculator says, Error: 'x' is not allowed"),
     ("<<x=x>>4\n#### 72", r"<<x=x>> is not what the calculator says, Error"),
     ("<<48/2>>24\n#### 72", "an annotation cannot be read"),
-    ("<<36*2=72>>72\n#### 73", "does not end with #### 72"),
-    ("#### 72\n<<36*2=72>>72", "does not end with #### 72"),
+    ("<<36*2=72>>72\n#### 73", "does not end with #### 72; end it so"),
+    ("#### 72\n<<36*2=72>>72", "does not end with #### 72; end it so"),
 ])  # fmt: skip
 def test_a_solution_that_cannot_be_shown_is_refused(solution, words):
     with pytest.raises(ValueError, match=words):

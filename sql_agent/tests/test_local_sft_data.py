@@ -232,7 +232,7 @@ def test_solutions_that_their_calculator_contradicts_are_left_out_and_the_first_
     assert [(shown.where, shown.messages[-1]["content"]) for shown in found.kept] == [("problem 'a'", "4.\n#### 4")]
     assert found.left_out == {"solution_not_played": 2}
     assert list(found.notes) == [
-        "first solution that was not played: problem 'b': <<2+2=5>> is not what the calculator says, 4"
+        "first solution that was not played: problem 'b': <<2+2=5>> is not what the calculator says, 4; correct it"
     ]
 
 
@@ -271,10 +271,16 @@ def test_a_file_of_messages_is_read_with_its_tools_and_weights(tmp_path):
         ({"messages": "hello"}, "line 2, messages: expected a list of messages, found 'hello'"),
         ({"messages": []}, "line 2, messages: expected messages, found an empty list"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "line 2, messages.0.role: unknown role 'robot'"),
-        ({"messages": [user("a"), assistant("")]}, "line 2, messages.1: an assistant message that says nothing"),
+        (
+            {"messages": [user("a"), assistant("")]},
+            "line 2, messages.1: an assistant message that says nothing cannot be imitated; give it weight 0",
+        ),
         ({"messages": [assistant("a")]}, "line 2, messages.0: the assistant speaks first"),
-        ({"messages": [user("a")]}, "line 2, messages: no assistant message to imitate"),
-        ({"messages": [user("a"), assistant("b", weight=0)]}, "line 2, messages: no assistant message to imitate"),
+        ({"messages": [user("a")]}, "line 2, messages: no assistant message to imitate; leave the row out"),
+        (
+            {"messages": [user("a"), assistant("b", weight=0)]},
+            "line 2, messages: no assistant message to imitate; leave the row out",
+        ),
         ({"messages": [user("a"), assistant("b", weight=2)]}, "line 2, messages.1.weight: expected 0 or 1, found 2"),
         ({"messages": [user("a"), assistant("b")], "tools": 3}, "line 2, tools: expected a list of tools, found 3"),
     ],

@@ -128,7 +128,11 @@ def test_replies_per_episode_may_be_called_as_in_the_main_job(tmp_path):
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        pytest.param({"it": "import: gone.yaml\n"}, "it.yaml: import names gone.yaml, but there is no ", id="missing"),
+        pytest.param(
+            {"it": "import: gone.yaml\n"},
+            "it.yaml: import names gone.yaml, but there is no DIR/gone.yaml; a relative path begins at",
+            id="missing",
+        ),
         pytest.param(
             {"it": "agent: {import: 3}\n"}, "it.yaml: agent.import is 3, expected the path of a YAML file", id="no_path"
         ),
@@ -141,7 +145,7 @@ def test_replies_per_episode_may_be_called_as_in_the_main_job(tmp_path):
         pytest.param({"it": ""}, "it.yaml: language_model is missing", id="empty"),
         pytest.param({"it": "a: [\n"}, "it.yaml is not YAML: ", id="no_yaml"),
         pytest.param({"it": "overwrite: 3\n"}, "it.yaml: overwrite is 3, expected a mapping", id="overwrite"),
-        pytest.param({"it": "seed: 1\n"}, "it.yaml: language_model is missing", id="no_model"),
+        pytest.param({"it": "seed: 1\n"}, "it.yaml: language_model is missing; write or import it", id="no_model"),
         pytest.param(
             {"it": "import: a.yaml\nlanguage_model: {model_path: m}\n", "a": "agent: {temprature: 1}\n"},
             "a.yaml: agent.temprature: unknown setting; known beside it: protocol, max_rounds,",

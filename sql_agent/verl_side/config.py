@@ -219,7 +219,10 @@ def compose(overrides: dict[str, Any]) -> Any:
     known = OmegaConf.to_container(base, resolve=False)
     unknown = [key for key in _leaf_keys(overrides) if not key.startswith(UNLISTED_KEYS) and not _has(known, key)]
     if unknown:
-        raise ValueError(f"the installed verl has no key {', '.join(unknown)}; requirements.txt pins the one that does")
+        raise ValueError(
+            f"the installed verl has no key {', '.join(unknown)}; "
+            "`python -m scripts.doctor` says how to install the one that requirements.txt pins"
+        )
     OmegaConf.set_struct(base, False)
     return OmegaConf.merge(base, overrides)
 

@@ -93,7 +93,8 @@ class PrivateServer:
         command += ["--auth-root-authentication-method=normal", "--skip-test-db"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         if done.returncode:
-            raise BackendUnavailable(f"mariadb-install-db failed: {(done.stderr or done.stdout)[-500:]}")
+            said = (done.stderr or done.stdout)[-500:]
+            raise BackendUnavailable(f"mariadb-install-db failed; correct what it says last, or use sqlite:\n{said}")
 
     def _start(self, server: str) -> None:
         password, port = secrets.token_hex(16), _free_port()

@@ -107,7 +107,7 @@ class ReadOnlyDatabase:
             self._connection = connect(path)
             names = {row[0].lower() for row in self._connection.execute("SELECT name FROM sqlite_master")}
         except (OSError, sqlite3.Error) as error:
-            raise BackendUnavailable(f"{path} cannot be opened: {error}") from None
+            raise BackendUnavailable(f"{path} cannot be opened: {error}; leave it in place during the run") from None
         self._others = names - set(tables or names) | CATALOGUES
         for limit, value in {**_LIMITS, **limits}.items():
             self._connection.setlimit(limit, value)
@@ -129,7 +129,9 @@ class ReadOnlyDatabase:
                     return self._fetched(cursor)
             except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, StatementTimeout, MemoryError) as error:
                 if getattr(error, "sqlite_errorcode", 0) & 0xFF in _GONE:
-                    raise BackendUnavailable(f"{self._path} can no longer be read: {error}") from None
+                    raise BackendUnavailable(
+                        f"{self._path} can no longer be read: {error}; leave it as it is until the run ends"
+                    ) from None
                 return Result(error=self._error_text(error))
 
     def close(self) -> None:
