@@ -39,13 +39,15 @@ os.register_at_fork(after_in_child=_let_go)
 def claim(run_dir: Path) -> Iterator[None]:
     """Lock the folder: one run at a time writes to it or decides which of its checkpoints are whole.
 
-    Processes that a killed command has left behind end by themselves; this waits for them.
+    Processes that a killed command has left behind end by themselves; this waits for them. A folder that was made for
+    the lock and holds nothing else at the end goes again: the start was refused.
 
     Raises:
         UsageError: another run has the lock.
     """
     from core.processes import LINGER_S, wait_until_gone
 
+    is_new = not run_dir.exists()
     run_dir.mkdir(parents=True, exist_ok=True)
     lock = os.open(run_dir / ".lock", os.O_WRONLY | os.O_CREAT)
     try:
@@ -59,7 +61,11 @@ def claim(run_dir: Path) -> Iterator[None]:
         if run_id := last_run_id(run_dir):
             wait_until_gone(run_id, LINGER_S + 5.0, forks=True)
         yield
+        is_new = False
     finally:
+        if is_new and os.listdir(run_dir) == [".lock"]:
+            (run_dir / ".lock").unlink()
+            run_dir.rmdir()
         _held.discard(lock)
         os.close(lock)
 

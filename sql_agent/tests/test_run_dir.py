@@ -121,6 +121,20 @@ def test_run_json_keeps_the_starts_that_a_resumed_run_goes_on_from(tmp_path):
     assert json.loads((tmp_path / "run.json").read_text())["run_id"] == "e"
 
 
+def test_a_refused_start_leaves_no_folder_and_no_file_of_its_own(tmp_path):
+    def refused(folder, *files):
+        with pytest.raises(UsageError), claim(folder):
+            for name in files:
+                (folder / name).touch()
+            raise UsageError("no such model")
+        return sorted(path.name for path in folder.iterdir()) if folder.exists() else None
+
+    assert refused(tmp_path / "new") is None
+    assert refused(tmp_path / "begun", "vllm.log") == [".lock", "vllm.log"]
+    (tmp_path / "mine").mkdir()
+    assert refused(tmp_path / "mine") == [".lock"]  # it was there before
+
+
 def test_a_folder_is_free_when_its_command_is_dead_though_a_fork_of_it_is_not(tmp_path):
     script = f"""
 import os, time
