@@ -1,4 +1,4 @@
-"""Can a run start on this machine? `python -m scripts.doctor [--model MODEL [--protocol NAME]] [--port N]`
+"""Can a run start on this machine? `python -m scripts.doctor [--model MODEL] [--database PATH]`
 
 Each check prints one line; a problem is followed by the line that mends it. The exit status is 0 if a run can start
 (there may be warnings) and 1 if it cannot. The command reads the packages' metadata and imports none of them, so it
@@ -197,6 +197,33 @@ def examine(model: Path | None, port: int, protocol: ProtocolName = "fc") -> lis
     return findings + ([check_model(model, protocol)] if model else [])
 
 
+def check_database(path: Path, tasks: Path | None) -> Finding:
+    """What a run with `--database` would find: files, tables, and whether the references of the questions run."""
+    from sql_agent.environments.text_to_sql import TextToSql
+    from sql_agent.text_to_sql.load import read_questions
+
+    mend = "doc/own_database.md has the forms of databases and questions"
+    try:
+        with TextToSql(path) as environment:
+            files = environment.databases.files
+            tables = sum(len(environment.schema(db_id)) for db_id in files)
+            size_mib = sum(file.stat().st_size for file in files.values()) / 1024**2
+            found = f"{len(files)} SQLite, {tables} tables and views, {size_mib:,.1f} MiB"
+            if tasks is None:
+                return Finding("database", found)
+            questions = read_questions(tasks, environment.databases)
+            faults = [(q.id, fault) for q in questions if (fault := environment.reference_fault(q))]
+    except ValueError as error:
+        return Finding("database", str(path), (Problem(str(error), mend),))
+    found += f"; {len(questions)} questions"
+    if not faults:
+        return Finding("database", found)
+    first = "; ".join(f"{name}: {fault}" for name, fault in faults[:3])
+    what = f"{len(faults)} references fail and their questions will be left out: {first}"
+    mend = f"correct them in {tasks}; a reference is SQLite's SQL, one SELECT"
+    return Finding("database", found, (Problem(what, mend, blocks=len(faults) == len(questions)),))
+
+
 def report(findings: list[Finding]) -> list[tuple[str, str]]:
     """Return the report's lines, each with its colour, which adds no meaning."""
     lines = []
@@ -241,8 +268,13 @@ def main(argv: list[str] | None = None) -> int:
         help="what the model has to play, as agent.protocol; default fc",
     )
     parser.add_argument("--port", type=port_number, default=STORE_PORT, help=f"the store's port; default {STORE_PORT}")
+    parser.add_argument("--database", type=named_path, help="your own SQLite file, or a folder with DB_ID/DB_ID.sqlite")
+    parser.add_argument("--tasks", type=named_path, help="with --database: questions, whose references are run")
     args = parser.parse_args(argv)
+    if args.tasks and not args.database:
+        parser.error("--tasks needs --database, which its questions are about")
     findings = examine(args.model, args.port, args.protocol)
+    findings += [check_database(args.database, args.tasks)] if args.database else []
     show(report(findings))
     return int(any(map(blocks, findings)))
 

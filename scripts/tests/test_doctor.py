@@ -1,6 +1,9 @@
 """The doctor says what keeps a run from starting, and the line that mends it."""
 
+import json
 import socket
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -219,3 +222,26 @@ def test_a_model_may_be_named_by_its_id_on_the_hub(tmp_path: Path, monkeypatch: 
 def test_a_missing_model_folder_keeps_a_run_from_starting(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert doctor.main(["--model", str(tmp_path / "nothing")]) == 1
     assert f"{tmp_path}/nothing is no folder" in capsys.readouterr().out
+
+
+def test_the_references_of_questions_about_a_database_are_run(tmp_path: Path):
+    database, tasks = tmp_path / "fish.db", tmp_path / "q.json"
+    with closing(sqlite3.connect(database)) as connection:
+        connection.executescript("CREATE TABLE fish (name TEXT); CREATE VIEW v AS SELECT 1 AS one;")
+    seen = "1 SQLite, 2 tables and views, 0.0 MiB"
+    assert doctor.check_database(database, None) == Finding("database", seen)
+
+    def found(*queries: str) -> Finding:
+        tasks.write_text(json.dumps([{"question": "?", "query": query} for query in queries]))
+        return doctor.check_database(database, tasks)
+
+    assert found("SELECT name FROM fish") == Finding("database", f"{seen}; 1 questions")
+    what = "1 references fail and their questions will be left out: q-1: no such column: nam"
+    mend = f"correct them in {tasks}; a reference is SQLite's SQL, one SELECT"
+    problem = Problem(what, mend, blocks=False)
+    assert found("SELECT name FROM fish", "SELECT nam FROM fish") == Finding(
+        "database", f"{seen}; 2 questions", (problem,)
+    )
+    assert doctor.blocks(found("SELECT nam FROM fish"))  # nothing is left
+    [problem] = doctor.check_database(tasks, None).problems
+    assert problem.what.startswith(f"{tasks} is no SQLite database")

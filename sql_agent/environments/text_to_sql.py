@@ -47,7 +47,7 @@ class TextToSql(Environment):
         self._watchdog = Watchdog()
         self.tools = TOOLS
         self._schemas: dict[str, tuple[TableInfo, ...]] = {}
-        self.reference_result = lru_cache(maxsize=1024)(self._run_reference)  # of a group's rollouts, the same
+        self._results = lru_cache(maxsize=1024)(self._run_reference)  # the rollouts of a group ask for the same one
 
     @classmethod
     def from_settings(cls, settings: EnvironmentSettings) -> Self:
@@ -118,8 +118,18 @@ class TextToSql(Environment):
         """The rows of the answer; None where the reference cannot be run or gives too many."""
         if question.query is None:
             return question.answer
-        result = self.reference_result(question.db_id, as_run(self._judge, question.query))
-        return None if result.error is not None or len(result.rows or ()) > MAX_RESULT_ROWS else result.rows or ()
+        return None if self.reference_fault(question) else self._reference(question).rows or ()
+
+    def reference_fault(self, question: Question) -> str | None:
+        """Why nothing can be judged by the question's reference; None if it can."""
+        if question.query is None:
+            return None
+        result = self._reference(question)
+        many = len(result.rows or ()) > MAX_RESULT_ROWS
+        return f"more than {MAX_RESULT_ROWS} rows" if many else result.error
+
+    def _reference(self, question: Question) -> Result:
+        return self._results(question.db_id, as_run(self._judge, question.query or ""))
 
     def _run_reference(self, db_id: str, query: str) -> Result:
         self._watchdog.ensure_alive()
