@@ -159,13 +159,12 @@ def conversations(file: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file_bytes", [1_500, 30_000])
-def test_fine_tuning_on_a_full_disk_says_where_it_goes_on(base, tmp_path, file_bytes):
-    """Neither the adapter nor the optimiser fits, or the optimiser does not."""
+def test_fine_tuning_on_a_full_disk_says_where_it_goes_on(base, tmp_path):
+    """The adapter fits, its optimiser does not."""
     rows, output = conversations(tmp_path / "rows.jsonl"), tmp_path / "out"
     command = ("scripts/train_sft.py", "--model_path", base, "--dataset", rows, "--output_dir", output, "--device",
                "cpu", "--max_length", 256, "--num_epochs", 1, "--save_steps", 1)  # fmt: skip
-    done = run(*command, file_bytes=file_bytes)
+    done = run(*command, file_bytes=30_000)
     says(done, "make room on its disk, then start the same command again; with --resume, since no checkpoint was whole")
     left = [name for name in tree(output) if name not in ("metrics.jsonl", "checkpoints/README.md", "README.md")]
     assert left == []
