@@ -197,6 +197,23 @@ async def test_a_call_that_ended_after_the_agent_is_no_turn():
     assert (result.lost, result.reward, ids(result)) == (None, 0.0, ((1,), (2, 9, 3)))
 
 
+async def test_calls_that_the_agent_did_not_use_are_counted_by_cause():
+    again = span(2, [1], [2])  # the same prompt once more, and the same reply
+    result, _ = await read([outcome_span(0.0, num_turns=1), FIRST, again, SECOND, LATE])
+    assert (ids(result), result.unused_turns) == (((1,), (2,)), {"repeated": 1, "given_up": 2})
+
+
+async def test_a_conversation_that_does_not_fit_beside_the_others_is_left_out_and_counted():
+    """A micro-batch has room for 64 tokens: the chains have 2, 63 and 3, of which the second one is too long."""
+    small = ["data.max_prompt_tokens=16", "data.max_response_tokens=16", "agent.max_tokens=16"]
+    spans = [FIRST, span(2, [5] * 62, [6]), span(3, [7, 7], [8])]
+    result, _ = await read(
+        [outcome_span(1.0, num_turns=3), *spans], settings=[*small, "optim.max_tokens_per_micro_batch=64"]
+    )
+    assert ids(result) == ((1,), (2, 7, 7, 8))
+    assert (result.trajectory.num_turns, result.trajectory.dropped_turns, result.trajectory.num_chains) == (2, 1, 2)
+
+
 async def test_a_rollout_that_failed_is_lost_whatever_it_left_behind():
     result, asked = await read([outcome_span(1.0, num_turns=1), FIRST], status="failed")
     assert (result.lost, result.reward, ids(result), asked) == ("rollout_failed", None, None, [])
