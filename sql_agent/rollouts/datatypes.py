@@ -73,6 +73,9 @@ class RolloutOutcome:
     """How long the reward model had given no score, if this rollout asked in vain; else 0."""
     ended_at: float = 0.0
     """Unix time."""
+    one_conversation: bool = True
+    """Whether the agent holds one conversation: a prompt that does not continue the turn before is a break then, and
+    one that comes twice a call that was tried again. False for an agent with handoffs, sub-agents or parallel calls."""
 
     @property
     def score_failure(self) -> str | None:

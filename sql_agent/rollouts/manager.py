@@ -241,7 +241,9 @@ class LightningRolloutManager:
         try:
             while True:
                 spans = await self.store.query_spans(rollout.rollout_id, attempt_id="latest")
-                result.outcome, turns = read_outcome(spans), read_turns(spans)
+                result.outcome = read_outcome(spans)
+                one_conversation = result.outcome is None or result.outcome.one_conversation
+                turns = read_turns(spans, one_conversation=one_conversation)
                 if result.outcome is not None and all_there(turns, result.outcome):
                     break
                 if time.monotonic() > deadline:
@@ -265,6 +267,7 @@ class LightningRolloutManager:
                 turns,
                 max_response_tokens=self.cfg.data.max_response_tokens,
                 max_row_tokens=self.cfg.micro_batch_tokens(cpu=os.environ.get("VERL_PLATFORM") == "cpu"),
+                one_conversation=one_conversation,
             )
             if not result.trajectory.response_ids:
                 result.lost = "response_too_long"

@@ -39,10 +39,11 @@ def turn_attributes(response: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def read_turns(spans: Sequence[SpanLike]) -> list[Turn]:
+def read_turns(spans: Sequence[SpanLike], *, one_conversation: bool = True) -> list[Turn]:
     """The model calls of one attempt, ordered by sequence id; other spans are ignored.
 
-    A call that the client repeated left a span each time; the client used the reply of the last one.
+    A call that the client repeated left a span each time; the client used the reply of the last one. An agent of
+    several conversations may mean to ask the same twice, and all its calls are kept.
 
     Raises:
         ValueError: a model call came back without token ids, so nothing of this rollout can be trained on.
@@ -52,7 +53,7 @@ def read_turns(spans: Sequence[SpanLike]) -> list[Turn]:
         prompt_ids, sampled_ids = (span.attributes.get(k) or () for k in ("prompt_token_ids", "response_token_ids"))
         if not prompt_ids or not sampled_ids:
             raise ValueError("a model call came back without token ids; the server needs return_token_ids")
-        if turns and turns[-1].prompt_ids == tuple(prompt_ids):
+        if one_conversation and turns and turns[-1].prompt_ids == tuple(prompt_ids):
             turns.pop()
         turns.append(
             Turn(

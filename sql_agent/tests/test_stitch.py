@@ -3,7 +3,7 @@
 `test_chains` has rollouts of several conversations."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -104,6 +104,12 @@ def test_a_call_tried_again_counts_once_with_the_reply_that_was_used():
     assert [(t.prompt_ids, t.sampled_ids) for t in read_turns(spans)] == [((1,), (3,)), ((1, 3, 9), (4,))]
 
 
+def test_an_agent_of_several_conversations_may_ask_the_same_twice():
+    spans = [model_call(1, [1], [2]), model_call(2, [1], [3]), model_call(3, [1, 2, 9], [4])]
+    turns = read_turns(spans, one_conversation=False)
+    assert [(t.prompt_ids, t.sampled_ids) for t in turns] == [((1,), (2,)), ((1,), (3,)), ((1, 2, 9), (4,))]
+
+
 def test_a_server_without_token_ids_is_refused_not_guessed():
     for prompt, sampled in (([1], []), ([], [2])):
         with pytest.raises(ValueError, match="without token ids"):
@@ -113,7 +119,8 @@ def test_a_server_without_token_ids_is_refused_not_guessed():
 def test_the_outcome_is_read_from_the_reward_span():
     for scorer in (None, ScorerResult(math.inf, truncated=True)):
         outcome = make_outcome(None, reason="db_unavailable", parts={"correctness": 0.5}, scorer=scorer, down_s=3.0)
-        assert read_outcome([Span("agentlightning.annotation", 3, {OUTCOME: outcome.to_json()})]) == outcome
+        for each in (outcome, replace(outcome, one_conversation=False)):
+            assert read_outcome([Span("agentlightning.annotation", 3, {OUTCOME: each.to_json()})]) == each
     assert read_outcome([model_call(1, [1], [2])]) is None
 
 

@@ -138,10 +138,11 @@ def span(sequence_id, prompt, sampled):
     return SimpleNamespace(name=TURN_SPAN, sequence_id=sequence_id, attributes=ids)
 
 
-def outcome_span(reward, num_turns, reason="match", tokens=None):
+def outcome_span(reward, num_turns, reason="match", tokens=None, one_conversation=True):
     outcome = make_outcome(
         reward, reason=reason, num_turns=num_turns, completion_tokens=num_turns if tokens is None else tokens
     )
+    outcome = dataclasses.replace(outcome, one_conversation=one_conversation)
     return SimpleNamespace(name="outcome", sequence_id=99, attributes={OUTCOME: outcome.to_json()})
 
 
@@ -201,6 +202,19 @@ async def test_calls_that_the_agent_did_not_use_are_counted_by_cause():
     again = span(2, [1], [2])  # the same prompt once more, and the same reply
     result, _ = await read([outcome_span(0.0, num_turns=1), FIRST, again, SECOND, LATE])
     assert (ids(result), result.unused_turns) == (((1,), (2,)), {"repeated": 1, "given_up": 2})
+
+
+async def test_an_agent_that_hands_over_does_not_break_and_one_that_should_not_does():
+    other = (
+        span(2, [5], [6]),
+        span(3, [1, 2, 9], [3]),
+        span(4, [5], [7]),
+    )  # the last one asks the second's question anew
+    for one_conversation, cause in ((True, "template"), (False, None)):
+        outcome = outcome_span(1.0, num_turns=4, one_conversation=one_conversation)
+        result, _ = await read([outcome, FIRST, *other])
+        assert ids(result) == ((1,), (2, 9, 3, 5, 6, 5, 7))
+        assert (result.trajectory.prefix_break, result.trajectory.num_turns) == (cause, 4)
 
 
 async def test_a_conversation_that_does_not_fit_beside_the_others_is_left_out_and_counted():
