@@ -168,6 +168,11 @@ def test_the_row_limit_is_no_limit_of_a_rollout_with_one_chain():
     assert row.dropped_turns == 0
 
 
+def test_a_turn_without_log_probs_has_zeros():
+    bare = [dataclasses.replace(t, log_probs=()) for t in (turn([1], [10]), turn([2], [11]))]
+    assert stitch(bare, max_response_tokens=9).log_probs == (0.0, 0.0, 0.0)
+
+
 # Random rollouts ------------------------------------------------------------------------------------------------------
 
 
@@ -287,6 +292,14 @@ def test_transformers_keeps_chains_apart_in_a_sequence_of_rows():
     torch.testing.assert_close(packed, torch.cat(alone), rtol=0, atol=1e-4)
 
 
-def test_a_turn_without_log_probs_has_zeros():
-    bare = [dataclasses.replace(t, log_probs=()) for t in (turn([1], [10]), turn([2], [11]))]
-    assert stitch(bare, max_response_tokens=9).log_probs == (0.0, 0.0, 0.0)
+@pytest.mark.slow  # imports verl
+def test_a_rollout_of_several_chains_weighs_as_one_in_verls_loss():
+    """Where every rollout weighs the same: four sampled tokens in three chains against one; half each, not 3/4."""
+    from verl.trainer.ppo.core_algos import agg_loss
+
+    turns = [turn([1], [10]), turn([2], [11, 12]), turn([3], [13])]
+    rows = [stitch(some, max_response_tokens=9) for some in (turns, turns[:1])]
+    mask = to_tensors(rows, [1.0, 0.0], pad_id=0)["response_mask"]
+    losses = torch.tensor([[1.0], [0.0]]) * mask
+    assert agg_loss(losses, mask, "seq-mean-token-mean") == pytest.approx(1 / 2)
+    assert agg_loss(losses, mask, "token-mean") == pytest.approx(4 / 5)
