@@ -58,8 +58,8 @@ class DataConfig(Settings):
     max_prompt_tokens: int = Field(default=512, ge=16)
     """First-turn prompt; longer tasks are left out and counted. verl: data.max_prompt_length"""
     max_response_tokens: int = Field(default=768, ge=16)
-    """Everything after the first prompt: sampled turns and tool results; a reply is cut where it is full.
-    verl: data.max_response_length"""
+    """Everything after the first prompt of a conversation: sampled turns and tool results; a reply is cut where it is
+    full. verl: data.max_response_length"""
 
 
 class RolloutConfig(Settings):
@@ -90,8 +90,8 @@ class RolloutConfig(Settings):
     max_lost_fraction: float = Field(default=0.5, ge=0, le=1)
     """A step that loses a larger share of its rollouts stops the run with the most frequent reason."""
     max_broken_fraction: float = Field(default=0.1, ge=0, le=1)
-    """Three train steps in a row in which a larger share of the rollouts lost turns to a break (`prefix/broken_frac`)
-    stop the run."""
+    """Three train steps in a row in which a prompt of a larger share of the rollouts did not continue the turn before
+    (`prefix/broken_frac`) stop the run."""
     trajectories_per_step: int = Field(default=4, ge=0)
     """Trajectories saved whole per step, spread over the reward range."""
     tool_parser: str = "hermes"
@@ -116,7 +116,8 @@ class OptimConfig(Settings):
     mini_batch_size: int | None = Field(default=None, ge=1)
     """Tasks per optimiser update; None: the whole step at once. verl: actor_rollout_ref.actor.ppo_mini_batch_size"""
     max_tokens_per_micro_batch: int | None = Field(default=None, ge=64)
-    """Tokens of one forward and backward pass, at least one longest row; None: 4096 on a CPU, 16384 on a GPU.
+    """Tokens of one forward and backward pass, at least one longest row; None: 4096 on a CPU, 16384 on a GPU. The
+    conversations of a rollout have to fit into it together.
     verl: actor_rollout_ref.actor.ppo_max_token_len_per_gpu"""
 
 
@@ -133,7 +134,8 @@ class LossConfig(Settings):
     verl: algorithm.norm_adv_by_std_in_grpo"""
     aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = "token-mean"
     """How the losses of tokens become one: every token weighs the same (DAPO, arXiv:2503.14476), every rollout does
-    (GRPO, arXiv:2402.03300), or a rollout's sum over `data.max_response_tokens` (Dr. GRPO, arXiv:2503.20783).
+    (GRPO, arXiv:2402.03300), or a rollout's sum over `data.max_response_tokens` (Dr. GRPO, arXiv:2503.20783). A rollout
+    of several conversations is one rollout: its sampled tokens share its weight.
     verl: actor_rollout_ref.actor.loss_agg_mode"""
 
 
@@ -227,6 +229,11 @@ class TrainConfig(Settings):
     lora: LoraConfig = LoraConfig()
     engine: EngineConfig = EngineConfig()
     trainer: TrainerConfig = TrainerConfig()
+
+    def micro_batch_tokens(self, *, cpu: bool) -> int:
+        """Tokens of one forward and backward pass at most, and so of a rollout's row: verl cuts no row."""
+        longest = self.data.max_prompt_tokens + self.data.max_response_tokens
+        return max(self.optim.max_tokens_per_micro_batch or (4096 if cpu else 16384), longest)
 
     @property
     def environment(self) -> EnvironmentSettings:

@@ -122,6 +122,13 @@ PATCHES = (
         ("is_trl_available",),
         "verl patches a class that TRL 1.16 no longer has",
     ),
+    Patch(
+        "trainer",
+        f"{_PLUGIN}chain_states:_end_states",
+        _ENGINE,
+        ("FSDPEngineWithLMHead.prepare_model_inputs",),
+        "a state that a layer carries from token to token ends with its conversation",
+    ),
     Patch("trainer", f"{_PLUGIN}lora:_seed", _ENGINE, ("FSDPEngine.initialize",), "the same adapter at each start"),
     Patch(
         "trainer",

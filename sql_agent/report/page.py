@@ -117,7 +117,8 @@ def browser_row(row: Row) -> Row:
     """The fields of a trajectory that the browser needs, under short names."""
     score, messages = row.get("score") or {}, row.get("messages") or []
     names = ("task_id", "kind", "skills", "lost", "unshaped", "set_aside", "reward", "advantage", "stop_reason")
-    names += ("num_turns", "first_prompt_tokens", "sampled_tokens", "response_tokens", "prefix_break", "dropped_turns")
+    names += ("num_turns", "chains", "first_prompt_tokens", "sampled_tokens", "response_tokens")
+    names += ("prefix_break", "dropped_turns")
     return {
         "step": row.get("train_step"),
         "split": "held-out" if row.get("validate") else "train",

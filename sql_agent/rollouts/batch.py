@@ -14,6 +14,11 @@ def to_tensors(
 ) -> dict[str, torch.Tensor]:
     """Prompts padded left, responses right, to the longest of this batch; the reward on the last response token.
 
+    Positions begin anew with each chain of a row. That keeps the chains apart: verl hands a micro-batch to the model as
+    one sequence of rows, and a token attends to those before it whose positions lead up to its own without a gap
+    (transformers, `find_packed_sequence_indices`). So a rollout stays one row, whatever conversations it had: it has
+    one advantage, and weighs as one wherever verl counts rows (its group, a mini-batch, `loss.aggregation`).
+
     A row without a trajectory or without a reward is lost: it has one pad token on each side, an empty mask, and a
     reward of 0 that no statistic may use (`sql_agent.rollouts.advantages` leaves it out by its empty mask).
 
@@ -33,6 +38,7 @@ def to_tensors(
     responses = torch.full((size, response_length), pad_id, dtype=torch.long)
     response_mask = torch.zeros(size, response_length, dtype=torch.long)
     attention_mask = torch.zeros(size, prompt_length + response_length, dtype=torch.long)
+    chain_starts = torch.zeros(size, prompt_length + response_length, dtype=torch.long)
     scores = torch.zeros(size, response_length)
     log_probs = torch.zeros(size, response_length)
     for i, row in enumerate(kept):
@@ -46,6 +52,8 @@ def to_tensors(
         log_probs[i, :t] = torch.tensor(row.log_probs)
         attention_mask[i, prompt_length - p : prompt_length + t] = 1
         scores[i, t - 1] = rewards[i]  # type: ignore[assignment]
+        for start in row.chain_starts:
+            chain_starts[i, prompt_length + start :] = p + start
     return {
         "prompts": prompts,
         "responses": responses,
@@ -54,5 +62,5 @@ def to_tensors(
         "rollout_log_probs": log_probs,
         "input_ids": torch.cat([prompts, responses], dim=1),
         "attention_mask": attention_mask,
-        "position_ids": (attention_mask.cumsum(dim=-1) - 1).clamp(min=0),
+        "position_ids": (attention_mask.cumsum(dim=-1) - 1).clamp(min=0) - chain_starts,
     }

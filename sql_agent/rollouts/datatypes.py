@@ -33,18 +33,32 @@ class Turn:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One rollout as one sequence. The three response fields have the same length T."""
+    """One rollout as one row: its chains of turns, one after another. The three response fields have the same length T.
+
+    A chain is a conversation in which each prompt continues the ids of the turn before; a rollout of one conversation
+    has one.
+    """
 
     prompt_ids: tuple[int, ...]
+    """The first prompt of the first chain."""
     response_ids: tuple[int, ...]
+    """Everything after it, the first prompts of further chains included."""
     response_mask: tuple[int, ...]
-    """1 where the policy sampled, 0 on tool results and template text."""
+    """1 where the policy sampled, 0 on tool results, template text and prompts."""
     log_probs: tuple[float, ...]
     """The engine's log-probs of the sampled ids; 0.0 where the mask is 0."""
     num_turns: int
+    """Turns that are in the row."""
     prefix_break: BreakCause | None = None
-    """Why turns are missing at the end; None when the rollout is whole."""
+    """Why a prompt did not continue the ids of the turn before, the first time; None where every prompt did."""
     dropped_turns: int = 0
+    """Turns that are not in the row because it is full."""
+    chain_starts: tuple[int, ...] = ()
+    """Where the prompts of further chains begin in `response_ids`. A chain sees nothing of those before it."""
+
+    @property
+    def num_chains(self) -> int:
+        return len(self.chain_starts) + bool(self.response_ids)
 
 
 @dataclass(frozen=True)
@@ -59,6 +73,9 @@ class RolloutOutcome:
     """How long the reward model had given no score, if this rollout asked in vain; else 0."""
     ended_at: float = 0.0
     """Unix time."""
+    one_conversation: bool = True
+    """Whether the agent holds one conversation: a prompt that does not continue the turn before is a break then, and
+    one that comes twice a call that was tried again. False for an agent with handoffs, sub-agents or parallel calls."""
 
     @property
     def score_failure(self) -> str | None:
@@ -90,6 +107,8 @@ class RolloutResult:
     outcome: RolloutOutcome | None = None
     lost: str | None = None
     """Why it has no reward; None for a judged one."""
+    unused_turns: dict[str, int] = field(default_factory=dict)
+    """Model calls that `trajectory` does not know of, by cause: `repeated`, `given_up`."""
     unshaped: str | None = None
     """Why the reward model's score is in no reward of its group; None where it is, or where there is none."""
     settled: bool = False

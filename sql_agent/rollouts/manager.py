@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Coroutine, Iterable, Sequence
@@ -38,7 +39,7 @@ from sql_agent.rollouts.dynamic_sampling import (
     rollout_seed,
 )
 from sql_agent.rollouts.metrics import batch_metrics, clip_metrics, score_metrics, skill_metrics
-from sql_agent.rollouts.stitch import all_there, read_outcome, read_turns, stitch
+from sql_agent.rollouts.stitch import TURN_SPAN, all_there, read_outcome, read_turns, stitch
 from sql_agent.rollouts.stops import PrefixStop, check_lost, check_scorer_down
 
 logger = logging.getLogger(__name__)
@@ -240,7 +241,9 @@ class LightningRolloutManager:
         try:
             while True:
                 spans = await self.store.query_spans(rollout.rollout_id, attempt_id="latest")
-                result.outcome, turns = read_outcome(spans), read_turns(spans)
+                result.outcome = read_outcome(spans)
+                one_conversation = result.outcome is None or result.outcome.one_conversation
+                turns = read_turns(spans, one_conversation=one_conversation)
                 if result.outcome is not None and all_there(turns, result.outcome):
                     break
                 if time.monotonic() > deadline:
@@ -252,13 +255,20 @@ class LightningRolloutManager:
             result.lost = "no_token_ids"
             return
         record, reward = result.outcome.record, result.outcome.reward
+        calls = sum(span.name == TURN_SPAN for span in spans)
+        result.unused_turns = {"repeated": calls - len(turns), "given_up": len(turns) - record.num_turns}
         turns = turns[: record.num_turns]  # a call that the agent gave up may have ended after it
         if reward.value is None:
             result.lost = reward.reason
         elif not turns:
             result.lost = "no_turns"
         else:
-            result.trajectory = stitch(turns, max_response_tokens=self.cfg.data.max_response_tokens)
+            result.trajectory = stitch(
+                turns,
+                max_response_tokens=self.cfg.data.max_response_tokens,
+                max_row_tokens=self.cfg.micro_batch_tokens(cpu=os.environ.get("VERL_PLATFORM") == "cpu"),
+                one_conversation=one_conversation,
+            )
             if not result.trajectory.response_ids:
                 result.lost = "response_too_long"
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
-from sql_agent.rollouts.datatypes import RolloutResult
+from sql_agent.rollouts.datatypes import RolloutResult, Trajectory
 from sql_agent.rollouts.dynamic_sampling import no_spread
 
 
@@ -99,12 +100,15 @@ def _correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
 
 def _shape_metrics(judged: Sequence[RolloutResult]) -> dict[str, float]:
     rows = [r.trajectory for r in judged if r.trajectory is not None]
+    unused = sum((Counter(r.unused_turns) for r in judged), Counter(too_long=sum(row.dropped_turns for row in rows)))
     metrics = {
         "rollout/turns": float(np.mean([row.num_turns + row.dropped_turns for row in rows])),
+        "rollout/chains": float(np.mean([row.num_chains for row in rows])),
         "rollout/sampled_tokens": float(np.mean([sum(row.response_mask) for row in rows])),
         "rollout/response_tokens": float(np.mean([len(row.response_ids) for row in rows])),
         "prefix/broken_frac": sum(row.prefix_break is not None for row in rows) / len(rows),
-        "prefix/overflow_frac": sum(row.dropped_turns > 0 and row.prefix_break is None for row in rows) / len(rows),
+        "prefix/overflow_frac": sum(row.dropped_turns > 0 for row in rows) / len(rows),
+        **{f"rollout/unused_turns/{cause}": float(count) for cause, count in unused.items()},
     }
     for cause, count in Counter(row.prefix_break for row in rows if row.prefix_break).items():
         metrics[f"prefix/break/{cause}"] = float(count)
@@ -122,14 +126,11 @@ def clip_metrics(
     Args:
         results: of the rows of the batch; those whose turns are not known are left out.
     Returns:
-        The share of rollouts that `max_response_tokens` cut: their row is full, or a turn that would not fit is left
-        out of it. Of prompts, the share that is as long as may be. NaN where no row is known.
+        The share of rollouts that a limit cut: what follows the first prompt of a chain is as long as may be, or a
+        turn that would not fit is left out. Of prompts, the share that is as long as may be. NaN where no row is known.
     """
     rows = [result.trajectory for result in results if result.trajectory is not None]
-    full = [
-        len(row.response_ids) >= max_response_tokens or (row.dropped_turns > 0 and row.prefix_break is None)
-        for row in rows
-    ]
+    full = [row.dropped_turns > 0 or max(_response_lengths(row)) >= max_response_tokens for row in rows]
     prompts = [len(row.prompt_ids) >= max_prompt_tokens for row in rows]
     clipped = float(np.mean(full)) if rows else float("nan")
     return {
@@ -137,6 +138,12 @@ def clip_metrics(
         "response_length_non_aborted/clip_ratio": clipped,
         "prompt_length/clip_ratio": float(np.mean(prompts)) if rows else float("nan"),
     }
+
+
+def _response_lengths(row: Trajectory) -> list[int]:
+    """Tokens after the first prompt of each chain; a chain's first sampled token is the first one after it."""
+    ends = (*row.chain_starts, len(row.response_ids))
+    return [ends[0], *(end - row.response_mask.index(1, start) for start, end in pairwise(ends))]
 
 
 def _group_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:

@@ -69,6 +69,7 @@ def trajectory_line(result: RolloutResult, step: int, *, validate: bool) -> dict
             "first_prompt_tokens": len(row.prompt_ids),
             "sampled_tokens": sum(row.response_mask),
             "response_tokens": len(row.response_ids),
+            "chains": row.num_chains,
             "prefix_break": row.prefix_break,
             "dropped_turns": row.dropped_turns,
         }

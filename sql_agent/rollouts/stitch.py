@@ -1,11 +1,14 @@
 """Turns the spans of one rollout into one training row. Pure functions.
 
-Every token id is the engine's own; nothing is tokenised again. Leaves out how spans are fetched (`manager`).
+Every token id is the engine's own; nothing is tokenised again. The turns of a rollout may form several conversations: a
+handoff, an agent as a tool, a reset of the context, parallel calls. They become chains that stand in the row one after
+another. Leaves out how spans are fetched (`manager`) and how chains are kept apart in the row (`batch`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sql_agent.rollouts.datatypes import BreakCause, RolloutOutcome, Trajectory, Turn
@@ -36,10 +39,11 @@ def turn_attributes(response: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def read_turns(spans: Sequence[SpanLike]) -> list[Turn]:
+def read_turns(spans: Sequence[SpanLike], *, one_conversation: bool = True) -> list[Turn]:
     """The model calls of one attempt, ordered by sequence id; other spans are ignored.
 
-    A call that the client repeated left a span each time; the client used the reply of the last one.
+    A call that the client repeated left a span each time; the client used the reply of the last one. An agent of
+    several conversations may mean to ask the same twice, and all its calls are kept.
 
     Raises:
         ValueError: a model call came back without token ids, so nothing of this rollout can be trained on.
@@ -49,7 +53,7 @@ def read_turns(spans: Sequence[SpanLike]) -> list[Turn]:
         prompt_ids, sampled_ids = (span.attributes.get(k) or () for k in ("prompt_token_ids", "response_token_ids"))
         if not prompt_ids or not sampled_ids:
             raise ValueError("a model call came back without token ids; the server needs return_token_ids")
-        if turns and turns[-1].prompt_ids == tuple(prompt_ids):
+        if one_conversation and turns and turns[-1].prompt_ids == tuple(prompt_ids):
             turns.pop()
         turns.append(
             Turn(
@@ -82,43 +86,111 @@ def all_there(turns: Sequence[Turn], outcome: RolloutOutcome) -> bool:
     return len(turns) >= expected.num_turns and sampled == expected.completion_tokens
 
 
-def stitch(turns: Sequence[Turn], *, max_response_tokens: int) -> Trajectory:
-    """Join the turns of a rollout into its longest exact chain.
+@dataclass
+class _Chain:
+    """Turns of which each one's prompt continues the ids of the one before."""
 
-    Turn k + 1's prompt has to begin with turn k's prompt and sampled ids; what follows them (tool results, the
-    template's own tokens) is masked. The chain ends at the first turn whose prompt does not; the cause is named.
+    prompt: tuple[int, ...]
+    seen: tuple[int, ...]
+    """Prompt and sampled ids of the newest turn, whether it is in the row or not."""
+    response: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    full: bool = False
+    """Whether a turn was dropped; what continues it is dropped as well."""
+
+    def add(self, turn: Turn) -> None:
+        between = turn.prompt_ids[len(self.seen) :]
+        self.response += [*between, *turn.sampled_ids]
+        self.mask += [0] * len(between) + [1] * len(turn.sampled_ids)
+        self.log_probs += [0.0] * len(between) + list(turn.log_probs or [0.0] * len(turn.sampled_ids))
+
+
+def stitch(
+    turns: Sequence[Turn],
+    *,
+    max_response_tokens: int,
+    max_row_tokens: int | None = None,
+    one_conversation: bool = True,
+) -> Trajectory:
+    """Join the turns of a rollout into chains, and the chains into one row.
+
+    A turn belongs to the longest chain whose ids, prompt and sampled ones, its prompt begins with; what follows them in
+    the prompt (tool results, the template's own tokens) is masked. A turn without such a chain begins one of its own,
+    with its whole prompt masked. So each sampled id is trained once, also where two turns continue the same one: the
+    second repeats what came before as its prompt.
 
     Args:
         turns: at least one, in order.
-        max_response_tokens: longest response, T; a turn that would exceed it ends the chain as a break would, so that
-            no turn is trained in part.
+        max_response_tokens: what may follow the first prompt of a chain; a turn that would exceed it is dropped, and so
+            is every turn that continues it, so that no turn is trained in part.
+        max_row_tokens: tokens of the whole row, all prompts included; a turn that would exceed it is dropped likewise.
+            None: no limit. A row of one chain is limited by `max_response_tokens` alone.
+        one_conversation: whether every prompt should continue the turn before, so that one that does not is a break.
+            False: a break is only a reply that was written down anew, with the prompt before it intact.
+    Returns:
+        The row; chains are in the order of their first turns.
     Raises:
         ValueError: no turns.
     """
     if not turns:
         raise ValueError("a rollout without turns has nothing to stitch")
-    prompt = turns[0].prompt_ids
-    seen: tuple[int, ...] = prompt
-    response: list[int] = []
-    mask: list[int] = []
-    log_probs: list[float] = []
-    cause: BreakCause | None = None
-    used = 0
+    chains: list[_Chain] = []
+    used = row_tokens = 0
     for turn in turns:
-        if turn.prompt_ids[: len(seen)] != seen:
-            cause = break_cause(turns[used - 1], turn)
-            break
-        between = turn.prompt_ids[len(seen) :]
-        if len(response) + len(between) + len(turn.sampled_ids) > max_response_tokens:
-            break
-        response += [*between, *turn.sampled_ids]
-        mask += [0] * len(between) + [1] * len(turn.sampled_ids)
-        log_probs += [0.0] * len(between) + list(turn.log_probs or [0.0] * len(turn.sampled_ids))
-        seen = turn.prompt_ids + turn.sampled_ids
-        used += 1
-    return Trajectory(
-        prompt, tuple(response), tuple(mask), tuple(log_probs), used, cause, dropped_turns=len(turns) - used
-    )
+        going_on = [chain for chain in chains if _begins_with(turn.prompt_ids, chain.seen)]
+        if going_on:
+            chain, more = max(going_on, key=lambda chain: len(chain.seen)), 0
+        else:
+            chains.append(chain := _Chain(turn.prompt_ids, turn.prompt_ids))
+            more = len(turn.prompt_ids)
+        length = len(turn.prompt_ids) - len(chain.seen) + len(turn.sampled_ids)
+        row_is_full = max_row_tokens is not None and len(chains) > 1 and row_tokens + more + length > max_row_tokens
+        chain.full = chain.full or row_is_full or len(chain.response) + length > max_response_tokens
+        if not chain.full:
+            chain.add(turn)
+            used += 1
+            row_tokens += more + length
+        chain.seen = turn.prompt_ids + turn.sampled_ids
+    cause = prefix_break(turns, one_conversation=one_conversation)
+    return _row([chain for chain in chains if chain.response] or chains[:1], used, len(turns) - used, cause)
+
+
+def _row(chains: Sequence[_Chain], used: int, dropped: int, cause: BreakCause | None) -> Trajectory:
+    first, *others = chains
+    response, mask, log_probs, starts = [*first.response], [*first.mask], [*first.log_probs], []
+    for chain in others:
+        starts.append(len(response))
+        response += [*chain.prompt, *chain.response]
+        mask += [0] * len(chain.prompt) + chain.mask
+        log_probs += [0.0] * len(chain.prompt) + chain.log_probs
+    return Trajectory(first.prompt, tuple(response), tuple(mask), tuple(log_probs), used, cause, dropped, tuple(starts))
+
+
+def _begins_with(ids: tuple[int, ...], beginning: tuple[int, ...]) -> bool:
+    return ids[: len(beginning)] == beginning
+
+
+def prefix_break(turns: Sequence[Turn], *, one_conversation: bool) -> BreakCause | None:
+    """Why a prompt does not continue the ids of the turn before, for the first one that does not; None if all do.
+
+    Args:
+        turns: in order.
+        one_conversation: False: a prompt is compared with the turns that it shares most of their prompt with; one that
+            holds no earlier prompt whole is a new conversation, and no break.
+    """
+    for number, turn in enumerate(turns):
+        before = turns[max(number - 1, 0) : number] if one_conversation else _same_prompt_before(turns[:number], turn)
+        if before and not any(_begins_with(turn.prompt_ids, t.prompt_ids + t.sampled_ids) for t in before):
+            return break_cause(before[-1], turn)
+    return None
+
+
+def _same_prompt_before(earlier: Sequence[Turn], turn: Turn) -> list[Turn]:
+    """Those of the earlier turns whose prompt is the longest that `turn`'s prompt goes on from."""
+    prompts = {t.prompt_ids for t in earlier if len(t.prompt_ids) < len(turn.prompt_ids)}
+    longest = max((p for p in prompts if _begins_with(turn.prompt_ids, p)), key=len, default=None)
+    return [t for t in earlier if t.prompt_ids == longest]
 
 
 def break_cause(before: Turn, after: Turn) -> BreakCause:

@@ -92,8 +92,8 @@ class PrefixBrokenError(RuntimeError):
 class PrefixStop:
     """Watches `prefix/broken_frac` over the train steps of a run.
 
-    Turns after a break are not trained, and those before it get the whole reward: the gradient belongs to another agent
-    than the one that was played.
+    What follows a break is trained, as a chain of its own. But the policy was shown another history than the one that
+    it wrote, and each break repeats the history in the row, which is computed again and gets full.
 
     Args:
         max_fraction: share of a step's rollouts that may break.
@@ -120,7 +120,7 @@ class PrefixStop:
         cause = max(counts, key=lambda name: counts[name])
         raise PrefixBrokenError(
             f"{broken:.0%} of the rollouts broke, for {STEPS} train steps in a row more than "
-            f"rollout.max_broken_fraction={self._max_fraction} allows: their later turns are not trained, and the "
-            f"turns before get the whole reward; the most frequent cause is {cause!r} ({counts[cause]:.0f} times in "
-            f"the last step). {_BREAK_ADVICE.get(cause, _BREAK_ADVICE['other'])}"
+            f"rollout.max_broken_fraction={self._max_fraction} allows: the policy is shown other histories than it "
+            f"wrote, and each break puts a whole prompt more into its row; the most frequent cause is {cause!r} "
+            f"({counts[cause]:.0f} times in the last step). {_BREAK_ADVICE.get(cause, _BREAK_ADVICE['other'])}"
         )

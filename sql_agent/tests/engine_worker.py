@@ -3,10 +3,12 @@
     python -m sql_agent.tests.engine_worker MODEL PORT PRECISION PROMPT RESPONSE GROUPS REPEATS
 
 Plays no episode: rows of random tokens, `GROUPS` groups of four rollouts, each a prompt of PROMPT tokens that its group
-shares, and a response of RESPONSE tokens of which every third is a tool's; one rollout is lost. Answers a line of JSON:
-the largest difference of log-probs and entropies in nats, the largest relative one of a weight's gradient, seconds of
-CPU time both ways, what is resident at most, in GiB, and how many of REPEATS further updates by two threads, from the
-same weights and rows, give other gradients than the first of them, in any bit.
+shares, and a response of RESPONSE tokens of which every third is a tool's; one rollout is lost. The second rollout of a
+group has a second conversation, with a prompt of its own; the third has a branch, which goes on from its first turn.
+
+Answers a line of JSON: the largest difference of log-probs and entropies in nats, the largest relative one of a
+weight's gradient, seconds of CPU time both ways, what is resident at most, in GiB, and how many of REPEATS further
+updates by two threads, from the same weights and rows, give other gradients than the first of them, in any bit.
 """
 
 from __future__ import annotations
@@ -134,7 +136,12 @@ def make_batch(vocabulary: int, prompt: int, response: int, groups: int) -> tupl
         for member in range(GROUP):
             own = draw(response - len(turn) - member)  # the first turn is alike, the lengths are not
             mask = tuple(int(i % 3 != 2) for i in range(len(turn) + len(own)))
-            rows.append(Trajectory(first, (*turn, *own), mask, (0.0,) * len(mask), 1))
+            starts: tuple[int, ...] = ()
+            if member in (1, 2):
+                other, said = draw(prompt) if member == 1 else (*first, *turn), draw(response // 4)
+                starts, own = (len(mask),), (*own, *other, *said)
+                mask += (0,) * len(other) + (1,) * len(said)
+            rows.append(Trajectory(first, (*turn, *own), mask, (0.0,) * len(mask), 1, chain_starts=starts))
     rows[GROUP - 1] = None
     tensors = to_tensors(rows, [1.0 if row else None for row in rows], pad_id=0)
     weights = torch.tensor(ADVANTAGES * groups)[:, None]
@@ -150,12 +157,14 @@ def make_batch(vocabulary: int, prompt: int, response: int, groups: int) -> tupl
 
 
 def apart(model: Any, row: Any, precision: str) -> tuple[Any, Any]:
-    """Log-probs and entropies of one row's trained tokens by transformers alone."""
+    """Log-probs and entropies of one row's trained tokens by transformers alone, which gets each chain by itself."""
     import torch
 
-    ids = torch.tensor([[*row.prompt_ids, *row.response_ids]])
+    prompt = len(row.prompt_ids)
+    ids = torch.tensor([*row.prompt_ids, *row.response_ids])
+    chains = ids.tensor_split([prompt + start for start in row.chain_starts])
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
-        logits = model(ids).logits[0, len(row.prompt_ids) - 1 : -1].float() / 0.7
+        logits = torch.cat([model(chain[None]).logits[0] for chain in chains])[prompt - 1 : -1].float() / 0.7
     mask = torch.tensor(row.response_mask).bool()
     every = logits[mask].log_softmax(-1)
     return every.gather(1, torch.tensor(row.response_ids)[mask][:, None])[:, 0], -(every.exp() * every).sum(-1)

@@ -32,3 +32,25 @@ def test_a_batch_of_lost_rows_still_has_a_shape():
     batch = to_tensors([None, None], [None, None], pad_id=7)
     assert batch["input_ids"].tolist() == [[7, 7], [7, 7]]
     assert not batch["response_mask"].any()
+
+
+def test_positions_begin_anew_with_each_chain_and_the_reward_stands_once():
+    # 1 2 | 3, then the chain 5 6 | 7 8, then the chain 9 | 4
+    chains = Trajectory(
+        (1, 2), (3, 5, 6, 7, 8, 9, 4), (1, 0, 0, 1, 1, 0, 1), (-0.1, 0.0, 0.0, -0.2, -0.3, 0.0, -0.4), 3,
+        chain_starts=(1, 5),
+    )  # fmt: skip
+    batch = to_tensors([SHORT, chains], [0.0, 1.0], pad_id=0)
+    assert batch["position_ids"].tolist() == [[0, 0, 1, 1, 1, 1, 1, 1, 1], [0, 1, 2, 0, 1, 2, 3, 0, 1]]
+    assert batch["input_ids"][1].tolist() == [1, 2, 3, 5, 6, 7, 8, 9, 4]
+    assert batch["rm_scores"][1].tolist() == [0.0] * 6 + [1.0]
+
+
+def test_positions_of_a_row_that_is_shorter_than_the_batch_are_those_of_its_chains():
+    chains = Trajectory((1,), (2, 5, 6), (1, 0, 1), (0.0,) * 3, 2, chain_starts=(1,))
+    long = Trajectory((7, 7, 7), (8,) * 5, (1,) * 5, (0.0,) * 5, 1)
+    batch = to_tensors([chains, long], [1.0, 0.0], pad_id=0)
+    used = batch["attention_mask"][0].bool()
+    assert batch["position_ids"][0][used].tolist() == [0, 1, 0, 1]
+    assert batch["position_ids"][1].tolist() == list(range(8))
+    assert (batch["position_ids"] >= 0).all()

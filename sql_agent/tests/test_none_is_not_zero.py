@@ -43,7 +43,9 @@ def test_a_batch_of_lost_rollouts_has_no_mean():
 
 def test_breaks_and_sampled_tokens_are_those_of_the_rows():
     whole = Trajectory((1,), (2, 9, 3), (1, 0, 1), (0.0,) * 3, num_turns=2)
-    broken = Trajectory((1,), (2,), (1,), (0.0,), num_turns=1, prefix_break="tokenisation", dropped_turns=2)
+    broken = Trajectory(
+        (1,), (2, 1, 7, 3), (1, 0, 0, 1), (0.0,) * 4, num_turns=2, prefix_break="tokenisation", chain_starts=(1,)
+    )
     cut = Trajectory((1,), (2,), (1,), (0.0,), num_turns=1, dropped_turns=1)
     metrics = batch_metrics([result("a", 1.0, row) for row in (whole, whole, broken, cut)])
     assert {name: value for name, value in metrics.items() if name.startswith("prefix/")} == {
@@ -51,9 +53,24 @@ def test_breaks_and_sampled_tokens_are_those_of_the_rows():
         "prefix/overflow_frac": 0.25,
         "prefix/break/tokenisation": 1.0,
     }
-    assert metrics["rollout/sampled_tokens"] == (2 + 2 + 1 + 1) / 4
-    assert metrics["rollout/response_tokens"] == (3 + 3 + 1 + 1) / 4
-    assert metrics["rollout/turns"] == (2 + 2 + 3 + 2) / 4
+    assert metrics["rollout/sampled_tokens"] == (2 + 2 + 2 + 1) / 4
+    assert metrics["rollout/response_tokens"] == (3 + 3 + 4 + 1) / 4
+    assert metrics["rollout/turns"] == (2 + 2 + 2 + 2) / 4
+    assert metrics["rollout/chains"] == (1 + 1 + 2 + 1) / 4
+
+
+def test_calls_that_are_in_no_row_are_counted_by_cause():
+    cut = Trajectory((1,), (2,), (1,), (0.0,), num_turns=1, dropped_turns=2)
+    repeated = {"repeated": 1, "given_up": 0}
+    results = [
+        make_result("a", make_outcome(1.0, verdict=1.0), trajectory=cut, unused_turns=repeated),
+        make_result("a", make_outcome(0.0, verdict=0.0), unused_turns={"repeated": 2, "given_up": 0}),
+    ]
+    metrics = batch_metrics(results)
+    assert {name: value for name, value in metrics.items() if name.startswith("rollout/unused_turns/")} == {
+        "rollout/unused_turns/too_long": 2.0,
+        "rollout/unused_turns/repeated": 3.0,
+    }
 
 
 @pytest.mark.parametrize(

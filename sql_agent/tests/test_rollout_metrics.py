@@ -120,7 +120,12 @@ def test_a_rollout_is_clipped_where_its_row_is_full():
         of(7),  # the longest of the others, and whole
         of(8),  # as long as may be
         of(5, dropped_turns=1),  # a turn more would not fit
-        of(5, dropped_turns=1, prefix_break="template"),  # cut for another reason
+        # two chains of 3 and 5 tokens after their prompts; the second prompt has 4
+        judged(
+            "a",
+            1.0,
+            trajectory=Trajectory((1, 2), (3,) * 12, (1,) * 3 + (0,) * 4 + (1,) * 5, (0.0,) * 12, 2, chain_starts=(3,)),
+        ),
         of(0, dropped_turns=1),  # not even the first one fits
         gone,
     ]

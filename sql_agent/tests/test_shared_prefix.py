@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from sql_agent.verl_side.plugin.shared_prefix import Segment, pack_rows, shared_prefix_attention
+from sql_agent.verl_side.plugin.shared_prefix import Segment, pack_chains, pack_rows, shared_prefix_attention
 
 
 def test_a_shared_prompt_stands_once():
@@ -42,6 +42,15 @@ def test_every_row_is_found_again(rows, ids):
     assert packed.input_ids.tolist() == ids
     assert [packed.input_ids[place].tolist() for place in packed.places] == rows
     assert [packed.position_ids[place].tolist() for place in packed.places] == [list(range(len(row))) for row in rows]
+
+
+def test_a_rows_chains_share_what_they_begin_with_among_themselves_and_with_other_rows():
+    packed = pack_chains([[[5, 1, 2], [5, 1, 3]], [[5, 4]]])
+    # 5 | 1 of the first row's chains | 2 | 3 | 4 of the second row
+    assert packed.input_ids.tolist() == [5, 1, 2, 3, 4]
+    assert packed.position_ids.tolist() == [0, 1, 2, 2, 1]
+    assert [place.tolist() for place in packed.places] == [[0, 1, 2, 0, 1, 3], [0, 4]]
+    assert packed.segments == pack_rows([[5, 1, 2], [5, 1, 3], [5, 4]]).segments
 
 
 def test_an_empty_row_is_refused():

@@ -1,7 +1,9 @@
-"""One rollout, one sequence: what is joined, what is masked, and how a break is named."""
+"""One rollout of one conversation, one sequence: what is joined, what is masked, and how a break is named.
+
+`test_chains` has rollouts of several conversations."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -35,11 +37,12 @@ def test_two_turns_become_one_sequence_with_the_tool_result_masked():
         pytest.param([1, 2, 3, 8, 9], False, "tokenisation", id="text_cut_into_other_ids"),
     ],
 )
-def test_a_break_keeps_the_exact_chain_and_names_its_cause(second_prompt, tool, cause):
+def test_a_break_begins_another_chain_and_names_its_cause(second_prompt, tool, cause):
     whole = [turn([1, 2], [3, 4], tool=tool), turn(second_prompt, [5]), turn([*second_prompt, 5, 9], [6])]
     row = stitch(whole, max_response_tokens=10)
-    assert (row.response_ids, row.response_mask) == ((3, 4), (1, 1))
-    assert (row.prefix_break, row.num_turns, row.dropped_turns) == (cause, 1, 2)
+    assert (row.response_ids, row.chain_starts) == ((3, 4, *second_prompt, 5, 9, 6), (2,))
+    assert row.response_mask == (1, 1, *[0] * 5, 1, 0, 1)
+    assert (row.prefix_break, row.num_turns, row.dropped_turns) == (cause, 3, 0)
 
 
 def test_a_turn_that_does_not_fit_is_dropped_whole():
@@ -52,10 +55,10 @@ def test_a_turn_that_just_fits_is_kept():
     assert (row.response_ids, row.dropped_turns) == ((2, 3, 9, 4, 5), 0)
 
 
-def test_what_comes_after_a_break_is_not_joined_again():
-    """A retried or late call may continue the chain by chance; the turn between is missing all the same."""
-    row = stitch([turn([1], [2]), turn([1, 7], [3]), turn([1, 2, 9], [4])], max_response_tokens=9)
-    assert (row.response_ids, row.num_turns, row.dropped_turns) == ((2,), 1, 2)
+def test_what_continues_a_dropped_turn_is_dropped_even_if_it_would_fit_alone():
+    first = [turn([1], [2, 3, 4]), turn([1, 2, 3, 4], [5])]  # the second alone would be a prompt of four and one token
+    row = stitch(first, max_response_tokens=2)
+    assert row == Trajectory((1,), (), (), (), num_turns=0, dropped_turns=2)
 
 
 def test_no_turns_is_an_error():
@@ -101,6 +104,12 @@ def test_a_call_tried_again_counts_once_with_the_reply_that_was_used():
     assert [(t.prompt_ids, t.sampled_ids) for t in read_turns(spans)] == [((1,), (3,)), ((1, 3, 9), (4,))]
 
 
+def test_an_agent_of_several_conversations_may_ask_the_same_twice():
+    spans = [model_call(1, [1], [2]), model_call(2, [1], [3]), model_call(3, [1, 2, 9], [4])]
+    turns = read_turns(spans, one_conversation=False)
+    assert [(t.prompt_ids, t.sampled_ids) for t in turns] == [((1,), (2,)), ((1,), (3,)), ((1, 2, 9), (4,))]
+
+
 def test_a_server_without_token_ids_is_refused_not_guessed():
     for prompt, sampled in (([1], []), ([], [2])):
         with pytest.raises(ValueError, match="without token ids"):
@@ -110,7 +119,8 @@ def test_a_server_without_token_ids_is_refused_not_guessed():
 def test_the_outcome_is_read_from_the_reward_span():
     for scorer in (None, ScorerResult(math.inf, truncated=True)):
         outcome = make_outcome(None, reason="db_unavailable", parts={"correctness": 0.5}, scorer=scorer, down_s=3.0)
-        assert read_outcome([Span("agentlightning.annotation", 3, {OUTCOME: outcome.to_json()})]) == outcome
+        for each in (outcome, replace(outcome, one_conversation=False)):
+            assert read_outcome([Span("agentlightning.annotation", 3, {OUTCOME: each.to_json()})]) == each
     assert read_outcome([model_call(1, [1], [2])]) is None
 
 

@@ -138,10 +138,11 @@ def span(sequence_id, prompt, sampled):
     return SimpleNamespace(name=TURN_SPAN, sequence_id=sequence_id, attributes=ids)
 
 
-def outcome_span(reward, num_turns, reason="match", tokens=None):
+def outcome_span(reward, num_turns, reason="match", tokens=None, one_conversation=True):
     outcome = make_outcome(
         reward, reason=reason, num_turns=num_turns, completion_tokens=num_turns if tokens is None else tokens
     )
+    outcome = dataclasses.replace(outcome, one_conversation=one_conversation)
     return SimpleNamespace(name="outcome", sequence_id=99, attributes={OUTCOME: outcome.to_json()})
 
 
@@ -195,6 +196,36 @@ async def test_what_never_comes_makes_a_rollout_lost(spans):
 async def test_a_call_that_ended_after_the_agent_is_no_turn():
     result, _ = await read([outcome_span(0.0, num_turns=2), FIRST, SECOND, LATE])
     assert (result.lost, result.reward, ids(result)) == (None, 0.0, ((1,), (2, 9, 3)))
+
+
+async def test_calls_that_the_agent_did_not_use_are_counted_by_cause():
+    again = span(2, [1], [2])  # the same prompt once more, and the same reply
+    result, _ = await read([outcome_span(0.0, num_turns=1), FIRST, again, SECOND, LATE])
+    assert (ids(result), result.unused_turns) == (((1,), (2,)), {"repeated": 1, "given_up": 2})
+
+
+async def test_an_agent_that_hands_over_does_not_break_and_one_that_should_not_does():
+    other = (
+        span(2, [5], [6]),
+        span(3, [1, 2, 9], [3]),
+        span(4, [5], [7]),
+    )  # the last one asks the second's question anew
+    for one_conversation, cause in ((True, "template"), (False, None)):
+        outcome = outcome_span(1.0, num_turns=4, one_conversation=one_conversation)
+        result, _ = await read([outcome, FIRST, *other])
+        assert ids(result) == ((1,), (2, 9, 3, 5, 6, 5, 7))
+        assert (result.trajectory.prefix_break, result.trajectory.num_turns) == (cause, 4)
+
+
+async def test_a_conversation_that_does_not_fit_beside_the_others_is_left_out_and_counted():
+    """A micro-batch has room for 64 tokens: the chains have 2, 63 and 3, of which the second one is too long."""
+    small = ["data.max_prompt_tokens=16", "data.max_response_tokens=16", "agent.max_tokens=16"]
+    spans = [FIRST, span(2, [5] * 62, [6]), span(3, [7, 7], [8])]
+    result, _ = await read(
+        [outcome_span(1.0, num_turns=3), *spans], settings=[*small, "optim.max_tokens_per_micro_batch=64"]
+    )
+    assert ids(result) == ((1,), (2, 7, 7, 8))
+    assert (result.trajectory.num_turns, result.trajectory.dropped_turns, result.trajectory.num_chains) == (2, 1, 2)
 
 
 async def test_a_rollout_that_failed_is_lost_whatever_it_left_behind():

@@ -51,7 +51,7 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
     """verl's overrides for one run, as nested plain values; pure but for `precision`."""
     response, prompt = cfg.data.max_response_tokens, cfg.data.max_prompt_tokens
     context = prompt + response
-    micro_batch = max(cfg.optim.max_tokens_per_micro_batch or (4096 if cpu else 16384), context)
+    micro_batch = cfg.micro_batch_tokens(cpu=cpu)
     dtype = precision(cfg, files.model, cpu=cpu)
     # On a CPU the engine uses autocast, and what runs through the layers stays float32. FSDP would cast the weights
     # before the forward pass, and everything with them.

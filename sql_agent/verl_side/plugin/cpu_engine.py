@@ -25,7 +25,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.engine.utils import detach_tree
 
 from core.micro_batches import return_freed_memory
-from sql_agent.verl_side.plugin.shared_prefix import PackedRows, pack_rows
+from sql_agent.verl_side.plugin.shared_prefix import PackedRows, pack_chains
 
 CHUNK = 256
 """Positions whose logits exist at a time: 50 MB in float32 at a vocabulary of 49,152."""
@@ -98,12 +98,13 @@ class CpuEngine(FSDPEngineWithLMHead):
 
     def forward_backward_batch(self, data: Any, loss_function: Callable, forward_only: bool = False) -> Any:
         limit = data["max_token_len_per_gpu"]
-        rows = _rows(data)
+        rows = _chains(data)
         size = group_size(tu.get(data, "uid", default=None), len(rows))
         # as many rows of a group together as fit into a micro-batch with their prompt counted once
         together = next(n for n in range(size, 0, -1) if size % n == 0 and (n == 1 or _tokens(rows, n) <= limit))
         # verl counts a shared prompt in every row, so groups that share little may make up to `alone` tokens together
-        alone = max(sum(map(len, rows[i : i + together])) for i in range(0, len(rows), together))
+        lengths = [sum(map(len, row)) for row in rows]
+        alone = max(sum(lengths[i : i + together]) for i in range(0, len(rows), together))
         tu.assign_non_tensor(data, force_group_size=together, max_token_len_per_gpu=max(limit, alone))
         try:
             return super().forward_backward_batch(data, loss_function, forward_only)
@@ -112,7 +113,7 @@ class CpuEngine(FSDPEngineWithLMHead):
 
     def forward_step(self, micro_batch: Any, loss_function: Callable | None, forward_only: bool) -> Any:
         return_freed_memory()  # the previous micro-batch's
-        packed = pack_rows(_rows(micro_batch))
+        packed = pack_chains(_chains(micro_batch))
         at, labels, places = trained_positions(micro_batch, packed)
         head = self._log_prob_head
         # Each hidden state is kept once. Rows that share a sampled turn share its positions, and several threads add up
@@ -171,14 +172,16 @@ def _nested(kept: torch.Tensor, places: torch.Tensor, offsets: torch.Tensor) -> 
     return torch.nested.nested_tensor_from_jagged(values, offsets)
 
 
-def _rows(data: Any) -> list[list[int]]:
-    return [row.tolist() for row in data["input_ids"].unbind()]
+def _chains(data: Any) -> list[list[list[int]]]:
+    """The token ids of each row, parted where its positions begin anew (`sql_agent.rollouts.batch`)."""
+    rows = zip(data["input_ids"].unbind(), data["position_ids"].unbind(), strict=True)
+    return [[chain.tolist() for chain in ids.tensor_split((at == 0).nonzero().flatten()[1:])] for ids, at in rows]
 
 
-def _tokens(rows: Sequence[list[int]], together: int) -> int:
+def _tokens(rows: Sequence[list[list[int]]], together: int) -> int:
     """Tokens of the largest micro-batch when so many rows are computed together."""
     groups = (rows[i : i + together] for i in range(0, len(rows), together))
-    return max(len(pack_rows(group).input_ids) for group in groups)
+    return max(len(pack_chains(group).input_ids) for group in groups)
 
 
 def _temperature(value: Any) -> float:

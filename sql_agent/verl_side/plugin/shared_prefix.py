@@ -6,6 +6,8 @@ sequence of segments, each of which holds the tokens that the same rows share an
 those rows and, causally, to itself. Every token keeps its position in its row, so log-probs and gradients are those of
 separate rows up to rounding (Tree Training, arXiv:2511.00413, does the same for GPUs).
 
+A rollout of several conversations is a row of several chains, and each chain is packed as a row would be.
+
 Leaves out sliding windows and capped scores; a row may hold any number of turns.
 """
 
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -92,6 +94,19 @@ def pack_rows(rows: Sequence[list[int]]) -> PackedRows:
     return PackedRows(
         torch.tensor(ids), torch.tensor(positions), tuple(segments), tuple(torch.tensor(place) for place in places)
     )
+
+
+def pack_chains(rows: Sequence[Sequence[list[int]]]) -> PackedRows:
+    """Pack rows of several chains each, as if every chain were a row.
+
+    Args:
+        rows: the token ids of each row's chains.
+    Returns:
+        `places` has one entry per row again: those of its chains, one after another.
+    """
+    packed = pack_rows([chain for row in rows for chain in row])
+    places = iter(packed.places)
+    return replace(packed, places=tuple(torch.cat([next(places) for _ in row]) for row in rows))
 
 
 def _shared_beginning(rows: Sequence[list[int]]) -> list[int]:
