@@ -47,7 +47,7 @@ class TextToSql(Environment):
         self._watchdog = Watchdog()
         self.tools = TOOLS
         self._schemas: dict[str, tuple[TableInfo, ...]] = {}
-        self._results = lru_cache(maxsize=1024)(self._run_reference)  # the rollouts of a group ask for the same one
+        self._results = lru_cache(maxsize=256)(self._run_reference)  # the rollouts of a group ask for the same one
 
     @classmethod
     def from_settings(cls, settings: EnvironmentSettings) -> Self:

@@ -427,6 +427,9 @@ def test_a_long_result_is_cut_and_the_rest_is_counted(database):
     many = format_result(database.run("SELECT a.id FROM customer a, customer b, customer c"))
     assert many.splitlines()[-2:] == ["[3]", "... 7 more rows"]
     assert format_result(database.run("SELECT printf('%5000s', 'x')")).endswith("   [TRUNCATED]")
+    texts = "SELECT printf('%9999s', a.id) FROM customer a, customer b, customer c, customer d, customer e"  # 243
+    assert database.run(texts).error == "the result is too long; ask for less"
+    assert len(database.run(f"{texts} LIMIT 100").rows) == 100
 
 
 def test_a_question_with_an_answer_needs_no_reference(environment):

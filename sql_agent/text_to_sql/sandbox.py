@@ -14,11 +14,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from dbbench_adapter.backends import Result
 from dbbench_adapter.backends.sqlite.read_only import Functions, ReadOnlyDatabase
 from dbbench_adapter.backends.sqlite.sandbox import Watchdog
 
 REFUSAL = "not allowed: only SELECT over the tables of this database, with SQLite's functions"
 MAX_RESULT_ROWS = 10_000
+MAX_RESULT_CHARS = 1_000_000
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: 200_000,  # instr and replace then take 0.5 s at most (measured)
     sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1_000,
@@ -95,5 +97,13 @@ class UserDatabase(ReadOnlyDatabase):
             refusal=REFUSAL,
             statement_timeout_s=statement_timeout_s,
             max_rows=MAX_RESULT_ROWS + 1,  # one more tells that there are too many
+            max_chars=MAX_RESULT_CHARS,
             limits=_LIMITS,
         )
+
+    def run(self, sql: str) -> Result:
+        """Run one statement of the agent. A result of which rows were dropped for their length is an error: a judge
+        would take what is left for the whole."""
+        result = super().run(sql)
+        chars = sum(len(cell) for row in result.rows or () for cell in row if isinstance(cell, str | bytes))
+        return Result(error="the result is too long; ask for less") if chars > MAX_RESULT_CHARS else result
