@@ -3,6 +3,8 @@
 import hashlib
 import json
 import sqlite3
+import subprocess
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -507,4 +509,17 @@ def test_every_reference_of_geoquery_is_right(judge):
         split = environment.load_split(data, seed=0)
         assert (len(split.train), len(split.val), split.left_out) == (526, 270, {})
         for question in split.val:
+            assert play(environment, question, ("submit_sql", question.query))[2].value == 1.0
+
+
+def test_the_example_makes_questions_of_which_every_reference_is_right(tmp_path):
+    example = Path(__file__).resolve().parents[2] / "examples" / "own_database" / "make_shop.py"
+    subprocess.run([sys.executable, str(example), str(tmp_path)], check=True, timeout=60)
+    with TextToSql(tmp_path / "shop.sqlite") as environment:
+        data = DataConfig(train_file=tmp_path / "train.json", val_file=tmp_path / "test.json")
+        split = environment.load_split(data, seed=0)
+        # nothing costs more than the dearest product
+        assert (len(split.train), len(split.val), split.left_out) == (48, 13, {"empty_answer": 1})
+        assert {question.kind for question in split.train} == {"plain", "aggregate", "nested", "join"}
+        for question in [*split.train, *split.val]:
             assert play(environment, question, ("submit_sql", question.query))[2].value == 1.0
