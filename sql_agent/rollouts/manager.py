@@ -58,7 +58,7 @@ class LightningRolloutManager:
         threading.Thread(target=self.loop.run_forever, daemon=True, name="rollouts").start()
         addresses = llm_client._load_balancer.addresses  # a `sql_agent.verl_side.server_list.ServerList`
         self.backends = [f"http://{address}" for address in addresses]
-        self._scoring_s = self.cfg.reward_model.timeout_s if self.cfg.reward_model.url else 0.0
+        self._scoring_s = self.cfg.reward_wait_s
         self._prefix_stop = PrefixStop(self.cfg.rollout.max_broken_fraction)
         self._train_tasks = read_tasks(str(config.data.train_files)) if self.cfg.rollout.redraws else []
         self.proxy_url = run.publish({"model": self.model_path, "backends": self.backends})
