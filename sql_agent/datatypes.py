@@ -243,10 +243,25 @@ class Reward:
     terms: dict[str, float] = field(default_factory=dict)
     """What each entry of `rollout.reward` adds to the value, weight included, by its label; {} where the reward is one
     preset."""
+    turn_terms: dict[str, list[float]] = field(default_factory=dict)
+    """Of the terms that are sums over the turns, what each turn adds, weight included."""
     lacking: dict[str, str] = field(default_factory=dict)
     """Labels of the reward functions that gave no number, each with why."""
     error: str | None = None
     """The traceback of the reward function that failed, or what it returned."""
+
+    def by_turn(self, num_turns: int) -> list[float] | None:
+        """What each turn earned; a term that is one number was earned in the last turn. None where every term is.
+
+        Args:
+            num_turns: replies of the model.
+        """
+        if self.value is None or not self.turn_terms:
+            return None
+        turns = [sum(term[turn] for term in self.turn_terms.values()) for turn in range(num_turns)]
+        turns[-1] += sum(term for name, term in self.terms.items() if name not in self.turn_terms)
+        turns[-1] += self.parts.get("shaping", 0.0)
+        return turns
 
 
 @dataclass(frozen=True)
@@ -259,3 +274,5 @@ class FunctionReward:
     """Without a number: `reward_none`, `reward_error`, `reward_deadline`, or that of a `RewardUnavailable`."""
     error: str | None = None
     """A traceback, or what is wrong with what it returned."""
+    turns: list[float] | None = None
+    """A number per turn, whose sum is the value; None where the function gave one number."""

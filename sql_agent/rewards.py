@@ -136,6 +136,11 @@ def summed_reward(
         if said.value is None and said.reason in OWN_LOSSES:
             return Reward(None, said.reason, parts, lacking=lacking, error=said.error)
     terms = {label(name): weights[name] * values[name] for name in weights if name in values}
+    turn_terms = {
+        label(name): [weights[name] * turn for turn in turns]
+        for name in functions(weights)
+        if (turns := given[label(name)].turns) is not None
+    }
     errors = "\n".join(said.error for said in given.values() if said.error) or None
     if not terms:
         return Reward(None, next(iter(lacking.values()), verdict.reason), parts, lacking=lacking, error=errors)
@@ -146,7 +151,7 @@ def summed_reward(
         return Reward(None, "reward_error", parts, lacking=lacking, error=f"the sum of {shown} is not finite")
     if scorer is not None:
         parts |= {"base": base, "shaping": added}
-    return Reward(base + added, verdict.reason, parts, terms, lacking, errors)
+    return Reward(base + added, verdict.reason, parts, terms, turn_terms, lacking, errors)
 
 
 def without_function(reward: Reward, name: str, why: str) -> Reward:
@@ -164,10 +169,12 @@ def without_function(reward: Reward, name: str, why: str) -> Reward:
         return reward
     terms = {other: term for other, term in reward.terms.items() if other != name}
     if not terms:
-        return replace(reward, value=None, reason=why, terms={})
+        return replace(reward, value=None, reason=why, terms={}, turn_terms={})
     base = sum(terms.values())
     parts = reward.parts | ({"base": base} if "base" in reward.parts else {})
-    return replace(reward, value=base + reward.parts.get("shaping", 0.0), parts=parts, terms=terms)
+    turn_terms = {other: term for other, term in reward.turn_terms.items() if other != name}
+    value = base + reward.parts.get("shaping", 0.0)
+    return replace(reward, value=value, parts=parts, terms=terms, turn_terms=turn_terms)
 
 
 def unavailable(reward: Reward) -> dict[str, str]:

@@ -47,7 +47,7 @@ class RewardFunctions:
         deadline = asyncio.timeout(function.timeout_s)
         try:
             async with deadline:
-                return number(function.label, await self._call(function.call, record))
+                return number(function.label, await self._call(function.call, record), record.num_turns)
         except RewardUnavailable as error:
             logger.warning("reward %s is unavailable: %s", function.label, error)
             return FunctionReward(None, error.reason, str(error))
@@ -70,15 +70,40 @@ class RewardFunctions:
         return await value if inspect.isawaitable(value) else value
 
 
-def number(label: str, value: Any) -> FunctionReward:
-    """What a function returned, as a finite number or as none."""
+def number(label: str, value: Any, num_turns: int) -> FunctionReward:
+    """What a function returned, as a finite number, as one for each turn, or as none."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()  # of numpy
+    if isinstance(value, list | tuple):
+        return _numbers(label, list(value), num_turns)
     if value is None:
         return FunctionReward(None, "reward_none", f"{label} returned None")
-    if not isinstance(value, Real) and callable(getattr(value, "item", None)) and getattr(value, "size", 0) == 1:
-        value = value.item()  # of numpy
     if isinstance(value, Real) and math.isfinite(value):
         return FunctionReward(float(value))
-    what = f"{label} returned {str(value)[:100]!r} ({type(value).__name__}), expected a finite number or None"
+    return _wrong(f"{label} returned {_shown(value)}, expected a finite number, one for each turn, or None")
+
+
+def _numbers(label: str, values: list[Any], num_turns: int) -> FunctionReward:
+    if len(values) != num_turns:
+        return _wrong(
+            f"{label} returned {len(values)} numbers for a rollout of {num_turns} turns, expected one for each"
+        )
+    for turn, value in enumerate(values, 1):
+        if value is None:
+            return FunctionReward(None, "reward_none", f"{label} returned None for turn {turn}")
+        if not isinstance(value, Real) or not math.isfinite(value):
+            return _wrong(f"{label} returned {_shown(value)} for turn {turn}, expected a finite number")
+    turns = [float(value) for value in values]
+    if not math.isfinite(sum(turns)):
+        return _wrong(f"{label} returned numbers for {num_turns} turns whose sum is not finite")
+    return FunctionReward(sum(turns), turns=turns)
+
+
+def _shown(value: Any) -> str:
+    return f"{str(value)[:100]!r} ({type(value).__name__})"
+
+
+def _wrong(what: str) -> FunctionReward:
     return FunctionReward(None, "reward_error", what)
 
 

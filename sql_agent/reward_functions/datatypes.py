@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,8 @@ class RewardUnavailable(Exception):
         self.reason = reason
 
 
-RewardValue = float | int | None
+RewardValue = float | int | Sequence[float] | None
+"""One number for the rollout, or one for each of its `num_turns` turns."""
 Function = Callable[[RewardRecord], RewardValue | Awaitable[RewardValue]]
 
 

@@ -40,6 +40,7 @@ from sql_agent.rollouts.dynamic_sampling import (
 from sql_agent.rollouts.metrics import batch_metrics, clip_metrics, score_metrics, skill_metrics
 from sql_agent.rollouts.stitch import all_there, read_outcome, read_turns, stitch
 from sql_agent.rollouts.stops import PrefixStop, check_lost, check_scorer_down
+from sql_agent.rollouts.turn_rewards import credit_turns, place_turn_rewards, turn_ends
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -140,6 +141,7 @@ class LightningRolloutManager:
         )
         for result, advantage in zip(results, advantages.tolist(), strict=True):
             result.advantage = advantage if result.reward is not None else None
+        credit_turns(results, scale=self.cfg.loss.scale)
         return results
 
     async def _play(self, slots: Sequence[GroupSlot], *, validate: bool, step: int) -> None:
@@ -259,11 +261,13 @@ class LightningRolloutManager:
             result.lost = "no_turns"
         else:
             result.trajectory = stitch(turns, max_response_tokens=self.cfg.data.max_response_tokens)
+            result.turn_ends = turn_ends(turns, result.trajectory)
             if not result.trajectory.response_ids:
                 result.lost = "response_too_long"
 
     def _to_batch(self, results: Sequence[RolloutResult]) -> DataProto:
         tensors = to_tensors([r.trajectory for r in results], [r.reward for r in results], pad_id=self.pad_id)
+        place_turn_rewards(tensors["rm_scores"], results)
         others = {
             "multi_modal_inputs": np.array([{} for _ in results], dtype=object),  # verl reads the key for every row
             "__num_turns__": np.array([r.trajectory.num_turns if r.trajectory else 0 for r in results]),

@@ -78,6 +78,8 @@ def trajectory_line(result: RolloutResult, step: int, *, validate: bool) -> dict
         given = outcome.reward
         line |= {"reward_parts": given.parts} if given.terms or given.lacking else {}
         line |= {"reward_error": given.error} if given.error else {}
+        line |= {"turn_rewards": result.turn_rewards} if result.turn_rewards else {}
+        line |= {"turn_advantages": result.turn_advantages} if result.turn_advantages and not validate else {}
     return line
 
 

@@ -212,13 +212,32 @@ async def test_none_is_no_number_and_not_zero():
         ("good", "'good' (str)"),
         (float("nan"), "'nan' (float)"),
         (float("inf"), "'inf' (float)"),
-        ([0.5, 1.0], "'[0.5, 1.0]' (list)"),
         ({"score": 1}, "\"{'score': 1}\" (dict)"),
     ],
 )
 async def test_anything_else_is_an_error_that_names_it(returned, shown):
-    words = f"f returned {shown}, expected a finite number or None"
+    words = f"f returned {shown}, expected a finite number, one for each turn, or None"
     assert await said(lambda record: returned) == FunctionReward(None, "reward_error", words)
+
+
+@pytest.mark.parametrize("returned", [[0.5, 1], (0.5, 1.0), np.array([0.5, 1.0])], ids=["list", "tuple", "array"])
+async def test_a_number_for_each_turn_is_a_reward_and_its_sum_the_rollouts(returned):
+    assert await said(lambda record: returned) == FunctionReward(1.5, turns=[0.5, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("returned", "reason", "words"),
+    [
+        ([0.5], "reward_error", "f returned 1 numbers for a rollout of 2 turns, expected one for each"),
+        ([], "reward_error", "f returned 0 numbers for a rollout of 2 turns, expected one for each"),
+        ([0.5, None], "reward_none", "f returned None for turn 2"),
+        ([0.5, "x"], "reward_error", "f returned 'x' (str) for turn 2, expected a finite number"),
+        ([float("nan"), 1], "reward_error", "f returned 'nan' (float) for turn 1, expected a finite number"),
+        ([1e308, 1e308], "reward_error", "f returned numbers for 2 turns whose sum is not finite"),
+    ],
+)
+async def test_numbers_that_are_not_one_for_each_turn_lose_the_rollout(returned, reason, words):
+    assert await said(lambda record: returned) == FunctionReward(None, reason, words)
 
 
 async def test_an_exception_is_kept_with_the_users_lines_only():
