@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sql_agent.datatypes import RolloutRecord, StopReason
+from sql_agent.rewards import OWN_LOSSES
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,15 @@ class RewardUnavailable(Exception):
     Args:
         reason: one word for the metrics (`rollout/unshaped/REASON`), as `judge_unavailable`.
         what: for the log and the trajectory.
+    Raises:
+        ValueError: the reason is no word, or one that says how a single rollout is lost.
     """
 
     def __init__(self, reason: str, what: str = "") -> None:
+        if not reason.isidentifier() or reason in OWN_LOSSES:
+            raise ValueError(
+                f"{reason!r} is no reason of RewardUnavailable; write one word of your own, as linter_away"
+            )
         super().__init__(what or reason)
         self.reason = reason
 

@@ -43,7 +43,7 @@ def test_its_command_is_checked_and_prints_the_settings_that_the_page_shows(caps
     assert "".join(line.removeprefix("    ") for line in expected.splitlines(keepends=True)) in shown
 
 
-async def test_its_functions_say_what_they_promise_of_a_rollout_of_the_oracle(few_objects):
+async def test_its_functions_say_what_they_promise_of_a_rollout_of_the_oracle():
     task = next(task for task in generate_tasks(6, seed=7, split="train") if not task.changes_state)
     with DbBench("strict") as environment, oracle.serve(oracle.app(oracle.replay([task]))) as base_url:
         record = await run_rollout(

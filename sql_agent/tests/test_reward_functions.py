@@ -297,6 +297,16 @@ async def test_a_function_may_say_that_its_service_is_away():
     assert await said(f) == FunctionReward(None, "linter_away", "no linter at port 7")
 
 
+@pytest.mark.parametrize("reason", ["no linter", "reward_none", ""])
+async def test_a_reason_that_would_be_taken_for_another_is_the_functions_mistake(reason):
+    def f(record):
+        raise RewardUnavailable(reason)
+
+    given = await said(f)
+    assert given.reason == "reward_error"
+    assert f"ValueError: {reason!r} is no reason of RewardUnavailable; write one word of your own" in given.error
+
+
 async def test_async_functions_wait_beside_each_other():
     async def f(record):
         await asyncio.sleep(0.3)
