@@ -5,6 +5,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from starlette.applications import Starlette
@@ -26,6 +27,7 @@ from sql_agent.tests.records import make_record
 from sql_agent.tests.test_summed_rewards import start
 from sql_agent.train_sql_agent import main, parse_args, resolve
 
+ROOT = Path(__file__).parents[2]
 SECRET = "5ecret-key"
 SAID = [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "There are 4."}]
 
@@ -211,7 +213,7 @@ asyncio.run(ask(sys.argv[1], Path(sys.argv[2])))
 async def test_so_many_calls_are_in_flight_and_no_more_over_all_processes(tmp_path):
     server = Judging('{"score": 1}', takes_s=0.2)
     with server.serve() as url:
-        other = subprocess.Popen([sys.executable, "-c", ELSEWHERE, url, str(tmp_path)])
+        other = subprocess.Popen([sys.executable, "-c", ELSEWHERE, url, str(tmp_path)], cwd=ROOT)
         while not server.bodies and other.poll() is None:
             await asyncio.sleep(0.02)
         mine = [judge(url, tmp_path, concurrency=2)(record([{"role": "user", "content": str(k)}])) for k in range(6)]

@@ -46,6 +46,11 @@ def test_a_turn_is_credited_with_its_own_and_later_rewards_against_all_turns_of_
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
+def test_a_turn_that_earned_0_is_equal_to_a_rollout_that_did():
+    found = masked_turn_advantages(torch.tensor([[Z, Z], [0.0, 0.0]]), torch.tensor([True, True]), np.zeros(2))
+    assert found.tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
 def test_without_scaling_they_are_centred_only():
     # mean 1/2: the turns are +1/2, -1/2 and -1/2, +1/2
     rewards = torch.tensor([[1.0, Z], [Z, 1.0]])
