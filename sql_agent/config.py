@@ -15,9 +15,9 @@ from pydantic import Field, field_validator, model_validator
 
 from core.passwords import BackendSpec, masked
 from core.settings import Settings, parse_yaml, read_settings
-from sql_agent.datatypes import AgentConfig, EnvironmentSettings, RewardModelConfig
+from sql_agent.datatypes import AgentConfig, EnvironmentSettings, JudgeConfig, RewardModelConfig
 from sql_agent.environments.registry import ENVIRONMENTS
-from sql_agent.rewards import REWARDS
+from sql_agent.rewards import FUNCTION, JUDGE, REWARDS, functions, label
 
 
 class EnvConfig(Settings):
@@ -72,8 +72,12 @@ class RolloutConfig(Settings):
     judge: Literal["strict", "fc", "spider", "bird"] = "strict"
     """How the verdict is found: `strict`; on dbbench as AgentBench's function-calling version does (`fc`); on text2sql
     as the evaluators of Spider and BIRD do (`spider`, `bird`)."""
-    reward: str = "agentbench"
-    """A preset of `sql_agent.rewards`: agentbench, agent_peft or rllm."""
+    reward: str | dict[str, float] = "agentbench"
+    """What a rollout is worth: a preset of `sql_agent.rewards` (agentbench, agent_peft, rllm), a function of yours
+    (FILE.py:NAME or module:NAME), `judge` (an LLM), or several of them, each with its weight, which are summed:
+    {agentbench: 1, FILE.py:NAME: 0.2}."""
+    reward_timeout_s: float = Field(default=30.0, gt=0)
+    """How long one call of a reward function may take; the rollout is lost under `reward_deadline` then."""
     n_runners: int = Field(default=2, ge=1)
     """Runner processes."""
     runner_concurrency: int = Field(default=16, ge=1)
@@ -97,11 +101,34 @@ class RolloutConfig(Settings):
     tool_parser: str = "hermes"
     """vLLM's tool-call parser for the policy's chat template."""
 
-    @model_validator(mode="after")
-    def _known_reward(self) -> RolloutConfig:
-        if self.reward not in REWARDS:
-            raise ValueError(f"unknown reward preset {self.reward!r}; known: {', '.join(sorted(REWARDS))}")
-        return self
+    @field_validator("reward")
+    @classmethod
+    def _known_rewards(cls, reward: str | dict[str, float]) -> str | dict[str, float]:
+        weights = {reward: 1.0} if isinstance(reward, str) else reward
+        for name in weights:
+            if name not in REWARDS and name != JUDGE and not FUNCTION.fullmatch(name):
+                raise ValueError(
+                    f"unknown reward preset {name!r}; known: {', '.join(sorted(REWARDS))}, {JUDGE}, or a function of "
+                    "yours, FILE.py:NAME or module:NAME"
+                )
+        labels = [label(name) for name in weights]
+        for name in weights:
+            if labels.count(label(name)) > 1 or (FUNCTION.fullmatch(name) and label(name) in RESERVED_LABELS):
+                raise ValueError(
+                    f"{name} would be logged as reward/{label(name)}, the name of another number; rename it"
+                )
+        if not any(weights.values()):
+            raise ValueError("no reward has a weight, so nothing would be learnt; name one, as agentbench")
+        return next(iter(weights)) if list(weights.values()) == [1.0] else weights
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The entries of `reward`, each with its weight."""
+        return {self.reward: 1.0} if isinstance(self.reward, str) else self.reward
+
+
+RESERVED_LABELS = {"mean", "std", "unjudged_frac", "correctness", "base", "shaping", JUDGE, *REWARDS}
+"""Numbers that are logged as `reward/NAME` and are no function's."""
 
 
 class OptimConfig(Settings):
@@ -224,6 +251,7 @@ class TrainConfig(Settings):
     agent: AgentConfig = AgentConfig()
     rollout: RolloutConfig = RolloutConfig()
     reward_model: RewardModelConfig = RewardModelConfig()
+    judge: JudgeConfig = JudgeConfig()
     optim: OptimConfig = OptimConfig()
     loss: LossConfig = LossConfig()
     lora: LoraConfig = LoraConfig()
@@ -262,6 +290,43 @@ class TrainConfig(Settings):
                 f"reward_model.give_up_s ({scorer.give_up_s}) is longer than rollout.step_timeout_s "
                 f"({self.rollout.step_timeout_s}); a step would end before it says that the reward model is gone: "
                 "lower the first, or raise the second"
+            )
+        return self
+
+    @property
+    def reward_wait_s(self) -> float:
+        """How long a rollout that has ended may wait for its reward."""
+        asked = functions(self.rollout.weights)
+        return (
+            (self.reward_model.timeout_s if self.reward_model.url else 0.0)
+            + (self.rollout.reward_timeout_s if set(asked) - {JUDGE} else 0.0)
+            + (self.judge.timeout_s if JUDGE in asked else 0.0)
+        )
+
+    @model_validator(mode="after")
+    def _rewards_are_waited_for(self) -> TrainConfig:
+        if functions(self.rollout.weights) and (
+            self.agent.rollout_timeout_s + self.reward_wait_s > self.rollout.step_timeout_s
+        ):
+            raise ValueError(
+                f"agent.rollout_timeout_s ({self.agent.rollout_timeout_s:g}) and the wait for the reward "
+                f"({self.reward_wait_s:g} s: reward_model.timeout_s, rollout.reward_timeout_s, judge.timeout_s) "
+                f"together are longer than rollout.step_timeout_s ({self.rollout.step_timeout_s:g}); a rollout has to "
+                "be played and rewarded before its step ends"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _judge_is_asked(self) -> TrainConfig:
+        asked = JUDGE in self.rollout.weights
+        if asked and self.judge.url is None:
+            raise ValueError(
+                "rollout.reward names judge, and no LLM is given; add --judge-url, --judge-model and --judge-rubric"
+            )
+        if self.judge.url is not None and not asked:
+            raise ValueError(
+                "judge.url is given, and no reward asks the judge; add it with its weight: --reward agentbench "
+                "--reward judge=0.5"
             )
         return self
 

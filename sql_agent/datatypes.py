@@ -108,20 +108,7 @@ class RewardModelConfig(Settings):
     @field_validator("url")
     @classmethod
     def _is_an_address(cls, url: str | None) -> str | None:
-        if url is None:
-            return None
-        try:
-            parts = urlsplit(url)
-            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:  # of the port, or of an IPv6 address
-            usable = False
-        if "@" in url:
-            raise ValueError(
-                "the address holds a user or a password; leave it out, a token is read from REWARD_API_TOKEN"
-            )
-        if not usable:
-            raise ValueError(f"{url!r} is no address, expected http://HOST:PORT with a port from 1 to 65535")
-        return url
+        return None if url is None else address(url, "leave it out, a token is read from REWARD_API_TOKEN")
 
     @model_validator(mode="after")
     def _deadlines_nest(self) -> RewardModelConfig:
@@ -131,6 +118,59 @@ class RewardModelConfig(Settings):
                 "a score has to be late before the service counts as gone: lower the first, or raise the second"
             )
         return self
+
+
+class JudgeConfig(Settings):
+    """An LLM as judge behind an OpenAI-compatible address; off without a URL."""
+
+    url: str | None = None
+    """Address up to /v1. Its key, where it wants one, is read from the environment, JUDGE_API_KEY. None: no judge."""
+    model: str | None = None
+    """The judge's name at that address."""
+    rubric: Path | None = None
+    """Text file that tells the judge what to score, from 0 to 1."""
+    timeout_s: float = Field(default=120.0, gt=0)
+    """How long a rollout waits for its score, the wait for a free place and retries included."""
+    attempts: int = Field(default=3, ge=1)
+    """Tries of one score; each counts as a call."""
+    concurrency: int = Field(default=8, ge=1)
+    """Calls in flight at once, of all runner processes together."""
+    max_calls: int = Field(default=10_000, ge=1)
+    """Calls of the whole run, of all its starts; what is answered from `judge/` in the run's folder is no call."""
+    max_chars: int = Field(default=30_000, ge=1_000)
+    """Characters of a conversation that are sent; of a longer one the middle is left out and the judge is told."""
+    max_tokens: int = Field(default=512, ge=16)
+    """Tokens of one answer of the judge."""
+
+    @field_validator("url")
+    @classmethod
+    def _is_an_address(cls, url: str | None) -> str | None:
+        return None if url is None else address(url, "a key is read from JUDGE_API_KEY").rstrip("/")
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> JudgeConfig:
+        given = {name: getattr(self, name) for name in ("url", "model", "rubric")}
+        absent = [f"--judge-{name}" for name, value in given.items() if value is None]
+        if 0 < len(absent) < len(given):
+            raise ValueError(f"an LLM as judge needs an address, a model and a rubric; missing: {', '.join(absent)}")
+        return self
+
+
+def address(url: str, instead: str) -> str:
+    """
+    Raises:
+        ValueError: the URL is no http:// or https:// address, or holds a login; `instead` says where a secret goes.
+    """
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of the port, or of an IPv6 address
+        usable = False
+    if "@" in url:
+        raise ValueError(f"the address holds a user or a password; {instead}")
+    if not usable:
+        raise ValueError(f"{url!r} is no address, expected http://HOST:PORT with a port from 1 to 65535")
+    return url
 
 
 @dataclass(frozen=True)
@@ -199,4 +239,41 @@ class Reward:
     reason: str
     """The verdict's, or why there is no value."""
     parts: dict[str, float] = field(default_factory=dict)
-    """What it is made of, logged as `reward/NAME`: `correctness`, and with a reward model `base` and `shaping`."""
+    """What it is made of, logged as `reward/NAME`: `correctness`, with a reward model `base` and `shaping`, and where
+    several rewards are summed each one's own number, before its weight."""
+    terms: dict[str, float] = field(default_factory=dict)
+    """What each entry of `rollout.reward` adds to the value, weight included, by its label; {} where the reward is one
+    preset."""
+    turn_terms: dict[str, list[float]] = field(default_factory=dict)
+    """Of the terms that are sums over the turns, what each turn adds, weight included."""
+    lacking: dict[str, str] = field(default_factory=dict)
+    """Labels of the reward functions that gave no number, each with why."""
+    error: str | None = None
+    """The traceback of the reward function that failed, or what it returned."""
+
+    def by_turn(self, num_turns: int) -> list[float] | None:
+        """What each turn earned; a term that is one number was earned in the last turn. None where every term is.
+
+        Args:
+            num_turns: replies of the model.
+        """
+        if self.value is None or not self.turn_terms:
+            return None
+        turns = [sum(term[turn] for term in self.turn_terms.values()) for turn in range(num_turns)]
+        turns[-1] += sum(term for name, term in self.terms.items() if name not in self.turn_terms)
+        turns[-1] += self.parts.get("shaping", 0.0)
+        return turns
+
+
+@dataclass(frozen=True)
+class FunctionReward:
+    """What one reward function said of a rollout."""
+
+    value: float | None
+    """Finite; None: it gave no number."""
+    reason: str = "rewarded"
+    """Without a number: `reward_none`, `reward_error`, `reward_deadline`, or that of a `RewardUnavailable`."""
+    error: str | None = None
+    """A traceback, or what is wrong with what it returned."""
+    turns: list[float] | None = None
+    """A number per turn, whose sum is the value; None where the function gave one number."""

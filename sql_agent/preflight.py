@@ -21,6 +21,7 @@ from core.outputs import check_output
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.config import TrainConfig
 from sql_agent.environments.base import make_environment
+from sql_agent.rewards import functions
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY_POLICY = ROOT / "models" / "tiny-sql"
@@ -172,17 +173,46 @@ def check_reward_model(cfg: TrainConfig) -> None:
 
 
 def check_judged(cfg: TrainConfig) -> None:
-    """A reward model has to be configured if the environment has no judge.
+    """A reward model or a reward function has to be configured if the environment has no judge.
 
     Raises:
         UsageError: names the command that starts a scoring service.
     """
-    if cfg.reward_model.url is None and not make_environment(cfg.environment).judged:
+    if (
+        cfg.reward_model.url is None
+        and not functions(cfg.rollout.weights)
+        and not make_environment(cfg.environment).judged
+    ):
         raise UsageError(
             f"nobody can tell right from wrong in environment {cfg.env.type}: the reward is a reward model's score. "
             "Start one with `python reward_model/inference_api.py --model_path MERGED --port 8008` and give its "
-            "address, --reward-model-url http://127.0.0.1:8008"
+            "address, --reward-model-url http://127.0.0.1:8008; or give a function of your own, --reward FILE.py:NAME"
         )
+
+
+def check_functions(cfg: TrainConfig) -> None:
+    """Reward functions have to be there and take the rollout's record.
+
+    Raises:
+        ValueError: names file, line and remedy.
+    """
+    from sql_agent.reward_functions.load import load_functions
+
+    load_functions(cfg)
+
+
+def check_llm_judge(cfg: TrainConfig) -> None:
+    """An LLM as judge has to give a score if one is configured, where rollouts are played.
+
+    Raises:
+        ValueError: says why it does not and what to do.
+    """
+    if cfg.judge.url is not None and os.environ.get("AGL_CURRENT_ROLE") != "algorithm":
+        import asyncio
+
+        from sql_agent.reward_functions.judge import check_judge
+
+        asyncio.run(check_judge(cfg.judge))
 
 
 def check_episodes(cfg: TrainConfig) -> None:

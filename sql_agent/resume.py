@@ -13,8 +13,10 @@ from core.hub import ModelNotFoundError
 from core.json_text import parse_json
 from core.signed import user_key
 from sql_agent.config import TrainConfig, load_config
-from sql_agent.datatypes import RewardModelConfig
+from sql_agent.datatypes import JudgeConfig, RewardModelConfig
 from sql_agent.preflight import TINY_POLICY, UsageError, find_model
+from sql_agent.reward_functions.load import load_functions
+from sql_agent.rewards import label
 from sql_agent.verl_side.checkpoints import newest_whole
 
 RESUMED = ("env", "data", "lora", "seed")
@@ -52,9 +54,11 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
         model = find_model(model)
     pairs["model"] = ((old.model or TINY_POLICY).resolve(), model.resolve())
     pairs |= {
-        f"rollout.{name}": (getattr(old.rollout, name), getattr(cfg.rollout, name))
-        for name in ("group_size", "reward", "judge")
+        f"rollout.{name}": (getattr(old.rollout, name), getattr(cfg.rollout, name)) for name in ("group_size", "judge")
     }
+    pairs["rollout.reward"] = (_weights(old), _weights(cfg))
+    pairs |= {f"the content of {file}": texts for file, texts in _functions(cfg).items()}
+    pairs["judge"] = (_judging(old.judge), _judging(cfg.judge))
     pairs["agent"] = (old.agent.model_dump(exclude=WALL_CLOCK), cfg.agent.model_dump(exclude=WALL_CLOCK))
     pairs["reward_model"] = (_shaping(old.reward_model), _shaping(cfg.reward_model))
     changed = [name for name, (before, now) in pairs.items() if before != now]
@@ -63,6 +67,25 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
             f"{cfg.run_dir} was trained with other settings ({', '.join(changed)}; see {saved}); "
             "give another --run-dir, or --resume never to start anew there"
         )
+
+
+def _weights(cfg: TrainConfig) -> dict[str, float]:
+    """The rewards by label: where a function's file lies may change."""
+    return {label(name): weight for name, weight in cfg.rollout.weights.items()}
+
+
+def _functions(cfg: TrainConfig) -> dict[Path, tuple[str | None, str]]:
+    """The sha256 of each reward function's file and of the judge's rubric, as the run had it and now."""
+    try:
+        had = parse_json((cfg.run_dir / "run.json").read_text())["rewards"]
+    except (OSError, ValueError, KeyError, TypeError):
+        had = {}
+    return {each.file: (had.get(each.label, {}).get("sha256"), each.sha256) for each in load_functions(cfg)}
+
+
+def _judging(cfg: JudgeConfig) -> Any:
+    """What the LLM as judge does to the reward; its address may change."""
+    return None if cfg.url is None else (cfg.model, cfg.max_chars)
 
 
 def _shaping(cfg: RewardModelConfig) -> Any:

@@ -1,5 +1,8 @@
 """From the verdict of a rollout (`Score`, by the environment's judge) to its `Reward`. Pure functions.
 
+The reward is a preset's value (`reward`), or the weighted sum of presets and of what reward functions returned
+(`summed_reward`; `sql_agent.reward_functions` calls those).
+
 Correctness comes first. The reward model's score enters centred and through tanh, so it is bounded: a correct rollout
 gains or loses at most `reward_model.weight`, a wrong one nothing, a partly right one that part of it. Where there is no
 judge, the bounded score is the reward. Within a group either every reward contains the score or none (`without_score`).
@@ -8,9 +11,11 @@ judge, the bounded score is the reward. Within a group either every reward conta
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
-from sql_agent.datatypes import Reward, RewardModelConfig, RolloutRecord, ScorerResult
+from sql_agent.datatypes import FunctionReward, Reward, RewardModelConfig, RolloutRecord, ScorerResult
 
 OUT_OF_LIMITS = frozenset({"max_turns", "max_tokens"})
 """Ends in which the policy spent its turns or its tokens without committing an answer; wall clock costs nothing."""
@@ -42,6 +47,23 @@ REWARDS: dict[str, RewardPreset] = {
 Agent-PEFT's -0.3 is called `timeout` there; here it is for a policy that is out of turns or tokens. A rollout that our
 wall clock ended is lost and gets no preset's value.
 """
+
+JUDGE = "judge"
+"""The entry of `rollout.reward` that is an LLM's score (`sql_agent.reward_functions.judge`)."""
+FUNCTION = re.compile(r"(?P<place>.+\.py|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<function>[A-Za-z_]\w*)", re.DOTALL)
+"""The form of an entry that is a function: FILE.py:NAME or module:NAME."""
+OWN_LOSSES = frozenset({"reward_none", "reward_error", "reward_deadline"})
+"""Why a reward function gave no number for a rollout, where that concerns this rollout alone."""
+
+
+def label(name: str) -> str:
+    """The name under which an entry of `rollout.reward` is logged: a function's own, without its file."""
+    return name.rpartition(":")[2]
+
+
+def functions(names: Collection[str]) -> list[str]:
+    """The entries of `rollout.reward` that are no presets: functions, and the LLM as judge."""
+    return [name for name in names if name not in REWARDS]
 
 
 def reward(
@@ -78,6 +100,88 @@ def reward(
     return Reward(value + added, verdict.reason, parts | {"base": value, "shaping": added})
 
 
+def summed_reward(
+    record: RolloutRecord,
+    weights: Mapping[str, float],
+    given: Mapping[str, FunctionReward],
+    scorer: ScorerResult | None = None,
+    shaping: RewardModelConfig = RewardModelConfig(),  # noqa: B008  frozen
+) -> Reward:
+    """The weighted sum of presets and reward functions, and the reward model's score where a run has one.
+
+    Args:
+        record: as in `reward`.
+        weights: `rollout.reward`, from the name of a preset or a function to its weight.
+        given: what each function said, by its label; not read for a rollout that could not be judged.
+        scorer: what the reward model said; None in a run without one.
+        shaping: of the score, as in `reward`. On a task without a judge the score adds tanh, -1 without an answer.
+    Returns:
+        The reward under the verdict's reason, with each entry's number in `parts` and its share in `terms`. The value
+        is None for a rollout that could not be judged; for one that a function could not reward (`OWN_LOSSES`); and
+        where no entry gave a number. A function that was unavailable is left out of the sum and named in `lacking`
+        (`without_function` does the same to the rest of the group). Presets say nothing of tasks without a judge.
+    Raises:
+        ValueError: the verdict is no number in [0, 1].
+    """
+    verdict = record.score
+    judged = verdict.reason != NO_JUDGE
+    if judged and verdict.value is None:
+        return Reward(None, verdict.reason, verdict.parts)
+    values = {name: _value(record, REWARDS[name]) for name in weights if name in REWARDS and judged}
+    values |= {name: value for name in functions(weights) if (value := given[label(name)].value) is not None}
+    lacking = {name: said.reason for name, said in given.items() if said.value is None}
+    parts = {**verdict.parts, **({"correctness": verdict.value} if verdict.value is not None else {})}
+    parts |= {label(name): value for name, value in values.items()}
+    for said in given.values():
+        if said.value is None and said.reason in OWN_LOSSES:
+            return Reward(None, said.reason, parts, lacking=lacking, error=said.error)
+    terms = {label(name): weights[name] * values[name] for name in weights if name in values}
+    turn_terms = {
+        label(name): [weights[name] * turn for turn in turns]
+        for name in functions(weights)
+        if (turns := given[label(name)].turns) is not None
+    }
+    errors = "\n".join(said.error for said in given.values() if said.error) or None
+    if not terms:
+        return Reward(None, next(iter(lacking.values()), verdict.reason), parts, lacking=lacking, error=errors)
+    base = sum(terms.values())
+    added = 0.0 if scorer is None else _added(record, scorer, shaping)
+    if not math.isfinite(base + added):
+        shown = ", ".join(f"{name} {value:g}" for name, value in terms.items())
+        return Reward(None, "reward_error", parts, lacking=lacking, error=f"the sum of {shown} is not finite")
+    if scorer is not None:
+        parts |= {"base": base, "shaping": added}
+    return Reward(base + added, verdict.reason, parts, terms, turn_terms, lacking, errors)
+
+
+def without_function(reward: Reward, name: str, why: str) -> Reward:
+    """The reward of a rollout in a group that has to do without a function, since one of its rollouts had to.
+
+    The reason is that of `without_score`: a function that is missing for some rollouts of a group would compare sums of
+    different terms, and what is left out would depend on which rollouts were asked while its service was away. Where no
+    other term is known, the whole group has no reward.
+
+    Args:
+        name: the function's label.
+        why: how it was unavailable.
+    """
+    if reward.value is None:
+        return reward
+    terms = {other: term for other, term in reward.terms.items() if other != name}
+    if not terms:
+        return replace(reward, value=None, reason=why, terms={}, turn_terms={})
+    base = sum(terms.values())
+    parts = reward.parts | ({"base": base} if "base" in reward.parts else {})
+    turn_terms = {other: term for other, term in reward.turn_terms.items() if other != name}
+    value = base + reward.parts.get("shaping", 0.0)
+    return replace(reward, value=value, parts=parts, terms=terms, turn_terms=turn_terms)
+
+
+def unavailable(reward: Reward) -> dict[str, str]:
+    """The functions whose number is missing for a reason that concerns the whole group."""
+    return {name: why for name, why in reward.lacking.items() if why not in OWN_LOSSES}
+
+
 def without_score(reward: Reward, why: str) -> Reward:
     """The reward of a rollout in a group that lost a score, its own or another rollout's.
 
@@ -91,9 +195,9 @@ def without_score(reward: Reward, why: str) -> Reward:
     """
     if reward.value is None:
         return reward
-    if "correctness" not in reward.parts:
-        return Reward(None, why, reward.parts)
-    return Reward(reward.parts["base"], reward.reason, reward.parts | {"shaping": 0.0})
+    if "correctness" not in reward.parts and not reward.terms:
+        return replace(reward, value=None, reason=why)
+    return replace(reward, value=reward.parts["base"], parts=reward.parts | {"shaping": 0.0})
 
 
 def answered(record: RolloutRecord) -> bool:
@@ -106,6 +210,14 @@ def bounded_score(scorer: ScorerResult, shaping: RewardModelConfig) -> float | N
     if scorer.score is None or not math.isfinite(scorer.score):
         return None
     return math.tanh((scorer.score - shaping.center) / shaping.scale)
+
+
+def _added(record: RolloutRecord, scorer: ScorerResult, shaping: RewardModelConfig) -> float:
+    """What the score adds to a sum; 0 where it is missing."""
+    bounded = bounded_score(scorer, shaping) or 0.0
+    if record.score.value is not None:
+        return record.score.value * shaping.weight * bounded
+    return bounded if answered(record) else NO_ANSWER
 
 
 def _without_judge(record: RolloutRecord, scorer: ScorerResult | None, shaping: RewardModelConfig) -> Reward:

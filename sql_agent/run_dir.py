@@ -103,7 +103,16 @@ def set_aside(run_dir: Path, after: int | None = None) -> Path | None:
     aside, rewritten = run_dir / time.strftime("before-%Y%m%d-%H%M%S"), False
     metrics, trajectories = run_dir / "metrics.jsonl", run_dir / "trajectories"
     if after is None:
-        names = ("metrics.jsonl", "trajectories", "checkpoints", "config.yaml", "run.json", "report.html", "curve.png")
+        names = (
+            "metrics.jsonl",
+            "trajectories",
+            "checkpoints",
+            "judge",
+            "config.yaml",
+            "run.json",
+            "report.html",
+            "curve.png",
+        )
         moved = {run_dir / name: aside / name for name in names if (run_dir / name).exists()}
     else:
         later = [path for path in trajectories.glob("*_*.jsonl") if int(path.stem.split("_")[1]) > after]

@@ -21,6 +21,8 @@ if __name__ == "__main__":
 import argparse
 import json
 import logging
+import math
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -40,7 +42,9 @@ from sql_agent.preflight import (
     UsageError,
     check_environment,
     check_episodes,
+    check_functions,
     check_judged,
+    check_llm_judge,
     check_model,
     check_reward_model,
     check_run_dir,
@@ -90,6 +94,16 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         f"sql_agent.store_server`, `agl store`); needs AGL_MANAGED_STORE=0, and is {USUAL_STORE} then unless given",
     )
     parser.add_argument("--reward-model-url", metavar="URL", help="a scoring service; its score joins the reward")
+    parser.add_argument(
+        "--reward",
+        action="append",
+        metavar="NAME[=WEIGHT]",
+        help="a preset (agentbench, agent_peft, rllm), a function of yours (FILE.py:NAME or module:NAME), or judge; "
+        "repeat to sum several",
+    )
+    parser.add_argument("--judge-url", metavar="URL", help="an LLM as judge, its address up to /v1; see --reward judge")
+    parser.add_argument("--judge-model", help="the judge's name at that address; its key is read from JUDGE_API_KEY")
+    parser.add_argument("--judge-rubric", type=named_path, metavar="FILE", help="what the judge is to score, 0 to 1")
     parser.add_argument("--n-runners", type=int, help="runner processes")
     parser.add_argument("--lora", action="store_true", help="train a LoRA adapter instead of all weights")
     parser.add_argument("--lora-rank", type=int, help="rank of the adapter (with --lora; default 16)")
@@ -138,6 +152,9 @@ def resolve(args: argparse.Namespace) -> TrainConfig:
         "engine.device": args.device,
         "store.address": args.external_store_address,
         "reward_model.url": args.reward_model_url,
+        "judge.url": args.judge_url,
+        "judge.model": args.judge_model,
+        "judge.rubric": args.judge_rubric,
         "rollout.n_runners": args.n_runners,
         "run_dir": args.run_dir,
         "trainer.resume": args.resume,
@@ -147,6 +164,8 @@ def resolve(args: argparse.Namespace) -> TrainConfig:
     # JSON is YAML: a path with a "#" or of digits alone stays the text it is
     text = {key: v if isinstance(v, bool | int) else str(v) for key, v in plain.items() if v is not None}
     flags += [f"{key}={json.dumps(v)}" for key, v in text.items()]
+    if args.reward:
+        flags.append(f"rollout.reward={json.dumps(weights_of(args.reward))}")
     if args.lora_rank is not None and args.lora_rank < 1:
         raise UsageError(
             f"--lora-rank is {args.lora_rank}, expected 1 or more; leave it and --lora out to train all weights"
@@ -155,6 +174,30 @@ def resolve(args: argparse.Namespace) -> TrainConfig:
     if args.lora and not cfg.lora.rank:
         raise UsageError("--lora and lora.rank=0 contradict each other: 0 trains all weights; leave one of them out")
     return cfg
+
+
+def weights_of(rewards: Sequence[str]) -> dict[str, float]:
+    """The values of --reward, NAME or NAME=WEIGHT, as a mapping.
+
+    Raises:
+        UsageError: a weight is no number, or a name comes twice.
+    """
+    weights: dict[str, float] = {}
+    for text in rewards:
+        place, colon, last = text.rpartition(":")  # the path of a file may hold a "="
+        name, equals, weight = last.partition("=")
+        try:
+            value = float(weight) if equals else 1.0
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise UsageError(
+                f"--reward {text}: the weight {weight!r} is no number; write it as --reward my.py:concise=0.2"
+            )
+        if place + colon + name in weights:
+            raise UsageError(f"--reward {place + colon + name} is given twice; give it once, with its weight")
+        weights[place + colon + name] = value
+    return weights
 
 
 def run(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) -> None:
@@ -169,6 +212,7 @@ def run(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) ->
     revealed(cfg.rollout.backend)  # raises where its password is missing; runners would only find out later
     check_store(cfg)
     check_reward_model(cfg)
+    check_llm_judge(cfg)
     check_episodes(cfg)
     make_environment(cfg.environment).prepare(print)
     if cfg.model == TINY_POLICY and not TINY_POLICY.exists():
@@ -190,6 +234,7 @@ def main(argv: list[str] | None = None) -> int:
         cfg = cfg.model_copy(update={"model": cfg.model or TINY_POLICY, "run_dir": cfg.run_dir.resolve()})
         cfg = with_store(cfg)
         check_judged(cfg)
+        check_functions(cfg)
         cpu = use_cpu(cfg)
         if args.dry_run:
             files = Files(cfg.model or TINY_POLICY, Path("train.parquet"), Path("val.parquet"))

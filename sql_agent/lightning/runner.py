@@ -12,8 +12,10 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Collection
+import traceback
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -22,12 +24,15 @@ from core.processes import RUN_ID
 from dbbench_adapter.backends import BackendUnavailable
 from sql_agent.agent import MAX_RETRIES, run_rollout, size_thread_pool, unplayed
 from sql_agent.config import TrainConfig
-from sql_agent.datatypes import Reward, RolloutRecord, ScorerResult
+from sql_agent.datatypes import FunctionReward, Reward, RolloutRecord, ScorerResult
 from sql_agent.environments.base import Environment, make_environment
 from sql_agent.lightning.agl_without_litellm import agl
 from sql_agent.lightning.request_guard import RUN_TOKEN
 from sql_agent.lightning.store import PatientStore, StoreClient
-from sql_agent.rewards import NO_JUDGE, REWARDS, reward
+from sql_agent.reward_functions import RewardRecord
+from sql_agent.reward_functions.ask import RewardFunctions
+from sql_agent.reward_functions.load import load_functions
+from sql_agent.rewards import NO_JUDGE, REWARDS, reward, summed_reward
 from sql_agent.rollouts.datatypes import RolloutOutcome
 from sql_agent.rollouts.scoring import RolloutScorer
 from sql_agent.rollouts.stitch import OUTCOME, TURN_SPAN, turn_attributes
@@ -61,6 +66,7 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
     def __init__(self, cfg: TrainConfig) -> None:
         super().__init__()
         self.cfg = cfg
+        self.functions = RewardFunctions(load_functions(cfg), threads=cfg.rollout.runner_concurrency)
         self._environment: Environment | None = None
         self._entering: asyncio.Task[Environment] | None = None
         self._scorer: RolloutScorer | None = None
@@ -149,9 +155,11 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             await asyncio.sleep(RETRY_PAUSE_S)
             raise RolloutLostError(f"{record.score.reason}: {record.error}")
         scorer_result = await self.scorer.score(record) if self.scorer else None
+        asked = record.score.value is not None or record.score.reason == NO_JUDGE
+        given = await self.functions.ask(RewardRecord.of(record, rollout.input)) if asked else {}
         replies = (self._environment or make_environment(self.cfg.environment)).max_replies(self.cfg.agent)
         last = replies * (MAX_RETRIES + 1) + 1  # after every call, those that were tried again included
-        return [self._span(self._outcome_fields(record, scorer_result), rollout, last)]
+        return [self._span(self._outcome_fields(record, scorer_result, given), rollout, last)]
 
     @staticmethod
     def _span(fields: Any, rollout: Any, sequence_id: int) -> Any:
@@ -159,13 +167,22 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
         return agl.Span.from_core_fields(fields, **ids, sequence_id=sequence_id)
 
-    def _outcome_fields(self, record: RolloutRecord, scorer_result: ScorerResult | None) -> Any:
-        """The last span of a rollout: its record, its reward and what the reward model said."""
+    def _outcome_fields(
+        self,
+        record: RolloutRecord,
+        scorer_result: ScorerResult | None,
+        given: Mapping[str, FunctionReward] = MappingProxyType({}),
+    ) -> Any:
+        """The last span of a rollout: its record, its reward and what the reward model said.
+
+        Args:
+            given: what the reward functions said, by label.
+        """
         try:
-            worth = reward(record, REWARDS[self.cfg.rollout.reward], scorer_result, self.cfg.reward_model)
-        except Exception:  # the reward is the user's own code: its failure loses this rollout, not the run
+            worth = self._worth(record, scorer_result, given)
+        except Exception:  # a verdict that is none is the environment's fault: it loses this rollout, not the run
             logger.exception("the reward of task %s raised", record.task_id)
-            worth = Reward(None, "reward_error")
+            worth = Reward(None, "reward_error", error=traceback.format_exc())
         # only a rollout that asked in vain knows something new of the service
         in_vain = scorer_result is not None and scorer_result.reason == "scorer_unavailable"
         down_s = self.scorer.down_s if self.scorer and in_vain else 0.0
@@ -174,6 +191,14 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         if worth.value is None:
             return agl.emit_annotation(attributes, propagate=False)
         return agl.emit_reward(float(worth.value), attributes=attributes, propagate=False)
+
+    def _worth(
+        self, record: RolloutRecord, scorer_result: ScorerResult | None, given: Mapping[str, FunctionReward]
+    ) -> Reward:
+        preset = REWARDS.get(str(self.cfg.rollout.reward))
+        if preset is not None:
+            return reward(record, preset, scorer_result, self.cfg.reward_model)
+        return summed_reward(record, self.cfg.rollout.weights, given, scorer_result, self.cfg.reward_model)
 
 
 def turn_fields(response: dict[str, Any]) -> Any:

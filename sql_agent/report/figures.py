@@ -66,7 +66,12 @@ def all_figures(rows: Sequence[Row]) -> list[Figure]:
     parts = {
         label: line
         for label, line in by_prefix(rows, "reward/").items()
-        if label not in ("mean", "std", "unjudged_frac")
+        if label not in ("mean", "std", "unjudged_frac") and not label.endswith("/none_frac")
+    }
+    gave_none = {
+        label.removesuffix("/none_frac"): line
+        for label, line in by_prefix(rows, "reward/").items()
+        if label.endswith("/none_frac")
     }
     return [
         Figure(
@@ -75,7 +80,8 @@ def all_figures(rows: Sequence[Row]) -> list[Figure]:
             intervals=("held-out success, greedy", [p.interval for p in points]) if points else None,
             note="Bars are Wilson's 95 % intervals.",
         ),
-        Figure("Parts of the reward", parts),
+        Figure("Parts of the reward", parts, note="Of several rewards each one's own number, before its weight."),
+        *([Figure("Rollouts without a number, by reward function", gave_none)] if gave_none else []),
         Figure(
             "Groups without spread",
             series(rows, {

@@ -124,7 +124,7 @@ def browser_row(row: Row) -> Row:
         "split": "held-out" if row.get("validate") else "train",
         "outcome": outcome(row),
         "verdict": score.get("reason"),
-        **{name: row.get(name) for name in (*names, "error")},
+        **{name: row.get(name) for name in (*names, "error", "reward_parts", "reward_error")},
         "messages": [_message(message) for message in messages if isinstance(message, dict)],
     }
 

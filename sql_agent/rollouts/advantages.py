@@ -1,4 +1,4 @@
-"""Group-relative advantages that leave out rollouts without a reward.
+"""Group-relative advantages that leave out rollouts without a reward, for whole rollouts and for their turns.
 
 verl's own estimator counts every row in its group's mean and std. A lost rollout has no reward, which is not a reward
 of 0, so it is left out here; its empty response mask marks it. Leaves out which group is trained on
@@ -48,6 +48,58 @@ def masked_group_advantages(
     return advantages
 
 
+ZERO_REWARD = 1e-30
+"""What stands in a row of rewards for a turn that earned 0: tokens that do not end a turn have the 0. Far below what
+float32 tells from 0 beside any other reward."""
+
+
+def masked_turn_advantages(
+    rewards: torch.Tensor, judged: torch.Tensor, groups: np.ndarray, *, scale: bool = True, eps: float = 1e-6
+) -> torch.Tensor:
+    """Credit each turn with its own reward and those of later turns, relative to all turns of its group.
+
+    Args:
+        rewards: shape (P * G, T), at the end of each turn what it earned (`ZERO_REWARD` for 0) and 0 elsewhere; T
+            counts tokens, or turns. A row without any is a rollout that earned 0, at its end.
+        judged: bool, shape (P * G,); False for a lost rollout.
+        groups: the group each rollout belongs to, shape (P * G,).
+        scale: divide by the unbiased std of the group's rewards; False only centres.
+        eps: keeps an all-equal group at 0 rather than NaN.
+    Returns:
+        Advantages, shape (P * G, T): the sum of the normalised rewards at that place and after it. 0 for lost rollouts,
+        for groups with fewer than two others, and where all rewards of the group are equal.
+    Source:
+        GRPO with process supervision, arXiv:2402.03300 sec. 4.1.3. Where each rollout has one reward, at its end, it is
+        `masked_group_advantages`. verl 0.9.1 (core_algos.py) has outcome supervision only.
+    """
+    members: defaultdict[Any, list[int]] = defaultdict(list)
+    for row, group in enumerate(groups):
+        if judged[row]:
+            members[group].append(row)
+    advantages = torch.zeros_like(rewards)
+    for rows in members.values():
+        if len(rows) < 2:
+            continue
+        earned = rewards[rows]
+        ends = earned != 0
+        ends[~ends.any(dim=-1), -1] = True
+        earned = torch.where(earned.abs() <= ZERO_REWARD, 0.0, earned)
+        rewards_N = earned[ends]  # of all turns of the group
+        if bool((rewards_N == rewards_N[0]).all()):
+            continue
+        normalised = torch.zeros_like(earned)
+        centred_N = rewards_N - rewards_N.mean()
+        normalised[ends] = centred_N / (rewards_N.std() + eps) if scale else centred_N
+        advantages[rows] = normalised.flip(-1).cumsum(-1).flip(-1)
+    return advantages
+
+
+def rewarded_by_turn(rewards: torch.Tensor, groups: np.ndarray) -> torch.Tensor:
+    """The rows whose group has a rollout with the rewards of several turns, bool, shape (P * G,)."""
+    several = {group for group, row in zip(groups, rewards, strict=True) if int((row != 0).sum()) > 1}
+    return torch.tensor([group in several for group in groups], dtype=torch.bool)
+
+
 def masked_grpo(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, config: Any = None, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,12 +112,15 @@ def masked_grpo(
         config: verl's `AlgoConfig`; `norm_adv_by_std_in_grpo` chooses the scaling.
     Returns:
         Advantages and returns, the same tensor twice as in verl's GRPO, shape (P * G, T): the rollout's advantage at
-        each sampled token, 0 elsewhere.
+        each sampled token, or its turn's in a group with rewards of turns (`masked_turn_advantages`), 0 elsewhere.
     """
     scale = True if config is None else bool(config.get("norm_adv_by_std_in_grpo", True))
     with torch.no_grad():
-        advantages = masked_group_advantages(
-            token_level_rewards.sum(dim=-1), response_mask.bool().any(dim=-1), index, scale=scale
-        )
+        judged = response_mask.bool().any(dim=-1)
+        advantages = masked_group_advantages(token_level_rewards.sum(dim=-1), judged, index, scale=scale)
         per_token = advantages.unsqueeze(-1) * response_mask
+        by_turn = rewarded_by_turn(token_level_rewards, index)
+        if bool(by_turn.any()):
+            turns = masked_turn_advantages(token_level_rewards, judged & by_turn, index, scale=scale)
+            per_token[by_turn] = (turns * response_mask)[by_turn]
     return per_token, per_token

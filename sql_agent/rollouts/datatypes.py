@@ -104,6 +104,8 @@ class RolloutResult:
     draw: int = 0
     """Tasks that its slot of the batch had drawn before this one."""
     trajectory: Trajectory | None = None
+    turn_ends: tuple[int, ...] = ()
+    """For each turn of the trajectory the number of response tokens up to its end."""
     outcome: RolloutOutcome | None = None
     lost: str | None = None
     """Why it has no reward; None for a judged one."""
@@ -116,7 +118,9 @@ class RolloutResult:
     filtered: str | None = None
     """Why its group is not trained on: a `NoSpread`, or `lost`; None for one that is."""
     advantage: float | None = None
-    """None where it is not trained on."""
+    """None where it is not trained on. Where rewards are credited by turn, that of the first turn."""
+    turn_advantages: list[float] | None = None
+    """Those of the turns, where the group's rewards are credited by turn."""
 
     @property
     def task_id(self) -> str:
@@ -130,6 +134,18 @@ class RolloutResult:
     @property
     def reward(self) -> float | None:
         return None if self.lost or self.outcome is None else self.outcome.reward.value
+
+    @property
+    def turn_rewards(self) -> list[float] | None:
+        """What each turn of the trajectory earned; None where the rollout has one reward, and where its turns are of
+        several conversations, which stand in the row one after another. What turns earned that the row had no room for
+        is the last one's."""
+        row = self.trajectory
+        if self.reward is None or self.outcome is None or row is None or row.num_chains > 1:
+            return None
+        turns = self.outcome.reward.by_turn(self.outcome.record.num_turns)
+        last = row.num_turns - 1
+        return None if turns is None else [*turns[:last], sum(turns[last:])]
 
     @property
     def success(self) -> float | None:

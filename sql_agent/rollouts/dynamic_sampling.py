@@ -21,7 +21,7 @@ def no_spread(group: Sequence[RolloutResult]) -> NoSpread | None:
     Equal rewards count as right or wrong only where somebody judges: a reward model's score above 0 is not "right".
     """
     known = [result for result in group if result.reward is not None]
-    if len(known) < 2 or len({result.reward for result in known}) > 1:
+    if len(known) < 2 or len({reward for result in known for reward in result.turn_rewards or [result.reward]}) > 1:
         return None
     success = {result.success for result in known}
     return "all_right" if success == {1.0} else "all_wrong" if success == {0.0} else "all_equal"

@@ -41,6 +41,7 @@ from sql_agent.rollouts.dynamic_sampling import (
 from sql_agent.rollouts.metrics import batch_metrics, clip_metrics, score_metrics, skill_metrics
 from sql_agent.rollouts.stitch import TURN_SPAN, all_there, read_outcome, read_turns, stitch
 from sql_agent.rollouts.stops import PrefixStop, check_lost, check_scorer_down
+from sql_agent.rollouts.turn_rewards import credit_turns, place_turn_rewards, turn_ends
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -59,7 +60,7 @@ class LightningRolloutManager:
         threading.Thread(target=self.loop.run_forever, daemon=True, name="rollouts").start()
         addresses = llm_client._load_balancer.addresses  # a `sql_agent.verl_side.server_list.ServerList`
         self.backends = [f"http://{address}" for address in addresses]
-        self._scoring_s = self.cfg.reward_model.timeout_s if self.cfg.reward_model.url else 0.0
+        self._scoring_s = self.cfg.reward_wait_s
         self._prefix_stop = PrefixStop(self.cfg.rollout.max_broken_fraction)
         self._train_tasks = read_tasks(str(config.data.train_files)) if self.cfg.rollout.redraws else []
         self.proxy_url = run.publish({"model": self.model_path, "backends": self.backends})
@@ -141,6 +142,7 @@ class LightningRolloutManager:
         )
         for result, advantage in zip(results, advantages.tolist(), strict=True):
             result.advantage = advantage if result.reward is not None else None
+        credit_turns(results, scale=self.cfg.loss.scale)
         return results
 
     async def _play(self, slots: Sequence[GroupSlot], *, validate: bool, step: int) -> None:
@@ -269,11 +271,13 @@ class LightningRolloutManager:
                 max_row_tokens=self.cfg.micro_batch_tokens(cpu=os.environ.get("VERL_PLATFORM") == "cpu"),
                 one_conversation=one_conversation,
             )
+            result.turn_ends = turn_ends(turns, result.trajectory)
             if not result.trajectory.response_ids:
                 result.lost = "response_too_long"
 
     def _to_batch(self, results: Sequence[RolloutResult]) -> DataProto:
         tensors = to_tensors([r.trajectory for r in results], [r.reward for r in results], pad_id=self.pad_id)
+        place_turn_rewards(tensors["rm_scores"], results)
         others = {
             "multi_modal_inputs": np.array([{} for _ in results], dtype=object),  # verl reads the key for every row
             "__num_turns__": np.array([r.trajectory.num_turns if r.trajectory else 0 for r in results]),

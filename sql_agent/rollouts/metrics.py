@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from sql_agent.rewards import REWARDS
 from sql_agent.rollouts.datatypes import RolloutResult, Trajectory
 from sql_agent.rollouts.dynamic_sampling import no_spread
 
@@ -33,6 +34,7 @@ def batch_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
         metrics[f"rollout/lost/{reason}"] = float(count)
     for reason, count in Counter(r.unshaped for r in results if r.unshaped).items():
         metrics[f"rollout/unshaped/{reason}"] = float(count)
+    metrics |= _none_fracs(results)
     if success := [r.success for r in results if r.draw == 0 and r.success is not None]:
         metrics |= {"rollout/success": float(np.mean(success)), "rollout/judged": float(len(success))}
     if not judged:
@@ -52,6 +54,17 @@ def batch_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
     for reason, count in Counter(record.stop_reason for record in records).items():
         metrics[f"rollout/stop/{reason}"] = count / len(judged)
     return {k: float(v) for k, v in (metrics | _shape_metrics(judged) | _group_metrics(results)).items()}
+
+
+def _none_fracs(results: Sequence[RolloutResult]) -> dict[str, float]:
+    """For each reward function, the share of the rollouts that it was asked about in which it gave no number."""
+    rewards = [r.outcome.reward for r in results if r.draw == 0 and r.outcome]
+    named = {name for reward in rewards for name in (*reward.terms, *reward.lacking) if name not in REWARDS}
+    shares = {}
+    for name in sorted(named):  # the number of a function that its group does without stays among the parts
+        lacking = [name in reward.lacking for reward in rewards if name in reward.parts or name in reward.lacking]
+        shares[f"reward/{name}/none_frac"] = sum(lacking) / len(lacking)
+    return shares
 
 
 SCORER_LOST = frozenset({"scorer_unavailable", "scorer_refused", "score_not_finite"})

@@ -76,6 +76,11 @@ def trajectory_line(result: RolloutResult, step: int, *, validate: bool) -> dict
     if outcome := result.outcome:
         line |= {"reward": result.reward, **outcome.record.to_dict()}
         line |= {"reward_model": asdict(outcome.scorer)} if outcome.scorer else {}
+        given = outcome.reward
+        line |= {"reward_parts": given.parts} if given.terms or given.lacking else {}
+        line |= {"reward_error": given.error} if given.error else {}
+        line |= {"turn_rewards": result.turn_rewards} if result.turn_rewards else {}
+        line |= {"turn_advantages": result.turn_advantages} if result.turn_advantages and not validate else {}
     return line
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from sql_agent.datatypes import RewardModelConfig
 from sql_agent.rollouts.datatypes import RolloutResult
+from sql_agent.rollouts.metrics import SCORER_LOST
 from sql_agent.rollouts.scoring import start_command
 
 STEPS = 3
@@ -35,6 +36,16 @@ _LOST_ADVICE = {
     "model_unavailable": "The model server or the LLM proxy did not answer; their logs are in the run directory.",
     "scorer_unavailable": "The reward model (reward_model.url) did not answer; the runners' logs say how.",
     "scorer_refused": "The reward model takes no such conversations; the runners' logs name the field.",
+    "reward_error": "A reward function failed; trajectories/ has the traceback of each rollout (`reward_error`).",
+    "reward_none": "A reward function returned None; trajectories/ says which one (`reward_error`).",
+    "reward_deadline": "A reward function was slower than rollout.reward_timeout_s; raise it, or play fewer at once.",
+    "judge_unavailable": "The LLM as judge (judge.url) did not answer in time; the runners' logs say how. If many "
+    "rollouts wait for it at once, raise judge.concurrency or judge.timeout_s.",
+    "judge_refused": "The LLM as judge refused the request; the runners' logs have its words. Its key is read from "
+    "JUDGE_API_KEY.",
+    "judge_nonsense": "The LLM as judge answered no JSON object with a score; the runners' logs have its words. Say in "
+    "the rubric what it may leave out, or raise judge.max_tokens.",
+    "judge_budget": "The run has made judge.max_calls calls of the judge; raise it and start the run again.",
     "other": "The logs are in the run directory.",
 }
 
@@ -51,8 +62,9 @@ def check_lost(results: Sequence[RolloutResult], max_fraction: float) -> None:
     """Stop a step that lost too many of its rollouts.
 
     Raises:
-        TooManyLostError: more than `max_fraction` of the rollouts have no reward, or were refused a score. A service
-            that is away is not counted: it may come back, and has a limit of its own (`check_scorer_down`).
+        TooManyLostError: more than `max_fraction` of the rollouts have no reward, were refused a score, or do without
+            a reward function that was unavailable to their group. A scoring service that is away is not counted: it may
+            come back, and has a limit of its own (`check_scorer_down`).
     """
     reasons = Counter(why for result in results if (why := result.lost or _refused(result)))
     lost = reasons.total()
@@ -67,7 +79,9 @@ def check_lost(results: Sequence[RolloutResult], max_fraction: float) -> None:
 
 def _refused(result: RolloutResult) -> str | None:
     why = result.outcome.score_failure if result.outcome else None
-    return None if why == "scorer_unavailable" else why
+    if why is not None and why != "scorer_unavailable":
+        return why
+    return None if result.unshaped in SCORER_LOST else result.unshaped
 
 
 def check_scorer_down(results: Sequence[RolloutResult], cfg: RewardModelConfig) -> None:

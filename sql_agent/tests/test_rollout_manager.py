@@ -18,6 +18,7 @@ from sql_agent.lightning.agl_without_litellm import agl
 from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
 from sql_agent.lightning.store import PatientStore
 from sql_agent.rollouts import run_context, stops
+from sql_agent.rollouts.advantages import ZERO_REWARD, masked_grpo
 from sql_agent.rollouts.run_context import RunContext
 from sql_agent.tests.conftest import start_store
 
@@ -263,3 +264,53 @@ def test_a_rollout_that_ends_as_its_step_does_leaves_nothing(play, new_store_url
     )
     assert metrics["rollout/lost/step_deadline"] == 4.0
     assert in_store(new_store_url) == ([4, 0, 1], {"cancelled"})
+
+
+# reward functions -----------------------------------------------------------------------------------------------------
+
+
+def lines_of(folder):
+    return [json.loads(line) for line in (folder / "trajectories" / "train_000001.jsonl").read_text().splitlines()]
+
+
+def test_rewards_of_turns_stand_at_the_turns_ends_and_the_trajectories_say_what_verl_will_credit(play, tmp_path):
+    (tmp_path / "my.py").write_text(
+        "import itertools\ncount = itertools.count()\ndef f(record):\n    return [float(next(count)), 0]\n"
+    )
+    batch, metrics = play(KNOWN[:1], f"rollout.reward={tmp_path}/my.py:f")
+    scores, mask = batch.batch["rm_scores"], batch.batch["response_mask"]
+    sql = oracle.byte_ids([oracle.calls(oracle.call("execute_sql", {"query": KNOWN[0].gold.sql}))])
+    ends = [len(sql) - 1, int(mask[0].nonzero().max())]
+    zero = float(np.float32(ZERO_REWARD))
+    assert sorted(scores[:, ends].tolist()) == [[zero, zero], [1.0, zero]]
+    assert [row.nonzero().flatten().tolist() for row in scores] == [ends, ends]
+    # {0, 0, 1, 0}: mean 1/4, std 1/2: the first turn of the better rollout has 1.5 - 0.5, the other's -0.5 - 0.5
+    credited, _ = masked_grpo(scores, mask, np.array(["a", "a"]))
+    np.testing.assert_allclose(sorted(credited[:, ends].tolist()), [[-1.0, -0.5], [1.0, -0.5]], atol=1e-4)
+    assert sorted(line["turn_advantages"] for line in lines_of(tmp_path)) == sorted(credited[:, ends].tolist())
+    assert (metrics["reward/f"], metrics["reward/mean"], metrics["group/zero_std_frac"]) == (0.5, 0.5, 0.0)
+
+
+def test_a_function_that_fails_loses_its_rollouts_with_the_traceback_in_the_trajectory(play, tmp_path):
+    wanted = KNOWN[0].id
+    (tmp_path / "my.py").write_text(f"def f(record):\n    return 1 / (record.task['id'] == {wanted!r})\n")
+    settings = "rollout.reward={agentbench: 1, " + f"{tmp_path}/my.py:f" + ": 0.5}"
+    batch, metrics = play(KNOWN, settings)
+    assert batch.batch["rm_scores"].sum(dim=1).tolist() == [1.5, 1.5, 0.0, 0.0]
+    assert (metrics["rollout/lost/reward_error"], metrics["reward/f/none_frac"]) == (2.0, 0.5)
+    lost = [line["reward_error"] for line in lines_of(tmp_path) if line["lost"]]
+    assert len(lost) == 2
+    assert all("ZeroDivisionError" in trace and 'my.py", line 2, in f' in trace for trace in lost)
+    with pytest.raises(RuntimeError, match=r"2 of 2 rollouts were lost.*'reward_error' \(2 times\).*has the traceback"):
+        play(KNOWN[1:], settings)
+
+
+def test_a_judge_that_is_gone_leaves_correctness_and_stops_the_run_where_that_is_not_allowed(play, tmp_path):
+    (tmp_path / "rubric.txt").write_text("Be fair.")
+    judge = f"judge={{url: http://127.0.0.1:{free_port()}/v1, model: m, rubric: {tmp_path}/rubric.txt, attempts: 1}}"
+    settings = ["rollout.reward={agentbench: 1, judge: 0.5}", judge]
+    batch, metrics = play(KNOWN, *settings, "rollout.max_lost_fraction=1")
+    assert batch.batch["rm_scores"].sum(dim=1).tolist() == [1.0] * 4
+    assert (metrics["rollout/unshaped/judge_unavailable"], metrics["reward/judge/none_frac"]) == (4.0, 1.0)
+    with pytest.raises(RuntimeError, match=r"4 of 4 rollouts were lost.*'judge_unavailable'.*judge.concurrency"):
+        play(KNOWN, *settings)

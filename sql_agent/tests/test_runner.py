@@ -315,6 +315,19 @@ async def test_a_reward_that_raises_loses_its_rollout_and_nothing_else(store_url
     assert (outcome.reward.value, outcome.reward.reason) == (None, "reward_error")
 
 
+async def test_a_function_of_the_users_own_is_asked_in_the_runner_with_the_task_as_it_was_queued(store_url, tmp_path):
+    (tmp_path / "my.py").write_text("def f(record):\n    return record.num_turns + len(record.task['id']) / 100\n")
+    cfg = load_config(None, ["agent.turn_timeout_s=5", f"rollout.reward={{agentbench: 1, {tmp_path}/my.py:f: 0.5}}"])
+    with oracle.serve(oracle.app(oracle.replay(TASKS))) as base_url:
+        async with running(store_url, cfg) as (_, store):
+            ended = await play(store, base_url, TASKS)
+    for task, (_, spans) in zip(TASKS, ended, strict=True):
+        outcome = read_outcome(spans)
+        assert outcome is not None
+        # right, 1, and half of two turns and a hundredth for each letter of the id
+        assert outcome.reward.value == pytest.approx(1.0 + 0.5 * (2 + len(task.id) / 100))
+
+
 WRONG = [oracle.calls(oracle.call("commit_final_answer", {"answers": ["no such thing"]}))]
 
 

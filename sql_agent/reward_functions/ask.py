@@ -1,0 +1,124 @@
+"""Calls reward functions for rollouts that have ended, many at once, each within its deadline.
+
+A function runs in a thread of a pool of its own, so that one that computes or hangs holds up neither the runner's event
+loop nor its databases; what an `async def` returns is awaited in that loop. A failure loses the rollout, or with
+`RewardUnavailable` the function's part in the group, and never the runner. Leaves out a function that hangs for ever:
+its thread is not ended, and when all are taken every later call runs into its deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from numbers import Real
+from typing import Any
+
+from sql_agent.datatypes import FunctionReward
+from sql_agent.reward_functions.datatypes import Function, LoadedReward, RewardRecord, RewardUnavailable
+
+logger = logging.getLogger(__name__)
+
+TRACEBACK_CHARS = 4_000
+"""Of a traceback, its end is kept."""
+
+
+class RewardFunctions:
+    """
+    Args:
+        functions: those of one run.
+        threads: calls that may compute at the same time in this process.
+    """
+
+    def __init__(self, functions: Sequence[LoadedReward], threads: int) -> None:
+        self._functions = functions
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="reward")
+
+    async def ask(self, record: RewardRecord) -> dict[str, FunctionReward]:
+        """What each function says of the rollout, by its label."""
+        said = await asyncio.gather(*(self._ask(function, record) for function in self._functions))
+        return {function.label: given for function, given in zip(self._functions, said, strict=True)}
+
+    async def _ask(self, function: LoadedReward, record: RewardRecord) -> FunctionReward:
+        deadline = asyncio.timeout(function.timeout_s)
+        try:
+            async with deadline:
+                return number(function.label, await self._call(function.call, record), record.num_turns)
+        except RewardUnavailable as error:
+            logger.warning("reward %s is unavailable: %s", function.label, error)
+            return FunctionReward(None, error.reason, str(error))
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # the rollout was cancelled, not something in the function
+                raise
+            return _failed(function, error)
+        except (Exception, SystemExit) as error:
+            if isinstance(error, TimeoutError) and deadline.expired():
+                what = f"{function.label} gave no number within {function.timeout_s:g} s (rollout.reward_timeout_s)"
+                logger.warning("%s", what)
+                return FunctionReward(None, "reward_deadline", what)
+            return _failed(function, error)
+
+    async def _call(self, function: Function, record: RewardRecord) -> Any:
+        value, error = await asyncio.get_running_loop().run_in_executor(self._threads, _call, function, record)
+        if error is not None:
+            raise error
+        return await value if inspect.isawaitable(value) else value
+
+
+def number(label: str, value: Any, num_turns: int) -> FunctionReward:
+    """What a function returned, as a finite number, as one for each turn, or as none."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()  # of numpy
+    if isinstance(value, list | tuple):
+        return _numbers(label, list(value), num_turns)
+    if value is None:
+        return FunctionReward(None, "reward_none", f"{label} returned None")
+    if isinstance(value, Real) and math.isfinite(value):
+        return FunctionReward(float(value))
+    return _wrong(f"{label} returned {_shown(value)}, expected a finite number, one for each turn, or None")
+
+
+def _numbers(label: str, values: list[Any], num_turns: int) -> FunctionReward:
+    if len(values) != num_turns:
+        return _wrong(
+            f"{label} returned {len(values)} numbers for a rollout of {num_turns} turns, expected one for each"
+        )
+    for turn, value in enumerate(values, 1):
+        if value is None:
+            return FunctionReward(None, "reward_none", f"{label} returned None for turn {turn}")
+        if not isinstance(value, Real) or not math.isfinite(value):
+            return _wrong(f"{label} returned {_shown(value)} for turn {turn}, expected a finite number")
+    turns = [float(value) for value in values]
+    if not math.isfinite(sum(turns)):
+        return _wrong(f"{label} returned numbers for {num_turns} turns whose sum is not finite")
+    return FunctionReward(sum(turns), turns=turns)
+
+
+def _shown(value: Any) -> str:
+    return f"{str(value)[:100]!r} ({type(value).__name__})"
+
+
+def _wrong(what: str) -> FunctionReward:
+    return FunctionReward(None, "reward_error", what)
+
+
+def _call(function: Function, record: RewardRecord) -> tuple[Any, BaseException | None]:
+    """The result, or what was raised: a future cannot carry StopIteration, and SystemExit would end the loop."""
+    try:
+        return function(record.copy()), None
+    except BaseException as error:
+        return None, error
+
+
+def _failed(function: LoadedReward, error: BaseException) -> FunctionReward:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next  # our own frames are no news
+    what = "".join(traceback.format_exception(type(error), error, trace))[-TRACEBACK_CHARS:]
+    logger.error("reward %s failed\n%s", function.label, what)
+    return FunctionReward(None, "reward_error", what)

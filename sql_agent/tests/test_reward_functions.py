@@ -1,0 +1,374 @@
+"""`sql_agent.reward_functions`: a user's function is found or refused with its line, and asked within a deadline."""
+
+import asyncio
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dbbench_adapter.datatypes import Score
+from sql_agent.config import dump_config, load_config
+from sql_agent.datatypes import FunctionReward
+from sql_agent.lightning.runner import SqlLitAgent
+from sql_agent.oracle import call, calls
+from sql_agent.preflight import UsageError, check_judged
+from sql_agent.reward_functions import RewardRecord, RewardUnavailable
+from sql_agent.reward_functions.ask import RewardFunctions
+from sql_agent.reward_functions.datatypes import LoadedReward
+from sql_agent.reward_functions.load import load_function
+from sql_agent.rewards import NO_JUDGE
+from sql_agent.rollouts.stitch import read_outcome
+from sql_agent.tests.records import make_record
+from sql_agent.train_sql_agent import main, parse_args, resolve
+
+
+def written(tmp_path, text):
+    (tmp_path / "my.py").write_text(text)
+    return f"{tmp_path}/my.py"
+
+
+# found, or refused before anything expensive --------------------------------------------------------------------------
+
+
+def test_a_function_of_a_file_is_found_with_its_hash_and_what_lies_beside_it(tmp_path):
+    (tmp_path / "beside_my_reward.py").write_text("WORTH = 0.5\n")
+    file = written(tmp_path, "from beside_my_reward import WORTH\ndef f(record, scale=2):\n    return WORTH * scale\n")
+    found = load_function(f"{file}:f", timeout_s=3.0)
+    assert (found.label, found.call(None), str(found.file), found.timeout_s) == ("f", 1.0, file, 3.0)
+    assert len(found.sha256) == 64
+    assert list(tmp_path.glob("__pycache__/my*")) == []  # nothing is left beside the user's file
+
+
+def test_a_function_of_a_module_is_found_in_the_folder_the_command_is_typed_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "module_of_rewards.py").write_text("async def f(record):\n    return 1\n")
+    found = load_function("module_of_rewards:f", timeout_s=3.0)
+    assert (found.label, found.file) == ("f", tmp_path / "module_of_rewards.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        pytest.param(
+            "def f(record):\n    return (\n",
+            "my.py:2: SyntaxError: '(' was never closed; correct that line",
+            id="syntax",
+        ),
+        pytest.param(
+            "x = 1\nimport no_such_package\n",
+            "my.py:2: ModuleNotFoundError: No module named 'no_such_package'; the file is imported when",
+            id="import_fails",
+        ),
+        pytest.param("import sys\n\nsys.exit(3)\n", "my.py:3: SystemExit: 3; the file is imported when", id="it_exits"),
+        pytest.param(
+            "from math import exp\ndef brief(r): ...\ndef short(r): ...\ndef _own(r): ...\n",
+            "my.py has no f; its functions are brief, short",
+            id="another_name",
+        ),
+        pytest.param("x = 1\n", "my.py has no f, and no function at all; add one, `def f(record): ", id="no_function"),
+        pytest.param("f = 0.5\n", "f in {file} is a value (float), expected a function of the", id="a_value"),
+        pytest.param("class f:\n    pass\n", "f in {file} is a class, expected a function of the", id="a_class"),
+        pytest.param(
+            "\n\ndef f(prompts, completions):\n    return 1\n",
+            "my.py:3: f(prompts, completions) cannot be called with the rollout's record alone; write `def f(record):`",
+            id="two_parameters",
+        ),
+        pytest.param("def f():\n    return 1\n", "my.py:1: f() cannot be called with", id="no_parameter"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_with_its_line_before_anything_starts(capsys, tmp_path, text, words):
+    file = written(tmp_path, text)
+    assert main(["--run-dir", str(tmp_path / "run"), "--model", "nowhere", "--reward", f"{file}:f"]) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith(f"error: --reward {file}:f: ")
+    assert words.format(file=file) in error
+    assert "\n" not in error
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("reward", "words"),
+    [
+        ("nowhere.py:f", "nowhere.py cannot be read (No such file or directory); give a Python file, FILE.py:NAME"),
+        ("no_such_module.deep:f", "there is no module no_such_module in this environment or in /"),
+        ("best", "config: rollout.reward: Value error, unknown reward preset 'best'; known: agent_peft, agentbench, "),
+        (
+            "my.py",
+            "unknown reward preset 'my.py'; known: agent_peft, agentbench, rllm, judge, or a function of yours, ",
+        ),
+        ("agentbench=much", "--reward agentbench=much: the weight 'much' is no number; write it as --reward my.py:con"),
+        ("agentbench=nan", "--reward agentbench=nan: the weight 'nan' is no number"),
+        ("agentbench=0", "no reward has a weight, so nothing would be learnt"),
+        ("my.py:mean", "my.py:mean would be logged as reward/mean, the name of another number; rename it"),
+        ("my.py:judge", "my.py:judge would be logged as reward/judge, the name of another number; rename it"),
+        ("judge", "rollout.reward names judge, and no LLM is given; add --judge-url, --judge-model and --judge-rubric"),
+    ],
+)
+def test_a_reward_that_is_not_there_is_refused_in_a_line(capsys, tmp_path, reward, words):
+    assert main(["--run-dir", str(tmp_path), "--model", "nowhere", "--reward", reward]) == 2
+    error = capsys.readouterr().err.strip()
+    assert words in error
+    assert "\n" not in error
+
+
+def test_two_rewards_of_one_name_are_refused(capsys, tmp_path):
+    assert main(["--run-dir", str(tmp_path), "--reward", "a.py:f", "--reward", "b.py:f"]) == 2
+    assert "a.py:f would be logged as reward/f, the name of another number" in capsys.readouterr().err
+    assert main(["--run-dir", str(tmp_path), "--reward", "a.py:f", "--reward", "a.py:f=2"]) == 2
+    assert "--reward a.py:f is given twice; give it once, with its weight" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "reward"),
+    [
+        ([], "agentbench"),
+        (["rllm"], "rllm"),
+        (["rllm=1"], "rllm"),
+        (["rllm=0.5"], {"rllm": 0.5}),
+        (["my.py:f"], "my.py:f"),
+        (["agentbench", "a=b/my.py:f=-0.2"], {"agentbench": 1.0, "a=b/my.py:f": -0.2}),
+    ],
+)
+def test_flags_become_a_name_or_names_with_weights_which_the_config_keeps(tmp_path, flags, reward):
+    cfg = resolve(parse_args([word for flag in flags for word in ("--reward", flag)]))
+    assert cfg.rollout.reward == reward
+    (tmp_path / "config.yaml").write_text(dump_config(cfg))
+    assert load_config(tmp_path / "config.yaml") == cfg
+
+
+def test_a_function_is_waited_for_within_the_step():
+    with pytest.raises(ValueError, match=r"the wait for the reward \(400 s: .* has to be played and rewarded before"):
+        load_config(None, ["rollout.reward=my.py:f", "rollout.reward_timeout_s=400"])
+    assert load_config(None, ["rollout.reward_timeout_s=400"]).reward_wait_s == 0.0
+    both = load_config(None, ["rollout.reward=my.py:f", "reward_model.url=http://h:1"])
+    assert both.reward_wait_s == 30.0 + 30.0
+
+
+def test_where_nobody_judges_a_function_is_reward_enough():
+    with pytest.raises(UsageError, match=r"or give a function of your own, --reward FILE\.py:NAME"):
+        check_judged(load_config(None, ["env.type=medical"]))
+    check_judged(load_config(None, ["env.type=medical", "rollout.reward=my.py:f"]))
+
+
+# what it gets ---------------------------------------------------------------------------------------------------------
+
+LOOK = calls(call("execute_sql", {"query": "SELECT 4"}, "x"))
+MESSAGES = [
+    {"role": "system", "content": "Rules."},
+    {"role": "user", "content": "Example?"},
+    {"role": "assistant", "content": "An example of the prompt."},
+    {"role": "user", "content": "How many?"},
+    LOOK,
+    {"role": "tool", "tool_call_id": "x", "content": "[(4,)]"},
+    {"role": "assistant", "content": "There are 4."},
+]
+TASK = {"id": "t-0", "kind": "counting", "answer": "4"}
+
+
+def ended(value=1.0, reason="match", **fields):
+    return make_record(Score(value, reason), num_turns=2, messages=MESSAGES, **fields)
+
+
+def test_the_record_has_what_the_rollout_is_and_no_wall_clock():
+    record = RewardRecord.of(ended(), TASK)
+    assert record == RewardRecord(
+        task=TASK, messages=MESSAGES, verdict=1.0, verdict_reason="match", stop_reason="answered", num_turns=2,
+        malformed_calls=0, prompt_tokens=10, completion_tokens=5,
+    )  # fmt: skip
+    assert record.replies == [LOOK, MESSAGES[-1]]  # and not the example of the prompt
+    assert (record.answer, record.calls) == ("There are 4.", [("execute_sql", '{"query": "SELECT 4"}')])
+
+
+def test_a_rollout_without_a_reply_has_no_answer():
+    record = RewardRecord.of(make_record(Score(0.0, "no_reply"), num_turns=0, messages=MESSAGES[:2]), TASK)
+    assert (record.replies, record.answer, record.calls) == ([], "", [])
+
+
+# what it gives --------------------------------------------------------------------------------------------------------
+
+
+async def said(function, timeout_s=5.0, record=None):
+    asked = RewardFunctions([LoadedReward("f", function, None, "", timeout_s)], threads=4)
+    return (await asked.ask(record or RewardRecord.of(ended(), TASK)))["f"]
+
+
+@pytest.mark.parametrize(
+    ("returned", "value"),
+    [(1, 1.0), (-2.5, -2.5), (True, 1.0), (np.float32(0.5), 0.5), (np.int64(3), 3.0), (np.bool_(False), 0.0)],
+)
+async def test_any_finite_number_is_a_reward(returned, value):
+    assert await said(lambda record: returned) == FunctionReward(value)
+
+
+async def test_none_is_no_number_and_not_zero():
+    assert await said(lambda record: None) == FunctionReward(None, "reward_none", "f returned None")
+
+
+@pytest.mark.parametrize(
+    ("returned", "shown"),
+    [
+        ("good", "'good' (str)"),
+        (float("nan"), "'nan' (float)"),
+        (float("inf"), "'inf' (float)"),
+        ({"score": 1}, "\"{'score': 1}\" (dict)"),
+    ],
+)
+async def test_anything_else_is_an_error_that_names_it(returned, shown):
+    words = f"f returned {shown}, expected a finite number, one for each turn, or None"
+    assert await said(lambda record: returned) == FunctionReward(None, "reward_error", words)
+
+
+@pytest.mark.parametrize("returned", [[0.5, 1], (0.5, 1.0), np.array([0.5, 1.0])], ids=["list", "tuple", "array"])
+async def test_a_number_for_each_turn_is_a_reward_and_its_sum_the_rollouts(returned):
+    assert await said(lambda record: returned) == FunctionReward(1.5, turns=[0.5, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("returned", "reason", "words"),
+    [
+        ([0.5], "reward_error", "f returned 1 numbers for a rollout of 2 turns, expected one for each"),
+        ([], "reward_error", "f returned 0 numbers for a rollout of 2 turns, expected one for each"),
+        ([0.5, None], "reward_none", "f returned None for turn 2"),
+        ([0.5, "x"], "reward_error", "f returned 'x' (str) for turn 2, expected a finite number"),
+        ([float("nan"), 1], "reward_error", "f returned 'nan' (float) for turn 1, expected a finite number"),
+        ([1e308, 1e308], "reward_error", "f returned numbers for 2 turns whose sum is not finite"),
+    ],
+)
+async def test_numbers_that_are_not_one_for_each_turn_lose_the_rollout(returned, reason, words):
+    assert await said(lambda record: returned) == FunctionReward(None, reason, words)
+
+
+async def test_an_exception_is_kept_with_the_users_lines_only():
+    def f(record):
+        return record.task["no such field"]
+
+    given = await said(f)
+    assert (given.value, given.reason) == (None, "reward_error")
+    head, *frames, last = given.error.strip().splitlines()
+    assert (head, last) == ("Traceback (most recent call last):", "KeyError: 'no such field'")
+    assert sum("File " in line for line in frames) == 1
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), StopIteration(), TimeoutError("its own"), asyncio.CancelledError()])
+@pytest.mark.parametrize("later", [False, True], ids=["def", "async_def"])
+async def test_nothing_that_a_function_raises_ends_the_runner(error, later):
+    def f(record):
+        raise error
+
+    async def async_f(record):
+        raise error
+
+    given = await said(async_f if later else f)
+    assert (given.value, given.reason) == (None, "reward_error")
+    assert "Error" in given.error or "Exit" in given.error or "StopIteration" in given.error
+
+
+async def test_a_function_that_is_late_is_a_deadlines_loss_and_the_loop_goes_on():
+    release = threading.Event()
+
+    async def sleeps(record):
+        await asyncio.sleep(60)
+
+    started = time.monotonic()
+    blocked, asleep = await asyncio.gather(said(lambda record: release.wait(60), 0.1), said(sleeps, 0.1))
+    release.set()
+    assert time.monotonic() - started < 5
+    words = "f gave no number within 0.1 s (rollout.reward_timeout_s)"
+    assert blocked == asleep == FunctionReward(None, "reward_deadline", words)
+
+
+async def test_a_rollout_that_is_cancelled_takes_the_call_with_it():
+    async def sleeps(record):
+        await asyncio.sleep(60)
+
+    task = asyncio.create_task(said(sleeps, 50))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_function_may_say_that_its_service_is_away():
+    def f(record):
+        raise RewardUnavailable("linter_away", "no linter at port 7")
+
+    assert await said(f) == FunctionReward(None, "linter_away", "no linter at port 7")
+
+
+@pytest.mark.parametrize("reason", ["no linter", "reward_none", ""])
+async def test_a_reason_that_would_be_taken_for_another_is_the_functions_mistake(reason):
+    def f(record):
+        raise RewardUnavailable(reason)
+
+    given = await said(f)
+    assert given.reason == "reward_error"
+    assert f"ValueError: {reason!r} is no reason of RewardUnavailable; write one word of your own" in given.error
+
+
+async def test_async_functions_wait_beside_each_other():
+    async def f(record):
+        await asyncio.sleep(0.3)
+        return 1
+
+    started = time.monotonic()
+    assert await asyncio.gather(*(said(f) for _ in range(20))) == [FunctionReward(1.0)] * 20
+    assert time.monotonic() - started < 3
+
+
+async def test_what_a_function_changes_is_its_own_copy():
+    def f(record):
+        record.messages.clear()
+        record.task["answer"] = "?"
+        return 1
+
+    record = RewardRecord.of(ended(), dict(TASK))
+    await said(f, record=record)
+    assert (record.messages, record.task) == (MESSAGES, TASK)
+
+
+# in the runner --------------------------------------------------------------------------------------------------------
+
+
+async def outcome_of(record, *rewards):
+    agent = SqlLitAgent(resolve(parse_args([word for reward in rewards for word in ("--reward", reward)])))
+    attempt = SimpleNamespace(attempt_id="at-1", sequence_id=2)
+    spans = await agent._ended(record, SimpleNamespace(input=TASK, rollout_id="ro-1", attempt=attempt))
+    outcome = read_outcome(spans)
+    assert outcome is not None
+    return outcome
+
+
+async def test_a_preset_and_functions_are_summed_with_their_weights(tmp_path):
+    file = written(
+        tmp_path,
+        "def turns(record):\n    return record.num_turns\n"
+        "async def right(record):\n    return record.answer == f\"There are {record.task['answer']}.\"\n",
+    )
+    outcome = await outcome_of(ended(), "agentbench", f"{file}:turns=-0.1", f"{file}:right=0.5")
+    # 1 x 1 - 0.1 x 2 + 0.5 x 1
+    assert outcome.reward.value == pytest.approx(1.3)
+    assert outcome.reward.parts == {"correctness": 1.0, "agentbench": 1.0, "turns": 2.0, "right": 1.0}
+    assert outcome.reward.terms == {"agentbench": 1.0, "turns": -0.2, "right": 0.5}
+
+
+async def test_a_function_alone_is_the_reward_whatever_the_verdict(tmp_path):
+    file = written(tmp_path, "def f(record):\n    return 7\n")
+    for verdict, reason in ((0.0, "wrong_rows"), (None, NO_JUDGE)):
+        outcome = await outcome_of(ended(verdict, reason), f"{file}:f")
+        assert (outcome.reward.value, outcome.reward.reason) == (7.0, reason)
+
+
+async def test_a_rollout_that_the_infrastructure_lost_is_not_asked_about(tmp_path):
+    file = written(tmp_path, "def f(record):\n    raise AssertionError('asked')\n")
+    outcome = await outcome_of(ended(None, "db_unavailable"), f"{file}:f")
+    assert (outcome.reward.value, outcome.reward.reason, outcome.reward.error) == (None, "db_unavailable", None)
+
+
+async def test_a_failure_loses_the_rollout_and_its_traceback_comes_along(tmp_path):
+    file = written(tmp_path, "def f(record):\n    return 1 / 0\n")
+    outcome = await outcome_of(ended(), "agentbench", f"{file}:f")
+    assert (outcome.reward.value, outcome.reward.reason) == (None, "reward_error")
+    assert f'File "{file}", line 2, in f\n    return 1 / 0\n' in outcome.reward.error
+    assert outcome.reward.lacking == {"f": "reward_error"}
