@@ -182,6 +182,7 @@ def check_judged(cfg: TrainConfig) -> None:
             f"nobody can tell right from wrong in environment {cfg.env.type}: the reward is a reward model's score. "
             "Start one with `python reward_model/inference_api.py --model_path MERGED --port 8008` and give its "
             "address, --reward-model-url http://127.0.0.1:8008"
+            + ("; or give the class a `get_reward` (doc/own_environment.md)" if ":" in cfg.env.type else "")
         )
 
 

@@ -1,8 +1,9 @@
 """From the verdict of a rollout (`Score`, by the environment's judge) to its `Reward`. Pure functions.
 
 Correctness comes first. The reward model's score enters centred and through tanh, so it is bounded: a correct rollout
-gains or loses at most `reward_model.weight`, a wrong one nothing, a partly right one that part of it. Where there is no
-judge, the bounded score is the reward. Within a group either every reward contains the score or none (`without_score`).
+gains or loses at most `reward_model.weight`, a wrong one nothing, a partly right one that part of it. An environment
+may give the reward itself (`OWN_REWARD`): then no preset applies. Where there is no judge, the bounded score is the
+reward. Within a group either every reward contains the score or none (`without_score`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sql_agent.datatypes import Reward, RewardModelConfig, RolloutRecord, ScorerResult
+from sql_agent.datatypes import OWN_REWARD, Reward, RewardModelConfig, RolloutRecord, ScorerResult
 
 OUT_OF_LIMITS = frozenset({"max_turns", "max_tokens"})
 """Ends in which the policy spent its turns or its tokens without committing an answer; wall clock costs nothing."""
@@ -70,11 +71,14 @@ def reward(
         return _without_judge(record, scorer, shaping)
     if verdict.value is None:
         return Reward(None, verdict.reason, verdict.parts)
-    value = _value(record, preset)
-    parts = {**verdict.parts, "correctness": verdict.value}
+    if verdict.reason == OWN_REWARD:
+        value, correctness, parts = verdict.value, record.success or 0.0, verdict.parts
+    else:
+        value, correctness = _value(record, preset), verdict.value
+        parts = {**verdict.parts, "correctness": correctness}
     if scorer is None:
         return Reward(value, verdict.reason, parts)
-    added = verdict.value * shaping.weight * (bounded_score(scorer, shaping) or 0.0)
+    added = correctness * shaping.weight * (bounded_score(scorer, shaping) or 0.0)
     return Reward(value + added, verdict.reason, parts | {"base": value, "shaping": added})
 
 
@@ -91,7 +95,7 @@ def without_score(reward: Reward, why: str) -> Reward:
     """
     if reward.value is None:
         return reward
-    if "correctness" not in reward.parts:
+    if "correctness" not in reward.parts and reward.reason != OWN_REWARD:
         return Reward(None, why, reward.parts)
     return Reward(reward.parts["base"], reward.reason, reward.parts | {"shaping": 0.0})
 

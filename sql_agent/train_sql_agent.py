@@ -72,7 +72,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         type=named_path,
         help="the policy, a Hugging Face folder or its id on the hub, ORG/NAME; default: a small one, made here",
     )
-    parser.add_argument("--env", choices=sorted(ENVIRONMENTS), help="what to train on; default dbbench")
+    parser.add_argument(
+        "--env", help=f"what to train on: {', '.join(ENVIRONMENTS)}, or your own, FILE.py:NAME; default dbbench"
+    )
     parser.add_argument("--train-file", type=named_path, help="tasks to train on; default: generated")
     parser.add_argument("--val-file", type=named_path, help="held-out tasks; default: split off or generated")
     parser.add_argument("--device", choices=["auto", "cpu", "gpu"])

@@ -35,6 +35,11 @@ _LOST_ADVICE = {
     "model_unavailable": "The model server or the LLM proxy did not answer; their logs are in the run directory.",
     "scorer_unavailable": "The reward model (reward_model.url) did not answer; the runners' logs say how.",
     "scorer_refused": "The reward model takes no such conversations; the runners' logs name the field.",
+    **dict.fromkeys(
+        ("reset_error", "reset_deadline", "tool_error", "tool_deadline", "get_reward_error", "judge_error"),
+        "The environment's own code raised or hung; each rollout in trajectories/ has the traceback as its `error`; "
+        "`python -m scripts.check_env` finds such faults without a model.",
+    ),
     "other": "The logs are in the run directory.",
 }
 

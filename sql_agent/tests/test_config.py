@@ -39,6 +39,7 @@ def test_what_is_saved_reads_back_equal(tmp_path):
         (["reward_model.weight=0.3"], "less than or equal to 0.2"),
         (["reward_model.center=.nan"], "finite number"),
         (["reward_model.scale=0"], "greater than 0"),
+        (["env.call_timeout_s=301"], "a call has to end before its rollout does"),
         (["env.database=own.db"], "env.database belongs to env.type=medical; this run's environment is dbbench"),
         (["reward_model.url=localhost:8008"], r"reward_model.url\n.*expected http://HOST:PORT"),
         (["reward_model.url=http://:8008"], "expected http://HOST:PORT"),

@@ -159,6 +159,54 @@ def test_a_limit_takes_tasks_of_every_question_type_and_says_so(tmp_path, capsys
     assert "2 of 8 tasks, drawn evenly by kind" in capsys.readouterr().out
 
 
+# other environments -------------------------------------------------------------------------------------------------
+
+GUESS = """
+class Guess:
+    {solved}
+    hit = False
+
+    def reset(self, secret, **row):
+        self.hit, self._secret = False, secret
+
+    def guess(self, number: int) -> str:
+        \"\"\"Guess.
+
+        Args:
+            number: The guess.
+        \"\"\"
+        self.hit = number == self._secret
+        return "right" if self.hit else "wrong"
+
+    def get_reward(self):
+        return 3.0 if self.hit else -1.0
+"""
+
+
+@pytest.mark.parametrize(("solved", "row", "success"), [
+    ("solved = property(lambda self: self.hit)", "Guess 2 2 1 50.0 %", ""),
+    ("pass", "Guess 2 0 0 - -", "; success is unknown, since the environment does not say `solved`"),
+])  # fmt: skip
+def test_an_environment_of_your_own_is_played_on_its_rows(tmp_path, capsys, solved, row, success):
+    (tmp_path / "mine.py").write_text(GUESS.format(solved=solved))
+    rows = [{"prompt": "Guess.", "secret": 7}, {"prompt": "Guess.", "secret": 9}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    script = oracle.recite([
+        oracle.calls(oracle.call("guess", {"number": 7})), {"role": "assistant", "content": "done"},
+    ])  # fmt: skip
+    with oracle.serve(oracle.app(script)) as url:
+        main([
+            "--base-url", url, "--model", "oracle", "--env", f"{tmp_path}/mine.py:Guess",
+            "--tasks", str(tmp_path / "rows.jsonl"), "--output", str(tmp_path / "out.jsonl"),
+            "--solved-tasks", str(tmp_path / "solved.jsonl"),
+        ])  # fmt: skip
+    printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert row in printed
+    assert f"mean reward: 1{success} ends: answered 2; not judged: none" in printed  # (3 - 1) / 2
+    solved_rows = [json.loads(line) for line in (tmp_path / "solved.jsonl").read_text().splitlines()]
+    assert solved_rows == ([] if success else rows[:1])
+
+
 # interruption -------------------------------------------------------------------------------------------------------
 
 
@@ -225,6 +273,7 @@ def test_the_oracle_reaches_the_ceiling_of_dbbench(evaluate, backend, judge, mis
     pytest.param({"--base-url": "http://127.0.0.1:9/v1"}, "no model server at .*:9/v1/models", id="no_server"),
     pytest.param({"--base-url": "{url}/v1"}, "no model server at .*404", id="wrong_path"),
     pytest.param({"--model": "gpt"}, "does not serve 'gpt'; it serves oracle", id="model_not_served"),
+    pytest.param({"--env": "{url}.py:Guess"}, "--env: .*no such file", id="no_environment"),
     pytest.param({"--backend": "oracle"}, "unknown backend 'oracle'; known: sqlite, mariadb", id="unknown_backend"),
 ])  # fmt: skip
 def test_it_stops_before_the_first_rollout_with_words(tmp_path, change, words):
