@@ -125,6 +125,8 @@ class OwnEnvironment(Environment):
         self.says = frozenset(name for name in ("done", "solved") if _declares(self.kind, name))
         self._verdict_from = _verdict_method(self.kind)
         self.judged = self._verdict_from is not None  # pyright: ignore[reportAttributeAccessIssue]  known of the class
+        self.on_raise: Callable[[RaisedError], None] = _log_once
+        """Is told what a tool raises, which the policy reads as a result."""
         self._idle: list[Instance] = []
         self._lock = threading.Lock()
 
@@ -281,7 +283,7 @@ class OwnEpisode:
             answer = self._instance.call("tool", functools.partial(text_of, result))
         except RaisedError as raised:
             if fits:
-                _log_once(raised)
+                self._environment.on_raise(raised)
             answer = text_of({"error": str(raised.error)})
         if self._says("done"):
             self.status = "completed"
