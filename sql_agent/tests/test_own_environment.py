@@ -323,6 +323,17 @@ def test_a_class_with_neither_verdict_nor_reward_is_not_judged(own):
         )  # fmt: skip
 
 
+async def test_the_example_of_the_page_plays(own):
+    page = (Path(__file__).parents[2] / "doc" / "own_environment.md").read_text()
+    block = next(b for b in page.split("```python\n") if b.startswith("from sql_agent")).partition("```")[0]
+    rows = [{"what": "pears", "count": 3}]
+    replies = [oracle.calls(oracle.call("look", {})), oracle.calls(oracle.call("submit", {"count": 3}))]
+    environment, tasks = own(f"{block}\ndef read_shelf():\n    return 'a pear'\n", "Count", rows)
+    assert (await play(environment, tasks[0], *replies)).score == Score(1.0, "solved")
+    environment, tasks = own(f"{block}\ndef read_shelf():\n    pass\n", "Count", rows)
+    assert (await play(environment, tasks[0], *replies)).score == Score(None, "shelf_away")
+
+
 # from a reward to success ---------------------------------------------------------------------------------------------
 
 
