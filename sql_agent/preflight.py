@@ -21,6 +21,7 @@ from core.outputs import check_output
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.config import TrainConfig
 from sql_agent.environments.base import make_environment
+from sql_agent.environments.registry import ENVIRONMENTS
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY_POLICY = ROOT / "models" / "tiny-sql"
@@ -184,6 +185,16 @@ def check_judged(cfg: TrainConfig) -> None:
             "address, --reward-model-url http://127.0.0.1:8008"
             + ("; or give the class a `get_reward` (doc/own_environment.md)" if ":" in cfg.env.type else "")
         )
+
+
+def check_own_tasks(cfg: TrainConfig) -> None:
+    """The rows of an environment of the user's own have to fit its class; a dry run says so too.
+
+    Raises:
+        ValueError: names the row, or the place in the class, and the remedy.
+    """
+    if cfg.env.type not in ENVIRONMENTS:
+        make_environment(cfg.environment).load_split(cfg.data, cfg.seed)
 
 
 def check_episodes(cfg: TrainConfig) -> None:

@@ -42,6 +42,7 @@ from sql_agent.preflight import (
     check_episodes,
     check_judged,
     check_model,
+    check_own_tasks,
     check_reward_model,
     check_run_dir,
     check_store,
@@ -185,6 +186,8 @@ def main(argv: list[str] | None = None) -> int:
         cfg = cfg.model_copy(update={"model": cfg.model or TINY_POLICY, "run_dir": cfg.run_dir.resolve()})
         cfg = with_store(cfg)
         check_judged(cfg)
+        if os.environ.get("AGL_CURRENT_ROLE") != "runner":  # which gets its tasks from the store
+            check_own_tasks(cfg)
         cpu = use_cpu(cfg)
         if args.dry_run:
             files = Files(cfg.model or TINY_POLICY, Path("train.parquet"), Path("val.parquet"))

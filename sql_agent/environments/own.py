@@ -50,7 +50,8 @@ def open_own(settings: EnvironmentSettings) -> Environment:
     thing = named(settings.type)
     if isinstance(thing, type) and issubclass(thing, Environment):
         if missing := sorted(getattr(thing, "__abstractmethods__", ())):
-            raise OwnFileError(f"{place(thing)}: class {thing.__name__} lacks {', '.join(missing)} of {Environment}")
+            interface = f"{Environment.__module__}.{Environment.__name__}"
+            raise OwnFileError(f"{place(thing)}: class {thing.__name__} lacks {', '.join(missing)} of {interface}")
         return thing.from_settings(settings)
     if isinstance(thing, dict):
         raise OwnFileError(f"{settings.type} is a dict of environments; name one of them, a run has one environment")

@@ -67,10 +67,10 @@ class Worker:
         self._calls.put(None)
 
     def _give_up(self) -> None:
-        self.stop()
-        if self._thread.ident is not None:
+        if self._thread.ident is not None:  # before it may end: its number could then be another thread's
             identity, raised = ctypes.c_ulong(self._thread.ident), ctypes.py_object(_GivenUp)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, raised)
+        self.stop()
 
     def _serve(self) -> None:
         try:

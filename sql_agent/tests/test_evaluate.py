@@ -207,6 +207,20 @@ def test_an_environment_of_your_own_is_played_on_its_rows(tmp_path, capsys, solv
     assert solved_rows == ([] if success else rows[:1])
 
 
+def test_a_registered_environment_is_played_on_its_own_tasks(tmp_path, capsys):
+    (tmp_path / "tasks.jsonl").write_text(
+        json.dumps({"question": "What is 3 + 4?", "answer": "3 + 4 = 7\n#### 7"}) + "\n"
+    )
+    script = oracle.recite([{"role": "assistant", "content": "#### 7"}])
+    with oracle.serve(oracle.app(script)) as url:
+        main([
+            "--base-url", url, "--model", "oracle", "--env", "gsm8k", "--tasks", str(tmp_path / "tasks.jsonl"),
+            "--output", str(tmp_path / "out.jsonl"),
+        ])  # fmt: skip
+    printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "all 1 1 1 100.0 %" in printed
+
+
 # interruption -------------------------------------------------------------------------------------------------------
 
 
