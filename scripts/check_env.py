@@ -28,7 +28,7 @@ from rich.table import Table
 from dbbench_adapter.splits import draw_by_kind
 from sql_agent.config import DataConfig, load_config
 from sql_agent.datatypes import AgentConfig, EnvironmentSettings
-from sql_agent.environments.base import Environment, make_environment
+from sql_agent.environments.base import Environment, EpisodeLostError, make_environment, with_observation
 from sql_agent.environments.check import PLAYS, Report, check
 from sql_agent.environments.rows import short
 
@@ -73,10 +73,14 @@ def _show(console: Console, environment: Environment, tasks: Sequence[Any], ther
     if not environment.tools:
         console.print("  none: the first reply is the answer")
     task = tasks[0]
-    with environment:
-        console.print(f"\nprompt of {escape(task.id)}, before `reset` adds to it:")
-        for message in environment.messages(task):
-            console.print(f"  {message['role']}: {escape(short(message['content'], 1000))}")
+    messages = environment.messages(task)
+    with environment, contextlib.suppress(EpisodeLostError):  # the plays find out why
+        episode = environment.open(task, AgentConfig())
+        messages = with_observation(messages, episode)
+        episode.close()
+    console.print(f"\nprompt of {escape(task.id)}:")
+    for message in messages:
+        console.print(f"  {message['role']}: {escape(short(message['content'], 1000))}")
 
 
 def _tell(console: Console, report: Report) -> int:

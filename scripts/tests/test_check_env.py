@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from scripts.check_env import main
+from sql_agent.environments.plays import random_calls
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_environment"
 GAME = '''
@@ -68,6 +69,11 @@ def test_a_game_without_a_fault_has_none(check):
     assert "reference 3 1 1 1 3 of 3 0" in printed
 
 
+def test_a_file_that_draws_lots_leaks_nothing(check):
+    draw = "import random; self.hit = number == self.secret; return str((self.hit, random.random()))"
+    assert check(reset="import random; return str(random.random())", guess=draw)[0] == 0
+
+
 @pytest.mark.parametrize(("lines", "words"), [
     pytest.param({"guess": "return {}[number]"}, "a tool raised KeyError in", id="a_fault_in_a_tool"),
     pytest.param({"reset": "self.x = 1 / 0"}, "lost under reset_error", id="reset_raises"),
@@ -111,6 +117,23 @@ def test_what_may_be_meant_so_is_a_note(check, lines, words):
     status, printed = check(rows, **lines)
     assert status == 0
     assert words in printed.partition("note: ")[2]
+
+
+def test_random_calls_take_the_values_that_a_description_names():
+    schema = {"type": "string", "description": 'One of "up", "down" or `left`.'}
+    tool = {"function": {"name": "move", "parameters": {"properties": {"to": schema}, "required": ["to"]}}}
+    replies = [reply for seed in range(4) for reply in random_calls([tool], ["word"], seed)]
+    calls = [reply["tool_calls"][0]["function"] for reply in replies if reply.get("tool_calls")]
+    assert {"up", "down", "left"} <= {json.loads(each["arguments"])["to"] for each in calls}
+
+
+def test_a_class_that_gives_no_reward_is_said_to_need_one(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text("class Game:\n    def reset(self, **row):\n        return ' Go.'\n")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "Play."}\n')
+    assert main([f"{tmp_path}/mine.py:Game", "--tasks", str(tmp_path / "rows.jsonl")]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "user: Play. Go." in printed
+    assert "note: it gives neither a verdict nor a reward (`get_reward`)" in printed
 
 
 def test_a_file_that_does_not_fit_ends_the_check_before_any_play(tmp_path, capsys):

@@ -81,6 +81,10 @@ def check(make: Callable[[], Environment], tasks: Sequence[Any]) -> Report:
                     continue  # each takes the whole timeout
                 at[0] = name
                 report.played.append(play(environment, task, name, replies))
+    if not environment.judged:
+        report.add(
+            "note", "it gives neither a verdict nor a reward (`get_reward`): a run needs a reward from elsewhere"
+        )
     _lost(report)
     _raised(raised, report)
     _effort(report)

@@ -5,6 +5,7 @@ Every message names file, line and remedy. Leaves out what is done with it (`own
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import importlib.util
@@ -112,6 +113,7 @@ def _imported(file: Path, changed_ns: int, size: int) -> ModuleType:
     name = f"own_{file.stem}_{abs(hash((file, changed_ns, size)))}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
+    _refuse_training(file)
     module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up there
     _findable(file.parent)
     try:
@@ -120,6 +122,21 @@ def _imported(file: Path, changed_ns: int, size: int) -> ModuleType:
         del sys.modules[name]
         raise _import_failed(error, file) from error
     return module
+
+
+def _refuse_training(file: Path) -> None:
+    """A script with the class and the training in it would train with TRL as soon as it is imported."""
+    try:
+        body = ast.parse(file.read_bytes(), str(file)).body
+    except (SyntaxError, ValueError) as error:
+        raise _import_failed(error, file) from None
+    for statement in body:
+        call = getattr(statement, "value", None)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "train":
+            raise OwnFileError(
+                f"{file}:{statement.lineno}: {ast.unparse(call)[:60]} starts a training as soon as the file is "
+                'imported; put it, and the trainer, under if __name__ == "__main__"'
+            )
 
 
 def _of_module(name: str) -> ModuleType:

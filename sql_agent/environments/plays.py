@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy
+
 from dbbench_adapter.backends import BackendUnavailable, TableError
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Message
@@ -72,18 +74,20 @@ def play_together(environment: Environment, tasks: Sequence[Any], replies: Seque
 
 
 def _steps(environment: Environment, task: Any, replies: Sequence[Message], played: Played) -> Iterator[None]:
-    _seed(0)  # what a file draws from `random` is the same in every play
-    episode = None
+    lots, episode = Lots(), None
     try:
-        episode = environment.open(task, AgentConfig())
+        with lots:
+            episode = environment.open(task, AgentConfig())
         shown = with_observation(environment.messages(task), episode)[-1]["content"]
         played.answers.append(str(shown))
         for reply in replies[: environment.max_replies(AgentConfig())]:
             if episode.done:
                 break
-            _answer(environment, episode, reply, played)
+            with lots:
+                _answer(environment, episode, reply, played)
             yield
-        played.score = environment.judge(episode)
+        with lots:
+            played.score = environment.judge(episode)
     except EpisodeLostError as lost:
         played.lost, played.error = lost.reason, str(lost)
     except (BackendUnavailable, TableError) as failure:
@@ -110,11 +114,24 @@ def _answer(environment: Environment, episode: Any, reply: Message, played: Play
             return
 
 
-def _seed(seed: int) -> None:
-    import numpy
+class Lots:
+    """What a file draws from `random` and numpy's own generator is the same in every play, another beside it or not."""
 
-    random.seed(seed)
-    numpy.random.seed(seed)
+    def __init__(self) -> None:
+        self._states = random.Random(0).getstate(), numpy.random.RandomState(0).get_state()
+
+    def __enter__(self) -> None:
+        self._outside = random.getstate(), numpy.random.get_state()
+        self._draw_from(self._states)
+
+    def __exit__(self, *_: object) -> None:
+        self._states = random.getstate(), numpy.random.get_state()
+        self._draw_from(self._outside)
+
+    @staticmethod
+    def _draw_from(states: Any) -> None:
+        random.setstate(states[0])
+        numpy.random.set_state(states[1])
 
 
 # what is played -----------------------------------------------------------------------------------------------------
@@ -179,7 +196,10 @@ def _value(schema: dict[str, Any], words: Sequence[str], rng: random.Random) -> 
     if kind == "object":
         return _arguments(schema, words, rng)
     simple = {"integer": rng.randint(-1, 10), "number": rng.uniform(-1, 10), "boolean": rng.random() < 0.5}
-    return simple[kind] if kind in simple else None if kind == "null" else _text(words, rng)
+    if kind in simple or kind == "null":
+        return simple.get(kind)
+    named = re.findall(r"[\"'`]([^\"'`\s]{1,30})[\"'`]", schema.get("description", ""))  # One of "up", "down"
+    return rng.choice(named) if named and rng.random() < 0.8 else _text(words, rng)
 
 
 def _text(words: Sequence[str], rng: random.Random) -> str:

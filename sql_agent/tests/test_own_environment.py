@@ -386,6 +386,8 @@ def test_a_column_that_a_row_lacks_is_none_as_in_a_dataset(own):
     pytest.param("\nimport nothing_there\n", "Game",
                  r"mine.py:2: importing it raised ModuleNotFoundError: No module named 'nothing_there'", id="import"),
     pytest.param("import sys\nsys.exit(0)\n", "Game", r"mine.py:2: .*SystemExit.*__main__", id="a_script"),
+    pytest.param(GAME + "trainer = print\ntrainer.train()\n", "Game",
+                 r"mine.py:51: trainer.train\(\) starts a training as soon as .* under if __name__", id="a_training"),
     pytest.param(GAME, "Gane", r"mine.py has no 'Gane'; it defines Game", id="no_such_name"),
     pytest.param("class Game:\n    pass\n", "Game", r"mine.py:1: class Game has no method `reset`", id="no_reset"),
     pytest.param(GAME.replace("Ask whether the number is odd.", ""), "Game",
