@@ -28,6 +28,7 @@ CHAINS = {
     "test_faithful.py",
     "test_medical_end_to_end.py",
     "test_merge_policy.py",
+    "test_own_environment_end_to_end.py",
     "test_served_templates.py",
     "test_vllm_stands_in.py",
     "test_weight_sync.py",

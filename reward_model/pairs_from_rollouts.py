@@ -177,7 +177,12 @@ def why_not(record: Any) -> str | None:
         raise Problem("score", "expected a verdict; is this a file of rollouts?")
     if score["value"] is None:
         return "not judged"
-    return None if score["value"] in (0.0, 1.0) else "neither right nor wrong"
+    return None if right_or_wrong(score) in (0.0, 1.0) else "neither right nor wrong"
+
+
+def right_or_wrong(score: dict[str, Any]) -> Any:
+    """The verdict; where an environment gives a reward of its own, whether it says that the task is solved."""
+    return (score.get("parts") or {}).get("correctness") if score.get("reason") == "own_reward" else score["value"]
 
 
 def rollout_of(record: dict[str, Any], source: str) -> Rollout | None:
@@ -203,7 +208,7 @@ def rollout_of(record: dict[str, Any], source: str) -> Rollout | None:
         kind=str(record.get("kind")),
         prompt=tuple(messages[:start]),
         side=tuple(side),
-        right=record["score"]["value"] == 1.0,
+        right=right_or_wrong(record["score"]) == 1.0,
         answered=record.get("stop_reason") == "answered" and bool(has_answer(side)),
         source=source,
     )

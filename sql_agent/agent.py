@@ -41,7 +41,15 @@ from dbbench_adapter.backends import BackendUnavailable, TableError
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Status
 from sql_agent.datatypes import MAX_RETRIES, ROW_END, AgentConfig, RolloutRecord, StopReason
-from sql_agent.environments.base import CallingEpisode, EnvironmentTask, Episode, Playable, WritingEpisode
+from sql_agent.environments.base import (
+    CallingEpisode,
+    EnvironmentTask,
+    Episode,
+    EpisodeLostError,
+    Playable,
+    WritingEpisode,
+    with_observation,
+)
 
 __all__ = ["AgentConfig", "RolloutRecord", "run_rollout", "size_thread_pool"]
 
@@ -87,7 +95,8 @@ async def run_rollout(
         The record. An end that the policy caused is judged. Every other end has `Score(None, reason)`: a model or a
         database that cannot be reached (`model_unavailable`, `db_unavailable`), a deadline that passed while a call of
         either was open, or none (`model_deadline`, `db_deadline`, `rollout_deadline`), a table that cannot be made
-        (`table_error`), an end before the first reply (`no_reply`), an environment without a judge (`no_judge`).
+        (`table_error`), an end before the first reply (`no_reply`), an environment without a judge (`no_judge`), code
+        of an environment that raised or hung (`environment_error`, the score under the reason it gives).
     """
     started = time.perf_counter()
     rollout = _Rollout(task, environment, config, on_reply)
@@ -110,6 +119,8 @@ async def run_rollout(
         stop, score, error = "db_unavailable", Score(None, "db_unavailable"), str(failure)
     except TableError as failure:
         stop, score, error = "table_error", Score(None, "table_error"), str(failure)
+    except EpisodeLostError as failure:
+        stop, score, error = "environment_error", Score(None, failure.reason), str(failure)
     finally:
         await rollout.close()
     return RolloutRecord(
@@ -179,7 +190,8 @@ class _Rollout:
         """The call that is open; it stays here when a deadline cuts it off."""
 
     def open(self) -> None:
-        self.episode = self.environment.open(self._task, self._config)
+        self.episode = episode = self.environment.open(self._task, self._config)
+        self.messages = with_observation(self.messages, episode)
 
     @property
     def done(self) -> bool:

@@ -16,22 +16,25 @@ from pydantic import Field, field_validator, model_validator
 from core.passwords import BackendSpec, masked
 from core.settings import Settings, parse_yaml, read_settings
 from sql_agent.datatypes import AgentConfig, EnvironmentSettings, JudgeConfig, RewardModelConfig
-from sql_agent.environments.registry import ENVIRONMENTS
+from sql_agent.environments.registry import check_name
 from sql_agent.rewards import FUNCTION, JUDGE, REWARDS, functions, label
 
 
 class EnvConfig(Settings):
     type: str = "dbbench"
-    """What the policy is trained on, an entry of `sql_agent.environments.registry`: dbbench, text2sql, medical or
-    gsm8k."""
+    """What the policy is trained on: dbbench, text2sql, medical or gsm8k (`sql_agent.environments.registry`), or an
+    environment of your own, FILE.py:NAME, module:NAME or an installed package's entry point
+    (`doc/own_environment.md`)."""
     database: Path | None = None
     """SQLite file of text2sql, or its folder with DB_ID/DB_ID.sqlite; SQLite file of medical (None: invented entries,
     made on this machine in data/medical)."""
+    call_timeout_s: float = Field(default=30.0, gt=0)
+    """Wall clock of one call of an own environment's code (a tool, reset, get_reward), in seconds; a call that takes
+    longer loses its rollout."""
 
     @model_validator(mode="after")
     def _known_type(self) -> EnvConfig:
-        if self.type not in ENVIRONMENTS:
-            raise ValueError(f"unknown environment {self.type!r}; known: {', '.join(sorted(ENVIRONMENTS))}")
+        check_name(self.type)
         if self.database is not None and self.type not in ("medical", "text2sql"):
             raise ValueError(
                 f"env.database belongs to env.type=text2sql or medical, this run's is {self.type}; leave it out"
@@ -266,7 +269,12 @@ class TrainConfig(Settings):
     @property
     def environment(self) -> EnvironmentSettings:
         return EnvironmentSettings(
-            self.env.type, self.agent.protocol, self.rollout.judge, self.rollout.backend, self.env.database
+            self.env.type,
+            self.agent.protocol,
+            self.rollout.judge,
+            self.rollout.backend,
+            self.env.database,
+            self.env.call_timeout_s,
         )
 
     @model_validator(mode="after")
@@ -276,6 +284,11 @@ class TrainConfig(Settings):
                 f"agent.rollout_timeout_s ({self.agent.rollout_timeout_s}) is longer than rollout.step_timeout_s "
                 f"({self.rollout.step_timeout_s}); a rollout has to end before its step does: "
                 "lower the first, or raise the second"
+            )
+        if self.env.call_timeout_s > self.agent.rollout_timeout_s:
+            raise ValueError(
+                f"env.call_timeout_s ({self.env.call_timeout_s:g}) is longer than agent.rollout_timeout_s "
+                f"({self.agent.rollout_timeout_s:g}); a call has to end before its rollout does"
             )
         scorer = self.reward_model
         if scorer.url and self.agent.rollout_timeout_s + scorer.timeout_s > self.rollout.step_timeout_s:

@@ -29,8 +29,13 @@ StopReason = Literal[
     "model_unavailable",
     "db_unavailable",
     "table_error",
+    "environment_error",
 ]
-"""How a rollout ended. The policy did not cause the last four, and their score is None; the others are judged."""
+"""How a rollout ended. The policy did not cause the last five, and their score is None; the others are judged."""
+
+OWN_REWARD = "own_reward"
+"""The verdict's reason where an environment gives the reward itself: its value is any finite number, and is the reward.
+Whether the task is solved is in `parts["correctness"]`, 1 or 0, where the environment says so."""
 
 MAX_RETRIES = 2
 """Retries of one model call, by the OpenAI client, with its exponential backoff."""
@@ -80,12 +85,13 @@ class EnvironmentSettings:
     """What `sql_agent.environments.base.make_environment` needs to know; each environment reads what concerns it."""
 
     type: str = "dbbench"
-    """A key of `sql_agent.environments.registry.ENVIRONMENTS`."""
+    """A key of `sql_agent.environments.registry.ENVIRONMENTS`, or what names an environment of the user's own."""
     protocol: ProtocolName = "fc"
     judge: str = "strict"
     """A judge of that environment."""
     backend: str = "sqlite"
     database: Path | None = None
+    call_timeout_s: float = 30.0
 
 
 class RewardModelConfig(Settings):
@@ -200,7 +206,10 @@ class RolloutRecord:
 
     @property
     def success(self) -> float | None:
-        """1 where the task is solved, which is a verdict of 1 and nothing less; 0 below it; None without a verdict."""
+        """1 where the task is solved, which is a verdict of 1 and nothing less; 0 below it; None without a verdict, and
+        where the environment gives a reward and does not say what is solved."""
+        if self.score.reason == OWN_REWARD:
+            return self.score.parts.get("correctness")
         verdict = self.score.value
         return None if verdict is None or not 0.0 <= verdict <= 1.0 else float(verdict == 1.0)
 

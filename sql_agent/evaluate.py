@@ -1,7 +1,8 @@
 """Evaluate a model on a task file: `python -m sql_agent.evaluate --base-url URL --model NAME --tasks FILE`.
 
-Prints success per question type with its confidence interval and writes every trajectory when it ends. It trains
-nothing and starts no model server; `python -m sql_agent.oracle` serves a scripted model that knows the answers.
+Prints success per question type with its confidence interval and writes every trajectory when it ends; `--env` takes
+any environment, one of your own (FILE.py:NAME) too, whose tasks are the rows of the file. It trains nothing and starts
+no model server; `python -m sql_agent.oracle` serves a scripted model that knows the answers.
 """
 
 from __future__ import annotations
@@ -28,20 +29,21 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from core.outputs import named_path, written
 from core.passwords import Parser, hidden
 from core.processes import ends_in_order
 from core.stats import cluster_interval
 from dbbench_adapter.backends import BackendUnavailable
-from dbbench_adapter.datatypes import Task
 from dbbench_adapter.judges import JUDGES
 from dbbench_adapter.protocols import PROTOCOLS
 from dbbench_adapter.splits import draw_by_kind
 from dbbench_adapter.sql_skills import SKILLS
-from dbbench_adapter.tasks.load import load_tasks, write_tasks
 from sql_agent.agent import run_rollout, size_thread_pool
-from sql_agent.datatypes import AgentConfig, EnvironmentSettings, RolloutRecord
-from sql_agent.environments.base import make_environment
+from sql_agent.datatypes import OWN_REWARD, AgentConfig, EnvironmentSettings, RolloutRecord
+from sql_agent.environments.base import Environment, EnvironmentTask, make_environment
+from sql_agent.environments.registry import ENVIRONMENTS, check_name
 from sql_agent.success import Rate
+from sql_agent.text_to_sql.judges import EXECUTION_JUDGES
 
 
 @dataclass(frozen=True)
@@ -70,12 +72,15 @@ class Summary:
     malformed_calls_frac: float | None
     rollout_s: float | None
     """Mean wall clock of a rollout, in seconds; rollouts run side by side."""
+    reward: float | None = None
+    """Mean of the rewards that the environment itself gives; None where it gives verdicts."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = _parse(argv)
     console = Console()
-    found = _load(args.tasks)
+    environment = _environment(args)
+    found = _load(environment, args.tasks)
     tasks = draw_by_kind(found, args.limit, seed=0)  # the tasks that a run with seed 0 holds out of the same file
     if len(tasks) < len(found):
         console.print(
@@ -86,10 +91,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_endpoint(args.base_url, args.model, api_key)
     records: list[RolloutRecord] = []
     interrupted = False
-    settings = EnvironmentSettings("dbbench", args.protocol, args.judge, args.backend)
     with ExitStack() as stack:
         try:
-            environment = stack.enter_context(make_environment(settings))
+            environment.check_episodes()
+            environment.prepare(console.print)
+            stack.enter_context(environment)
         except (BackendUnavailable, ValueError) as failure:
             raise SystemExit(f"--backend: {failure}") from failure
         write = stack.enter_context(_sink(args.output, console, len(tasks) * args.samples))
@@ -114,24 +120,29 @@ def main(argv: Sequence[str] | None = None) -> None:
         except KeyboardInterrupt:
             interrupted = True
         seconds = time.perf_counter() - started
-    title = f"{args.model} · {args.tasks.name} · {args.backend.split('@')[-1]} · {args.protocol} · judge {args.judge}"
+    played = (
+        f"{args.backend.split('@')[-1]} · {args.protocol} · judge {args.judge}" if args.env == "dbbench" else args.env
+    )
+    title = f"{args.model} · {args.tasks.name} · {played}"
     print_summary(summarise(records, tasks), title, seconds, console)
     console.print(f"trajectories: {args.output}")
     if interrupted:
         total = len(tasks) * args.samples
         console.print(f"interrupted: {len(records)} of {total} rollouts were finished; the table holds only those")
         raise SystemExit(130)
-    solved = {record.task_id for record in records if _is_solved(record)}
+    solved = {record.task_id for record in records if record.success == 1.0}
     if args.samples > 1:
         console.print(f"pass@{args.samples}, solved in at least one rollout: {len(solved)} of {len(tasks)} tasks")
     if args.solved_tasks:
-        write_tasks(args.solved_tasks, [task for task in tasks if task.id in solved])
+        rows = [environment.row(task) for task in tasks if task.id in solved]
+        with written(args.solved_tasks) as part:
+            part.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
         console.print(f"the tasks that were solved: {args.solved_tasks}")
 
 
 async def each(
-    tasks: Sequence[Task],
-    play: Callable[[Task], Awaitable[RolloutRecord]],
+    tasks: Sequence[EnvironmentTask],
+    play: Callable[[EnvironmentTask], Awaitable[RolloutRecord]],
     done: Callable[[RolloutRecord], None],
     concurrency: int,
 ) -> None:
@@ -169,35 +180,34 @@ def check_endpoint(base_url: str, model: str, api_key: str) -> None:
         raise SystemExit(f"{base_url} does not serve {model!r}; it serves {', '.join(served)}: name one with --model")
 
 
-def summarise(records: Sequence[RolloutRecord], tasks: Sequence[Task]) -> Summary:
+def summarise(records: Sequence[RolloutRecord], tasks: Sequence[EnvironmentTask]) -> Summary:
     kinds = dict.fromkeys(task.kind for task in tasks)  # in file order
     of_kind = {kind: [record for record in records if record.kind == kind] for kind in kinds}
-    skills = {task.id: task.skills for task in tasks}
+    skills = {task.id: getattr(task, "skills", ()) for task in tasks}
+    rewards = [record.score.value for record in records if record.score.reason == OWN_REWARD]
+    agentbench = all(getattr(task, "source", None) == "agentbench" for task in tasks)
     of_skill = {skill: [record for record in records if skill in skills.get(record.task_id, ())] for skill in SKILLS}
     calls = sum(record.tool_calls for record in records)
     return Summary(
         by_kind={kind: rate(played) for kind, played in of_kind.items() if played},
         by_skill={skill: rate(played) for skill, played in of_skill.items() if played},
         overall=rate(records),
-        three_way_mean=three_way_mean(records) if all(task.source == "agentbench" for task in tasks) else None,
+        three_way_mean=three_way_mean(records) if agentbench else None,
         unjudged=dict(Counter(record.score.reason for record in records if record.score.value is None)),
         stop_reasons=dict(Counter(record.stop_reason for record in records)),
         turns_per_task=_mean([record.num_turns for record in records]),
         malformed_calls_frac=sum(record.malformed_calls for record in records) / calls if calls else None,
         rollout_s=_mean([record.seconds for record in records]),
+        reward=_mean([reward for reward in rewards if reward is not None]),
     )
 
 
 def rate(records: Sequence[RolloutRecord]) -> Rate:
-    judged = [record for record in records if record.score.value is not None]
-    tasks, solved = [record.task_id for record in judged], [_is_solved(record) for record in judged]
+    judged = [record for record in records if record.success is not None]
+    tasks, solved = [record.task_id for record in judged], [record.success == 1.0 for record in judged]
     if len(set(tasks)) == len(tasks):
         return Rate(len(records), len(judged), sum(solved))
     return ClusteredRate(len(records), len(judged), sum(solved), cluster_interval(solved, tasks))
-
-
-def _is_solved(record: RolloutRecord) -> bool:
-    return record.score.value == 1.0
 
 
 def three_way_mean(records: Sequence[RolloutRecord]) -> float | None:
@@ -226,6 +236,9 @@ def print_summary(summary: Summary, title: str, seconds: float, console: Console
         console.print(_table("skill", summary.by_skill))
     if summary.three_way_mean is not None:
         console.print(f"mean of SELECT, INSERT and UPDATE: {_percent(summary.three_way_mean)}")
+    if summary.reward is not None:
+        known = "" if summary.overall.judged else "; success is unknown, since the environment does not say `solved`"
+        console.print(f"mean reward: {summary.reward:.4g}{known}")
     console.print(f"ends: {_counts(summary.stop_reasons)}; not judged: {_counts(summary.unjudged)}")
     console.print(
         f"turns per task: {_number(summary.turns_per_task)}; malformed calls: "
@@ -275,9 +288,20 @@ def _sink(path: Path, console: Console, total: int) -> Iterator[Callable[[Rollou
         yield write
 
 
-def _load(path: Path) -> list[Task]:
+def _environment(args: argparse.Namespace) -> Environment:
+    settings = EnvironmentSettings(
+        args.env, args.protocol, args.judge, args.backend, args.database, call_timeout_s=args.call_timeout
+    )
     try:
-        return load_tasks(path)
+        return make_environment(settings)
+    except ValueError as failure:
+        flag = "--backend" if args.env == "dbbench" else "--database" if args.database else "--env"
+        raise SystemExit(f"{flag}: {failure}") from failure
+
+
+def _load(environment: Environment, path: Path) -> list[EnvironmentTask]:
+    try:
+        return environment.read_tasks(path)
     except (OSError, ValueError) as failure:
         raise SystemExit(f"--tasks: {failure}") from failure
 
@@ -287,12 +311,27 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="python -m sql_agent.evaluate", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--base-url", required=True, help="OpenAI-compatible endpoint up to and including /v1")
     parser.add_argument("--model", required=True, help="name under which it serves the model")
-    parser.add_argument("--tasks", type=Path, required=True, help="AgentBench, LifelongAgentBench or generated tasks")
+    parser.add_argument(
+        "--tasks", type=Path, required=True, help="AgentBench, LifelongAgentBench or generated tasks; rows of --env"
+    )
+    parser.add_argument(
+        "--env",
+        help=f"what is played: {', '.join(ENVIRONMENTS)}, or your own, FILE.py:NAME (default dbbench)",
+    )
+    parser.add_argument(
+        "--call-timeout", type=float, default=30.0, help="of one call of your environment's code, s (default 30)"
+    )
+    parser.add_argument(
+        "--database", type=named_path, help="your own SQLite file or folder, as in training; --tasks has its questions"
+    )
     parser.add_argument(
         "--backend", type=hidden, default="sqlite", help="sqlite (default), mariadb (a private server) or mysql://…"
     )
     parser.add_argument(
-        "--judge", choices=tuple(JUDGES), default="strict", help="DB-Bench's own: text, fc, lab; default strict"
+        "--judge",
+        choices=tuple(dict.fromkeys((*JUDGES, *EXECUTION_JUDGES))),
+        default="strict",
+        help="DB-Bench's own: text, fc, lab; with --database as Spider's and BIRD's evaluators do: spider, bird",
     )
     parser.add_argument("--protocol", choices=tuple(PROTOCOLS), default="fc", help="how the agent acts (default fc)")
     parser.add_argument(
@@ -312,6 +351,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     for name in ("limit", "concurrency", "max_tokens", "samples"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')} is {getattr(args, name)}; it has to be 1 or more")
+    try:
+        args.env = args.env or ("text2sql" if args.database else "dbbench")
+        check_name(args.env)
+    except ValueError as unknown:
+        parser.error(f"--env: {unknown}")
     if args.temperature < 0:
         parser.error(f"--temperature is {args.temperature:g}; it has to be 0 or more")
     args.output = args.output or Path("runs/evaluate") / time.strftime("%Y%m%d-%H%M%S.jsonl")

@@ -21,6 +21,7 @@ from core.outputs import check_output
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.config import TrainConfig
 from sql_agent.environments.base import make_environment
+from sql_agent.environments.registry import ENVIRONMENTS
 from sql_agent.rewards import functions
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -187,7 +188,18 @@ def check_judged(cfg: TrainConfig) -> None:
             f"nobody can tell right from wrong in environment {cfg.env.type}: the reward is a reward model's score. "
             "Start one with `python reward_model/inference_api.py --model_path MERGED --port 8008` and give its "
             "address, --reward-model-url http://127.0.0.1:8008; or give a function of your own, --reward FILE.py:NAME"
+            + ("; or give the class a `get_reward` (doc/own_environment.md)" if ":" in cfg.env.type else "")
         )
+
+
+def check_own_tasks(cfg: TrainConfig) -> None:
+    """The rows of an environment of the user's own have to fit its class; a dry run says so too.
+
+    Raises:
+        ValueError: names the row, or the place in the class, and the remedy.
+    """
+    if cfg.env.type not in ENVIRONMENTS:
+        make_environment(cfg.environment).load_split(cfg.data, cfg.seed)
 
 
 def check_functions(cfg: TrainConfig) -> None:

@@ -4,8 +4,9 @@ The reward is a preset's value (`reward`), or the weighted sum of presets and of
 (`summed_reward`; `sql_agent.reward_functions` calls those).
 
 Correctness comes first. The reward model's score enters centred and through tanh, so it is bounded: a correct rollout
-gains or loses at most `reward_model.weight`, a wrong one nothing, a partly right one that part of it. Where there is no
-judge, the bounded score is the reward. Within a group either every reward contains the score or none (`without_score`).
+gains or loses at most `reward_model.weight`, a wrong one nothing, a partly right one that part of it. An environment
+may give the reward itself (`OWN_REWARD`): then no preset applies. Where there is no judge, the bounded score is the
+reward. Within a group either every reward contains the score or none (`without_score`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from sql_agent.datatypes import FunctionReward, Reward, RewardModelConfig, RolloutRecord, ScorerResult
+from sql_agent.datatypes import OWN_REWARD, FunctionReward, Reward, RewardModelConfig, RolloutRecord, ScorerResult
 
 OUT_OF_LIMITS = frozenset({"max_turns", "max_tokens"})
 """Ends in which the policy spent its turns or its tokens without committing an answer; wall clock costs nothing."""
@@ -92,11 +93,10 @@ def reward(
         return _without_judge(record, scorer, shaping)
     if verdict.value is None:
         return Reward(None, verdict.reason, verdict.parts)
-    value = _value(record, preset)
-    parts = {**verdict.parts, "correctness": verdict.value}
+    value, parts = _value(record, preset), _verdict_parts(record)
     if scorer is None:
         return Reward(value, verdict.reason, parts)
-    added = verdict.value * shaping.weight * (bounded_score(scorer, shaping) or 0.0)
+    added = _added(record, scorer, shaping)
     return Reward(value + added, verdict.reason, parts | {"base": value, "shaping": added})
 
 
@@ -130,8 +130,7 @@ def summed_reward(
     values = {name: _value(record, REWARDS[name]) for name in weights if name in REWARDS and judged}
     values |= {name: value for name in functions(weights) if (value := given[label(name)].value) is not None}
     lacking = {name: said.reason for name, said in given.items() if said.value is None}
-    parts = {**verdict.parts, **({"correctness": verdict.value} if verdict.value is not None else {})}
-    parts |= {label(name): value for name, value in values.items()}
+    parts = _verdict_parts(record) | {label(name): value for name, value in values.items()}
     for said in given.values():
         if said.value is None and said.reason in OWN_LOSSES:
             return Reward(None, said.reason, parts, lacking=lacking, error=said.error)
@@ -195,7 +194,7 @@ def without_score(reward: Reward, why: str) -> Reward:
     """
     if reward.value is None:
         return reward
-    if "correctness" not in reward.parts and not reward.terms:
+    if "correctness" not in reward.parts and not reward.terms and reward.reason != OWN_REWARD:
         return replace(reward, value=None, reason=why)
     return replace(reward, value=reward.parts["base"], parts=reward.parts | {"shaping": 0.0})
 
@@ -216,7 +215,8 @@ def _added(record: RolloutRecord, scorer: ScorerResult, shaping: RewardModelConf
     """What the score adds to a sum; 0 where it is missing."""
     bounded = bounded_score(scorer, shaping) or 0.0
     if record.score.value is not None:
-        return record.score.value * shaping.weight * bounded
+        correctness = record.success or 0.0 if record.score.reason == OWN_REWARD else record.score.value
+        return correctness * shaping.weight * bounded
     return bounded if answered(record) else NO_ANSWER
 
 
@@ -231,8 +231,19 @@ def _without_judge(record: RolloutRecord, scorer: ScorerResult | None, shaping: 
     return Reward(bounded, "scored", {"base": 0.0, "shaping": bounded})
 
 
+def _verdict_parts(record: RolloutRecord) -> dict[str, float]:
+    """The parts of the verdict, and the verdict itself where it is one."""
+    verdict = record.score
+    if verdict.value is None or verdict.reason == OWN_REWARD:
+        return dict(verdict.parts)
+    return {**verdict.parts, "correctness": verdict.value}
+
+
 def _value(record: RolloutRecord, preset: RewardPreset) -> float:
+    """What a preset makes of the verdict. The reward that an environment gives itself stays as it is."""
     verdict = record.score.value
+    if verdict is not None and record.score.reason == OWN_REWARD:
+        return verdict
     if verdict is None or not 0.0 <= verdict <= 1.0:
         raise ValueError(
             f"task {record.task_id!r} was judged {verdict!r} ({record.score.reason}); expected a number from 0, wrong, "

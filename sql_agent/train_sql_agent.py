@@ -46,6 +46,7 @@ from sql_agent.preflight import (
     check_judged,
     check_llm_judge,
     check_model,
+    check_own_tasks,
     check_reward_model,
     check_run_dir,
     check_store,
@@ -76,7 +77,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         type=named_path,
         help="the policy, a Hugging Face folder or its id on the hub, ORG/NAME; default: a small one, made here",
     )
-    parser.add_argument("--env", choices=sorted(ENVIRONMENTS), help="what to train on; default dbbench")
+    parser.add_argument(
+        "--env", help=f"what to train on: {', '.join(ENVIRONMENTS)}, or your own, FILE.py:NAME; default dbbench"
+    )
     parser.add_argument(
         "--database",
         type=named_path,
@@ -235,6 +238,8 @@ def main(argv: list[str] | None = None) -> int:
         cfg = with_store(cfg)
         check_judged(cfg)
         check_functions(cfg)
+        if os.environ.get("AGL_CURRENT_ROLE") != "runner":  # which gets its tasks from the store
+            check_own_tasks(cfg)
         cpu = use_cpu(cfg)
         if args.dry_run:
             files = Files(cfg.model or TINY_POLICY, Path("train.parquet"), Path("val.parquet"))

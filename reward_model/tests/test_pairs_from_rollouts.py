@@ -94,6 +94,16 @@ def test_the_same_question_over_another_prompt_or_under_another_id_is_another_ta
     assert status == 1 and "error: no pairs; more rollouts per task" in said
 
 
+def test_a_reward_of_an_environments_own_is_no_verdict_but_what_it_says_of_the_solution_is(told):
+    def own(value, parts, sql):
+        return {**record("a", 1.0, sql), "score": {"value": value, "reason": "own_reward", "parts": parts}}
+
+    solved, unsolved = own(9.5, {"correctness": 1.0}, "SELECT 1"), own(1.0, {"correctness": 0.0}, "SELECT 2")
+    _, [pair], said = told(solved, unsolved, own(1.0, {}, "SELECT 3"))
+    assert pair.metadata["sources"] == ["a.jsonl:1", "a.jsonl:2"]
+    assert "neither right nor wrong 1" in said.replace(":", "")
+
+
 def test_what_can_be_in_no_pair_is_counted_by_its_reason(told):
     _, pairs, said = told(
         record("a", 1.0, "SELECT 1"),

@@ -8,7 +8,7 @@ import pytest
 from vulture import Vulture
 
 from scripts.bench_main_job import PARTS
-from sql_agent.environments.registry import ENVIRONMENTS
+from sql_agent.environments.registry import ENVIRONMENTS, OWN
 from sql_agent.upstream_patches import PATCHES
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ def test_every_function_class_and_method_is_used_outside_the_tests():
     vulture.scavenge([str(ROOT / package) for package in PACKAGES], exclude=["*/tests/*"])
     unused = [*vulture.unused_funcs, *vulture.unused_classes, *vulture.unused_methods, *vulture.unused_props]
     by_name = (
-        [patch.by for patch in PATCHES] + list(ENVIRONMENTS.values()) + [":".join(part) for part in PARTS.values()]
+        [patch.by for patch in PATCHES] + [*ENVIRONMENTS.values(), OWN] + [":".join(part) for part in PARTS.values()]
     )
     called = {name.rpartition(":")[2] for name in by_name}.union(*CALLED_BY_FRAMEWORKS.values())
     assert [str(item) for item in unused if item.name not in called] == []

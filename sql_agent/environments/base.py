@@ -10,16 +10,30 @@ import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Message, Status
 from sql_agent.datatypes import AgentConfig, EnvironmentSettings
-from sql_agent.environments.registry import ENVIRONMENTS
+from sql_agent.environments.registry import ENVIRONMENTS, OWN
 
 if TYPE_CHECKING:
     from sql_agent.config import DataConfig
+
+
+class EpisodeLostError(RuntimeError):
+    """The episode cannot go on, which the policy did not cause: its rollout is lost.
+
+    Args:
+        reason: a name, counted as `rollout/lost/REASON`.
+        error: what happened, for the trajectory; a traceback for example.
+    """
+
+    def __init__(self, reason: str, error: str) -> None:
+        super().__init__(error)
+        self.reason = reason
 
 
 class EnvironmentTask(Protocol):
@@ -99,14 +113,14 @@ class Playable(Protocol):
         """A fresh `CallingEpisode`, or a `WritingEpisode` where there are no tools. May block.
 
         Raises:
-            TableError, BackendUnavailable: it cannot be opened; the latter also while it goes on.
+            TableError, BackendUnavailable, EpisodeLostError: it cannot be opened; the last two also while it goes on.
         """
         ...
 
     @abstractmethod
     def judge(self, episode: Any) -> Score:
         """The verdict on an episode as it stands, a number in [0, 1]: 1 where the task is solved, which is what counts
-        as success, less where it is solved in part. May block."""
+        as success, less where it is solved in part; or, under `OWN_REWARD`, the reward itself. May block."""
         ...
 
     @abstractmethod
@@ -169,6 +183,18 @@ class Environment(Playable, ABC):
         """The replies of an assistant that knows the solution, in order; empty if no solution is known."""
         return []
 
+    def read_tasks(self, file: Path) -> list[Any]:
+        """Every task of a file, as `python -m sql_agent.evaluate --tasks` takes it.
+
+        Raises:
+            ValueError: the file is missing, or names a row that does not parse.
+        """
+        raise ValueError(f"environment {self.name} reads no file of tasks")
+
+    def row(self, task: Any) -> dict[str, Any]:
+        """The task as a row of such a file."""
+        return task.to_dict()
+
     @abstractmethod
     def task(self, fields: dict[str, Any]) -> Any:
         """The inverse of a task's `to_dict`."""
@@ -196,11 +222,21 @@ class Environment(Playable, ABC):
         pass
 
 
+def with_observation(messages: list[Message], episode: Episode) -> list[Message]:
+    """The first prompt as the policy reads it: what the episode's opening showed follows in its last message."""
+    observation = getattr(episode, "observation", "")
+    if not observation:
+        return messages
+    *earlier, last = messages
+    return [*earlier, {**last, "content": f"{last['content']}{observation}"}]
+
+
 def make_environment(settings: EnvironmentSettings) -> Environment:
-    """The environment that `settings.type` names.
+    """The environment that `settings.type` names: a registered one, or one of the user's own.
 
     Raises:
-        KeyError: nothing is registered under that name; `sql_agent.config` has checked it.
-        ValueError: another setting does not fit.
+        ValueError: a file, a class or its tools, or another setting does not fit.
     """
-    return pkgutil.resolve_name(ENVIRONMENTS[settings.type]).from_settings(settings)
+    if settings.type in ENVIRONMENTS:
+        return pkgutil.resolve_name(ENVIRONMENTS[settings.type]).from_settings(settings)
+    return pkgutil.resolve_name(OWN)(settings)

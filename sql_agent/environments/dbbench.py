@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
@@ -86,6 +87,9 @@ class DbBench(Environment):
         else:
             train, val = load_tasks(data.train_file), load_tasks(data.val_file)
         return Split(of_skills(train, data.skills), of_skills(val, data.skills))
+
+    def read_tasks(self, file: Path) -> list[Task]:
+        return load_tasks(file)
 
     def reference_replies(self, task: Task) -> list[Message]:
         from sql_agent.oracle import solution  # brings a web server, which nothing else here needs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from dbbench_adapter.datatypes import Score
@@ -60,6 +61,9 @@ class Gsm8k(Environment):
             return Split(train, read_problems(data.val_file))
         limit = data.val_limit if made else None
         return Split(train, load_problems(source, split="test", limit=limit, seed=seed, held_out_fraction=fraction))
+
+    def read_tasks(self, file: Path) -> list[Problem]:
+        return read_problems(file)
 
     def reference_replies(self, task: Problem) -> list[Message]:
         from sql_agent.gsm8k.expert import expert_messages  # brings a web server, which nothing else here needs

@@ -89,6 +89,9 @@ class Medical(Environment):
     def _made(self, count: int, half: Half, fraction: float, seed: int) -> list[Question]:
         return make_questions(self._database, self.schema, count, half=half, held_out_fraction=fraction, seed=seed)
 
+    def read_tasks(self, file: Path) -> list[Question]:
+        return read_questions(file)
+
     def task(self, fields: dict[str, Any]) -> Question:
         return Question.from_dict(fields)
 

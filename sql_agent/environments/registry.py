@@ -1,8 +1,11 @@
 """The registry of what a policy can be trained on. Adding an environment is a module and a line here.
 
-Leaves out the interface (`base.Environment`) and its making (`base.make_environment`), so that importing this is
-instant.
+An environment of the user's own is named by `FILE.py:NAME`, `module:NAME` or an installed package's entry point; it
+needs no line. Leaves out the interface (`base.Environment`) and the making (`base.make_environment`), so that importing
+this is instant.
 """
+
+from __future__ import annotations
 
 ENVIRONMENTS = {
     "dbbench": "sql_agent.environments.dbbench:DbBench",
@@ -11,3 +14,26 @@ ENVIRONMENTS = {
     "text2sql": "sql_agent.environments.text_to_sql:TextToSql",
 }
 """Keyed by the config's `env.type`: the subclass of `base.Environment`, imported when it is made."""
+
+ENTRY_POINTS = "agentgrpo.environments"
+"""The group under which an installed package names its environments."""
+OWN = "sql_agent.environments.own:open_own"
+"""Makes the environments that are not in the registry."""
+
+
+def installed(name: str) -> str | None:
+    """The `module:NAME` of an installed package's environment; None where none has that name."""
+    from importlib.metadata import entry_points
+
+    return next((entry.value for entry in entry_points(group=ENTRY_POINTS, name=name)), None)
+
+
+def check_name(name: str) -> None:
+    """
+    Raises:
+        ValueError: it names no environment; a `FILE.py:NAME` and a `module:NAME` are only looked up when it is made.
+    """
+    if name in ENVIRONMENTS or ":" in name or installed(name) is not None:
+        return
+    forms = f"FILE.py:NAME, module:NAME, or an entry point of an installed package (group {ENTRY_POINTS})"
+    raise ValueError(f"unknown environment {name!r}; known: {', '.join(sorted(ENVIRONMENTS))}; of your own: {forms}")

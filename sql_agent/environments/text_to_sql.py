@@ -175,6 +175,14 @@ class TextToSql(Environment):
                 next_line += PROGRESS_S
         return kept
 
+    def read_tasks(self, file: Path) -> list[Question]:
+        return read_questions(file, self.databases)
+
+    def row(self, task: Question) -> dict[str, Any]:
+        solution = {"answer": task.answer} if task.query is None else {"query": task.query}
+        kind = {"difficulty": task.kind}
+        return {"db_id": task.db_id, "question": task.question, **solution, "evidence": task.evidence, **kind}
+
     def reference_replies(self, task: Question) -> list[Message]:
         return [] if task.query is None else [submission(task.query)]
 

@@ -150,7 +150,8 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         """
         last_attempt = rollout.attempt.sequence_id >= self.cfg.rollout.max_attempts
         # a second try after a deadline would end after the step's deadline
-        final = record.stop_reason == "timeout" or record.score.reason == NO_JUDGE or last_attempt
+        ended = record.stop_reason in ("timeout", "environment_error")  # code that raised or hung will do so again
+        final = ended or record.score.reason == NO_JUDGE or last_attempt
         if record.score.value is None and not final:
             await asyncio.sleep(RETRY_PAUSE_S)
             raise RolloutLostError(f"{record.score.reason}: {record.error}")

@@ -46,6 +46,11 @@ _LOST_ADVICE = {
     "judge_nonsense": "The LLM as judge answered no JSON object with a score; the runners' logs have its words. Say in "
     "the rubric what it may leave out, or raise judge.max_tokens.",
     "judge_budget": "The run has made judge.max_calls calls of the judge; raise it and start the run again.",
+    **dict.fromkeys(
+        ("reset_error", "reset_deadline", "tool_error", "tool_deadline", "get_reward_error", "judge_error"),
+        "The environment's own code raised or hung; each rollout in trajectories/ has the traceback as its `error`; "
+        "`python -m scripts.check_env` finds such faults without a model.",
+    ),
     "other": "The logs are in the run directory.",
 }
 

@@ -5,7 +5,9 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,9 @@ from dbbench_adapter.tasks.load import load_tasks, write_tasks
 from sql_agent import oracle
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.evaluate import Rate, main, summarise, three_way_mean
+from sql_agent.text_to_sql.databases import Databases
+from sql_agent.text_to_sql.datatypes import Question
+from sql_agent.text_to_sql.load import read_questions
 
 ROOT = Path(__file__).parents[2]
 STANDARD = ROOT.parent / "shared/dbbench/data/agentbench/standard.jsonl"
@@ -159,6 +164,91 @@ def test_a_limit_takes_tasks_of_every_question_type_and_says_so(tmp_path, capsys
     assert "2 of 8 tasks, drawn evenly by kind" in capsys.readouterr().out
 
 
+# other environments -------------------------------------------------------------------------------------------------
+
+GUESS = """
+class Guess:
+    {solved}
+    hit = False
+
+    def reset(self, secret, **row):
+        self.hit, self._secret = False, secret
+
+    def guess(self, number: int) -> str:
+        \"\"\"Guess.
+
+        Args:
+            number: The guess.
+        \"\"\"
+        self.hit = number == self._secret
+        return "right" if self.hit else "wrong"
+
+    def get_reward(self):
+        return 3.0 if self.hit else -1.0
+"""
+
+
+@pytest.mark.parametrize(("solved", "row", "success"), [
+    ("solved = property(lambda self: self.hit)", "Guess 2 2 1 50.0 %", ""),
+    ("pass", "Guess 2 0 0 - -", "; success is unknown, since the environment does not say `solved`"),
+])  # fmt: skip
+def test_an_environment_of_your_own_is_played_on_its_rows(tmp_path, capsys, solved, row, success):
+    (tmp_path / "mine.py").write_text(GUESS.format(solved=solved))
+    rows = [{"prompt": "Guess.", "secret": 7}, {"prompt": "Guess.", "secret": 9}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    script = oracle.recite([
+        oracle.calls(oracle.call("guess", {"number": 7})), {"role": "assistant", "content": "done"},
+    ])  # fmt: skip
+    with oracle.serve(oracle.app(script)) as url:
+        main([
+            "--base-url", url, "--model", "oracle", "--env", f"{tmp_path}/mine.py:Guess",
+            "--tasks", str(tmp_path / "rows.jsonl"), "--output", str(tmp_path / "out.jsonl"),
+            "--solved-tasks", str(tmp_path / "solved.jsonl"),
+        ])  # fmt: skip
+    printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert row in printed
+    assert f"mean reward: 1{success} ends: answered 2; not judged: none" in printed  # (3 - 1) / 2
+    solved_rows = [json.loads(line) for line in (tmp_path / "solved.jsonl").read_text().splitlines()]
+    assert solved_rows == ([] if success else rows[:1])
+
+
+def test_questions_about_a_database_of_your_own_are_played_and_those_that_were_solved_are_written(tmp_path, capsys):
+    with closing(sqlite3.connect(tmp_path / "fish.db")) as connection:
+        connection.executescript("CREATE TABLE fish (name TEXT); INSERT INTO fish VALUES ('cod'), ('eel');")
+    rows = [
+        {"question": "How many?", "query": "SELECT count(*) FROM fish"},
+        {"question": "Which?", "SQL": "SELECT name FROM fish", "evidence": "all of them", "difficulty": "simple"},
+    ]
+    (tmp_path / "q.json").write_text(json.dumps(rows))
+    script = oracle.recite([oracle.calls(oracle.call("submit_sql", {"sql": "SELECT name FROM fish ORDER BY 1 DESC"}))])
+    with oracle.serve(oracle.app(script)) as url:
+        main([
+            "--base-url", url, "--model", "oracle", "--database", str(tmp_path / "fish.db"), "--judge", "bird",
+            "--tasks", str(tmp_path / "q.json"), "--output", str(tmp_path / "out.jsonl"),
+            "--solved-tasks", str(tmp_path / "solved.jsonl"),
+        ])  # fmt: skip
+    printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "aggregate 1 1 0 0.0 %" in printed and "simple 1 1 1 100.0 %" in printed
+    solved = read_questions(tmp_path / "solved.jsonl", Databases(tmp_path / "fish.db"))
+    assert solved == [
+        Question("solved-0", "Which?", "fish", "SELECT name FROM fish", evidence="all of them", kind="simple")
+    ]
+
+
+def test_a_registered_environment_is_played_on_its_own_tasks(tmp_path, capsys):
+    (tmp_path / "tasks.jsonl").write_text(
+        json.dumps({"question": "What is 3 + 4?", "answer": "3 + 4 = 7\n#### 7"}) + "\n"
+    )
+    script = oracle.recite([{"role": "assistant", "content": "#### 7"}])
+    with oracle.serve(oracle.app(script)) as url:
+        main([
+            "--base-url", url, "--model", "oracle", "--env", "gsm8k", "--tasks", str(tmp_path / "tasks.jsonl"),
+            "--output", str(tmp_path / "out.jsonl"),
+        ])  # fmt: skip
+    printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "all 1 1 1 100.0 %" in printed
+
+
 # interruption -------------------------------------------------------------------------------------------------------
 
 
@@ -223,6 +313,7 @@ def test_the_oracle_reaches_the_ceiling_of_dbbench(evaluate, backend, judge, mis
     pytest.param({"--base-url": "http://127.0.0.1:9/v1"}, "no model server at .*:9/v1/models", id="no_server"),
     pytest.param({"--base-url": "{url}/v1"}, "no model server at .*404", id="wrong_path"),
     pytest.param({"--model": "gpt"}, "does not serve 'gpt'; it serves oracle", id="model_not_served"),
+    pytest.param({"--env": "{url}.py:Guess"}, "--env: .*no such file", id="no_environment"),
     pytest.param({"--backend": "oracle"}, "unknown backend 'oracle'; known: sqlite, mariadb", id="unknown_backend"),
 ])  # fmt: skip
 def test_it_stops_before_the_first_rollout_with_words(tmp_path, change, words):

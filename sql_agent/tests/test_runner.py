@@ -16,8 +16,9 @@ from dbbench_adapter.datatypes import Score
 from dbbench_adapter.generator import generate_tasks
 from sql_agent import oracle
 from sql_agent.config import load_config
-from sql_agent.datatypes import RolloutRecord, ScorerResult
+from sql_agent.datatypes import Reward, RolloutRecord, ScorerResult
 from sql_agent.environments.dbbench import DbBench
+from sql_agent.environments.rows import RowTask
 from sql_agent.lightning import runner
 from sql_agent.lightning.agl_without_litellm import agl
 from sql_agent.lightning.request_guard import RunRequestGuard
@@ -390,6 +391,35 @@ async def test_without_a_judge_the_score_is_the_reward_and_nothing_is_played_aga
     assert (outcome.reward.value, outcome.reward.reason) == (pytest.approx(math.tanh(1.0)), "scored")
     assert [attempt.status for attempt in attempts] == ["succeeded"]
     assert all("5ecret" not in span.model_dump_json() for span in spans)
+
+
+OWN = """
+class Mine:
+    def reset(self, good, **row):
+        if not good:
+            raise OSError("no docker")
+
+    def get_reward(self):
+        return 2.5
+"""
+
+
+async def test_an_environment_of_the_users_own_gives_its_reward_and_is_not_played_again_where_it_raises(
+    store_url, tmp_path
+):
+    (tmp_path / "mine.py").write_text(OWN)
+    tasks = [RowTask(f"r-{good}", "Mine", {"prompt": "?", "good": good}) for good in (True, False)]
+    answer = oracle.recite([{"role": "assistant", "content": "Thunder."}])
+    with oracle.serve(oracle.app(answer)) as base_url:
+        async with running(store_url, load_config(None, [f"env.type={tmp_path}/mine.py:Mine"])) as (_, store):
+            ended = await play(store, base_url, tasks)
+            tries = [len(await store.query_attempts(rollout.rollout_id)) for rollout, _ in ended]
+    good, bad = (read_outcome(spans) for _, spans in ended)
+    assert good is not None and bad is not None
+    assert (good.reward, good.record.success) == (Reward(2.5, "own_reward"), None)
+    assert (bad.reward, bad.record.stop_reason) == (Reward(None, "reset_error"), "environment_error")
+    assert "OSError: no docker" in bad.record.error
+    assert tries == [1, 1]
 
 
 async def test_it_ends_with_the_trainer_and_with_the_store(monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 
 from dbbench_adapter.datatypes import Score
 from sql_agent.config import dump_config
-from sql_agent.datatypes import FunctionReward, Reward, RewardModelConfig, ScorerResult
+from sql_agent.datatypes import OWN_REWARD, FunctionReward, Reward, RewardModelConfig, ScorerResult
 from sql_agent.preflight import UsageError
 from sql_agent.report.figures import all_figures
 from sql_agent.resume import check_resume
@@ -67,6 +67,17 @@ def test_the_reward_models_score_joins_the_sum_as_it_joins_a_preset():
     assert total(WRONG, weights, {"f": 2.0}, **scored).value == 1.0
     # without a judge tanh(1) = 0.761594 beside 0.5 x 2
     assert total(UNJUDGED, weights, {"f": 2.0}, **scored).value == pytest.approx(1.761594, abs=1e-6)
+
+
+def test_a_preset_stands_for_the_reward_that_an_environment_gives_itself():
+    own = Score(3.0, OWN_REWARD, {"correctness": 1.0})  # `solved` says so, not the number
+    reward = total(own, {"rllm": 2.0, "a:f": 0.5}, {"f": 4.0})
+    assert (reward.value, reward.terms) == (8.0, {"rllm": 6.0, "f": 2.0})
+    assert reward.parts == {"correctness": 1.0, "rllm": 3.0, "f": 4.0}
+    shaped = total(own, {"a:f": 0.5}, {"f": 4.0}, scorer=ScorerResult(1e9), shaping=RewardModelConfig(weight=0.2))
+    assert shaped.value == pytest.approx(2.2)
+    unknown = total(Score(3.0, OWN_REWARD), {"a:f": 0.5}, {"f": 4.0}, scorer=ScorerResult(1e9))
+    assert unknown.value == 2.0  # a score adds nothing where success is not known
 
 
 def test_a_sum_that_is_not_finite_is_no_reward():

@@ -283,6 +283,38 @@ def test_a_reward_model_that_is_not_there_is_named_with_the_command_that_starts_
     assert f"no reward model is ready at {url}; start one with `python reward_model/inference_api.py" in error
 
 
+OWN = """
+class Shop:
+    def reset(self, **row):
+        pass
+
+    def get_reward(self):
+        return 1.0
+"""
+
+
+@pytest.mark.parametrize(("text", "rows", "words"), [
+    pytest.param("class Shop\n", '{"prompt": "?"}', "shop.py:1: SyntaxError: expected ':'", id="syntax"),
+    pytest.param(OWN, '{"question": "?"}', "rows.jsonl, line 1: no `prompt`; it has question. Add the column",
+                 id="a_row_without_a_prompt"),
+    pytest.param(OWN, '{"prompt": "?"}', "1 row(s) that say the same cannot be split; give a held-out", id="one_row"),
+    pytest.param(OWN.replace("get_reward", "_reward"), '{"prompt": "?"}', "or give the class a `get_reward`",
+                 id="neither_reward_nor_reward_model"),
+])  # fmt: skip
+def test_an_environment_of_your_own_that_does_not_fit_is_refused_by_a_dry_run_too(capsys, tmp_path, text, rows, words):
+    (tmp_path / "shop.py").write_text(text)
+    (tmp_path / "rows.jsonl").write_text(rows + "\n")
+    own = ["--env", f"{tmp_path}/shop.py:Shop", "--train-file", str(tmp_path / "rows.jsonl")]
+    assert words in error_of(capsys, "--run-dir", str(tmp_path), *own, "--dry-run")
+
+
+def test_a_dry_run_takes_the_example_environment(capsys, tmp_path):
+    example = Path(__file__).parents[2] / "examples" / "own_environment"
+    own = ["--env", f"{example}/orders.py:Orders", "--train-file", f"{example}/rows.jsonl"]
+    assert main(["--run-dir", str(tmp_path), "--device", "cpu", *own, "--dry-run"]) == 0
+    assert f"type: {example}/orders.py:Orders" in capsys.readouterr().out
+
+
 def test_an_environment_without_a_judge_needs_a_reward_model(capsys, tmp_path):
     error = error_of(capsys, "--run-dir", str(tmp_path), "--env", "medical", "--dry-run")
     assert "nobody can tell right from wrong in environment medical: the reward is a reward model's score" in error

@@ -1,0 +1,126 @@
+"""What could a policy break? `python -m scripts.check_env FILE.py:NAME [--tasks FILE]`
+
+Shows the tools and the first prompt as a model reads them, plays scripted and random calls through real episodes
+without any model, and says what it finds: exceptions, hangs, verdicts without effort, state that leaks from one episode
+to the next, prompts that contain the answer. The exit status is 0 without a problem, 1 with one, 2 where nothing could
+be played.
+"""
+
+from __future__ import annotations
+
+from core.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
+import argparse
+import contextlib
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from dbbench_adapter.splits import draw_by_kind
+from sql_agent.config import DataConfig, load_config
+from sql_agent.datatypes import AgentConfig, EnvironmentSettings
+from sql_agent.environments.base import Environment, EpisodeLostError, make_environment, with_observation
+from sql_agent.environments.check import PLAYS, Report, check
+from sql_agent.environments.rows import short
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parse(argv)
+    console = Console(soft_wrap=True, highlight=False)
+    try:
+        load_config(None, [f"env.type={json.dumps(args.environment)}"])  # an unknown name
+        settings = EnvironmentSettings(args.environment, call_timeout_s=args.call_timeout)
+        environment = make_environment(settings)
+        environment.check_episodes()
+        environment.prepare(console.print)
+        found = _tasks(environment, args.tasks)
+    except ValueError as error:
+        console.print(f"error: {escape(str(error))}")
+        return 2
+    tasks = draw_by_kind(found, args.limit, seed=0)
+    _show(console, environment, tasks, len(found))
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        report = check(lambda: make_environment(settings), tasks)
+    if printed.getvalue():
+        report.add("note", f"it prints: {short(printed.getvalue())!r}")
+    return _tell(console, report)
+
+
+def _tasks(environment: Environment, file: Path | None) -> list[Any]:
+    if file is not None:
+        return environment.read_tasks(file)
+    try:
+        return environment.load_split(DataConfig(generate=16, val_limit=1), 0).train
+    except ValueError as error:
+        raise ValueError(f"{error}; here, --tasks ROWS.jsonl") from None
+
+
+def _show(console: Console, environment: Environment, tasks: Sequence[Any], there: int) -> None:
+    replies = environment.max_replies(AgentConfig())
+    console.print(f"{len(tasks)} of {there} tasks are played, with {replies} replies at most\n\ntools:")
+    for tool in environment.tools:
+        console.print(f"  {escape(json.dumps(tool['function'], ensure_ascii=False))}")
+    if not environment.tools:
+        console.print("  none: the first reply is the answer")
+    task = tasks[0]
+    messages = environment.messages(task)
+    with environment, contextlib.suppress(EpisodeLostError):  # the plays find out why
+        episode = environment.open(task, AgentConfig())
+        messages = with_observation(messages, episode)
+        episode.close()
+    console.print(f"\nprompt of {escape(task.id)}:")
+    for message in messages:
+        console.print(f"  {message['role']}: {escape(short(message['content'], 1000))}")
+
+
+def _tell(console: Console, report: Report) -> int:
+    table = Table("play", box=None)
+    for column in ("n", "worth", "least", "most", "solved", "lost"):
+        table.add_column(column, justify="right")
+    for name in PLAYS:
+        plays = report.of(name)
+        values = [each.value for each in plays if each.value is not None]
+        known = [each.success for each in plays if each.success is not None]
+        worth = [f"{v:.3g}" for v in (sum(values) / len(values), min(values), max(values))] if values else ["-"] * 3
+        solved = f"{sum(known):.0f} of {len(known)}" if known else "unknown"
+        if plays:
+            table.add_row(name, str(len(plays)), *worth, solved, str(sum(each.lost is not None for each in plays)))
+    console.print()
+    console.print(table)
+    for finding in sorted(report.findings, key=lambda each: each.kind != "problem"):
+        console.print(f"\n{finding.kind}: {escape(finding.text)}")
+    problems = sum(finding.kind == "problem" for finding in report.findings)
+    console.print(f"\n{problems or 'no'} problem{'' if problems == 1 else 's'} found")
+    return int(problems > 0)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.check_env", description="Play an environment without a model; say what could break."
+    )
+    parser.add_argument("environment", help="FILE.py:NAME, module:NAME, an entry point, or a registered name")
+    parser.add_argument(
+        "--tasks", type=Path, help="its rows, JSONL or parquet; registered ones make tasks of their own"
+    )
+    parser.add_argument(
+        "--limit", type=int, default=8, help="tasks that are played, evenly over their kinds (default 8)"
+    )
+    parser.add_argument("--call-timeout", type=float, default=5.0, help="a call that takes longer hangs, s (default 5)")
+    args = parser.parse_args(argv)
+    if args.limit < 1 or args.call_timeout <= 0:
+        parser.error("--limit has to be 1 or more, and --call-timeout above 0")
+    return args
+
+
+if __name__ == "__main__":
+    execute(main)

@@ -1,0 +1,428 @@
+"""An environment of the user's own as one of ours: a class in TRL's form, or a subclass of `base.Environment`.
+
+What TRL does with such a class (trl/trainer/grpo_trainer.py, 1.16) is done here: objects are made once and used again,
+`reset(**row)` starts an episode and may add to the prompt, every public method is a tool, what a tool raises is
+answered as `{'error': ...}`, and `get_reward()` is asked once at the end, however the rollout ended. Leaves out TRL's
+dict of several environments, images, and reward functions beside the class.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import json
+import logging
+import math
+import re
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+from dbbench_adapter.datatypes import Score
+from dbbench_adapter.protocols import Message, Status
+from sql_agent.config import DataConfig
+from sql_agent.datatypes import OWN_REWARD, AgentConfig, EnvironmentSettings
+from sql_agent.environments.base import Environment, EpisodeLostError, Split
+from sql_agent.environments.named import OwnFileError, named, place, tool_methods, tool_schemas
+from sql_agent.environments.rows import PlacedTask, RowTask, as_messages, read_rows, short, split_rows, text_of
+from sql_agent.environments.tools import Hidden, Lost, ToolEnvironment
+from sql_agent.environments.worker import DeadlineError, RaisedError, Worker
+from sql_agent.rewards import NO_JUDGE
+
+logger = logging.getLogger(__name__)
+
+MAX_TURNS = 10
+"""Replies per rollout where neither the class nor `agent.max_turns` says how many."""
+_reported: set[str] = set()
+"""Errors of tools that this process has logged; each is logged once."""
+
+
+def open_own(settings: EnvironmentSettings) -> Environment:
+    """The environment that `settings.type` names.
+
+    Raises:
+        OwnFileError: what it names cannot be imported, or is no environment.
+    """
+    thing = named(settings.type)
+    if isinstance(thing, type) and issubclass(thing, Environment):
+        if missing := sorted(getattr(thing, "__abstractmethods__", ())):
+            interface = f"{Environment.__module__}.{Environment.__name__}"
+            raise OwnFileError(f"{place(thing)}: class {thing.__name__} lacks {', '.join(missing)} of {interface}")
+        return thing.from_settings(settings)
+    if isinstance(thing, dict):
+        raise OwnFileError(f"{settings.type} is a dict of environments; name one of them, a run has one environment")
+    if not callable(thing):
+        raise OwnFileError(f"{settings.type} is {short(thing, 60)}, expected a class, or a function that makes objects")
+    return OwnEnvironment(thing, timeout_s=settings.call_timeout_s)
+
+
+class Instance:
+    """An object of the user's class and the thread in which all of its code runs.
+
+    Raises:
+        EpisodeLostError: making it raised or hung.
+    """
+
+    def __init__(self, factory: Callable[[], Any], timeout_s: float) -> None:
+        self._worker, self._timeout_s, self.given_up = Worker(), timeout_s, False
+        weakref.finalize(self, self._worker.stop)  # of an episode that nobody closed
+        try:
+            self.object = self.run("construction", factory)
+        except EpisodeLostError:
+            self.stop()
+            raise
+
+    def call(self, what: str, function: Callable[[], Any]) -> Any:
+        """Run `function`; what it raises is a RaisedError.
+
+        Raises:
+            EpisodeLostError: it hung, ended the interpreter, or raised `Lost`.
+            RaisedError: it raised anything else.
+        """
+        try:
+            return self._worker.call(function, self._timeout_s)
+        except DeadlineError as late:
+            self.given_up = True
+            raise EpisodeLostError(f"{what}_deadline", f"{what}: {late} (env.call_timeout_s)") from None
+        except RaisedError as raised:
+            if isinstance(raised.error, Lost):
+                reason = re.sub(r"\W+", "_", str(raised.error.reason))[:60]
+                raise EpisodeLostError(reason or "lost", str(raised)) from None
+            if not isinstance(raised.error, Exception):
+                raise EpisodeLostError(f"{what}_error", str(raised)) from None
+            raise
+
+    def run(self, what: str, function: Callable[[], Any]) -> Any:
+        """As `call`, where nothing may be raised at all."""
+        try:
+            return self.call(what, function)
+        except RaisedError as raised:
+            raise EpisodeLostError(f"{what}_error", str(raised)) from None
+
+    def stop(self) -> None:
+        self._worker.stop()
+
+
+class OwnEnvironment(Environment):
+    """
+    Args:
+        factory: the class, or what makes its objects.
+        timeout_s: of each call of the user's code, in seconds.
+    Raises:
+        OwnFileError: the class has no `reset`, or a public method that cannot be a tool.
+    """
+
+    name: ClassVar[str] = "own"
+
+    def __init__(self, factory: Callable[[], Any], *, timeout_s: float = 30.0) -> None:
+        self._factory, self._timeout_s = factory, timeout_s
+        self.kind = factory if isinstance(factory, type) else _made_kind(factory, timeout_s)
+        self.tools = tool_schemas(self.kind)
+        self.methods = frozenset(tool_methods(self.kind))
+        self.says = frozenset(name for name in ("done", "solved") if _declares(self.kind, name))
+        self._verdict_from = _verdict_method(self.kind)
+        self.judged = self._verdict_from is not None  # pyright: ignore[reportAttributeAccessIssue]  known of the class
+        self.on_raise: Callable[[RaisedError], None] = _log_once
+        """Is told what a tool raises, which the policy reads as a result."""
+        self._idle: list[Instance] = []
+        self._lock = threading.Lock()
+
+    @classmethod
+    def from_settings(cls, settings: EnvironmentSettings) -> Self:
+        raise TypeError("made by `open_own`, which knows the class")
+
+    def messages(self, task: RowTask) -> list[Message]:
+        """
+        Raises:
+            ValueError: the task has no prompt that can be read.
+        """
+        return self._prompt(PlacedTask(task, f"task {task.id!r}"))
+
+    def open(self, task: RowTask, limits: AgentConfig) -> OwnEpisode:
+        instance = self._instance()
+        try:
+            return OwnEpisode(self, instance, copy.deepcopy(task.row), self.max_replies(limits))
+        except BaseException:
+            instance.stop()
+            raise
+
+    def judge(self, episode: OwnEpisode) -> Score:
+        """
+        Returns:
+            What `judge` says as it is, what `get_reward` says under `OWN_REWARD`. None under `no_reward` or the class's
+            own reason, and under `NO_JUDGE` where the class has neither.
+        Raises:
+            EpisodeLostError: it raised, hung, or returned what is no number.
+        """
+        if self._verdict_from is None:
+            return Score(None, NO_JUDGE)
+        value = episode.verdict(self._verdict_from)
+        where = f"{place(getattr(self.kind, self._verdict_from))}: {self._verdict_from}"
+        return _score(value, where) if self._verdict_from == "judge" else _reward(value, episode.solved(), where)
+
+    def max_replies(self, limits: AgentConfig) -> int:
+        own = inspect.getattr_static(self.kind, "max_turns", None)
+        return limits.max_turns or (own if isinstance(own, int) and own > 0 else MAX_TURNS)
+
+    def check_episodes(self) -> None:
+        try:
+            Instance(self._factory, self._timeout_s).stop()
+        except EpisodeLostError as lost:
+            raise OwnFileError(f"{place(self.kind)}: {self.kind.__name__}() cannot be made\n{lost}") from None
+
+    def load_split(self, data: DataConfig, seed: int) -> Split:
+        if data.train_file is None:
+            raise ValueError(
+                f"environment {self.kind.__name__} makes no tasks; give a file of rows, --train-file ROWS.jsonl"
+            )
+        train = self.read_tasks(data.train_file)
+        if data.val_file is not None:
+            return Split(train, self.read_tasks(data.val_file))
+        return Split(*split_rows(train, data.held_out_fraction, seed))
+
+    def read_tasks(self, file: Path) -> list[RowTask]:
+        """Every row, once it is known that it has a prompt and that `reset` takes its columns."""
+        placed = read_rows(file, self.kind.__name__)
+        for each in placed:
+            self._prompt(each)
+            self._check_reset(each)
+        return [each.task for each in placed]
+
+    def row(self, task: RowTask) -> dict[str, Any]:
+        return task.row
+
+    def task(self, fields: dict[str, Any]) -> RowTask:
+        return RowTask.from_dict(fields)
+
+    def reference_replies(self, task: RowTask) -> list[Message]:
+        """A row's `reference` column: calls, `{"name": ..., "arguments": {...}}`, and texts, which are replies."""
+        steps = task.row.get("reference")
+        return [_reference(step, k) for k, step in enumerate(steps)] if isinstance(steps, list) else []
+
+    def give_back(self, instance: Instance) -> None:
+        """Keep an object for the next episode."""
+        if instance.given_up:
+            return
+        with self._lock:
+            self._idle.append(instance)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for instance in idle:
+            instance.stop()
+
+    def _instance(self) -> Instance:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return Instance(self._factory, self._timeout_s)
+
+    def _prompt(self, placed: PlacedTask) -> list[Message]:
+        prompt, row = getattr(self.kind, "prompt", None), placed.task.row
+        own = inspect.ismethod(prompt) and prompt.__func__ is not ToolEnvironment.prompt.__func__  # pyright: ignore
+        if not own and row.get("prompt") is None:
+            raise OwnFileError(
+                f"{placed.place}: no `prompt`; it has {', '.join(row) or 'nothing'}. Add the column, a text or "
+                'messages ("" where `reset` returns the whole prompt), or a classmethod `prompt(cls, row)` to '
+                f"{self.kind.__name__} ({place(self.kind)})"
+            )
+        try:
+            return as_messages(prompt(copy.deepcopy(row)) if own else copy.deepcopy(row["prompt"]))  # pyright: ignore
+        except Exception as error:
+            told = str(error) if isinstance(error, ValueError) else f"raised {type(error).__name__}: {error}"
+            at = f" ({place(prompt)})" if own else ""
+            raise OwnFileError(f"{placed.place}: its prompt{at} {told}") from None
+
+    def _check_reset(self, placed: PlacedTask) -> None:
+        reset = self.kind.reset
+        try:
+            inspect.signature(reset).bind(None, **placed.task.row)
+        except TypeError as error:
+            raise OwnFileError(
+                f"{place(reset)}: reset does not take the columns of {placed.place} ({', '.join(placed.task.row)}): "
+                f"{error}; it is called as reset(**row), so end its arguments with **row"
+            ) from None
+
+
+class OwnEpisode:
+    """A `CallingEpisode`, or a `WritingEpisode` where the class has no tool.
+
+    Raises:
+        EpisodeLostError: `reset` raised, hung, or returned something other than a text or None.
+    """
+
+    def __init__(self, environment: OwnEnvironment, instance: Instance, row: dict[str, Any], max_rounds: int) -> None:
+        self._environment, self._instance, self._closed = environment, instance, False
+        self.max_rounds, self.malformed_calls = max_rounds, 0
+        self.status: Status = "running"
+        self._reply: str | None = None
+        self.observation: str = instance.run("reset", functools.partial(_reset, instance.object, row))
+
+    @property
+    def done(self) -> bool:
+        return self.status != "running"
+
+    def call_tool(self, name: str, arguments: Any) -> str:
+        if name not in self._environment.methods:
+            return self._malformed(f"Tool {name} not found.")
+        try:
+            values = json.loads(arguments)
+        except (ValueError, TypeError, RecursionError):
+            return self._malformed(f"the arguments of {name} do not parse; they are a JSON object")
+        if not isinstance(values, dict):
+            return self._malformed(f"the arguments of {name} are a JSON object, its arguments by name")
+        method = getattr(self._instance.object, name)
+        fits = _binds(method, values)
+        self.malformed_calls += not fits  # answered below, in Python's words as TRL answers it
+        try:
+            result = self._instance.call("tool", functools.partial(method, **values))
+            answer = self._instance.call("tool", functools.partial(text_of, result))
+        except RaisedError as raised:
+            if fits:
+                self._environment.on_raise(raised)
+            answer = text_of({"error": str(raised.error)})
+        if self._says("done"):
+            self.status = "completed"
+        return answer
+
+    def without_call(self, reply: str) -> list[Message]:
+        self.status, self._reply = "completed", reply
+        return []
+
+    def step(self, reply: str) -> list[Message]:
+        return self.without_call(reply)
+
+    def verdict(self, method: str) -> Any:
+        return self._instance.run(method, functools.partial(_verdict, self._instance.object, method, self._reply))
+
+    def solved(self) -> bool | None:
+        return self._says("solved")
+
+    def close(self) -> None:
+        """Give the object back, or let it go where its `close` fails."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if isinstance(inspect.getattr_static(self._environment.kind, "close", None), Hidden):
+                self._instance.run("close", self._instance.object.close)
+        except EpisodeLostError as lost:
+            if not self._instance.given_up:
+                logger.warning("an environment did not close: %s", lost)
+            self._instance.stop()
+        else:
+            self._environment.give_back(self._instance)
+
+    def _says(self, name: str) -> bool | None:
+        """An attribute that the class declares; None where it declares none, or it is None."""
+        if name not in self._environment.says:
+            return None
+        value = self._instance.run(name, functools.partial(getattr, self._instance.object, name))
+        return None if value is None else bool(value)
+
+    def _malformed(self, reason: str) -> str:
+        self.malformed_calls += 1
+        return str({"error": reason})
+
+
+def _made_kind(factory: Callable[[], Any], timeout_s: float) -> type:
+    """The class of what a function makes; it has to be made once to be known."""
+    try:
+        instance = Instance(factory, timeout_s)
+    except EpisodeLostError as lost:
+        raise OwnFileError(f"{place(factory)}: it makes no environment\n{lost}") from None
+    instance.stop()
+    return type(instance.object)
+
+
+def _binds(method: Callable[..., Any], values: dict[str, Any]) -> bool:
+    try:
+        inspect.signature(method).bind(**values)
+    except TypeError:
+        return False
+    return True
+
+
+def _declares(kind: type, name: str) -> bool:
+    """Whether a class has an attribute or a property of that name. TRL ignores both; a method would be a tool."""
+    return hasattr(kind, name) and not inspect.isfunction(getattr(kind, name))
+
+
+def _verdict_method(kind: type) -> str | None:
+    if issubclass(kind, ToolEnvironment):
+        if kind.judge is not ToolEnvironment.judge:
+            return "judge"
+        return None if kind.get_reward is ToolEnvironment.get_reward else "get_reward"
+    return "get_reward" if inspect.isfunction(getattr(kind, "get_reward", None)) else None
+
+
+def _reset(thing: Any, row: dict[str, Any]) -> str:
+    if isinstance(thing, ToolEnvironment):
+        for name in ("done", "solved", "reply"):  # of the episode before; back to what the class says
+            vars(thing).pop(name, None)
+    observation = thing.reset(**row)
+    if inspect.isawaitable(observation):
+        raise TypeError("reset is `async`; TRL calls it without awaiting, make it a plain method")
+    if observation is not None and not isinstance(observation, str | list):
+        raise TypeError(f"reset returned {short(observation, 60)}, expected a text or None")
+    return "" if observation is None else text_of(observation)
+
+
+def _verdict(thing: Any, method: str, reply: str | None) -> Any:
+    if isinstance(thing, ToolEnvironment):
+        thing.reply = reply
+    return getattr(thing, method)()
+
+
+def _score(value: Any, where: str) -> Score:
+    """A verdict of `judge`."""
+    value, reason = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+    if value is None:
+        return Score(None, str(reason or "not_judged"))
+    number = _number(value, where, "judge_error")
+    if not 0.0 <= number <= 1.0:
+        raise EpisodeLostError(
+            "judge_error",
+            f"{where} returned {number:g}, expected a number in [0, 1], 1 where the task is solved; what is no verdict "
+            "but a reward belongs into get_reward",
+        )
+    return Score(number, str(reason or ("solved" if number == 1.0 else "not_solved")))
+
+
+def _reward(value: Any, solved: bool | None, where: str) -> Score:
+    """What `get_reward` returned, and whether the class says that the task is solved."""
+    if value is None:
+        return Score(None, "no_reward")
+    number = _number(value, where, "get_reward_error")
+    return Score(number, OWN_REWARD, {} if solved is None else {"correctness": float(solved)})
+
+
+def _number(value: Any, where: str, reason: str) -> float:
+    try:
+        number = float(value)  # numpy's and torch's scalars too
+    except (TypeError, ValueError):
+        raise EpisodeLostError(reason, f"{where} returned {short(value, 80)}, expected a number or None") from None
+    if not math.isfinite(number):
+        raise EpisodeLostError("reward_not_finite", f"{where} returned {number}, expected a finite number or None")
+    return number
+
+
+def _reference(step: Any, position: int) -> Message:
+    if not isinstance(step, dict):
+        return {"role": "assistant", "content": str(step)}
+    function = {"name": step.get("name"), "arguments": json.dumps(step.get("arguments") or {}, ensure_ascii=False)}
+    call = {"id": f"call_{position}", "type": "function", "function": function}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+def _log_once(raised: RaisedError) -> None:
+    """An error of a tool is the policy's to read, but its first one may be a fault in the file."""
+    frames = str(raised).rpartition("\n")[0]
+    if frames not in _reported and len(_reported) < 100:
+        _reported.add(frames)
+        logger.warning("a tool raised, which the policy reads as a result; logged once per place\n%s", raised)

@@ -1,0 +1,129 @@
+"""Rows of a file as tasks: any JSON objects, one a line, or a parquet file. Leaves out what a row means (`own`)."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dbbench_adapter.protocols import Message
+from dbbench_adapter.tasks.load import raw_records
+from dbbench_adapter.tasks.records import Fault
+
+
+@dataclass(frozen=True)
+class RowTask:
+    id: str
+    kind: str
+    row: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"id": self.id, "kind": self.kind, "row": self.row}
+
+    @staticmethod
+    def from_dict(fields: dict[str, Any]) -> RowTask:
+        return RowTask(fields["id"], fields["kind"], fields["row"])
+
+
+@dataclass(frozen=True)
+class PlacedTask:
+    task: RowTask
+    place: str
+    """`FILE, line N`, for messages."""
+
+
+def read_rows(file: Path, kind: str) -> list[PlacedTask]:
+    """Every row of a file in its order. A column that a row lacks is None there, as in a `datasets.Dataset`.
+
+    A row's own `id` and `kind` are its task's; else its place in the file, and `kind`.
+
+    Raises:
+        ValueError: the file is missing, a row is no JSON object, or two rows have the same `id`.
+    """
+    if not file.is_file():
+        raise ValueError(f"{file}: no such file; expected rows of JSON, one object per line, or a .parquet file")
+    found: list[tuple[str, str, dict[str, Any]]] = []
+    for record in raw_records(file):
+        if isinstance(record, Fault):
+            raise ValueError(f"{file}, {record.where}: {record.problem}")
+        if not isinstance(record.value, dict):
+            there = type(record.value).__name__
+            raise ValueError(f"{file}, {record.where}: expected a JSON object with the columns of a row, found {there}")
+        found.append((record.id, f"{file}, {record.where}", record.value))
+    columns = dict.fromkeys(name for *_, row in found for name in row)
+    places: dict[str, str] = {}
+    tasks = []
+    for default, place, row in found:
+        id = str(row["id"]) if isinstance(row.get("id"), str | int) else default
+        if id in places:
+            raise ValueError(f"{place}: its id {id!r} is also that of {places[id]}; ids have to differ")
+        places[id] = place
+        own_kind = row.get("kind")
+        whole = {name: _plain(row.get(name)) for name in columns}
+        tasks.append(PlacedTask(RowTask(id, own_kind if isinstance(own_kind, str) else kind, whole), place))
+    return tasks
+
+
+def split_rows(tasks: Sequence[RowTask], held_out_fraction: float, seed: int) -> tuple[list[RowTask], list[RowTask]]:
+    """(train, held out), drawn by the seed; rows that say the same stay together.
+
+    Raises:
+        ValueError: all rows are the same.
+    """
+    said = [json.dumps({k: v for k, v in task.row.items() if k != "id"}, sort_keys=True) for task in tasks]
+    different = sorted(set(said))
+    if len(different) < 2:
+        raise ValueError(f"{len(tasks)} row(s) that say the same cannot be split; give a held-out file, data.val_file")
+    random.Random(seed).shuffle(different)
+    held_out = set(different[: min(max(round(held_out_fraction * len(different)), 1), len(different) - 1)])
+    train = [task for task, text in zip(tasks, said, strict=True) if text not in held_out]
+    return train, [task for task, text in zip(tasks, said, strict=True) if text in held_out]
+
+
+def as_messages(prompt: Any) -> list[Message]:
+    """A prompt as messages of text.
+
+    Raises:
+        ValueError: the end of a sentence that says what is wrong with it.
+    """
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    if not isinstance(prompt, list) or not prompt:
+        raise ValueError(f"is {prompt!r:.80}, expected a text, or a list of messages")
+    messages: list[Message] = []
+    for message in prompt:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise ValueError(f"has a message {message!r:.80}, expected {{'role': ..., 'content': ...}}")
+        content = message.get("content")
+        messages.append({**message, "content": "" if content is None else text_of(content)})
+    return messages
+
+
+def text_of(content: Any) -> str:
+    """What TRL makes of a tool's result: the text of a list of text blocks, and `str` of anything else.
+
+    Raises:
+        ValueError: it contains an image; the policies here read text.
+    """
+    if isinstance(content, str):
+        text = content
+    elif isinstance(content, list) and content and all(isinstance(b, dict) and "type" in b for b in content):
+        if any(block["type"] != "text" for block in content):
+            raise ValueError("contains an image; the policies here read text alone")
+        text = "".join(str(block.get("text", "")) for block in content)
+    else:
+        text = str(content)
+    return text.encode("utf-8", "replace").decode()  # half a surrogate pair cannot be sent
+
+
+def _plain(value: Any) -> Any:
+    """A parquet file holds dates and bytes too; a task travels as JSON."""
+    return json.loads(json.dumps(value, default=str))
+
+
+def short(value: Any, most: int = 200) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
