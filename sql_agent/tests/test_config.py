@@ -46,7 +46,7 @@ def test_what_is_saved_reads_back_equal(tmp_path):
             ["env.database=own.db"],
             "env.database belongs to env.type=text2sql or medical, this run's is dbbench; leave it out",
         ),
-        (["env.call_timeout_s=301"], "a call has to end before its rollout does"),
+        (["env.type=mine.py:Mine", "env.call_timeout_s=301"], "a call has to end before its rollout does"),
         (["reward_model.url=localhost:8008"], r"reward_model.url\n.*expected http://HOST:PORT"),
         (["reward_model.url=http://:8008"], "expected http://HOST:PORT"),
         (["reward_model.url=http://[::1"], "expected http://HOST:PORT"),
