@@ -16,7 +16,7 @@ from pydantic import Field, field_validator, model_validator
 from core.passwords import BackendSpec, masked
 from core.settings import Settings, parse_yaml, read_settings
 from sql_agent.datatypes import AgentConfig, EnvironmentSettings, JudgeConfig, RewardModelConfig
-from sql_agent.environments.registry import check_name
+from sql_agent.environments.registry import ENVIRONMENTS, check_name
 from sql_agent.rewards import FUNCTION, JUDGE, REWARDS, functions, label
 
 
@@ -285,10 +285,11 @@ class TrainConfig(Settings):
                 f"({self.rollout.step_timeout_s}); a rollout has to end before its step does: "
                 "lower the first, or raise the second"
             )
-        if self.env.call_timeout_s > self.agent.rollout_timeout_s:
+        if self.env.type not in ENVIRONMENTS and self.env.call_timeout_s > self.agent.rollout_timeout_s:
             raise ValueError(
                 f"env.call_timeout_s ({self.env.call_timeout_s:g}) is longer than agent.rollout_timeout_s "
-                f"({self.agent.rollout_timeout_s:g}); a call has to end before its rollout does"
+                f"({self.agent.rollout_timeout_s:g}); a call has to end before its rollout does: "
+                "lower the first, or raise the second"
             )
         scorer = self.reward_model
         if scorer.url and self.agent.rollout_timeout_s + scorer.timeout_s > self.rollout.step_timeout_s:

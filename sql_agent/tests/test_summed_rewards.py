@@ -10,7 +10,7 @@ from sql_agent.datatypes import OWN_REWARD, FunctionReward, Reward, RewardModelC
 from sql_agent.preflight import UsageError
 from sql_agent.report.figures import all_figures
 from sql_agent.resume import check_resume
-from sql_agent.rewards import NO_JUDGE, summed_reward
+from sql_agent.rewards import NO_JUDGE, REWARDS, reward, summed_reward
 from sql_agent.rollouts.datatypes import RolloutOutcome
 from sql_agent.rollouts.lost_scores import level_rewards
 from sql_agent.rollouts.metrics import batch_metrics
@@ -67,6 +67,14 @@ def test_the_reward_models_score_joins_the_sum_as_it_joins_a_preset():
     assert total(WRONG, weights, {"f": 2.0}, **scored).value == 1.0
     # without a judge tanh(1) = 0.761594 beside 0.5 x 2
     assert total(UNJUDGED, weights, {"f": 2.0}, **scored).value == pytest.approx(1.761594, abs=1e-6)
+
+
+def test_presets_alone_leave_a_task_without_a_judge_to_the_score_whatever_their_weights():
+    scored = {"scorer": ScorerResult(3.0), "shaping": SHAPING}
+    alone = reward(make_record(UNJUDGED), REWARDS["agentbench"], **scored)
+    assert alone.value == pytest.approx(0.761594, abs=1e-6)  # tanh((3 - 1) / 2)
+    assert total(UNJUDGED, {"agentbench": 0.5}, {}, **scored) == alone
+    assert total(UNJUDGED, {"agentbench": 0.5, "rllm": 0.5}, {}, **scored) == alone
 
 
 def test_a_preset_stands_for_the_reward_that_an_environment_gives_itself():
