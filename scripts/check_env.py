@@ -26,10 +26,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from dbbench_adapter.splits import draw_by_kind
-from sql_agent.config import DataConfig, load_config
+from sql_agent.config import DataConfig
 from sql_agent.datatypes import AgentConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, EpisodeLostError, make_environment, with_observation
 from sql_agent.environments.check import PLAYS, Report, check
+from sql_agent.environments.registry import check_name
 from sql_agent.environments.rows import short
 
 
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(argv)
     console = Console(soft_wrap=True, highlight=False)
     try:
-        load_config(None, [f"env.type={json.dumps(args.environment)}"])  # an unknown name
+        check_name(args.environment)
         settings = EnvironmentSettings(args.environment, call_timeout_s=args.call_timeout)
         environment = make_environment(settings)
         environment.check_episodes()

@@ -288,7 +288,8 @@ class TrainConfig(Settings):
         if self.env.type not in ENVIRONMENTS and self.env.call_timeout_s > self.agent.rollout_timeout_s:
             raise ValueError(
                 f"env.call_timeout_s ({self.env.call_timeout_s:g}) is longer than agent.rollout_timeout_s "
-                f"({self.agent.rollout_timeout_s:g}); a call has to end before its rollout does"
+                f"({self.agent.rollout_timeout_s:g}); a call has to end before its rollout does: "
+                "lower the first, or raise the second"
             )
         scorer = self.reward_model
         if scorer.url and self.agent.rollout_timeout_s + scorer.timeout_s > self.rollout.step_timeout_s:

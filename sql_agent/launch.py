@@ -16,8 +16,7 @@ from core.outputs import written
 from sql_agent.config import TrainConfig, dump_config
 from sql_agent.environments.base import make_environment
 from sql_agent.preflight import UsageError, protocol_of
-from sql_agent.resume import refuse_other_tasks
-from sql_agent.reward_functions.load import load_functions
+from sql_agent.resume import own_files, refuse_other_tasks
 from sql_agent.run_dir import set_aside, write_start
 from sql_agent.verl_side.checkpoints import point_verl_at, step_of
 from sql_agent.verl_side.config import Files, compose, to_verl, worker_environment
@@ -52,8 +51,8 @@ def make_algorithm(cfg: TrainConfig, checkpoint: Path | None, run_id: str, ray_d
         part.write_text(dump_config(cfg))
     start: dict[str, Any] = {"run_id": run_id, "commit": commit, "device": "cpu" if cpu else "gpu", "argv": sys.argv}
     start["tasks"] = order.pop("tasks")  # by kind, in run.json
-    if functions := {each.label: {"file": str(each.file), "sha256": each.sha256} for each in load_functions(cfg)}:
-        start["rewards"] = functions
+    if files := own_files(cfg):
+        start["own_files"] = files
     write_start(cfg.run_dir, start | {"started_at": time.time()}, resumed=checkpoint is not None)
     return VerlGrpo(cfg, order, driver, Console(cfg).show)
 

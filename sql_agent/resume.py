@@ -14,14 +14,16 @@ from core.json_text import parse_json
 from core.signed import user_key
 from sql_agent.config import TrainConfig, load_config
 from sql_agent.datatypes import JudgeConfig, RewardModelConfig
+from sql_agent.environments.named import named
+from sql_agent.environments.registry import ENVIRONMENTS
 from sql_agent.preflight import TINY_POLICY, UsageError, find_model
 from sql_agent.reward_functions.load import load_functions
 from sql_agent.rewards import label
 from sql_agent.verl_side.checkpoints import newest_whole
 
-RESUMED = ("env", "data", "lora", "seed")
-"""Settings that a resumed run cannot change; likewise the model, the agent's behaviour, the group size and everything
-that defines the reward (`check_resume`)."""
+RESUMED = ("data", "lora", "seed")
+"""Settings that a resumed run cannot change; likewise the environment, the model, the agent's behaviour, the group size
+and everything that defines the reward (`check_resume`)."""
 WALL_CLOCK = {"turn_timeout_s", "rollout_timeout_s"}
 """Limits of the agent that may change: they lose rollouts but do not change any."""
 
@@ -56,8 +58,9 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
     pairs |= {
         f"rollout.{name}": (getattr(old.rollout, name), getattr(cfg.rollout, name)) for name in ("group_size", "judge")
     }
+    pairs["env"] = (_environment(old), _environment(cfg))
     pairs["rollout.reward"] = (_weights(old), _weights(cfg))
-    pairs |= {f"the content of {file}": texts for file, texts in _functions(cfg).items()}
+    pairs |= {f"the content of {file}": texts for file, texts in _contents(cfg).items()}
     pairs["judge"] = (_judging(old.judge), _judging(cfg.judge))
     pairs["agent"] = (old.agent.model_dump(exclude=WALL_CLOCK), cfg.agent.model_dump(exclude=WALL_CLOCK))
     pairs["reward_model"] = (_shaping(old.reward_model), _shaping(cfg.reward_model))
@@ -69,18 +72,32 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
         )
 
 
+def _environment(cfg: TrainConfig) -> Any:
+    """What is played: where an own file lies may change, and how long its calls may take."""
+    return label(cfg.env.type), cfg.env.database
+
+
 def _weights(cfg: TrainConfig) -> dict[str, float]:
     """The rewards by label: where a function's file lies may change."""
     return {label(name): weight for name, weight in cfg.rollout.weights.items()}
 
 
-def _functions(cfg: TrainConfig) -> dict[Path, tuple[str | None, str]]:
-    """The sha256 of each reward function's file and of the judge's rubric, as the run had it and now."""
+def own_files(cfg: TrainConfig) -> dict[str, dict[str, str]]:
+    """Files of the user's own that a run is made of: reward functions by label, the environment under `env.type`."""
+    files = {each.label: {"file": str(each.file), "sha256": each.sha256} for each in load_functions(cfg)}
+    if cfg.env.type not in ENVIRONMENTS:
+        _, source = named(cfg.env.type)
+        files["env.type"] = {"file": str(source.file), "sha256": source.sha256}
+    return files
+
+
+def _contents(cfg: TrainConfig) -> dict[str, tuple[str | None, str]]:
+    """The sha256 of each such file, as the run had it and now."""
     try:
-        had = parse_json((cfg.run_dir / "run.json").read_text())["rewards"]
+        had = parse_json((cfg.run_dir / "run.json").read_text())["own_files"]
     except (OSError, ValueError, KeyError, TypeError):
         had = {}
-    return {each.file: (had.get(each.label, {}).get("sha256"), each.sha256) for each in load_functions(cfg)}
+    return {now["file"]: (had.get(name, {}).get("sha256"), now["sha256"]) for name, now in own_files(cfg).items()}
 
 
 def _judging(cfg: JudgeConfig) -> Any:

@@ -125,6 +125,8 @@ def summed_reward(
     """
     verdict = record.score
     judged = verdict.reason != NO_JUDGE
+    if not judged and not functions(weights):
+        return _without_judge(record, scorer, shaping)  # as with one preset
     if judged and verdict.value is None:
         return Reward(None, verdict.reason, verdict.parts)
     values = {name: _value(record, REWARDS[name]) for name in weights if name in REWARDS and judged}

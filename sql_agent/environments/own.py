@@ -27,10 +27,11 @@ from dbbench_adapter.protocols import Message, Status
 from sql_agent.config import DataConfig
 from sql_agent.datatypes import OWN_REWARD, AgentConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, EpisodeLostError, Split
-from sql_agent.environments.named import OwnFileError, named, place, tool_methods, tool_schemas
+from sql_agent.environments.named import named, tool_methods, tool_schemas
 from sql_agent.environments.rows import PlacedTask, RowTask, as_messages, read_rows, short, split_rows, text_of
 from sql_agent.environments.tools import Hidden, Lost, ToolEnvironment
 from sql_agent.environments.worker import DeadlineError, RaisedError, Worker
+from sql_agent.own_files import OwnFileError, place
 from sql_agent.rewards import NO_JUDGE
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ def open_own(settings: EnvironmentSettings) -> Environment:
     Raises:
         OwnFileError: what it names cannot be imported, or is no environment.
     """
-    thing = named(settings.type)
+    thing, _ = named(settings.type)
     if isinstance(thing, type) and issubclass(thing, Environment):
         if missing := sorted(getattr(thing, "__abstractmethods__", ())):
             interface = f"{Environment.__module__}.{Environment.__name__}"

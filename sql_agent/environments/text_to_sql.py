@@ -26,8 +26,8 @@ from sql_agent.text_to_sql.load import read_questions, split_questions
 from sql_agent.text_to_sql.sandbox import MAX_RESULT_ROWS, UserDatabase
 from sql_agent.text_to_sql.schema import TableInfo, lengths, read_schema, render
 
-REFERENCE_S = 30.0
-"""A reference may take longer than a statement of the agent; BIRD's evaluator gives both so much."""
+JUDGED_S = 30.0
+"""A reference, and what is submitted, may take longer than a look at the tables, as in BIRD's evaluator."""
 PROGRESS_S = 10.0
 
 
@@ -47,7 +47,7 @@ class TextToSql(Environment):
         self._watchdog = Watchdog()
         self.tools = TOOLS
         self._schemas: dict[str, tuple[TableInfo, ...]] = {}
-        self._results = lru_cache(maxsize=256)(self._run_reference)  # the rollouts of a group ask for the same one
+        self._results = lru_cache(maxsize=256)(self._run)  # the rollouts of a group ask for the same one
 
     @classmethod
     def from_settings(cls, settings: EnvironmentSettings) -> Self:
@@ -103,7 +103,7 @@ class TextToSql(Environment):
         if episode.submitted is None:
             return Score(0.0, "no_answer")
         question = episode.question
-        given = episode.database.run(as_run(self._judge, episode.submitted))
+        given = self._run(question.db_id, as_run(self._judge, episode.submitted))
         if given.error is not None:
             return Score(0.0, "sql_error")
         if len(given.rows or ()) > MAX_RESULT_ROWS:
@@ -131,9 +131,9 @@ class TextToSql(Environment):
     def _reference(self, question: Question) -> Result:
         return self._results(question.db_id, as_run(self._judge, question.query or ""))
 
-    def _run_reference(self, db_id: str, query: str) -> Result:
+    def _run(self, db_id: str, query: str) -> Result:
         self._watchdog.ensure_alive()
-        database = UserDatabase(self.databases.file(db_id), self._watchdog, statement_timeout_s=REFERENCE_S)
+        database = UserDatabase(self.databases.file(db_id), self._watchdog, statement_timeout_s=JUDGED_S)
         try:
             return database.run(query)
         finally:

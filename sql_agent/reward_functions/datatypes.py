@@ -27,7 +27,8 @@ class RewardRecord:
     messages: list[dict[str, Any]]
     """The conversation in chat-completions form, first prompt included: tool calls and results, never gold."""
     verdict: float | None
-    """The environment's judge: 1 right, 0 wrong, between them right in part; None on tasks that nobody judges."""
+    """The environment's judge: 1 right, 0 wrong, between them right in part; None on tasks that nobody judges. Under
+    the reason `own_reward` it is the reward that an environment of the user's own gave, any number."""
     verdict_reason: str
     """`match`, `wrong_rows`, `no_answer`, ... as the judge names it."""
     stop_reason: StopReason

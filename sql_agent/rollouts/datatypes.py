@@ -105,7 +105,8 @@ class RolloutResult:
     """Tasks that its slot of the batch had drawn before this one."""
     trajectory: Trajectory | None = None
     turn_ends: tuple[int, ...] = ()
-    """For each turn of the trajectory the number of response tokens up to its end."""
+    """For each turn of the trajectory the number of response tokens up to its end; () where its turns are of several
+    conversations."""
     outcome: RolloutOutcome | None = None
     lost: str | None = None
     """Why it has no reward; None for a judged one."""
@@ -141,7 +142,7 @@ class RolloutResult:
         several conversations, which stand in the row one after another. What turns earned that the row had no room for
         is the last one's."""
         row = self.trajectory
-        if self.reward is None or self.outcome is None or row is None or row.num_chains > 1:
+        if self.reward is None or self.outcome is None or row is None or not self.turn_ends:
             return None
         turns = self.outcome.reward.by_turn(self.outcome.record.num_turns)
         last = row.num_turns - 1

@@ -9,14 +9,18 @@ import torch
 
 from sql_agent.rollouts.advantages import ZERO_REWARD, masked_turn_advantages, rewarded_by_turn
 from sql_agent.rollouts.datatypes import RolloutResult, Trajectory, Turn
+from sql_agent.rollouts.stitch import prefix_break
 
 
 def turn_ends(turns: Sequence[Turn], row: Trajectory) -> tuple[int, ...]:
-    """For each turn that the row holds, the number of the row's response tokens up to its end.
+    """For each turn that the row holds, the number of the row's response tokens up to its end; () where the turns are
+    of several conversations, of which the row may have lost any turn.
 
     Args:
-        turns: those that the row was stitched of, in order; the row may have lost the last ones.
+        turns: those that the row was stitched of, in order; of one conversation the row may have lost the last ones.
     """
+    if prefix_break(turns, one_conversation=True):
+        return ()
     kept = turns[: row.num_turns]
     return tuple(len(turn.prompt_ids) + len(turn.sampled_ids) - len(row.prompt_ids) for turn in kept)
 

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from core.machine import free_port
-from sql_agent import oracle
+from sql_agent import oracle, own_files
 from sql_agent.lightning.request_guard import RUN_TOKEN, STORE_TOKEN
 from sql_agent.verl_side.checkpoints import describe, seal
 
@@ -173,6 +173,11 @@ def with_random_weights(base: Path, folder: Path, *, seed: int) -> Path:
 def served_policy_folder(random_policy_folder, tmp_path_factory) -> Path:
     """A random policy that vLLM can serve on a CPU."""
     return with_random_weights(random_policy_folder, tmp_path_factory.mktemp("served-policy") / "policy", seed=0)
+
+
+def forget_own_files():
+    """The user's files are imported anew, as by the next command."""
+    own_files._of_file.cache_clear()
 
 
 def checkpoint_of(run_dir, step, *, workers=1):

@@ -20,6 +20,11 @@ def test_set_wins_over_the_file_and_the_file_over_the_default(tmp_path):
     assert (cfg.trainer.steps, cfg.rollout.group_size, cfg.seed) == (5, 16, 0)
 
 
+def test_a_limit_of_own_code_does_not_concern_other_environments():
+    short = ["agent.statement_timeout_s=1", "agent.turn_timeout_s=6", "agent.rollout_timeout_s=20"]
+    assert load_config(None, short).env.call_timeout_s == 30
+
+
 def test_what_is_saved_reads_back_equal(tmp_path):
     cfg = load_config(None, ["optim.learning_rate=1e-4", "trainer.loggers=[wandb]", "model=some/folder"])
     (tmp_path / "config.yaml").write_text(dump_config(cfg))
@@ -46,7 +51,7 @@ def test_what_is_saved_reads_back_equal(tmp_path):
             ["env.database=own.db"],
             "env.database belongs to env.type=text2sql or medical, this run's is dbbench; leave it out",
         ),
-        (["env.type=mine.py:Mine", "env.call_timeout_s=301"], "a call has to end before its rollout does"),
+        (["env.type=a:B", "env.call_timeout_s=301"], "a call has to end before its rollout does: lower the first"),
         (["reward_model.url=localhost:8008"], r"reward_model.url\n.*expected http://HOST:PORT"),
         (["reward_model.url=http://:8008"], "expected http://HOST:PORT"),
         (["reward_model.url=http://[::1"], "expected http://HOST:PORT"),

@@ -313,7 +313,7 @@ def test_the_oracle_reaches_the_ceiling_of_dbbench(evaluate, backend, judge, mis
     pytest.param({"--base-url": "http://127.0.0.1:9/v1"}, "no model server at .*:9/v1/models", id="no_server"),
     pytest.param({"--base-url": "{url}/v1"}, "no model server at .*404", id="wrong_path"),
     pytest.param({"--model": "gpt"}, "does not serve 'gpt'; it serves oracle", id="model_not_served"),
-    pytest.param({"--env": "{url}.py:Guess"}, "--env: .*no such file", id="no_environment"),
+    pytest.param({"--env": "{url}.py:Guess"}, "--env: .*No such file", id="no_environment"),
     pytest.param({"--backend": "oracle"}, "unknown backend 'oracle'; known: sqlite, mariadb", id="unknown_backend"),
 ])  # fmt: skip
 def test_it_stops_before_the_first_rollout_with_words(tmp_path, change, words):

@@ -13,8 +13,9 @@ from sql_agent.agent import run_rollout
 from sql_agent.config import DataConfig, load_config
 from sql_agent.datatypes import OWN_REWARD, AgentConfig, EnvironmentSettings, Reward, RolloutRecord
 from sql_agent.environments.base import EpisodeLostError, make_environment, with_observation
-from sql_agent.environments.named import OwnFileError
+from sql_agent.own_files import OwnFileError
 from sql_agent.rewards import REWARDS, reward
+from sql_agent.tests.conftest import forget_own_files
 
 GAME = '''
 import sqlite3, sys, time
@@ -330,6 +331,7 @@ async def test_the_example_of_the_page_plays(own):
     replies = [oracle.calls(oracle.call("look", {})), oracle.calls(oracle.call("submit", {"count": 3}))]
     environment, tasks = own(f"{block}\ndef read_shelf():\n    return 'a pear'\n", "Count", rows)
     assert (await play(environment, tasks[0], *replies)).score == Score(1.0, "solved")
+    forget_own_files()
     environment, tasks = own(f"{block}\ndef read_shelf():\n    pass\n", "Count", rows)
     assert (await play(environment, tasks[0], *replies)).score == Score(None, "shelf_away")
 
@@ -421,7 +423,7 @@ def test_rows_that_do_not_fit_are_named(own, rows, words):
 
 
 @pytest.mark.parametrize(("name", "words"), [
-    ("missing.py:Game", r"missing.py: no such file \(looked for in "),
+    ("missing.py:Game", r"missing.py cannot be read \(No such file or directory\); give FILE.py:NAME, a path from /"),
     ("no_such_module:Game", "there is no module 'no_such_module'; install its package"),
     ("json:", "write FILE.py:NAME or module:NAME"),
 ])  # fmt: skip
@@ -449,10 +451,15 @@ def test_an_object_that_cannot_be_made_is_found_before_the_run(own):
         environment.check_episodes()
 
 
-def test_a_file_that_has_changed_is_read_again(own):
-    own()
-    environment, _ = own(GAME.replace("def hint", "def help_me"))
-    assert [tool["function"]["name"] for tool in environment.tools] == ["guess", "help_me"]
+def test_a_file_that_changes_while_a_run_goes_on_does_not_change_the_run(own):
+    def tools():
+        environment, _ = own(texts.pop())
+        return [tool["function"]["name"] for tool in environment.tools]
+
+    texts = [GAME.replace("def hint", "def help_me"), GAME.replace("def hint", "def help_me"), GAME]
+    assert tools() == tools() == ["guess", "hint"]
+    forget_own_files()  # as in the next command
+    assert tools() == ["guess", "help_me"]
 
 
 def test_a_sqlite_connection_of_the_class_would_refuse_another_thread():

@@ -41,6 +41,12 @@ def test_a_function_of_a_file_is_found_with_its_hash_and_what_lies_beside_it(tmp
     assert list(tmp_path.glob("__pycache__/my*")) == []  # nothing is left beside the user's file
 
 
+def test_a_file_is_compiled_under_its_own_rules(tmp_path):
+    """`from __future__ import annotations` here would leave the user's dataclasses and schemas with texts as types."""
+    function = load_function(f"{written(tmp_path, 'def f(record: int) -> float: ...')}:f", timeout_s=3.0).call
+    assert function.__annotations__ == {"record": int, "return": float}
+
+
 def test_a_function_of_a_module_is_found_in_the_folder_the_command_is_typed_in(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "module_of_rewards.py").write_text("async def f(record):\n    return 1\n")
@@ -53,27 +59,37 @@ def test_a_function_of_a_module_is_found_in_the_folder_the_command_is_typed_in(t
     [
         pytest.param(
             "def f(record):\n    return (\n",
-            "my.py:2: SyntaxError: '(' was never closed; correct that line",
+            "my.py:2: SyntaxError: '(' was never closed: return (",
             id="syntax",
         ),
         pytest.param(
             "x = 1\nimport no_such_package\n",
-            "my.py:2: ModuleNotFoundError: No module named 'no_such_package'; the file is imported when",
+            "my.py:2: importing it raised ModuleNotFoundError: No module named 'no_such_package'; it is imported when",
             id="import_fails",
         ),
-        pytest.param("import sys\n\nsys.exit(3)\n", "my.py:3: SystemExit: 3; the file is imported when", id="it_exits"),
+        pytest.param("import sys\n\nsys.exit(3)\n", "my.py:3: importing it raised SystemExit: 3", id="it_exits"),
         pytest.param(
             "from math import exp\ndef brief(r): ...\ndef short(r): ...\ndef _own(r): ...\n",
-            "my.py has no f; its functions are brief, short",
+            "my.py has no 'f'; it defines brief, short",
             id="another_name",
         ),
-        pytest.param("x = 1\n", "my.py has no f, and no function at all; add one, `def f(record): ", id="no_function"),
+        pytest.param("x = 1\n", "my.py has no 'f'; it defines nothing", id="no_function"),
         pytest.param("f = 0.5\n", "f in {file} is a value (float), expected a function of the", id="a_value"),
         pytest.param("class f:\n    pass\n", "f in {file} is a class, expected a function of the", id="a_class"),
         pytest.param(
             "\n\ndef f(prompts, completions):\n    return 1\n",
             "my.py:3: f(prompts, completions) cannot be called with the rollout's record alone; write `def f(record):`",
             id="two_parameters",
+        ),
+        pytest.param(
+            "def f(completions, **kwargs):\n    return [1.0 for c in completions]\n",
+            "my.py:1: f(completions, **kwargs) cannot be called with the rollout's record alone; write `def f(record)",
+            id="as_in_trl",
+        ),
+        pytest.param(
+            "def f(record): ...\ntrainer = f\ntrainer.train()\n",
+            "my.py:3: trainer.train() starts a training as soon as the file is imported; put it",
+            id="a_script_that_trains",
         ),
         pytest.param("def f():\n    return 1\n", "my.py:1: f() cannot be called with", id="no_parameter"),
     ],
@@ -91,8 +107,11 @@ def test_a_file_that_cannot_be_used_is_named_with_its_line_before_anything_start
 @pytest.mark.parametrize(
     ("reward", "words"),
     [
-        ("nowhere.py:f", "nowhere.py cannot be read (No such file or directory); give a Python file, FILE.py:NAME"),
-        ("no_such_module.deep:f", "there is no module no_such_module in this environment or in /"),
+        ("nowhere.py:f", "nowhere.py cannot be read (No such file or directory); give FILE.py:NAME, a path from /"),
+        (
+            "no_such_module.deep:f",
+            "there is no module 'no_such_module'; install its package, give FILE",
+        ),
         ("best", "config: rollout.reward: Value error, unknown reward preset 'best'; known: agent_peft, agentbench, "),
         (
             "my.py",

@@ -9,14 +9,14 @@ from sql_agent.config import dump_config
 from sql_agent.datatypes import OWN_REWARD, FunctionReward, Reward, RewardModelConfig, ScorerResult
 from sql_agent.preflight import UsageError
 from sql_agent.report.figures import all_figures
-from sql_agent.resume import check_resume
-from sql_agent.rewards import NO_JUDGE, summed_reward
+from sql_agent.resume import check_resume, own_files
+from sql_agent.rewards import NO_JUDGE, REWARDS, reward, summed_reward
 from sql_agent.rollouts.datatypes import RolloutOutcome
 from sql_agent.rollouts.lost_scores import level_rewards
 from sql_agent.rollouts.metrics import batch_metrics
 from sql_agent.rollouts.run_context import trajectory_line
 from sql_agent.rollouts.stops import TooManyLostError, check_lost
-from sql_agent.tests.conftest import checkpoint_of
+from sql_agent.tests.conftest import checkpoint_of, forget_own_files
 from sql_agent.tests.records import make_record, make_result
 from sql_agent.train_sql_agent import parse_args, resolve
 
@@ -67,6 +67,14 @@ def test_the_reward_models_score_joins_the_sum_as_it_joins_a_preset():
     assert total(WRONG, weights, {"f": 2.0}, **scored).value == 1.0
     # without a judge tanh(1) = 0.761594 beside 0.5 x 2
     assert total(UNJUDGED, weights, {"f": 2.0}, **scored).value == pytest.approx(1.761594, abs=1e-6)
+
+
+def test_presets_alone_leave_a_task_without_a_judge_to_the_score_whatever_their_weights():
+    scored = {"scorer": ScorerResult(3.0), "shaping": SHAPING}
+    alone = reward(make_record(UNJUDGED), REWARDS["agentbench"], **scored)
+    assert alone.value == pytest.approx(0.761594, abs=1e-6)  # tanh((3 - 1) / 2)
+    assert total(UNJUDGED, {"agentbench": 0.5}, {}, **scored) == alone
+    assert total(UNJUDGED, {"agentbench": 0.5, "rllm": 0.5}, {}, **scored) == alone
 
 
 def test_a_preset_stands_for_the_reward_that_an_environment_gives_itself():
@@ -189,12 +197,9 @@ def test_a_trajectory_has_the_parts_and_the_traceback():
 
 def start(run_dir, *flags):
     """The settings of a run, and what it leaves for the next start."""
-    from sql_agent.reward_functions.load import load_functions
-
     cfg = resolve(parse_args(["--run-dir", str(run_dir), *flags]))
-    rewards = {each.label: {"file": str(each.file), "sha256": each.sha256} for each in load_functions(cfg)}
     (run_dir / "config.yaml").write_text(dump_config(cfg))
-    (run_dir / "run.json").write_text(json.dumps({"run_id": "r", "rewards": rewards}))
+    (run_dir / "run.json").write_text(json.dumps({"run_id": "r", "own_files": own_files(cfg)}))
 
 
 def test_a_run_goes_on_with_the_same_rewards_only(tmp_path):
@@ -216,5 +221,26 @@ def test_a_run_goes_on_with_the_same_rewards_only(tmp_path):
     with pytest.raises(UsageError, match=r"other settings \(.*rollout.reward"):
         resumed("agentbench", f"{file}:g=0.2")
     file.write_text(file.read_text() + "# changed\n")
+    resumed("agentbench", f"{file}:f=0.2")  # this process keeps what it has imported
+    forget_own_files()
     with pytest.raises(UsageError, match=rf"other settings \(the content of {file}; see "):
         resumed("agentbench", f"{file}:f=0.2")
+
+
+def test_a_run_goes_on_with_the_environment_as_it_was(tmp_path):
+    file = tmp_path / "shop.py"
+    file.write_text("class Shop:\n    def reset(self, **row):\n        pass\n")
+    run_dir = tmp_path / "run"
+    checkpoint = checkpoint_of(run_dir, 2)
+    start(run_dir, "--env", f"{file}:Shop")
+
+    def resumed(*flags):
+        check_resume(resolve(parse_args(["--run-dir", str(run_dir), *flags])), checkpoint, cpu=True)
+
+    resumed("--env", f"{tmp_path}/../{tmp_path.name}/shop.py:Shop", "--set", "env.call_timeout_s=60")
+    with pytest.raises(UsageError, match=r"other settings \(env; "):
+        resumed("--env", "dbbench")
+    file.write_text(file.read_text().replace("pass", "return None"))
+    forget_own_files()
+    with pytest.raises(UsageError, match=rf"other settings \(the content of {file}; see "):
+        resumed("--env", f"{file}:Shop")

@@ -18,6 +18,7 @@ from dbbench_adapter.tests.hostile import STATEMENTS
 from sql_agent.config import DataConfig
 from sql_agent.data import fitting
 from sql_agent.datatypes import AgentConfig, EnvironmentSettings
+from sql_agent.environments import text_to_sql
 from sql_agent.environments.base import make_environment
 from sql_agent.environments.text_to_sql import TextToSql
 from sql_agent.text_to_sql.databases import DatabaseError, Databases
@@ -401,9 +402,20 @@ NAMES = Question("q-0", "Who?", "my shop?", "SELECT name FROM customer WHERE id 
     ("WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT n FROM r", 0.0, "too_many_rows"),
     ("WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT count(*) FROM r", 0.0, "sql_error"),
 ])  # fmt: skip
-def test_a_submitted_query_is_judged_by_its_result(environment, sql, value, reason):
+def test_a_submitted_query_is_judged_by_its_result(environment, monkeypatch, sql, value, reason):
+    monkeypatch.setattr(text_to_sql, "JUDGED_S", 0.5)
     said, status, score = play(environment, NAMES, ("submit_sql", sql))
     assert (said, status, score.value, score.reason) == ([""], "completed", value, reason)
+
+
+def test_what_is_submitted_has_as_long_as_the_reference(environment):
+    """Else the reference itself, which a run keeps if it ends in 30 s, would be wrong where it takes 5."""
+    slow = f"SELECT count(*) FROM {', '.join(f'customer c{n}' for n in range(11))}"  # 3 ** 11 rows
+    question = Question("q", "How many?", "my shop?", slow)
+    with closing(environment.open(question, AgentConfig(statement_timeout_s=0.001))) as episode:
+        assert "Error" in episode.call_tool("execute_sql", json.dumps({"sql": slow}))
+        episode.call_tool("submit_sql", json.dumps({"sql": slow}))
+        assert environment.judge(episode).reason == "match"
 
 
 def test_an_episode_looks_first_and_then_submits(environment):

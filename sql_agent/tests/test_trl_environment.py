@@ -69,7 +69,7 @@ def in_trl(file, tmp_path_factory):
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
     from trl import GRPOConfig, GRPOTrainer
 
-    from sql_agent.environments.named import named
+    from sql_agent.own_files import find
 
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=byte_tokenizer("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
@@ -84,7 +84,7 @@ def in_trl(file, tmp_path_factory):
     made, seen = [], []
 
     def factory():
-        made.append(named(f"{file}:Game")())
+        made.append(find(f"{file}:Game")[0]())
         return made[-1]
 
     def look(prompts, completions, environments, **_):

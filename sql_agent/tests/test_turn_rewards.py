@@ -115,14 +115,14 @@ def test_the_reward_models_score_is_earned_in_the_last_turn():
 TURNS = [Turn((1, 2), (3, 4), (), "stop"), Turn((1, 2, 3, 4, 9, 9), (5,), (), "stop")]
 
 
-def played(group, *turns, weights=None, row=None, lost=None):
+def played(group, *turns, weights=None, row=None, lost=None, turns_of=TURNS):
     """A rollout whose function gave a number per turn; one number is the rollout's."""
     row = row or stitch(TURNS, max_response_tokens=100)
     given = FunctionReward(turns[0]) if len(turns) == 1 else FunctionReward(sum(turns), turns=list(turns))
     record = make_record(RIGHT, num_turns=2)
     outcome = RolloutOutcome(record, summed_reward(record, weights or {"a:f": 1.0}, {"f": given}))
     outcome = RolloutOutcome.from_json(outcome.to_json())  # as it travels
-    return make_result(group, outcome, lost, trajectory=None if lost else row, turn_ends=turn_ends(TURNS, row))
+    return make_result(group, outcome, lost, trajectory=None if lost else row, turn_ends=turn_ends(turns_of, row))
 
 
 def test_a_turn_ends_with_its_last_sampled_token():
@@ -189,11 +189,20 @@ def test_a_rollout_whose_row_is_whole_but_short_has_one_turn():
     row = Trajectory((1,), (2,), (1,), (0.0,), num_turns=1)
     record = make_record(RIGHT, num_turns=1)
     reward = summed_reward(record, {"a:f": 1.0}, {"f": FunctionReward(0.5, turns=[0.5])})
-    assert make_result("a", RolloutOutcome(record, reward), trajectory=row).turn_rewards == [0.5]
+    assert make_result("a", RolloutOutcome(record, reward), trajectory=row, turn_ends=(1,)).turn_rewards == [0.5]
 
 
 def test_a_rollout_of_several_conversations_has_one_reward():
     apart = [TURNS[0], Turn((7, 8), (5,), (), "stop")]  # the second goes on from nothing
     row = stitch(apart, max_response_tokens=100, one_conversation=False)
-    result = played("a", 0.5, 1.0, row=row)
+    result = played("a", 0.5, 1.0, row=row, turns_of=apart)
     assert (row.num_chains, result.turn_rewards, result.reward) == (2, None, 1.5)
+
+
+def test_so_has_one_whose_row_had_no_room_for_the_other_conversation():
+    long = Turn((9,) * 10, (5,), (), "stop")
+    turns = [TURNS[0], long, TURNS[1]]
+    row = stitch(turns, max_response_tokens=100, max_row_tokens=12)
+    assert (row.num_chains, row.num_turns, row.response_ids) == (1, 2, (3, 4, 9, 9, 5))
+    assert turn_ends(turns, row) == ()  # the second turn ended at 9 of 5 tokens when it was taken for the row's second
+    assert played("a", 0.5, 1.0, row=row, turns_of=turns).turn_rewards is None

@@ -1,0 +1,151 @@
+"""Finds what `FILE.py:NAME` or `module:NAME` names in code of the user's own: an environment, a reward function.
+
+A file is imported once per process, in the command that starts a run; its runners are forked from that, so a file that
+is changed meanwhile changes no run. Every message names file, line and remedy. Leaves out what is done with the thing.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import linecache
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+class OwnFileError(ValueError):
+    """A file of the user's own does not fit; the message names the place and what to do there."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a thing was found."""
+
+    file: Path
+    sha256: str
+    """Of the file as it was imported; "" of a module without a file."""
+
+
+def find(name: str) -> tuple[Any, Source]:
+    """What `FILE.py:NAME` or `module:NAME` names, and where it stands.
+
+    Raises:
+        OwnFileError: there is no such file, module or name, or importing it raises.
+    """
+    where, _, attribute = name.rpartition(":")
+    if not where or not attribute.isidentifier():
+        raise OwnFileError(f"{name!r} names no object; write FILE.py:NAME or module:NAME")
+    is_file = where.endswith(".py") or os.sep in where
+    module, source = _of_file(Path(where).expanduser().resolve()) if is_file else _of_module(where)
+    if not hasattr(module, attribute):
+        there = ", ".join(_defined(module)) or "nothing"
+        raise OwnFileError(f"{where} has no {attribute!r}; it defines {there}")
+    return getattr(module, attribute), source
+
+
+def place(thing: Any) -> str:
+    """`FILE:LINE` of a class or a function; its name where the source is not known."""
+    code = getattr(inspect.unwrap(thing), "__code__", None)
+    if code is not None:
+        return f"{code.co_filename}:{code.co_firstlineno}"
+    try:
+        return f"{inspect.getsourcefile(thing)}:{inspect.getsourcelines(thing)[1]}"
+    except (OSError, TypeError):
+        return getattr(thing, "__qualname__", repr(thing))
+
+
+@functools.cache
+def _of_file(file: Path) -> tuple[ModuleType, Source]:
+    try:
+        text = file.read_bytes()
+    except OSError as error:
+        raise OwnFileError(
+            f"{file} cannot be read ({error.strerror}); give FILE.py:NAME, a path from {Path.cwd()}"
+        ) from None
+    sha256 = hashlib.sha256(text).hexdigest()
+    name = f"own_{file.stem}_{hashlib.sha256(bytes(file)).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    try:
+        _refuse_training(ast.parse(text, str(file)), file)
+        # not by the spec's loader, which leaves a .pyc beside the file and takes it for newer than it is; and without
+        # this module's own __future__ imports
+        code = compile(text, str(file), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        raise _import_failed(error, file) from None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses and pickle look it up there
+    _findable(file.parent)
+    linecache.checkcache(str(file))
+    try:
+        exec(code, vars(module))
+    except BaseException as error:
+        del sys.modules[name]
+        raise _import_failed(error, file) from error
+    return module, Source(file, sha256)
+
+
+def _refuse_training(tree: ast.Module, file: Path) -> None:
+    """A script with the class or the function and the training in it would train as soon as it is imported."""
+    for statement in tree.body:
+        call = getattr(statement, "value", None)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "train":
+            raise OwnFileError(
+                f"{file}:{statement.lineno}: {ast.unparse(call)[:60]} starts a training as soon as the file is "
+                'imported; put it, and the trainer, under if __name__ == "__main__"'
+            )
+
+
+def _of_module(name: str) -> tuple[ModuleType, Source]:
+    _findable(Path.cwd())  # a script's own folder is there instead
+    try:
+        module = importlib.import_module(name)
+    except BaseException as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+            raise OwnFileError(
+                f"there is no module {error.name!r}; install its package, give FILE.py:NAME, or start in its folder"
+            ) from None
+        raise _import_failed(error, name) from error
+    file = Path(inspect.getsourcefile(module) or name)
+    return module, Source(file, hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "")
+
+
+def _findable(folder: Path) -> None:
+    """Let a file import its neighbours; behind everything else, so that none takes the place of a package."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def _import_failed(error: BaseException, source: Path | str) -> Exception:
+    if isinstance(error, KeyboardInterrupt):
+        raise error
+    if isinstance(error, OwnFileError):
+        return error
+    if isinstance(error, SyntaxError):
+        code = f": {error.text.strip()}" if error.text else ""
+        return OwnFileError(f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}{code}")
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _machinery(frame.filename)]
+    inside = [frame for frame in frames if frame.filename == str(source)] or frames
+    at = f"{inside[-1].filename}:{inside[-1].lineno}" if inside else str(source)
+    return OwnFileError(
+        f"{at}: importing it raised {type(error).__name__}: {error}; it is imported when the command starts, so what "
+        'starts a training of its own belongs under if __name__ == "__main__"'
+    )
+
+
+def _machinery(filename: str) -> bool:
+    return filename == __file__ or filename.startswith("<frozen importlib") or "/importlib/" in filename
+
+
+def _defined(module: ModuleType) -> list[str]:
+    """The classes and functions that a module defines itself."""
+    own = ((name, thing) for name, thing in vars(module).items() if not name.startswith("_"))
+    return [name for name, thing in own if getattr(thing, "__module__", None) == module.__name__ and callable(thing)]
