@@ -11,8 +11,9 @@ def test_it_reads_what_json_reads():
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("[" * 100_000, "nested too deep"), ('{"a":' * 100_000, "nested too deep")]
+    ("text", "words"),
+    [("[" * 100_000, "nested too deep"), ('{"a":' * 100_000, "nested too deep"), ("9" * 5_000, "4300 digits")],
 )
-def test_what_is_nested_too_deep_is_not_json(text, words):
+def test_what_is_nested_too_deep_or_has_too_many_digits_is_not_json(text, words):
     with pytest.raises(json.JSONDecodeError, match=words):
         parse_json(text)

@@ -265,6 +265,11 @@ def test_altering_calls_functions_of_sqlite_s_own_and_no_others():
     assert [name for name in called if allowed[name]] == ["sqlite_rename_column", "printf", "concat"]
 
 
+_DOUBLED = "c0 AS (SELECT 1)" + "".join(f", c{i + 1} AS (SELECT 1 FROM c{i} a, c{i})" for i in range(8))
+_SMALL = ", ".join(f"c{i} AS (SELECT 1)" for i in range(8))
+_THOUSAND = " FROM (SELECT " + f"{'+'.join('c' * 10)} AS c FROM (SELECT " * 3 + "c FROM t" + ") x" * 4
+
+
 @pytest.mark.parametrize(
     ("sql", "expected"),
     [
@@ -272,15 +277,21 @@ def test_altering_calls_functions_of_sqlite_s_own_and_no_others():
         ("WITH c0 AS (SELECT 1), c1 AS (SELECT 1 FROM c0 a, c0 b) SELECT 1 FROM c1 a, c1 b", False),
         # doubling eight times passes 200
         (
-            "WITH c0 AS (SELECT 1)"
-            + "".join(f", c{i + 1} AS (SELECT 1 FROM c{i} a, c{i} b)" for i in range(8))
-            + " SELECT 1 FROM c8",
+            f"WITH {_DOUBLED} SELECT 1 FROM c8",
             True,
         ),
         # 10 x 10 x 10 x 10 = 10,000 columns, then 100,000
         ("SELECT " + f"{'+'.join('c' * 10)} AS c FROM (SELECT " * 4 + "c FROM t" + ") x" * 4, False),
         ("SELECT " + f"{'+'.join('c' * 10)} AS c FROM (SELECT " * 5 + "c FROM t" + ") x" * 5, True),
         ("SELECT " + ", ".join(["c"] * 300) + " FROM (SELECT c FROM t) x", False),
+        # the query writes out each of its columns: 300 x 1,000 of them, wherever they stand
+        ("SELECT " + ", ".join(["c"] * 300) + _THOUSAND, True),
+        ("SELECT 1" + _THOUSAND + " WHERE c IN (" + ", ".join(["c"] * 300) + ")", True),
+        ("SELECT " + ", ".join(["c"] * 20) + _THOUSAND, False),
+        # a name that a sub-query defines anew still stands for the large one around it
+        (f"WITH {_DOUBLED} SELECT 1 FROM c8 WHERE 1 IN (WITH {_SMALL} SELECT 1)", True),
+        # IN reads a table without FROM
+        (f"WITH {_DOUBLED.replace(' FROM ', ' WHERE 1 IN ').replace(' a, ', ' OR 2 IN ')} SELECT 1 FROM c8", True),
     ],
 )
 def test_what_doubles_is_counted(sql, expected):

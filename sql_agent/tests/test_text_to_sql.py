@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import resource
 import sqlite3
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from sql_agent.text_to_sql.episode import format_result
 from sql_agent.text_to_sql.judges import EXECUTION_JUDGES, as_run, same_result
 from sql_agent.text_to_sql.load import QuestionFileError, kind_of, orders_rows, read_questions, split_questions
 from sql_agent.text_to_sql.sandbox import REFUSAL, UserDatabase
-from sql_agent.text_to_sql.schema import lengths, read_schema, render
+from sql_agent.text_to_sql.schema import ColumnInfo, TableInfo, lengths, read_schema, render
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 GEOGRAPHY = Path(__file__).resolve().parents[3] / "shared" / "text2sql" / "geography"
@@ -131,12 +132,19 @@ def test_rows_of_spider_and_bird_and_answers_are_read(shop, tmp_path):
         ("[", "is no JSON"),
         ('{"a": 1}\n{', "line 1: no `question`"),
         ("{", "line 1: no JSON"),
+        ('[{"question": "a", "answer": ' + "9" * 5000 + "}]", "is no JSON"),
     ],
 )
 def test_a_row_that_cannot_be_read_is_named(shop, tmp_path, text, said):
     (tmp_path / "q.json").write_text(text)
     with pytest.raises(QuestionFileError, match=said):
         read_questions(tmp_path / "q.json", Databases(shop))
+
+
+def test_a_line_ends_at_a_line_feed_alone(shop, tmp_path):
+    rows = [{"question": "One\u2028or\x85two?", "query": "SELECT 1"}] * 2
+    (tmp_path / "q.jsonl").write_bytes("\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows).encode())
+    assert [q.question for q in read_questions(tmp_path / "q.jsonl", Databases(shop))] == ["One\u2028or\x85two?"] * 2
 
 
 @pytest.mark.parametrize(("query", "kind", "ordered"), [
@@ -150,6 +158,9 @@ def test_a_row_that_cannot_be_read_is_named(shop, tmp_path, text, said):
     ("SELECT a FROM t WHERE (", "other", False),
     ("SELECT (a ORDER BY b) FROM ( ORDER BY c", "other", True),
     ('SELECT max( t.a ) FROM t WHERE b = "x"', "aggregate", False),
+    ("SELECT a FROM t ORDER BY a; -- a comment", "plain", True),
+    ("SELECT a FROM t; /* order by */", "plain", False),
+    ("SELECT " + "(" * 500 + "1" + ")" * 500 + " ORDER BY 1", "other", True),
 ])  # fmt: skip
 def test_a_reference_says_its_kind_and_whether_it_orders_rows(query, kind, ordered):
     assert (kind_of(query), orders_rows(query)) == (kind, ordered)
@@ -220,6 +231,64 @@ def test_a_schema_that_is_too_long_says_what_it_leaves_out(shop, tmp_path):
     )
 
 
+@pytest.fixture
+def odd(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "odd.db")) as connection:
+        connection.executescript("""
+            CREATE TABLE "order" (id INTEGER PRIMARY KEY, twice INT AS (id * 2), "group" TEXT, no TEXT);
+            CREATE TABLE "cast" (nr INT, "order" INT REFERENCES "order", code TEXT AS (printf('%03d', nr)));
+            CREATE VIEW broken AS SELECT gone FROM "order";
+            CREATE VIEW trimmed AS SELECT trim(code, '0') AS code FROM "cast";
+            CREATE VIRTUAL TABLE area USING rtree(id, low, high);
+            DROP TABLE area;
+            CREATE VIRTUAL TABLE area USING fts4(title);
+            INSERT INTO "order" (id, "group") VALUES (7, 'g');
+            INSERT INTO "cast" VALUES (5, 7);
+        """)
+    return tmp_path / "odd.db"
+
+
+def test_the_schema_shows_what_a_statement_may_name_as_it_has_to_be_written(odd):
+    """Generated columns, names that are keywords, and what a foreign key without a column means; no virtual table and
+    no view that fails."""
+    tables = {table.name: table for table in read_schema(odd)}
+    assert {"area", "broken"} & tables.keys() == set()
+    assert (
+        render([tables[name] for name in ("order", "cast", "trimmed")])[0]
+        == """\
+CREATE TABLE "order" (
+  id INTEGER, -- 7
+  twice INT, -- 14
+  "group" TEXT, -- 'g'
+  no TEXT,
+  PRIMARY KEY (id)
+);
+CREATE TABLE "cast" (
+  nr INT, -- 5
+  "order" INT, -- 7
+  code TEXT, -- '005'
+  FOREIGN KEY ("order") REFERENCES "order"(id)
+);
+CREATE VIEW trimmed (
+  code
+);"""
+    )
+
+
+def test_a_view_and_a_generated_column_may_call_what_a_statement_may_call(odd, watchdog):
+    with closing(UserDatabase(odd, watchdog, statement_timeout_s=1.0)) as database:
+        assert database.run('SELECT code FROM "cast"').rows == (("005",),)
+        assert database.run("SELECT code FROM trimmed").rows == (("5",),)
+
+
+def test_the_cuts_of_a_schema_of_many_tables_take_no_time():
+    columns = tuple(ColumnInfo(f"column{i}", "INT") for i in range(5))
+    tables = [TableInfo(f"t{i}", columns) for i in range(1000)]
+    started = time.thread_time()
+    assert len(lengths(tables)) == 1000  # without values, then 999 with ever fewer tables
+    assert time.thread_time() - started < 0.5
+
+
 def test_a_file_without_tables_or_with_other_contents_is_refused(tmp_path):
     (tmp_path / "empty.db").touch()
     with pytest.raises(DatabaseError, match="holds no table"):
@@ -263,6 +332,7 @@ def contents(path):
     ("SELECT printf('%5.2f|%s|%,d|%%', 1, 'x', 1234567), format('%05d', 42), printf('%s')",
      ((" 1.00|x|1,234,567|%", "00042", ""),)),
     ("SELECT json_extract('{\"a\": [1, 2]}', '$.a[1]')", ((2,),)),
+    ("SELECT trim('xyx', 'yx'), rtrim('axy', 'yx'), ltrim('xy', 'yx'), trim(9e999, 'x')", (("", "a", "", "Inf"),)),
 ])  # fmt: skip
 def test_statements_mean_what_they_mean_in_sqlite(shop, database, sql, rows):
     assert database.run(sql).rows == rows
@@ -310,6 +380,8 @@ h AS (SELECT substr(n, 1, 99000) AS n, substr(n, 1, 98999) || 'b' AS m, substr(n
     "instr(n || n, m)", "replace(n || n, m, 'x')", "n || n LIKE '%' || p || 'b'", "trim(n || n, m)", "hex(n)",
     "n || n GLOB '*' || substr(p, 9) || 'b'", "printf('%.*c', 100000000, 'x')", "json(replace(n, 'a', '['))",
     "group_concat(n)",
+    "ltrim(replace(substr(n, 1, 66000), 'a', char(20065)), "
+    "replace(substr(n, 1, 65000), 'a', char(20321)) || char(20065))",
 ])  # fmt: skip
 def test_no_function_takes_long_with_the_longest_texts(database, expression):
     """A function is not interrupted, so the length of a value bounds its time."""
@@ -321,14 +393,31 @@ def test_no_function_takes_long_with_the_longest_texts(database, expression):
     assert min(times) < 1.0
 
 
+def test_a_long_statement_and_a_wide_row_are_refused(shop, watchdog, database):
+    """A parser in Python would read the one, and 400 MB would be the other."""
+    assert database.run("SELECT 1 FROM (SELECT 1) WHERE 1 IN (" + "1," * 10_000 + "1)").error == (
+        "the statement is longer than 20000 characters"
+    )
+    wide = f"{LONG}, w AS (SELECT {', '.join(f'n AS c{i}' for i in range(200))} FROM h) SELECT * FROM w"
+    assert database.run(wide).error == "the statement takes too much memory"
+    many = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r LIMIT 10001) SELECT " + "1, " * 199 + "1"
+    with closing(UserDatabase(shop, watchdog, statement_timeout_s=30.0)) as patient:
+        assert patient.run(f"{many} FROM r").error == "the result is too long; ask for less"  # two million cells
+
+
 DOUBLED = ", ".join(f"c{k} AS (SELECT 1 AS x FROM c{k - 1} p, c{k - 1} q)" for k in range(1, 30))
+SMALL = ", ".join(f"c{k} AS (SELECT 1)" for k in range(1, 29))
 NESTED = "SELECT x + x AS x FROM (" * 25 + "SELECT 1 AS x" + ")" * 25
 
 
 @pytest.mark.parametrize(("sql", "error"), [
     (f"WITH c0 AS (SELECT 1 AS x), {DOUBLED} SELECT count(*) FROM c29", "the statement is too complex"),
     (NESTED, "the statement is too complex"),
+    (f"WITH c0 AS (SELECT 1 AS x), {DOUBLED} SELECT count(*) FROM c29 WHERE 1 IN (WITH {SMALL} SELECT 1)",
+     "the statement is too complex"),
     ("SELECT printf('%.*c', 2000000000, 'x')", "user-defined function raised exception"),
+    (f"{LONG} SELECT printf(replace(substr(n, 1, 28000), 'a', '%9999d')) FROM h",
+     "user-defined function raised exception"),  # of 280 MB
     ("SELECT format('%2000000000d', 1)", "user-defined function raised exception"),
     ("SELECT (SELECT 1 FROM customer WHERE (",
      "the statement cannot be read; check its syntax, or write its sub-queries in a simpler way"),
@@ -337,6 +426,42 @@ def test_what_sqlite_does_without_a_clock_is_refused_before(database, sql, error
     started = time.thread_time()
     assert database.run(sql).error == error
     assert time.thread_time() - started < 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sql", [
+    f"SELECT id IN ({'id,' * 2999}id) AS x FROM customer WHERE x IN ({'x,' * 4999}x)",
+    f"SELECT id IN ({'id,' * 4999}id) AS x FROM customer ORDER BY {'x,' * 1899}x",
+    "SELECT id + id + id + id AS x0 FROM customer WHERE (" + "".join(
+        f"SELECT x{i} + x{i} + x{i} + x{i} AS x{i + 1} WHERE (" for i in range(10)) + "1" + ")" * 11,
+])  # fmt: skip
+def test_a_short_statement_that_the_planner_writes_out_to_gigabytes_ends_in_memory_and_time(shop, sql):
+    """An alias is written out wherever it is used, and no tree shows it."""
+
+    def run():
+        dog = Watchdog()
+        dog.ensure_alive()
+        with closing(UserDatabase(shop, dog, statement_timeout_s=0.5)) as database:
+            started = time.thread_time()
+            error, cpu_s = database.run(sql).error, time.thread_time() - started
+        return error, cpu_s < 2.0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 800 * 1024
+
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert forked(run, memory_bytes=3 * 1024**3 // 2) == ("the statement takes too much memory", True, True)
+
+
+def test_a_table_of_many_rows_is_sorted_and_grouped(tmp_path, watchdog):
+    file = tmp_path / "large.db"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript("CREATE TABLE t (a INT, b TEXT)")
+        connection.executemany(
+            "INSERT INTO t VALUES (?, ?)", ((i * 7 % 300_007, f"n{i % 1000}") for i in range(300_007))
+        )
+        connection.commit()
+    with closing(UserDatabase(file, watchdog, statement_timeout_s=5.0)) as database:
+        assert database.run("SELECT a FROM t ORDER BY a DESC LIMIT 2").rows == ((300_006,), (300_005,))
+        counted = database.run("SELECT b, count(*) FROM t GROUP BY b ORDER BY 2 DESC, b LIMIT 2").rows
+        assert counted == (("n0", 301), ("n1", 301))
 
 
 def test_a_database_in_wal_mode_is_read_without_files_beside_it(tmp_path, watchdog):
@@ -372,10 +497,20 @@ A, B = ((1, "x"), (2, "y"), (2, "y")), ((2, "y"), (1, "x"), (2, "y"))
     ((), (), "SELECT a", "strict spider bird"),
     ((), ((1,),), "SELECT a", ""),
     (((1, 1),), ((1,),), "SELECT a", ""),
+    (B, A, "SELECT a FROM t ORDER BY a; -- all", "bird"),
     (B, A, "SELECT a FROM (SELECT a FROM t ORDER BY a)", "strict bird"),  # Spider looks for the words alone
 ])  # fmt: skip
 def test_each_judge_calls_right_what_its_rule_says(given, expected, reference, right):
     assert [judge for judge in EXECUTION_JUDGES if same_result(judge, given, expected, reference)] == right.split()
+
+
+def test_columns_that_look_alike_are_not_tried_in_every_order():
+    flags = [tuple(int(i == j) for j in range(12)) for i in range(12)]
+    wrong = [(*row[:-1], row[0]) for row in flags]  # its columns have the same values as those of `flags`
+    started = time.thread_time()
+    assert not same_result("spider", tuple(wrong), tuple(flags), "SELECT *")
+    assert same_result("spider", tuple(flags), tuple(flags), "SELECT *")
+    assert time.thread_time() - started < 0.5
 
 
 def test_spiders_evaluator_changes_queries_before_it_runs_them():

@@ -110,8 +110,8 @@ def format_result(result: Result) -> str:
     if result.error is not None:
         text = f"Error: {result.error}"
     else:
-        rows = [json.dumps([_json_cell(cell) for cell in row], ensure_ascii=False) for row in result.rows or ()]
-        shown = rows[:MAX_SHOWN_ROWS]
+        rows = result.rows or ()
+        shown = [json.dumps([_json_cell(cell) for cell in row], ensure_ascii=False) for row in rows[:MAX_SHOWN_ROWS]]
         more = [f"... {len(rows) - len(shown)} more rows"] if len(rows) > len(shown) else []
         text = "\n".join([json.dumps(result.columns, ensure_ascii=False), *shown, *more])
     text = text.encode("utf-8", "replace").decode()  # a lone surrogate would break the next request

@@ -73,9 +73,8 @@ def split_questions(questions: Sequence[Question], fraction: float, seed: int) -
 def kind_of(query: str) -> str:
     """What a reference consists of, the first that holds: `nested`, `set`, `join`, `group`, `aggregate` or `plain`;
     `other` where it does not parse."""
-    try:
-        tree = sqlglot.parse_one(query, read="sqlite")
-    except SqlglotError:
+    tree = _parsed(query)
+    if tree is None:
         return "other"
     if len(list(tree.find_all(exp.Select))) > 1 and not isinstance(tree, exp.SetOperation):
         return "nested"
@@ -96,11 +95,18 @@ _KINDS: dict[str, tuple[Any, ...]] = {
 def orders_rows(query: str) -> bool:
     """Whether the outermost query orders its rows; one that does not parse is taken to order them if its text ends with
     such a clause."""
-    try:
-        tree = sqlglot.parse_one(query, read="sqlite")
-    except SqlglotError:
+    tree = _parsed(query)
+    if tree is None:
         return "order by" in query.lower().rpartition(")")[2]
     return tree.args.get("order") is not None
+
+
+def _parsed(query: str) -> exp.Expr | None:
+    """The first statement, without what follows its semicolon: a comment there is parsed as one more statement."""
+    try:
+        return next(filter(None, sqlglot.parse(query, read="sqlite")), None)
+    except (SqlglotError, RecursionError):
+        return None
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
@@ -110,7 +116,7 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
     except UnicodeDecodeError:
         raise QuestionFileError(f"{path} is no text, expected JSON or JSONL in UTF-8") from None
     if not text.lstrip().startswith("["):
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(text.split("\n"), 1):  # JSON's texts may hold other line ends
             if line.strip():
                 try:
                     yield f"line {number}", parse_json(line)

@@ -7,6 +7,7 @@ SQLite's own takes quadratic time, the longest value bounds it.
 
 from __future__ import annotations
 
+import math
 import re
 import sqlite3
 from collections.abc import Callable
@@ -39,13 +40,17 @@ _BUILT_IN = (
 )
 
 
-def _strip(strip: Callable[[str, str], str]) -> Callable[[Any, Any], Any]:
-    """SQLite's own compares every character of the text with every one of the set."""
+def _strip(left: bool, right: bool) -> Callable[[Any, Any], Any]:
+    """SQLite's own compares every character of the text with every one of the set, and so does Python's `str.strip`,
+    which no other thread may interrupt."""
 
     def stripped(text: Any, characters: Any) -> Any:
         if text is None or characters is None:
             return None
-        return strip(_text(text), _text(characters))
+        text, gone = _text(text), set(_text(characters))
+        start = next((i for i, c in enumerate(text) if c not in gone), len(text)) if left else 0
+        after = next((i for i in range(len(text), start, -1) if text[i - 1] not in gone), start) if right else len(text)
+        return text[start:after]
 
     return stripped
 
@@ -54,11 +59,13 @@ def _text(value: Any) -> str:
     """The value as SQLite casts it to text."""
     if not isinstance(value, float):
         return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    if math.isinf(value):
+        return "Inf" if value > 0 else "-Inf"
     digits, e, exponent = f"{value + 0.0:.15g}".partition("e")
     return (digits if "." in digits else f"{digits}.0") + e + exponent
 
 
-_STRIPS = {"trim": str.strip, "ltrim": str.lstrip, "rtrim": str.rstrip}
+_STRIPS = {"trim": (True, True), "ltrim": (True, False), "rtrim": (False, True)}
 _WIDTHS = re.compile(r"%[^a-zA-Z%]*[a-zA-Z%]")
 _MAX_WIDTH = 4
 """Digits of a width or a precision in a format."""
@@ -70,11 +77,16 @@ def _formatted(*values: Any) -> Any:
         if "*" in spec or any(len(digits) > _MAX_WIDTH for digits in re.findall(r"\d+", spec)):
             raise ValueError(f"{spec} is wider than 9999 characters, or takes its width from an argument")
     with closing(sqlite3.connect(":memory:")) as plain:
-        return plain.execute(f"SELECT printf({', '.join('?' * len(values))})", values).fetchone()[0]
+        plain.text_factory = lambda raw: raw.decode("utf-8", "replace")  # a precision counts bytes
+        plain.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LIMITS[sqlite3.SQLITE_LIMIT_LENGTH])
+        made = plain.execute(f"SELECT printf({', '.join('?' * len(values))})", values).fetchone()[0]
+    if made is None and values and values[0] is not None:
+        raise ValueError("the text is too long")  # SQLite's own gives NULL
+    return made
 
 
 _FUNCTIONS: Functions = {
-    **{name: (2, _strip(strip)) for name, strip in _STRIPS.items()},
+    **{name: (2, _strip(*sides)) for name, sides in _STRIPS.items()},
     "printf": (-1, _formatted),
     "format": (-1, _formatted),
 }
@@ -96,14 +108,16 @@ class UserDatabase(ReadOnlyDatabase):
             callable_functions=_BUILT_IN.split(),
             refusal=REFUSAL,
             statement_timeout_s=statement_timeout_s,
+            max_sort_opcodes=None,  # a table may have millions of rows
             max_rows=MAX_RESULT_ROWS + 1,  # one more tells that there are too many
             max_chars=MAX_RESULT_CHARS,
             limits=_LIMITS,
+            trusted_schema=True,  # what is added stands for functions of SQLite's, which a view may call
         )
 
     def run(self, sql: str) -> Result:
         """Run one statement of the agent. A result of which rows were dropped for their length is an error: a judge
         would take what is left for the whole."""
         result = super().run(sql)
-        chars = sum(len(cell) for row in result.rows or () for cell in row if isinstance(cell, str | bytes))
+        chars = sum(len(cell) if isinstance(cell, str | bytes) else 1 for row in result.rows or () for cell in row)
         return Result(error="the result is too long; ask for less") if chars > MAX_RESULT_CHARS else result

@@ -19,6 +19,13 @@ SAMPLED_ROWS = 1_000
 """The values of a column that are shown are among those of the first rows, so that a large table is not read."""
 SAMPLES = 2
 SAMPLE_CHARS = 24
+_KEYWORDS = (
+    "add all alter and as autoincrement between case cast check collate commit constraint create current_date "
+    "current_time current_timestamp default deferrable delete distinct drop else escape except exists foreign from "
+    "group having in index insert intersect into is isnull join limit not nothing notnull null on or order primary "
+    "raise references returning select set table then to transaction union unique update using values when where"
+)
+"""Words that SQLite reads as no name unless they are quoted."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +48,8 @@ class TableInfo:
 
 
 def read_schema(path: Path) -> tuple[TableInfo, ...]:
-    """The tables and views of a file in their order, without SQLite's own.
+    """The tables and views of a file in their order. Left out are SQLite's own, and what no statement may read: virtual
+    tables, and views that name what is not there.
 
     Raises:
         DatabaseError: it cannot be read, or holds no table.
@@ -50,9 +58,11 @@ def read_schema(path: Path) -> tuple[TableInfo, ...]:
         with closing(connect(path)) as connection:
             listed = connection.execute(
                 "SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view') "
-                "AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' ORDER BY rowid"
+                "AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' "
+                "AND coalesce(sql, '') NOT LIKE 'CREATE VIRTUAL %' ORDER BY rowid"
             ).fetchall()
-            tables = tuple(_read_table(connection, name, kind == "view") for name, kind in listed)
+            read = (_read_table(connection, name, kind == "view") for name, kind in listed)
+            tables = tuple(table for table in read if table is not None)
     except (OSError, sqlite3.Error, BackendUnavailable) as error:
         raise DatabaseError(f"{path} cannot be read as a SQLite database ({error})") from None
     if not tables:
@@ -70,8 +80,8 @@ def render(tables: Sequence[TableInfo], max_chars: int | None = None) -> tuple[s
     Returns:
         The text, never empty; what was left out, in words for the policy and for a person, empty if nothing was.
     """
-    for said, smaller in _cuts(tables):
-        text = _text(said, smaller)
+    for said, statements in _cuts(tables):
+        text = _text(said, statements)
         if max_chars is None or len(text) <= max_chars:
             break
     return text, said
@@ -79,27 +89,29 @@ def render(tables: Sequence[TableInfo], max_chars: int | None = None) -> tuple[s
 
 def lengths(tables: Sequence[TableInfo]) -> list[int]:
     """The lengths, in characters, of the ever smaller schemas that `render` chooses from, the whole one left out."""
-    return [len(_text(said, smaller)) for said, smaller in _cuts(tables)][1:]
+    return [len(_text(said, statements)) for said, statements in _cuts(tables)][1:]
 
 
-def _text(said: str, tables: Sequence[TableInfo]) -> str:
-    return "\n".join(map(_statement, tables)) + (f"\n-- left out: {said}" if said else "")
+def _text(said: str, statements: Sequence[str]) -> str:
+    return "\n".join(statements) + (f"\n-- left out: {said}" if said else "")
 
 
-def _cuts(tables: Sequence[TableInfo]) -> Iterator[tuple[str, Sequence[TableInfo]]]:
-    """Ever smaller schemas, each with what it leaves out."""
-    yield "", tables
+def _cuts(tables: Sequence[TableInfo]) -> Iterator[tuple[str, Sequence[str]]]:
+    """The statements of ever smaller schemas, each with what it leaves out."""
+    yield "", [*map(_statement, tables)]
     cut, left_out = [_without_values(table) for table in tables], ["example values"]
-    yield left_out[0], cut
+    statements = [*map(_statement, cut)]
+    yield left_out[0], statements
     for most in (40, 20, 10, 5):
         narrow = [_narrow(table, most) for table in cut]
         if narrow != cut:
             gone = sum(len(whole.columns) - len(table.columns) for whole, table in zip(tables, narrow, strict=True))
             cut, left_out = narrow, ["example values", f"{gone} columns"]
-            yield ", ".join(left_out), cut
+            statements = [*map(_statement, cut)]
+            yield ", ".join(left_out), statements
     for count in range(len(cut) - 1, 0, -1):
         names = ", ".join(table.name for table in cut[count:])
-        yield ", ".join([*left_out, f"the columns of {names}"]), cut[:count]
+        yield ", ".join([*left_out, f"the columns of {names}"]), statements[:count]
 
 
 def _without_values(table: TableInfo) -> TableInfo:
@@ -129,20 +141,38 @@ def _statement(table: TableInfo) -> str:
 
 
 def _name(name: str) -> str:
-    return name if name.isidentifier() and name.isascii() else '"' + name.replace('"', '""') + '"'
+    plain = name.isidentifier() and name.isascii() and name.lower() not in _KEYWORDS.split()
+    return name if plain else '"' + name.replace('"', '""') + '"'
 
 
-def _read_table(connection: sqlite3.Connection, name: str, is_view: bool) -> TableInfo:
+def _read_table(connection: sqlite3.Connection, name: str, is_view: bool) -> TableInfo | None:
+    """None for a view that names what is not there, since no statement can read it."""
     quoted = '"' + name.replace('"', '""') + '"'
-    found = connection.execute("SELECT name, type, pk FROM pragma_table_info(?)", (name,)).fetchall()
+    try:  # generated columns are in table_xinfo alone; 1 are the hidden columns of virtual tables
+        found = connection.execute(
+            "SELECT name, type, pk FROM pragma_table_xinfo(?) WHERE hidden <> 1", (name,)
+        ).fetchall()
+    except sqlite3.OperationalError as error:
+        if not is_view or error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+            raise
+        return None
     samples = _samples(connection, quoted, [column for column, _, _ in found]) if not is_view else {}
     columns = tuple(ColumnInfo(column, kind, samples.get(column, ())) for column, kind, _ in found)
     key = tuple(column for column, _, place in sorted(found, key=lambda row: row[2]) if place)
-    foreign = connection.execute(
-        'SELECT "from", "table", "to" FROM pragma_foreign_key_list(?) ORDER BY id, seq', (name,)
-    )
-    references = tuple((column, other, theirs or column) for column, other, theirs in foreign)
-    return TableInfo(name, columns, key, references, is_view)
+    return TableInfo(name, columns, key, _foreign_keys(connection, name), is_view)
+
+
+def _foreign_keys(connection: sqlite3.Connection, name: str) -> tuple[tuple[str, str, str], ...]:
+    found = connection.execute(
+        'SELECT "from", "table", "to", seq FROM pragma_foreign_key_list(?) ORDER BY id, seq', (name,)
+    ).fetchall()
+    return tuple((ours, other, theirs or _key(connection, other, place, ours)) for ours, other, theirs, place in found)
+
+
+def _key(connection: sqlite3.Connection, table: str, place: int, default: str) -> str:
+    """The column that a foreign key without a column means: that of the primary key."""
+    found = connection.execute("SELECT name FROM pragma_table_info(?) WHERE pk = ?", (table, place + 1)).fetchone()
+    return found[0] if found else default
 
 
 def _samples(connection: sqlite3.Connection, table: str, columns: Sequence[str]) -> dict[str, tuple[str, ...]]:

@@ -6,6 +6,8 @@ the query around it uses twice. MySQL refuses joins of more than 61 tables.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sqlglot import exp
 
 from dbbench_adapter.backends.clock import check
@@ -14,6 +16,8 @@ MAX_TABLES = 200
 """Most tables in one statement; each use of a CTE counts with the tables inside it."""
 MAX_EXPANSION = 20_000
 """How often one expression may contain its innermost column once all sub-queries are written out."""
+MAX_WRITTEN = 200_000
+"""The same for all expressions of a SELECT together, those of WHERE and ORDER BY included."""
 
 
 def blows_up(tree: exp.Expr) -> bool:
@@ -24,15 +28,20 @@ def blows_up(tree: exp.Expr) -> bool:
     """
     if not tree.find(exp.Subquery, exp.CTE):
         return False
-    sizes = _Sizes({cte.alias.lower(): cte.this for cte in tree.find_all(exp.CTE)})
+    sizes = _Sizes(tree.find_all(exp.CTE))
     if sizes.tables(tree) > MAX_TABLES:
         return True
-    return any(sizes.width(select) > MAX_EXPANSION for select in tree.find_all(exp.Select))
+    return any(
+        sizes.width(select) > MAX_EXPANSION or sizes.written(select) > MAX_WRITTEN
+        for select in tree.find_all(exp.Select)
+    )
 
 
 class _Sizes:
-    def __init__(self, ctes: dict[str, exp.Expr]) -> None:
-        self._ctes = ctes
+    def __init__(self, ctes: Iterable[exp.CTE]) -> None:
+        self._ctes: dict[str, list[exp.Expr]] = {}  # a name counts as all that it means in any scope
+        for cte in ctes:
+            self._ctes.setdefault(cte.alias.lower(), []).append(cte.this)
         self._tables: dict[int, int] = {}
         self._widths: dict[int, int] = {}
 
@@ -41,8 +50,10 @@ class _Sizes:
         if id(node) not in self._tables:
             check()
             self._tables[id(node)] = 1
-            inner = (self._ctes.get(table.name.lower()) for table in node.find_all(exp.Table))
-            self._tables[id(node)] = sum(1 if cte is None else 1 + self.tables(cte) for cte in inner)
+            names = [table.name for table in node.find_all(exp.Table)]
+            names += [column.name for found in node.find_all(exp.In) if (column := found.args.get("field"))]
+            inner = (self._ctes.get(name.lower(), []) for name in names)
+            self._tables[id(node)] = sum(1 + sum(map(self.tables, ctes)) for ctes in inner)
         return self._tables[id(node)]
 
     def width(self, select: exp.Expr) -> int:
@@ -51,10 +62,21 @@ class _Sizes:
             check()
             self._widths[id(select)] = 1
             items = select.expressions if isinstance(select, exp.Select) else []
-            own = max((sum(1 for _ in item.find_all(exp.Column)) for item in items), default=1)
-            clauses = [select.args.get("from_"), *(select.args.get("joins") or [])]
-            sources = [source for clause in clauses if clause for source in clause.find_all(exp.Table, exp.Subquery)]
-            inner = [self._ctes.get(s.name.lower()) if isinstance(s, exp.Table) else s.unnest() for s in sources]
-            queries = [query for source in inner if source is not None for query in source.find_all(exp.Select)]
-            self._widths[id(select)] = max(own, 1) * max((self.width(query) for query in queries), default=1)
+            own = max((_columns(item) for item in items), default=1)
+            self._widths[id(select)] = max(own, 1) * self._inner_width(select)
         return self._widths[id(select)]
+
+    def written(self, select: exp.Select) -> int:
+        """All columns of a SELECT, times the width of what it selects from."""
+        return _columns(select) * self._inner_width(select)
+
+    def _inner_width(self, select: exp.Expr) -> int:
+        clauses = [select.args.get("from_"), *(select.args.get("joins") or [])]
+        sources = [source for clause in clauses if clause for source in clause.find_all(exp.Table, exp.Subquery)]
+        inner = [self._ctes.get(s.name.lower(), []) if isinstance(s, exp.Table) else [s.unnest()] for s in sources]
+        queries = [query for found in inner for source in found for query in source.find_all(exp.Select)]
+        return max((self.width(query) for query in queries), default=1)
+
+
+def _columns(node: exp.Expr) -> int:
+    return sum(1 for _ in node.find_all(exp.Column))

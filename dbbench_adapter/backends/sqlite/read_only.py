@@ -39,8 +39,13 @@ _SORTS = re.compile(r"\b(order|group|distinct|union|intersect|except|over)\b", r
 _GONE = frozenset(
     (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_BUSY)
 )
+_MAX_TEXT_BYTES = 16_000_000
+"""Most text that one result may hold; `max_chars` drops whole rows, and one row could hold 400 MB."""
 _SELECT = re.compile(r"\bselect\b", re.IGNORECASE)
 _PLANNING_S = 1.0
+MAX_HEAP_BYTES = 512 * 1024**2
+"""Most memory that SQLite takes in this process, all connections together: its planner checks no clock and may write a
+short statement out to gigabytes."""
 _WAL = 2
 """The version in a file's header whose changes are first written to a file beside it."""
 Functions = Mapping[str, tuple[int, Callable[..., Any]]]
@@ -69,6 +74,7 @@ def connect(path: Path) -> sqlite3.Connection:
     connection.execute("PRAGMA query_only = ON")
     connection.execute("PRAGMA trusted_schema = OFF")  # a view calls none of the functions that are added
     connection.execute("PRAGMA temp_store = MEMORY")
+    connection.execute(f"PRAGMA hard_heap_limit = {MAX_HEAP_BYTES}")
     return connection
 
 
@@ -80,8 +86,11 @@ class ReadOnlyDatabase:
         functions: are added to SQLite's, or replace them.
         callable_functions: lower-case names of the functions that may be called.
         refusal: what the agent reads where something is not allowed.
-        max_rows, max_chars: the longest result, in rows and in characters of its texts; the rest is dropped.
+        max_sort_opcodes: steps of a statement that sorts, which looks at no clock; None: only its memory is bounded.
+        max_rows, max_chars: the longest result, in rows and in characters of its texts, where every other cell counts
+            as one; the rest is dropped.
         limits: SQLite's limits where they differ from `_LIMITS`.
+        trusted_schema: whether views and generated columns of the file may call the functions that are added.
     Raises:
         BackendUnavailable: the file cannot be opened; so does `run` when it can no longer be read.
     """
@@ -96,33 +105,43 @@ class ReadOnlyDatabase:
         callable_functions: Collection[str],
         refusal: str,
         statement_timeout_s: float,
+        max_sort_opcodes: int | None = MAX_SORT_OPCODES,
         max_rows: int = MAX_ROWS,
         max_chars: int = 1_000_000,
         limits: Mapping[int, int] = {},
+        trusted_schema: bool = False,
     ) -> None:
         self._path, self._watchdog, self._timeout_s, self._guard = path, watchdog, statement_timeout_s, Guard()
         self._tables, self._callable, self._refusal = tables, frozenset(callable_functions), refusal
-        self._max_rows, self._max_chars = max_rows, max_chars
+        self._max_sort_opcodes, self._max_rows, self._max_chars = max_sort_opcodes, max_rows, max_chars
         try:
             self._connection = connect(path)
             names = {row[0].lower() for row in self._connection.execute("SELECT name FROM sqlite_master")}
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, sqlite3.Error, MemoryError) as error:
             raise BackendUnavailable(f"{path} cannot be opened: {error}; leave it in place during the run") from None
         self._others = names - set(tables or names) | CATALOGUES
-        for limit, value in {**_LIMITS, **limits}.items():
+        self._connection.execute(f"PRAGMA trusted_schema = {int(trusted_schema)}")
+        limits = {**_LIMITS, **limits}
+        for limit, value in limits.items():
             self._connection.setlimit(limit, value)
+        self._max_sql = limits[sqlite3.SQLITE_LIMIT_SQL_LENGTH]
+        self._bytes_left = 0
+        self._connection.text_factory = self._text
         for name, (count, function) in functions.items():
-            self._connection.create_function(name, count, function)
+            self._connection.create_function(name, count, function, deterministic=trusted_schema)
         self._connection.set_authorizer(self._authorize)
         self._connection.set_progress_handler(lambda: expired() or self._guard.exceeded(), PROGRESS_OPCODES)
 
     def run(self, sql: str) -> Result:
         """Run one statement of the agent; its error is in `Result.error`."""
+        if len(sql) > self._max_sql:  # a parser in Python would take seconds for it
+            return Result(error=f"the statement is longer than {self._max_sql} characters")
         if self._tables is not None and _EXPLAIN.match(sql):  # it would name other tables
             return Result(error=self._refusal)
-        self._guard = Guard(MAX_SORT_OPCODES if _SORTS.search(sql) else None)
+        self._guard = Guard(self._max_sort_opcodes if _SORTS.search(sql) else None)
         if (fault := _fault_of_plan(sql)) is not None:
             return Result(error=fault)
+        self._bytes_left = _MAX_TEXT_BYTES
         with time_limit(self._timeout_s), self._watchdog.watching(self._connection, self._timeout_s):
             try:
                 with closing(self._connection.execute(sql)) as cursor:
@@ -142,10 +161,17 @@ class ReadOnlyDatabase:
         chars = 0
         for row in cursor:
             rows.append(row)
-            chars += sum(len(cell) for cell in row if isinstance(cell, str | bytes))
+            chars += sum(len(cell) if isinstance(cell, str | bytes) else 1 for cell in row)
             if len(rows) >= self._max_rows or chars > self._max_chars:
                 break
         return Result(tuple(rows), tuple(column[0] for column in cursor.description or ()))
+
+    def _text(self, raw: bytes) -> str:
+        """A cell of the result. A row has no end that a limit could look at: its texts are counted one by one."""
+        self._bytes_left -= len(raw)
+        if self._bytes_left < 0:
+            raise MemoryError("too many long texts")
+        return raw.decode("utf-8", "replace")
 
     def _authorize(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
         """SQLite's authorizer. Its last argument is not used: a CTE may have a table's name."""
@@ -168,7 +194,9 @@ class ReadOnlyDatabase:
             return "the statement takes too much memory"
         if expired() or isinstance(error, StatementTimeout) or "interrupted" in text:
             return "the statement takes too long; ask for less"
-        if "not authorized" in text or "prohibited" in text or "authorization denied" in text:
+        if any(
+            words in text for words in ("not authorized", "prohibited", "authorization denied", "vtable constructor")
+        ):
             return self._refusal  # SQLite's message would name columns of other tables
         return text or type(error).__name__
 
