@@ -31,6 +31,10 @@ JUDGED_S = 30.0
 PROGRESS_S = 10.0
 
 
+class _ReferenceFailedError(Exception):
+    """The message says why. It is raised so that no cache keeps it: the next try may find more memory or time."""
+
+
 class TextToSql(Environment):
     """
     Args:
@@ -47,7 +51,7 @@ class TextToSql(Environment):
         self._watchdog = Watchdog()
         self.tools = TOOLS
         self._schemas: dict[str, tuple[TableInfo, ...]] = {}
-        self._results = lru_cache(maxsize=256)(self._run)  # the rollouts of a group ask for the same one
+        self._reference_rows = lru_cache(maxsize=256)(self._run_reference)  # a group's rollouts ask for the same one
 
     @classmethod
     def from_settings(cls, settings: EnvironmentSettings) -> Self:
@@ -118,18 +122,26 @@ class TextToSql(Environment):
         """The rows of the answer; None where the reference cannot be run or gives too many."""
         if question.query is None:
             return question.answer
-        return None if self.reference_fault(question) else self._reference(question).rows or ()
+        try:
+            return self._reference_rows(question.db_id, as_run(self._judge, question.query))
+        except _ReferenceFailedError:
+            return None
 
     def reference_fault(self, question: Question) -> str | None:
         """Why nothing can be judged by the question's reference; None if it can."""
-        if question.query is None:
-            return None
-        result = self._reference(question)
-        many = len(result.rows or ()) > MAX_RESULT_ROWS
-        return f"more than {MAX_RESULT_ROWS} rows" if many else result.error
+        try:
+            self._reference_rows(question.db_id, as_run(self._judge, question.query or "SELECT 1"))
+        except _ReferenceFailedError as fault:
+            return str(fault)
+        return None
 
-    def _reference(self, question: Question) -> Result:
-        return self._results(question.db_id, as_run(self._judge, question.query or ""))
+    def _run_reference(self, db_id: str, query: str) -> Rows:
+        result = self._run(db_id, query)
+        if result.error is not None:
+            raise _ReferenceFailedError(result.error)
+        if len(result.rows or ()) > MAX_RESULT_ROWS:
+            raise _ReferenceFailedError(f"more than {MAX_RESULT_ROWS} rows")
+        return result.rows or ()
 
     def _run(self, db_id: str, query: str) -> Result:
         self._watchdog.ensure_alive()

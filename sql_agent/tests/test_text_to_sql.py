@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from core.forked import forked
-from dbbench_adapter.backends import BackendUnavailable
+from dbbench_adapter.backends import BackendUnavailable, Result
 from dbbench_adapter.backends.sqlite.sandbox import Watchdog
 from dbbench_adapter.tests.hostile import STATEMENTS
 from sql_agent.config import DataConfig
@@ -597,6 +597,12 @@ def test_a_reference_that_fails_loses_the_rollout_and_is_left_out_before(environ
     split = environment.load_split(DataConfig(train_file=file, val_file=file), seed=0)
     assert ([q.id for q in split.train], [q.id for q in split.val]) == (["q-2", "q-3"], ["q-1", "q-2", "q-3"])
     assert split.left_out == {"reference_failed": 2, "empty_answer": 1}
+
+
+def test_a_reference_that_failed_once_is_tried_again(environment, monkeypatch):
+    found = [Result(error="the statement takes too much memory"), Result((("Ann",),), ("name",))]
+    monkeypatch.setattr(environment, "_run", lambda *_: found.pop(0))
+    assert [environment.expected(NAMES) for _ in range(3)] == [None, (("Ann",),), (("Ann",),)]
 
 
 def test_the_reference_is_in_no_message(environment):
