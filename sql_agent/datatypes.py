@@ -254,7 +254,7 @@ class Reward:
     """What each entry of `rollout.reward` adds to the value, weight included, by its label; {} where the reward is one
     preset."""
     turn_terms: dict[str, list[float]] = field(default_factory=dict)
-    """Of the terms that are sums over the turns, what each turn adds, weight included."""
+    """What each turn adds, weight included, to those terms that are sums over the turns."""
     lacking: dict[str, str] = field(default_factory=dict)
     """Labels of the reward functions that gave no number, each with why."""
     error: str | None = None
@@ -281,7 +281,7 @@ class FunctionReward:
     value: float | None
     """Finite; None: it gave no number."""
     reason: str = "rewarded"
-    """Without a number: `reward_none`, `reward_error`, `reward_deadline`, or that of a `RewardUnavailable`."""
+    """Why there is no number: `reward_none`, `reward_error`, `reward_deadline`, or what a `RewardUnavailable` says."""
     error: str | None = None
     """A traceback, or what is wrong with what it returned."""
     turns: list[float] | None = None

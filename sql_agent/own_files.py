@@ -32,7 +32,7 @@ class Source:
 
     file: Path
     sha256: str
-    """Of the file as it was imported; "" of a module without a file."""
+    """The file's hash as it was imported; "" for a module without a file."""
 
 
 def find(name: str) -> tuple[Any, Source]:
@@ -87,7 +87,7 @@ def _of_file(file: Path) -> tuple[ModuleType, Source]:
     linecache.checkcache(str(file))
     try:
         exec(code, vars(module))
-    except BaseException as error:
+    except BaseException as error:  # a stranger's code: sys.exit() is named as well, and Ctrl-C goes on
         del sys.modules[name]
         raise _import_failed(error, file) from error
     return module, Source(file, sha256)
@@ -108,7 +108,7 @@ def _of_module(name: str) -> tuple[ModuleType, Source]:
     _findable(Path.cwd())  # a script's own folder is there instead
     try:
         module = importlib.import_module(name)
-    except BaseException as error:
+    except BaseException as error:  # a stranger's code, as above
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
             raise OwnFileError(
                 f"there is no module {error.name!r}; install its package, give FILE.py:NAME, or start in its folder"

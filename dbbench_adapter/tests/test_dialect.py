@@ -53,6 +53,16 @@ def database(backend):
         yield database
 
 
+@pytest.mark.parametrize(
+    "sql", ["SELECT 900   INTO x", "SELECT Name INTO x FROM Fruit", "WITH c AS (SELECT 1) SELECT * INTO x FROM c"]
+)
+def test_select_into_wants_a_variable_and_makes_no_table(database, sql):
+    before = database.snapshot()
+    assert database.run(sql).error == "1327 (42000): Undeclared variable: x"
+    assert database.run(f"({sql})").error.startswith("1064")
+    assert database.snapshot() == before
+
+
 def test_a_key_makes_insert_update_or_replace(database):
     database.run("CREATE TABLE T (a INT PRIMARY KEY, b INT)")
     for statement in (

@@ -80,7 +80,7 @@ def all_figures(rows: Sequence[Row]) -> list[Figure]:
             intervals=("held-out success, greedy", [p.interval for p in points]) if points else None,
             note="Bars are Wilson's 95 % intervals.",
         ),
-        Figure("Parts of the reward", parts, note="Of several rewards each one's own number, before its weight."),
+        Figure("Parts of the reward", parts, note="Each reward's own number, before its weight."),
         *([Figure("Rollouts without a number, by reward function", gave_none)] if gave_none else []),
         Figure(
             "Groups without spread",

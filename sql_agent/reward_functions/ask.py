@@ -24,7 +24,7 @@ from sql_agent.reward_functions.datatypes import Function, LoadedReward, RewardR
 logger = logging.getLogger(__name__)
 
 TRACEBACK_CHARS = 4_000
-"""Of a traceback, its end is kept."""
+"""A longer traceback loses its beginning."""
 
 
 class RewardFunctions:
@@ -111,7 +111,7 @@ def _call(function: Function, record: RewardRecord) -> tuple[Any, BaseException 
     """The result, or what was raised: a future cannot carry StopIteration, and SystemExit would end the loop."""
     try:
         return function(record.copy()), None
-    except BaseException as error:
+    except BaseException as error:  # a stranger's code: whatever it raises loses its rollout, and not the runner
         return None, error
 
 

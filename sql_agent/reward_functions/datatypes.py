@@ -113,5 +113,5 @@ class LoadedReward:
     file: Path
     """The file that defines it; the rubric of the LLM as judge."""
     sha256: str
-    """Of that file as it was read."""
+    """The hash of that file as it was read."""
     timeout_s: float = 30.0

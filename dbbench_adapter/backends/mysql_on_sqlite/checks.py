@@ -30,6 +30,7 @@ def refuse(selects: Iterable[exp.Select], columns: ColumnKinds) -> None:
     """
     known = {name for name, _ in columns}
     for select in selects:
+        _refuse_into(select)
         _refuse_bare_columns(select)
         _refuse_aliases_in_where(select, known)
         for source in (select.args.get("from_"), *(select.args.get("joins") or [])):
@@ -76,6 +77,16 @@ def _refuse_aliases_in_where(select: exp.Select, known: set[str]) -> None:
     for column in _inside(where.this):
         if not column.table and column.name.lower() in aliases:
             raise StatementError(f"1054 (42S22): Unknown column '{column.name}' in 'where clause'")
+
+
+def _refuse_into(select: exp.Select) -> None:
+    """MySQL stores the row in a variable of that name, which only a procedure has; sqlglot would make a table."""
+    into = select.args.get("into")
+    if into is None or not isinstance(into.this.this, exp.Identifier):  # a user variable is refused elsewhere
+        return
+    if select.parent is not None:
+        raise syntax_error(f"INTO {into.this.name}")
+    raise StatementError(f"1327 (42000): Undeclared variable: {into.this.name}")
 
 
 def _refuse_bare_columns(select: exp.Select) -> None:
