@@ -61,7 +61,6 @@ def claim(run_dir: Path) -> Iterator[None]:
         if run_id := last_run_id(run_dir):
             wait_until_gone(run_id, LINGER_S + 5.0, forks=True)
         yield
-        is_new = False
     finally:
         if is_new and os.listdir(run_dir) == [".lock"]:
             (run_dir / ".lock").unlink()
