@@ -106,7 +106,7 @@ def _cuts(tables: Sequence[TableInfo]) -> Iterator[tuple[str, Sequence[str]]]:
         narrow = [_narrow(table, most) for table in cut]
         if narrow != cut:
             gone = sum(len(whole.columns) - len(table.columns) for whole, table in zip(tables, narrow, strict=True))
-            cut, left_out = narrow, ["example values", f"{gone} columns"]
+            cut, left_out = narrow, ["example values", f"{gone} column{'s' if gone > 1 else ''}"]
             statements = [*map(_statement, cut)]
             yield ", ".join(left_out), statements
     for count in range(len(cut) - 1, 0, -1):
