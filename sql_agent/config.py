@@ -22,9 +22,12 @@ from sql_agent.rewards import FUNCTION, JUDGE, REWARDS, functions, label
 
 class EnvConfig(Settings):
     type: str = "dbbench"
-    """What the policy is trained on: dbbench, text2sql, medical or gsm8k (`sql_agent.environments.registry`), or an
+    """What the policy is trained on: dbbench, text2sql, medical or gsm8k (`sql_agent.environments.registry`), an
     environment of your own, FILE.py:NAME, module:NAME or an installed package's entry point
-    (`doc/own_environment.md`)."""
+    (`doc/own_environment.md`), or agent: an agent of your own, see `agent`."""
+    agent: str | None = None
+    """An agent of your own, FILE.py:NAME or module:NAME, that plays the rows of `data.train_file` itself: one of
+    openai-agents or of agent-lightning (`doc/own_agent.md`)."""
     database: Path | None = None
     """SQLite file of text2sql, or its folder with DB_ID/DB_ID.sqlite; SQLite file of medical (None: invented entries,
     made on this machine in data/medical)."""
@@ -35,6 +38,8 @@ class EnvConfig(Settings):
     @model_validator(mode="after")
     def _known_type(self) -> EnvConfig:
         check_name(self.type)
+        if (self.type == "agent") != (self.agent is not None):
+            raise ValueError("env.agent and env.type=agent belong together; --agent FILE.py:NAME sets both")
         if self.database is not None and self.type not in ("medical", "text2sql"):
             raise ValueError(
                 f"env.database belongs to env.type=text2sql or medical, this run's is {self.type}; leave it out"
@@ -81,6 +86,9 @@ class RolloutConfig(Settings):
     {agentbench: 1, FILE.py:NAME: 0.2}."""
     reward_timeout_s: float = Field(default=30.0, gt=0)
     """How long one call of a reward function may take; the rollout is lost under `reward_deadline` then."""
+    train_agents: tuple[str, ...] = ()
+    """Agents of an agent of your own (`env.agent`) whose turns are trained, by name; empty trains all. What the others
+    say is sampled from the policy too, and masked."""
     n_runners: int = Field(default=2, ge=1)
     """Runner processes."""
     runner_concurrency: int = Field(default=16, ge=1)
@@ -275,6 +283,7 @@ class TrainConfig(Settings):
             self.rollout.backend,
             self.env.database,
             self.env.call_timeout_s,
+            self.env.agent,
         )
 
     @model_validator(mode="after")
@@ -349,6 +358,21 @@ class TrainConfig(Settings):
         environment = {"fc": "dbbench", "spider": "text2sql", "bird": "text2sql"}.get(self.rollout.judge, self.env.type)
         if environment != self.env.type:
             raise ValueError(f"rollout.judge={self.rollout.judge} belongs to env.type={environment}; take strict")
+        return self
+
+    @model_validator(mode="after")
+    def _own_agents_are_traced(self) -> TrainConfig:
+        if self.env.agent is not None and not self.llm_proxy:
+            raise ValueError(
+                "an agent of your own is traced by the LLM proxy, and llm_proxy is false; add --llm-proxy, or name the "
+                "agent by --agent, which sets it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _trained_agents_are_known_there(self) -> TrainConfig:
+        if self.rollout.train_agents and self.env.agent is None:
+            raise ValueError("rollout.train_agents names agents of an agent of your own; add --agent FILE.py:NAME")
         return self
 
     @model_validator(mode="after")

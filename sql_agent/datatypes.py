@@ -92,6 +92,7 @@ class EnvironmentSettings:
     backend: str = "sqlite"
     database: Path | None = None
     call_timeout_s: float = 30.0
+    agent: str | None = None
 
 
 class RewardModelConfig(Settings):
@@ -199,6 +200,8 @@ class RolloutRecord:
     seconds: float
     error: str | None = None
     """The message of the failure that ended it, if there was one."""
+    output: Any = None
+    """What an agent of the user's own answered, as JSON values; None of the built-in agent."""
 
     @property
     def tool_calls(self) -> int:

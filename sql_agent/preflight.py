@@ -184,6 +184,11 @@ def check_judged(cfg: TrainConfig) -> None:
         and not functions(cfg.rollout.weights)
         and not make_environment(cfg.environment).judged
     ):
+        if cfg.env.agent is not None:
+            raise UsageError(
+                f"nobody can tell what a rollout of {cfg.env.agent} is worth: give a function of its record, --reward "
+                "FILE.py:NAME, or an LLM as judge, --judge-url (doc/own_agent.md)"
+            )
         raise UsageError(
             f"nobody can tell right from wrong in environment {cfg.env.type}: the reward is a reward model's score. "
             "Start one with `python reward_model/inference_api.py --model_path MERGED --port 8008` and give its "
@@ -193,12 +198,12 @@ def check_judged(cfg: TrainConfig) -> None:
 
 
 def check_own_tasks(cfg: TrainConfig) -> None:
-    """The rows of an environment of the user's own have to fit its class; a dry run says so too.
+    """The rows of an environment or an agent of the user's own have to fit it; a dry run says so too.
 
     Raises:
         ValueError: names the row, or the place in the class, and the remedy.
     """
-    if cfg.env.type not in ENVIRONMENTS:
+    if cfg.env.type not in ENVIRONMENTS or cfg.env.agent is not None:
         make_environment(cfg.environment).load_split(cfg.data, cfg.seed)
 
 

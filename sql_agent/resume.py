@@ -16,6 +16,7 @@ from sql_agent.config import TrainConfig, load_config
 from sql_agent.datatypes import JudgeConfig, RewardModelConfig
 from sql_agent.environments.named import named
 from sql_agent.environments.registry import ENVIRONMENTS
+from sql_agent.own_files import find
 from sql_agent.preflight import TINY_POLICY, UsageError, find_model
 from sql_agent.reward_functions.load import load_functions
 from sql_agent.rewards import label
@@ -74,7 +75,7 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
 
 def _environment(cfg: TrainConfig) -> Any:
     """What is played: where an own file lies may change, and how long its calls may take."""
-    return label(cfg.env.type), cfg.env.database
+    return label(cfg.env.type), cfg.env.database, label(cfg.env.agent or "")
 
 
 def _weights(cfg: TrainConfig) -> dict[str, float]:
@@ -83,11 +84,15 @@ def _weights(cfg: TrainConfig) -> dict[str, float]:
 
 
 def own_files(cfg: TrainConfig) -> dict[str, dict[str, str]]:
-    """Files of the user's own that a run is made of: reward functions by label, the environment under `env.type`."""
+    """Files of the user's own that a run is made of: reward functions by label, the environment under `env.type`, the
+    agent under `env.agent`."""
     files = {each.label: {"file": str(each.file), "sha256": each.sha256} for each in load_functions(cfg)}
     if cfg.env.type not in ENVIRONMENTS:
         _, source = named(cfg.env.type)
         files["env.type"] = {"file": str(source.file), "sha256": source.sha256}
+    if cfg.env.agent is not None:
+        _, source = find(cfg.env.agent)
+        files["env.agent"] = {"file": str(source.file), "sha256": source.sha256}
     return files
 
 

@@ -86,6 +86,15 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help="your own: a SQLite file, or a folder with DB_ID/DB_ID.sqlite as Spider and BIRD have; with --train-file, "
         "rows of `question` and `query`",
     )
+    parser.add_argument(
+        "--agent",
+        metavar="FILE.py:NAME",
+        help="your own agent, of openai-agents or agent-lightning; with --train-file, rows of any shape, and for "
+        "openai-agents with --reward",
+    )
+    parser.add_argument(
+        "--train-agents", metavar="NAME,...", help="train the turns of these agents of --agent only; default all"
+    )
     parser.add_argument("--train-file", type=named_path, help="tasks to train on; default: generated")
     parser.add_argument("--val-file", type=named_path, help="held-out tasks; default: split off or generated")
     parser.add_argument("--device", choices=["auto", "cpu", "gpu"])
@@ -148,7 +157,8 @@ def resolve(args: argparse.Namespace) -> TrainConfig:
         flags += overrides if getattr(args, name) else []
     plain = {
         "model": args.model,
-        "env.type": args.env or ("text2sql" if args.database else None),
+        "env.type": args.env or ("agent" if args.agent else "text2sql" if args.database else None),
+        "env.agent": args.agent,
         "env.database": args.database,
         "data.train_file": args.train_file,
         "data.val_file": args.val_file,
@@ -161,7 +171,7 @@ def resolve(args: argparse.Namespace) -> TrainConfig:
         "rollout.n_runners": args.n_runners,
         "run_dir": args.run_dir,
         "trainer.resume": args.resume,
-        "llm_proxy": True if args.llm_proxy else None,
+        "llm_proxy": True if args.llm_proxy or args.agent else None,
         "lora.rank": (args.lora_rank or 16) if args.lora else args.lora_rank,
     }
     # JSON is YAML: a path with a "#" or of digits alone stays the text it is
@@ -169,6 +179,8 @@ def resolve(args: argparse.Namespace) -> TrainConfig:
     flags += [f"{key}={json.dumps(v)}" for key, v in text.items()]
     if args.reward:
         flags.append(f"rollout.reward={json.dumps(weights_of(args.reward))}")
+    if args.train_agents:
+        flags.append(f"rollout.train_agents={json.dumps(args.train_agents.split(','))}")
     if args.lora_rank is not None and args.lora_rank < 1:
         raise UsageError(
             f"--lora-rank is {args.lora_rank}, expected 1 or more; leave it and --lora out to train all weights"

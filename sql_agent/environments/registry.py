@@ -12,6 +12,7 @@ ENVIRONMENTS = {
     "medical": "sql_agent.environments.medical:Medical",
     "gsm8k": "sql_agent.environments.gsm8k:Gsm8k",
     "text2sql": "sql_agent.environments.text_to_sql:TextToSql",
+    "agent": "sql_agent.own_agents.tasks:AgentTasks",
 }
 """Keyed by the config's `env.type`: the subclass of `base.Environment`, imported when it is made."""
 

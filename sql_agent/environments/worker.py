@@ -52,21 +52,27 @@ class Worker:
             DeadlineError: `timeout_s` passed. The worker is of no use any more: a loop in Python is broken off, a call
                 that hangs in C is left behind.
         """
-        done: Future[Any] = Future()
-        self._calls.put((function, done))
+        done = self.submit(function)
         wait([done], timeout_s)
         if not done.done():
-            self._give_up()
+            self.give_up()
             raise DeadlineError(f"it did not return within {timeout_s:g} s")
         if (error := done.exception()) is not None:
             raise RaisedError(error) from error
         return done.result()
 
+    def submit(self, function: Callable[[], Any]) -> Future[Any]:
+        """Run `function` after the calls before; the future has what it returns or raises."""
+        done: Future[Any] = Future()
+        self._calls.put((function, done))
+        return done
+
     def stop(self) -> None:
         """Let the thread end after the calls before; does not wait."""
         self._calls.put(None)
 
-    def _give_up(self) -> None:
+    def give_up(self) -> None:
+        """Break off the call that runs now, at its next line of Python; what waits for it waits in vain."""
         if self._thread.ident is not None:  # before it may end: its number could then be another thread's
             identity, raised = ctypes.c_ulong(self._thread.ident), ctypes.py_object(_GivenUp)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, raised)

@@ -3,7 +3,11 @@
 A rollout's calls of the policy are forwarded unchanged, with a request for token ids and log-probs added, and each
 leaves one span, named and laid out as `LlmProxyTraceToTriplet` reads it. They bypass LiteLLM, which takes 9 to 14 ms of
 CPU a call (measured) and has nothing to translate between two OpenAI-compatible ends; all other calls go through it.
-Sequence ids are counted here, without asking the store. A call whose client disconnects is cancelled.
+Sequence ids are counted here, without asking the store. A call whose client disconnects is cancelled. A stream is
+collected first and then written, since a streamed reply of vLLM has no ids.
+
+An agent of the user's own asks under an address that is signed (`signed_address`). Its rollout samples as the address
+says; what its calls said is kept (`call_log`) until the runner asks for it at `ended`, after which none is answered.
 
     python -m sql_agent.lightning.llm_proxy --store http://127.0.0.1:9999 --port 0
 
@@ -22,8 +26,11 @@ import os
 import re
 import sys
 import time
-from collections.abc import Coroutine
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
+from urllib.parse import unquote
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
@@ -39,21 +46,36 @@ from agentlightning.llm_proxy import get_active_llm_proxy
 from agentlightning.types import Span, SpanCoreFields, TraceStatus
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, StreamingResponse
 
-from sql_agent.lightning.call_counter import CallCounter
+from sql_agent.lightning.call_counter import KEPT, CallCounter
+from sql_agent.lightning.call_log import CallLog
 from sql_agent.lightning.request_guard import RUN_TOKEN, RunRequestGuard, authorization
+from sql_agent.lightning.signed_address import AGENT_HEADER, RolloutSampling, read_signed
 from sql_agent.lightning.store import PatientStore
-from sql_agent.rollouts.stitch import TURN_SPAN, turn_attributes
+from sql_agent.rollouts.stitch import AGENT, TURN_SPAN, turn_attributes
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_ROLLOUT_PATH = re.compile(r"/rollout/([^/]+)/attempt/([^/]+)(?:/v1)?/chat/completions")
+_ROLLOUT_PATH = re.compile(r"/rollout/([^/]+)/attempt/([^/]+)(?:/v1)?/(.+)")
+WRITTEN_S = 20.0
+"""How long the end of a rollout waits for the spans of its calls to be in the store."""
+
+
+@dataclass
+class _Attempt:
+    """A rollout of an agent of the user's own."""
+
+    log: CallLog = field(default_factory=CallLog)
+    asking: set[asyncio.Future[Any]] = field(default_factory=set)
+    writing: set[asyncio.Task[None]] = field(default_factory=set)
+    ended: bool = False
 
 
 class RolloutRoute:
-    """Serves `/rollout/{id}/attempt/{id}/chat/completions`; every other path goes to LiteLLM.
+    """Serves `/rollout/{id}/attempt/{id}/chat/completions`, with and without a signature before it; every other path
+    goes to LiteLLM.
 
     It replaces agent-lightning's `RolloutAttemptMiddleware`, which asks the store for every sequence id. One proxy
     process serves a run, so counting here gives the same numbers; the store adopts the highest number it sees.
@@ -70,38 +92,102 @@ class RolloutRoute:
         self._calls = CallCounter()
         self._session: aiohttp.ClientSession | None = None
         self._writing: set[asyncio.Task[None]] = set()
+        self._attempts: OrderedDict[tuple[str, str], _Attempt] = OrderedDict()
+        """Those that were played last; the entry of one that has ended says that it has."""
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        match = _ROLLOUT_PATH.fullmatch(scope["path"]) if scope["type"] == "http" else None
-        if match is None:
+        path, sampling = str(scope.get("path", "")), None
+        if scope["type"] == "http" and (signed := read_signed(path, os.environ[RUN_TOKEN])):
+            sampling, path = signed
+        match = _ROLLOUT_PATH.fullmatch(path) if scope["type"] == "http" else None
+        if match is None or (sampling is None and match[3] != "chat/completions"):
             await self.app(scope, receive, send)
             return
-        rollout_id, attempt_id = match.groups()
+        http = Request(scope, receive)
+        body = await http.body()
+        if match[3] == "chat/completions":
+            agent = unquote(http.headers.get(AGENT_HEADER, "")) or None
+            response = await self._chat(match[1], match[2], sampling, body, receive, agent)
+        else:
+            response = await self._other(match[3], self._attempt(match[1], match[2]))
+        if response is not None:
+            await response(scope, receive, send)
+
+    async def _chat(
+        self,
+        rollout_id: str,
+        attempt_id: str,
+        sampling: RolloutSampling | None,
+        body: bytes,
+        receive: Any,
+        agent: str | None,
+    ) -> JSONResponse | StreamingResponse | None:
+        """The answer to a call; None if its client is gone."""
+        attempt = None if sampling is None else self._attempt(rollout_id, attempt_id)
+        if attempt is not None and attempt.ended:
+            return JSONResponse(_error("this rollout has ended; nothing that it asks now would be trained"), 410)
         sequence_id = self._calls.next(rollout_id, attempt_id)
         started = time.time()
-        answered = await unless_gone(self._ask(await Request(scope, receive).body()), receive)
+        try:
+            request = json.loads(body)
+            asked = request if sampling is None else policy_request(request, sampling, sequence_id)
+            stream = bool(asked.pop("stream", False))
+            usage = bool((asked.pop("stream_options", None) or {}).get("include_usage"))
+        except (ValueError, AttributeError, TypeError) as error:
+            return JSONResponse(_error(f"the request does not fit: {error}"), 400)
+        work = asyncio.ensure_future(self._ask(asked))
+        if attempt is not None:
+            attempt.asking.add(work)
+            work.add_done_callback(attempt.asking.discard)
+        answered = await unless_gone(work, receive)
+        if attempt is not None and attempt.ended:
+            return JSONResponse(_error("this rollout ended while its call was open"), 410)
         if answered is None:
-            return
+            return None
         status, answer = answered
         if status == 200:
             span = turn_span(answer, started, rollout_id, attempt_id, sequence_id)
+            if agent is not None:
+                span.attributes[AGENT] = agent
             writing = asyncio.create_task(_write(span))
-            self._writing.add(writing)
-            writing.add_done_callback(self._writing.discard)
+            for tasks in (self._writing, *([attempt.writing] if attempt else [])):
+                tasks.add(writing)
+                writing.add_done_callback(tasks.discard)
             answer = without_tokens(answer)
-        await JSONResponse(answer, status)(scope, receive, send)
+            if attempt is not None:
+                attempt.log.add(request["messages"], answer)
+            if stream:
+                return StreamingResponse(stream_of(answer, usage=usage), media_type="text/event-stream")
+        elif attempt is not None and status >= 500:
+            attempt.log.failure = str(answer)
+        return JSONResponse(answer, status)
 
-    async def _ask(self, body: bytes) -> tuple[int, dict[str, Any]]:
+    async def _other(self, path: str, attempt: _Attempt) -> JSONResponse:
+        if path == "models":
+            served = [{"id": name, "object": "model", "owned_by": "agentgrpo"} for name in self.servers]
+            return JSONResponse({"object": "list", "data": served})
+        if path != "ended":
+            return JSONResponse(_error(f"/{path} is not served: only calls of /chat/completions can be trained"), 404)
+        attempt.ended = True
+        for asking in list(attempt.asking):
+            asking.cancel()
+        if attempt.writing:
+            await asyncio.wait(attempt.writing, timeout=WRITTEN_S)
+        log, attempt.log = attempt.log, CallLog()
+        return JSONResponse(vars(log))
+
+    def _attempt(self, rollout_id: str, attempt_id: str) -> _Attempt:
+        attempt = self._attempts.setdefault((rollout_id, attempt_id), _Attempt())
+        self._attempts.move_to_end((rollout_id, attempt_id))
+        if len(self._attempts) > KEPT:
+            self._attempts.popitem(last=False)
+        return attempt
+
+    async def _ask(self, request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """Status and answer of the policy's server."""
-        try:
-            request = json.loads(body)
-            url = self.servers.get(request.get("model"))
-        except (ValueError, AttributeError) as error:
-            return 400, _error(f"the request is no JSON object: {error}")
+        url = self.servers.get(request.get("model", ""))
         if url is None:
             return 404, _error(f"the policy is served as {', '.join(self.servers)}, not as {request.get('model')!r}")
-        if request.get("stream"):
-            return 400, _error("streams carry no token ids to train on; ask without stream")
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=self.timeout_s)
             self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
@@ -117,8 +203,82 @@ class RolloutRoute:
         return response.status, answer
 
 
-async def unless_gone(work: Coroutine[Any, Any, T], receive: Any) -> T | None:
-    """The result of `work`; None if the client disconnects first, and `work` is cancelled then.
+ASKED = ("messages", "parallel_tool_calls", "stop", "chat_template_kwargs", "stream", "stream_options")
+"""Fields of a request that are the agent's own, beside its tools; how the policy samples is the run's."""
+
+
+def policy_request(request: dict[str, Any], sampling: RolloutSampling, sequence_id: int) -> dict[str, Any]:
+    """What the model server is asked for a call of an agent of the user's own.
+
+    Temperature, top_p and penalties are not the agent's: the update takes every sample for one of the policy at the
+    run's temperature. Nor is what constrains the sampler to a grammar (`response_format`, strict tools, a forced tool),
+    whose samples the policy would not have made. The name of the model is not either, so that agents within the agent
+    need not know it.
+
+    Raises:
+        ValueError: it asks for several replies, or holds no messages.
+    """
+    if request.get("n") not in (None, 1):
+        raise ValueError(f"n is {request['n']}; ask for one reply a call, each is trained as a turn of its own")
+    if not isinstance(request.get("messages"), list):
+        raise ValueError("it holds no messages; expected a chat completion")
+    limits = [request.get(name) for name in ("max_tokens", "max_completion_tokens")]
+    limits = [limit for limit in limits if isinstance(limit, int) and limit > 0]
+    tools = (
+        {} if request.get("tool_choice") == "none" or not request.get("tools") else {"tools": _loose(request["tools"])}
+    )
+    return (
+        {name: request[name] for name in ASKED if request.get(name) is not None}
+        | tools
+        | {
+            "model": sampling.model,
+            "temperature": sampling.temperature,
+            "max_tokens": min([sampling.max_tokens, *limits]),
+            # each call has a seed of its own: one seed for all would draw the same numbers in every turn
+            **({} if sampling.seed is None else {"seed": (sampling.seed + 0x9E3779B1 * sequence_id) % 2**31}),
+            # tells two rollouts apart that say the same words in other tokens
+            "user": sampling.attempt_id,
+        }
+    )
+
+
+def _loose(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tools whose arguments are as the policy writes them."""
+    return [
+        {**tool, "function": {k: v for k, v in (tool.get("function") or {}).items() if k != "strict"}} for tool in tools
+    ]
+
+
+async def stream_of(answer: dict[str, Any], *, usage: bool) -> AsyncIterator[str]:
+    """A chat completion as the events of a stream, its whole reply in one.
+
+    Args:
+        usage: whether a last event names the number of tokens (`stream_options.include_usage`).
+    """
+    (choice, *_), head = answer["choices"], {"id": answer["id"], "object": "chat.completion.chunk"}
+    head |= {"created": answer.get("created", 0), "model": answer.get("model", "")}
+    reply = {name: value for name, value in choice["message"].items() if value is not None}
+    reply["tool_calls"] = [{"index": i, **call} for i, call in enumerate(reply.get("tool_calls") or [])] or None
+    chunks = [
+        {"index": 0, "delta": {k: v for k, v in reply.items() if v is not None}, "finish_reason": None},
+        {"index": 0, "delta": {}, "finish_reason": choice.get("finish_reason")},
+    ]
+    for chunk in chunks:
+        yield f"data: {json.dumps({**head, 'choices': [chunk]})}\n\n"
+    if usage:
+        yield f"data: {json.dumps({**head, 'choices': [], 'usage': answer.get('usage')})}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+class ProxyRequestGuard(RunRequestGuard):
+    """Lets a request pass without the run's token where its address is signed with it."""
+
+    def _needs_no_token(self, scope: dict[str, Any]) -> bool:
+        return read_signed(scope["path"], os.environ[RUN_TOKEN]) is not None or super()._needs_no_token(scope)
+
+
+async def unless_gone(work: Coroutine[Any, Any, T] | asyncio.Future[T], receive: Any) -> T | None:
+    """The result of `work`; None if it was cancelled, or if the client disconnects first, and it is cancelled then.
 
     That closes the connection to the model server, and vLLM aborts a request whose connection is closed.
 
@@ -128,7 +288,7 @@ async def unless_gone(work: Coroutine[Any, Any, T], receive: Any) -> T | None:
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
+        return task.result() if task.done() and not task.cancelled() else None
     finally:
         task.cancel()
         gone.cancel()
@@ -207,7 +367,7 @@ async def serve(store_url: str, port: int, timeout_s: float, events: Events) -> 
             launch_mode="thread",
             healthcheck_url="/health/liveliness",
         ),
-        middlewares=[RolloutRoute, RunRequestGuard],  # type: ignore[list-item]
+        middlewares=[RolloutRoute, ProxyRequestGuard],  # type: ignore[list-item]
         callbacks=[],
     )
     await proxy.start()

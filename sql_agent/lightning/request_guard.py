@@ -121,7 +121,7 @@ class RequestGuard:
             fetch != ([b"navigate"], [b"document"]) and not _OWN_SITES.issuperset(headers.get(b"sec-fetch-site", []))
         ):
             raise _RefusedError(403, "a page of another origin sent this; none may")
-        if not (scope["method"] in ("GET", "HEAD") and scope["path"] in OPEN_PATHS):
+        if not self._needs_no_token(scope):
             self._check_token(headers.get(b"authorization", []))
         if headers.get(b"content-length", [b"0"]) != [b"0"] or b"transfer-encoding" in headers:
             (media, *more) = headers.get(b"content-type", [b""])
@@ -138,6 +138,9 @@ class RequestGuard:
 
     def _is_ours(self, name: str, server: str | None) -> bool:
         return name in self._names or is_loopback(name) or (_ip(name) or name) == _ip(server or "")
+
+    def _needs_no_token(self, scope: dict[str, Any]) -> bool:
+        return scope["method"] in ("GET", "HEAD") and scope["path"] in OPEN_PATHS
 
     def _check_token(self, sent: list[bytes]) -> None:
         if self._expected is None:

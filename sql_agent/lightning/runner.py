@@ -24,11 +24,15 @@ from core.processes import RUN_ID
 from dbbench_adapter.backends import BackendUnavailable
 from sql_agent.agent import MAX_RETRIES, run_rollout, size_thread_pool, unplayed
 from sql_agent.config import TrainConfig
-from sql_agent.datatypes import FunctionReward, Reward, RolloutRecord, ScorerResult
+from sql_agent.datatypes import AgentConfig, FunctionReward, Reward, RolloutRecord, ScorerResult
 from sql_agent.environments.base import Environment, make_environment
 from sql_agent.lightning.agl_without_litellm import agl
 from sql_agent.lightning.request_guard import RUN_TOKEN
+from sql_agent.lightning.signed_address import RolloutSampling, signed_prefix
 from sql_agent.lightning.store import PatientStore, StoreClient
+from sql_agent.own_agents.datatypes import Policy
+from sql_agent.own_agents.play import play
+from sql_agent.own_agents.tasks import AgentTasks
 from sql_agent.reward_functions import RewardRecord
 from sql_agent.reward_functions.ask import RewardFunctions
 from sql_agent.reward_functions.load import load_functions
@@ -125,6 +129,9 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         except BackendUnavailable as failure:
             record = unplayed(make_environment(self.cfg.environment).task(task), "db_unavailable", str(failure))
             return await self._ended(record, rollout)
+        if isinstance(environment, AgentTasks):
+            policy = self._policy(llm, metadata, agent, rollout)
+            return await self._ended(await play(environment.agent, environment.task(task), policy, agent), rollout)
         record = await run_rollout(
             environment.task(task),
             environment=environment,
@@ -142,6 +149,23 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         )
         await asyncio.gather(*writing)
         return await self._ended(record, rollout)
+
+    @staticmethod
+    def _policy(llm: Any, metadata: Mapping[str, Any], agent: AgentConfig, rollout: Any) -> Policy:
+        """The address under which an agent of the user's own asks."""
+        ids = rollout.rollout_id, rollout.attempt.attempt_id
+        model = metadata.get("model", llm.model)
+        sampling = RolloutSampling(*ids, model, agent.temperature, agent.max_tokens, metadata.get("seed"))
+        prefix = signed_prefix(sampling, os.environ[RUN_TOKEN])
+        return Policy(
+            f"{llm.get_base_url(None, None)}{prefix}/rollout/{ids[0]}/attempt/{ids[1]}/v1",
+            model,
+            agent.temperature,
+            agent.max_tokens,
+            agent.turn_timeout_s,
+            agent.max_turns,
+            rollout,
+        )
 
     async def _ended(self, record: RolloutRecord, rollout: Any) -> list[Any]:
         """
@@ -187,7 +211,14 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         # only a rollout that asked in vain knows something new of the service
         in_vain = scorer_result is not None and scorer_result.reason == "scorer_unavailable"
         down_s = self.scorer.down_s if self.scorer and in_vain else 0.0
-        outcome = RolloutOutcome(record, worth, scorer_result, scorer_down_s=down_s, ended_at=time.time())
+        outcome = RolloutOutcome(
+            record,
+            worth,
+            scorer_result,
+            scorer_down_s=down_s,
+            ended_at=time.time(),
+            one_conversation=self.cfg.env.agent is None,
+        )
         attributes = {OUTCOME: outcome.to_json()}
         if worth.value is None:
             return agl.emit_annotation(attributes, propagate=False)

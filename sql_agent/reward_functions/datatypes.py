@@ -41,6 +41,11 @@ class RewardRecord:
     """Summed over the turns; a shared prefix counts once per turn."""
     completion_tokens: int
     """Sampled tokens of all turns."""
+    output: Any = None
+    """What an agent of the user's own answered (`--agent`), as JSON values: of an `agents.Agent` its final output. None
+    of the built-in agent, and of one that ended without an answer."""
+    error: str | None = None
+    """What ended the rollout without an answer, for example a guardrail of the user's agent."""
 
     @property
     def replies(self) -> list[dict[str, Any]]:
@@ -71,6 +76,8 @@ class RewardRecord:
             malformed_calls=record.malformed_calls,
             prompt_tokens=record.prompt_tokens,
             completion_tokens=record.completion_tokens,
+            output=record.output,
+            error=record.error,
         )
 
     def copy(self) -> RewardRecord:

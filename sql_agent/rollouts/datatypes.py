@@ -29,6 +29,8 @@ class Turn:
     """The engine's log-probs of the sampled ids, in nats; as long as `sampled_ids`, or empty if it gave none."""
     finish_reason: str
     has_tool_calls: bool = False
+    agent: str | None = None
+    """The agent that asked, where it is known by name."""
 
 
 @dataclass(frozen=True)

@@ -270,10 +270,14 @@ class LightningRolloutManager:
                 max_response_tokens=self.cfg.data.max_response_tokens,
                 max_row_tokens=self.cfg.micro_batch_tokens(cpu=os.environ.get("VERL_PLATFORM") == "cpu"),
                 one_conversation=one_conversation,
+                agents=self.cfg.rollout.train_agents,
             )
+            if names := self.cfg.rollout.train_agents:
+                result.unused_turns["other_agent"] = sum(turn.agent not in names for turn in turns)
             result.turn_ends = turn_ends(turns, result.trajectory)
-            if not result.trajectory.response_ids:
-                result.lost = "response_too_long"
+            if not any(result.trajectory.response_mask):
+                others = result.unused_turns.get("other_agent") == len(turns)
+                result.lost = "no_trained_agent" if others else "response_too_long"
 
     def _to_batch(self, results: Sequence[RolloutResult]) -> DataProto:
         tensors = to_tensors([r.trajectory for r in results], [r.reward for r in results], pad_id=self.pad_id)

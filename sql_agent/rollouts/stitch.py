@@ -7,7 +7,7 @@ another. Leaves out how spans are fetched (`manager`) and how chains are kept ap
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,6 +15,8 @@ from sql_agent.rollouts.datatypes import BreakCause, RolloutOutcome, Trajectory,
 
 TURN_SPAN = "litellm_request"
 """Span of one model call; agent-lightning's `LlmProxyTraceToTriplet` reads the same name and attributes."""
+AGENT = "agentgrpo.agent"
+"""Attribute of a turn's span: the name of the agent that asked."""
 OUTCOME = "agentgrpo.outcome"
 """Attribute of the reward span the runner writes last: a `RolloutOutcome` as JSON text."""
 
@@ -62,6 +64,7 @@ def read_turns(spans: Sequence[SpanLike], *, one_conversation: bool = True) -> l
                 tuple(span.attributes.get("response_log_probs") or ()),
                 str(span.attributes.get("gen_ai.response.finish_reason", "")),
                 bool(span.attributes.get("agentgrpo.has_tool_calls", False)),
+                span.attributes.get(AGENT),
             )
         )
     return turns
@@ -96,14 +99,18 @@ class _Chain:
     response: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
+    turns: int = 0
+    """Those in the row."""
     full: bool = False
     """Whether a turn was dropped; what continues it is dropped as well."""
 
-    def add(self, turn: Turn) -> None:
+    def add(self, turn: Turn, *, trained: bool) -> None:
         between = turn.prompt_ids[len(self.seen) :]
         self.response += [*between, *turn.sampled_ids]
-        self.mask += [0] * len(between) + [1] * len(turn.sampled_ids)
-        self.log_probs += [0.0] * len(between) + list(turn.log_probs or [0.0] * len(turn.sampled_ids))
+        self.mask += [0] * len(between) + [int(trained)] * len(turn.sampled_ids)
+        self.turns += 1
+        known = list(turn.log_probs) if trained else []
+        self.log_probs += [0.0] * len(between) + (known or [0.0] * len(turn.sampled_ids))
 
 
 def stitch(
@@ -112,6 +119,7 @@ def stitch(
     max_response_tokens: int,
     max_row_tokens: int | None = None,
     one_conversation: bool = True,
+    agents: Collection[str] = (),
 ) -> Trajectory:
     """Join the turns of a rollout into chains, and the chains into one row.
 
@@ -128,15 +136,16 @@ def stitch(
             None: no limit. A row of one chain is limited by `max_response_tokens` alone.
         one_conversation: whether every prompt should continue the turn before, so that one that does not is a break.
             False: a break is only a reply that was written down anew, with the prompt before it intact.
+        agents: names of those whose turns are trained; what others sampled is masked. Empty: all.
     Returns:
-        The row; chains are in the order of their first turns.
+        The row; chains are in the order of their first turns, and those in which nothing is trained are left out.
     Raises:
         ValueError: no turns.
     """
     if not turns:
         raise ValueError("a rollout without turns has nothing to stitch")
     chains: list[_Chain] = []
-    used = row_tokens = 0
+    row_tokens = dropped = 0
     for turn in turns:
         going_on = [chain for chain in chains if _begins_with(turn.prompt_ids, chain.seen)]
         if going_on:
@@ -148,15 +157,17 @@ def stitch(
         row_is_full = max_row_tokens is not None and len(chains) > 1 and row_tokens + more + length > max_row_tokens
         chain.full = chain.full or row_is_full or len(chain.response) + length > max_response_tokens
         if not chain.full:
-            chain.add(turn)
-            used += 1
+            chain.add(turn, trained=not agents or turn.agent in agents)
             row_tokens += more + length
+        else:
+            dropped += 1
         chain.seen = turn.prompt_ids + turn.sampled_ids
     cause = prefix_break(turns, one_conversation=one_conversation)
-    return _row([chain for chain in chains if chain.response] or chains[:1], used, len(turns) - used, cause)
+    trained = [chain for chain in chains if any(chain.mask)]
+    return _row(trained or chains[:1], dropped, cause)
 
 
-def _row(chains: Sequence[_Chain], used: int, dropped: int, cause: BreakCause | None) -> Trajectory:
+def _row(chains: Sequence[_Chain], dropped: int, cause: BreakCause | None) -> Trajectory:
     first, *others = chains
     response, mask, log_probs, starts = [*first.response], [*first.mask], [*first.log_probs], []
     for chain in others:
@@ -164,6 +175,7 @@ def _row(chains: Sequence[_Chain], used: int, dropped: int, cause: BreakCause | 
         response += [*chain.prompt, *chain.response]
         mask += [0] * len(chain.prompt) + chain.mask
         log_probs += [0.0] * len(chain.prompt) + chain.log_probs
+    used = sum(chain.turns for chain in chains)
     return Trajectory(first.prompt, tuple(response), tuple(mask), tuple(log_probs), used, cause, dropped, tuple(starts))
 
 

@@ -60,6 +60,24 @@ def store_url() -> Iterator[str]:
     process.wait(20)
 
 
+@contextmanager
+def llm_proxy(store_url: str, *backends: str) -> Iterator[str]:
+    """The LLM proxy in a process of its own, before these model servers; yields its URL.
+
+    Args:
+        backends: URLs up to `/v1` of `policy-0`, `policy-1`, ...
+    """
+    command = [sys.executable, "-m", "sql_agent.lightning.llm_proxy", "--store", store_url]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None and process.stdout is not None
+    order = {"model": oracle.MODEL, "backends": [url.removesuffix("/v1") for url in backends]}
+    process.stdin.write(json.dumps(order) + "\n")
+    process.stdin.flush()
+    yield json.loads(process.stdout.readline())["url"]
+    process.stdin.close()  # as when its parent is gone
+    assert process.wait(20) == 0
+
+
 def scoring_service(score, seen=None) -> Starlette:
     """A scoring service that answers with `score(messages)`; an int status from 400 on answers that instead.
 

@@ -303,3 +303,19 @@ def test_a_rollout_of_several_chains_weighs_as_one_in_verls_loss():
     losses = torch.tensor([[1.0], [0.0]]) * mask
     assert agg_loss(losses, mask, "seq-mean-token-mean") == pytest.approx(1 / 2)
     assert agg_loss(losses, mask, "token-mean") == pytest.approx(4 / 5)
+
+
+def test_only_the_named_agents_are_trained_and_a_chain_without_them_is_left_out():
+    """The desk asks, hands over to the clerk, and a judge looks at both; trained is the clerk."""
+    desk, clerk, judge = (
+        dataclasses.replace(turn(prompt, sampled), agent=name)
+        for name, prompt, sampled in (("desk", (1, 5), (10, 11)), ("clerk", (2, 5, 6), (12,)), ("judge", (3, 5), (13,)))
+    )
+    again = dataclasses.replace(turn((2, 5, 6, 12, 7), (14, 15)), agent="desk")
+    row = stitch([desk, clerk, judge, again], max_response_tokens=99, one_conversation=False, agents=("clerk",))
+    assert row == Trajectory((2, 5, 6), (12, 7, 14, 15), (1, 0, 0, 0), (-1.2, 0.0, 0.0, 0.0), num_turns=2)
+
+
+def test_a_rollout_in_which_no_named_agent_asked_has_nothing_to_train():
+    asked = [dataclasses.replace(turn((1, 5), (10, 11)), agent="desk"), turn((2, 5), (12,))]
+    assert not any(stitch(asked, max_response_tokens=99, one_conversation=False, agents=("clerk",)).response_mask)

@@ -43,7 +43,7 @@ def test_what_is_saved_reads_back_equal(tmp_path):
             "a rollout has to end before its step does: lower the first, or raise the second",
         ),
         (["agent.turn_timeout_s=120"], "3 tries of a turn have to fit into the rollout"),
-        (["env.type=chess"], "unknown environment 'chess'; known: dbbench, gsm8k, medical"),
+        (["env.type=chess"], "unknown environment 'chess'; known: agent, dbbench, gsm8k, medical"),
         (["reward_model.weight=0.3"], "less than or equal to 0.2"),
         (["reward_model.center=.nan"], "finite number"),
         (["reward_model.scale=0"], "greater than 0"),

@@ -31,6 +31,25 @@ def test_a_reply_with_tool_calls_is_known_by_their_ids_however_it_is_written_dow
     assert memory.recall([SYSTEM, ASK, call(TWO)]) is None
 
 
+def test_what_else_an_agent_changes_makes_another_conversation():
+    """A handoff gives the next agent its own instructions, a full context is cut: the policy reads what was sent."""
+    memory, result = ReplyMemory(), {"role": "tool", "tool_call_id": ONE, "content": "[]"}
+    memory.remember([SYSTEM, ASK, call(ONE), result, call(TWO)], [1, 2, 3])
+    assert memory.recall([SYSTEM, ASK, call(ONE), result, call(TWO)]) == (5, [1, 2, 3])
+    assert memory.recall([{**SYSTEM, "content": "other rules"}, ASK, call(ONE), result, call(TWO)]) is None
+    assert memory.recall([SYSTEM, call(ONE), result, call(TWO)]) is None
+    assert memory.recall([SYSTEM, ASK, call(TWO)]) is None
+    assert memory.recall([SYSTEM, ASK, call(ONE), {**result, "content": "[...]"}, call(TWO)]) is None
+
+
+def test_results_of_parallel_calls_come_in_any_order():
+    memory = ReplyMemory()
+    both = {"role": "assistant", "content": None, "tool_calls": call(ONE)["tool_calls"] + call(TWO)["tool_calls"]}
+    results = [{"role": "tool", "tool_call_id": name, "content": name[-1]} for name in (ONE, TWO)]
+    memory.remember([ASK, both, *results, call(RANDOM_ID + "3")], [1, 2])
+    assert memory.recall([ASK, both, *results[::-1], call(RANDOM_ID + "3")]) == (5, [1, 2])
+
+
 def test_ids_that_only_count_are_no_name():
     """The first call of every conversation is functions.execute_sql:0 with some parsers."""
     memory, counted = ReplyMemory(), "functions.execute_sql:0"
@@ -98,8 +117,8 @@ class Request(SimpleNamespace):
         return Request(**{**vars(self), **update})
 
 
-def ask(messages, user=None):
-    return Request(messages=messages, user=user, add_generation_prompt=True)
+def ask(messages, user=None, tools=None):
+    return Request(messages=messages, user=user, tools=tools, add_generation_prompt=True)
 
 
 def chat_server(max_model_len=100, calls=()):
@@ -181,6 +200,14 @@ async def test_the_chat_server_keeps_scopes_apart():
     await server.ask(ask([ASK], user="rollout-a"))
     assert (await server.ask(ask([ASK, THREE, ASK], user="rollout-b")))[0] == [1, 4, 35, EOS, 4, 5]
     assert (await server.ask(ask([ASK, THREE, ASK], user="rollout-a")))[0] == [1, 4, 5, 30, 31, EOS, 4, 5]
+
+
+async def test_the_chat_server_keeps_agents_of_other_tools_apart():
+    """An agent that hands over to one with the same instructions; its tools are part of the prompt."""
+    server, tools = chat_server(), [{"type": "function", "function": {"name": "look"}}]
+    await server.ask(ask([ASK], tools=tools))
+    assert (await server.ask(ask([ASK, THREE, ASK])))[0] == [1, 4, 35, EOS, 4, 5]
+    assert (await server.ask(ask([ASK, THREE, ASK], tools=tools)))[0] == [1, 4, 5, 30, 31, EOS, 4, 5]
 
 
 @pytest.mark.slow  # imports vLLM

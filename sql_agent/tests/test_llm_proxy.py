@@ -1,10 +1,7 @@
 """The LLM proxy in a process of its own, before a real store and a scripted model server."""
 
 import asyncio
-import json
 import os
-import subprocess
-import sys
 import threading
 import time
 
@@ -16,7 +13,7 @@ from sql_agent import oracle
 from sql_agent.lightning.agl_without_litellm import agl
 from sql_agent.lightning.request_guard import RUN_TOKEN, RunRequestGuard, authorization
 from sql_agent.rollouts.stitch import TURN_SPAN, Turn, read_turns
-from sql_agent.tests.conftest import HangingServer
+from sql_agent.tests.conftest import HangingServer, llm_proxy
 
 pytestmark = pytest.mark.slow
 
@@ -33,16 +30,12 @@ def hanging():
 def proxy_url(store_url, hanging):
     """`policy-0` answers, `policy-1` never does; both are behind the request guard of a model server."""
     replies = RunRequestGuard(oracle.app(oracle.recite([SQL, TEXT])))
-    with oracle.serve(replies) as base_url, oracle.serve(hanging) as silent_url:
-        command = [sys.executable, "-m", "sql_agent.lightning.llm_proxy", "--store", store_url]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert process.stdin is not None and process.stdout is not None
-        order = {"model": oracle.MODEL, "backends": [url.removesuffix("/v1") for url in (base_url, silent_url)]}
-        process.stdin.write(json.dumps(order) + "\n")
-        process.stdin.flush()
-        yield json.loads(process.stdout.readline())["url"]
-        process.stdin.close()  # as when its parent is gone
-        assert process.wait(20) == 0
+    with (
+        oracle.serve(replies) as base_url,
+        oracle.serve(hanging) as silent_url,
+        llm_proxy(store_url, base_url, silent_url) as url,
+    ):
+        yield url
 
 
 def spans_of(store_url, rollout, attempt, count):

@@ -20,6 +20,7 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
+import itertools
 import json
 from array import array
 from collections import OrderedDict
@@ -40,20 +41,21 @@ RANDOM_ID = "chatcmpl-tool-"
 def conversation_key(messages: Sequence[Mapping[str, Any]], scope: str | None = None) -> str:
     """A key for the conversation that ends with an assistant message, as its client will send it back.
 
-    A reply with tool calls whose ids the server drew at random is named by them, so an agent may reorder or re-render
-    everything else. Any other reply is named by the whole conversation up to it.
+    A reply with tool calls whose ids the server drew at random is named by them, so an agent may re-render it, and put
+    the results of parallel calls in any order. What else it changes makes another conversation: other instructions
+    after a handoff, or a history that was cut, are read by the policy as they were sent.
 
     Args:
-        scope: the client's name in every request (`user`); conversations of two scopes have different keys.
+        scope: what else is the same in every request of the conversation, such as the client's name; conversations of
+            two scopes have different keys.
     Returns:
         A digest: 64 characters however long the conversation is.
     """
-    ids = _tool_call_ids(messages[-1])
-    if ids and all(call_id.startswith(RANDOM_ID) for call_id in ids):
-        name = json.dumps([scope, ids])
-    else:
-        name = json.dumps([scope, *([m.get("role"), _text(m.get("content")), _calls(m)] for m in messages)])
-    return hashlib.sha256(name.encode()).hexdigest()
+    said: list[Any] = []
+    for is_result, group in itertools.groupby(messages, lambda message: message.get("role") == "tool"):
+        named = map(_named, group)
+        said += sorted(named) if is_result else named
+    return hashlib.sha256(json.dumps([scope, *said]).encode()).hexdigest()
 
 
 class ReplyMemory:
@@ -112,7 +114,7 @@ def _wrap_chat_server(module: ModuleType) -> None:
         sent = copy.deepcopy(request.messages)
         rendered = await render(self, request)
         request.messages = sent
-        known = memory.recall(request.messages, request.user)
+        known = memory.recall(request.messages, _scope(request))
         if known is None or not isinstance(rendered, tuple):
             return rendered
         conversation, engine_inputs = rendered
@@ -141,7 +143,7 @@ def _wrap_chat_server(module: ModuleType) -> None:
                 call.function.arguments = _utf8(call.function.arguments)
             reply = choices[0].message.model_dump()
             ids = [*response.prompt_token_ids, *choices[0].token_ids]
-            memory.remember([*request.messages, reply], ids, request.user)
+            memory.remember([*request.messages, reply], ids, _scope(request))
         return response
 
     server.render_chat_request = render_chat_request
@@ -169,6 +171,20 @@ def _utf8(text: str) -> str:
     """The text without lone surrogates (\\ud83d), which JSON may hold and no answer can carry: vLLM would refuse its
     own reply, and the rollout would be lost because of the policy's text."""
     return text.encode("utf-8", "replace").decode()
+
+
+def _named(message: Mapping[str, Any]) -> list[Any]:
+    ids = _tool_call_ids(message)
+    if ids and all(call_id.startswith(RANDOM_ID) for call_id in ids):
+        return [ids]
+    call_id = str(message.get("tool_call_id") or "")
+    return [str(message.get("role")), call_id, _text(message.get("content")), _calls(message)]
+
+
+def _scope(request: Any) -> str:
+    """What every request of a conversation repeats: its client's name, and the tools that its prompt describes."""
+    tools = [tool if isinstance(tool, dict) else tool.model_dump(mode="json") for tool in request.tools or []]
+    return json.dumps([request.user, tools], sort_keys=True)
 
 
 def _calls(message: Mapping[str, Any]) -> list[list[Any]]:

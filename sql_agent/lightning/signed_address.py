@@ -1,0 +1,63 @@
+"""The address under which an agent of the user's own asks the policy: it says how a rollout samples, and is signed.
+
+Any client of any framework reaches the policy by its base URL alone. So the URL carries what the proxy has to know and
+no client would send: the model server, the sampling that is trained, the seed. Signed with the run's token, it is also
+the right to ask, for this rollout and nothing else. Pure.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import re
+from dataclasses import asdict, dataclass
+
+AGENT_HEADER = "x-agentgrpo-agent"
+"""Header of a call with the name of the agent that makes it, percent-encoded."""
+PREFIX = "/as/"
+_SIGNED = re.compile(r"/as/([A-Za-z0-9_-]{1,2000})\.([0-9a-f]{64})(/rollout/([^/]+)/attempt/([^/]+)/?.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class RolloutSampling:
+    """How the calls of one rollout sample, whatever its agent asks for."""
+
+    rollout_id: str
+    attempt_id: str
+    model: str
+    """Name of the model server."""
+    temperature: float
+    max_tokens: int
+    """Of one reply; an agent may ask for less."""
+    seed: int | None = None
+
+
+def signed_prefix(sampling: RolloutSampling, token: str) -> str:
+    """The beginning of the path of every request of the rollout; `/rollout/ID/attempt/ID/v1` follows.
+
+    Args:
+        token: of the run.
+    """
+    said = base64.urlsafe_b64encode(json.dumps(asdict(sampling)).encode()).decode().rstrip("=")
+    return f"{PREFIX}{said}.{_signature(said, token)}"
+
+
+def read_signed(path: str, token: str) -> tuple[RolloutSampling, str] | None:
+    """What a path was signed with, and the rest of it from `/rollout/`; None where the signature does not fit the
+    run, or belongs to another rollout."""
+    match = _SIGNED.fullmatch(path)
+    if match is None or not hmac.compare_digest(match[2], _signature(match[1], token)):
+        return None
+    try:
+        fields = json.loads(base64.urlsafe_b64decode(match[1] + "=" * (-len(match[1]) % 4)))
+    except (ValueError, binascii.Error):
+        return None
+    sampling = RolloutSampling(**fields)
+    return (sampling, match[3]) if (sampling.rollout_id, sampling.attempt_id) == (match[4], match[5]) else None
+
+
+def _signature(said: str, token: str) -> str:
+    return hmac.new(token.encode(), said.encode(), hashlib.sha256).hexdigest()

@@ -1,0 +1,112 @@
+"""openai-agents' default client, which asks the policy of the rollout whose code uses it.
+
+A tool, a guardrail or a function that calls `Runner.run` by itself passes no address on. So the default client of the
+process, which it uses then, finds the rollout's address in a context variable, and the name of the agent that asks in
+openai-agents' own tracing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+from agents import (
+    UserError,
+    set_default_openai_api,
+    set_default_openai_client,
+    set_trace_processors,
+    set_tracing_disabled,
+)
+from agents.tracing import AgentSpanData, Span, Trace, TracingProcessor, TurnSpanData, get_current_span
+from openai import AsyncOpenAI
+
+from sql_agent.lightning.signed_address import AGENT_HEADER
+from sql_agent.own_agents.datatypes import Policy
+
+_NOWHERE = "http://policy.invalid/v1"
+_policy: ContextVar[Policy] = ContextVar("policy")
+
+
+class RolloutTransport(httpx.AsyncBaseTransport):
+    """Sends a request to the policy of the rollout whose code makes it. Event loops do not share connections."""
+
+    def __init__(self) -> None:
+        self._transports: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncHTTPTransport]
+        self._transports = weakref.WeakKeyDictionary()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        policy = _policy.get(None)
+        if policy is None:
+            raise UserError("the policy was asked outside of a rollout; ask it in what the rollout awaits")
+        request.url = httpx.URL(policy.base_url + str(request.url).removeprefix(_NOWHERE))
+        request.headers["host"] = request.url.netloc.decode()
+        request.extensions = {**request.extensions, "timeout": httpx.Timeout(policy.turn_timeout_s).as_dict()}
+        if (name := AGENTS.current()) is not None:
+            request.headers[AGENT_HEADER] = quote(name)
+        loop = asyncio.get_running_loop()
+        if loop not in self._transports:
+            self._transports[loop] = httpx.AsyncHTTPTransport()
+        return await self._transports[loop].handle_async_request(request)
+
+
+class AgentNames(TracingProcessor):
+    """Knows the agent of every open span of openai-agents' tracing: its own, or that of the span around it."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+
+    def current(self) -> str | None:
+        span = get_current_span()
+        return None if span is None else self._names.get(span.span_id)
+
+    def on_span_start(self, span: Span[Any]) -> None:
+        data = span.span_data
+        own = data.agent_name if isinstance(data, TurnSpanData) else None
+        name = data.name if isinstance(data, AgentSpanData) else own or self._names.get(span.parent_id or "")
+        if name is not None:
+            self._names[span.span_id] = name
+
+    def on_span_end(self, span: Span[Any]) -> None:
+        self._names.pop(span.span_id, None)
+
+    def on_trace_start(self, trace: Trace) -> None:
+        pass
+
+    def on_trace_end(self, trace: Trace) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        pass
+
+    def force_flush(self) -> None:
+        pass
+
+
+AGENTS = AgentNames()
+
+
+def install_default_client() -> AsyncOpenAI:
+    """Make ours the default of this process; returns it."""
+    set_trace_processors([AGENTS])  # in place of the one that posts them
+    set_tracing_disabled(False)
+    http_client = httpx.AsyncClient(transport=RolloutTransport())
+    client = AsyncOpenAI(base_url=_NOWHERE, api_key="-", http_client=http_client)
+    set_default_openai_client(client, use_for_tracing=False)
+    set_default_openai_api("chat_completions")
+    return client
+
+
+@contextmanager
+def asking(policy: Policy) -> Iterator[None]:
+    """Code that starts within, in this thread or in one that gets its context, asks this policy by default."""
+    token = _policy.set(policy)
+    try:
+        yield
+    finally:
+        _policy.reset(token)

@@ -1,0 +1,101 @@
+"""Plays an agent of agent-lightning: `@agl.rollout`, `@agl.llm_rollout`, or a subclass of `LitAgent`.
+
+What upstream's runner does with it (agentlightning/runner/agent.py, 0.3.0) is done here: the method of its mode, its
+resources, and its reward, which is the number that it returns, the last one in the spans that it returns, or the last
+that it emitted. A synchronous one runs in a thread of its own. Leaves out hooks and spans of the user's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from contextvars import ContextVar
+from typing import Any
+
+from agentlightning.tracer.base import get_active_tracer, set_active_tracer
+from agentlightning.tracer.dummy import DummyTracer
+
+from sql_agent.environments.worker import Worker
+from sql_agent.lightning.agl_without_litellm import agl
+from sql_agent.own_agents.datatypes import AgentEnd, Policy
+from sql_agent.own_agents.default_client import asking, install_default_client
+from sql_agent.own_agents.loop import AgentLoop
+
+RESOURCE = "main_llm"
+_emitted: ContextVar[list[Any]] = ContextVar("emitted")
+
+
+class KeepingTracer(DummyTracer):
+    """Takes what a rollout emits (`agl.emit_reward`) and keeps it for that rollout."""
+
+    def create_span(self, *args: Any, **kwargs: Any) -> Any:
+        span = super().create_span(*args, **kwargs)
+        _emitted.get([]).append(span)
+        return span
+
+    def get_langchain_handler(self) -> None:
+        return None  # the LLM proxy traces every call
+
+
+class _Trainer:
+    """What an agent may ask its trainer and its runner for."""
+
+    def __init__(self, tracer: Any) -> None:
+        self.tracer = tracer
+
+
+class LightningAgent:
+    rewards_itself = True
+
+    def __init__(self, agent: Any) -> None:
+        self._agent = agent
+        self._loop = AgentLoop()
+        install_default_client()  # for agents of openai-agents in its code
+        tracer = get_active_tracer()
+        if tracer is None:
+            set_active_tracer(tracer := KeepingTracer())
+        self._trainer = _Trainer(tracer)
+        agent.set_trainer(self._trainer)
+        agent.set_runner(self._trainer)
+
+    def check_row(self, row: dict[str, Any]) -> None:
+        pass  # its task is the row, whatever there is in it
+
+    async def play(self, row: dict[str, Any], policy: Policy) -> AgentEnd:
+        llm = agl.LLM(
+            endpoint=policy.base_url,
+            model=policy.model,
+            api_key=policy.api_key,
+            sampling_parameters={"temperature": policy.temperature, "max_tokens": policy.max_tokens},
+        )
+        way = "training" if policy.rollout.mode == "train" else "validation"
+        emitted: list[Any] = []
+        token = _emitted.set(emitted)
+        try:
+            with asking(policy):
+                if self._agent.is_async():
+                    method = getattr(self._agent, f"{way}_rollout_async")
+                    result = await self._loop.run(lambda: method(row, {RESOURCE: llm}, policy.rollout))
+                else:
+                    method = getattr(self._agent, f"{way}_rollout")
+                    context = contextvars.copy_context()
+                    result = await _in_thread(lambda: context.run(method, row, {RESOURCE: llm}, policy.rollout))
+        finally:
+            _emitted.reset(token)
+        if isinstance(result, list):
+            return AgentEnd(reward=agl.find_final_reward([*emitted, *result]))
+        return AgentEnd(reward=agl.find_final_reward(emitted) if result is None else result)
+
+    def close(self) -> None:
+        self._loop.close()
+
+
+async def _in_thread(function: Any) -> Any:
+    worker = Worker()
+    try:
+        return await asyncio.wrap_future(worker.submit(function))
+    except asyncio.CancelledError:
+        worker.give_up()
+        raise
+    finally:
+        worker.stop()

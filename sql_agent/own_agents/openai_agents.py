@@ -1,0 +1,115 @@
+"""Plays an agent of openai-agents: the user's own tools, instructions, guardrails, handoffs and sub-agents.
+
+Every model of a run that is named by a text, or not named, is the policy; one that is a `Model` object stays what it
+is, and its calls are not trained.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from agents import (
+    Agent,
+    InputGuardrailTripwireTriggered,
+    MaxTurnsExceeded,
+    ModelBehaviorError,
+    ModelRefusalError,
+    OpenAIProvider,
+    OutputGuardrailTripwireTriggered,
+    RunConfig,
+    Runner,
+    ToolInputGuardrailTripwireTriggered,
+    ToolOutputGuardrailTripwireTriggered,
+)
+
+from sql_agent.environments.rows import as_messages
+from sql_agent.own_agents.datatypes import AgentEnd, Policy
+from sql_agent.own_agents.default_client import asking, install_default_client
+from sql_agent.own_agents.loop import AgentLoop
+from sql_agent.own_files import OwnFileError, place
+
+TRIPWIRES = (
+    InputGuardrailTripwireTriggered,
+    OutputGuardrailTripwireTriggered,
+    ToolInputGuardrailTripwireTriggered,
+    ToolOutputGuardrailTripwireTriggered,
+)
+
+
+class OpenAIAgent:
+    """
+    Args:
+        thing: an `agents.Agent`, or a function of the task's row. It returns an agent, or an agent and its context
+            object, to be run on the row's prompt; or it runs agents itself and returns the answer.
+    Raises:
+        OwnFileError: the function does not take one argument.
+    """
+
+    rewards_itself = False
+
+    def __init__(self, thing: Agent[Any] | Callable[[dict[str, Any]], Any]) -> None:
+        if not isinstance(thing, Agent):
+            _check_function(thing)
+        self._thing = thing
+        self._loop = AgentLoop()
+        provider = OpenAIProvider(openai_client=install_default_client(), use_responses=False)
+        self._run_config = RunConfig(model_provider=provider)
+
+    def check_row(self, row: dict[str, Any]) -> None:
+        if isinstance(self._thing, Agent) or row.get("prompt") is not None:
+            _prompt(row)
+
+    async def play(self, row: dict[str, Any], policy: Policy) -> AgentEnd:
+        with asking(policy):
+            return await self._loop.run(lambda: self._end(row, policy.max_turns))
+
+    async def _end(self, row: dict[str, Any], max_turns: int | None) -> AgentEnd:
+        try:
+            return AgentEnd(await self._run(row, max_turns))
+        except MaxTurnsExceeded as error:
+            return AgentEnd(stop_reason="max_turns", error=str(error))
+        except (ModelBehaviorError, ModelRefusalError) as error:  # no such tool; arguments, an output that do not parse
+            return AgentEnd(stop_reason="malformed", error=f"{type(error).__name__}: {error}")
+        except TRIPWIRES as error:
+            return AgentEnd(error=f"{type(error).__name__}: {error}")
+
+    async def _run(self, row: dict[str, Any], max_turns: int | None) -> Any:
+        made = self._thing if isinstance(self._thing, Agent) else self._thing(row)
+        made = await made if inspect.isawaitable(made) else made
+        agent, context = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+        if not isinstance(agent, Agent):
+            return made
+        turns: dict[str, Any] = {} if max_turns is None else {"max_turns": max_turns}
+        result = await Runner.run(agent, _prompt(row), context=context, run_config=self._run_config, **turns)
+        return result.final_output
+
+    def close(self) -> None:
+        self._loop.close()
+
+
+def _prompt(row: dict[str, Any]) -> Any:
+    """What an agent is run on.
+
+    Raises:
+        ValueError: the end of a sentence that says what is wrong with it.
+    """
+    if row.get("prompt") is None:
+        raise ValueError(f"has no `prompt`, a text or messages that the agent is run on; it has {', '.join(row)}")
+    try:
+        messages = as_messages(row["prompt"])
+    except ValueError as error:
+        raise ValueError(f"its `prompt` {error}") from None
+    return row["prompt"] if isinstance(row["prompt"], str) else messages
+
+
+def _check_function(function: Any) -> None:
+    try:
+        inspect.signature(function).bind({})
+    except TypeError:
+        raise OwnFileError(
+            f"{place(function)}: {getattr(function, '__name__', function)}{inspect.signature(function)} cannot be "
+            "called with a task's row alone; write `def NAME(task):` and return an agents.Agent, or decorate a "
+            "function of task and llm with @agentlightning.rollout"
+        ) from None

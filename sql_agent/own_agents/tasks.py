@@ -1,0 +1,80 @@
+"""The tasks of an agent of the user's own: rows of a file, of any shape. Leaves out the playing (`play`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from dbbench_adapter.datatypes import Score
+from dbbench_adapter.protocols import Message
+from sql_agent.datatypes import AgentConfig, EnvironmentSettings
+from sql_agent.environments.base import Environment, Split
+from sql_agent.environments.rows import RowTask, read_rows, split_rows
+from sql_agent.own_agents.datatypes import OwnAgent
+from sql_agent.own_agents.load import load_agent
+from sql_agent.own_files import OwnFileError
+from sql_agent.rewards import NO_JUDGE
+
+if TYPE_CHECKING:
+    from sql_agent.config import DataConfig
+
+
+class AgentTasks(Environment):
+    """It opens no episodes: the agent plays its rollouts itself.
+
+    Raises:
+        OwnFileError: see `load_agent`.
+    """
+
+    name: ClassVar[str] = "agent"
+
+    def __init__(self, agent: OwnAgent) -> None:
+        self.agent = agent
+        self.judged = agent.rewards_itself  # pyright: ignore[reportAttributeAccessIssue]  known of the agent
+        self.tools: list[dict[str, Any]] = []  # known to the agent alone
+
+    @classmethod
+    def from_settings(cls, settings: EnvironmentSettings) -> Self:
+        if settings.agent is None:
+            raise OwnFileError("env.type=agent needs an agent; give one with --agent FILE.py:NAME")
+        return cls(load_agent(settings.agent))
+
+    def messages(self, task: RowTask) -> list[Message]:
+        """What stands for the first prompt, which the agent writes itself."""
+        return [{"role": "user", "content": task.id}]
+
+    def open(self, task: Any, limits: AgentConfig) -> Any:
+        raise NotImplementedError("an agent of the user's own plays its rollouts itself")
+
+    def judge(self, episode: Any) -> Score:
+        return Score(None, NO_JUDGE)
+
+    def max_replies(self, limits: AgentConfig) -> int:
+        return 1_000_000  # nobody knows how often it asks
+
+    def load_split(self, data: DataConfig, seed: int) -> Split:
+        if data.train_file is None:
+            raise ValueError("an agent of your own brings no tasks; give a file of rows, --train-file ROWS.jsonl")
+        train = self.read_tasks(data.train_file)
+        if data.val_file is not None:
+            return Split(train, self.read_tasks(data.val_file))
+        return Split(*split_rows(train, data.held_out_fraction, seed))
+
+    def read_tasks(self, file: Path) -> list[RowTask]:
+        placed = read_rows(file, "task")
+        for each in placed:
+            try:
+                self.agent.check_row(each.task.row)
+            except ValueError as error:
+                raise ValueError(f"{each.place}: {error}") from None
+        return [each.task for each in placed]
+
+    def row(self, task: RowTask) -> dict[str, Any]:
+        return task.row
+
+    def task(self, fields: dict[str, Any]) -> RowTask:
+        return RowTask.from_dict(fields)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.agent.close()

@@ -1,0 +1,104 @@
+"""The example agents through the whole chain: store, LLM proxy, runners, vLLM, verl, a small policy; nothing scripted.
+
+About three minutes. The small policy solves hardly any of the questions; what counts is whose rewards and whose turns
+are trained.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = "examples/own_agent"
+SETTINGS = ["agent.max_tokens=96", "rollout.trajectories_per_step=16", "rollout.redraws=0", "trainer.save_every=0"]
+
+
+def train(folder, *flags):
+    from sql_agent.tiny_policy.make import make_tiny_policy
+
+    policy = ROOT / "models" / "tiny-sql"
+    make_tiny_policy(policy)
+    # an entropy term, so that the weights change even where all rewards of a group are equal
+    settings = [flag for setting in [*SETTINGS, "loss.entropy_coef=0.01"] for flag in ("--set", setting)]
+    where = ["--train-file", f"{EXAMPLE}/tasks.jsonl", "--model", str(policy), "--run-dir", str(folder)]
+    result = subprocess.run(
+        [sys.executable, "sql_agent/train_sql_agent.py", "--ci-fast", "--device", "cpu", *flags, *where, *settings],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name != "AGL_MANAGED_STORE"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    log = folder / "logs" / "driver.log"
+    assert result.returncode == 0, result.stdout + result.stderr + (log.read_text()[-5000:] if log.is_file() else "")
+    (metrics,) = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    lines = (folder / "trajectories" / "train_000001.jsonl").read_text().splitlines()
+    rollouts = [*map(json.loads, lines)]
+    assert len(rollouts) == 16  # four tasks, four rollouts each
+    return SimpleNamespace(metrics=metrics, rollouts=rollouts)
+
+
+def check_trained(run):
+    assert {rollout["lost"] for rollout in run.rollouts} == {None}
+    assert run.metrics["policy/grad_norm"] > 0
+    assert run.metrics["engine/probs_diff_max"] < 1e-3  # ids and log-probs of the engine are those that were trained
+    assert run.metrics["prefix/broken_frac"] == 0.0
+
+
+def test_agents_of_openai_agents_are_trained_on_the_reward_of_the_file(tmp_path):
+    reward = f"{EXAMPLE}/orders_agent.py:reward"
+    run = train(tmp_path, "--agent", f"{EXAMPLE}/orders_agent.py:agent", "--reward", reward)
+    check_trained(run)
+    for rollout in run.rollouts:
+        assert rollout["messages"][0]["content"].startswith("You stand at the desk of a shop.")
+        assert (rollout["score"]["reason"], rollout["reward_parts"]) == ("no_judge", {"reward": rollout["reward"]})
+        assert rollout["stop_reason"] in ("answered", "malformed", "max_turns")
+        assert (rollout["output"] is None) == (rollout["stop_reason"] != "answered")
+
+
+HANDOFF = """
+from agents import Agent, function_tool, handoff
+from pydantic import BaseModel
+
+class Query(BaseModel):
+    query: str
+
+@function_tool
+def execute_sql(query: str) -> str:
+    \'\'\'Run one SQL statement.\'\'\'
+    return '[]'
+
+clerk = Agent(name='clerk', instructions='You are the clerk.', tools=[execute_sql])
+# the small policy calls nothing but execute_sql, so this is how it hands over
+over = handoff(clerk, tool_name_override='execute_sql', input_type=Query, on_handoff=lambda context, query: None)
+desk = Agent(name='desk', instructions='You are the desk.', handoffs=[over])
+
+def reward(record):
+    return 1.0 - record.completion_tokens / 1000
+"""
+
+
+def test_after_a_handoff_both_conversations_are_trained(tmp_path):
+    file = tmp_path / "two_agents.py"
+    file.write_text(HANDOFF)
+    run = train(tmp_path / "run", "--agent", f"{file}:desk", "--reward", f"{file}:reward")
+    check_trained(run)
+    assert run.metrics["rollout/chains"] > 1
+    over = [rollout for rollout in run.rollouts if rollout["chains"] > 1]
+    assert {tuple(m["content"] for m in r["messages"] if m["role"] == "system") for r in over} == {
+        ("You are the desk.", "You are the clerk.")
+    }
+
+
+def test_an_agent_of_agent_lightning_gives_its_own_reward(tmp_path):
+    run = train(tmp_path, "--agent", f"{EXAMPLE}/orders_lightning.py:clerk")
+    check_trained(run)
+    assert {(r["score"]["reason"], r["reward"]) for r in run.rollouts} <= {("own_reward", 0.0), ("own_reward", 1.0)}
+    assert run.metrics["rollout/turns"] > 1  # a tool was called and its result read

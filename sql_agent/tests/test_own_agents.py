@@ -1,0 +1,540 @@
+"""Agents of the user's own, played through the real LLM proxy and store; only the model behind is scripted."""
+
+import asyncio
+import json
+import math
+import os
+import threading
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from openai import BadRequestError, OpenAI
+
+from sql_agent import oracle
+from sql_agent.datatypes import AgentConfig
+from sql_agent.environments.rows import RowTask
+from sql_agent.lightning.agl_without_litellm import agl
+from sql_agent.lightning.request_guard import RUN_TOKEN, RunRequestGuard
+from sql_agent.lightning.signed_address import RolloutSampling, signed_prefix
+from sql_agent.own_agents.datatypes import AgentEnd, Policy
+from sql_agent.own_agents.load import load_agent
+from sql_agent.own_agents.play import plain, play
+from sql_agent.own_files import OwnFileError
+from sql_agent.rollouts.stitch import read_turns, stitch
+from sql_agent.tests.conftest import forget_own_files, llm_proxy
+
+pytestmark = pytest.mark.slow
+
+LIMITS = AgentConfig(turn_timeout_s=10, rollout_timeout_s=30, max_tokens=64)
+SCRIPT = SimpleNamespace(answer=lambda messages: {"role": "assistant", "content": "done"}, seen=[], pause_s=0.0)
+"""How the model answers, and the requests that reached it."""
+
+
+def say(text):
+    return {"role": "assistant", "content": text}
+
+
+def call(name, arguments="{}", call_id="call_0"):
+    return oracle.calls(oracle.call(name, arguments, call_id))
+
+
+@pytest.fixture(scope="module")
+def proxy_url(store_url):
+    def answer(messages):
+        time.sleep(SCRIPT.pause_s)
+        return SCRIPT.answer(messages)
+
+    app = oracle.app(answer, on_request=SCRIPT.seen.append)
+    with oracle.serve(RunRequestGuard(app)) as url, llm_proxy(store_url, url) as proxy:
+        yield proxy
+
+
+@pytest.fixture(autouse=True)
+def script():
+    SCRIPT.answer, SCRIPT.pause_s = (lambda messages: say("done")), 0.0
+    SCRIPT.seen.clear()
+    forget_own_files()
+    return SCRIPT
+
+
+@pytest.fixture
+async def store(store_url):
+    client = agl.LightningStoreClient(store_url)
+    yield client
+    await client.close()
+
+
+@pytest.fixture
+async def policy(proxy_url, store):
+    rollout = await store.start_rollout(input={}, mode="train")
+    ids = rollout.rollout_id, rollout.attempt.attempt_id
+    prefix = signed_prefix(RolloutSampling(*ids, "policy-0", 0.7, 64, seed=5), os.environ[RUN_TOKEN])
+    url = f"{proxy_url}{prefix}/rollout/{ids[0]}/attempt/{ids[1]}/v1"
+    return Policy(url, "policy-0", 0.7, 64, 10.0, None, rollout)
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load(text, name="agent"):
+        file = tmp_path / "mine.py"
+        file.write_text(text)
+        return load_agent(f"{file}:{name}")
+
+    return load
+
+
+async def turns_of(store, policy, count):
+    deadline = time.monotonic() + 10
+    while True:
+        spans = await store.query_spans(policy.rollout.rollout_id, attempt_id="latest")
+        if len(spans) >= count or time.monotonic() > deadline:
+            return read_turns(spans, one_conversation=False)
+        await asyncio.sleep(0.05)
+
+
+def task(**row):
+    return RowTask("one", "task", row)
+
+
+# what the proxy does under a signed address
+
+
+def chat(policy, **request):
+    client = OpenAI(base_url=policy.base_url, api_key="dummy", max_retries=0)
+    return client.chat.completions.create(
+        **{"model": "gpt-4o", "messages": [{"role": "user", "content": "hi"}]} | request
+    )
+
+
+async def test_the_address_alone_is_enough_and_the_run_says_how_is_sampled(policy, store):
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}
+    asked = {"temperature": 0.1, "top_p": 0.5, "seed": 1, "max_tokens": 9, "presence_penalty": 1.0, "stop": ["x"]}
+    shape = {"response_format": {"type": "json_object"}, "tools": [tool], "tool_choice": "required"}
+    await asyncio.to_thread(chat, policy, **asked, **shape)
+    (request,) = SCRIPT.seen
+    assert request.pop("seed") not in (None, 1)
+    assert request == {
+        "messages": [{"role": "user", "content": "hi"}],
+        "stop": ["x"],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+        "model": oracle.MODEL,
+        "temperature": 0.7,
+        "max_tokens": 9,
+        "user": policy.rollout.attempt.attempt_id,
+        "return_token_ids": True,
+        "logprobs": True,
+    }
+    assert len(await turns_of(store, policy, 1)) == 1
+
+
+async def test_a_stream_is_collected_and_traced_like_any_call(policy, store):
+    def ask():
+        SCRIPT.answer = lambda messages: call("look", '{"at": 1}')
+        parts = list(chat(policy, stream=True, stream_options={"include_usage": True}))
+        (said,) = parts[0].choices[0].delta.tool_calls
+        assert (said.function.name, said.function.arguments) == ("look", '{"at": 1}')
+        assert [part.choices[0].finish_reason for part in parts[:-1]] == [None, "tool_calls"]
+        assert parts[-1].usage.completion_tokens > 0
+        assert [part.usage for part in chat(policy, stream=True)] == [None, None]
+
+    await asyncio.to_thread(ask)
+    assert len(await turns_of(store, policy, 2)) == 2
+    assert not any("stream" in request for request in SCRIPT.seen)
+
+
+async def test_several_replies_a_call_and_other_routes_are_refused_in_words(policy):
+    with pytest.raises(BadRequestError, match="ask for one reply a call"):
+        await asyncio.to_thread(chat, policy, n=2)
+    answer = await asyncio.to_thread(httpx.post, f"{policy.base_url}/responses", json={"input": "hi"})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (
+        404,
+        "/responses is not served: only calls of /chat/completions can be trained",
+    )
+    models = await asyncio.to_thread(httpx.get, f"{policy.base_url}/models")
+    assert [each["id"] for each in models.json()["data"]] == ["policy-0"]
+    assert SCRIPT.seen == []
+
+
+async def test_an_address_of_another_rollout_is_refused(policy):
+    other = policy.base_url.replace(policy.rollout.rollout_id, "ro-other")
+    assert (await asyncio.to_thread(httpx.get, f"{other}/models")).status_code == 401
+
+
+async def test_after_its_end_a_rollout_asks_in_vain_and_what_was_open_is_broken_off(policy, store):
+    SCRIPT.pause_s = 3.0
+    late = asyncio.create_task(
+        asyncio.to_thread(httpx.post, f"{policy.base_url}/chat/completions", timeout=10, json=HI)
+    )
+    while not SCRIPT.seen:
+        await asyncio.sleep(0.05)
+    ended = await asyncio.to_thread(httpx.get, f"{policy.base_url}/ended", timeout=10)
+    assert ended.json() == {"messages": [], "calls": 0, "prompt_tokens": 0, "completion_tokens": 0, "failure": None}
+    assert (await late).status_code == 410
+    again = await asyncio.to_thread(httpx.post, f"{policy.base_url}/chat/completions", json=HI)
+    assert (again.status_code, len(SCRIPT.seen)) == (410, 1)
+    assert list(await store.query_spans(policy.rollout.rollout_id, attempt_id="latest")) == []
+
+
+HI = {"model": "any", "messages": [{"role": "user", "content": "hi"}]}
+
+
+# agents of openai-agents
+
+HANDOFF = """
+from agents import Agent, function_tool
+
+@function_tool
+def count(of: str) -> str:
+    '''Count.'''
+    return '3'
+
+clerk = Agent(name='clerk', instructions='I count.', tools=[count], model='gpt-4o')
+agent = Agent(name='desk', instructions='I hand over.', handoffs=[clerk])
+"""
+
+
+def counted(messages):
+    """Hands over, counts, answers."""
+    if messages[0]["content"] == "I hand over.":
+        return call("transfer_to_clerk", call_id="a")
+    return (
+        say("3")
+        if messages[-1]["role"] == "tool" and messages[-1]["content"] == "3"
+        else call("count", '{"of": "x"}', "b")
+    )
+
+
+async def test_a_handoff_is_two_conversations_of_one_rollout_and_every_turn_is_kept(load, policy, store):
+    SCRIPT.answer = counted
+    record = await play(load(HANDOFF), task(prompt="how many?"), policy, LIMITS)
+    assert (record.stop_reason, record.score.reason, record.output) == ("answered", "no_judge", "3")
+    assert [m["role"] for m in record.messages] == [
+        "system", "user", "assistant", "system", "tool", "assistant", "tool", "assistant",
+    ]  # fmt: skip
+    turns = await turns_of(store, policy, 3)
+    assert record.num_turns == len(turns) == 3
+    assert record.completion_tokens == sum(len(turn.sampled_ids) for turn in turns)
+    row = stitch(turns, max_response_tokens=10_000, one_conversation=False)
+    assert (row.num_chains, row.num_turns, row.dropped_turns, row.prefix_break) == (2, 3, 0, None)
+    assert sum(row.response_mask) == record.completion_tokens
+
+
+async def test_what_the_agent_starts_inside_asks_the_same_policy(load, policy, store):
+    """A guardrail that runs an agent of its own, without an address, and an agent as a tool."""
+    agent = load("""
+from agents import Agent, GuardrailFunctionOutput, Runner, input_guardrail
+
+judge = Agent(name='judge', instructions='I judge.')
+translator = Agent(name='translator', instructions='I translate.')
+
+@input_guardrail
+async def polite(context, agent, text):
+    result = await Runner.run(judge, text)
+    return GuardrailFunctionOutput(output_info=result.final_output, tripwire_triggered=result.final_output == 'rude')
+
+agent = Agent(name='boss', instructions='I ask.', input_guardrails=[polite],
+              tools=[translator.as_tool(tool_name='translate', tool_description='Translate')])
+""")
+
+    def answer(messages):
+        who = messages[0]["content"]
+        if who == "I judge.":
+            return say("rude" if "!" in messages[-1]["content"] else "fine")
+        if who == "I translate.":
+            return say("hola")
+        return say("it is hola") if messages[-1]["role"] == "tool" else call("translate", '{"input": "hello"}')
+
+    SCRIPT.answer = answer
+    record = await play(agent, task(prompt="hello"), policy, LIMITS)
+    assert (record.output, record.num_turns, record.error) == ("it is hola", 4, None)
+    assert stitch(await turns_of(store, policy, 4), max_response_tokens=9999, one_conversation=False).num_chains == 3
+
+
+async def test_sixteen_at_once_do_not_mix(load, proxy_url, store):
+    agent = load(HANDOFF)
+    SCRIPT.answer = lambda messages: (
+        say(messages[-1]["content"]) if messages[0]["content"] == "I count." else counted(messages)
+    )
+
+    async def one(number):
+        rollout = await store.start_rollout(input={}, mode="train")
+        ids = rollout.rollout_id, rollout.attempt.attempt_id
+        prefix = signed_prefix(RolloutSampling(*ids, "policy-0", 0.7, 64), os.environ[RUN_TOKEN])
+        address = f"{proxy_url}{prefix}/rollout/{ids[0]}/attempt/{ids[1]}/v1"
+        record = await play(
+            agent, task(prompt=f"I am {number}"), Policy(address, "policy-0", 0.7, 64, 10.0, None, rollout), LIMITS
+        )
+        return [m["content"] for m in record.messages if m["role"] == "user"], record.num_turns
+
+    assert await asyncio.gather(*map(one, range(16))) == [([f"I am {number}"], 2) for number in range(16)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "stop", "error"),
+    [
+        (lambda messages: call("count", '{"of": "x"}', f"c{len(messages)}"), "max_turns", "Max turns (3) exceeded"),
+        (lambda messages: call("no_such_tool"), "malformed", "no_such_tool"),
+    ],
+)
+async def test_what_the_policy_does_wrong_is_for_the_reward_and_no_loss(load, policy, answer, stop, error):
+    SCRIPT.answer = answer
+    record = await play(load(HANDOFF, "clerk"), task(prompt="go"), replace(policy, max_turns=3), LIMITS)
+    assert (record.stop_reason, record.score.reason, record.output) == (stop, "no_judge", None)
+    assert error in record.error
+
+
+async def test_a_guardrail_that_trips_is_an_answer_of_its_own(load, policy):
+    agent = load("""
+from agents import Agent, GuardrailFunctionOutput, output_guardrail
+
+@output_guardrail
+async def no_threes(context, agent, output):
+    return GuardrailFunctionOutput(output_info=None, tripwire_triggered='3' in output)
+
+agent = Agent(name='one', output_guardrails=[no_threes])
+""")
+    SCRIPT.answer = lambda messages: say("3")
+    record = await play(agent, task(prompt="go"), policy, LIMITS)
+    assert (record.stop_reason, record.score.reason, record.output) == ("answered", "no_judge", None)
+    assert "OutputGuardrailTripwireTriggered" in record.error
+
+
+async def test_a_function_of_the_task_gives_an_agent_and_its_context_or_runs_agents_itself(load, policy):
+    text = """
+from agents import Agent, RunContextWrapper, Runner
+
+def told(context: RunContextWrapper, agent):
+    return f'The word is {context.context}.'
+
+listener = Agent(name='listener', instructions=told)
+
+async def with_context(task):
+    return listener, task['word']
+
+async def workflow(task):
+    first = await Runner.run(listener, 'one', context='a')
+    second = await Runner.run(listener, first.final_output, context='b')
+    return {'said': [first.final_output, second.final_output]}
+"""
+    SCRIPT.answer = lambda messages: say(messages[0]["content"])
+    record = await play(load(text, "with_context"), task(prompt="go", word="blue"), policy, LIMITS)
+    assert record.output == "The word is blue."
+    forget_own_files()
+
+
+async def test_a_workflow_of_several_runs_is_one_rollout(load, policy):
+    text = """
+from agents import Agent, Runner
+
+async def workflow(task):
+    first = await Runner.run(Agent(name='a'), task['x'])
+    second = await Runner.run(Agent(name='b', instructions='Go on.'), first.final_output)
+    return {'said': [first.final_output, second.final_output]}
+"""
+    SCRIPT.answer = lambda messages: say(messages[-1]["content"] + "!")
+    record = await play(load(text, "workflow"), task(x="hi"), policy, LIMITS)
+    assert (record.output, record.num_turns) == ({"said": ["hi!", "hi!!"]}, 2)
+
+
+async def test_every_turn_says_which_agent_asked(load, policy, store):
+    SCRIPT.answer = counted
+    await play(load(HANDOFF), task(prompt="how many?"), policy, LIMITS)
+    assert [turn.agent for turn in await turns_of(store, policy, 3)] == ["desk", "clerk", "clerk"]
+
+
+# agents of agent-lightning
+
+
+async def test_what_a_lightning_agent_returns_or_emitted_last_is_its_reward(load, policy):
+    text = """
+import agentlightning as agl
+from openai import AsyncOpenAI, OpenAI
+
+@agl.rollout
+def returns(task, llm):
+    client = OpenAI(base_url=llm.endpoint, api_key='dummy')
+    return len(client.chat.completions.create(model=llm.model, messages=[{'role': 'user', 'content': 'hi'}]).choices)
+
+@agl.llm_rollout
+async def emits(task, llm):
+    client = AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key)
+    await client.chat.completions.create(model=llm.model, messages=[{'role': 'user', 'content': 'hi'}])
+    agl.emit_reward(0.25)
+    agl.emit_reward(task['worth'])
+
+class Lit(agl.LitAgent):
+    def rollout(self, task, resources, rollout):
+        llm = resources['main_llm']
+        client = OpenAI(base_url=llm.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id), api_key='-')
+        client.chat.completions.create(model=llm.model, messages=[{'role': 'user', 'content': 'hi'}])
+        assert self.tracer.get_langchain_handler() is None
+        return 0.75 if rollout.mode == 'train' else 0.0
+"""
+    for name, row, reward in (("returns", {}, 1.0), ("emits", {"worth": 0.5}, 0.5), ("Lit", {}, 0.75)):
+        again = await _fresh(policy)
+        record = await play(load(text, name), task(**row), again, LIMITS)
+        assert (record.score.value, record.score.reason, record.num_turns) == (reward, "own_reward", 1), record.error
+
+
+async def _fresh(policy):
+    """The policy for another rollout of the same proxy."""
+    ids = f"ro-{time.monotonic_ns()}", "at-0"
+    prefix = signed_prefix(RolloutSampling(*ids, "policy-0", 0.7, 64), os.environ[RUN_TOKEN])
+    root = policy.base_url.split("/as/")[0]
+    rollout = SimpleNamespace(rollout_id=ids[0], attempt=SimpleNamespace(attempt_id=ids[1]), mode="train")
+    return replace(policy, base_url=f"{root}{prefix}/rollout/{ids[0]}/attempt/{ids[1]}/v1", rollout=rollout)
+
+
+RAISES = """
+import asyncio, time
+import agentlightning as agl
+from openai import OpenAI
+
+def ask(llm):
+    OpenAI(base_url=llm.endpoint, api_key='-', max_retries=0).chat.completions.create(
+        model=llm.model, messages=[{'role': 'user', 'content': 'hi'}])
+
+@agl.rollout
+def raises(task, llm):
+    ask(llm)
+    raise KeyError('mine')
+
+@agl.rollout
+def asks_nobody(task, llm):
+    return 1.0
+
+@agl.rollout
+def no_number(task, llm):
+    ask(llm)
+    return 'good'
+
+@agl.rollout
+def not_finite(task, llm):
+    ask(llm)
+    return float('nan')
+
+@agl.rollout
+def goes_on_without_an_answer(task, llm):
+    try:
+        ask(llm)
+    except Exception:
+        pass
+    return 0.0
+
+@agl.rollout
+def hangs(task, llm):
+    ask(llm)
+    while True:
+        time.sleep(0.01)
+
+@agl.rollout
+async def blocks(task, llm):
+    time.sleep(1.5)
+    return 1.0
+
+@agl.rollout
+async def sleeps(task, llm):
+    await asyncio.sleep(60)
+
+@agl.rollout
+async def exits_async(task, llm):
+    raise SystemExit(4)
+
+@agl.rollout
+def exits(task, llm):
+    raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "stop", "reason", "error"),
+    [
+        ("raises", "environment_error", "agent_error", "KeyError: 'mine'"),
+        ("asks_nobody", "environment_error", "no_call", "the agent never asked the policy"),
+        ("no_number", "environment_error", "reward_error", "the agent returned good"),
+        ("not_finite", "environment_error", "reward_error", "the agent returned nan"),
+        ("hangs", "timeout", "rollout_deadline", "rollout_timeout_s=1 passed"),
+        ("blocks", "timeout", "rollout_deadline", "rollout_timeout_s=1 passed"),
+        ("sleeps", "timeout", "rollout_deadline", "rollout_timeout_s=1 passed"),
+        ("exits", "environment_error", "agent_error", "SystemExit: 3"),
+        ("exits_async", "environment_error", "agent_error", "SystemExit: 4"),
+    ],
+)
+async def test_whatever_the_code_does_loses_its_rollout_under_a_name(load, policy, name, stop, reason, error):
+    limits = LIMITS.model_copy(update={"rollout_timeout_s": 1.0})
+    record = await play(load(RAISES, name), task(), policy, limits)
+    assert (record.stop_reason, record.score.value, record.score.reason) == (stop, None, reason)
+    assert error in record.error
+
+
+async def test_a_thread_that_hung_is_broken_off(load, policy):
+    before = set(threading.enumerate())
+    await play(load(RAISES, "hangs"), task(), policy, LIMITS.model_copy(update={"rollout_timeout_s": 1.0}))
+    deadline = time.monotonic() + 5
+    while (
+        left := [t for t in set(threading.enumerate()) - before if t.name == "environment"]
+    ) and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+    assert left == []
+
+
+async def test_an_agent_that_goes_on_though_the_model_server_failed_is_not_judged(load, policy):
+    SCRIPT.answer = lambda messages: {"status": 500, "content": "the engine died"}
+    record = await play(load(RAISES, "goes_on_without_an_answer"), task(), policy, LIMITS)
+    assert (record.stop_reason, record.score.reason) == ("model_unavailable", "model_unavailable")
+    assert "the engine died" in record.error
+
+
+async def test_a_context_that_the_policy_filled_is_its_own_doing(load, policy):
+    full = {"status": 400, "content": "This model's maximum context length is 96 tokens"}
+    SCRIPT.answer = lambda messages: full if messages[-1]["role"] == "tool" else call("count", '{"of": "x"}')
+    record = await play(load(HANDOFF, "clerk"), task(prompt="go"), policy, LIMITS)
+    assert (record.stop_reason, record.score.reason, record.num_turns) == ("max_tokens", "no_judge", 1)
+    assert "maximum context length" in record.error
+
+
+# what is refused before a run
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("agent = 3", "is 3; expected an agents.Agent"),
+        ("def agent(): pass", r"mine.py:1: agent\(\) cannot be called with a task's row alone"),
+        (
+            "import agentlightning as agl\nclass agent(agl.LitAgent):\n    def __init__(self, x): pass",
+            "make the object in the file",
+        ),
+        ("from agents import Agent\nagent = Agent(nam='x')", "mine.py:2: importing it raised TypeError"),
+    ],
+)
+def test_what_is_no_agent_is_refused_by_file_line_and_remedy(load, text, words):
+    with pytest.raises(OwnFileError, match=words):
+        load(text)
+
+
+def test_rows_without_a_prompt_are_named(load, tmp_path):
+    from sql_agent.own_agents.tasks import AgentTasks
+
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt": "hi"}) + "\n" + json.dumps({"question": "hi"}) + "\n")
+    with pytest.raises(ValueError, match=r"rows.jsonl, line 2: has no `prompt`, .* it has prompt, question"):
+        AgentTasks(load(HANDOFF)).read_tasks(rows)
+
+
+def test_an_output_is_kept_as_json():
+    from pydantic import BaseModel
+
+    class Answer(BaseModel):
+        value: int
+
+    shapes = [Answer(value=3), AgentEnd("x"), {"a": (1,)}, {1, 2}, math.nan]
+    assert [plain(each) for each in shapes[:3]] == [
+        {"value": 3},
+        {"output": "x", "reward": None, "stop_reason": "answered", "error": None},
+        {"a": [1]},
+    ]
+    assert plain(shapes[3]) == "{1, 2}"
