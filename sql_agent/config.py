@@ -191,7 +191,8 @@ class EngineConfig(Settings):
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """What the trainer and the sampler compute in; weights that are trained, gradients and the optimiser's moments are
     float32 always. `auto`: bfloat16 on a GPU, and on a CPU that multiplies in it (AVX-512 BF16, AMX) for models of
-    20 million weights and more; else float32. verl: actor.fsdp_config.mixed_precision, rollout.dtype"""
+    20 million weights and more; else float32. verl:
+    actor_rollout_ref.actor.fsdp_config.mixed_precision, actor_rollout_ref.rollout.dtype"""
     gradient_checkpointing: bool | None = None
     """Keep the input of each layer only and compute the rest again in the backward pass: a third more time, a fraction
     of the memory. None: on a GPU, not on a CPU. verl: actor_rollout_ref.model.enable_gradient_checkpointing"""
@@ -268,6 +269,8 @@ class TrainConfig(Settings):
     lora: LoraConfig = LoraConfig()
     engine: EngineConfig = EngineConfig()
     trainer: TrainerConfig = TrainerConfig()
+    verl: dict[str, Any] = Field(default={})
+    """Keys of verl's own configuration, as a tree, merged last; what a setting of this page says is set there alone."""
 
     def micro_batch_tokens(self, *, cpu: bool) -> int:
         """Tokens of one forward and backward pass at most, and so of a rollout's row: verl cuts no row."""

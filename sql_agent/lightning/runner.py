@@ -131,7 +131,9 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             return await self._ended(record, rollout)
         if isinstance(environment, AgentTasks):
             policy = self._policy(llm, metadata, agent, rollout)
-            return await self._ended(await play(environment.agent, environment.task(task), policy, agent), rollout)
+            others_reward = bool(self.functions) or self.scorer is not None
+            own = play(environment.agent, environment.task(task), policy, agent, others_reward=others_reward)
+            return await self._ended(await own, rollout)
         record = await run_rollout(
             environment.task(task),
             environment=environment,

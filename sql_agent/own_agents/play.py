@@ -31,13 +31,18 @@ OUTPUT_CHARS = 20_000
 """Of an output that is not JSON, as a text."""
 
 
-async def play(agent: OwnAgent, task: RowTask, policy: Policy, limits: AgentConfig) -> RolloutRecord:
+async def play(
+    agent: OwnAgent, task: RowTask, policy: Policy, limits: AgentConfig, *, others_reward: bool
+) -> RolloutRecord:
     """
+    Args:
+        others_reward: whether anybody else says what the rollout is worth: a reward function, a reward model.
     Returns:
         The record; its score is the agent's own reward under `OWN_REWARD`, or None under `NO_JUDGE` where it gives none
-        and a reward function is asked. None with another reason where the rollout is lost: `rollout_deadline`,
+        and others are asked. None with another reason where the rollout is lost: `rollout_deadline`,
         `model_unavailable` (the last call of the policy failed), `agent_error` (the agent raised; the traceback is the
-        record's error), `no_call` (it never asked the policy), `reward_error` (its reward is no finite number).
+        record's error), `no_call` (it never asked the policy), `reward_error` (its reward is no finite number),
+        `no_reward` (nobody says what it is worth).
     """
     started = time.perf_counter()
     deadline = asyncio.timeout(limits.rollout_timeout_s)
@@ -55,7 +60,7 @@ async def play(agent: OwnAgent, task: RowTask, policy: Policy, limits: AgentConf
     except (Exception, SystemExit) as error:
         end, lost = _raised(error)
     calls = await _calls(policy)
-    stop, score, error = _verdict(end, lost, calls, rewards_itself=agent.rewards_itself)
+    stop, score, error = _verdict(end, lost, calls, others_reward=others_reward)
     return RolloutRecord(
         task_id=task.id,
         kind=task.kind,
@@ -73,7 +78,7 @@ async def play(agent: OwnAgent, task: RowTask, policy: Policy, limits: AgentConf
 
 
 def _verdict(
-    end: AgentEnd, lost: tuple[StopReason, str] | None, calls: dict[str, Any], *, rewards_itself: bool
+    end: AgentEnd, lost: tuple[StopReason, str] | None, calls: dict[str, Any], *, others_reward: bool
 ) -> tuple[StopReason, Score, str | None]:
     if calls.get("failure") is not None and (lost is None or lost[1] == "agent_error"):
         # an agent that goes on without an answer must not be judged for what the machine did
@@ -90,7 +95,7 @@ def _verdict(
         )
         return "environment_error", Score(None, "no_call"), error
     if end.reward is None:
-        return end.stop_reason, Score(None, NO_JUDGE), end.error
+        return end.stop_reason, Score(None, NO_JUDGE if others_reward else "no_reward"), end.error
     try:
         value = float(end.reward)
     except (TypeError, ValueError):

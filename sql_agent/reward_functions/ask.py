@@ -38,6 +38,9 @@ class RewardFunctions:
         self._functions = functions
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="reward")
 
+    def __bool__(self) -> bool:
+        return bool(self._functions)
+
     async def ask(self, record: RewardRecord) -> dict[str, FunctionReward]:
         """What each function says of the rollout, by its label."""
         said = await asyncio.gather(*(self._ask(function, record) for function in self._functions))

@@ -32,7 +32,13 @@ _LOST_ADVICE = {
     "model_deadline": "The model server was too slow for agent.rollout_timeout_s; raise it, or play fewer at once "
     "(rollout.n_runners, rollout.runner_concurrency).",
     "db_deadline": "The database was too slow for agent.rollout_timeout_s; raise it, or play fewer at once.",
-    "rollout_deadline": "The machine was too busy for agent.rollout_timeout_s; raise it, or play fewer at once.",
+    "rollout_deadline": "The machine was too busy for agent.rollout_timeout_s, or an agent of your own too slow; raise "
+    "it, or play fewer at once.",
+    "agent_error": "Your agent raised; trajectories/ has the traceback of each rollout (`error`). What the policy can "
+    "cause belongs into a reward: catch it and return one.",
+    "no_call": "Your agent never asked the policy: give its client the address that it gets, llm.endpoint.",
+    "no_trained_agent": "No turn was one of rollout.train_agents; doc/own_agent.md says where the names come from.",
+    "no_reward": "Nobody said what the rollouts are worth: return a number, or give a function, --reward FILE.py:NAME.",
     "model_unavailable": "The model server or the LLM proxy did not answer; their logs are in the run directory.",
     "scorer_unavailable": "The reward model (reward_model.url) did not answer; the runners' logs say how.",
     "scorer_refused": "The reward model takes no such conversations; the runners' logs name the field.",

@@ -20,6 +20,41 @@ def test_set_wins_over_the_file_and_the_file_over_the_default(tmp_path):
     assert (cfg.trainer.steps, cfg.rollout.group_size, cfg.seed) == (5, 16, 0)
 
 
+def test_keys_of_verls_own_are_merged_last_into_what_the_settings_say():
+    cfg = load_config(
+        None,
+        [
+            "loss.clip_ratio=0.1",
+            "verl.actor_rollout_ref.actor.clip_ratio_high=0.28",
+            "verl.actor_rollout_ref.rollout.engine_kwargs.vllm.max_num_batched_tokens=8192",
+            "verl.algorithm.rollout_correction.rollout_is=token",
+        ],
+    )
+    verl = compose(to_verl(cfg, FILES, cpu=False))
+    actor, vllm = verl.actor_rollout_ref.actor, verl.actor_rollout_ref.rollout.engine_kwargs.vllm
+    assert (actor.clip_ratio_low, actor.clip_ratio_high) == (0.1, 0.28)
+    assert (vllm.max_num_batched_tokens, vllm.tool_call_parser) == (8192, "hermes")
+    assert verl.algorithm.rollout_correction.rollout_is == "token"
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("verl.actor_rollout_ref.actor.clip_ratio_highest=1", "has no key actor_rollout_ref.actor.clip_ratio_highest"),
+        ("verl.actor_rollout_ref.rollout.n=8", "is the setting rollout.group_size here; give that, --set rollout.gr"),
+        (
+            "verl.actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp16",
+            "is the setting engine.precision",
+        ),
+        ("verl.algorithm.adv_estimator=gae", "is fixed, since the run relies on it; leave it out"),
+        ("verl.actor_rollout_ref.rollout.val_kwargs.temperature=1", "is fixed, since the run relies on it"),
+    ],
+)
+def test_a_key_that_verl_lacks_or_that_is_decided_elsewhere_is_refused(override, words):
+    with pytest.raises(ValueError, match=words):
+        compose(to_verl(load_config(None, [override]), FILES, cpu=False))
+
+
 def test_a_limit_of_own_code_does_not_concern_other_environments():
     short = ["agent.statement_timeout_s=1", "agent.turn_timeout_s=6", "agent.rollout_timeout_s=20"]
     assert load_config(None, short).env.call_timeout_s == 30

@@ -209,7 +209,7 @@ def counted(messages):
 
 async def test_a_handoff_is_two_conversations_of_one_rollout_and_every_turn_is_kept(load, policy, store):
     SCRIPT.answer = counted
-    record = await play(load(HANDOFF), task(prompt="how many?"), policy, LIMITS)
+    record = await play(load(HANDOFF), task(prompt="how many?"), policy, LIMITS, others_reward=True)
     assert (record.stop_reason, record.score.reason, record.output) == ("answered", "no_judge", "3")
     assert [m["role"] for m in record.messages] == [
         "system", "user", "assistant", "system", "tool", "assistant", "tool", "assistant",
@@ -248,7 +248,7 @@ agent = Agent(name='boss', instructions='I ask.', input_guardrails=[polite],
         return say("it is hola") if messages[-1]["role"] == "tool" else call("translate", '{"input": "hello"}')
 
     SCRIPT.answer = answer
-    record = await play(agent, task(prompt="hello"), policy, LIMITS)
+    record = await play(agent, task(prompt="hello"), policy, LIMITS, others_reward=True)
     assert (record.output, record.num_turns, record.error) == ("it is hola", 4, None)
     assert stitch(await turns_of(store, policy, 4), max_response_tokens=9999, one_conversation=False).num_chains == 3
 
@@ -265,7 +265,11 @@ async def test_sixteen_at_once_do_not_mix(load, proxy_url, store):
         prefix = signed_prefix(RolloutSampling(*ids, "policy-0", 0.7, 64), os.environ[RUN_TOKEN])
         address = f"{proxy_url}{prefix}/rollout/{ids[0]}/attempt/{ids[1]}/v1"
         record = await play(
-            agent, task(prompt=f"I am {number}"), Policy(address, "policy-0", 0.7, 64, 10.0, None, rollout), LIMITS
+            agent,
+            task(prompt=f"I am {number}"),
+            Policy(address, "policy-0", 0.7, 64, 10.0, None, rollout),
+            LIMITS,
+            others_reward=True,
         )
         return [m["content"] for m in record.messages if m["role"] == "user"], record.num_turns
 
@@ -281,7 +285,9 @@ async def test_sixteen_at_once_do_not_mix(load, proxy_url, store):
 )
 async def test_what_the_policy_does_wrong_is_for_the_reward_and_no_loss(load, policy, answer, stop, error):
     SCRIPT.answer = answer
-    record = await play(load(HANDOFF, "clerk"), task(prompt="go"), replace(policy, max_turns=3), LIMITS)
+    record = await play(
+        load(HANDOFF, "clerk"), task(prompt="go"), replace(policy, max_turns=3), LIMITS, others_reward=True
+    )
     assert (record.stop_reason, record.score.reason, record.output) == (stop, "no_judge", None)
     assert error in record.error
 
@@ -297,7 +303,7 @@ async def no_threes(context, agent, output):
 agent = Agent(name='one', output_guardrails=[no_threes])
 """)
     SCRIPT.answer = lambda messages: say("3")
-    record = await play(agent, task(prompt="go"), policy, LIMITS)
+    record = await play(agent, task(prompt="go"), policy, LIMITS, others_reward=True)
     assert (record.stop_reason, record.score.reason, record.output) == ("answered", "no_judge", None)
     assert "OutputGuardrailTripwireTriggered" in record.error
 
@@ -320,7 +326,7 @@ async def workflow(task):
     return {'said': [first.final_output, second.final_output]}
 """
     SCRIPT.answer = lambda messages: say(messages[0]["content"])
-    record = await play(load(text, "with_context"), task(prompt="go", word="blue"), policy, LIMITS)
+    record = await play(load(text, "with_context"), task(prompt="go", word="blue"), policy, LIMITS, others_reward=True)
     assert record.output == "The word is blue."
     forget_own_files()
 
@@ -335,13 +341,13 @@ async def workflow(task):
     return {'said': [first.final_output, second.final_output]}
 """
     SCRIPT.answer = lambda messages: say(messages[-1]["content"] + "!")
-    record = await play(load(text, "workflow"), task(x="hi"), policy, LIMITS)
+    record = await play(load(text, "workflow"), task(x="hi"), policy, LIMITS, others_reward=True)
     assert (record.output, record.num_turns) == ({"said": ["hi!", "hi!!"]}, 2)
 
 
 async def test_every_turn_says_which_agent_asked(load, policy, store):
     SCRIPT.answer = counted
-    await play(load(HANDOFF), task(prompt="how many?"), policy, LIMITS)
+    await play(load(HANDOFF), task(prompt="how many?"), policy, LIMITS, others_reward=True)
     assert [turn.agent for turn in await turns_of(store, policy, 3)] == ["desk", "clerk", "clerk"]
 
 
@@ -375,7 +381,7 @@ class Lit(agl.LitAgent):
 """
     for name, row, reward in (("returns", {}, 1.0), ("emits", {"worth": 0.5}, 0.5), ("Lit", {}, 0.75)):
         again = await _fresh(policy)
-        record = await play(load(text, name), task(**row), again, LIMITS)
+        record = await play(load(text, name), task(**row), again, LIMITS, others_reward=True)
         assert (record.score.value, record.score.reason, record.num_turns) == (reward, "own_reward", 1), record.error
 
 
@@ -417,6 +423,10 @@ def not_finite(task, llm):
     return float('nan')
 
 @agl.rollout
+def says_nothing(task, llm):
+    ask(llm)
+
+@agl.rollout
 def goes_on_without_an_answer(task, llm):
     try:
         ask(llm)
@@ -454,6 +464,7 @@ def exits(task, llm):
     [
         ("raises", "environment_error", "agent_error", "KeyError: 'mine'"),
         ("asks_nobody", "environment_error", "no_call", "the agent never asked the policy"),
+        ("says_nothing", "answered", "no_reward", ""),
         ("no_number", "environment_error", "reward_error", "the agent returned good"),
         ("not_finite", "environment_error", "reward_error", "the agent returned nan"),
         ("hangs", "timeout", "rollout_deadline", "rollout_timeout_s=1 passed"),
@@ -465,14 +476,16 @@ def exits(task, llm):
 )
 async def test_whatever_the_code_does_loses_its_rollout_under_a_name(load, policy, name, stop, reason, error):
     limits = LIMITS.model_copy(update={"rollout_timeout_s": 1.0})
-    record = await play(load(RAISES, name), task(), policy, limits)
+    record = await play(load(RAISES, name), task(), policy, limits, others_reward=False)
     assert (record.stop_reason, record.score.value, record.score.reason) == (stop, None, reason)
-    assert error in record.error
+    assert error in (record.error or "")
 
 
 async def test_a_thread_that_hung_is_broken_off(load, policy):
     before = set(threading.enumerate())
-    await play(load(RAISES, "hangs"), task(), policy, LIMITS.model_copy(update={"rollout_timeout_s": 1.0}))
+    await play(
+        load(RAISES, "hangs"), task(), policy, LIMITS.model_copy(update={"rollout_timeout_s": 1.0}), others_reward=True
+    )
     deadline = time.monotonic() + 5
     while (
         left := [t for t in set(threading.enumerate()) - before if t.name == "environment"]
@@ -483,7 +496,7 @@ async def test_a_thread_that_hung_is_broken_off(load, policy):
 
 async def test_an_agent_that_goes_on_though_the_model_server_failed_is_not_judged(load, policy):
     SCRIPT.answer = lambda messages: {"status": 500, "content": "the engine died"}
-    record = await play(load(RAISES, "goes_on_without_an_answer"), task(), policy, LIMITS)
+    record = await play(load(RAISES, "goes_on_without_an_answer"), task(), policy, LIMITS, others_reward=True)
     assert (record.stop_reason, record.score.reason) == ("model_unavailable", "model_unavailable")
     assert "the engine died" in record.error
 
@@ -491,7 +504,7 @@ async def test_an_agent_that_goes_on_though_the_model_server_failed_is_not_judge
 async def test_a_context_that_the_policy_filled_is_its_own_doing(load, policy):
     full = {"status": 400, "content": "This model's maximum context length is 96 tokens"}
     SCRIPT.answer = lambda messages: full if messages[-1]["role"] == "tool" else call("count", '{"of": "x"}')
-    record = await play(load(HANDOFF, "clerk"), task(prompt="go"), policy, LIMITS)
+    record = await play(load(HANDOFF, "clerk"), task(prompt="go"), policy, LIMITS, others_reward=True)
     assert (record.stop_reason, record.score.reason, record.num_turns) == ("max_tokens", "no_judge", 1)
     assert "maximum context length" in record.error
 

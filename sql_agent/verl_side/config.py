@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel
 
 from core.cpu_features import uses_bfloat16
 from sql_agent.config import TrainConfig
@@ -47,8 +51,73 @@ class Files:
     """Replaces the model's own, for the sampler and for the tokenizer that is saved with checkpoints."""
 
 
+FIXED_KEYS = (
+    "actor_rollout_ref.actor.data_loader_seed.",
+    "actor_rollout_ref.actor.use_dynamic_bsz.",
+    "actor_rollout_ref.model.path.",
+    "actor_rollout_ref.rollout.agent.",
+    "actor_rollout_ref.rollout.calculate_log_probs.",
+    "actor_rollout_ref.rollout.checkpoint_manager_class.",
+    "actor_rollout_ref.rollout.engine_kwargs.vllm.middleware.",
+    "actor_rollout_ref.rollout.max_model_len.",
+    "actor_rollout_ref.rollout.name.",
+    "actor_rollout_ref.rollout.router_config_path.",
+    "actor_rollout_ref.rollout.temperature.",
+    "actor_rollout_ref.rollout.top_p.",
+    "actor_rollout_ref.rollout.val_kwargs.",
+    "algorithm.adv_estimator.",
+    "data.train_files.",
+    "data.val_files.",
+    "ray_kwargs.",
+    "reward.num_workers.",
+    "trainer.default_local_dir.",
+    "trainer.device.",
+    "trainer.resume_mode.",
+    "trainer.resume_from_path.",
+    "trainer.use_v1.",
+)
+"""Keys that nobody may change: rows, rewards, checkpoints or the guards of a run would not be what the docs say."""
+
+
 def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
-    """verl's overrides for one run, as nested plain values; pure but for `precision`."""
+    """verl's overrides for one run, as nested plain values, `cfg.verl` merged in; pure but for `precision`.
+
+    Raises:
+        ValueError: `cfg.verl` has a key that a setting of ours decides, or that is fixed.
+    """
+    return _merged(_from_settings(cfg, files, cpu=cpu), _checked(cfg))
+
+
+def _checked(cfg: TrainConfig) -> dict[str, Any]:
+    settings = dict(_keys_of_settings(TrainConfig))
+    for key in _leaf_keys(cfg.verl):
+        for known, setting in settings.items():
+            if f"{key}.".startswith(f"{known}."):
+                raise ValueError(f"verl.{key} is the setting {setting} here; give that, --set {setting}=VALUE")
+        if f"{key}.".startswith(FIXED_KEYS):
+            raise ValueError(f"verl.{key} is fixed, since the run relies on it; leave it out")
+    return cfg.verl
+
+
+def _keys_of_settings(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(verl's key, our setting) of every setting that says which of verl's keys it is."""
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _keys_of_settings(field.annotation, f"{prefix}{name}.")
+        elif keys := re.search(r"\bverl:\s+(.*)", " ".join((field.description or "").split())):
+            for key in keys[1].split(", "):
+                yield key, prefix + name
+
+
+def _merged(tree: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    both = {
+        name: _merged(tree[name], value) if isinstance(tree.get(name), dict) and isinstance(value, dict) else value
+        for name, value in other.items()
+    }
+    return {**tree, **both}
+
+
+def _from_settings(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
     response, prompt = cfg.data.max_response_tokens, cfg.data.max_prompt_tokens
     context = prompt + response
     micro_batch = cfg.micro_batch_tokens(cpu=cpu)
