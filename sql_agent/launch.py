@@ -14,8 +14,7 @@ from typing import Any
 from core.machine import free_port, git_commit
 from core.outputs import written
 from sql_agent.config import TrainConfig, dump_config
-from sql_agent.environments.base import make_environment
-from sql_agent.preflight import UsageError, protocol_of
+from sql_agent.preflight import UsageError
 from sql_agent.resume import own_files, refuse_other_tasks
 from sql_agent.run_dir import set_aside, write_start
 from sql_agent.verl_side.checkpoints import point_verl_at, step_of
@@ -62,17 +61,14 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
     from omegaconf import OmegaConf
 
     from dbbench_adapter.export import write_rows
-    from sql_agent.data import PromptTokenizer, describe_kinds, describe_out_of_reach, drawn, fitting, kinds_of
-    from sql_agent.model_check import chat_template, template_of_run
+    from sql_agent.data import describe_out_of_reach, kinds_of
+    from sql_agent.model_check import chat_template
+    from sql_agent.plan import choose_tasks
     from sql_agent.verl_side.tracking import usable_loggers
 
     assert cfg.model is not None
-    environment = make_environment(cfg.environment)
-    template, _ = template_of_run(cfg.model, protocol_of(cfg))
-    tokenizer = PromptTokenizer(cfg.model, environment, template)
-    found = environment.load_split(cfg.data, cfg.seed)
-    whole = fitting(found, environment, tokenizer.prompt_tokens, cfg.data.max_prompt_tokens)
-    split = drawn(whole, cfg.data.val_limit, cfg.seed)
+    tasks = choose_tasks(cfg)
+    environment, template, split = tasks.environment, tasks.template, tasks.split
     if len(split.train) < cfg.data.train_batch_size:
         raise UsageError(
             f"{len(split.train)} training tasks are fewer than data.train_batch_size={cfg.data.train_batch_size}; "
@@ -99,14 +95,14 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
             "not, is used and saved with every checkpoint"
         )
     limits = cfg.agent.max_tokens, cfg.data.max_response_tokens
-    said = describe_kinds(split, len(whole.val)) + environment.describe([*split.train, *split.val])
-    said += describe_out_of_reach(split, tokenizer.reply_tokens, *limits)
+    said = tasks.describe() + environment.describe([*split.train, *split.val])
+    said += describe_out_of_reach(split, tasks.tokenizer.reply_tokens, *limits)
     print("\n".join(said))
     return {
         "config": str((cfg.run_dir / "config.yaml").resolve()),
         "verl": OmegaConf.to_container(compose(overrides), resolve=False),
         "environment": worker_environment(cfg, cpu=cpu),  # of verl's Ray actors
-        "pad_id": tokenizer.pad_id,
+        "pad_id": tasks.tokenizer.pad_id,
         "tasks": kinds_of(split),
     }
 

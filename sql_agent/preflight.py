@@ -179,11 +179,9 @@ def check_judged(cfg: TrainConfig) -> None:
     Raises:
         UsageError: names the command that starts a scoring service.
     """
-    if (
-        cfg.reward_model.url is None
-        and not functions(cfg.rollout.weights)
-        and not make_environment(cfg.environment).judged
-    ):
+    # first of all: a file of the user's own that imports agent-lightning gets it without LiteLLM then
+    judged = make_environment(cfg.environment).judged
+    if not judged and cfg.reward_model.url is None and not functions(cfg.rollout.weights):
         if cfg.env.agent is not None:
             raise UsageError(
                 f"nobody can tell what a rollout of {cfg.env.agent} is worth: give a function of its record, --reward "

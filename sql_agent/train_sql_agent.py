@@ -36,6 +36,7 @@ from sql_agent.environments.base import make_environment
 from sql_agent.environments.registry import ENVIRONMENTS
 from sql_agent.launch import train
 from sql_agent.lightning.request_guard import give_token
+from sql_agent.plan import describe_plan
 from sql_agent.preflight import (
     TINY_POLICY,
     USUAL_STORE,
@@ -257,7 +258,8 @@ def main(argv: list[str] | None = None) -> int:
             files = Files(cfg.model or TINY_POLICY, Path("train.parquet"), Path("val.parquet"))
             overrides = to_verl(cfg, files, cpu=cpu)
             compose(overrides)
-            print(f"# settings\n{dump_config(cfg)}\n# verl's keys\n{json.dumps(overrides, indent=2)}")
+            plan = "\n".join(describe_plan(cfg, cpu=cpu))
+            print(f"# settings\n{dump_config(cfg)}\n# verl's keys\n{json.dumps(overrides, indent=2)}\n\n# plan\n{plan}")
             return 0
         trains = os.environ.get("AGL_CURRENT_ROLE", "both") != "runner"
         if trains:  # runners need neither verl nor vLLM

@@ -148,6 +148,11 @@ class Environment(Playable, ABC):
     def history(self, messages: Sequence[Message]) -> list[Message]:
         return list(messages)
 
+    @property
+    def prepared(self) -> bool:
+        """Whether everything that `prepare` makes is there."""
+        return True
+
     def prepare(self, say: Callable[[str], None]) -> None:
         """Make what this machine can make by itself; called before anything else.
 

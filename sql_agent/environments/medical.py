@@ -60,8 +60,12 @@ class Medical(Environment):
     def max_replies(self, limits: AgentConfig) -> int:
         return limits.max_turns or MAX_ROUNDS
 
+    @property
+    def prepared(self) -> bool:
+        return not self._may_make or self._database.exists()
+
     def prepare(self, say: Callable[[str], None]) -> None:
-        if self._may_make and not self._database.exists():
+        if not self.prepared:
             say(f"no env.database given: making one of invented entries, {self._database}")
             make_database(self._database)
         if lacking := missing(self.schema):

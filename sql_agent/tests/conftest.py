@@ -75,7 +75,7 @@ def llm_proxy(store_url: str, *backends: str) -> Iterator[str]:
     process.stdin.flush()
     yield json.loads(process.stdout.readline())["url"]
     process.stdin.close()  # as when its parent is gone
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
 
 
 def scoring_service(score, seen=None) -> Starlette:

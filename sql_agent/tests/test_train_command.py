@@ -389,7 +389,7 @@ def test_set_wins_over_flags():
 def test_a_dry_run_prints_the_settings_and_verls_keys_and_starts_nothing(capsys, tmp_path):
     assert main(["--dry-run", "--device", "cpu", "--run-dir", str(tmp_path / "run")]) == 0
     out = capsys.readouterr().out
-    verl = json.loads(out.split("# verl's keys\n")[1])
+    verl = json.loads(out.split("# verl's keys\n")[1].split("# plan\n")[0])
     assert verl["actor_rollout_ref"]["rollout"]["n"] == 4
     assert not (tmp_path / "run").exists()
 
