@@ -39,7 +39,10 @@ class EnvConfig(Settings):
     def _known_type(self) -> EnvConfig:
         check_name(self.type)
         if (self.type == "agent") != (self.agent is not None):
-            raise ValueError("env.agent and env.type=agent belong together; --agent FILE.py:NAME sets both")
+            raise ValueError(
+                "env.agent and env.type=agent belong together, and --agent FILE.py:NAME sets both; leave --env out, or "
+                "--agent"
+            )
         if self.database is not None and self.type not in ("medical", "text2sql"):
             raise ValueError(
                 f"env.database belongs to env.type=text2sql or medical, this run's is {self.type}; leave it out"
@@ -111,6 +114,13 @@ class RolloutConfig(Settings):
     """Trajectories saved whole per step, spread over the reward range."""
     tool_parser: str = "hermes"
     """vLLM's tool-call parser for the policy's chat template."""
+
+    @field_validator("train_agents")
+    @classmethod
+    def _are_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(name.strip() for name in names):
+            raise ValueError("an agent's name is empty; write --train-agents clerk,critic")
+        return tuple(name.strip() for name in names)
 
     @field_validator("reward")
     @classmethod
@@ -369,6 +379,15 @@ class TrainConfig(Settings):
             raise ValueError(
                 "an agent of your own is traced by the LLM proxy, and llm_proxy is false; add --llm-proxy, or name the "
                 "agent by --agent, which sets it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _reward_model_reads_one_conversation(self) -> TrainConfig:
+        if self.env.agent is not None and self.reward_model.url is not None:
+            raise ValueError(
+                "a reward model scores one conversation, and an agent of your own may hold several; leave "
+                "reward_model.url out, and give a function (--reward FILE.py:NAME), which may ask the model itself"
             )
         return self
 

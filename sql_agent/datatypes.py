@@ -202,6 +202,9 @@ class RolloutRecord:
     """The message of the failure that ended it, if there was one."""
     output: Any = None
     """What an agent of the user's own answered, as JSON values; None of the built-in agent."""
+    replies: list[int] | None = None
+    """Places in `messages` of what the model said in this rollout, in the order of the calls. None: the last
+    `num_turns` messages of an assistant. An agent of several conversations has them one after another."""
 
     @property
     def tool_calls(self) -> int:

@@ -45,6 +45,8 @@ from sql_agent.environments.registry import ENVIRONMENTS, check_name
 from sql_agent.success import Rate
 from sql_agent.text_to_sql.judges import EXECUTION_JUDGES
 
+PLAYED = [name for name in ENVIRONMENTS if name != "agent"]
+
 
 @dataclass(frozen=True)
 class ClusteredRate(Rate):
@@ -316,7 +318,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--env",
-        help=f"what is played: {', '.join(ENVIRONMENTS)}, or your own, FILE.py:NAME (default dbbench)",
+        help=f"what is played: {', '.join(PLAYED)}, or your own, FILE.py:NAME (default dbbench)",
     )
     parser.add_argument(
         "--call-timeout", type=float, default=30.0, help="of one call of your environment's code, s (default 30)"
@@ -356,6 +358,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         check_name(args.env)
     except ValueError as unknown:
         parser.error(f"--env: {unknown}")
+    if args.env == "agent":
+        parser.error(
+            "--env agent: an agent of your own is measured by the validations of its run (trainer.val_before_train, "
+            "trainer.val_every); this command plays the built-in agent"
+        )
     if args.temperature < 0:
         parser.error(f"--temperature is {args.temperature:g}; it has to be 0 or more")
     args.output = args.output or Path("runs/evaluate") / time.strftime("%Y%m%d-%H%M%S.jsonl")

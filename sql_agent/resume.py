@@ -57,7 +57,8 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
         model = find_model(model)
     pairs["model"] = ((old.model or TINY_POLICY).resolve(), model.resolve())
     pairs |= {
-        f"rollout.{name}": (getattr(old.rollout, name), getattr(cfg.rollout, name)) for name in ("group_size", "judge")
+        f"rollout.{name}": (getattr(old.rollout, name), getattr(cfg.rollout, name))
+        for name in ("group_size", "judge", "train_agents")
     }
     pairs["env"] = (_environment(old), _environment(cfg))
     pairs["rollout.reward"] = (_weights(old), _weights(cfg))

@@ -82,6 +82,8 @@ class Worker:
         try:
             while (call := self._calls.get()) is not None:
                 function, done = call
+                if not done.set_running_or_notify_cancel():  # nobody waits for it any more
+                    continue
                 try:
                     result = function()
                     done.set_result(self._awaited(result) if inspect.isawaitable(result) else result)

@@ -27,7 +27,7 @@ import re
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import unquote
@@ -50,6 +50,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 
 from sql_agent.lightning.call_counter import KEPT, CallCounter
 from sql_agent.lightning.call_log import CallLog
+from sql_agent.lightning.policy_request import policy_request, stream_of
 from sql_agent.lightning.request_guard import RUN_TOKEN, RunRequestGuard, authorization
 from sql_agent.lightning.signed_address import AGENT_HEADER, RolloutSampling, read_signed
 from sql_agent.lightning.store import PatientStore
@@ -100,6 +101,9 @@ class RolloutRoute:
         if scope["type"] == "http" and (signed := read_signed(path, os.environ[RUN_TOKEN])):
             sampling, path = signed
         match = _ROLLOUT_PATH.fullmatch(path) if scope["type"] == "http" else None
+        if match is None and sampling is not None:  # the signature is for its rollout alone
+            await JSONResponse(_error("a rollout has no such address"), 404)(scope, receive, send)
+            return
         if match is None or (sampling is None and match[3] != "chat/completions"):
             await self.app(scope, receive, send)
             return
@@ -145,22 +149,24 @@ class RolloutRoute:
         if answered is None:
             return None
         status, answer = answered
+        if attempt is not None and status == 200 and answer["choices"][0].get("finish_reason") == "abort":
+            status, answer = 502, _error("the model server broke its reply off (finish_reason abort); look at its log")
         if status == 200:
-            span = turn_span(answer, started, rollout_id, attempt_id, sequence_id)
-            if agent is not None:
-                span.attributes[AGENT] = agent
-            writing = asyncio.create_task(_write(span))
-            for tasks in (self._writing, *([attempt.writing] if attempt else [])):
-                tasks.add(writing)
-                writing.add_done_callback(tasks.discard)
+            self._trace(turn_span(answer, started, rollout_id, attempt_id, sequence_id), agent, attempt)
             answer = without_tokens(answer)
-            if attempt is not None:
-                attempt.log.add(request["messages"], answer)
-            if stream:
-                return StreamingResponse(stream_of(answer, usage=usage), media_type="text/event-stream")
-        elif attempt is not None and status >= 500:
-            attempt.log.failure = str(answer)
+        if attempt is not None:
+            _note(attempt.log, request, status, answer)
+        if status == 200 and stream:
+            return StreamingResponse(stream_of(answer, usage=usage), media_type="text/event-stream")
         return JSONResponse(answer, status)
+
+    def _trace(self, span: Span, agent: str | None, attempt: _Attempt | None) -> None:
+        if agent is not None:
+            span.attributes[AGENT] = agent
+        writing = asyncio.create_task(_write(span))
+        for tasks in (self._writing, *([attempt.writing] if attempt else [])):
+            tasks.add(writing)
+            writing.add_done_callback(tasks.discard)
 
     async def _other(self, path: str, attempt: _Attempt) -> JSONResponse:
         if path == "models":
@@ -174,7 +180,7 @@ class RolloutRoute:
         if attempt.writing:
             await asyncio.wait(attempt.writing, timeout=WRITTEN_S)
         log, attempt.log = attempt.log, CallLog()
-        return JSONResponse(vars(log))
+        return JSONResponse(log.to_dict())
 
     def _attempt(self, rollout_id: str, attempt_id: str) -> _Attempt:
         attempt = self._attempts.setdefault((rollout_id, attempt_id), _Attempt())
@@ -203,78 +209,20 @@ class RolloutRoute:
         return response.status, answer
 
 
-ASKED = ("messages", "parallel_tool_calls", "stop", "chat_template_kwargs", "stream", "stream_options")
-"""Fields of a request that are the agent's own, beside its tools; how the policy samples is the run's."""
-
-
-def policy_request(request: dict[str, Any], sampling: RolloutSampling, sequence_id: int) -> dict[str, Any]:
-    """What the model server is asked for a call of an agent of the user's own.
-
-    Temperature, top_p and penalties are not the agent's: the update takes every sample for one of the policy at the
-    run's temperature. Nor is what constrains the sampler to a grammar (`response_format`, strict tools, a forced tool),
-    whose samples the policy would not have made. The name of the model is not either, so that agents within the agent
-    need not know it.
-
-    Raises:
-        ValueError: it asks for several replies, or holds no messages.
-    """
-    if request.get("n") not in (None, 1):
-        raise ValueError(f"n is {request['n']}; ask for one reply a call, each is trained as a turn of its own")
-    if not isinstance(request.get("messages"), list):
-        raise ValueError("it holds no messages; expected a chat completion")
-    limits = [request.get(name) for name in ("max_tokens", "max_completion_tokens")]
-    limits = [limit for limit in limits if isinstance(limit, int) and limit > 0]
-    tools = (
-        {} if request.get("tool_choice") == "none" or not request.get("tools") else {"tools": _loose(request["tools"])}
-    )
-    return (
-        {name: request[name] for name in ASKED if request.get(name) is not None}
-        | tools
-        | {
-            "model": sampling.model,
-            "temperature": sampling.temperature,
-            "max_tokens": min([sampling.max_tokens, *limits]),
-            # each call has a seed of its own: one seed for all would draw the same numbers in every turn
-            **({} if sampling.seed is None else {"seed": (sampling.seed + 0x9E3779B1 * sequence_id) % 2**31}),
-            # tells two rollouts apart that say the same words in other tokens
-            "user": sampling.attempt_id,
-        }
-    )
-
-
-def _loose(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Tools whose arguments are as the policy writes them."""
-    return [
-        {**tool, "function": {k: v for k, v in (tool.get("function") or {}).items() if k != "strict"}} for tool in tools
-    ]
-
-
-async def stream_of(answer: dict[str, Any], *, usage: bool) -> AsyncIterator[str]:
-    """A chat completion as the events of a stream, its whole reply in one.
-
-    Args:
-        usage: whether a last event names the number of tokens (`stream_options.include_usage`).
-    """
-    (choice, *_), head = answer["choices"], {"id": answer["id"], "object": "chat.completion.chunk"}
-    head |= {"created": answer.get("created", 0), "model": answer.get("model", "")}
-    reply = {name: value for name, value in choice["message"].items() if value is not None}
-    reply["tool_calls"] = [{"index": i, **call} for i, call in enumerate(reply.get("tool_calls") or [])] or None
-    chunks = [
-        {"index": 0, "delta": {k: v for k, v in reply.items() if v is not None}, "finish_reason": None},
-        {"index": 0, "delta": {}, "finish_reason": choice.get("finish_reason")},
-    ]
-    for chunk in chunks:
-        yield f"data: {json.dumps({**head, 'choices': [chunk]})}\n\n"
-    if usage:
-        yield f"data: {json.dumps({**head, 'choices': [], 'usage': answer.get('usage')})}\n\n"
-    yield "data: [DONE]\n\n"
-
-
 class ProxyRequestGuard(RunRequestGuard):
     """Lets a request pass without the run's token where its address is signed with it."""
 
     def _needs_no_token(self, scope: dict[str, Any]) -> bool:
         return read_signed(scope["path"], os.environ[RUN_TOKEN]) is not None or super()._needs_no_token(scope)
+
+
+def _note(log: CallLog, request: dict[str, Any], status: int, answer: dict[str, Any]) -> None:
+    if status == 200:
+        log.add(request["messages"], answer)
+    elif status >= 500:
+        log.fail(request["messages"], str(answer))
+    else:
+        log.refused = str(answer)
 
 
 async def unless_gone(work: Coroutine[Any, Any, T] | asyncio.Future[T], receive: Any) -> T | None:

@@ -8,7 +8,7 @@ openai-agents' own tracing.
 from __future__ import annotations
 
 import asyncio
-import weakref
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -29,6 +29,8 @@ from openai import AsyncOpenAI
 from sql_agent.lightning.signed_address import AGENT_HEADER
 from sql_agent.own_agents.datatypes import Policy
 
+GRACE_S = 5.0
+"""How much later than the LLM proxy a client gives a call up."""
 _NOWHERE = "http://policy.invalid/v1"
 _policy: ContextVar[Policy] = ContextVar("policy")
 
@@ -37,8 +39,8 @@ class RolloutTransport(httpx.AsyncBaseTransport):
     """Sends a request to the policy of the rollout whose code makes it. Event loops do not share connections."""
 
     def __init__(self) -> None:
-        self._transports: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncHTTPTransport]
-        self._transports = weakref.WeakKeyDictionary()
+        self._transports: dict[asyncio.AbstractEventLoop, httpx.AsyncHTTPTransport] = {}
+        self._lock = threading.Lock()  # synchronous agents run loops in threads
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         policy = _policy.get(None)
@@ -46,13 +48,23 @@ class RolloutTransport(httpx.AsyncBaseTransport):
             raise UserError("the policy was asked outside of a rollout; ask it in what the rollout awaits")
         request.url = httpx.URL(policy.base_url + str(request.url).removeprefix(_NOWHERE))
         request.headers["host"] = request.url.netloc.decode()
-        request.extensions = {**request.extensions, "timeout": httpx.Timeout(policy.turn_timeout_s).as_dict()}
+        # the proxy's own deadline comes first, and is known as a failure of the machine
+        patience = httpx.Timeout(policy.turn_timeout_s + GRACE_S).as_dict()
+        request.extensions = {**request.extensions, "timeout": patience}
         if (name := AGENTS.current()) is not None:
             request.headers[AGENT_HEADER] = quote(name)
+        return await self._transport().handle_async_request(request)
+
+    def _transport(self) -> httpx.AsyncHTTPTransport:
+        """That of the running event loop; those of loops that have ended are let go with their connections."""
         loop = asyncio.get_running_loop()
-        if loop not in self._transports:
-            self._transports[loop] = httpx.AsyncHTTPTransport()
-        return await self._transports[loop].handle_async_request(request)
+        with self._lock:
+            for ended in [other for other in self._transports if other.is_closed()]:
+                del self._transports[ended]
+            if loop not in self._transports:
+                # a TLS context takes 20 ms and means nothing to http://
+                self._transports[loop] = httpx.AsyncHTTPTransport(verify=False)
+            return self._transports[loop]
 
 
 class AgentNames(TracingProcessor):

@@ -7,19 +7,17 @@ that it emitted. A synchronous one runs in a thread of its own. Leaves out hooks
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 from contextvars import ContextVar
 from typing import Any
 
 from agentlightning.tracer.base import get_active_tracer, set_active_tracer
 from agentlightning.tracer.dummy import DummyTracer
 
-from sql_agent.environments.worker import Worker
 from sql_agent.lightning.agl_without_litellm import agl
 from sql_agent.own_agents.datatypes import AgentEnd, Policy
 from sql_agent.own_agents.default_client import asking, install_default_client
-from sql_agent.own_agents.loop import AgentLoop
+from sql_agent.own_agents.loop import AgentLoop, in_thread
+from sql_agent.own_files import OwnFileError, place
 
 RESOURCE = "main_llm"
 _emitted: ContextVar[list[Any]] = ContextVar("emitted")
@@ -45,9 +43,15 @@ class _Trainer:
 
 
 class LightningAgent:
+    """
+    Raises:
+        OwnFileError: the agent has no rollout, or wants something that a run does not have.
+    """
+
     rewards_itself = True
 
     def __init__(self, agent: Any) -> None:
+        _check(agent)
         self._agent = agent
         self._loop = AgentLoop()
         install_default_client()  # for agents of openai-agents in its code
@@ -78,8 +82,7 @@ class LightningAgent:
                     result = await self._loop.run(lambda: method(row, {RESOURCE: llm}, policy.rollout))
                 else:
                     method = getattr(self._agent, f"{way}_rollout")
-                    context = contextvars.copy_context()
-                    result = await _in_thread(lambda: context.run(method, row, {RESOURCE: llm}, policy.rollout))
+                    result = await in_thread(lambda: method(row, {RESOURCE: llm}, policy.rollout))
         finally:
             _emitted.reset(token)
         if isinstance(result, list):
@@ -90,12 +93,12 @@ class LightningAgent:
         self._loop.close()
 
 
-async def _in_thread(function: Any) -> Any:
-    worker = Worker()
-    try:
-        return await asyncio.wrap_future(worker.submit(function))
-    except asyncio.CancelledError:
-        worker.give_up()
-        raise
-    finally:
-        worker.stop()
+def _check(agent: Any) -> None:
+    kind = type(agent)
+    if kind.rollout is agl.LitAgent.rollout and kind.rollout_async is agl.LitAgent.rollout_async:
+        raise OwnFileError(f"{place(kind)}: {kind.__name__} has neither `rollout` nor `rollout_async`; add one of them")
+    if "prompt_template" in getattr(getattr(agent, "_sig", None), "parameters", ()):
+        raise OwnFileError(
+            f"{place(agent._rollout_func)}: it wants a prompt_template, which is agent-lightning's prompt "
+            "optimisation; a run trains the policy, take `task` and `llm`"
+        )

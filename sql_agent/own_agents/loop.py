@@ -1,22 +1,25 @@
-"""Runs the user's coroutines in an event loop of their own, beside the runner's.
+"""Runs the user's coroutines in an event loop of their own, beside the runner's, and functions in threads.
 
-As in agent-lightning all of them share one loop, so clients and locks of a module are at home in it. The runner's own
-loop stays free: code that blocks holds up other rollouts of the user's agent, and neither heartbeats nor deadlines.
+As in agent-lightning all coroutines share one loop, so clients and locks of a module are at home in it. The runner's
+own loop stays free: code that blocks holds up other rollouts of the user's agent, and neither heartbeats nor deadlines.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from sql_agent.environments.worker import Worker
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 STUCK_S = 10.0
-"""A loop that has not answered for so long after a deadline is left to itself, and later rollouts get another."""
+"""Later rollouts get another loop where one has not answered for so long after a deadline."""
 
 
 class ExitError(RuntimeError):
@@ -32,7 +35,7 @@ class AgentLoop:
         """The result of `work()`, which sees the caller's context variables. A cancelled call cancels it."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, daemon=True, name="agents").start()
+            threading.Thread(target=_serve, args=(self._loop,), daemon=True, name="agents").start()
         loop = self._loop
         try:
             return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_without_exit(work), loop))
@@ -51,8 +54,7 @@ class AgentLoop:
                 return
         if self._loop is loop:
             logger.error("an agent blocks its event loop, in code that does not await; later rollouts get another loop")
-            self._loop = None
-            loop.call_soon_threadsafe(loop.stop)
+            self._loop = None  # it goes on with the rollouts that it has, once it is free
 
     def close(self) -> None:
         """What still runs is left where it is."""
@@ -61,8 +63,32 @@ class AgentLoop:
             self._loop = None
 
 
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    while True:
+        try:
+            loop.run_forever()
+        except (SystemExit, KeyboardInterrupt):  # of a task within a rollout; whoever awaits that task gets it too
+            continue
+        return
+
+
 async def _without_exit(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     try:
         return await work()
     except SystemExit as error:
         raise ExitError(f"SystemExit: {error}") from error
+
+
+async def in_thread(function: Callable[[], T]) -> T:
+    """The result of `function`, which runs in a thread of its own with the caller's context variables.
+
+    A cancelled call breaks it off at its next line of Python.
+    """
+    worker, context = Worker(), contextvars.copy_context()
+    try:
+        return await asyncio.wrap_future(worker.submit(lambda: context.run(function)))
+    except asyncio.CancelledError:
+        worker.give_up()
+        raise
+    finally:
+        worker.stop()

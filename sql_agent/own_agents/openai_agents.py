@@ -23,11 +23,12 @@ from agents import (
     ToolInputGuardrailTripwireTriggered,
     ToolOutputGuardrailTripwireTriggered,
 )
+from agents.result import RunResultBase
 
 from sql_agent.environments.rows import as_messages
 from sql_agent.own_agents.datatypes import AgentEnd, Policy
 from sql_agent.own_agents.default_client import asking, install_default_client
-from sql_agent.own_agents.loop import AgentLoop
+from sql_agent.own_agents.loop import AgentLoop, in_thread
 from sql_agent.own_files import OwnFileError, place
 
 TRIPWIRES = (
@@ -76,14 +77,23 @@ class OpenAIAgent:
             return AgentEnd(error=f"{type(error).__name__}: {error}")
 
     async def _run(self, row: dict[str, Any], max_turns: int | None) -> Any:
-        made = self._thing if isinstance(self._thing, Agent) else self._thing(row)
-        made = await made if inspect.isawaitable(made) else made
+        made = await self._made(row)
+        if isinstance(made, RunResultBase):
+            return made.final_output
         agent, context = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
         if not isinstance(agent, Agent):
             return made
         turns: dict[str, Any] = {} if max_turns is None else {"max_turns": max_turns}
         result = await Runner.run(agent, _prompt(row), context=context, run_config=self._run_config, **turns)
         return result.final_output
+
+    async def _made(self, row: dict[str, Any]) -> Any:
+        """The agent, or what the function makes of the row; a plain function may block, and run agents itself."""
+        thing = self._thing
+        if isinstance(thing, Agent):
+            return thing
+        made = thing(row) if inspect.iscoroutinefunction(thing) else await in_thread(lambda: thing(row))
+        return await made if inspect.isawaitable(made) else made
 
     def close(self) -> None:
         self._loop.close()
@@ -106,10 +116,14 @@ def _prompt(row: dict[str, Any]) -> Any:
 
 def _check_function(function: Any) -> None:
     try:
-        inspect.signature(function).bind({})
+        signature = inspect.signature(function)
+    except ValueError:  # of a function that is not written in Python
+        return
+    try:
+        signature.bind({})
     except TypeError:
         raise OwnFileError(
-            f"{place(function)}: {getattr(function, '__name__', function)}{inspect.signature(function)} cannot be "
+            f"{place(function)}: {getattr(function, '__name__', function)}{signature} cannot be "
             "called with a task's row alone; write `def NAME(task):` and return an agents.Agent, or decorate a "
             "function of task and llm with @agentlightning.rollout"
         ) from None

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
-from openai import APIConnectionError, APIError, APIStatusError
+from agents import UserError
+from openai import APIConnectionError, APIStatusError, BadRequestError
 from pydantic import BaseModel
 
 from dbbench_adapter.datatypes import Score
@@ -28,7 +29,7 @@ from sql_agent.rewards import NO_JUDGE
 ENDED_S = 30.0
 """How long the LLM proxy may take to say what the calls of a rollout were."""
 OUTPUT_CHARS = 20_000
-"""Of an output that is not JSON, as a text."""
+"""A longer output is kept as a text that is cut there."""
 
 
 async def play(
@@ -40,26 +41,32 @@ async def play(
     Returns:
         The record; its score is the agent's own reward under `OWN_REWARD`, or None under `NO_JUDGE` where it gives none
         and others are asked. None with another reason where the rollout is lost: `rollout_deadline`,
-        `model_unavailable` (the last call of the policy failed), `agent_error` (the agent raised; the traceback is the
-        record's error), `no_call` (it never asked the policy), `reward_error` (its reward is no finite number),
-        `no_reward` (nobody says what it is worth).
+        `model_unavailable` (a call of the policy failed and was not repeated with success), `agent_error` (the agent
+        raised; the traceback is the record's error), `no_call` (it never asked the policy), `no_reply` (its first call
+        was refused), `reward_error` (its reward is no finite number), `no_reward` (nobody says what it is worth).
     """
     started = time.perf_counter()
     deadline = asyncio.timeout(limits.rollout_timeout_s)
-    lost: tuple[StopReason, str] | None = None
-    end = AgentEnd()
+    ended = False
     try:
-        async with deadline:
-            end = await agent.play(task.row, policy)
-    except TimeoutError as late:
-        if deadline.expired():
-            lost = "timeout", "rollout_deadline"
-            end = AgentEnd(error=f"its rollout_timeout_s={limits.rollout_timeout_s:g} passed")
-        else:
-            end, lost = _raised(late)
-    except (Exception, SystemExit) as error:
-        end, lost = _raised(error)
-    calls = await _calls(policy)
+        try:
+            async with deadline:
+                end, lost = await agent.play(task.row, policy), None
+        except TimeoutError as late:
+            end, lost = _late(limits) if deadline.expired() else _raised(late)
+        except asyncio.CancelledError as error:
+            current = asyncio.current_task()
+            if current is None or current.cancelling():  # the rollout was, and not something in the user's code
+                raise
+            end, lost = _raised(error)
+        except (Exception, SystemExit) as error:
+            end, lost = _raised(error)
+        calls = await _calls(policy)
+        ended = True
+    finally:
+        if not ended:
+            _end_behind(policy)
+    output, end = _plain_output(end)
     stop, score, error = _verdict(end, lost, calls, others_reward=others_reward)
     return RolloutRecord(
         task_id=task.id,
@@ -73,32 +80,31 @@ async def play(
         completion_tokens=calls.get("completion_tokens", 0),
         seconds=time.perf_counter() - started,
         error=error,
-        output=plain(end.output),
+        output=output,
+        replies=calls.get("replies", []),
     )
 
 
+Lost = tuple[StopReason, str]
+"""How a rollout ended, and the reason under which it is lost."""
+
+
 def _verdict(
-    end: AgentEnd, lost: tuple[StopReason, str] | None, calls: dict[str, Any], *, others_reward: bool
+    end: AgentEnd, lost: Lost | None, calls: dict[str, Any], *, others_reward: bool
 ) -> tuple[StopReason, Score, str | None]:
     if calls.get("failure") is not None and (lost is None or lost[1] == "agent_error"):
         # an agent that goes on without an answer must not be judged for what the machine did
-        return (
-            "model_unavailable",
-            Score(None, "model_unavailable"),
-            "\n".join(filter(None, [calls["failure"], end.error])),
-        )
+        error = "\n".join(filter(None, [calls["failure"], end.error]))
+        return "model_unavailable", Score(None, "model_unavailable"), error
+    if not calls.get("calls") and (lost is None or lost[1] == "agent_error"):
+        return _without_calls(end, lost, calls.get("refused"))
     if lost is not None:
         return lost[0], Score(None, lost[1]), end.error
-    if not calls.get("calls"):
-        error = (
-            "the agent never asked the policy: its client needs the address it is given (llm.endpoint, or the default)"
-        )
-        return "environment_error", Score(None, "no_call"), error
     if end.reward is None:
         return end.stop_reason, Score(None, NO_JUDGE if others_reward else "no_reward"), end.error
     try:
         value = float(end.reward)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         value = math.nan
     if not math.isfinite(value):
         error = f"the agent returned {short(end.reward, 80)}, expected a finite number as its reward, or None"
@@ -106,24 +112,43 @@ def _verdict(
     return end.stop_reason, Score(value, OWN_REWARD), end.error
 
 
-def _raised(error: BaseException) -> tuple[AgentEnd, tuple[StopReason, str] | None]:
+def _without_calls(end: AgentEnd, lost: Lost | None, refused: str | None) -> tuple[StopReason, Score, str | None]:
+    if refused is not None:
+        return "environment_error", Score(None, "no_reply"), f"its first call was refused: {refused}"
+    if lost is not None:
+        return lost[0], Score(None, lost[1]), end.error
+    error = "the agent never asked the policy: its client needs the address that it gets (llm.endpoint, or the default)"
+    return "environment_error", Score(None, "no_call"), error
+
+
+def _late(limits: AgentConfig) -> tuple[AgentEnd, Lost]:
+    error = f"its rollout_timeout_s={limits.rollout_timeout_s:g} passed"
+    return AgentEnd(error=error), ("timeout", "rollout_deadline")
+
+
+def _raised(error: BaseException) -> tuple[AgentEnd, Lost | None]:
     """What an exception of the agent means; frameworks wrap those of their clients."""
     for cause in _causes(error):
-        if isinstance(cause, APIStatusError) and "maximum context length" in str(cause):
+        if isinstance(cause, UserError):  # openai-agents' word for a mistake in the code, also where a client wraps it
+            break
+        if isinstance(cause, BadRequestError) and "maximum context length" in str(cause):
             return AgentEnd(stop_reason="max_tokens", error=str(cause)), None  # the policy filled its context
-        if isinstance(cause, APIConnectionError) or (
-            isinstance(cause, APIError) and getattr(cause, "status_code", 0) >= 500
-        ):
-            return AgentEnd(error=f"{type(cause).__name__}: {cause}"), ("model_unavailable", "model_unavailable")
+        if isinstance(cause, BadRequestError | UnicodeEncodeError):  # what the policy wrote cannot be sent back
+            return AgentEnd(stop_reason="malformed", error=_traceback(cause)), None
+        if isinstance(cause, APIConnectionError) or (isinstance(cause, APIStatusError) and cause.status_code >= 500):
+            lost: Lost = ("model_unavailable", "model_unavailable")
+            return AgentEnd(error=f"{type(cause).__name__}: {cause}"), lost
     return AgentEnd(error=_traceback(error)), ("environment_error", "agent_error")
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and what caused it, the innermost last."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        seen.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    yield from sorted(seen, key=lambda each: not isinstance(each, UserError))
 
 
 def _traceback(error: BaseException) -> str:
@@ -132,7 +157,7 @@ def _traceback(error: BaseException) -> str:
 
 
 async def _calls(policy: Policy) -> dict[str, Any]:
-    """What the LLM proxy knows of the rollout's calls; says so as a failure where it does not answer."""
+    """What the LLM proxy knows of the rollout's calls; it answers none after that. Where it does not say, a failure."""
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ENDED_S)) as session,
@@ -144,13 +169,35 @@ async def _calls(policy: Policy) -> dict[str, Any]:
         return {"failure": f"the LLM proxy did not say what was asked: {type(error).__name__}: {error}"}
 
 
+def _end_behind(policy: Policy) -> None:
+    """End a cancelled rollout at the proxy too, without holding up who cancelled it."""
+    ending = asyncio.get_running_loop().create_task(_calls(policy))
+    _endings.add(ending)
+    ending.add_done_callback(_endings.discard)
+
+
+_endings: set[asyncio.Task[Any]] = set()
+
+
+def _plain_output(end: AgentEnd) -> tuple[Any, AgentEnd]:
+    try:
+        return plain(end.output), end
+    except Exception as error:  # of the user's own types
+        words = f"its output could not be written down: {type(error).__name__}: {error}"
+        return None, dataclasses.replace(end, error="\n".join(filter(None, [end.error, words])))
+
+
 def plain(output: Any) -> Any:
-    """An agent's output as JSON values; as a text where it has no such form."""
+    """An agent's output as JSON values; as a text where it has no such form, or is too long."""
     if isinstance(output, BaseModel):
         output = output.model_dump(mode="json")
     elif dataclasses.is_dataclass(output) and not isinstance(output, type):
         output = dataclasses.asdict(output)
     try:
-        return json.loads(json.dumps(output))
+        text = json.dumps(output, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
-        return str(output)[:OUTPUT_CHARS]
+        output = text = str(output)
+    if len(text) > OUTPUT_CHARS:
+        said = output if isinstance(output, str) else text
+        return f"{said[:OUTPUT_CHARS]}… ({len(said):,} characters)"
+    return json.loads(text) if output is not text else output

@@ -46,10 +46,14 @@ class RewardRecord:
     of the built-in agent, and of one that ended without an answer."""
     error: str | None = None
     """What ended the rollout without an answer, for example a guardrail of the user's agent."""
+    said_at: list[int] | None = None
+    """Places of `replies` in `messages`, where several conversations stand there one after another; else None."""
 
     @property
     def replies(self) -> list[dict[str, Any]]:
         """The model's messages, the examples of the first prompt left out, in order."""
+        if self.said_at is not None:
+            return [self.messages[place] for place in self.said_at]
         said = [message for message in self.messages if message.get("role") == "assistant"]
         return said[len(said) - self.num_turns :] if self.num_turns else []
 
@@ -78,6 +82,7 @@ class RewardRecord:
             completion_tokens=record.completion_tokens,
             output=record.output,
             error=record.error,
+            said_at=record.replies,
         )
 
     def copy(self) -> RewardRecord:

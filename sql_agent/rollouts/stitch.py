@@ -144,15 +144,15 @@ def stitch(
     """
     if not turns:
         raise ValueError("a rollout without turns has nothing to stitch")
-    chains: list[_Chain] = []
+    owners = _owners(turns)
+    wanted = {owner for owner, turn in zip(owners, turns, strict=True) if not agents or turn.agent in agents}
+    chains: dict[int, _Chain] = {}
     row_tokens = dropped = 0
-    for turn in turns:
-        going_on = [chain for chain in chains if _begins_with(turn.prompt_ids, chain.seen)]
-        if going_on:
-            chain, more = max(going_on, key=lambda chain: len(chain.seen)), 0
-        else:
-            chains.append(chain := _Chain(turn.prompt_ids, turn.prompt_ids))
-            more = len(turn.prompt_ids)
+    for turn, owner in zip(turns, owners, strict=True):
+        if wanted and owner not in wanted:
+            continue
+        more = 0 if owner in chains else len(turn.prompt_ids)
+        chain = chains.setdefault(owner, _Chain(turn.prompt_ids, turn.prompt_ids))
         length = len(turn.prompt_ids) - len(chain.seen) + len(turn.sampled_ids)
         row_is_full = max_row_tokens is not None and len(chains) > 1 and row_tokens + more + length > max_row_tokens
         chain.full = chain.full or row_is_full or len(chain.response) + length > max_response_tokens
@@ -163,8 +163,20 @@ def stitch(
             dropped += 1
         chain.seen = turn.prompt_ids + turn.sampled_ids
     cause = prefix_break(turns, one_conversation=one_conversation)
-    trained = [chain for chain in chains if any(chain.mask)]
-    return _row(trained or chains[:1], dropped, cause)
+    trained = [chain for chain in chains.values() if any(chain.mask)]
+    return _row(trained or [next(iter(chains.values()))], dropped, cause)
+
+
+def _owners(turns: Sequence[Turn]) -> list[int]:
+    """For each turn the number of its chain, which is that of the chain's first turn."""
+    seen: dict[int, tuple[int, ...]] = {}
+    owners = []
+    for number, turn in enumerate(turns):
+        going_on = [first for first, ids in seen.items() if _begins_with(turn.prompt_ids, ids)]
+        owner = max(going_on, key=lambda first: len(seen[first]), default=number)
+        seen[owner] = turn.prompt_ids + turn.sampled_ids
+        owners.append(owner)
+    return owners
 
 
 def _row(chains: Sequence[_Chain], dropped: int, cause: BreakCause | None) -> Trajectory:

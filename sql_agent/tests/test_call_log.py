@@ -1,4 +1,4 @@
-"""What a rollout's calls said, as one conversation: every message once, in the order of the calls."""
+"""What a rollout's calls said, as conversations, and where in them the model's replies stand."""
 
 from sql_agent.lightning.call_log import CallLog
 
@@ -21,45 +21,63 @@ def played(*calls):
     log = CallLog()
     for sent, reply in calls:
         log.add(sent, answer(reply))
-    return log
+    return log.to_dict()
 
 
 def test_a_conversation_is_kept_once_though_every_request_repeats_it():
     first, look = [user("how many?")], said(None, ("1", "count", '{"of": "pears"}'))
     result = {"role": "tool", "tool_call_id": "1", "content": "3"}
-    log = played((first, look), ([*first, look, result], said("3")))
-    assert log.messages == [*first, look, result, said("3")]
-    assert (log.calls, log.prompt_tokens, log.completion_tokens) == (2, 20, 6)
+    assert played((first, look), ([*first, look, result], said("3"))) == {
+        "messages": [*first, look, result, said("3")],
+        "replies": [1, 3],
+        "calls": 2,
+        "prompt_tokens": 20,
+        "completion_tokens": 6,
+        "refused": None,
+        "failure": None,
+    }
 
 
 def test_a_reply_that_the_client_writes_anew_is_the_same_reply():
     first, look = [user("how many?")], said(None, ("1", "count", '{"of": "pears"}'))
     anew = {"tool_calls": [{"id": "1", "function": {"name": "count", "arguments": '{"of":"pears"}'}}]}
     log = played((first, look), ([*first, {"role": "assistant", "content": "", **anew}], said("3")))
-    assert log.messages == [*first, look, said("3")]
+    assert (log["messages"], log["replies"]) == ([*first, look, said("3")], [1, 2])
 
 
-def test_a_handoff_adds_its_instructions_and_what_is_new():
+def test_a_handoff_is_a_conversation_of_its_own_and_the_replies_of_both_are_known():
     desk, clerk, question = ({"role": "system", "content": text} for text in ("desk", "clerk", "how many?"))
     over = said(None, ("1", "transfer_to_clerk", "{}"))
     done = {"role": "tool", "tool_call_id": "1", "content": "clerk"}
     log = played(([desk, question], over), ([clerk, question, over, done], said("3")))
-    assert log.messages == [desk, question, over, clerk, done, said("3")]
+    assert log["messages"] == [desk, question, over, clerk, question, over, done, said("3")]
+    assert log["replies"] == [2, 7]
 
 
-def test_a_question_that_is_asked_twice_is_there_twice():
-    log = played(([user("again?")], said("no")), ([user("again?"), said("no"), user("again?")], said("no")))
-    assert log.messages == [user("again?"), said("no"), user("again?"), said("no")]
+def test_conversations_that_are_held_at_once_stay_apart():
+    a, b = ([user(name)] for name in "ab")
+    go = user("go on")
+    log = played((a, said("1")), (b, said("2")), ([*b, said("2"), go], said("4")), ([*a, said("1"), go], said("3")))
+    assert log["messages"] == [*a, said("1"), go, said("3"), *b, said("2"), go, said("4")]
+    assert log["replies"] == [1, 5, 7, 3]
+
+
+def test_the_same_question_to_three_agents_is_there_three_times():
+    asked = [user("q?")]
+    log = played((asked, said("1")), (asked, said("2")), (asked, said("3")))
+    assert log["messages"] == [*asked, said("1"), *asked, said("2"), *asked, said("3")]
 
 
 def test_text_blocks_are_their_text():
     block = {"role": "user", "content": [{"type": "text", "text": "how many?"}]}
-    assert played(([user("how many?")], said("3")), ([block, said("3"), user("sure?")], said("yes"))).messages == [
-        user("how many?"), said("3"), user("sure?"), said("yes"),
-    ]  # fmt: skip
+    log = played(([user("how many?")], said("3")), ([block, said("3"), user("sure?")], said("yes")))
+    assert log["messages"] == [user("how many?"), said("3"), user("sure?"), said("yes")]
 
 
-def test_a_failure_is_forgotten_with_the_next_reply():
-    log = CallLog(failure="502")
-    log.add([user("how many?")], answer(said("3")))
-    assert log.failure is None
+def test_a_request_that_failed_is_a_failure_until_the_same_one_is_answered():
+    log = CallLog()
+    log.fail([user("a")], "502")
+    log.add([user("b")], answer(said("3")))
+    assert log.to_dict()["failure"] == "502"
+    log.add([user("a")], answer(said("3")))
+    assert log.to_dict()["failure"] is None

@@ -319,3 +319,13 @@ def test_only_the_named_agents_are_trained_and_a_chain_without_them_is_left_out(
 def test_a_rollout_in_which_no_named_agent_asked_has_nothing_to_train():
     asked = [dataclasses.replace(turn((1, 5), (10, 11)), agent="desk"), turn((2, 5), (12,))]
     assert not any(stitch(asked, max_response_tokens=99, one_conversation=False, agents=("clerk",)).response_mask)
+
+
+def test_what_is_not_trained_takes_no_room_from_what_is():
+    desk = dataclasses.replace(turn((1,) * 900, (10,) * 50), agent="desk")
+    clerk = dataclasses.replace(turn((2,) * 100, (11,) * 50), agent="clerk")
+    again = dataclasses.replace(turn((3,) * 100, (12,) * 50), agent="clerk")
+    row = stitch(
+        [desk, clerk, again], max_response_tokens=999, max_row_tokens=300, one_conversation=False, agents=("clerk",)
+    )
+    assert (sum(row.response_mask), row.num_chains, row.dropped_turns) == (100, 2, 0)

@@ -23,6 +23,7 @@ from sql_agent.own_agents.datatypes import AgentEnd, Policy
 from sql_agent.own_agents.load import load_agent
 from sql_agent.own_agents.play import plain, play
 from sql_agent.own_files import OwnFileError
+from sql_agent.reward_functions import RewardRecord
 from sql_agent.rollouts.stitch import read_turns, stitch
 from sql_agent.tests.conftest import forget_own_files, llm_proxy
 
@@ -171,7 +172,7 @@ async def test_after_its_end_a_rollout_asks_in_vain_and_what_was_open_is_broken_
     while not SCRIPT.seen:
         await asyncio.sleep(0.05)
     ended = await asyncio.to_thread(httpx.get, f"{policy.base_url}/ended", timeout=10)
-    assert ended.json() == {"messages": [], "calls": 0, "prompt_tokens": 0, "completion_tokens": 0, "failure": None}
+    assert (ended.json()["calls"], ended.json()["messages"]) == (0, [])
     assert (await late).status_code == 410
     again = await asyncio.to_thread(httpx.post, f"{policy.base_url}/chat/completions", json=HI)
     assert (again.status_code, len(SCRIPT.seen)) == (410, 1)
@@ -211,9 +212,11 @@ async def test_a_handoff_is_two_conversations_of_one_rollout_and_every_turn_is_k
     SCRIPT.answer = counted
     record = await play(load(HANDOFF), task(prompt="how many?"), policy, LIMITS, others_reward=True)
     assert (record.stop_reason, record.score.reason, record.output) == ("answered", "no_judge", "3")
-    assert [m["role"] for m in record.messages] == [
-        "system", "user", "assistant", "system", "tool", "assistant", "tool", "assistant",
-    ]  # fmt: skip
+    roles = ["system", "user", "assistant", "system", "user", "assistant", "tool", "assistant", "tool", "assistant"]
+    assert ([m["role"] for m in record.messages], record.replies) == (roles, [2, 7, 9])
+    seen = RewardRecord.of(record, {})
+    assert [name for name, _ in seen.calls] == ["transfer_to_clerk", "count"]
+    assert seen.answer == "3"
     turns = await turns_of(store, policy, 3)
     assert record.num_turns == len(turns) == 3
     assert record.completion_tokens == sum(len(turn.sampled_ids) for turn in turns)
@@ -273,7 +276,8 @@ async def test_sixteen_at_once_do_not_mix(load, proxy_url, store):
         )
         return [m["content"] for m in record.messages if m["role"] == "user"], record.num_turns
 
-    assert await asyncio.gather(*map(one, range(16))) == [([f"I am {number}"], 2) for number in range(16)]
+    # the question stands in both conversations, before and after the handoff
+    assert await asyncio.gather(*map(one, range(16))) == [([f"I am {number}"] * 2, 2) for number in range(16)]
 
 
 @pytest.mark.parametrize(
@@ -308,9 +312,9 @@ agent = Agent(name='one', output_guardrails=[no_threes])
     assert "OutputGuardrailTripwireTriggered" in record.error
 
 
-async def test_a_function_of_the_task_gives_an_agent_and_its_context_or_runs_agents_itself(load, policy):
+async def test_a_function_of_the_task_gives_an_agent_and_its_context(load, policy):
     text = """
-from agents import Agent, RunContextWrapper, Runner
+from agents import Agent, RunContextWrapper
 
 def told(context: RunContextWrapper, agent):
     return f'The word is {context.context}.'
@@ -320,15 +324,10 @@ listener = Agent(name='listener', instructions=told)
 async def with_context(task):
     return listener, task['word']
 
-async def workflow(task):
-    first = await Runner.run(listener, 'one', context='a')
-    second = await Runner.run(listener, first.final_output, context='b')
-    return {'said': [first.final_output, second.final_output]}
 """
     SCRIPT.answer = lambda messages: say(messages[0]["content"])
     record = await play(load(text, "with_context"), task(prompt="go", word="blue"), policy, LIMITS, others_reward=True)
     assert record.output == "The word is blue."
-    forget_own_files()
 
 
 async def test_a_workflow_of_several_runs_is_one_rollout(load, policy):
@@ -343,6 +342,18 @@ async def workflow(task):
     SCRIPT.answer = lambda messages: say(messages[-1]["content"] + "!")
     record = await play(load(text, "workflow"), task(x="hi"), policy, LIMITS, others_reward=True)
     assert (record.output, record.num_turns) == ({"said": ["hi!", "hi!!"]}, 2)
+
+
+async def test_a_plain_function_may_run_agents_itself_and_return_their_result(load, policy):
+    text = """
+from agents import Agent, Runner
+
+def workflow(task):
+    return Runner.run_sync(Agent(name='a'), task['x'])
+"""
+    SCRIPT.answer = lambda messages: say(messages[-1]["content"] + "!")
+    record = await play(load(text, "workflow"), task(x="hi"), policy, LIMITS, others_reward=True)
+    assert (record.output, record.num_turns, record.error) == ("hi!", 1, None)
 
 
 async def test_every_turn_says_which_agent_asked(load, policy, store):
@@ -418,6 +429,15 @@ def no_number(task, llm):
     return 'good'
 
 @agl.rollout
+def too_large(task, llm):
+    ask(llm)
+    return 10**400
+
+@agl.rollout
+async def cancels(task, llm):
+    raise asyncio.CancelledError
+
+@agl.rollout
 def not_finite(task, llm):
     ask(llm)
     return float('nan')
@@ -466,6 +486,8 @@ def exits(task, llm):
         ("asks_nobody", "environment_error", "no_call", "the agent never asked the policy"),
         ("says_nothing", "answered", "no_reward", ""),
         ("no_number", "environment_error", "reward_error", "the agent returned good"),
+        ("too_large", "environment_error", "reward_error", "expected a finite number"),
+        ("cancels", "environment_error", "agent_error", "CancelledError"),
         ("not_finite", "environment_error", "reward_error", "the agent returned nan"),
         ("hangs", "timeout", "rollout_deadline", "rollout_timeout_s=1 passed"),
         ("blocks", "timeout", "rollout_deadline", "rollout_timeout_s=1 passed"),
@@ -501,6 +523,118 @@ async def test_an_agent_that_goes_on_though_the_model_server_failed_is_not_judge
     assert "the engine died" in record.error
 
 
+HELPER = """
+from agents import Agent, function_tool
+
+helper = Agent(name='helper', instructions='I help.')
+
+@function_tool
+def leave() -> str:
+    raise SystemExit(5)
+
+agent = Agent(name='boss', instructions='I ask.', tools=[
+    leave, helper.as_tool(tool_name='help', tool_description='Help')])
+"""
+
+
+@pytest.mark.parametrize(
+    "broken", [{"status": 500, "content": "the engine died"}, {**say("x"), "finish_reason": "abort"}]
+)
+async def test_a_failure_that_a_framework_turns_into_text_is_a_failure(load, policy, broken):
+    def answer(messages):
+        if messages[0]["content"] == "I help.":
+            return dict(broken)
+        return say("I give up") if messages[-1]["role"] == "tool" else call("help", '{"input": "x"}')
+
+    SCRIPT.answer = answer
+    record = await play(load(HELPER), task(prompt="go"), policy, LIMITS, others_reward=True)
+    assert (record.output, record.score.reason) == ("I give up", "model_unavailable")
+
+
+async def test_a_tool_that_exits_ends_its_rollout_and_no_other(load, policy):
+    SCRIPT.answer = lambda messages: call("leave") if messages[-1]["content"] == "exit" else say("here")
+    SCRIPT.pause_s = 0.3
+    agent = load(HELPER)
+    exits, other = await _fresh(policy), await _fresh(policy)
+    records = await asyncio.gather(
+        play(agent, task(prompt="exit"), exits, LIMITS, others_reward=True),
+        play(agent, task(prompt="stay"), other, LIMITS, others_reward=True),
+    )
+    later = await play(agent, task(prompt="stay"), await _fresh(policy), LIMITS, others_reward=True)
+    assert [(r.score.reason, r.output) for r in (*records, later)] == [
+        ("agent_error", None),
+        ("no_judge", "here"),
+        ("no_judge", "here"),
+    ]
+    assert "SystemExit: 5" in (records[0].error or "")
+
+
+async def test_what_cannot_be_sent_back_is_the_policys_fault_and_a_refused_first_call_is_nobodys(load, policy):
+    bad = {"status": 400, "content": "arguments are no JSON object"}
+    SCRIPT.answer = lambda messages: bad if messages[-1]["role"] == "tool" else call("count", '{"of": "x"}')
+    record = await play(load(HANDOFF, "clerk"), task(prompt="go"), policy, LIMITS, others_reward=True)
+    assert (record.stop_reason, record.score.reason, record.num_turns) == ("malformed", "no_judge", 1)
+    SCRIPT.answer = lambda messages: bad
+    first = await play(load(HANDOFF, "clerk"), task(prompt="go"), await _fresh(policy), LIMITS, others_reward=True)
+    assert (first.score.reason, "arguments are no JSON object" in (first.error or "")) == ("no_reply", True)
+
+
+async def test_a_cancelled_rollout_ends_at_the_proxy_too(load, policy):
+    text = """
+import time
+import agentlightning as agl
+from openai import OpenAI
+
+@agl.rollout
+def goes_on(task, llm):
+    client = OpenAI(base_url=llm.endpoint, api_key='-', max_retries=0)
+    while True:
+        try:
+            client.chat.completions.create(model='m', messages=[{'role': 'user', 'content': 'hi'}])
+            time.sleep(0.05)
+        except Exception:
+            pass
+"""
+    playing = asyncio.create_task(play(load(text, "goes_on"), task(), policy, LIMITS, others_reward=True))
+    while not SCRIPT.seen:
+        await asyncio.sleep(0.02)
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    await asyncio.sleep(1.0)
+    answer = await asyncio.to_thread(httpx.post, f"{policy.base_url}/chat/completions", json=HI)
+    assert answer.status_code == 410
+
+
+async def test_a_rollout_that_blocks_the_loop_leaves_others_their_place(load, policy, monkeypatch):
+    from sql_agent.own_agents import loop
+
+    monkeypatch.setattr(loop, "STUCK_S", 0.5)
+    text = """
+import asyncio, time
+import agentlightning as agl
+from openai import AsyncOpenAI
+
+@agl.rollout
+async def agent(task, llm):
+    client = AsyncOpenAI(base_url=llm.endpoint, api_key='-')
+    await client.chat.completions.create(model='m', messages=[{'role': 'user', 'content': 'hi'}])
+    if task['blocks']:
+        time.sleep(3)
+    await asyncio.sleep(0.1)
+    return 1.0
+"""
+    agent, short_limits = load(text), LIMITS.model_copy(update={"rollout_timeout_s": 1.0})
+    blocked, beside = await _fresh(policy), await _fresh(policy)
+    records = asyncio.gather(
+        play(agent, task(blocks=True), blocked, short_limits, others_reward=False),
+        play(agent, task(blocks=False), beside, LIMITS, others_reward=False),
+    )
+    await asyncio.sleep(2.0)  # the loop is given up by now
+    later = await play(agent, task(blocks=False), await _fresh(policy), short_limits, others_reward=False)
+    assert [r.score.reason for r in (*await records, later)] == ["rollout_deadline", "own_reward", "own_reward"]
+
+
 async def test_a_context_that_the_policy_filled_is_its_own_doing(load, policy):
     full = {"status": 400, "content": "This model's maximum context length is 96 tokens"}
     SCRIPT.answer = lambda messages: full if messages[-1]["role"] == "tool" else call("count", '{"of": "x"}')
@@ -516,6 +650,11 @@ async def test_a_context_that_the_policy_filled_is_its_own_doing(load, policy):
     ("text", "words"),
     [
         ("agent = 3", "is 3; expected an agents.Agent"),
+        ("import agentlightning as agl\nclass agent(agl.LitAgent): pass", "has neither `rollout` nor `rollout_async`"),
+        (
+            "import agentlightning as agl\n@agl.rollout\ndef agent(task, prompt_template): pass",
+            "mine.py:2: it wants a prompt_template",
+        ),
         ("def agent(): pass", r"mine.py:1: agent\(\) cannot be called with a task's row alone"),
         (
             "import agentlightning as agl\nclass agent(agl.LitAgent):\n    def __init__(self, x): pass",
@@ -544,10 +683,9 @@ def test_an_output_is_kept_as_json():
     class Answer(BaseModel):
         value: int
 
-    shapes = [Answer(value=3), AgentEnd("x"), {"a": (1,)}, {1, 2}, math.nan]
-    assert [plain(each) for each in shapes[:3]] == [
-        {"value": 3},
-        {"output": "x", "reward": None, "stop_reason": "answered", "error": None},
-        {"a": [1]},
-    ]
-    assert plain(shapes[3]) == "{1, 2}"
+    assert plain(Answer(value=3)) == {"value": 3}
+    assert plain(AgentEnd("x")) == {"output": "x", "reward": None, "stop_reason": "answered", "error": None}
+    assert plain({"a": (1,)}) == {"a": [1]}
+    assert plain({1, 2}) == "{1, 2}"
+    assert plain(math.nan) == "nan"
+    assert plain("a" * 30_000) == "a" * 20_000 + "… (30,000 characters)"
