@@ -1,7 +1,7 @@
 """Two agents of openai-agents that answer questions about a shop's orders. Imports nothing of this project.
 
-`agent` hands a question to a clerk, who has a tool; `reward` says what a rollout is worth. Trained are both, with one
-policy: whatever model an `Agent` names, its calls go to the policy.
+`agent` hands a question to a clerk, who has a tool; `reward` says what a rollout is worth. One policy plays both, and
+is trained on both: whatever model an `Agent` names, its calls go to the policy.
 """
 
 import sqlite3
