@@ -37,8 +37,8 @@ _LOST_ADVICE = {
     "agent_error": "Your agent raised; trajectories/ has the traceback of each rollout (`error`). What the policy can "
     "cause belongs into a reward: catch it and return one.",
     "no_call": "Your agent never asked the policy: give its client the address that it gets, llm.endpoint.",
-    "no_trained_agent": "No turn was one of rollout.train_agents. The names come from openai-agents' tracing, which must "
-    "not be disabled then (doc/own_agent.md).",
+    "no_trained_agent": "No turn was one of rollout.train_agents. The names come from openai-agents' tracing, which "
+    "must not be disabled then (doc/own_agent.md).",
     "no_reward": "Nobody said what the rollouts are worth: return a number, or give a function, --reward FILE.py:NAME.",
     "model_unavailable": "The model server or the LLM proxy did not answer; their logs are in the run directory.",
     "scorer_unavailable": "The reward model (reward_model.url) did not answer; the runners' logs say how.",
