@@ -63,11 +63,12 @@ def describe_plan(cfg: TrainConfig, *, cpu: bool) -> list[str]:
     group, batch = cfg.rollout.group_size, cfg.data.train_batch_size
     updates = batch // (cfg.optim.mini_batch_size or batch)
     redraws = (
-        f", and up to {cfg.rollout.redraws} times other tasks for groups without spread" if cfg.rollout.redraws else ""
+        f" (a group without spread gives way at most {_times(cfg.rollout.redraws)})" if cfg.rollout.redraws else ""
     )
     lines.append(
-        f"{cfg.trainer.steps} steps: {batch} tasks x {group} rollouts{redraws}; {updates} update(s) of "
-        f"{batch * group // updates} rollouts; at most {cfg.micro_batch_tokens(cpu=cpu):,} tokens in one pass"
+        f"train steps: {cfg.trainer.steps}, each of {batch} tasks x {group} rollouts{redraws}; updates in a step: "
+        f"{updates}, each of {batch * group // updates} rollouts, at most {cfg.micro_batch_tokens(cpu=cpu):,} "
+        "tokens in one pass"
     )
     every = f"every {cfg.trainer.val_every} steps and at the end" if cfg.trainer.val_every else "never"
     lines.append(f"validation: {every}{', and before' if cfg.trainer.val_before_train else ''}")
@@ -77,6 +78,10 @@ def describe_plan(cfg: TrainConfig, *, cpu: bool) -> list[str]:
         f"written to {cfg.run_dir}: config.yaml, run.json, metrics.jsonl, trajectories/, checkpoints/, logs/, data/"
     )
     return lines
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _prompts(cfg: TrainConfig, tasks: ChosenTasks) -> list[str]:

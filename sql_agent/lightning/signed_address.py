@@ -31,7 +31,7 @@ class RolloutSampling:
     """Name of the model server."""
     temperature: float
     max_tokens: int
-    """Of one reply; an agent may ask for less."""
+    """A reply has no more tokens; an agent may ask for less."""
     seed: int | None = None
 
 

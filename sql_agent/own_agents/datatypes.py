@@ -16,7 +16,7 @@ class Policy:
     """Up to and including `/v1`; every call under it is traced as this rollout's."""
     model: str
     temperature: float
-    """Of every call, whatever the agent asks for."""
+    """Every call samples at it, whatever the agent asks for."""
     max_tokens: int
     turn_timeout_s: float
     max_turns: int | None

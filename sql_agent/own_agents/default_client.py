@@ -56,7 +56,7 @@ class RolloutTransport(httpx.AsyncBaseTransport):
         return await self._transport().handle_async_request(request)
 
     def _transport(self) -> httpx.AsyncHTTPTransport:
-        """That of the running event loop; those of loops that have ended are let go with their connections."""
+        """The running event loop has one of its own; those of ended loops are let go with their connections."""
         loop = asyncio.get_running_loop()
         with self._lock:
             for ended in [other for other in self._transports if other.is_closed()]:

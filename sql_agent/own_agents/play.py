@@ -12,12 +12,11 @@ import json
 import math
 import time
 import traceback
-from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
 from agents import UserError
-from openai import APIConnectionError, APIStatusError, BadRequestError
+from openai import APIConnectionError, APIError, APIStatusError, BadRequestError
 from pydantic import BaseModel
 
 from dbbench_adapter.datatypes import Score
@@ -53,14 +52,14 @@ async def play(
             async with deadline:
                 end, lost = await agent.play(task.row, policy), None
         except TimeoutError as late:
-            end, lost = _late(limits) if deadline.expired() else _raised(late)
+            end, lost = _late(limits) if deadline.expired() else _raised(late, policy)
         except asyncio.CancelledError as error:
             current = asyncio.current_task()
             if current is None or current.cancelling():  # the rollout was, and not something in the user's code
                 raise
-            end, lost = _raised(error)
+            end, lost = _raised(error, policy)
         except (Exception, SystemExit) as error:
-            end, lost = _raised(error)
+            end, lost = _raised(error, policy)
         calls = await _calls(policy)
         ended = True
     finally:
@@ -126,14 +125,20 @@ def _late(limits: AgentConfig) -> tuple[AgentEnd, Lost]:
     return AgentEnd(error=error), ("timeout", "rollout_deadline")
 
 
-def _raised(error: BaseException) -> tuple[AgentEnd, Lost | None]:
-    """What an exception of the agent means; frameworks wrap those of their clients."""
+def _raised(error: BaseException, policy: Policy) -> tuple[AgentEnd, Lost | None]:
+    """What an exception of the agent means; frameworks wrap those of their clients. What another service than the
+    policy's server refuses is the code's affair."""
     for cause in _causes(error):
         if isinstance(cause, UserError):  # openai-agents' word for a mistake in the code, also where a client wraps it
             break
+        if isinstance(cause, UnicodeEncodeError) and cause.reason == "surrogates not allowed":
+            # half a character, which the policy wrote, cannot be sent back
+            return AgentEnd(stop_reason="malformed", error=_traceback(cause)), None
+        if not isinstance(cause, APIError) or not str(cause.request.url).startswith(policy.base_url):
+            continue
         if isinstance(cause, BadRequestError) and "maximum context length" in str(cause):
             return AgentEnd(stop_reason="max_tokens", error=str(cause)), None  # the policy filled its context
-        if isinstance(cause, BadRequestError | UnicodeEncodeError):  # what the policy wrote cannot be sent back
+        if isinstance(cause, BadRequestError):  # what the policy wrote is refused when it is sent back
             return AgentEnd(stop_reason="malformed", error=_traceback(cause)), None
         if isinstance(cause, APIConnectionError) or (isinstance(cause, APIStatusError) and cause.status_code >= 500):
             lost: Lost = ("model_unavailable", "model_unavailable")
@@ -141,14 +146,14 @@ def _raised(error: BaseException) -> tuple[AgentEnd, Lost | None]:
     return AgentEnd(error=_traceback(error)), ("environment_error", "agent_error")
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and what caused it, the innermost last."""
+def _causes(error: BaseException) -> list[BaseException]:
+    """The error and what caused it, the innermost last, but a `UserError` before all others."""
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in seen:
         seen.append(cause)
         cause = cause.__cause__ or cause.__context__
-    yield from sorted(seen, key=lambda each: not isinstance(each, UserError))
+    return sorted(seen, key=lambda each: not isinstance(each, UserError))
 
 
 def _traceback(error: BaseException) -> str:

@@ -45,7 +45,7 @@ class AgentTasks(Environment):
         return [{"role": "user", "content": task.id}]
 
     def open(self, task: Any, limits: AgentConfig) -> Any:
-        raise NotImplementedError("an agent of the user's own plays its rollouts itself")
+        raise TypeError("an agent of the user's own plays its rollouts itself (`own_agents.play`)")
 
     def judge(self, episode: Any) -> Score:
         return Score(None, NO_JUDGE)

@@ -6,9 +6,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from sql_agent import oracle, own_files
 from sql_agent.lightning.request_guard import RUN_TOKEN, STORE_TOKEN
 from sql_agent.verl_side.checkpoints import describe, seal
 
+ROOT = Path(__file__).parents[2]
 os.environ.setdefault(RUN_TOKEN, "the-token-of-these-tests")  # as a run's command sets it for all that it starts
 
 
@@ -76,6 +78,45 @@ def llm_proxy(store_url: str, *backends: str) -> Iterator[str]:
     yield json.loads(process.stdout.readline())["url"]
     process.stdin.close()  # as when its parent is gone
     assert process.wait(60) == 0
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Loads an agent out of a file with this text; of two texts in one test the first is not read again."""
+    from sql_agent.own_agents.load import load_agent
+
+    def load(text: str, name: str = "agent") -> Any:
+        file = tmp_path / "mine.py"
+        file.write_text(text)
+        return load_agent(f"{file}:{name}")
+
+    forget_own_files()
+    return load
+
+
+def train_small_policy(folder: Path, *flags: str, settings: Sequence[str]) -> SimpleNamespace:
+    """One train step of the small policy through the whole chain, by the command: its output, metrics and rollouts."""
+    from sql_agent.tiny_policy.make import make_tiny_policy
+
+    policy = ROOT / "models" / "tiny-sql"
+    make_tiny_policy(policy)
+    # an entropy term, so that the weights change even where all rewards of a group are equal
+    all_settings = [*settings, "trainer.save_every=0", "loss.entropy_coef=0.01"]
+    where = ["--model", str(policy), "--run-dir", str(folder), "--device", "cpu"]
+    result = subprocess.run(
+        [sys.executable, "sql_agent/train_sql_agent.py", "--ci-fast", *flags, *where]
+        + [flag for setting in all_settings for flag in ("--set", setting)],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name != "AGL_MANAGED_STORE"},
+        capture_output=True,
+        text=True,
+        timeout=1500,
+    )
+    log = folder / "logs" / "driver.log"
+    assert result.returncode == 0, result.stdout + result.stderr + (log.read_text()[-5000:] if log.is_file() else "")
+    (metrics,) = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    lines = (folder / "trajectories" / "train_000001.jsonl").read_text().splitlines()
+    return SimpleNamespace(out=result.stdout, metrics=metrics, rollouts=[*map(json.loads, lines)])
 
 
 def scoring_service(score, seen=None) -> Starlette:

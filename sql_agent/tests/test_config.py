@@ -47,6 +47,7 @@ def test_keys_of_verls_own_are_merged_last_into_what_the_settings_say():
             "is the setting engine.precision",
         ),
         ("verl.algorithm.adv_estimator=gae", "is fixed, since the run relies on it; leave it out"),
+        ("verl.algorithm=null", "verl.algorithm is fixed, since the run relies on it"),
         ("verl.actor_rollout_ref.rollout.val_kwargs.temperature=1", "is fixed, since the run relies on it"),
     ],
 )

@@ -4,45 +4,21 @@ About three minutes. The small policy solves hardly any of the questions; what c
 are trained.
 """
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-from types import SimpleNamespace
-
 import pytest
+
+from sql_agent.tests.conftest import train_small_policy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-ROOT = Path(__file__).parents[2]
 EXAMPLE = "examples/own_agent"
-SETTINGS = ["agent.max_tokens=96", "rollout.trajectories_per_step=16", "rollout.redraws=0", "trainer.save_every=0"]
+SETTINGS = ["agent.max_tokens=96", "rollout.trajectories_per_step=16", "rollout.redraws=0"]
 
 
 def train(folder, *flags):
-    from sql_agent.tiny_policy.make import make_tiny_policy
-
-    policy = ROOT / "models" / "tiny-sql"
-    make_tiny_policy(policy)
-    # an entropy term, so that the weights change even where all rewards of a group are equal
-    settings = [flag for setting in [*SETTINGS, "loss.entropy_coef=0.01"] for flag in ("--set", setting)]
-    where = ["--train-file", f"{EXAMPLE}/tasks.jsonl", "--model", str(policy), "--run-dir", str(folder)]
-    result = subprocess.run(
-        [sys.executable, "sql_agent/train_sql_agent.py", "--ci-fast", "--device", "cpu", *flags, *where, *settings],
-        cwd=ROOT,
-        env={name: value for name, value in os.environ.items() if name != "AGL_MANAGED_STORE"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    log = folder / "logs" / "driver.log"
-    assert result.returncode == 0, result.stdout + result.stderr + (log.read_text()[-5000:] if log.is_file() else "")
-    (metrics,) = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    lines = (folder / "trajectories" / "train_000001.jsonl").read_text().splitlines()
-    rollouts = [*map(json.loads, lines)]
-    assert len(rollouts) == 16  # four tasks, four rollouts each
-    return SimpleNamespace(metrics=metrics, rollouts=rollouts)
+    tasks = ["--train-file", f"{EXAMPLE}/tasks.jsonl"]
+    run = train_small_policy(folder, *flags, *tasks, settings=SETTINGS)
+    assert len(run.rollouts) == 16  # four tasks, four rollouts each
+    return run
 
 
 def check_trained(run):

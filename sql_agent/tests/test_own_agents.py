@@ -1,8 +1,6 @@
 """Agents of the user's own, played through the real LLM proxy and store; only the model behind is scripted."""
 
 import asyncio
-import json
-import math
 import os
 import threading
 import time
@@ -19,10 +17,8 @@ from sql_agent.environments.rows import RowTask
 from sql_agent.lightning.agl_without_litellm import agl
 from sql_agent.lightning.request_guard import RUN_TOKEN, RunRequestGuard
 from sql_agent.lightning.signed_address import RolloutSampling, signed_prefix
-from sql_agent.own_agents.datatypes import AgentEnd, Policy
-from sql_agent.own_agents.load import load_agent
-from sql_agent.own_agents.play import plain, play
-from sql_agent.own_files import OwnFileError
+from sql_agent.own_agents.datatypes import Policy
+from sql_agent.own_agents.play import play
 from sql_agent.reward_functions import RewardRecord
 from sql_agent.rollouts.stitch import read_turns, stitch
 from sql_agent.tests.conftest import forget_own_files, llm_proxy
@@ -75,16 +71,6 @@ async def policy(proxy_url, store):
     prefix = signed_prefix(RolloutSampling(*ids, "policy-0", 0.7, 64, seed=5), os.environ[RUN_TOKEN])
     url = f"{proxy_url}{prefix}/rollout/{ids[0]}/attempt/{ids[1]}/v1"
     return Policy(url, "policy-0", 0.7, 64, 10.0, None, rollout)
-
-
-@pytest.fixture
-def load(tmp_path):
-    def load(text, name="agent"):
-        file = tmp_path / "mine.py"
-        file.write_text(text)
-        return load_agent(f"{file}:{name}")
-
-    return load
 
 
 async def turns_of(store, policy, count):
@@ -579,6 +565,43 @@ async def test_what_cannot_be_sent_back_is_the_policys_fault_and_a_refused_first
     assert (first.score.reason, "arguments are no JSON object" in (first.error or "")) == ("no_reply", True)
 
 
+async def test_what_another_service_refuses_and_what_the_code_cannot_write_is_the_codes_fault(load, policy):
+    text = """
+import agentlightning as agl
+from openai import OpenAI
+
+def ask(url):
+    OpenAI(base_url=url, api_key='-', max_retries=0).chat.completions.create(
+        model='m', messages=[{'role': 'user', 'content': 'hi'}])
+
+@agl.rollout
+def asks_another(task, llm):
+    ask(llm.endpoint)
+    ask(task['other'])
+
+@agl.rollout
+def writes_ascii(task, llm):
+    ask(llm.endpoint)
+    'ä'.encode('ascii')
+
+@agl.rollout
+def sends_half_a_character(task, llm):
+    ask(llm.endpoint)
+    '\\ud83d'.encode()
+"""
+    refusing = oracle.app(lambda messages: {"status": 400, "content": "no"})
+    with oracle.serve(refusing) as other:
+        ends = {
+            name: await play(load(text, name), task(other=other), await _fresh(policy), LIMITS, others_reward=True)
+            for name in ("asks_another", "writes_ascii", "sends_half_a_character")
+        }
+    assert {name: (end.stop_reason, end.score.reason) for name, end in ends.items()} == {
+        "asks_another": ("environment_error", "agent_error"),
+        "writes_ascii": ("environment_error", "agent_error"),
+        "sends_half_a_character": ("malformed", "no_judge"),
+    }
+
+
 async def test_a_cancelled_rollout_ends_at_the_proxy_too(load, policy):
     text = """
 import time
@@ -641,51 +664,3 @@ async def test_a_context_that_the_policy_filled_is_its_own_doing(load, policy):
     record = await play(load(HANDOFF, "clerk"), task(prompt="go"), policy, LIMITS, others_reward=True)
     assert (record.stop_reason, record.score.reason, record.num_turns) == ("max_tokens", "no_judge", 1)
     assert "maximum context length" in record.error
-
-
-# what is refused before a run
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("agent = 3", "is 3; expected an agents.Agent"),
-        ("import agentlightning as agl\nclass agent(agl.LitAgent): pass", "has neither `rollout` nor `rollout_async`"),
-        (
-            "import agentlightning as agl\n@agl.rollout\ndef agent(task, prompt_template): pass",
-            "mine.py:2: it wants a prompt_template",
-        ),
-        ("def agent(): pass", r"mine.py:1: agent\(\) cannot be called with a task's row alone"),
-        (
-            "import agentlightning as agl\nclass agent(agl.LitAgent):\n    def __init__(self, x): pass",
-            "make the object in the file",
-        ),
-        ("from agents import Agent\nagent = Agent(nam='x')", "mine.py:2: importing it raised TypeError"),
-    ],
-)
-def test_what_is_no_agent_is_refused_by_file_line_and_remedy(load, text, words):
-    with pytest.raises(OwnFileError, match=words):
-        load(text)
-
-
-def test_rows_without_a_prompt_are_named(load, tmp_path):
-    from sql_agent.own_agents.tasks import AgentTasks
-
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text(json.dumps({"prompt": "hi"}) + "\n" + json.dumps({"question": "hi"}) + "\n")
-    with pytest.raises(ValueError, match=r"rows.jsonl, line 2: has no `prompt`, .* it has prompt, question"):
-        AgentTasks(load(HANDOFF)).read_tasks(rows)
-
-
-def test_an_output_is_kept_as_json():
-    from pydantic import BaseModel
-
-    class Answer(BaseModel):
-        value: int
-
-    assert plain(Answer(value=3)) == {"value": 3}
-    assert plain(AgentEnd("x")) == {"output": "x", "reward": None, "stop_reason": "answered", "error": None}
-    assert plain({"a": (1,)}) == {"a": [1]}
-    assert plain({1, 2}) == "{1, 2}"
-    assert plain(math.nan) == "nan"
-    assert plain("a" * 30_000) == "a" * 20_000 + "… (30,000 characters)"

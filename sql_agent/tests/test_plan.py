@@ -29,8 +29,8 @@ def test_tasks_steps_sizes_and_files_are_said_before_the_start(random_policy_fol
     assert lines[0] == "tasks: 16 to train on, 4 held out; left out: too long 0"
     assert lines[-5].startswith("first prompts: ") and lines[-5].endswith("(data.max_prompt_tokens=512)")
     assert lines[-4:] == [
-        "3 steps: 8 tasks x 4 rollouts, and up to 1 times other tasks for groups without spread; 2 update(s) of 16 "
-        "rollouts; at most 4,096 tokens in one pass",
+        "train steps: 3, each of 8 tasks x 4 rollouts (a group without spread gives way at most once); updates in a "
+        "step: 2, each of 16 rollouts, at most 4,096 tokens in one pass",
         "validation: every 2 steps and at the end, and before",
         f"the policy: {weights:,} weights, all trained; in training 0.00 GiB with gradients and AdamW's moments, "
         "activations and vLLM beside it; a checkpoint has 0.00 GiB and the model's folder; at most 2 are there at once",

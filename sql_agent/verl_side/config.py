@@ -94,7 +94,7 @@ def _checked(cfg: TrainConfig) -> dict[str, Any]:
         for known, setting in settings.items():
             if f"{key}.".startswith(f"{known}."):
                 raise ValueError(f"verl.{key} is the setting {setting} here; give that, --set {setting}=VALUE")
-        if f"{key}.".startswith(FIXED_KEYS):
+        if any(f"{key}.".startswith(fixed) or fixed.startswith(f"{key}.") for fixed in FIXED_KEYS):  # or a whole group
             raise ValueError(f"verl.{key} is fixed, since the run relies on it; leave it out")
     return cfg.verl
 

@@ -1,0 +1,53 @@
+"""What an agent's file and its rows are refused for before a run, and what is kept of an agent's output."""
+
+import json
+import math
+
+import pytest
+from pydantic import BaseModel
+
+from sql_agent.own_agents.datatypes import AgentEnd
+from sql_agent.own_agents.play import plain
+from sql_agent.own_agents.tasks import AgentTasks
+from sql_agent.own_files import OwnFileError
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("agent = 3", "is 3; expected an agents.Agent"),
+        ("import agentlightning as agl\nclass agent(agl.LitAgent): pass", "has neither `rollout` nor `rollout_async`"),
+        (
+            "import agentlightning as agl\n@agl.rollout\ndef agent(task, prompt_template): pass",
+            "mine.py:2: it wants a prompt_template",
+        ),
+        ("def agent(): pass", r"mine.py:1: agent\(\) cannot be called with a task's row alone"),
+        (
+            "import agentlightning as agl\nclass agent(agl.LitAgent):\n    def __init__(self, x): pass",
+            "make the object in the file",
+        ),
+        ("from agents import Agent\nagent = Agent(nam='x')", "mine.py:2: importing it raised TypeError"),
+    ],
+)
+def test_what_is_no_agent_is_refused_by_file_line_and_remedy(load, text, words):
+    with pytest.raises(OwnFileError, match=words):
+        load(text)
+
+
+def test_rows_without_a_prompt_are_named(load, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt": "hi"}) + "\n" + json.dumps({"question": "hi"}) + "\n")
+    with pytest.raises(ValueError, match=r"rows.jsonl, line 2: has no `prompt`, .* it has prompt, question"):
+        AgentTasks(load("from agents import Agent\nagent = Agent(name='a')")).read_tasks(rows)
+
+
+def test_an_output_is_kept_as_json():
+    class Answer(BaseModel):
+        value: int
+
+    assert plain(Answer(value=3)) == {"value": 3}
+    assert plain(AgentEnd("x")) == {"output": "x", "reward": None, "stop_reason": "answered", "error": None}
+    assert plain({"a": (1,)}) == {"a": [1]}
+    assert plain({1, 2}) == "{1, 2}"
+    assert plain(math.nan) == "nan"
+    assert plain("a" * 30_000) == "a" * 20_000 + "… (30,000 characters)"
