@@ -1,5 +1,7 @@
 """SQLite's sandbox beyond what single hostile statements show: neighbours, what is counted, what may be called."""
 
+import cProfile
+import pstats
 import random
 import sqlite3
 import sys
@@ -288,6 +290,11 @@ _THOUSAND = " FROM (SELECT " + f"{'+'.join('c' * 10)} AS c FROM (SELECT " * 3 + 
         ("SELECT " + ", ".join(["c"] * 300) + _THOUSAND, True),
         ("SELECT 1" + _THOUSAND + " WHERE c IN (" + ", ".join(["c"] * 300) + ")", True),
         ("SELECT " + ", ".join(["c"] * 20) + _THOUSAND, False),
+        # the same by the name of a CTE, which may stand after its use, and name itself
+        (f"WITH w AS (SELECT c{_THOUSAND}) SELECT {', '.join(['c'] * 300)} FROM w", True),
+        (f"WITH w AS (SELECT c{_THOUSAND}) SELECT {', '.join(['c'] * 20)} FROM w", False),
+        (f"SELECT {', '.join(['c'] * 300)} FROM w JOIN (WITH w AS (SELECT c{_THOUSAND}) SELECT 1) y", True),
+        (f"WITH RECURSIVE w AS (SELECT 1 AS c UNION ALL SELECT {'+'.join(['c'] * 300)} FROM w) SELECT c FROM w", False),
         # a name that a sub-query defines anew still stands for the large one around it
         (f"WITH {_DOUBLED} SELECT 1 FROM c8 WHERE 1 IN (WITH {_SMALL} SELECT 1)", True),
         # IN reads a table without FROM
@@ -296,6 +303,17 @@ _THOUSAND = " FROM (SELECT " + f"{'+'.join('c' * 10)} AS c FROM (SELECT " * 3 + 
 )
 def test_what_doubles_is_counted(sql, expected):
     assert blows_up(sqlglot.parse_one(sql, read="mysql")) is expected
+
+
+def test_counting_takes_time_in_proportion_to_the_nesting():
+    """Each level once: a nested statement of 1,800 characters took 1.3 s."""
+    walked = []
+    for levels in (50, 100):
+        tree = sqlglot.parse_one("SELECT * FROM (" * levels + "SELECT 1" + ") x" * levels, read="mysql")
+        profile = cProfile.Profile()
+        profile.runcall(blows_up, tree)
+        walked.append(pstats.Stats(profile).total_calls)
+    assert walked[1] < 2.2 * walked[0]
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ the query around it uses twice. MySQL refuses joins of more than 61 tables.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from sqlglot import exp
 
 from dbbench_adapter.backends.clock import check
@@ -28,7 +26,7 @@ def blows_up(tree: exp.Expr) -> bool:
     """
     if not tree.find(exp.Subquery, exp.CTE):
         return False
-    sizes = _Sizes(tree.find_all(exp.CTE))
+    sizes = _Sizes(tree)
     if sizes.tables(tree) > MAX_TABLES:
         return True
     return any(
@@ -38,12 +36,21 @@ def blows_up(tree: exp.Expr) -> bool:
 
 
 class _Sizes:
-    def __init__(self, ctes: Iterable[exp.CTE]) -> None:
+    """Sizes of the parts of one statement. What a node holds is noted, so that no part is counted once per level."""
+
+    def __init__(self, tree: exp.Expr) -> None:
         self._ctes: dict[str, list[exp.Expr]] = {}  # a name counts as all that it means in any scope
-        for cte in ctes:
+        for cte in tree.find_all(exp.CTE):
             self._ctes.setdefault(cte.alias.lower(), []).append(cte.this)
         self._tables: dict[int, int] = {}
-        self._widths: dict[int, int] = {}
+        self._columns: dict[int, int] = {}
+        for node in reversed(list(tree.walk())):  # children first
+            below = sum(self._columns[id(child)] for child in node.iter_expressions())
+            self._columns[id(node)] = below + isinstance(node, exp.Column)
+        self._widest: dict[int, int] = {}
+        for body in reversed([body for bodies in self._ctes.values() for body in bodies]):  # inner ones first
+            self._note_widest(body)
+        self._note_widest(tree)
 
     def tables(self, node: exp.Expr) -> int:
         """The number of tables below a node; inside itself a recursive CTE counts once."""
@@ -56,27 +63,35 @@ class _Sizes:
             self._tables[id(node)] = sum(1 + sum(map(self.tables, ctes)) for ctes in inner)
         return self._tables[id(node)]
 
-    def width(self, select: exp.Expr) -> int:
+    def width(self, select: exp.Select) -> int:
         """The columns in the widest expression of a SELECT, times the width of what it selects from."""
-        if id(select) not in self._widths:
-            check()
-            self._widths[id(select)] = 1
-            items = select.expressions if isinstance(select, exp.Select) else []
-            own = max((_columns(item) for item in items), default=1)
-            self._widths[id(select)] = max(own, 1) * self._inner_width(select)
-        return self._widths[id(select)]
+        own = max((self._columns[id(item)] for item in select.expressions), default=1)
+        return max(own, 1) * self._inner_width(select)
 
     def written(self, select: exp.Select) -> int:
         """All columns of a SELECT, times the width of what it selects from."""
-        return _columns(select) * self._inner_width(select)
+        return self._columns[id(select)] * self._inner_width(select)
 
-    def _inner_width(self, select: exp.Expr) -> int:
+    def _inner_width(self, select: exp.Select) -> int:
         clauses = [select.args.get("from_"), *(select.args.get("joins") or [])]
-        sources = [source for clause in clauses if clause for source in clause.find_all(exp.Table, exp.Subquery)]
-        inner = [self._ctes.get(s.name.lower(), []) if isinstance(s, exp.Table) else [s.unnest()] for s in sources]
-        queries = [query for found in inner for source in found for query in source.find_all(exp.Select)]
-        return max((self.width(query) for query in queries), default=1)
+        return max((self._widest[id(clause)] for clause in clauses if clause), default=1)
 
-
-def _columns(node: exp.Expr) -> int:
-    return sum(1 for _ in node.find_all(exp.Column))
+    def _note_widest(self, root: exp.Expr) -> None:
+        """Note the width of the widest SELECT at or below each node, those of the CTEs that it names included."""
+        if id(root) in self._widest:
+            return
+        check()
+        self._widest[id(root)] = 1  # what a recursive CTE is inside itself
+        nodes = root.walk(prune=lambda node: node is not root and id(node) in self._widest)
+        for node in reversed(list(nodes)):
+            if node is not root and id(node) in self._widest:
+                continue
+            widths = [self._widest[id(child)] for child in node.iter_expressions()]
+            if isinstance(node, exp.Table):
+                bodies = self._ctes.get(node.name.lower(), [])
+                for body in bodies:
+                    self._note_widest(body)
+                widths += [self._widest[id(body)] for body in bodies]
+            elif isinstance(node, exp.Select):
+                widths.append(self.width(node))
+            self._widest[id(node)] = max(widths, default=1)
