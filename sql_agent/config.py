@@ -339,6 +339,12 @@ class TrainConfig(Settings):
             + (self.judge.timeout_s if JUDGE in asked else 0.0)
         )
 
+    @property
+    def ending_s(self) -> float:
+        """How long a rollout may go on when its time is up: the call that is open, then its judge, then the end of its
+        episode. The calls of an environment of your own have `env.call_timeout_s` each."""
+        return 60.0 if self.env.type in ENVIRONMENTS else 4 * self.env.call_timeout_s  # call, get_reward, solved, close
+
     @model_validator(mode="after")
     def _rewards_are_waited_for(self) -> TrainConfig:
         if functions(self.rollout.weights) and (

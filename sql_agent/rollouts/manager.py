@@ -199,8 +199,9 @@ class LightningRolloutManager:
         """Queue the newest group of each slot, all in one request; returns the results by rollout id."""
         resources_id = await self._publish()
         retry = agl.RolloutConfig(
-            # The runner ends a rollout, and the wait for its score, itself; this limit is for a runner that died.
-            timeout_seconds=self.cfg.agent.rollout_timeout_s + self._scoring_s + 30.0,
+            # The runner ends a rollout, and the wait for its score, itself; this limit is for a runner that died, and a
+            # rollout that it met while it was judged would be played a second time.
+            timeout_seconds=self.cfg.agent.rollout_timeout_s + self.cfg.ending_s + self._scoring_s + 30.0,
             max_attempts=self.cfg.rollout.max_attempts,
             retry_condition=["failed", "timeout", "unresponsive"],
         )

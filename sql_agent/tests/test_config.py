@@ -261,3 +261,9 @@ def test_a_gpu_takes_torchs_attention_and_makes_no_logits_of_a_whole_micro_batch
     assert model["override_config"] == {"attn_implementation": "sdpa"}  # flash-attn is in neither set of versions
     assert (model["use_fused_kernels"], model["fused_kernel_options"]) == (True, {"impl_backend": "torch"})
     assert to_verl(load_config(None), FILES, cpu=True)["actor_rollout_ref"]["model"]["use_fused_kernels"] is False
+
+
+def test_each_call_of_an_own_environment_may_take_its_time_after_a_rollouts_deadline():
+    """The tool that is open, get_reward, solved, close."""
+    assert load_config(None, ["env.type=my.py:Env", "env.call_timeout_s=20"]).ending_s == 80.0
+    assert load_config(None, []).ending_s == 60.0

@@ -150,6 +150,14 @@ def test_a_step_whose_reward_model_is_gone_stops_and_says_so(play):
         play(KNOWN, *settings, "rollout.max_lost_fraction=1")
 
 
+def test_the_store_gives_a_rollout_time_to_be_judged_after_its_deadline(play, store_url):
+    """Or it would be played a second time while its verdict is on its way."""
+    play(KNOWN)
+    rollouts = asyncio.run(PatientStore(store_url).query_rollouts())
+    # 15 s to play, 60 for the call that is open, the judge and the end, no reward to wait for, 30 for the machine
+    assert {rollout.config.timeout_seconds for rollout in rollouts} == {105.0}
+
+
 def test_without_a_runner_the_step_ends_at_its_deadline(play):
     settings = ["rollout.step_timeout_s=1", "agent.rollout_timeout_s=1", "agent.turn_timeout_s=0.3"]
     with pytest.raises(RuntimeError, match=r"'step_deadline' \(4 times\).*start more runners"):
