@@ -51,3 +51,12 @@ def parse_yaml(text: str, what: str) -> Any:
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         fault = getattr(error, "problem", None) or type(error).__name__
         raise ValueError(f"{what} is not YAML: {fault}{where}") from None
+
+
+def merged(tree: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Both trees in a new one; where they meet in a value, that of `other`."""
+    both = {
+        name: merged(tree[name], value) if isinstance(tree.get(name), dict) and isinstance(value, dict) else value
+        for name, value in other.items()
+    }
+    return {**tree, **both}

@@ -13,11 +13,14 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, field_validator, model_validator
 
+from core.cpu_features import LARGE
 from core.passwords import BackendSpec, masked
-from core.settings import Settings, parse_yaml, read_settings
+from core.settings import Settings, merged, parse_yaml, read_settings
 from sql_agent.datatypes import AgentConfig, EnvironmentSettings, JudgeConfig, RewardModelConfig
 from sql_agent.environments.registry import ENVIRONMENTS, check_name
 from sql_agent.rewards import FUNCTION, JUDGE, REWARDS, functions, label
+
+SMALL = Path(__file__).with_name("configs") / "small.yaml"
 
 
 class EnvConfig(Settings):
@@ -66,9 +69,9 @@ class DataConfig(Settings):
     run."""
     train_batch_size: int = Field(default=8, ge=1)
     """Tasks per train step. verl: data.train_batch_size"""
-    max_prompt_tokens: int = Field(default=512, ge=16)
+    max_prompt_tokens: int = Field(default=1024, ge=16)
     """First-turn prompt; longer tasks are left out and counted. verl: data.max_prompt_length"""
-    max_response_tokens: int = Field(default=768, ge=16)
+    max_response_tokens: int = Field(default=2048, ge=16)
     """Everything after the first prompt of a conversation: sampled turns and tool results; a reply is cut where it is
     full. verl: data.max_response_length"""
 
@@ -153,8 +156,9 @@ RESERVED_LABELS = {"mean", "std", "unjudged_frac", "correctness", "base", "shapi
 
 
 class OptimConfig(Settings):
-    learning_rate: float = Field(default=5e-4, gt=0)
-    """verl: actor_rollout_ref.actor.optim.lr"""
+    learning_rate: float = Field(default=1e-6, gt=0)
+    """The default is verl's, for all weights of a model of billions; smaller models and LoRA take 10 to 100 times as
+    much. verl: actor_rollout_ref.actor.optim.lr"""
     weight_decay: float = Field(default=0.0, ge=0)
     """verl: actor_rollout_ref.actor.optim.weight_decay"""
     warmup_steps: int = Field(default=0, ge=0)
@@ -465,6 +469,8 @@ class TrainConfig(Settings):
 def load_config(file: Path | None, overrides: list[str] | None = None) -> TrainConfig:
     """Read a YAML file (or the defaults) and apply `a.b=c` overrides, whose values are YAML.
 
+    What a small model needs (`configs/small.yaml`) takes the place of the defaults where one is trained.
+
     Raises:
         ValueError: the file is missing or no mapping, an override has no `=`, or a key or value does not fit.
     """
@@ -476,7 +482,16 @@ def load_config(file: Path | None, overrides: list[str] | None = None) -> TrainC
                 f"--set {masked(override, whole=True)!r} has no `=`; write it as --set rollout.group_size=8"
             )
         set_path(tree, path.strip(), parse_yaml(text, f"--set {path}"))
-    return TrainConfig.model_validate(tree)
+    return TrainConfig.model_validate(merged(read_settings(SMALL), tree) if _is_small(tree.get("model")) else tree)
+
+
+def _is_small(model: Any) -> bool:
+    """Whether a model folder has fewer than `LARGE` weights; without a model the small policy is made."""
+    if model is None:
+        return True
+    folder = Path(str(model))
+    whole = (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file()
+    return whole and 0 < sum(file.stat().st_size for file in folder.glob("*.safetensors")) < 4 * LARGE
 
 
 def set_path(tree: dict[str, Any], path: str, value: Any) -> None:

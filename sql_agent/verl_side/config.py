@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from core.cpu_features import uses_bfloat16
+from core.settings import merged
 from sql_agent.config import TrainConfig
 
 ROLLOUT_MANAGER = "sql_agent.rollouts.manager.LightningRolloutManager"
@@ -85,7 +86,7 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
     Raises:
         ValueError: `cfg.verl` has a key that a setting of ours decides, or that is fixed.
     """
-    return _merged(_from_settings(cfg, files, cpu=cpu), _checked(cfg))
+    return merged(_from_settings(cfg, files, cpu=cpu), _checked(cfg))
 
 
 def _checked(cfg: TrainConfig) -> dict[str, Any]:
@@ -107,14 +108,6 @@ def _keys_of_settings(model: type[BaseModel], prefix: str = "") -> Iterator[tupl
         elif keys := re.search(r"\bverl:\s+(.*)", " ".join((field.description or "").split())):
             for key in keys[1].split(", "):
                 yield key, prefix + name
-
-
-def _merged(tree: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    both = {
-        name: _merged(tree[name], value) if isinstance(tree.get(name), dict) and isinstance(value, dict) else value
-        for name, value in other.items()
-    }
-    return {**tree, **both}
 
 
 def _from_settings(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
