@@ -1,8 +1,9 @@
 """Evaluate a model on a task file: `python -m sql_agent.evaluate --base-url URL --model NAME --tasks FILE`.
 
 Prints success per question type with its confidence interval and writes every trajectory when it ends; `--env` takes
-any environment, one of your own (FILE.py:NAME) too, whose tasks are the rows of the file. It trains nothing and starts
-no model server; `python -m sql_agent.oracle` serves a scripted model that knows the answers.
+any environment, one of your own (FILE.py:NAME) too, whose tasks are the rows of the file; `--agent` takes an agent of
+your own. It trains nothing and starts no model server; `python -m sql_agent.oracle` serves a scripted model that knows
+the answers.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 from rich.console import Console
@@ -42,10 +44,17 @@ from sql_agent.agent import run_rollout, size_thread_pool
 from sql_agent.datatypes import OWN_REWARD, AgentConfig, EnvironmentSettings, RolloutRecord
 from sql_agent.environments.base import Environment, EnvironmentTask, make_environment
 from sql_agent.environments.registry import ENVIRONMENTS, check_name
+from sql_agent.own_agents.tasks import AgentTasks
+from sql_agent.reward_functions.ask import RewardFunctions
+from sql_agent.reward_functions.datatypes import LoadedReward
+from sql_agent.reward_functions.load import load_function
+from sql_agent.rewards import weights_of
 from sql_agent.success import Rate
 from sql_agent.text_to_sql.judges import EXECUTION_JUDGES
 
-PLAYED = [name for name in ENVIRONMENTS if name != "agent"]
+PLAYED = [name for name in ENVIRONMENTS if name != "agent"]  # which --agent means
+REWARD_TIMEOUT_S = 30.0
+"""Of one call of a reward function, as `rollout.reward_timeout_s` of a run."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +91,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = _parse(argv)
     console = Console()
     environment = _environment(args)
+    functions = _functions(
+        args
+    )  # after an agent: its file may import agent-lightning, which comes without LiteLLM then
     found = _load(environment, args.tasks)
     tasks = draw_by_kind(found, args.limit, seed=0)  # the tasks that a run with seed 0 holds out of the same file
     if len(tasks) < len(found):
@@ -102,14 +114,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise SystemExit(f"--backend: {failure}") from failure
         write = stack.enter_context(_sink(args.output, console, len(tasks) * args.samples))
         started = time.perf_counter()
-        play = functools.partial(
-            run_rollout,
-            base_url=args.base_url,
-            model=args.model,
-            environment=environment,
-            config=AgentConfig(protocol=args.protocol, temperature=args.temperature, max_tokens=args.max_tokens),
-            api_key=api_key,
-        )
+        play = _player(args, environment, functions, api_key, stack)
 
         def done(record: RolloutRecord) -> None:
             records.append(record)
@@ -140,6 +145,36 @@ def main(argv: Sequence[str] | None = None) -> None:
         with written(args.solved_tasks) as part:
             part.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
         console.print(f"the tasks that were solved: {args.solved_tasks}")
+
+
+def _player(
+    args: argparse.Namespace,
+    environment: Environment,
+    functions: Sequence[LoadedReward],
+    api_key: str,
+    stack: ExitStack,
+) -> Callable[[Any], Awaitable[RolloutRecord]]:
+    """What plays one task. Whatever it needs is open as long as `stack` is."""
+    limits = AgentConfig(protocol=args.protocol, temperature=args.temperature, max_tokens=args.max_tokens)
+    if not isinstance(environment, AgentTasks):
+        return functools.partial(
+            run_rollout,
+            base_url=args.base_url,
+            model=args.model,
+            environment=environment,
+            config=limits,
+            api_key=api_key,
+        )
+    from sql_agent.own_agents.evaluation import evaluate_rollout, policy_served  # imports agent-lightning
+
+    return functools.partial(
+        evaluate_rollout,
+        agent=environment.agent,
+        address=stack.enter_context(policy_served(args.base_url, args.model, api_key, limits.turn_timeout_s)),
+        limits=limits,
+        functions=RewardFunctions(functions, threads=args.concurrency),
+        weights=args.weights,
+    )
 
 
 async def each(
@@ -292,13 +327,26 @@ def _sink(path: Path, console: Console, total: int) -> Iterator[Callable[[Rollou
 
 def _environment(args: argparse.Namespace) -> Environment:
     settings = EnvironmentSettings(
-        args.env, args.protocol, args.judge, args.backend, args.database, call_timeout_s=args.call_timeout
+        args.env, args.protocol, args.judge, args.backend, args.database, args.call_timeout, args.agent
     )
     try:
-        return make_environment(settings)
+        environment = make_environment(settings)
     except ValueError as failure:
-        flag = "--backend" if args.env == "dbbench" else "--database" if args.database else "--env"
+        flag = {"dbbench": "--backend", "text2sql": "--database", "agent": "--agent"}.get(args.env, "--env")
         raise SystemExit(f"{flag}: {failure}") from failure
+    if args.agent and not environment.judged and not args.weights:
+        raise SystemExit(
+            f"nobody can tell what a rollout of {args.agent} is worth; give a function of its record, --reward "
+            "FILE.py:NAME (doc/own_agent.md)"
+        )
+    return environment
+
+
+def _functions(args: argparse.Namespace) -> list[LoadedReward]:
+    try:
+        return [load_function(name, REWARD_TIMEOUT_S) for name in args.weights]
+    except ValueError as failure:
+        raise SystemExit(str(failure)) from failure
 
 
 def _load(environment: Environment, path: Path) -> list[EnvironmentTask]:
@@ -319,6 +367,16 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--env",
         help=f"what is played: {', '.join(PLAYED)}, or your own, FILE.py:NAME (default dbbench)",
+    )
+    parser.add_argument(
+        "--agent", metavar="FILE.py:NAME", help="an agent of your own is played, as in training; --tasks has its rows"
+    )
+    parser.add_argument(
+        "--reward",
+        action="append",
+        default=[],
+        metavar="FILE.py:NAME[=WEIGHT]",
+        help="with --agent: a function of the rollout's record; repeat to sum several",
     )
     parser.add_argument(
         "--call-timeout", type=float, default=30.0, help="of one call of your environment's code, s (default 30)"
@@ -354,15 +412,18 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         if getattr(args, name) is not None and getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')} is {getattr(args, name)}; it has to be 1 or more")
     try:
-        args.env = args.env or ("text2sql" if args.database else "dbbench")
+        args.env = args.env or ("agent" if args.agent else "text2sql" if args.database else "dbbench")
         check_name(args.env)
     except ValueError as unknown:
         parser.error(f"--env: {unknown}")
-    if args.env == "agent":
-        parser.error(
-            "--env agent: an agent of your own is measured by the validations of its run (trainer.val_before_train, "
-            "trainer.val_every); this command plays the built-in agent"
-        )
+    if (args.env == "agent") != (args.agent is not None):
+        parser.error("--env agent and --agent FILE.py:NAME belong together; give --agent alone")
+    if args.reward and not args.agent:
+        parser.error("--reward is for an agent of your own, --agent; an environment says itself what is right")
+    try:
+        args.weights = weights_of(args.reward)
+    except ValueError as failure:
+        parser.error(str(failure))
     if args.temperature < 0:
         parser.error(f"--temperature is {args.temperature:g}; it has to be 0 or more")
     args.output = args.output or Path("runs/evaluate") / time.strftime("%Y%m%d-%H%M%S.jsonl")

@@ -190,10 +190,11 @@ def _turn(history: list[Json]) -> int:
 
 
 @contextmanager
-def serve(endpoint: Starlette, port: int = 0) -> Iterator[str]:
+def serve(endpoint: Any, port: int = 0) -> Iterator[str]:
     """Serve on loopback in a thread of this process while the context lasts; yields the base URL.
 
     Args:
+        endpoint: an ASGI application.
         port: 0 picks a free one.
     Raises:
         OSError: the port is taken.

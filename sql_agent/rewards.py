@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sql_agent.datatypes import OWN_REWARD, FunctionReward, Reward, RewardModelConfig, RolloutRecord, ScorerResult
@@ -98,6 +98,30 @@ def reward(
         return Reward(value, verdict.reason, parts)
     added = _added(record, scorer, shaping)
     return Reward(value + added, verdict.reason, parts | {"base": value, "shaping": added})
+
+
+def weights_of(rewards: Sequence[str]) -> dict[str, float]:
+    """The values of --reward, NAME or NAME=WEIGHT, as a mapping.
+
+    Raises:
+        ValueError: a weight is no number, or a name comes twice.
+    """
+    weights: dict[str, float] = {}
+    for text in rewards:
+        place, colon, last = text.rpartition(":")  # the path of a file may hold a "="
+        name, equals, weight = last.partition("=")
+        try:
+            value = float(weight) if equals else 1.0
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise ValueError(
+                f"--reward {text}: the weight {weight!r} is no number; write it as --reward my.py:concise=0.2"
+            )
+        if place + colon + name in weights:
+            raise ValueError(f"--reward {place + colon + name} is given twice; give it once, with its weight")
+        weights[place + colon + name] = value
+    return weights
 
 
 def summed_reward(

@@ -21,8 +21,6 @@ if __name__ == "__main__":
 import argparse
 import json
 import logging
-import math
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -57,6 +55,7 @@ from sql_agent.preflight import (
     with_store,
 )
 from sql_agent.resume import go_on_from
+from sql_agent.rewards import weights_of
 from sql_agent.rollouts.run_context import TrainingFailedError
 from sql_agent.run_dir import claim
 from sql_agent.upstream_patches import check_installed
@@ -190,30 +189,6 @@ def resolve(args: argparse.Namespace) -> TrainConfig:
     if args.lora and not cfg.lora.rank:
         raise UsageError("--lora and lora.rank=0 contradict each other: 0 trains all weights; leave one of them out")
     return cfg
-
-
-def weights_of(rewards: Sequence[str]) -> dict[str, float]:
-    """The values of --reward, NAME or NAME=WEIGHT, as a mapping.
-
-    Raises:
-        UsageError: a weight is no number, or a name comes twice.
-    """
-    weights: dict[str, float] = {}
-    for text in rewards:
-        place, colon, last = text.rpartition(":")  # the path of a file may hold a "="
-        name, equals, weight = last.partition("=")
-        try:
-            value = float(weight) if equals else 1.0
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value):
-            raise UsageError(
-                f"--reward {text}: the weight {weight!r} is no number; write it as --reward my.py:concise=0.2"
-            )
-        if place + colon + name in weights:
-            raise UsageError(f"--reward {place + colon + name} is given twice; give it once, with its weight")
-        weights[place + colon + name] = value
-    return weights
 
 
 def run(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) -> None:

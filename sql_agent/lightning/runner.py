@@ -24,14 +24,12 @@ from core.processes import RUN_ID
 from dbbench_adapter.backends import BackendUnavailable
 from sql_agent.agent import MAX_RETRIES, run_rollout, size_thread_pool, unplayed
 from sql_agent.config import TrainConfig
-from sql_agent.datatypes import AgentConfig, FunctionReward, Reward, RolloutRecord, ScorerResult
+from sql_agent.datatypes import FunctionReward, Reward, RolloutRecord, ScorerResult
 from sql_agent.environments.base import Environment, make_environment
 from sql_agent.lightning.agl_without_litellm import agl
 from sql_agent.lightning.request_guard import RUN_TOKEN
-from sql_agent.lightning.signed_address import RolloutSampling, signed_prefix
 from sql_agent.lightning.store import PatientStore, StoreClient
-from sql_agent.own_agents.datatypes import Policy
-from sql_agent.own_agents.play import play
+from sql_agent.own_agents.play import play, policy_of
 from sql_agent.own_agents.tasks import AgentTasks
 from sql_agent.reward_functions import RewardRecord
 from sql_agent.reward_functions.ask import RewardFunctions
@@ -130,7 +128,8 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             record = unplayed(make_environment(self.cfg.environment).task(task), "db_unavailable", str(failure))
             return await self._ended(record, rollout)
         if isinstance(environment, AgentTasks):
-            policy = self._policy(llm, metadata, agent, rollout)
+            model, seed = metadata.get("model", llm.model), metadata.get("seed")
+            policy = policy_of(llm.get_base_url(None, None), model, agent, rollout, seed=seed)
             others_reward = bool(self.functions) or self.scorer is not None
             own = play(environment.agent, environment.task(task), policy, agent, others_reward=others_reward)
             return await self._ended(await own, rollout)
@@ -151,23 +150,6 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         )
         await asyncio.gather(*writing)
         return await self._ended(record, rollout)
-
-    @staticmethod
-    def _policy(llm: Any, metadata: Mapping[str, Any], agent: AgentConfig, rollout: Any) -> Policy:
-        """The address under which an agent of the user's own asks."""
-        ids = rollout.rollout_id, rollout.attempt.attempt_id
-        model = metadata.get("model", llm.model)
-        sampling = RolloutSampling(*ids, model, agent.temperature, agent.max_tokens, metadata.get("seed"))
-        prefix = signed_prefix(sampling, os.environ[RUN_TOKEN])
-        return Policy(
-            f"{llm.get_base_url(None, None)}{prefix}/rollout/{ids[0]}/attempt/{ids[1]}/v1",
-            model,
-            agent.temperature,
-            agent.max_tokens,
-            agent.turn_timeout_s,
-            agent.max_turns,
-            rollout,
-        )
 
     async def _ended(self, record: RolloutRecord, rollout: Any) -> list[Any]:
         """

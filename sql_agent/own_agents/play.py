@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import json
 import math
+import os
 import time
 import traceback
 from typing import Any
@@ -22,6 +23,8 @@ from pydantic import BaseModel
 from dbbench_adapter.datatypes import Score
 from sql_agent.datatypes import OWN_REWARD, AgentConfig, RolloutRecord, StopReason
 from sql_agent.environments.rows import RowTask, short
+from sql_agent.lightning.request_guard import RUN_TOKEN
+from sql_agent.lightning.signed_address import RolloutSampling, signed_prefix
 from sql_agent.own_agents.datatypes import AgentEnd, OwnAgent, Policy
 from sql_agent.rewards import NO_JUDGE
 
@@ -29,6 +32,27 @@ ENDED_S = 30.0
 """How long the LLM proxy may take to say what the calls of a rollout were."""
 OUTPUT_CHARS = 20_000
 """A longer output is kept as a text that is cut there."""
+
+
+def policy_of(address: str, model: str, agent: AgentConfig, rollout: Any, *, seed: int | None) -> Policy:
+    """The policy as one rollout reaches it, under an address that is signed with the token of this process.
+
+    Args:
+        address: of the LLM proxy.
+        model: name of the model server there.
+        rollout: agent-lightning's `AttemptedRollout`.
+    """
+    ids = rollout.rollout_id, rollout.attempt.attempt_id
+    sampling = RolloutSampling(*ids, model, agent.temperature, agent.max_tokens, seed)
+    return Policy(
+        f"{address}{signed_prefix(sampling, os.environ[RUN_TOKEN])}/rollout/{ids[0]}/attempt/{ids[1]}/v1",
+        model,
+        agent.temperature,
+        agent.max_tokens,
+        agent.turn_timeout_s,
+        agent.max_turns,
+        rollout,
+    )
 
 
 async def play(

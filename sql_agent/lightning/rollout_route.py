@@ -1,0 +1,256 @@
+"""The LLM proxy's route for rollouts: forwards an agent's calls of the policy and hands on each turn that was answered.
+
+A rollout's calls are forwarded unchanged, with a request for token ids and log-probs added. A call whose client
+disconnects is cancelled. A stream is collected first and then written, since a streamed reply of vLLM has no ids.
+
+An agent of the user's own asks under an address that is signed (`signed_address`). Its rollout samples as the address
+says; what its calls said is kept (`call_log`) until the runner asks for it at `ended`, after which none is answered.
+Leaves out the store and LiteLLM (`llm_proxy`), so that `sql_agent.evaluate` can serve an agent without either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+from urllib.parse import unquote
+
+import aiohttp
+from starlette.requests import Request
+from starlette.responses import JSONResponse, StreamingResponse
+
+from sql_agent.lightning.call_counter import KEPT, CallCounter
+from sql_agent.lightning.call_log import CallLog
+from sql_agent.lightning.policy_request import policy_request, stream_of
+from sql_agent.lightning.request_guard import RUN_TOKEN, RunRequestGuard
+from sql_agent.lightning.signed_address import AGENT_HEADER, RolloutSampling, read_signed
+
+T = TypeVar("T")
+_ROLLOUT_PATH = re.compile(r"/rollout/([^/]+)/attempt/([^/]+)(?:/v1)?/(.+)")
+WRITTEN_S = 20.0
+"""How long the end of a rollout waits for the spans of its calls to be in the store."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A call of the policy that was answered."""
+
+    rollout_id: str
+    attempt_id: str
+    sequence_id: int
+    answer: dict[str, Any]
+    """The model server's chat completion, with token ids and log-probs."""
+    started: float
+    agent: str | None
+    """The name of the agent that asked, where it said one."""
+
+
+@dataclass
+class _Attempt:
+    """A rollout of an agent of the user's own."""
+
+    log: CallLog = field(default_factory=CallLog)
+    asking: set[asyncio.Future[Any]] = field(default_factory=set)
+    writing: set[asyncio.Future[None]] = field(default_factory=set)
+    ended: bool = False
+
+
+class RolloutRoute:
+    """Serves `/rollout/{id}/attempt/{id}/chat/completions`, with and without a signature before it; every other path
+    goes to LiteLLM.
+
+    It replaces agent-lightning's `RolloutAttemptMiddleware`, which asks the store for every sequence id. One proxy
+    process serves a run, so counting here gives the same numbers; the store adopts the highest number it sees.
+    """
+
+    servers: ClassVar[dict[str, str]] = {}
+    """Base URL up to `/v1` by the name agents ask for."""
+    served_model: ClassVar[str] = ""
+    """The name under which every one of these servers serves the policy."""
+    headers: ClassVar[dict[str, str]] = {}
+    """Of each request to them."""
+    timeout_s: ClassVar[float] = 120.0
+    write: ClassVar[Callable[[Turn], Awaitable[None]] | None] = None
+    """Keeps a turn; None: nobody trains on it, and the servers are not asked for ids and log-probs."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self._calls = CallCounter()
+        self._session: aiohttp.ClientSession | None = None
+        self._writing: set[asyncio.Future[None]] = set()
+        self._attempts: OrderedDict[tuple[str, str], _Attempt] = OrderedDict()
+        """Those that were played last; the entry of one that has ended says that it has."""
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        path, sampling = str(scope.get("path", "")), None
+        if scope["type"] == "http" and (signed := read_signed(path, os.environ[RUN_TOKEN])):
+            sampling, path = signed
+        match = _ROLLOUT_PATH.fullmatch(path) if scope["type"] == "http" else None
+        if match is None and sampling is not None:  # the signature is for its rollout alone
+            await JSONResponse(_error("a rollout has no such address"), 404)(scope, receive, send)
+            return
+        if match is None or (sampling is None and match[3] != "chat/completions"):
+            await self.app(scope, receive, send)
+            return
+        http = Request(scope, receive)
+        body = await http.body()
+        if match[3] == "chat/completions":
+            agent = unquote(http.headers.get(AGENT_HEADER, "")) or None
+            response = await self._chat(match[1], match[2], sampling, body, receive, agent)
+        else:
+            response = await self._other(match[3], self._attempt(match[1], match[2]))
+        if response is not None:
+            await response(scope, receive, send)
+
+    async def close(self) -> None:
+        """Close the connections to the model servers."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def _chat(
+        self,
+        rollout_id: str,
+        attempt_id: str,
+        sampling: RolloutSampling | None,
+        body: bytes,
+        receive: Any,
+        agent: str | None,
+    ) -> JSONResponse | StreamingResponse | None:
+        """The answer to a call; None if its client is gone."""
+        attempt = None if sampling is None else self._attempt(rollout_id, attempt_id)
+        if attempt is not None and attempt.ended:
+            return JSONResponse(_error("this rollout has ended; nothing that it asks now would be trained"), 410)
+        sequence_id = self._calls.next(rollout_id, attempt_id)
+        started = time.time()
+        try:
+            request = json.loads(body)
+            asked = request if sampling is None else policy_request(request, sampling, sequence_id)
+            stream = bool(asked.pop("stream", False))
+            usage = bool((asked.pop("stream_options", None) or {}).get("include_usage"))
+        except (ValueError, AttributeError, TypeError) as error:
+            return JSONResponse(_error(f"the request does not fit: {error}"), 400)
+        work = asyncio.ensure_future(self._ask(asked))
+        if attempt is not None:
+            attempt.asking.add(work)
+            work.add_done_callback(attempt.asking.discard)
+        answered = await unless_gone(work, receive)
+        if attempt is not None and attempt.ended:
+            return JSONResponse(_error("this rollout ended while its call was open"), 410)
+        if answered is None:
+            return None
+        status, answer = answered
+        if attempt is not None and status == 200 and answer["choices"][0].get("finish_reason") == "abort":
+            status, answer = 502, _error("the model server broke its reply off (finish_reason abort); look at its log")
+        if status == 200:
+            self._keep(Turn(rollout_id, attempt_id, sequence_id, answer, started, agent), attempt)
+            answer = without_tokens(answer)
+        if attempt is not None:
+            _note(attempt.log, request, status, answer)
+        if status == 200 and stream:
+            return StreamingResponse(stream_of(answer, usage=usage), media_type="text/event-stream")
+        return JSONResponse(answer, status)
+
+    def _keep(self, turn: Turn, attempt: _Attempt | None) -> None:
+        write = type(self).write
+        if write is None:
+            return
+        writing = asyncio.ensure_future(write(turn))
+        for tasks in (self._writing, *([attempt.writing] if attempt else [])):
+            tasks.add(writing)
+            writing.add_done_callback(tasks.discard)
+
+    async def _other(self, path: str, attempt: _Attempt) -> JSONResponse:
+        if path == "models":
+            served = [{"id": name, "object": "model", "owned_by": "agentgrpo"} for name in self.servers]
+            return JSONResponse({"object": "list", "data": served})
+        if path != "ended":
+            return JSONResponse(_error(f"/{path} is not served: only calls of /chat/completions can be trained"), 404)
+        attempt.ended = True
+        for asking in list(attempt.asking):
+            asking.cancel()
+        if attempt.writing:
+            await asyncio.wait(attempt.writing, timeout=WRITTEN_S)
+        log, attempt.log = attempt.log, CallLog()
+        return JSONResponse(log.to_dict())
+
+    def _attempt(self, rollout_id: str, attempt_id: str) -> _Attempt:
+        attempt = self._attempts.setdefault((rollout_id, attempt_id), _Attempt())
+        self._attempts.move_to_end((rollout_id, attempt_id))
+        if len(self._attempts) > KEPT:
+            self._attempts.popitem(last=False)
+        return attempt
+
+    async def _ask(self, request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Status and answer of the policy's server."""
+        url = self.servers.get(request.get("model", ""))
+        if url is None:
+            return 404, _error(f"the policy is served as {', '.join(self.servers)}, not as {request.get('model')!r}")
+        if self._session is None:
+            timeout = aiohttp.ClientTimeout(total=self.timeout_s)
+            self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
+        request |= {"model": self.served_model}
+        if self.write is not None:
+            request |= {"return_token_ids": True, "logprobs": True}
+        try:
+            asked = self._session.post(f"{url}/chat/completions", json=request, headers=self.headers)
+            async with asked as response:
+                answer = await response.json(content_type=None)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            return 502, _error(f"the model server at {url} did not answer: {type(error).__name__}: {error}")
+        if response.status == 200 and not (isinstance(answer, dict) and answer.get("choices")):
+            return 502, _error(f"the model server at {url} answered without a reply: {str(answer)[:200]}")
+        return response.status, answer
+
+
+class ProxyRequestGuard(RunRequestGuard):
+    """Lets a request pass without the run's token where its address is signed with it."""
+
+    def _needs_no_token(self, scope: dict[str, Any]) -> bool:
+        return read_signed(scope["path"], os.environ[RUN_TOKEN]) is not None or super()._needs_no_token(scope)
+
+
+def _note(log: CallLog, request: dict[str, Any], status: int, answer: dict[str, Any]) -> None:
+    if status == 200:
+        log.add(request["messages"], answer)
+    elif status >= 500:
+        log.fail(request["messages"], str(answer))
+    else:
+        log.refused = str(answer)
+
+
+async def unless_gone(work: Coroutine[Any, Any, T] | asyncio.Future[T], receive: Any) -> T | None:
+    """The result of `work`; None if it was cancelled, or if the client disconnects first, and it is cancelled then.
+
+    That closes the connection to the model server, and vLLM aborts a request whose connection is closed.
+
+    Args:
+        receive: the ASGI request's, after its body was read: what comes next is its end.
+    """
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() and not task.cancelled() else None
+    finally:
+        task.cancel()
+        gone.cancel()
+
+
+async def _disconnected(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _error(message: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "llm_proxy"}}
+
+
+def without_tokens(response: dict[str, Any]) -> dict[str, Any]:
+    """The answer without ids and log-probs: the agent did not ask for them, and parsing them costs milliseconds."""
+    choices = [{**choice, "logprobs": None, "token_ids": None} for choice in response["choices"]]
+    return {**response, "choices": choices, "prompt_token_ids": None, "prompt_logprobs": None}

@@ -1,0 +1,85 @@
+"""Plays an agent of the user's own against a model server that is there, without a run: for `sql_agent.evaluate`.
+
+The agent reaches the model as in a run, under a signed address of the LLM proxy's route for rollouts, which this
+process serves on loopback. So it samples as it would in a run, and its record is the same. The turns are not kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+from starlette.applications import Starlette
+
+from dbbench_adapter.datatypes import Score
+from sql_agent.datatypes import OWN_REWARD, AgentConfig, RolloutRecord
+from sql_agent.environments.rows import RowTask
+from sql_agent.lightning.agl_without_litellm import agl
+from sql_agent.lightning.request_guard import give_token
+from sql_agent.lightning.rollout_route import ProxyRequestGuard, RolloutRoute
+from sql_agent.oracle import serve
+from sql_agent.own_agents.datatypes import OwnAgent
+from sql_agent.own_agents.play import play, policy_of
+from sql_agent.reward_functions import RewardRecord
+from sql_agent.reward_functions.ask import RewardFunctions
+from sql_agent.rewards import summed_reward
+
+SERVER = "policy-0"
+
+
+@contextmanager
+def policy_served(base_url: str, model: str, api_key: str, timeout_s: float) -> Iterator[str]:
+    """Serve the model to agents while the context lasts; yields the address before the signature.
+
+    Args:
+        base_url: of the model server, up to and including `/v1`.
+        timeout_s: longest model call.
+    """
+    give_token(shared=False, own_store=False)
+    RolloutRoute.servers, RolloutRoute.served_model = {SERVER: base_url.rstrip("/")}, model
+    RolloutRoute.headers, RolloutRoute.timeout_s = {"Authorization": f"Bearer {api_key}"}, timeout_s
+
+    @asynccontextmanager
+    async def lifespan(_: Any) -> AsyncIterator[None]:
+        yield
+        await route.close()
+
+    route = RolloutRoute(Starlette(lifespan=lifespan))
+    with serve(ProxyRequestGuard(route)) as address:
+        yield address.removesuffix("/v1")
+
+
+async def evaluate_rollout(
+    task: RowTask,
+    *,
+    agent: OwnAgent,
+    address: str,
+    limits: AgentConfig,
+    functions: RewardFunctions,
+    weights: Mapping[str, float],
+) -> RolloutRecord:
+    """One rollout. Its score is the reward, under `OWN_REWARD`: the agent's own, or the weighted sum of the functions.
+
+    Args:
+        address: of `policy_served`.
+        weights: of the functions, by the name under which each was given.
+    """
+    started = time.time()
+    attempt = agl.Attempt(
+        rollout_id=secrets.token_hex(8), attempt_id="1", sequence_id=1, start_time=started, status="running"
+    )
+    rollout = agl.AttemptedRollout(
+        rollout_id=attempt.rollout_id, input=task.row, start_time=started, mode="test", attempt=attempt
+    )
+    policy = policy_of(address, SERVER, limits, rollout, seed=None)
+    record = await play(agent, task, policy, limits, others_reward=bool(functions))
+    if not functions:
+        return record
+    worth = summed_reward(record, weights, await functions.ask(RewardRecord.of(record, task.to_dict())))
+    errors = "\n".join(filter(None, [record.error, worth.error])) or None
+    score = Score(worth.value, worth.reason if worth.value is None else OWN_REWARD)
+    return dataclasses.replace(record, score=score, error=errors)
