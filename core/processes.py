@@ -39,6 +39,8 @@ PLACES = (Path("/tmp"), Path("/dev/shm"))
 """Where runs have their folders: paths of Unix sockets are limited to 107 characters, and databases are in memory."""
 LINGER_S = 10.0
 """How long the guard waits for the processes of a killed command to end by themselves."""
+_LIBC = ctypes.CDLL(None)
+"""Loaded here, because nothing is loaded safely between a fork and its exec."""
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _NAME = "ag-"
 """The prefix of a forked process's name, before the run's id; the kernel keeps 15 characters."""
@@ -118,7 +120,7 @@ def end_with_parent(sign: int = signal.SIGTERM, parent: int | None = None) -> No
         parent: the parent's pid, if it may have ended before this call.
     """
     parent = parent or os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, sign)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, sign)
     if os.getppid() != parent:  # it ended in between
         os.kill(os.getpid(), sign)
 
@@ -126,7 +128,7 @@ def end_with_parent(sign: int = signal.SIGTERM, parent: int | None = None) -> No
 def wear_name() -> None:
     """Name this process after its run, because a fork shows the environment that its parent was started with."""
     if run_id := os.environ.get(RUN_ID):
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, f"{_NAME}{run_id}".encode())
+        _LIBC.prctl(_PR_SET_NAME, f"{_NAME}{run_id}".encode())
 
 
 def processes_of(run_id: str, *, forks: bool = False) -> list[int]:

@@ -9,7 +9,6 @@ behind. Servers that others run (`mysql://...`) are left to `backend`.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import secrets
 import shutil
@@ -23,6 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from core.machine import free_port
+from core.processes import end_with_parent
 from dbbench_adapter.backends.base import BackendUnavailable
 
 START_TIMEOUT_S = 30.0
@@ -36,7 +37,6 @@ _SHORT_LIFE_S = 5.0
 _MOST_SHORT_LIVES = 5
 """After so many short lives in a row the server is not started again."""
 _RESTART_PAUSE_S = 0.5
-_PR_SET_PDEATHSIG = 1
 _TEMPORARY_TABLES_MIB = 256
 """Space for the temporary tables of all sessions; space once taken stays taken until the server ends."""
 _SESSION_LIMITS = {
@@ -97,7 +97,7 @@ class PrivateServer:
             raise BackendUnavailable(f"mariadb-install-db failed; correct what it says last, or use sqlite:\n{said}")
 
     def _start(self, server: str) -> None:
-        password, port = secrets.token_hex(16), _free_port()
+        password, port = secrets.token_hex(16), free_port()
         init = self._folder / "init.sql"
         init.touch(mode=0o600)
         init.write_text(
@@ -140,7 +140,7 @@ class PrivateServer:
                         stdout=log,
                         stderr=log,
                         start_new_session=True,  # Ctrl-C must not reach the server; we end it ourselves
-                        preexec_fn=_die_with_parent,
+                        preexec_fn=lambda: end_with_parent(signal.SIGKILL),
                     )
             finally:
                 started.set()
@@ -206,13 +206,3 @@ def _remove_orphans() -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
-
-
-_libc = ctypes.CDLL(None)
-
-
-def _die_with_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
