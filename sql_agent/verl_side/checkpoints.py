@@ -130,17 +130,16 @@ def name_dtype(model: Path) -> None:
     verl saves through an empty bfloat16 model, whatever it saves (utils/checkpoint/fsdp_checkpoint_manager.py,
     `save_checkpoint`), so the config names bfloat16 for float32 weights.
     """
-    kinds = {tensor["dtype"] for file in model.glob("*.safetensors") for tensor in _header(file).values()}
+    from safetensors import safe_open
+
+    kinds: set[str] = set()
+    for file in model.glob("*.safetensors"):
+        with safe_open(file, framework="numpy") as tensors:
+            kinds |= {tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118 - no mapping
     config = parse_json((model / "config.json").read_text())
     name = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}.get(*kinds) if len(kinds) == 1 else None
     if name is not None and config.get("dtype") != name:
         _write(model / "config.json", json.dumps(config | {"dtype": name}, indent=2) + "\n")
-
-
-def _header(safetensors: Path) -> dict[str, Any]:
-    with safetensors.open("rb") as file:
-        header = parse_json(file.read(int.from_bytes(file.read(8), "little")))
-    return {name: tensor for name, tensor in header.items() if name != "__metadata__"}
 
 
 def _version(package: str) -> str | None:
@@ -152,9 +151,7 @@ def _version(package: str) -> str | None:
 
 def _write(path: Path, text: str) -> None:
     part = path.with_name(f"{path.name}.part")
-    with part.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    part.write_text(text)
+    sync(part)
     os.replace(part, path)
     sync(path.parent)

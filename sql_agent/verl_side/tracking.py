@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from core.json_text import parse_json
-from core.outputs import append_line
+from core.outputs import append_line, sync
 from sql_agent.rollouts.reward_hacking_alarm import RewardHackingAlarm
 from sql_agent.rollouts.run_context import RunContext
 from sql_agent.verl_side.engine_alarm import engine_alarm
@@ -118,8 +118,7 @@ def make_tracking(context: RunContext, emit: Callable[[dict[str, Any]], None]) -
             # JSON has no NaN
             known = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
             append_line(path, json.dumps({"train_step": step, "at": time.time(), **known}))
-            with path.open("rb") as out:
-                os.fsync(out.fileno())  # before the checkpoint of this step is sealed
+            sync(path)  # before the checkpoint of this step is sealed
             super().log(metrics, step, backend)
             emit({"event": "step", "step": step, "metrics": metrics})
 
