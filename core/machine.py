@@ -1,4 +1,5 @@
-"""What a command needs to know about the machine that it runs on: ports, and the commit of this code."""
+"""What a command needs to know about the machine that it runs on: ports, limits of memory, and the
+commit of this code."""
 
 from __future__ import annotations
 
@@ -20,6 +21,25 @@ def port_number(text: str) -> int:
     if not 0 <= int(text) <= 65535:
         raise argparse.ArgumentTypeError(f"{text}: expected 0 to 65535")
     return int(text)
+
+
+def memory_limits(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[int]:
+    """The limits, in bytes, of the control groups around this process: those of its container, for example."""
+    limits = []
+    for line in proc.read_text().splitlines() if proc.is_file() else ():
+        _, controllers, group = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        top, name = (root, "memory.max") if controllers == "" else (root / "memory", "memory.limit_in_bytes")
+        folder = top / group.lstrip("/")
+        for place in (folder, *folder.parents):
+            if (
+                place.is_relative_to(top)
+                and (file := place / name).is_file()
+                and (text := file.read_text()).strip().isdigit()
+            ):
+                limits.append(int(text))
+    return limits
 
 
 def git_commit() -> str | None:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 
 from core.cpu_features import cpu_flags
 from core.hub import ModelNotFoundError, model_folder
-from core.machine import port_number
+from core.machine import memory_limits, port_number
 from core.outputs import named_path
 from sql_agent.model_check import SETUP, Problem, check_model_dir
 
@@ -122,13 +122,10 @@ def check_memory(available_gib: float) -> Finding:
 
 
 def available_memory_gib() -> float:
-    """Return what the kernel would give us, or the container's limit (cgroup v2) where that is lower."""
+    """Return what the kernel would give us, or the container's limit where that is lower."""
     meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(meminfo["MemAvailable"].split()[0]) * 1024
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.is_file() and (text := limit.read_text().strip()).isdigit():
-        available = min(available, int(text))
-    return available / 2**30
+    return min([available, *memory_limits()]) / 2**30
 
 
 def check_port(port: int) -> Finding:

@@ -23,13 +23,12 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import psutil
 from pydantic import BaseModel
 
-from core.machine import port_number
+from core.machine import memory_limits, port_number
 from sql_agent.lightning.agl_without_litellm import agl
 from sql_agent.lightning.request_guard import STORE_TOKEN, RequestGuard, is_loopback
 from sql_agent.lightning.store import READ
@@ -51,7 +50,7 @@ class BoundedStore(agl.InMemoryLightningStore):
     """Keeps the spans of a rollout until it is marked as read (`sql_agent.lightning.store.READ`) or cancelled."""
 
     def __init__(self) -> None:
-        budget = int(SPANS_SHARE * memory_limit_bytes())
+        budget = int(SPANS_SHARE * min([psutil.virtual_memory().total, *memory_limits()]))
         super().__init__(
             thread_safe=True,
             eviction_memory_threshold=budget,
@@ -155,25 +154,6 @@ def span_bytes(span: BaseModel) -> int:
     for value in getattr(span, "attributes", {}).values():
         size += sys.getsizeof(value) + (32 * len(value) if isinstance(value, list) else 0)
     return size
-
-
-def memory_limit_bytes(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
-    """What this process may use: the host's memory, or the lowest limit of the control groups around it."""
-    limits = [psutil.virtual_memory().total]
-    for line in proc.read_text().splitlines() if proc.is_file() else ():
-        _, controllers, group = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        top, name = (root, "memory.max") if controllers == "" else (root / "memory", "memory.limit_in_bytes")
-        folder = top / group.lstrip("/")
-        for place in (folder, *folder.parents):
-            if (
-                place.is_relative_to(top)
-                and (file := place / name).is_file()
-                and (text := file.read_text()).strip().isdigit()
-            ):
-                limits.append(int(text))
-    return min(limits)
 
 
 def main() -> None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from core.cpu_features import uses_bfloat16
 from core.hub import model_folder
+from core.machine import memory_limits
 from core.micro_batches import micro_batch_tokens
 from dbbench_adapter.protocols import Message
 from sql_agent.datatypes import AgentConfig
@@ -262,9 +262,8 @@ def available_bytes(device: str) -> int:
         return torch.cuda.mem_get_info()[0]
     import psutil
 
-    limits = [Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")]
-    found = [int(text) for path in limits if path.is_file() and (text := path.read_text().strip()).isdigit()]
-    return min([psutil.virtual_memory().available, *(limit - psutil.Process().memory_info().rss for limit in found)])
+    used = psutil.Process().memory_info().rss
+    return min([psutil.virtual_memory().available, *(limit - used for limit in memory_limits())])
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 from sql_agent import store_server as module
 from sql_agent.lightning.agl_without_litellm import agl
 from sql_agent.lightning.store import READ
-from sql_agent.store_server import BoundedStore, memory_limit_bytes, span_bytes
+from sql_agent.store_server import BoundedStore, span_bytes
 
 
 def span(rollout, number=1):
@@ -147,7 +147,7 @@ async def test_what_nobody_ever_reads_goes_an_hour_after_its_end(monkeypatch):
 
 async def test_unread_spans_may_take_a_quarter_of_what_the_container_may_use(monkeypatch, caplog):
     one = span_bytes(some_span())
-    monkeypatch.setattr(module, "memory_limit_bytes", lambda: 4 * 5 * one)
+    monkeypatch.setattr(module, "memory_limits", lambda: [4 * 5 * one])
     store = BoundedStore()  # room for 5 spans; beyond it the oldest rollouts go until 4 are left
     first, *_, last = await played(store, 3)
     assert len(await store.query_spans(last.rollout_id)) == 2
@@ -172,29 +172,3 @@ def test_the_size_of_a_span_is_that_of_its_numbers():
     # a list of 1,000 has pointers of 8,000 bytes and integers of 32,000, one of 100 a tenth of that: 44,000 and headers
     assert span_bytes(some_span()) == pytest.approx(44_000, rel=0.1)
     assert sys.getsizeof(70_000) <= 32
-
-
-@pytest.mark.parametrize(
-    ("groups", "files", "limit"),
-    [
-        pytest.param("0::/\n", {"memory.max": "4096\n"}, 4096, id="a_container"),
-        pytest.param("0::/job/step\n", {"job/memory.max": "8192", "job/step/memory.max": "max"}, 8192, id="around_it"),
-        pytest.param("0::/docker/1\n", {"memory.max": "4096"}, 4096, id="seen_from_inside"),
-        pytest.param(
-            "5:cpu:/a\n4:memory:/a\n",
-            {"memory/a/memory.limit_in_bytes": "2048", "memory.max": "1"},
-            2048,
-            id="version_1",
-        ),
-        pytest.param("0::/\n", {"memory.max": "max"}, None, id="no_limit"),
-        pytest.param("4:memory:/\n", {"memory/memory.limit_in_bytes": str(2**63 - 4096)}, None, id="no_limit_1"),
-        pytest.param("", {}, None, id="no_control_groups"),
-    ],
-)
-def test_the_lowest_limit_of_the_control_groups_counts(tmp_path, groups, files, limit):
-    proc, root = tmp_path / "proc", tmp_path / "cgroup"
-    proc.write_text(groups)
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    assert memory_limit_bytes(proc, root) == (limit or module.psutil.virtual_memory().total)
