@@ -60,6 +60,11 @@ def _interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
+def say(line: str) -> None:
+    """Print a line at once, also where the output goes to a file."""
+    print(line, flush=True)
+
+
 def execute(main: Callable[[], int | None]) -> NoReturn:
     """Run `main` and exit with its status, with 1 if a file could not be read or written, with 130 after Ctrl-C."""
     try:

@@ -13,7 +13,7 @@ import sys
 if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
 
-from core.commands import execute, starting
+from core.commands import execute, say, starting
 
 if __name__ == "__main__":
     starting()
@@ -66,16 +66,12 @@ def run(cfg: GreedyGrpoConfig, *, resumed: bool) -> None:
     try:
         with DbBench(cfg.judge, cfg.protocol, cfg.backend) as environment:
             recipe = GreedyGrpo(cfg, *load_split(cfg))
-            trainer = start_trainer(cfg, recipe, environment, folder, resumed=resumed, say=say)
+            trainer = start_trainer(cfg, recipe, environment, folder, resumed=resumed)
             trainer.train()
     except BackendUnavailable as error:
         raise ValueError(f"--backend {cfg.backend.split('@')[-1]}: {error}") from error
     say(f"greedy accuracy while training: {trainer.progress.accuracy}")
     say(f"adapter: {folder.finish(trainer.policy)}")
-
-
-def say(line: str) -> None:
-    print(line, flush=True)
 
 
 def load_split(cfg: GreedyGrpoConfig) -> "tuple[Sequence[Task], Sequence[Task]]":

@@ -13,7 +13,7 @@ import sys
 if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
 
-from core.commands import execute, starting
+from core.commands import execute, say, starting
 
 if __name__ == "__main__":
     starting()
@@ -87,7 +87,7 @@ def run(cfg: ExperimentConfig, resumed: Path | None) -> None:
             cfg = cfg.model_copy(update={"language_model": for_this_machine(cfg.language_model)})
             folder = SessionFolder(resumed or new_run_dir(cfg), cfg, resumed=resumed is not None)
             opening, again = f"run: {folder.path}", resumed is not None
-            trainer = start_trainer(cfg, SingleSkill(cfg), environment, folder, resumed=again, opening=opening, say=say)
+            trainer = start_trainer(cfg, SingleSkill(cfg), environment, folder, resumed=again, opening=opening)
             try:
                 trainer.train()
             finally:
@@ -109,10 +109,6 @@ def gpu_gib() -> float | None:
     import torch
 
     return torch.cuda.get_device_properties(0).total_memory / 2**30 if torch.cuda.is_available() else None
-
-
-def say(line: str) -> None:
-    print(line, flush=True)
 
 
 def new_run_dir(cfg: ExperimentConfig) -> Path:

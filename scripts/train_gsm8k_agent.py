@@ -15,7 +15,7 @@ import sys
 if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
 
-from core.commands import execute, starting
+from core.commands import execute, say, starting
 
 if __name__ == "__main__":
     starting()
@@ -67,13 +67,9 @@ def run(cfg: Gsm8kGrpoConfig, *, resumed: bool) -> None:
     held_out = load_problems(cfg.source, split="test", limit=cfg.eval_samples, seed=1) if cfg.eval_samples else []
     recipe = Gsm8kGrpo(cfg, problems, held_out)
     opening = f"{len(problems)} problems of {cfg.dataset}, {len(held_out)} held out"
-    start_trainer(cfg, recipe, Gsm8k(), folder, resumed=resumed, opening=opening, say=say).train()
+    start_trainer(cfg, recipe, Gsm8k(), folder, resumed=resumed, opening=opening).train()
     model = shlex.quote(f"{cfg.run_dir}/epoch_{cfg.num_epochs}")
     say(f"next: python scripts/test_interactive.py --task gsm8k --model_path {model}")
-
-
-def say(line: str) -> None:
-    print(line, flush=True)
 
 
 if __name__ == "__main__":

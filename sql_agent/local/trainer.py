@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from core.commands import say
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.local.config import GrpoConfig
 from sql_agent.local.datatypes import (
@@ -267,7 +268,6 @@ def start_trainer(
     *,
     resumed: bool,
     opening: str | None = None,
-    say: Say,
 ) -> Trainer:
     """Load the policy, begin the folder and, where a run is resumed, put everything back as its checkpoint has it.
 

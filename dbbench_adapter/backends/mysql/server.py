@@ -204,5 +204,3 @@ def _remove_orphans() -> None:
         process_id = folder.name.removeprefix(_PREFIX).partition("-")[0]
         if process_id.isdigit() and not Path("/proc", process_id).exists():
             shutil.rmtree(folder, ignore_errors=True)
-
-
