@@ -32,20 +32,23 @@ def masked_group_advantages(
         lost. Differences: verl gives a lone rollout its raw return as advantage, here it is 0 (no peer to compare
         with); a group of equal returns is exactly 0 here, in verl up to 0.06 by rounding.
     """
-    members: defaultdict[Any, list[int]] = defaultdict(list)
-    for row, group in enumerate(groups):
-        if judged[row]:
-            members[group].append(row)
     advantages = torch.zeros_like(returns)
-    for rows in members.values():
-        if len(rows) < 2:
-            continue
+    for rows in _with_peers(judged, groups):
         returns_G = returns[rows]
         if bool((returns_G == returns_G[0]).all()):
             continue  # in float32 the mean of eight -0.8 is off by 6e-8, which divided by eps would be 0.056
         centred_G = returns_G - returns_G.mean()
         advantages[rows] = centred_G / (returns_G.std() + eps) if scale else centred_G
     return advantages
+
+
+def _with_peers(judged: torch.Tensor, groups: np.ndarray) -> list[list[int]]:
+    """The judged rows of each group that has two or more."""
+    members: defaultdict[Any, list[int]] = defaultdict(list)
+    for row, group in enumerate(groups):
+        if judged[row]:
+            members[group].append(row)
+    return [rows for rows in members.values() if len(rows) > 1]
 
 
 ZERO_REWARD = 1e-30
@@ -72,14 +75,8 @@ def masked_turn_advantages(
         GRPO with process supervision, arXiv:2402.03300 sec. 4.1.3. Where each rollout has one reward, at its end, it is
         `masked_group_advantages`. verl 0.9.1 (core_algos.py) has outcome supervision only.
     """
-    members: defaultdict[Any, list[int]] = defaultdict(list)
-    for row, group in enumerate(groups):
-        if judged[row]:
-            members[group].append(row)
     advantages = torch.zeros_like(rewards)
-    for rows in members.values():
-        if len(rows) < 2:
-            continue
+    for rows in _with_peers(judged, groups):
         earned = rewards[rows]
         ends = earned != 0
         ends[~ends.any(dim=-1), -1] = True
