@@ -1,12 +1,28 @@
-"""The episode of an environment with one tool: the policy calls it until it replies without a call, its answer."""
+"""Tools, and the episode of an environment with one tool: the policy calls it until it answers without a call."""
 
 from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from dbbench_adapter.protocols import Message, Status
+
+
+def tool(name: str, description: str, arguments: Mapping[str, str]) -> dict[str, Any]:
+    """A tool in chat-completions form.
+
+    Args:
+        arguments: what each is, by name; all are texts, and all are needed.
+    """
+    parameters = {
+        "type": "object",
+        "properties": {argument: {"type": "string", "description": words} for argument, words in arguments.items()},
+        "required": list(arguments),
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
 class OneToolEpisode(ABC):

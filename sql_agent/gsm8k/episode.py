@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dbbench_adapter.protocols import Message
-from sql_agent.environments.episode import OneToolEpisode
+from sql_agent.environments.episode import OneToolEpisode, tool
 from sql_agent.gsm8k.calculator import calculate
 from sql_agent.gsm8k.datatypes import Problem
 
@@ -15,21 +13,11 @@ TOOL_NAME = "calculator"
 RULES = f"""\
 You solve word problems. Call {TOOL_NAME} for every calculation, with one expression such as 48/2. A reply without a \
 call is your answer and ends the task: its last line is #### and the final number alone, such as #### 72."""
-TOOL: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": TOOL_NAME,
-        "description": "Calculate one arithmetic expression and return its exact value.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "expression": {"type": "string", "description": "Numbers, + - * / // % ** and parentheses."}
-            },
-            "required": ["expression"],
-            "additionalProperties": False,
-        },
-    },
-}
+TOOL = tool(
+    TOOL_NAME,
+    "Calculate one arithmetic expression and return its exact value.",
+    {"expression": "Numbers, + - * / // % ** and parentheses."},
+)
 
 
 def messages(problem: Problem) -> list[Message]:

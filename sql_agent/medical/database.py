@@ -7,16 +7,14 @@ in time proportional to what they read (`dbbench_adapter.backends.sqlite.read_on
 from __future__ import annotations
 
 import json
-import math
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from dbbench_adapter.backends import BackendUnavailable, Result
 from dbbench_adapter.backends.mysql_on_sqlite.functions import FUNCTIONS
-from dbbench_adapter.backends.sqlite.read_only import ReadOnlyDatabase, connect
+from dbbench_adapter.backends.sqlite.read_only import ReadOnlyDatabase, connect, json_cell
 from dbbench_adapter.backends.sqlite.sandbox import Watchdog
 from sql_agent.medical.datatypes import TABLES, MedicalDataError, Question, Schema
 
@@ -142,18 +140,12 @@ class MedicalDatabase(ReadOnlyDatabase):
         )
 
 
-def _json_cell(cell: Any) -> Any:
-    if isinstance(cell, float) and not math.isfinite(cell):
-        return None  # JSON has no infinity
-    return cell.hex() if isinstance(cell, bytes) else cell
-
-
 def format_result(result: Result) -> str:
     """The text of a result for the policy: columns and rows as JSON, cut at `MAX_RESULT_CHARS`, or the error."""
     if result.error is not None:
         text = f"Error: {result.error}"
     else:
-        rows = [[_json_cell(cell) for cell in row] for row in result.rows or ()]
+        rows = [[json_cell(cell) for cell in row] for row in result.rows or ()]
         text = json.dumps({"columns": result.columns, "rows": rows}, ensure_ascii=False)
     text = text.encode("utf-8", "replace").decode()  # a lone surrogate would break the next request
     return text if len(text) <= MAX_RESULT_CHARS else text[:MAX_RESULT_CHARS] + TRUNCATED

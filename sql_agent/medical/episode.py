@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dbbench_adapter.protocols import Message
-from sql_agent.environments.episode import OneToolEpisode
+from sql_agent.environments.episode import OneToolEpisode, tool
 from sql_agent.medical.database import MedicalDatabase, format_result
 from sql_agent.medical.datatypes import Question, Schema
 
@@ -18,19 +16,7 @@ statement; it returns columns and rows as JSON. A reply without a call is your a
 database says, in the language of the question, and no more than that.
 Tables:
 """
-TOOL: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": TOOL_NAME,
-        "description": "Run one SELECT statement and return its rows.",
-        "parameters": {
-            "type": "object",
-            "properties": {"sql": {"type": "string", "description": "The SELECT statement."}},
-            "required": ["sql"],
-            "additionalProperties": False,
-        },
-    },
-}
+TOOL = tool(TOOL_NAME, "Run one SELECT statement and return its rows.", {"sql": "The SELECT statement."})
 
 
 def messages(question: Question, schema: Schema) -> list[Message]:

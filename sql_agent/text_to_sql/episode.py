@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 from dbbench_adapter.backends import Result
+from dbbench_adapter.backends.sqlite.read_only import json_cell
 from dbbench_adapter.protocols import Message, Status
+from sql_agent.environments.episode import tool
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.sandbox import UserDatabase
 
@@ -23,25 +24,10 @@ asked for and nothing else.
 """
 
 
-def _tool(name: str, description: str) -> dict[str, Any]:
-    return {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": description,
-            "parameters": {
-                "type": "object",
-                "properties": {"sql": {"type": "string", "description": "The SELECT statement."}},
-                "required": ["sql"],
-                "additionalProperties": False,
-            },
-        },
-    }
-
-
+_SQL = {"sql": "The SELECT statement."}
 TOOLS = [
-    _tool("execute_sql", "Run one SELECT statement and return its rows."),
-    _tool("submit_sql", "Hand in the query that answers the question."),
+    tool("execute_sql", "Run one SELECT statement and return its rows.", _SQL),
+    tool("submit_sql", "Hand in the query that answers the question.", _SQL),
 ]
 
 
@@ -111,14 +97,8 @@ def format_result(result: Result) -> str:
         text = f"Error: {result.error}"
     else:
         rows = result.rows or ()
-        shown = [json.dumps([_json_cell(cell) for cell in row], ensure_ascii=False) for row in rows[:MAX_SHOWN_ROWS]]
+        shown = [json.dumps([json_cell(cell) for cell in row], ensure_ascii=False) for row in rows[:MAX_SHOWN_ROWS]]
         more = [f"... {len(rows) - len(shown)} more rows"] if len(rows) > len(shown) else []
         text = "\n".join([json.dumps(result.columns, ensure_ascii=False), *shown, *more])
     text = text.encode("utf-8", "replace").decode()  # a lone surrogate would break the next request
     return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "[TRUNCATED]"
-
-
-def _json_cell(cell: Any) -> Any:
-    if isinstance(cell, float) and not math.isfinite(cell):
-        return None  # JSON has no infinity
-    return cell.hex() if isinstance(cell, bytes) else cell
