@@ -17,6 +17,7 @@ from dbbench_adapter.datatypes import Score
 from sql_agent import oracle
 from sql_agent.config import load_config
 from sql_agent.datatypes import JudgeConfig
+from sql_agent.flags import parse_args, resolve
 from sql_agent.preflight import check_llm_judge
 from sql_agent.resume import check_resume
 from sql_agent.reward_functions import RewardRecord, RewardUnavailable
@@ -25,7 +26,7 @@ from sql_agent.reward_functions.judge import FORM, LlmJudge, judge_function, rea
 from sql_agent.tests.conftest import checkpoint_of
 from sql_agent.tests.records import make_record
 from sql_agent.tests.test_summed_rewards import start
-from sql_agent.train_sql_agent import main, parse_args, resolve
+from sql_agent.train_sql_agent import main
 
 ROOT = Path(__file__).parents[2]
 SECRET = "5ecret-key"

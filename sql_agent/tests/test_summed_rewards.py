@@ -7,6 +7,7 @@ import pytest
 from dbbench_adapter.datatypes import Score
 from sql_agent.config import dump_config
 from sql_agent.datatypes import OWN_REWARD, FunctionReward, Reward, RewardModelConfig, ScorerResult
+from sql_agent.flags import parse_args, resolve
 from sql_agent.preflight import UsageError
 from sql_agent.report.figures import all_figures
 from sql_agent.resume import check_resume, own_files
@@ -18,7 +19,6 @@ from sql_agent.rollouts.run_context import trajectory_line
 from sql_agent.rollouts.stops import TooManyLostError, check_lost
 from sql_agent.tests.conftest import checkpoint_of, forget_own_files
 from sql_agent.tests.records import make_record, make_result
-from sql_agent.train_sql_agent import parse_args, resolve
 
 RIGHT, WRONG, UNJUDGED = Score(1.0, "match"), Score(0.0, "wrong_rows"), Score(None, NO_JUDGE)
 SHAPING = RewardModelConfig(center=1.0, scale=2.0)
