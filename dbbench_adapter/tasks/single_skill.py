@@ -138,24 +138,20 @@ class SingleSkillTaskGenerator:
         *,
         seed: int,
         split: Split = "train",
-        difficulty: Difficulty | None = None,
         weights: Mapping[str, float] | None = None,
     ) -> SingleSkillTaskGenerator:
-        """Draw from new tasks; no statement comes twice.
+        """Draw from new tasks of the lowest difficulty that has room for their skill, so that they show few others; no
+        statement comes twice.
 
-        Args:
-            difficulty: None takes for each skill the lowest that has room for it, so that tasks show few others.
         Raises:
-            ValueError: unknown split or difficulty, a skill the difficulty has no room for, or see the constructor.
+            ValueError: unknown split, or see the constructor.
         """
         known = SKILLS if weights is None else tuple(skill for skill in SKILLS if skill in weights)
-        if difficulty is not None and weights is None:
-            known = tuple(skill for skill in known if has_room(difficulty, skill))
         seen: set[str | None] = set()
         sources: dict[str, Iterator[Task]] = {}
         for skill in known:
             own_seed = seed * len(SKILLS) + SKILLS.index(skill)  # so that ids differ from skill to skill
-            level: Difficulty = difficulty or next(lowest for lowest in SKILL_COUNTS if has_room(lowest, skill))
+            level: Difficulty = next(lowest for lowest in SKILL_COUNTS if has_room(lowest, skill))
             stream = task_stream(seed=own_seed, split=split, difficulty=level, skills={skill: 1.0})
             sources[skill] = _new(stream, seen)
         return cls(sources, seed=seed, weights=weights)
