@@ -57,6 +57,13 @@ class Events:
         self._out.write(json.dumps(event) + "\n")
 
 
+def tell(process: subprocess.Popen[str], message: Any) -> None:
+    """Write a line of JSON to the standard input of a process."""
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(message) + "\n")
+    process.stdin.flush()
+
+
 @contextmanager
 def own_run() -> Iterator[tuple[str, Path]]:
     """Begin a run: yield its id, which all its processes inherit, and a folder for temporary files. At the end all of

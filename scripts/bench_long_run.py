@@ -26,10 +26,11 @@ from typing import Any
 import psutil
 
 from core.machine import free_port
+from core.processes import tell
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import write_tasks
 from scripts.bench import children
-from scripts.bench.children import AGL_STORE, answer, python, say, started
+from scripts.bench.children import AGL_STORE, answer, python, started
 from scripts.bench.overhead import CHAIN_SETTINGS
 from scripts.bench.report import Row, facts, finish
 from sql_agent import oracle
@@ -63,7 +64,7 @@ def chain(folder: Path, steps: int = STEPS) -> Iterator[Row]:
         oracle.serve(oracle.app(script())) as url,
         started(python("scripts.bench.chain"), log, environment, talks=True) as player,
     ):
-        say(player, {**order, "server": url.removesuffix("/v1"), "settings": settings})
+        tell(player, {**order, "server": url.removesuffix("/v1"), "settings": settings})
         for _ in range(steps):
             seen.append(answer(player, log))
             _show_progress("chain", seen)

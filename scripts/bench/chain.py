@@ -22,8 +22,8 @@ from typing import Any
 
 import psutil
 
-from core.processes import RUN_ID, Events, end_run, end_with_parent
-from scripts.bench.children import answer, cpu_s, say
+from core.processes import RUN_ID, Events, end_run, end_with_parent, tell
+from scripts.bench.children import answer, cpu_s
 from scripts.bench.overhead import AT_ONCE, ROUNDS
 from sql_agent.config import load_config
 from sql_agent.launch import fit
@@ -73,7 +73,7 @@ class Chain(agl.Algorithm):
             return None
         log = log_file(self.cfg, "proxy")
         self.proxy = spawn("sql_agent.lightning.llm_proxy", "--store", self.order["store_url"], log=log)
-        say(self.proxy, servers)
+        tell(self.proxy, servers)
         return answer(self.proxy, log)["url"]
 
     def play(self, manager: Any, rows: int, group: int, how: dict[str, Any]) -> dict[str, float]:

@@ -36,7 +36,7 @@ def started(
     Args:
         log: takes what the child prints.
         environment: added to this process's.
-        talks: its standard streams are for `say` and `answer`; only its errors go to the log. Nobody reads a server's
+        talks: its standard streams are for `tell` and `answer`; only its errors go to the log. Nobody reads a server's
             lines: it would stop when the pipe is full.
     """
     with log.open("a") as out:
@@ -62,12 +62,6 @@ def started(
 
 def python(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", module, *arguments]
-
-
-def say(process: subprocess.Popen[str], message: Any) -> None:
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(message) + "\n")
-    process.stdin.flush()
 
 
 def answer(process: subprocess.Popen[str], log: Path) -> Any:

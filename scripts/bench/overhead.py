@@ -20,10 +20,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from core.processes import tell
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import load_tasks, write_tasks
-from scripts.bench.children import Server, answer, oracle, python, say, serving, started, store
+from scripts.bench.children import Server, answer, oracle, python, serving, started, store
 from scripts.bench.report import Row
 from sql_agent.config import load_config
 from sql_agent.verl_side.config import worker_environment
@@ -162,7 +163,7 @@ def _through_store(url: str, model: str, tasks: Path, log: Path, *, proxy: bool)
         order = {"store_url": kept.url, "store_pid": kept.pid, "server": url, "model": model, "tasks": str(tasks)}
         environment = worker_environment(load_config(None, settings), cpu=True) | {"AGL_MANAGED_STORE": "0"}
         with started(python("scripts.bench.chain"), log, environment, talks=True) as chain:
-            say(chain, {**order, "settings": settings + CHAIN_SETTINGS})
+            tell(chain, {**order, "settings": settings + CHAIN_SETTINGS})
             return Load(**answer(chain, log))
 
 

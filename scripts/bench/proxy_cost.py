@@ -14,9 +14,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from core.processes import tell
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import write_tasks
-from scripts.bench.children import Server, answer, cpu_s, oracle, python, say, started, store
+from scripts.bench.children import Server, answer, cpu_s, oracle, python, started, store
 from scripts.bench.proxy_calls import Order, call_all
 from scripts.bench.report import Row
 from sql_agent.lightning.request_guard import give_token
@@ -119,5 +120,5 @@ def _proxies(module: str, kept: Server, servers: list[Server], log: Path) -> Ite
     with ExitStack() as stack:
         proxies = [stack.enter_context(started(python(module, "--store", kept.url), log, talks=True)) for _ in servers]
         for proxy, server in zip(proxies, servers, strict=True):
-            say(proxy, {"model": "oracle", "backends": [server.url]})
+            tell(proxy, {"model": "oracle", "backends": [server.url]})
         yield [answer(proxy, log)["url"] for proxy in proxies], proxies[-1].pid

@@ -17,7 +17,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from core.machine import free_port
-from scripts.bench.children import answer, python, say, started
+from core.processes import tell
+from scripts.bench.children import answer, python, started
 from scripts.bench.local_tokens import TARGET_TURNS, TURNS, per_turn, rollouts
 from scripts.bench.report import Row
 from sql_agent.config import load_config
@@ -166,7 +167,7 @@ def run_worker(
     if setting.upstream:
         environment["VERL_ENGINE_DEVICE"] = "cuda"  # the name of verl's own engine, which runs on a CPU too
     with started(python("scripts.bench.update_worker"), log, environment, talks=True) as worker:
-        say(worker, spec)
+        tell(worker, spec)
         return answer(worker, log)
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 import aiohttp
 
+from core.processes import tell
 from sql_agent.config import TrainConfig
 from sql_agent.lightning.agl_without_litellm import agl
 from sql_agent.lightning.runner import TRAINER_WORKER
@@ -68,7 +69,7 @@ class VerlGrpo(agl.Algorithm):
             arguments = ("--store", store_url, "--timeout-s", str(self.cfg.agent.turn_timeout_s))
             proxy = spawn("sql_agent.lightning.llm_proxy", *arguments, log=log_file(self.cfg, "proxy"))
         try:
-            _send(self.driver, self.order | {"store_url": store_url})
+            tell(self.driver, self.order | {"store_url": store_url})
             await _first_of(self._follow(proxy), self._until_no_runner_is_left())
         finally:
             heartbeat.cancel()
@@ -97,7 +98,7 @@ class VerlGrpo(agl.Algorithm):
             event = json.loads(line)
             if event["event"] == "servers":
                 proxy_url = await self._start_proxy(proxy, event) if proxy else None
-                _send(self.driver, {"proxy_url": proxy_url})
+                tell(self.driver, {"proxy_url": proxy_url})
                 event = {"event": "phase", "name": "first rollouts"}
             if event.get("name") == "first rollouts":
                 deadline = None
@@ -124,7 +125,7 @@ class VerlGrpo(agl.Algorithm):
 
     async def _start_proxy(self, proxy: subprocess.Popen[str], servers: dict[str, Any]) -> str:
         """Point the LLM proxy at the model servers; returns its address."""
-        _send(proxy, {"model": servers["model"], "backends": servers["backends"]})
+        tell(proxy, {"model": servers["model"], "backends": servers["backends"]})
         line = await _read_line(proxy, PROXY_START_S)
         if not line:
             raise TrainingFailedError(f"the LLM proxy ended before it served; see {log_file(self.cfg, 'proxy')}")
@@ -197,12 +198,6 @@ async def _tell_store(store: Any, stats: dict[str, Any]) -> None:
             await store.update_worker(TRAINER_WORKER, stats)
     except (aiohttp.ClientError, OSError, TimeoutError) as error:  # the next heartbeat may arrive
         logger.warning("the store did not take the trainer's heartbeat: %s", error)
-
-
-def _send(process: subprocess.Popen[str], message: dict[str, Any]) -> None:
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(message) + "\n")
-    process.stdin.flush()
 
 
 async def _read_line(process: subprocess.Popen[str], timeout_s: float | None) -> str:
