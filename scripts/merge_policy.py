@@ -57,7 +57,7 @@ class MergeError(ValueError):
 
 
 @dataclass(frozen=True)
-class Source:
+class TrainedModel:
     """A model as it was trained, in float32, and what belongs to it."""
 
     model: Any
@@ -72,7 +72,7 @@ class Source:
     """What is written into merge.json."""
 
 
-def merge(source: Source, output: Path, say: Say) -> None:
+def merge(source: TrainedModel, output: Path, say: Say) -> None:
     """Write the merged model to `output`, which is there afterwards only if it computes what `source` does.
 
     Raises:
@@ -178,7 +178,7 @@ def compare_weights(merged: Any, served: Path) -> str:
 # A checkpoint of the training command ---------------------------------------------------------------------------------
 
 
-def open_checkpoint(path: Path, say: Say) -> Source:
+def open_checkpoint(path: Path, say: Say) -> TrainedModel:
     """Load verl's shards of an actor as a model.
 
     Raises:
@@ -190,7 +190,7 @@ def open_checkpoint(path: Path, say: Say) -> Source:
     say(f"{checkpoint}: step {facts['train_step']} of run {facts['run_id']}, every file as it was written")
     files = checkpoint / "actor" / "huggingface"
     served = files if any(files.glob("*.safetensors")) else None
-    return Source(model_of(checkpoint / "actor"), files, files, served, facts)
+    return TrainedModel(model_of(checkpoint / "actor"), files, files, served, facts)
 
 
 def find_checkpoint(path: Path, say: Say) -> Path:
@@ -269,7 +269,7 @@ def join_shards(actor: Path) -> dict[str, Tensor]:
 # An adapter -----------------------------------------------------------------------------------------------------------
 
 
-def open_adapter(adapter: Path, base: Path | None) -> Source:
+def open_adapter(adapter: Path, base: Path | None) -> TrainedModel:
     """Load an adapter that the local trainers, or PEFT, wrote.
 
     Args:
@@ -303,7 +303,7 @@ def open_adapter(adapter: Path, base: Path | None) -> Source:
     disable_progress_bar()
     model = PeftModel.from_pretrained(load_model(base, device="cpu"), str(adapter))
     own = any((adapter / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
-    return Source(model.to(torch.float32), adapter if own else base, base)
+    return TrainedModel(model.to(torch.float32), adapter if own else base, base)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

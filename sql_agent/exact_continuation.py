@@ -82,7 +82,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Played:
+class Continuity:
     """The result of a scripted conversation. Each field names the first such reply; None: there is none."""
 
     broken: str | None
@@ -117,7 +117,7 @@ def play(
     encode: Callable[[str], list[int]],
     decode: Callable[[list[int]], str],
     ends: Collection[int],
-) -> Played:
+) -> Continuity:
     """Play the script as a rollout: each prompt continues from what was sampled. The samples are cut into single
     characters, as no tokenizer would cut them. After a break there is nothing to continue from, and the play is over.
 
@@ -134,12 +134,12 @@ def play(
         otherwise = render([*replied[:-1], another_reply(turn.reply), turn.answer], prompt=True)
         exact = continue_exactly(known, rendered, otherwise, ends)
         if exact is None or not _follows(decode(exact[len(known) :]), turn):
-            return Played(turn.name, rewritten)
+            return Continuity(turn.name, rewritten)
         before = rendered[: len(rendered) - (len(exact) - len(known))]
         if rewritten is None and render(replied, prompt=False)[: len(before)] != before:
             rewritten = turn.name
         prompt = exact
-    return Played(None, rewritten)
+    return Continuity(None, rewritten)
 
 
 def _follows(text: str, turn: Turn) -> bool:

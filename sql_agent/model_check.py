@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from core.forked import LimitError, forked
 from core.json_text import parse_json
 from sql_agent import exact_continuation
-from sql_agent.exact_continuation import Message, Played
+from sql_agent.exact_continuation import Continuity, Message
 
 if TYPE_CHECKING:  # `scripts.doctor` uses this module on machines with broken packages
     from tokenizers import Tokenizer
@@ -228,7 +228,7 @@ def check_continuation(path: Path, protocol: ProtocolName) -> Iterator[Problem]:
         )
 
 
-def template_of_run(path: Path, protocol: ProtocolName) -> tuple[str, Played]:
+def template_of_run(path: Path, protocol: ProtocolName) -> tuple[str, Continuity]:
     """The chat template that a run uses (`choose_template`), and how the scripted conversation goes with it.
 
     Raises:
@@ -249,7 +249,7 @@ def template_of_run(path: Path, protocol: ProtocolName) -> tuple[str, Played]:
 
 def choose_template(
     own: str, tokens: dict[str, Any], tokenizer: Tokenizer, ends: frozenset[int], protocol: ProtocolName
-) -> tuple[str, Played]:
+) -> tuple[str, Continuity]:
     """The model's own template, or TRL's version of it for training if the own one rewrites earlier turns, so that a
     server without exact prompts shows the trained policy what it was trained on. Also how the conversation went.
 
@@ -260,7 +260,7 @@ def choose_template(
     played, better = play(own, tokens, tokenizer, ends, protocol), training_template(own)
     if played.rewritten is not None and better is not None:
         with_better = play(better, tokens, tokenizer, ends, protocol)
-        if with_better == Played(None, None):
+        if with_better == Continuity(None, None):
             return better, with_better
     return own, played
 
@@ -281,7 +281,7 @@ def training_template(template: str) -> str | None:
 
 def play(
     template: str, tokens: dict[str, Any], tokenizer: Tokenizer, ends: frozenset[int], protocol: ProtocolName
-) -> Played:
+) -> Continuity:
     """Play the scripted conversation of a protocol with a template, as vLLM's chat server renders it."""
     first, tools = opening(protocol)
 

@@ -33,7 +33,7 @@ Conversation = list[Message]
 
 
 @dataclass
-class Draft:
+class RawPair:
     """A pair as its form was read."""
 
     chosen: Conversation
@@ -47,7 +47,7 @@ class Form:
     needs: str
     """The fields that identify the form, for help and error messages."""
     fits: Callable[[Row], bool]
-    read: Callable[[Row, Counter[str]], Draft]
+    read: Callable[[Row, Counter[str]], RawPair]
     fields: frozenset[str]
     """The fields that are read; others are left out and counted."""
     system: str | None = "system"
@@ -129,14 +129,14 @@ def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str,
     for name in _MEDIA:
         if row.get(name):
             raise Problem(name, "images and sound are not read; remove the field or the row")
-    draft = form.read(_unpacked(row, form.fields, changes), changes)
+    pair = form.read(_unpacked(row, form.fields, changes), changes)
     tools = read_tools(row.get("tools"), "tools", changes)
     for name in row.keys() - form.fields - {"tools", "metadata", form.system}:
         if row[name] is not None:
             changes[f"field {name!r} left out"] += 1
     if form.system and row.get(form.system) not in (None, ""):
-        _add_system(draft, read_text(row[form.system], form.system, changes))
-    prompt, whole = _joined(draft, changes)
+        _add_system(pair, read_text(row[form.system], form.system, changes))
+    prompt, whole = _joined(pair, changes)
     if drop_tools:
         changes["tools' schemas dropped"] += tools is not None
         tools, touched = None, any(m.tool_calls or m.role == "tool" for side in whole.values() for m in side)
@@ -198,32 +198,32 @@ def _common_prompt(chosen: Conversation, rejected: Conversation) -> int:
     return cut
 
 
-def _add_system(draft: Draft, text: str) -> None:
+def _add_system(pair: RawPair, text: str) -> None:
     """Put the row's separate system message in front of the messages, unless they begin with it.
 
     Raises:
         Problem: they begin with another system message.
     """
     system = Message(role="system", content=text)
-    for name, messages in (("prompt", draft.prompt), ("chosen", draft.chosen), ("rejected", draft.rejected)):
+    for name, messages in (("prompt", pair.prompt), ("chosen", pair.chosen), ("rejected", pair.rejected)):
         if messages and messages[0].role == "system":
             if messages[0] != system:
                 raise Problem(f"{name}.0", "differs from the row's separate system message; keep one of them")
             messages.pop(0)
             if not messages and name != "prompt":
                 raise Problem(name, "holds no reply")
-    for messages in (draft.chosen, draft.rejected) if draft.prompt is None else (draft.prompt,):
+    for messages in (pair.chosen, pair.rejected) if pair.prompt is None else (pair.prompt,):
         messages.insert(0, system)
 
 
-def _joined(draft: Draft, changes: Counter[str]) -> tuple[int | None, dict[str, Conversation]]:
+def _joined(pair: RawPair, changes: Counter[str]) -> tuple[int | None, dict[str, Conversation]]:
     """The length of the prompt (None: what both sides begin with), and both sides as whole conversations."""
-    sides = {"chosen": draft.chosen, "rejected": draft.rejected}
-    if draft.prompt is None:
+    sides = {"chosen": pair.chosen, "rejected": pair.rejected}
+    if pair.prompt is None:
         return None, sides
     replies = all(side[0].role in ("assistant", "tool") for side in sides.values())
-    whole = {name: _whole(draft.prompt, side, name, changes) for name, side in sides.items()}
-    return len(draft.prompt) if replies else None, whole
+    whole = {name: _whole(pair.prompt, side, name, changes) for name, side in sides.items()}
+    return len(pair.prompt) if replies else None, whole
 
 
 def _whole(prompt: Conversation, side: Conversation, name: str, changes: Counter[str]) -> Conversation:
@@ -281,12 +281,12 @@ _REPEATED_CHARS = 20
 """A shorter prompt at the start of both answers may be there by chance ("Yes")."""
 
 
-def _explicit(row: Row, changes: Counter[str]) -> Draft:
+def _explicit(row: Row, changes: Counter[str]) -> RawPair:
     """`prompt`, `chosen` and `rejected` are each a text or messages."""
     given = row.get("prompt")
     if not isinstance(given, str):
         prompt = read_conversation(given, "prompt", changes)
-        return Draft(*_sides(row, changes), prompt)
+        return RawPair(*_sides(row, changes), prompt)
     text = _filled(given, "prompt", changes)
     sides = {name: row.get(name) for name in SIDES}
     cut = {name: _without(side, text) for name, side in sides.items()} if len(text.strip()) >= _REPEATED_CHARS else {}
@@ -294,7 +294,7 @@ def _explicit(row: Row, changes: Counter[str]) -> Draft:
     changes["sides that repeated the prompt"] += repeated if repeated == 2 else 0
     changes["prompts that one side alone repeats, left in it"] += repeated == 1
     chosen, rejected = _sides(cut if repeated == 2 else sides, changes)
-    return Draft(chosen, rejected, [Message(role="user", content=text)])
+    return RawPair(chosen, rejected, [Message(role="user", content=text)])
 
 
 def _without(side: Any, prompt: str) -> str | None:
@@ -309,12 +309,12 @@ def _without(side: Any, prompt: str) -> str | None:
     return rest if rest.strip() else None
 
 
-def _implicit(row: Row, changes: Counter[str]) -> Draft:
+def _implicit(row: Row, changes: Counter[str]) -> RawPair:
     """`chosen` and `rejected` are whole conversations."""
-    return Draft(*(read_conversation(row.get(name), name, changes) for name in ("chosen", "rejected")))
+    return RawPair(*(read_conversation(row.get(name), name, changes) for name in ("chosen", "rejected")))
 
 
-def _agent(row: Row, changes: Counter[str]) -> Draft:
+def _agent(row: Row, changes: Counter[str]) -> RawPair:
     """`messages` is a log, and the other fields are alternatives to it.
 
     With `rejected_messages` alone the log is the chosen side, with `chosen_messages` alone the rejected one. An
@@ -342,13 +342,13 @@ def _agent(row: Row, changes: Counter[str]) -> Draft:
     if len(others) == 2 and (log[-1].role != "assistant" or any(other[0].role == "tool" for other in others.values())):
         asked = log
     if len(replies) == 2:
-        return Draft(others["chosen"], others["rejected"], asked)
+        return RawPair(others["chosen"], others["rejected"], asked)
     whole = {side: [*asked, *other] if side in replies else _with_system(log, other) for side, other in others.items()}
     for side, other in whole.items():
         first = {side: next(filter(_asks, other), None) for side, other in (("log", log), (side, other))}
         if len(others) == 2 and first["log"] not in (None, first[side]):
             raise Problem(f"{side}_messages", "does not begin with the log's first question")
-    return Draft(**({"chosen": log, "rejected": log} | whole))
+    return RawPair(**({"chosen": log, "rejected": log} | whole))
 
 
 def _asks(message: Message) -> bool:
@@ -360,7 +360,7 @@ def _with_system(log: Conversation, other: Conversation) -> Conversation:
     return [*(log[:1] if log[0].role == "system" != other[0].role else []), *other]
 
 
-def _instruction(row: Row, changes: Counter[str]) -> Draft:
+def _instruction(row: Row, changes: Counter[str]) -> RawPair:
     """Alpaca's `instruction` and `input`, and LLaMA-Factory's `history` of questions and answers."""
     texts = [_filled(row.get("instruction"), "instruction", changes)]
     if row.get("input") not in (None, ""):
@@ -372,21 +372,21 @@ def _instruction(row: Row, changes: Counter[str]) -> Draft:
     for number, turn in enumerate(history):
         question, answer = (_filled(text, f"history.{number}", changes) for text in turn)
         prompt += [Message(role="user", content=question), Message(role="assistant", content=answer)]
-    return Draft(*_sides(row, changes), [*prompt, Message(role="user", content="\n".join(texts))])
+    return RawPair(*_sides(row, changes), [*prompt, Message(role="user", content="\n".join(texts))])
 
 
-def _sharegpt(row: Row, changes: Counter[str]) -> Draft:
+def _sharegpt(row: Row, changes: Counter[str]) -> RawPair:
     """`conversations` is the prompt; a side is a message, messages or a text."""
-    return Draft(*_sides(row, changes), read_conversation(row.get("conversations"), "conversations", changes))
+    return RawPair(*_sides(row, changes), read_conversation(row.get("conversations"), "conversations", changes))
 
 
 _SPEAKER = re.compile(r"(?:^\s*|\n\n)(Human|Assistant):")
 
 
-def _hh(row: Row, changes: Counter[str]) -> Draft:
+def _hh(row: Row, changes: Counter[str]) -> RawPair:
     """Anthropic's transcripts: `chosen` and `rejected` are one text each, which follows `prompt` if there is one."""
     prompt = read_text(row.get("prompt") or "", "prompt", changes)
-    return Draft(*(_transcript(prompt, row.get(name), name, changes) for name in ("chosen", "rejected")))
+    return RawPair(*(_transcript(prompt, row.get(name), name, changes) for name in ("chosen", "rejected")))
 
 
 def _transcript(prompt: str, value: Any, name: str, changes: Counter[str]) -> Conversation:

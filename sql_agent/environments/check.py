@@ -44,7 +44,7 @@ GOLD = re.compile(r"answers?|gold|gold_\w+|solutions?|targets?|labels?|secret|ex
 
 
 @dataclass(frozen=True)
-class Finding:
+class Remark:
     kind: Literal["problem", "note"]
     text: str
 
@@ -52,10 +52,10 @@ class Finding:
 @dataclass
 class Report:
     played: list[Played] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    remarks: list[Remark] = field(default_factory=list)
 
     def add(self, kind: Literal["problem", "note"], text: str) -> None:
-        self.findings.append(Finding(kind, text))
+        self.remarks.append(Remark(kind, text))
 
     def of(self, *plays: str) -> list[Played]:
         return [each for each in self.played if each.play in plays]

@@ -23,14 +23,14 @@ WHERE list.schema = 'main' ORDER BY made.rowid"""
 
 
 @dataclass(frozen=True)
-class UserDatabase:
+class DatabaseCopy:
     task: Task
     """A task with the tables of the file and an empty question."""
     left_out: tuple[str, ...]
     """What was not copied, or is shown in another form, in words."""
 
 
-def read_database(path: Path) -> UserDatabase:
+def read_database(path: Path) -> DatabaseCopy:
     """Copy the tables of a SQLite file.
 
     A column whose cells are all whole numbers becomes BIGINT, one of finite numbers DOUBLE, every other TEXT.
@@ -60,7 +60,7 @@ def read_database(path: Path) -> UserDatabase:
     left_out += [f"binary cells shown as hex digits: {num_blobs}"] if num_blobs else []
     note = " ".join(map(_note, tables))
     task = Task(path.stem, "", "other", tuple(tables), Gold(), table_note=note, typed=True)
-    return UserDatabase(task, tuple(left_out))
+    return DatabaseCopy(task, tuple(left_out))
 
 
 def _refuse_too_many(connection: sqlite3.Connection, names: list[str], path: Path) -> None:

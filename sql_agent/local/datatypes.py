@@ -53,7 +53,7 @@ class LocalRollout:
 
 
 @dataclass
-class Played:
+class BatchEpisode:
     """One episode of a batch that is trained on."""
 
     task: Any

@@ -12,7 +12,7 @@ from typing import Any
 
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.local.config import GreedyGrpoConfig
-from sql_agent.local.datatypes import Played, Progress, Sampling
+from sql_agent.local.datatypes import BatchEpisode, Progress, Sampling
 from sql_agent.local.rollouts import Player
 from sql_agent.local.trainer import (
     EVALUATED_TOGETHER,
@@ -67,7 +67,7 @@ class GreedyGrpo(Recipe):
             "group/skipped": progress.skipped,
         }
 
-    def labels(self, episode: Played, batches: int) -> dict[str, Any]:
+    def labels(self, episode: BatchEpisode, batches: int) -> dict[str, Any]:
         if episode.greedy:
             return {"place": batches, "mode": "greedy"}
         return {"place": batches, "mode": "sampled", "reward": episode.reward}

@@ -16,7 +16,7 @@ from typing import Any
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.gsm8k.datatypes import Problem
 from sql_agent.local.config import Gsm8kGrpoConfig
-from sql_agent.local.datatypes import Played, Progress
+from sql_agent.local.datatypes import BatchEpisode, Progress
 from sql_agent.local.rollouts import Player
 from sql_agent.local.trainer import Group, Recipe, describe_loss, evaluate, success_rate
 
@@ -60,7 +60,7 @@ class Gsm8kGrpo(Recipe):
             "group/skipped": progress.skipped,
         }
 
-    def labels(self, episode: Played, batches: int) -> dict[str, Any]:
+    def labels(self, episode: BatchEpisode, batches: int) -> dict[str, Any]:
         return {"batch": batches, "advantage": episode.advantage}
 
     def describe(self, line: dict[str, Any], groups: Sequence[Group], progress: Progress) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sql_agent.datatypes import RolloutRecord
-from sql_agent.local.datatypes import LocalRollout, Played, Progress
+from sql_agent.local.datatypes import BatchEpisode, LocalRollout, Progress
 from sql_agent.local.rollouts import Player
 from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.single_skill_config import ExperimentConfig
@@ -92,7 +92,7 @@ class SingleSkill(Recipe):
             "baseline/skill": progress.means,
         }
 
-    def labels(self, episode: Played, batches: int) -> dict[str, Any]:
+    def labels(self, episode: BatchEpisode, batches: int) -> dict[str, Any]:
         return {
             "update": batches,
             "skill": episode.skill,

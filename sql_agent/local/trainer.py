@@ -21,10 +21,10 @@ from sql_agent.datatypes import RolloutRecord
 from sql_agent.local.config import GrpoConfig
 from sql_agent.local.datatypes import (
     GREEDY,
+    BatchEpisode,
     DivergedError,
     LocalRollout,
     Playable,
-    Played,
     Progress,
     Sampling,
     UnjudgedError,
@@ -44,7 +44,7 @@ EVALUATED_TOGETHER = 32
 MAX_UNJUDGED = 3
 """Batches in a row without any verdict after which a run stops."""
 
-Group = list[Played]
+Group = list[BatchEpisode]
 """The episodes of one task in one batch."""
 Say = Callable[[str], None]
 
@@ -109,7 +109,7 @@ class Recipe(ABC):
         """What the line of a batch says beyond what all trainers write; `progress` counts the batch already."""
 
     @abstractmethod
-    def labels(self, episode: Played, batches: int) -> dict[str, Any]:
+    def labels(self, episode: BatchEpisode, batches: int) -> dict[str, Any]:
         """What the line of an episode says before its record; `batches` counts its own."""
 
     @abstractmethod
@@ -213,7 +213,7 @@ class Trainer:
         rollouts = iter(self._player.play([task for _, task in drawn for _ in ways], ways * len(drawn)))
         return [
             [
-                Played(task, skill, how is GREEDY, rollout, recipe.reward(rollout.record))
+                BatchEpisode(task, skill, how is GREEDY, rollout, recipe.reward(rollout.record))
                 for how, rollout in zip(ways, rollouts, strict=False)  # takes the next len(ways) rollouts
             ]
             for skill, task in drawn

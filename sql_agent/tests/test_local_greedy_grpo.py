@@ -5,7 +5,7 @@ import pytest
 from dbbench_adapter.datatypes import Score
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.local.config import GreedyGrpoConfig, ModelConfig
-from sql_agent.local.datatypes import LocalRollout, Played, Progress, UnjudgedError
+from sql_agent.local.datatypes import BatchEpisode, LocalRollout, Progress, UnjudgedError
 from sql_agent.local.greedy_grpo import GreedyGrpo
 from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.trainer import Trainer, why_without_spread
@@ -51,7 +51,7 @@ def test_rewards(value, stop, reward):
     ],
 )
 def test_a_group_without_spread_says_why(values, reason):
-    assert why_without_spread([Played(None, "k", False, rollout(value), value) for value in values]) == reason
+    assert why_without_spread([BatchEpisode(None, "k", False, rollout(value), value) for value in values]) == reason
 
 
 class Scripted:

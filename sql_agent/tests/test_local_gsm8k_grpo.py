@@ -9,7 +9,7 @@ from dbbench_adapter.datatypes import Score
 from sql_agent.datatypes import RolloutRecord
 from sql_agent.gsm8k.datatypes import Problem
 from sql_agent.local.config import Gsm8kGrpoConfig, LossConfig, ModelConfig
-from sql_agent.local.datatypes import LocalRollout, Played, Progress
+from sql_agent.local.datatypes import BatchEpisode, LocalRollout, Progress
 from sql_agent.local.gsm8k_grpo import Gsm8kGrpo, epoch_order
 from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.trainer import Trainer
@@ -25,7 +25,7 @@ def rollout(value: float | None, reason: str = "x", task_id: str = "p") -> Local
 
 def credited(groups: list[list[float | None]], *, scale: bool) -> list[list[float | None]]:
     """The advantages of groups with these verdicts."""
-    played = [[Played(None, "gsm8k", False, rollout(value), value) for value in values] for values in groups]
+    played = [[BatchEpisode(None, "gsm8k", False, rollout(value), value) for value in values] for values in groups]
     cfg = Gsm8kGrpoConfig(model=ModelConfig(model_path="x"), dataset="generated", loss=LossConfig(scale=scale))
     Gsm8kGrpo(cfg, PROBLEMS, []).credit(played, {})
     return [[episode.advantage for episode in group] for group in played]
