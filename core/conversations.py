@@ -30,7 +30,7 @@ _CALL_READ = {"id", "type", "name", "function", *_ARGUMENTS}
 _MAX_REPR_CHARS = 60
 
 
-class Problem(ValueError):
+class RowError(ValueError):
     """A row cannot be used. Says which field is at fault (dotted), why, and as which form the row was read, if any."""
 
     def __init__(self, field: str, reason: str, form: str | None = None) -> None:
@@ -48,10 +48,10 @@ def read_text(value: Any, field: str, changes: Counter[str]) -> str:
     """The value as a text that UTF-8 can encode; half of a surrogate pair (a cut emoji) becomes U+FFFD.
 
     Raises:
-        Problem: the value is not a text.
+        RowError: the value is not a text.
     """
     if not isinstance(value, str):
-        raise Problem(field, f"expected a text, found {short_repr(value)}")
+        raise RowError(field, f"expected a text, found {short_repr(value)}")
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -64,14 +64,14 @@ def read_conversation(value: Any, field: str, changes: Counter[str]) -> list[Mes
     """Read a list of messages, or a single message.
 
     Raises:
-        Problem: a message cannot be read; the first one is named.
+        RowError: a message cannot be read; the first one is named.
     """
     if isinstance(value, dict):
         value = [value]
     if not isinstance(value, list):
-        raise Problem(field, f"expected a list of messages, found {short_repr(value)}")
+        raise RowError(field, f"expected a list of messages, found {short_repr(value)}")
     if not value:
-        raise Problem(field, "expected messages, found an empty list")
+        raise RowError(field, "expected messages, found an empty list")
     return [read_message(message, f"{field}.{number}", changes) for number, message in enumerate(value)]
 
 
@@ -79,10 +79,10 @@ def in_text(text: str, field: str) -> list[Any] | None:
     """The messages that the text holds as JSON, as exported tables do; None if it is an ordinary text.
 
     Raises:
-        Problem: the messages are in Python's notation instead of JSON.
+        RowError: the messages are in Python's notation instead of JSON.
     """
     if text.lstrip().startswith("[{'") and re.search(r"'(role|from)': ", text):
-        raise Problem(field, "messages in Python's notation; export the table with messages as JSON or as lists")
+        raise RowError(field, "messages in Python's notation; export the table with messages as JSON or as lists")
     try:
         value = json.loads(text) if text.lstrip().startswith("[") else None
     except (ValueError, RecursionError):
@@ -98,19 +98,19 @@ def read_message(raw: Any, field: str, changes: Counter[str]) -> Message:
     """Read one message with `role` and `content`, or `from` and `value`.
 
     Raises:
-        Problem: the role is unknown, the content is not a text, a call names no function, or two fields contradict.
+        RowError: the role is unknown, the content is not a text, a call names no function, or two fields contradict.
     """
     if not isinstance(raw, dict):
-        raise Problem(field, f"expected a message object, found {short_repr(raw)}")
+        raise RowError(field, f"expected a message object, found {short_repr(raw)}")
     role_key, content_key = _filled_key(raw, "role", "from"), _filled_key(raw, "content", "value")
     said = raw.get(role_key)
     role = ROLES.get(said.strip().lower()) if isinstance(said, str) else None
     if role is None:
-        raise Problem(f"{field}.{role_key}", f"unknown role {short_repr(said)}; known are {', '.join(ROLES)}")
+        raise RowError(f"{field}.{role_key}", f"unknown role {short_repr(said)}; known are {', '.join(ROLES)}")
     if role_key == "role" and raw.get("from") and ROLES.get(str(raw["from"]).strip().lower()) != role:
-        raise Problem(f"{field}.from", f"{short_repr(raw['from'])} contradicts role {short_repr(said)}; keep one")
+        raise RowError(f"{field}.from", f"{short_repr(raw['from'])} contradicts role {short_repr(said)}; keep one")
     if content_key == "content" and raw.get("value") and raw["value"] != raw["content"] and raw["content"]:
-        raise Problem(f"{field}.value", "differs from content; keep one of them")
+        raise RowError(f"{field}.value", "differs from content; keep one of them")
     if said != role and role_key == "role":
         changes[f"role {said!r} read as {role!r}"] += 1
     for name in raw.keys() - _READ:
@@ -119,18 +119,18 @@ def read_message(raw: Any, field: str, changes: Counter[str]) -> Message:
     content, calls = raw.get(content_key), _calls(raw, field, changes)
     if said == "function_call":
         if calls:
-            raise Problem(f"{field}.{content_key}", "holds a call, and tool_calls holds another; keep one of them")
+            raise RowError(f"{field}.{content_key}", "holds a call, and tool_calls holds another; keep one of them")
         content, calls = "", _calls_in_text(content, f"{field}.{content_key}", changes)
     text = _content(content, f"{field}.{content_key}", changes)
     if role in ("user", "system") and not text.strip():
-        raise Problem(f"{field}.{content_key}", f"a {role} message without a text; write one, or leave it out")
+        raise RowError(f"{field}.{content_key}", f"a {role} message without a text; write one, or leave it out")
     answered = raw.get("tool_call_id")
     if answered is not None:
         answered = read_text(answered, f"{field}.tool_call_id", changes)
     try:
         return Message(role=role, content=text, tool_calls=tuple(calls), tool_call_id=answered or None)
     except ValidationError as error:
-        raise Problem(field, error.errors()[0]["msg"]) from None
+        raise RowError(field, error.errors()[0]["msg"]) from None
 
 
 def _filled_key(raw: dict[str, Any], key: str, other: str) -> str:
@@ -147,7 +147,7 @@ def _content(content: Any, field: str, changes: Counter[str]) -> str:
     for number, part in enumerate(content):
         text = part.get("text") if isinstance(part, dict) else part
         if isinstance(part, dict) and (text is None or not str(part.get("type") or "text").endswith("text")):
-            raise Problem(
+            raise RowError(
                 f"{field}.{number}", f"expected a part with a text, found {short_repr(part.get('type', part))}"
             )
         texts.append(read_text(text, f"{field}.{number}", changes))
@@ -162,10 +162,10 @@ def _calls(raw: dict[str, Any], field: str, changes: Counter[str]) -> list[ToolC
     calls = raw.get("tool_calls") or []
     if raw.get("function_call"):
         if calls:
-            raise Problem(f"{field}.function_call", "both function_call and tool_calls are given; keep one of them")
+            raise RowError(f"{field}.function_call", "both function_call and tool_calls are given; keep one of them")
         calls = [raw["function_call"]]
     if not isinstance(calls, list):
-        raise Problem(f"{field}.tool_calls", f"expected a list of calls, found {short_repr(calls)}")
+        raise RowError(f"{field}.tool_calls", f"expected a list of calls, found {short_repr(calls)}")
     return [_call(call, f"{field}.tool_calls.{number}", changes) for number, call in enumerate(calls)]
 
 
@@ -174,7 +174,7 @@ def _calls_in_text(content: Any, field: str, changes: Counter[str]) -> list[Tool
     try:
         calls = json.loads(content) if isinstance(content, str) else content
     except (ValueError, RecursionError):
-        raise Problem(field, f"expected a call as JSON, found {short_repr(content)}") from None
+        raise RowError(field, f"expected a call as JSON, found {short_repr(content)}") from None
     return [_call(call, field, changes) for call in (calls if isinstance(calls, list) else [calls])]
 
 
@@ -182,7 +182,7 @@ def _call(raw: Any, field: str, changes: Counter[str]) -> ToolCall:
     function = raw.get("function", raw) if isinstance(raw, dict) else raw
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or not name:
-        raise Problem(field, f"expected a call that names a function, found {short_repr(raw)}")
+        raise RowError(field, f"expected a call that names a function, found {short_repr(raw)}")
     arguments = _arguments(raw, function, field, changes)
     if not isinstance(arguments, str):
         arguments = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
@@ -200,13 +200,13 @@ def _arguments(raw: dict[str, Any], function: dict[str, Any], field: str, change
     here = [key for key in _ARGUMENTS if key in function]
     filled = [key for key in here if function[key]]
     if len(filled) > 1:
-        raise Problem(field, f"{' and '.join(filled)} could both be the arguments; keep one of them")
+        raise RowError(field, f"{' and '.join(filled)} could both be the arguments; keep one of them")
     known = _CALL_READ if function is raw else _CALL_READ - set(_ARGUMENTS)
     left_out = [key for key in raw if key not in known and raw[key]]
     left_out += [key for key in function if function is not raw and key not in _CALL_READ and function[key]]
     if left_out and not here:
         names = ", ".join(map(short_repr, left_out))
-        raise Problem(field, f"expected the arguments as one of {', '.join(_ARGUMENTS)}, found only {names}")
+        raise RowError(field, f"expected the arguments as one of {', '.join(_ARGUMENTS)}, found only {names}")
     for key in left_out:
         changes[f"field {key!r} of a call left out"] += 1
     return function[(filled or here)[0]] if here else None
@@ -216,16 +216,16 @@ def read_tools(value: Any, field: str, changes: Counter[str]) -> str | None:
     """The tools' schemas as the text of a JSON list, each in OpenAI's wrapping; None if there are none.
 
     Raises:
-        Problem: the value is neither a list of objects nor the JSON text of one.
+        RowError: the value is neither a list of objects nor the JSON text of one.
     """
     try:
         tools = json.loads(value) if isinstance(value, str) and value.strip() else value
     except (ValueError, RecursionError):
-        raise Problem(field, f"expected a JSON list of tools, found {short_repr(value)}") from None
+        raise RowError(field, f"expected a JSON list of tools, found {short_repr(value)}") from None
     if not tools:
         return None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise Problem(field, f"expected a list of tools, found {short_repr(value)}")
+        raise RowError(field, f"expected a list of tools, found {short_repr(value)}")
     wrapped = [tool if "function" in tool else {"type": "function", "function": tool} for tool in tools]
     return read_text(json.dumps(wrapped, ensure_ascii=False), field, changes)
 
@@ -242,7 +242,7 @@ def legal(conversation: Sequence[Message], field: str, *, num_prompt: int = 0) -
         field: the name of the conversation in error messages.
         num_prompt: the first `num_prompt` messages are called `prompt` in error messages.
     Raises:
-        Problem: a system message is not the first message, or a tool result answers no call.
+        RowError: a system message is not the first message, or a tool result answers no call.
     """
     numbered: list[Message] = []
     open_calls: list[tuple[str, str]] = []
@@ -250,7 +250,7 @@ def legal(conversation: Sequence[Message], field: str, *, num_prompt: int = 0) -
     for number, message in enumerate(conversation):
         where = f"prompt.{number}" if number < num_prompt else f"{field}.{number - num_prompt}"
         if message.role == "system" and number > 0:
-            raise Problem(where, "a system message that is not the first; put it first")
+            raise RowError(where, "a system message that is not the first; put it first")
         if message.tool_calls:
             # nine letters and digits, which the strictest chat templates (Mistral's) require
             open_calls = [(call.id, f"call{index:05}") for index, call in enumerate(message.tool_calls, count + 1)]
@@ -262,7 +262,7 @@ def legal(conversation: Sequence[Message], field: str, *, num_prompt: int = 0) -
             asked = message.tool_call_id
             answered = next((pair for pair in open_calls if asked in (None, pair[0]) or not pair[0]), None)
             if answered is None:
-                raise Problem(where, "a tool's result that answers no call; put it after its call, or leave it out")
+                raise RowError(where, "a tool's result that answers no call; put it after its call, or leave it out")
             open_calls.remove(answered)
             message = message.model_copy(update={"tool_call_id": answered[1]})
         numbered.append(message)

@@ -27,7 +27,7 @@ from typing import IO, Any
 
 from tqdm import tqdm
 
-from core.conversations import Problem
+from core.conversations import RowError
 from core.disk_errors import OutputError, in_words
 from core.outputs import check_output, written
 from reward_model.data.files import NotReadOn, Numbered, raw_rows
@@ -59,10 +59,10 @@ class Conversion:
         for number, value in rows:
             self.rows += 1
             try:
-                if isinstance(value, Problem):
+                if isinstance(value, RowError):
                     raise value
                 preference = self.converter(value, self._metadata(value, number))
-            except Problem as problem:
+            except RowError as problem:
                 self.read_to_its_end &= not isinstance(problem, NotReadOn)
                 self._reject(number, problem)
                 continue
@@ -77,10 +77,10 @@ class Conversion:
         try:
             original = "" if given is None else json.dumps(given, default=str)
         except RecursionError:
-            raise Problem("metadata", "nested too deeply") from None
+            raise RowError("metadata", "nested too deeply") from None
         return {"source": f"{self.file}:{number}", "original": original}
 
-    def _reject(self, number: int, problem: Problem) -> None:
+    def _reject(self, number: int, problem: RowError) -> None:
         reject = {"file": self.file, "row": number, "field": problem.field, "reason": problem.reason}
         self.rejects.write(json.dumps(reject | {"format": problem.form}) + "\n")
         self.rejected[re.sub(r"\d+", "*", problem.field)] += 1

@@ -25,7 +25,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from core.conversations import Problem, legal, read_conversation
+from core.conversations import RowError, legal, read_conversation
 from core.json_text import parse_json
 from core.messages import Message, num_chars, num_tool_calls
 from core.outputs import OutputError, check_output
@@ -164,17 +164,17 @@ def why_not(record: Any) -> str | None:
     """Why a record cannot be in a pair; None if it can.
 
     Raises:
-        Problem: it is not the record of a rollout.
+        RowError: it is not the record of a rollout.
     """
     if not isinstance(record, dict):
-        raise Problem("row", "expected an object")
+        raise RowError("row", "expected an object")
     if record.get("lost"):
         return "lost"
     if record.get("validate"):
         return "of a run's validation"
     score = record.get("score")
     if not isinstance(score, dict) or "value" not in score:
-        raise Problem("score", "expected a verdict; is this a file of rollouts?")
+        raise RowError("score", "expected a verdict; is this a file of rollouts?")
     if score["value"] is None:
         return "not judged"
     return None if right_or_wrong(score) in (0.0, 1.0) else "neither right nor wrong"
@@ -191,13 +191,13 @@ def rollout_of(record: dict[str, Any], source: str) -> Rollout | None:
     The prompt ends before the model's own first reply, because DB-Bench's text prompts contain a reply.
 
     Raises:
-        Problem: its messages cannot be read.
+        RowError: its messages cannot be read.
     """
     messages = legal(read_conversation(record.get("messages"), "messages", Counter()), "messages")
     turns = record.get("num_turns")
     replies = [i for i, message in enumerate(messages) if message.role == "assistant"]
     if not isinstance(turns, int) or not 0 <= turns <= len(replies):
-        raise Problem("num_turns", f"expected the number of replies, at most {len(replies)}, found {turns!r}")
+        raise RowError("num_turns", f"expected the number of replies, at most {len(replies)}, found {turns!r}")
     said = [i for i in replies[len(replies) - turns :] if not messages[i].is_empty]
     if not said:
         return None

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from core.conversations import Problem, legal
+from core.conversations import RowError, legal
 from reward_model.data.preferences import PreferenceFileError, describe_faults, numbered_lines
 from reward_model.data.summary import Summary
 from reward_model.datatypes import Preference
@@ -86,7 +86,7 @@ def _side_faults(preference: Preference, name: str) -> Iterator[str]:
         yield f"{name}: ends with an empty reply"
     try:
         legal([*preference.prompt, *side], name, num_prompt=len(preference.prompt))
-    except Problem as problem:
+    except RowError as problem:
         yield str(problem)
 
 

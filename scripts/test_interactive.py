@@ -36,7 +36,7 @@ from sql_agent.local.start import load_libraries
 
 if TYPE_CHECKING:
     from dbbench_adapter.datatypes import Task
-    from sql_agent.gsm8k.datatypes import Problem
+    from sql_agent.gsm8k.datatypes import WordProblem
     from sql_agent.interactive.session import Chat, Subject
     from sql_agent.interactive.transcript import Transcript
 
@@ -85,7 +85,7 @@ def run(cfg: InteractiveConfig) -> None:
         raise ValueError(f"--backend {cfg.backend.split('@')[-1]}: {error}") from error
 
 
-def _problems(cfg: InteractiveConfig) -> "list[Problem]":
+def _problems(cfg: InteractiveConfig) -> "list[WordProblem]":
     from sql_agent.gsm8k.load import load_problems, read_problems
 
     source = (cfg.data or "generated").removeprefix("gsm8k:")

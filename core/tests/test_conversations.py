@@ -2,7 +2,7 @@ from collections import Counter
 
 import pytest
 
-from core.conversations import Problem, legal, read_conversation, read_message, read_tools, without_tools
+from core.conversations import RowError, legal, read_conversation, read_message, read_tools, without_tools
 from core.messages import FunctionCall, Message, ToolCall
 
 
@@ -155,13 +155,13 @@ def test_what_is_left_out_or_renamed_is_counted_by_name():
     ],
 )
 def test_a_message_that_cannot_be_read_is_named_with_its_field(raw, words):
-    with pytest.raises(Problem) as problem:
+    with pytest.raises(RowError) as problem:
         read(raw)
     assert words in str(problem.value)
 
 
 def test_an_empty_list_is_no_conversation():
-    with pytest.raises(Problem, match="m: expected messages, found an empty list"):
+    with pytest.raises(RowError, match="m: expected messages, found an empty list"):
         read_conversation([], "m", Counter())
 
 
@@ -197,14 +197,14 @@ def test_results_find_their_call_by_id_and_without_one_in_order():
     ],
 )
 def test_a_conversation_that_no_template_could_mean_is_refused(conversation, words):
-    with pytest.raises(Problem, match=words):
+    with pytest.raises(RowError, match=words):
         legal(conversation, "m")
 
 
 def test_a_problem_in_the_prompt_is_called_so():
-    with pytest.raises(Problem, match=r"^prompt\.1: "):
+    with pytest.raises(RowError, match=r"^prompt\.1: "):
         legal([USER, result("a"), REPLY], "chosen", num_prompt=2)
-    with pytest.raises(Problem, match=r"^chosen\.0: "):
+    with pytest.raises(RowError, match=r"^chosen\.0: "):
         legal([USER, result("a"), REPLY], "chosen", num_prompt=1)
 
 
@@ -238,5 +238,5 @@ def test_tools_become_a_json_list_in_openais_wrapping(value, expected):
 
 @pytest.mark.parametrize("value", ["{", {"name": "f"}, ["f"], 3])
 def test_tools_that_are_no_list_of_schemas_are_a_problem(value):
-    with pytest.raises(Problem, match=r"^tools: expected a"):
+    with pytest.raises(RowError, match=r"^tools: expected a"):
         read_tools(value, "tools", Counter())

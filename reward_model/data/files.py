@@ -1,6 +1,6 @@
 """Reads the rows of a user's file: JSON Lines line by line, JSON as a whole, parquet in batches.
 
-The content decides which of them it is, not the name. A row that cannot be read is returned as its `Problem`, and the
+The content decides which of them it is, not the name. A row that cannot be read is returned as its `RowError`, and the
 reading continues; pandas and pyarrow would stop at the first bad byte, so the JSON is parsed here. Leaves out what a
 row means (`shapes`), and compressed files, which are refused.
 """
@@ -14,18 +14,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from core.conversations import Problem, short_repr
+from core.conversations import RowError, short_repr
 from reward_model.data.preferences import PreferenceFileError
 from reward_model.data.shapes import FORMS, form_of
 
 Numbered = tuple[int, Any]
-"""The number of a row, from 1 (its line in JSON Lines), and its JSON value or its `Problem`."""
+"""The number of a row, from 1 (its line in JSON Lines), and its JSON value or its `RowError`."""
 
 
-class NotReadOn(Problem):
+class NotReadOn(RowError):
     """A row of a JSON file whose end cannot be found, so that nothing after it was read."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: RowError) -> None:
         super().__init__(problem.field, f"{problem.reason}; nothing after it was read")
 
 
@@ -88,7 +88,7 @@ def _loaded(line: bytes) -> Any:
 def _has_form(row: Any) -> bool:
     try:
         return form_of(row) in FORMS
-    except Problem:
+    except RowError:
         return False
 
 
@@ -112,14 +112,14 @@ class _Decoder:
         """The value that begins at `start`, and where it ends.
 
         Raises:
-            Problem: there is no valid value.
+            RowError: there is no valid value.
         """
         try:
             return self._json.raw_decode(text, start)
         except json.JSONDecodeError as error:
-            raise Problem("row", f"not JSON: {error.msg} at character {error.pos - start + 1}") from None
+            raise RowError("row", f"not JSON: {error.msg} at character {error.pos - start + 1}") from None
         except (ValueError, RecursionError) as error:  # a number with thousands of digits, brackets nested too deeply
-            raise error if isinstance(error, Problem) else Problem("row", f"not JSON: {error}") from None
+            raise error if isinstance(error, RowError) else RowError("row", f"not JSON: {error}") from None
 
     def end_of(self, text: str, start: int) -> int | None:
         """The end of a value that is valid JSON but cannot be read; None if it is not JSON."""
@@ -132,7 +132,7 @@ class _Decoder:
         held = dict(pairs)
         if len(held) < len(pairs):
             twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-            raise Problem(twice, "an object has this field twice; keep one")
+            raise RowError(twice, "an object has this field twice; keep one")
         return held
 
     def _constant(self, _name: str) -> None:
@@ -152,11 +152,11 @@ def _line_rows(path: Path, changes: Counter[str]) -> Iterator[Numbered]:
                 if rest == ",":
                     changes["comma after a row ignored"] += 1
                 elif rest:
-                    raise Problem("row", f"a line with more than one value, from {short_repr(rest)}; split the line")
+                    raise RowError("row", f"a line with more than one value, from {short_repr(rest)}; split the line")
                 yield number, value
             except UnicodeDecodeError as error:
-                yield number, Problem("row", f"not UTF-8: {error.reason} at byte {error.start + 1}; convert by iconv")
-            except Problem as problem:
+                yield number, RowError("row", f"not UTF-8: {error.reason} at byte {error.start + 1}; convert by iconv")
+            except RowError as problem:
                 yield number, problem
 
 
@@ -182,7 +182,7 @@ def _json_rows(path: Path, changes: Counter[str]) -> Iterator[Numbered]:
     if at >= len(text):
         changes["end of the list missing: the file may be torn"] += 1
     elif rest := text[at + 1 :].strip(_BLANK):
-        yield number + 1, NotReadOn(Problem("row", f"text after the end of the list: {short_repr(rest)}"))
+        yield number + 1, NotReadOn(RowError("row", f"text after the end of the list: {short_repr(rest)}"))
 
 
 def _object_rows(path: Path, decoder: _Decoder, text: str, at: int, changes: Counter[str]) -> Iterator[Numbered]:
@@ -203,7 +203,7 @@ def _values(
     while at < len(text) and text[at] != closing:
         try:
             value, after = decoder.value_at(text, at)
-        except Problem as problem:
+        except RowError as problem:
             value, after = problem, decoder.end_of(text, at)
             if after is None:
                 yield NotReadOn(problem), len(text)

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from core.conversations import (
-    Problem,
+    RowError,
     in_text,
     legal,
     read_conversation,
@@ -76,7 +76,7 @@ class Converter:
         Args:
             metadata: becomes the preference's metadata.
         Raises:
-            Problem: the row is not a pair; `changes` and `forms` stay as they were.
+            RowError: the row is not a pair; `changes` and `forms` stay as they were.
         """
         name = self.form or form_of(row)
         if self.form is None:
@@ -85,9 +85,9 @@ class Converter:
         try:
             preference = _preference(row, FORMS[name], changes, metadata, self.drop_tools)
         except RecursionError:
-            raise Problem("row", "nested too deeply", name) from None
-        except Problem as problem:
-            raise Problem(problem.field, problem.reason, name) from None
+            raise RowError("row", "nested too deeply", name) from None
+        except RowError as problem:
+            raise RowError(problem.field, problem.reason, name) from None
         self.changes += changes
         self.forms[name] += 1
         return preference
@@ -97,19 +97,19 @@ def form_of(row: Any) -> str:
     """The name of the first form that fits.
 
     Raises:
-        Problem: none does.
+        RowError: none does.
     """
     if not isinstance(row, dict):
-        raise Problem("row", f"expected an object, found {short_repr(row)}")
+        raise RowError("row", f"expected an object, found {short_repr(row)}")
     for name, form in FORMS.items():
         if form.fits(row):
             return name
     if "preferred_output" in row:
         fields = "input.messages to prompt, preferred_output to chosen, non_preferred_output to rejected"
-        raise Problem("row", f"fits no known form: it has OpenAI's form; rename {fields}, input.tools to tools")
+        raise RowError("row", f"fits no known form: it has OpenAI's form; rename {fields}, input.tools to tools")
     known = "; ".join(f"{name} ({form.needs})" for name, form in FORMS.items())
     found = ", ".join(map(short_repr, list(row)[:12])) or "no field"
-    raise Problem("row", f"fits no known form: found {found}, known are {known}")
+    raise RowError("row", f"fits no known form: found {found}, known are {known}")
 
 
 def _check_one_prompt(row: Row, form: str) -> None:
@@ -120,15 +120,15 @@ def _check_one_prompt(row: Row, form: str) -> None:
     filled = [name for name in names if row.get(name) and name not in no_prompt]
     other = next((name for name in filled if row[name] != row[filled[0]]), None)
     if other is not None:
-        raise Problem(filled[0], f"differs from {other}; choose with --format which of them is the prompt", form)
+        raise RowError(filled[0], f"differs from {other}; choose with --format which of them is the prompt", form)
 
 
 def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str, Any], drop_tools: bool) -> Preference:
     if not isinstance(row, dict):
-        raise Problem("row", f"expected an object, found {short_repr(row)}")
+        raise RowError("row", f"expected an object, found {short_repr(row)}")
     for name in _MEDIA:
         if row.get(name):
-            raise Problem(name, "images and sound are not read; remove the field or the row")
+            raise RowError(name, "images and sound are not read; remove the field or the row")
     pair = form.read(_unpacked(row, form.fields, changes), changes)
     tools = read_tools(row.get("tools"), "tools", changes)
     for name in row.keys() - form.fields - {"tools", "metadata", form.system}:
@@ -142,17 +142,17 @@ def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str,
         tools, touched = None, any(m.tool_calls or m.role == "tool" for side in whole.values() for m in side)
         for name, side in whole.items():
             if side[-1].tool_calls:
-                raise Problem(name, "ends with a tool call, of which nothing would be left; leave out --drop-tools")
+                raise RowError(name, "ends with a tool call, of which nothing would be left; leave out --drop-tools")
         if touched:
             prompt, whole = None, {name: without_tools(side, changes) for name, side in whole.items()}
     whole = {name: legal(side, name, num_prompt=prompt or 0) for name, side in whole.items()}
     for name, side in whole.items():
         _check_end(side, name)
     if _without_last_blanks(whole["chosen"]) == _without_last_blanks(whole["rejected"]):
-        raise Problem("rejected", "says the same as chosen")
+        raise RowError("rejected", "says the same as chosen")
     cut = _common_prompt(whole["chosen"], whole["rejected"]) if prompt is None else prompt
     if not any(message.role == "user" for message in whole["chosen"][:cut]):
-        raise Problem("prompt", "chosen and rejected do not begin with the same user message")
+        raise RowError("prompt", "chosen and rejected do not begin with the same user message")
     try:
         return Preference(
             prompt=tuple(whole["chosen"][:cut]),
@@ -162,7 +162,7 @@ def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str,
             metadata=metadata,
         )
     except ValidationError as error:
-        raise Problem("row", error.errors()[0]["msg"]) from None
+        raise RowError("row", error.errors()[0]["msg"]) from None
 
 
 def _unpacked(row: Row, fields: frozenset[str], changes: Counter[str]) -> Row:
@@ -182,11 +182,11 @@ def _without_last_blanks(side: Conversation) -> Conversation:
 
 def _check_end(side: Conversation, name: str) -> None:
     if not side:
-        raise Problem(name, "holds no reply")
+        raise RowError(name, "holds no reply")
     if side[-1].role != "assistant":
-        raise Problem(name, f"ends with a {side[-1].role} message; what is scored has to end with the assistant")
+        raise RowError(name, f"ends with a {side[-1].role} message; what is scored has to end with the assistant")
     if side[-1].is_empty:
-        raise Problem(name, "ends with an empty reply")
+        raise RowError(name, "ends with an empty reply")
 
 
 def _common_prompt(chosen: Conversation, rejected: Conversation) -> int:
@@ -202,16 +202,16 @@ def _add_system(pair: RawPair, text: str) -> None:
     """Put the row's separate system message in front of the messages, unless they begin with it.
 
     Raises:
-        Problem: they begin with another system message.
+        RowError: they begin with another system message.
     """
     system = Message(role="system", content=text)
     for name, messages in (("prompt", pair.prompt), ("chosen", pair.chosen), ("rejected", pair.rejected)):
         if messages and messages[0].role == "system":
             if messages[0] != system:
-                raise Problem(f"{name}.0", "differs from the row's separate system message; keep one of them")
+                raise RowError(f"{name}.0", "differs from the row's separate system message; keep one of them")
             messages.pop(0)
             if not messages and name != "prompt":
-                raise Problem(name, "holds no reply")
+                raise RowError(name, "holds no reply")
     for messages in (pair.chosen, pair.rejected) if pair.prompt is None else (pair.prompt,):
         messages.insert(0, system)
 
@@ -232,12 +232,12 @@ def _whole(prompt: Conversation, side: Conversation, name: str, changes: Counter
         return [*prompt, *side]
     (system, asked), (own_system, said) = _system_apart(prompt), _system_apart(side)
     if system and own_system and system != own_system:
-        raise Problem(f"{name}.0", "differs from the prompt's system message; keep one of them")
+        raise RowError(f"{name}.0", "differs from the prompt's system message; keep one of them")
     question_alone = len(asked) == 1 and any(_same(message, asked[0]) for message in said)
     if question_alone or (asked and len(said) > len(asked) and all(map(_same, said, asked))):
         changes["sides that repeated the prompt"] += 1
     elif prompt[-1].role == "user":
-        raise Problem("prompt", f"{name} is a whole conversation that does not contain it")
+        raise RowError("prompt", f"{name} is a whole conversation that does not contain it")
     else:
         said = [*asked, *said]
     return [*(system or own_system), *said]
@@ -262,14 +262,14 @@ def _side(value: Any, name: str, changes: Counter[str]) -> Conversation:
     if isinstance(value, list | dict):
         return read_conversation(value, name, changes)
     if not isinstance(value, str):
-        raise Problem(name, f"expected a text or messages, found {short_repr(value)}")
+        raise RowError(name, f"expected a text or messages, found {short_repr(value)}")
     return [Message(role="assistant", content=_filled(value, name, changes))]
 
 
 def _filled(value: Any, name: str, changes: Counter[str]) -> str:
     text = read_text(value, name, changes)
     if not text.strip():
-        raise Problem(name, "is empty")
+        raise RowError(name, "is empty")
     return text
 
 
@@ -332,12 +332,12 @@ def _agent(row: Row, changes: Counter[str]) -> RawPair:
         if others[side][0].role in ("assistant", "tool"):
             replies.append(side)
             if any(message.role == "user" for message in others[side]):
-                raise Problem(
+                raise RowError(
                     name,
                     "begins with a reply and holds user messages; give the whole conversation",
                 )
     if not others:
-        raise Problem("rejected_messages", "missing, and no chosen_messages either; give one of them")
+        raise RowError("rejected_messages", "missing, and no chosen_messages either; give one of them")
     asked = log[: max((i + 1 for i, message in enumerate(log) if message.role == "user"), default=0)]
     if len(others) == 2 and (log[-1].role != "assistant" or any(other[0].role == "tool" for other in others.values())):
         asked = log
@@ -347,7 +347,7 @@ def _agent(row: Row, changes: Counter[str]) -> RawPair:
     for side, other in whole.items():
         first = {side: next(filter(_asks, other), None) for side, other in (("log", log), (side, other))}
         if len(others) == 2 and first["log"] not in (None, first[side]):
-            raise Problem(f"{side}_messages", "does not begin with the log's first question")
+            raise RowError(f"{side}_messages", "does not begin with the log's first question")
     return RawPair(**({"chosen": log, "rejected": log} | whole))
 
 
@@ -367,7 +367,7 @@ def _instruction(row: Row, changes: Counter[str]) -> RawPair:
         texts.append(read_text(row["input"], "input", changes))
     history = row.get("history") or []
     if not isinstance(history, list) or not all(isinstance(turn, list) and len(turn) == 2 for turn in history):
-        raise Problem("history", f"expected a list of [question, answer], found {short_repr(history)}")
+        raise RowError("history", f"expected a list of [question, answer], found {short_repr(history)}")
     prompt: Conversation = []
     for number, turn in enumerate(history):
         question, answer = (_filled(text, f"history.{number}", changes) for text in turn)
@@ -393,7 +393,7 @@ def _transcript(prompt: str, value: Any, name: str, changes: Counter[str]) -> Co
     text = read_text(value, name, changes)
     parts = _SPEAKER.split(prompt + text if not _is_transcript(text) else text)
     if parts[0].strip() or len(parts) < 3:
-        raise Problem(name, f"expected a text that begins with 'Human:', found {short_repr(text)}")
+        raise RowError(name, f"expected a text that begins with 'Human:', found {short_repr(text)}")
     return [
         Message(role="user", content=_filled(said.strip(), name, changes))
         if speaker == "Human"

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from core.conversations import Problem
+from core.conversations import RowError
 from reward_model.data.files import raw_rows
 from reward_model.data.preferences import PreferenceFileError
 
@@ -17,7 +17,7 @@ def rows_of(path, content):
     """Rows, with problems as texts, and what was ignored."""
     path.write_bytes(content)
     changes = Counter()
-    rows = [(number, str(row) if isinstance(row, Problem) else row) for number, row in raw_rows(path, changes)]
+    rows = [(number, str(row) if isinstance(row, RowError) else row) for number, row in raw_rows(path, changes)]
     return rows, changes
 
 

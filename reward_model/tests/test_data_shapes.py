@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from core.conversations import Problem
+from core.conversations import RowError
 from reward_model.data.shapes import FORMS, Converter, form_of
 from reward_model.datatypes import Preference
 
@@ -319,12 +319,12 @@ def test_without_tools_the_answers_are_left():
 @pytest.mark.parametrize("text", ["", "I will look."])
 def test_without_tools_a_side_that_ends_with_a_call_is_no_pair(text):
     row = {"messages": [user("one?"), call("x") | {"content": text}], "rejected_messages": [user("one?"), reply("2")]}
-    with pytest.raises(Problem, match="chosen: ends with a tool call"):
+    with pytest.raises(RowError, match="chosen: ends with a tool call"):
         Converter(drop_tools=True)(row, {})
 
 
 def test_without_tools_a_side_of_results_alone_is_no_pair():
-    with pytest.raises(Problem, match="chosen: holds no reply"):
+    with pytest.raises(RowError, match="chosen: holds no reply"):
         Converter(drop_tools=True)({"chosen": [result("x")], "rejected": [user("q"), reply("a")]}, {})
 
 
@@ -351,12 +351,12 @@ def test_what_a_text_is_taken_for_is_counted(row, change):
 
 def test_which_of_two_prompts_is_meant_is_for_the_user_to_say():
     row = {"prompt": "2+2?", "instruction": "Be brief.", "chosen": "4", "rejected": "5"}
-    with pytest.raises(Problem, match="instruction: differs from prompt; choose with --format which"):
+    with pytest.raises(RowError, match="instruction: differs from prompt; choose with --format which"):
         Converter()(row, {})
     assert Converter("explicit")(row, {}) == SIMPLE
     assert Converter()(row | {"instruction": "2+2?"}, {}) == SIMPLE
     row = {"prompt": "Add.", "input": "2 2", "chosen": "4", "rejected": "5"}
-    with pytest.raises(Problem, match="input: differs from prompt"):
+    with pytest.raises(RowError, match="input: differs from prompt"):
         Converter()(row, {})
     # UltraFeedback's `messages` are its `chosen`
     row = {"prompt": "2+2?", "messages": [user("2+2?"), reply("4")], "chosen": "4", "rejected": "5"}
@@ -366,7 +366,7 @@ def test_which_of_two_prompts_is_meant_is_for_the_user_to_say():
 def test_unknown_fields_are_counted_and_a_rejected_row_changes_no_count():
     converter = Converter()
     converter({"prompt": "q", "chosen": "a", "rejected": "b", "score_chosen": 1.0, "margin": None}, {})
-    with pytest.raises(Problem):
+    with pytest.raises(RowError):
         converter({"prompt": "q", "chosen": "a", "rejected": "a", "score_chosen": 1.0}, {})
     assert +converter.changes == {"field 'score_chosen' left out": 1}
     assert converter.forms == {"explicit": 1}
@@ -499,14 +499,14 @@ def test_unknown_fields_are_counted_and_a_rejected_row_changes_no_count():
     ],
 )
 def test_a_row_that_is_no_pair_is_named_with_its_field(row, field, words):
-    with pytest.raises(Problem) as problem:
+    with pytest.raises(RowError) as problem:
         Converter()(row, {})
     assert problem.value.field == field
     assert words in problem.value.reason
 
 
 def test_a_form_that_was_asked_for_is_the_only_one_tried():
-    with pytest.raises(Problem, match="instruction: expected a text, found None"):
+    with pytest.raises(RowError, match="instruction: expected a text, found None"):
         Converter("instruction")({"prompt": "q", "chosen": "a", "rejected": "b"}, {})
 
 

@@ -11,7 +11,7 @@ from dbbench_adapter.protocols import Message
 from sql_agent.config import DataConfig
 from sql_agent.datatypes import AgentConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, Split
-from sql_agent.gsm8k.datatypes import Problem, final_number
+from sql_agent.gsm8k.datatypes import WordProblem, final_number
 from sql_agent.gsm8k.episode import MAX_ROUNDS, TOOL, Gsm8kEpisode, messages
 from sql_agent.gsm8k.load import load_problems, read_problems
 
@@ -26,10 +26,10 @@ class Gsm8k(Environment):
     def from_settings(cls, settings: EnvironmentSettings) -> Self:
         return cls()
 
-    def messages(self, task: Problem) -> list[Message]:
+    def messages(self, task: WordProblem) -> list[Message]:
         return messages(task)
 
-    def open(self, task: Problem, limits: AgentConfig) -> Gsm8kEpisode:
+    def open(self, task: WordProblem, limits: AgentConfig) -> Gsm8kEpisode:
         return Gsm8kEpisode(task, self.max_replies(limits))
 
     def judge(self, episode: Gsm8kEpisode) -> Score:
@@ -62,10 +62,10 @@ class Gsm8k(Environment):
         limit = data.val_limit if made else None
         return Split(train, load_problems(source, split="test", limit=limit, seed=seed, held_out_fraction=fraction))
 
-    def read_tasks(self, file: Path) -> list[Problem]:
+    def read_tasks(self, file: Path) -> list[WordProblem]:
         return read_problems(file)
 
-    def reference_replies(self, task: Problem) -> list[Message]:
+    def reference_replies(self, task: WordProblem) -> list[Message]:
         from sql_agent.gsm8k.expert import expert_messages  # brings a web server, which nothing else here needs
 
         try:
@@ -73,5 +73,5 @@ class Gsm8k(Environment):
         except ValueError:  # no solution, or one that the calculator does not confirm
             return []
 
-    def task(self, fields: dict[str, Any]) -> Problem:
-        return Problem.from_dict(fields)
+    def task(self, fields: dict[str, Any]) -> WordProblem:
+        return WordProblem.from_dict(fields)

@@ -21,7 +21,7 @@ _FINAL = re.compile(rf"[^\S\n]*{_NUMBER}")
 
 
 @dataclass(frozen=True)
-class Problem:
+class WordProblem:
     """One question. Its answer and its solution never enter a prompt or a tool result."""
 
     id: str
@@ -46,11 +46,11 @@ class Problem:
         return _PROBLEM.dump_python(self, mode="json")
 
     @staticmethod
-    def from_dict(fields: dict[str, Any]) -> Problem:
+    def from_dict(fields: dict[str, Any]) -> WordProblem:
         return _PROBLEM.validate_python(fields)
 
 
-_PROBLEM: TypeAdapter[Problem] = TypeAdapter(Problem)
+_PROBLEM: TypeAdapter[WordProblem] = TypeAdapter(WordProblem)
 
 
 def final_number(text: str) -> Decimal | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dbbench_adapter.protocols import Message
 from sql_agent.environments.episode import OneToolEpisode, tool
 from sql_agent.gsm8k.calculator import calculate
-from sql_agent.gsm8k.datatypes import Problem
+from sql_agent.gsm8k.datatypes import WordProblem
 
 MAX_ROUNDS = 10
 """Replies, the answer included."""
@@ -20,7 +20,7 @@ TOOL = tool(
 )
 
 
-def messages(problem: Problem) -> list[Message]:
+def messages(problem: WordProblem) -> list[Message]:
     """The first prompt: the rules, then the question. Nothing of its answer is in it."""
     return [{"role": "system", "content": RULES}, {"role": "user", "content": problem.question}]
 
@@ -28,7 +28,7 @@ def messages(problem: Problem) -> list[Message]:
 class Gsm8kEpisode(OneToolEpisode):
     tool_name, argument, example = TOOL_NAME, "expression", "48/2"
 
-    def __init__(self, problem: Problem, max_rounds: int) -> None:
+    def __init__(self, problem: WordProblem, max_rounds: int) -> None:
         super().__init__(max_rounds)
         self.problem = problem
 

@@ -7,14 +7,14 @@ from decimal import Decimal
 
 from dbbench_adapter.protocols import Message
 from sql_agent.gsm8k.calculator import calculate
-from sql_agent.gsm8k.datatypes import Problem, final_number
+from sql_agent.gsm8k.datatypes import WordProblem, final_number
 from sql_agent.gsm8k.episode import TOOL_NAME, messages
 from sql_agent.oracle import call
 
 _ANNOTATION = re.compile(r"<<([^<>]*)=([^<>=]*)>>")
 
 
-def expert_messages(problem: Problem) -> list[Message]:
+def expert_messages(problem: WordProblem) -> list[Message]:
     """The whole conversation: the first prompt, then the solution in turns.
 
     Each annotation becomes a call: `16-3 = <<16-3=13>>13 eggs` ends an assistant's text at `=`, calls the calculator

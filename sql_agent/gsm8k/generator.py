@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from sql_agent.gsm8k.calculator import calculate
-from sql_agent.gsm8k.datatypes import Problem, Split, in_split
+from sql_agent.gsm8k.datatypes import Split, WordProblem, in_split
 from sql_agent.gsm8k.stories import PEOPLE, PRONOUNS, STORIES, TIMES, Story
 
 HELD_OUT_FRACTION = 0.2
@@ -22,7 +22,7 @@ MAX_DRAWS = 10_000
 _CALCULATION = re.compile(r"\[(\w): (\$?)([^\]]+)\]")
 
 
-def generate_problems(count: int, *, split: Split = "train", seed: int = 0) -> list[Problem]:
+def generate_problems(count: int, *, split: Split = "train", seed: int = 0) -> list[WordProblem]:
     """Problems of which no two tell the same story with the same numbers.
 
     A story with its numbers belongs to one split, whatever the seed and the names.
@@ -37,7 +37,7 @@ def generate_problems(count: int, *, split: Split = "train", seed: int = 0) -> l
     return problems
 
 
-def _problems(split: Split, seed: int) -> Iterator[Problem]:
+def _problems(split: Split, seed: int) -> Iterator[WordProblem]:
     draw, seen, in_vain = random.Random(f"{seed}/{split}"), set(), 0
     while in_vain < MAX_DRAWS:
         story = draw.choice(STORIES)
@@ -54,7 +54,7 @@ def _problems(split: Split, seed: int) -> Iterator[Problem]:
         yield problem
 
 
-def _fill_story(story: Story, numbers: dict[str, int], problem_id: str, draw: random.Random) -> Problem | None:
+def _fill_story(story: Story, numbers: dict[str, int], problem_id: str, draw: random.Random) -> WordProblem | None:
     """The story with these numbers, or None if a result is not a whole number above 0."""
     (name, she), (other, _) = draw.sample(PEOPLE, 2)
     words = {"name": name, "other": other, "she": she, "She": she.capitalize(), "her": PRONOUNS[she]}
@@ -73,4 +73,4 @@ def _fill_story(story: Story, numbers: dict[str, int], problem_id: str, draw: ra
         return None
     answer = list(values.values())[-1]
     solution = "\n".join([*sentences, "#### {answer}"]).format(**words, **values, answer=answer)
-    return Problem(problem_id, story.question.format(**words, **values), answer, solution)
+    return WordProblem(problem_id, story.question.format(**words, **values), answer, solution)

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from dbbench_adapter.tasks.load import raw_records
 from dbbench_adapter.tasks.records import Fault, RawRecord
-from sql_agent.gsm8k.datatypes import Problem, Split, final_number, in_split
+from sql_agent.gsm8k.datatypes import Split, WordProblem, final_number, in_split
 from sql_agent.gsm8k.generator import HELD_OUT_FRACTION, generate_problems
 
 HUB_NAME = "openai/gsm8k"
@@ -27,7 +27,7 @@ def load_problems(
     limit: int | None = None,
     seed: int = 0,
     held_out_fraction: float = HELD_OUT_FRACTION,
-) -> list[Problem]:
+) -> list[WordProblem]:
     """One split's problems in the seed's order; `read_problems` reads a file whole.
 
     Args:
@@ -47,7 +47,7 @@ def load_problems(
     return problems[:limit]
 
 
-def read_problems(path: Path) -> list[Problem]:
+def read_problems(path: Path) -> list[WordProblem]:
     """Every problem of a file, in its order.
 
     Raises:
@@ -58,7 +58,7 @@ def read_problems(path: Path) -> list[Problem]:
     return list(_read(raw_records(path), str(path)))
 
 
-def _from_hub(split: Split) -> list[Problem]:
+def _from_hub(split: Split) -> list[WordProblem]:
     import datasets  # seconds of imports
 
     try:
@@ -71,7 +71,7 @@ def _from_hub(split: Split) -> list[Problem]:
     return list(_read(records, f"gsm8k, {split}"))
 
 
-def _from_file(path: Path, split: Split, held_out_fraction: float) -> list[Problem]:
+def _from_file(path: Path, split: Split, held_out_fraction: float) -> list[WordProblem]:
     everything = read_problems(path)
     problems = [problem for problem in everything if in_split(problem.question, split, held_out_fraction)]
     if not problems:
@@ -91,7 +91,7 @@ class _Row:
 _ROW = TypeAdapter(_Row)
 
 
-def _read(records: Iterator[RawRecord | Fault], source: str) -> Iterator[Problem]:
+def _read(records: Iterator[RawRecord | Fault], source: str) -> Iterator[WordProblem]:
     for record in records:
         if isinstance(record, Fault):
             raise ValueError(f"{source}, {record}")
@@ -105,11 +105,11 @@ def _read(records: Iterator[RawRecord | Fault], source: str) -> Iterator[Problem
             raise ValueError(f"{source}, {record.where}, {error}") from None
 
 
-def _problem(record: RawRecord) -> Problem:
+def _problem(record: RawRecord) -> WordProblem:
     row = _ROW.validate_python(record.value)
     number = final_number(row.answer)
     if not row.question.strip():
         raise ValueError("field question: expected a text, found an empty one")
     if number is None:
         raise ValueError(f"field answer: expected a last line such as #### 72, found {row.answer[-40:]!r}")
-    return Problem(record.id, row.question.strip(), f"{number:f}", row.answer.strip())
+    return WordProblem(record.id, row.question.strip(), f"{number:f}", row.answer.strip())

@@ -19,7 +19,7 @@ from dbbench_adapter.protocols import Message
 from sql_agent.datatypes import AgentConfig, RolloutRecord
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.environments.gsm8k import Gsm8k
-from sql_agent.gsm8k.datatypes import Problem
+from sql_agent.gsm8k.datatypes import WordProblem
 from sql_agent.gsm8k.episode import Gsm8kEpisode
 from sql_agent.local.conversation import Conversation
 from sql_agent.local.datatypes import Playable, Sample, Sampling
@@ -55,17 +55,17 @@ class Subject(Playable, Protocol):
 
 
 class WordProblems(Gsm8k):
-    def __init__(self, tasks: Sequence[Problem]) -> None:
+    def __init__(self, tasks: Sequence[WordProblem]) -> None:
         super().__init__()
         self.tasks = tasks
 
-    def own(self, question: str) -> Problem:
-        return Problem(OWN, question, answer="0")
+    def own(self, question: str) -> WordProblem:
+        return WordProblem(OWN, question, answer="0")
 
     def judge(self, episode: Gsm8kEpisode) -> Score:
         return UNJUDGED if episode.problem.id == OWN else super().judge(episode)
 
-    def choose(self, task: Problem) -> None:
+    def choose(self, task: WordProblem) -> None:
         """Nothing is held."""
 
     def renew(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from core.conversations import Problem, legal, read_conversation
+from core.conversations import RowError, legal, read_conversation
 from core.messages import Message
 from reward_model.client import TOKEN_VARIABLE, RewardClient, ScorerRefusedError, ScorerUnavailableError
 from sql_agent.datatypes import RewardModelConfig, RolloutRecord, ScorerResult
@@ -49,7 +49,7 @@ class RolloutScorer:
         except ScorerUnavailableError as error:
             logger.warning("task %s has no score: %s", record.task_id, error)
             return ScorerResult(None, "scorer_unavailable")
-        except (ScorerRefusedError, Problem) as error:
+        except (ScorerRefusedError, RowError) as error:
             logger.warning("the reward model refused task %s: %s", record.task_id, error)
             return ScorerResult(None, "scorer_refused")
         return ScorerResult(score.value, truncated=score.truncated)
@@ -67,7 +67,7 @@ def conversation(messages: Sequence[dict[str, Any]]) -> list[Message]:
     """A rollout's messages up to the policy's last one, in the form of `reward_model.pairs_from_rollouts`.
 
     Raises:
-        Problem: the reward model does not know a message's form, for example a call without a name.
+        RowError: the reward model does not know a message's form, for example a call without a name.
     """
     said = legal(read_conversation(list(messages), "messages", Counter()), "messages")
     spoken = (k for k, m in enumerate(said) if m.role == "assistant" and (m.content.strip() or m.tool_calls))

@@ -17,8 +17,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from core.conversations import Problem as Fault
-from core.conversations import legal, read_conversation, read_tools
+from core.conversations import RowError, legal, read_conversation, read_tools
 from core.conversations import short_repr as shown
 from core.json_text import parse_json
 from dbbench_adapter.backends import Backend, TableError
@@ -27,7 +26,7 @@ from dbbench_adapter.protocols import PROTOCOLS, Message, ProtocolName, open_epi
 from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.base import Environment
 from sql_agent.environments.gsm8k import Gsm8k
-from sql_agent.gsm8k.datatypes import Problem
+from sql_agent.gsm8k.datatypes import WordProblem
 from sql_agent.gsm8k.expert import expert_messages
 from sql_agent.local.conversation import ChatTemplateError
 from sql_agent.oracle import solution
@@ -136,7 +135,7 @@ def reference_demonstrations(tasks: Iterable[Any], environment: Environment) -> 
     return found
 
 
-def gsm8k_demonstrations(problems: Iterable[Problem]) -> Demonstrations:
+def gsm8k_demonstrations(problems: Iterable[WordProblem]) -> Demonstrations:
     """The solutions as conversations with a calculator. A solution that contradicts its own annotations is left out as
     `solution_not_played`; the notes name the first one and why."""
     found, tools = Demonstrations(), Gsm8k().tools
@@ -170,7 +169,7 @@ def read_messages(path: Path, limit: int | None = None) -> Demonstrations:
                 where = f"{path}, line {number}"
                 try:
                     found.kept.append(_read_row(line, where, found.notes))
-                except Fault as fault:
+                except RowError as fault:
                     raise DataError(f"{where}, {fault}") from None
                 except (ValueError, RecursionError) as error:
                     raise DataError(f"{where}: {error}; expected a JSON object with messages") from None
@@ -182,25 +181,25 @@ def read_messages(path: Path, limit: int | None = None) -> Demonstrations:
 def _read_row(line: bytes, where: str, notes: Counter[str]) -> Demonstration:
     row = parse_json(line)
     if not isinstance(row, dict):
-        raise Fault("row", f"expected a JSON object with messages, found {type(row).__name__}")
+        raise RowError("row", f"expected a JSON object with messages, found {type(row).__name__}")
     raw = row.get("messages")
     if not isinstance(raw, list):
-        raise Fault("messages", f"expected a list of messages, found {shown(raw)}")
+        raise RowError("messages", f"expected a list of messages, found {shown(raw)}")
     weights = [message.pop(NOT_TRAINED, 1) if isinstance(message, dict) else 1 for message in raw]
     messages = [m.to_dict() for m in legal(read_conversation(raw, "messages", notes), "messages")]
     for number, (message, weight) in enumerate(zip(messages, weights, strict=True)):
         if weight not in (0, 1):
-            raise Fault(f"messages.{number}.{NOT_TRAINED}", f"expected 0 or 1, found {shown(weight)}")
+            raise RowError(f"messages.{number}.{NOT_TRAINED}", f"expected 0 or 1, found {shown(weight)}")
         if weight == 0:
             message[NOT_TRAINED] = 0
         if is_imitated(message) and not message["content"] and "tool_calls" not in message:
-            raise Fault(
+            raise RowError(
                 f"messages.{number}", "an assistant message that says nothing cannot be imitated; give it weight 0"
             )
     if messages[0]["role"] == "assistant":
-        raise Fault("messages.0", "the assistant speaks first; expected a system or user message before it")
+        raise RowError("messages.0", "the assistant speaks first; expected a system or user message before it")
     if not any(map(is_imitated, messages)):
-        raise Fault("messages", "no assistant message to imitate; leave the row out, or add a reply")
+        raise RowError("messages", "no assistant message to imitate; leave the row out, or add a reply")
     for name in row.keys() - {"messages", "tools"}:
         notes[f"field {name!r} left out"] += 1
     tools = read_tools(row.get("tools"), "tools", notes)

@@ -19,7 +19,7 @@ from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.base import make_environment
 from sql_agent.environments.gsm8k import Gsm8k
 from sql_agent.gsm8k.calculator import calculate
-from sql_agent.gsm8k.datatypes import Problem
+from sql_agent.gsm8k.datatypes import WordProblem
 from sql_agent.gsm8k.episode import RULES, TOOL
 from sql_agent.gsm8k.expert import expert_messages
 from sql_agent.gsm8k.generator import generate_problems
@@ -27,7 +27,7 @@ from sql_agent.gsm8k.load import load_problems, read_problems
 from sql_agent.gsm8k.stories import STORIES
 from sql_agent.oracle import app, call, calls, recite, serve
 
-HENS = Problem(
+HENS = WordProblem(
     "p-0",
     "Ada's 12 hens lay 2 eggs each. She sells half of the eggs. How many does she keep?",
     "12",
@@ -51,10 +51,10 @@ def test_a_row_of_gsm8k_becomes_a_problem(tmp_path):
     source = write(tmp_path / "own.jsonl", [row(" Why? ", "So.\n#### $1,234"), row("And?", "#### -3.50\n")])
     both = read_problems(Path(source))
     assert both == [
-        Problem("own-0", "Why?", "1234", "So.\n#### $1,234"),
-        Problem("own-1", "And?", "-3.50", "#### -3.50"),
+        WordProblem("own-0", "Why?", "1234", "So.\n#### $1,234"),
+        WordProblem("own-1", "And?", "-3.50", "#### -3.50"),
     ]
-    assert [Problem.from_dict(problem.to_dict()) for problem in both] == both
+    assert [WordProblem.from_dict(problem.to_dict()) for problem in both] == both
 
 
 def test_a_file_can_be_read_whole_and_in_its_order(tmp_path):
@@ -111,7 +111,7 @@ def test_the_hubs_rows_keep_the_hubs_split(monkeypatch):
     hub = SimpleNamespace(load_dataset=lambda *name, **more: asked.append((name, more)) or [row("One?")])
     monkeypatch.setitem(sys.modules, "datasets", hub)
     (problem,) = load_problems("gsm8k", split="test")
-    assert problem == Problem("gsm8k-test-0", "One?", "2", row()["answer"])
+    assert problem == WordProblem("gsm8k-test-0", "One?", "2", row()["answer"])
     assert asked == [(("openai/gsm8k", "main"), {"split": "test"})]
 
 
@@ -130,7 +130,7 @@ def test_without_the_hub_and_its_cache_the_other_ways_are_named(tmp_path):
 @pytest.mark.parametrize("answer", ["", "twelve", "1,000", "$5", "NaN", "1e3", "1/2"])
 def test_an_answer_that_is_no_number_is_no_problem(answer):
     with pytest.raises(ValueError, match="expected digits such as 72"):
-        Problem("p", "?", answer)
+        WordProblem("p", "?", answer)
 
 
 # the generator --------------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def test_the_seed_decides_the_problems_and_no_seed_crosses_the_split():
 
 def test_a_generated_problem_reads_like_this():
     assert generate_problems(1, seed=2) == [
-        Problem(
+        WordProblem(
             "generated-train-2-0",
             "Amara earns $27 an hour at a hotel. She works 3 hours a day on 3 days of every week. How much money does "
             "she earn in 5 weeks?",
@@ -217,7 +217,7 @@ def test_more_problems_than_there_are_is_said(monkeypatch):
 
 def judged(reply, answer="72"):
     environment = Gsm8k()
-    episode = environment.open(Problem("p", "?", answer), AgentConfig())
+    episode = environment.open(WordProblem("p", "?", answer), AgentConfig())
     if reply is not None:
         assert episode.without_call(reply) == []
         assert (episode.done, episode.status) == (True, "completed")
@@ -288,7 +288,7 @@ def test_a_solution_becomes_calls_with_their_real_results():
 
 
 def test_an_annotation_may_write_its_result_another_way():
-    problem = Problem("p", "?", "16", "It costs 4*4 = $<<4*4=16.00>>16.00 and <<2*.2=.4>>.4.\n#### 16")
+    problem = WordProblem("p", "?", "16", "It costs 4*4 = $<<4*4=16.00>>16.00 and <<2*.2=.4>>.4.\n#### 16")
     assert [m["content"] for m in expert_messages(problem) if m["role"] == "tool"] == ["16", "0.4"]
 
 
@@ -304,7 +304,7 @@ def test_an_annotation_may_write_its_result_another_way():
 ])  # fmt: skip
 def test_a_solution_that_cannot_be_shown_is_refused(solution, words):
     with pytest.raises(ValueError, match=words):
-        expert_messages(Problem("p", "?", "72", solution))
+        expert_messages(WordProblem("p", "?", "72", solution))
 
 
 def test_every_generated_problem_can_be_shown_and_its_expert_is_right(generated):
@@ -345,7 +345,7 @@ def test_rows_for_verl_hold_the_task_and_no_prompt_its_answer(environment):
 
 def test_the_replies_of_the_expert_are_the_reference_where_there_is_a_solution(environment):
     assert environment.reference_replies(HENS) == [m for m in expert_messages(HENS) if m["role"] == "assistant"]
-    assert environment.reference_replies(Problem("p", "?", "72")) == []
+    assert environment.reference_replies(WordProblem("p", "?", "72")) == []
 
 
 # rollouts -------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from dbbench_adapter.generator import generate_tasks
 from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.environments.gsm8k import Gsm8k
-from sql_agent.gsm8k.datatypes import Problem
+from sql_agent.gsm8k.datatypes import WordProblem
 from sql_agent.interactive.session import Chat, Line, OneDatabase, WordProblems, read_line
 from sql_agent.interactive.transcript import Transcript, call_start, visible
 from sql_agent.interactive.user_database import read_database
@@ -24,7 +24,7 @@ from sql_agent.local.policy import load_policy
 from sql_agent.local.rollouts import Player
 
 TASKS = [task for task in generate_tasks(16, seed=5) if task.kind == "DELETE"]
-PROBLEM = Problem("p", "Ann has 3 eggs and eats 1. How many are left?", "2")
+PROBLEM = WordProblem("p", "Ann has 3 eggs and eats 1. How many are left?", "2")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -13,7 +13,7 @@ from dbbench_adapter.datatypes import Gold
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols import PROTOCOLS, fc
 from sql_agent.environments.text_to_sql import TextToSql
-from sql_agent.gsm8k.datatypes import Problem
+from sql_agent.gsm8k.datatypes import WordProblem
 from sql_agent.local.conversation import ChatTemplateError, Conversation
 from sql_agent.oracle import call, calls
 from sql_agent.sft.data import (
@@ -226,8 +226,8 @@ def test_an_episode_that_the_protocol_would_cut_is_left_out():
 
 
 def test_solutions_that_their_calculator_contradicts_are_left_out_and_the_first_is_named():
-    right = Problem("a", "Two and two?", "4", "It is 2+2 = <<2+2=4>>4.\n#### 4")
-    wrong = Problem("b", "Two and two?", "5", "It is 2+2 = <<2+2=5>>5.\n#### 5")
+    right = WordProblem("a", "Two and two?", "4", "It is 2+2 = <<2+2=4>>4.\n#### 4")
+    wrong = WordProblem("b", "Two and two?", "5", "It is 2+2 = <<2+2=5>>5.\n#### 5")
     found = gsm8k_demonstrations([right, wrong, replace(wrong, id="c")])
     assert [(shown.where, shown.messages[-1]["content"]) for shown in found.kept] == [("problem 'a'", "4.\n#### 4")]
     assert found.left_out == {"solution_not_played": 2}
