@@ -40,7 +40,8 @@ def time_limit(seconds: float) -> Iterator[None]:
 def count_made(chars: int) -> None:
     """Count the characters of a long text.
     Raises:
-        MemoryError: the statement made more than `MAX_MADE_CHARS`."""
+        MemoryError: the statement made more than `MAX_MADE_CHARS`.
+    """
     _CLOCK.chars_left -= chars
     if _CLOCK.chars_left < 0:
         raise MemoryError("too many long texts")

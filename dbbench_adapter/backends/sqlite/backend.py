@@ -253,7 +253,8 @@ class SqliteDatabase(Database):
     def _stored(self, table: str, columns: Sequence[str]) -> Rows:
         """Return the rows of these columns.
         Raises:
-            _UNREADABLE: one of these errors."""
+            _UNREADABLE: one of these errors.
+        """
         rows = []
         for row in self._connection.execute(f"SELECT {', '.join(map(quoted, columns))} FROM main.{quoted(table)}"):
             check()
@@ -299,7 +300,8 @@ def _by_name(kinds: Iterable[tuple[str, Kind | None]]) -> ColumnKinds:
 def _make_table(connection: sqlite3.Connection, table: Table, *, typed: bool) -> None:
     """Make a table and insert its rows.
     Raises:
-        TableError: SQLite cannot make it."""
+        TableError: SQLite cannot make it.
+    """
     columns = [(column.name, declared_kind(column.type) if typed else TEXT, column.type) for column in table.columns]
     marks = ", ".join("?" for _ in columns)
     ranges = [integer_range(column.type) if typed else None for column in table.columns]
@@ -326,7 +328,8 @@ def _in_range(cell: Cell, limits: tuple[int, int] | None) -> Cell:
     Args:
         limits: the smallest and largest value of an integer column; None for any other column.
     Raises:
-        ValueError: the column does not take the cell."""
+        ValueError: the column does not take the cell.
+    """
     if cell is None or limits is None or (type(cell) is int and limits[0] <= cell <= limits[1]):
         return cell
     written = as_written(cell)

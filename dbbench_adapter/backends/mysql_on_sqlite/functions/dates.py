@@ -47,7 +47,8 @@ def _matched(pattern: re.Pattern[str], value: Any) -> re.Match[str] | None:
 def _format_of(form: Any) -> str:
     """Return the format as text.
     Raises:
-        ValueError: the format is too long."""
+        ValueError: the format is too long.
+    """
     text = text_of(form)
     if len(text) > MAX_FORMAT_CHARS:
         raise ValueError("the format is too long")

@@ -138,7 +138,8 @@ def _regexp_like(text: Any, pattern: Any, *_flags: Any) -> int:
 def _regexp_replace(text: Any, pattern: Any, replacement: Any) -> str | None:
     """Return MySQL's REGEXP_REPLACE.
     Raises:
-        ValueError: the replacement is long, or refers to groups, which may hold all of the text each time."""
+        ValueError: the replacement is long, or refers to groups, which may hold all of the text each time.
+    """
     text, replacement = text_of(text), text_of(replacement)
     if len(replacement) > MAX_REPLACEMENT_CHARS or "\\" in replacement or "$" in replacement:
         raise ValueError("the replacement is too long or refers to groups")

@@ -39,7 +39,8 @@ class _CharTable(dict[int, str]):
     def applied(self, text: str) -> str:
         """Return the text with its characters replaced.
         Raises:
-            StatementTimeout: the time is up."""
+            StatementTimeout: the time is up.
+        """
         if len(text) <= _CHUNK_CHARS:
             return text.translate(self)
         pieces = []
@@ -83,7 +84,8 @@ _folded_often = lru_cache(maxsize=4096)(_FOLDED.applied)
 def sort_key(text: str) -> str:
     """Return a key that orders texts nearly as utf8mb4_0900_ai_ci does; keys are equal where `fold` is equal.
     Raises:
-        StatementTimeout: the time is up."""
+        StatementTimeout: the time is up.
+    """
     return _sort_key_often(text) if len(text) <= _CACHED_CHARS else _WEIGHTS.applied(text)
 
 
