@@ -3,9 +3,10 @@
     python scripts/prepare_single_skill_data.py --input_data_path data/entry_dict.json \
         --output_path data/single_skill_tasks.json --min_tasks_per_skill 1
 
-The command reads any task file and writes a JSON object from skill to tasks, which `SingleSkillTaskGenerator.from_file`
-draws from: under each skill the tasks that show it with the fewest others. A skill with fewer tasks than asked for is
-left out of the file and listed on the screen. If no skill is left, nothing is written and the exit status is 1.
+The command reads any task file and writes a JSON object from skill to tasks, from which
+`SingleSkillTaskGenerator.from_file` draws. Under each skill are the tasks that show it with the fewest others. A skill
+with fewer tasks than asked for is not in the file, but listed on the screen. If no skill is left, nothing is written
+and the exit status is 1.
 """
 
 import os
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--input_data_path", type=Path, required=True, help="any task file, e.g. an entry_dict.json")
     parser.add_argument("--output_path", type=Path, required=True, help="the single_skill_tasks.json to write")
     parser.add_argument("--min_tasks_per_skill", type=int, default=1, help="skills with fewer are left out; default 1")
-    parser.add_argument("--overwrite", action="store_true", help="replace the file if it is there")
+    parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
     args = parser.parse_args(argv)
     path, min_tasks = args.output_path, args.min_tasks_per_skill
     if min_tasks < 1:
