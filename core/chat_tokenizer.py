@@ -130,6 +130,6 @@ def choose_pad_token(tokenizer: Any) -> str:
 
 
 def tokenizer_sha256(tokenizer: Any) -> str:
-    """Return the digest of what makes tokens of a conversation: vocabulary, rules, chat template, padding token."""
+    """Return a digest of everything that tokenises a conversation: vocabulary, rules, chat template, padding token."""
     read = f"{tokenizer.backend_tokenizer.to_str()}\0{tokenizer.chat_template}\0{tokenizer.pad_token}"
     return hashlib.sha256(read.encode()).hexdigest()

@@ -35,8 +35,8 @@ def forked(work: Callable[[], T], *, cpu_s: float = CPU_S, memory_bytes: int = M
     Args:
         memory_bytes: the memory that it may use in addition to that of this process; beyond it a MemoryError is raised.
     Raises:
-        LimitError: it took more than `cpu_s` seconds of CPU time, or its process died.
-        RuntimeError: it raised an error, which the message names.
+        LimitError: the work took more than `cpu_s` seconds of CPU time, or its process died.
+        RuntimeError: the work raised an error, which the message names.
     """
     reader, writer = os.pipe()
     child = os.fork()

@@ -59,7 +59,7 @@ def model_folder(
         say: a function that gets a line before anything is fetched; None writes the line to standard error.
         otherwise: the alternative that the message names if there is no such model.
     Raises:
-        ModelNotFoundError: there is neither such a folder nor such a model, or the hub cannot be reached.
+        ModelNotFoundError: no such folder or model exists, or the hub cannot be reached.
     """
     if Path(name).is_dir():
         return Path(name)

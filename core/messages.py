@@ -53,7 +53,7 @@ class Message(Record):
 
 
 def num_chars(messages: Sequence[Message]) -> int:
-    """Count the characters of contents, tool names and arguments: the length without what a template adds."""
+    """Count the characters of contents, tool names and arguments: the length without a template's additions."""
     calls = (call.function for message in messages for call in message.tool_calls)
     return sum(len(m.content) for m in messages) + sum(len(call.name) + len(call.arguments) for call in calls)
 

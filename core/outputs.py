@@ -50,10 +50,10 @@ def check_output(path: Path, flag: str, *, overwrite: bool | None = None) -> Non
 def written(path: Path) -> Iterator[Path]:
     """Yield a temporary name beside `path`; the file that the caller writes there replaces `path` once it is complete.
 
-    If anything interrupts the writing, the new part is removed and `path` keeps what it had.
+    If anything interrupts the writing, the new part is removed and `path` stays unchanged.
 
     Raises:
-        OutputError: it could not be written; the message says why and what to do.
+        OutputError: the file could not be written; the message says why and what to do.
     """
     part = path.with_name(f"{path.name}.part")
     with interruptible(), failures_of_the_disk(path):
@@ -66,7 +66,7 @@ def written(path: Path) -> Iterator[Path]:
             if part.exists():
                 os.replace(part, path)
         except BaseException as error:
-            words = disk_fault(error, path)  # asked while the part still fills the disk
+            words = disk_fault(error, path)  # checked while the part still fills the disk
             remove(part)
             if words and isinstance(error, Exception):
                 raise OutputError(words) from error

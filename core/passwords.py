@@ -2,8 +2,8 @@
 
 A password is hidden when a setting is read, so that everything saved, printed and compared later has the form
 `mysql://user:***@host:3306`. `open_backend` puts the password back, from memory (a forked child has it too) or from the
-environment. Leaves out what the operating system shows: other users can read the command line of a running process, but
-not its environment.
+environment. It cannot hide what the operating system shows: other users can read the command line of a running process,
+but not its environment.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def hidden(spec: str) -> str:
     user, colon, _ = login.partition(":")
     place, question, _ = place.partition("?")
     if not at and (port := place.partition(":")[2]) and not re.match(r"\d+(/|$)", port):
-        place = place.replace(port, MASK)  # a password without a host behind it
+        place = place.replace(port, MASK)  # the password may have no host behind it
     if at and not scheme:
         user, colon = "", ":"
     masked_spec = scheme + user + (f":{MASK}" if colon else "") + at + place + (f"?{MASK}" if question else "")

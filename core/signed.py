@@ -3,7 +3,7 @@
 Resuming from a checkpoint unpickles files (verl and torch do so), and a pickle is a program that runs when it is
 loaded. Therefore only files that this user wrote are loaded: they belong to the user, not everybody may write to their
 folder, and a record with the user's signature (HMAC-SHA256) names all of them. `python -m scripts.accept_run` signs a
-folder that the user trusts. Leaves out what other programs of the same user do. Imports nothing heavy.
+folder that the user trusts. It does not protect against other programs of the same user. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def fault_of_ours(folder: Path, name: str, *, run_dir: Path) -> str | None:
         name: the name of its record.
         run_dir: the folder of the run, which contains the checkpoint.
     Raises:
-        NotOursError: it has a record, but this user did not write it.
+        NotOursError: the checkpoint has a record, but this user did not write it.
     """
     record = read(folder, name)
     if isinstance(record, str):

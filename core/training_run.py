@@ -137,10 +137,10 @@ def check_same_run(checkpoint: Path, before: Mapping[str, Any], now: Mapping[str
     """Refuse to continue from the checkpoint of another run.
 
     Args:
-        before: what the weights of the checkpoint depend on, by name.
+        before: the values on which the checkpoint's weights depend, by name.
         now: the same for the run that would continue from it.
     Raises:
-        TrainingError: they differ.
+        TrainingError: the values differ.
     """
     changed = [f"{name}: was {before.get(name)}, is {new}" for name, new in now.items() if before.get(name) != new]
     if changed:

@@ -97,7 +97,7 @@ def adapter_misfit(adapter: Path, base: Path, head: Head, *, num_labels: int | N
             expected = get_peft_model_state_dict(get_peft_model(plain, config), save_embedding_layers=False)
         with safe_open(adapter / "adapter_model.safetensors", framework="pt") as file:
             own = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
-    except Exception as error:  # as above
+    except Exception as error:  # a broken file may raise any error
         return f"the adapter in {adapter} cannot be put on {base} ({in_a_line(error)})"
     wanted = {name: tuple(weight.shape) for name, weight in expected.items()}
     faults = _faults(
@@ -146,7 +146,7 @@ def weight_files(path: Path) -> list[Path]:
     """Return the files that hold a model's or an adapter's weights, by name.
 
     Raises:
-        ModelError: there are none.
+        ModelError: the folder has no weights.
     """
     files = sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
     if not files:
@@ -180,7 +180,7 @@ def _quiet() -> Iterator[None]:
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(50)  # critical
+    logging.set_verbosity(50)  # the level of critical messages
     logging.disable_progress_bar()
     try:
         yield

@@ -65,7 +65,7 @@ FORMATS = {
     "verl": (".parquet", write_verl_parquet),
     "agl": (".jsonl", lambda tasks, path: write_tasks(path, tasks)),  # rollout inputs; the agent calls `Task.from_dict`
 }
-"""For each format, the suffix by which readers recognise a file, and the function that writes it."""
+"""The suffix of each format's files, by which readers recognise them, and the function that writes them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -177,7 +177,7 @@ def write_splits(inputs: Sequence[Path], output_dir: Path, fractions: Sequence[f
     """Read the inputs, split them as one set and write the parts and the manifest.
 
     Args:
-        fractions: of train, validation and test.
+        fractions: the shares of train, validation and test.
     Returns:
         The manifest.
     Raises:

@@ -104,7 +104,7 @@ class RewardClient:
             tools: the tools' schemas as the text of a JSON list (`Preference.tools`).
         Raises:
             ScorerRefusedError: the service cannot score this; the message names the field.
-            ScorerUnavailableError: there is no score within `timeout_s` or `max_attempts`.
+            ScorerUnavailableError: no score arrived within `timeout_s` or `max_attempts`.
         """
         body: dict[str, Any] = {"messages": [message.to_dict() for message in messages], "use_activation": False}
         if tools:

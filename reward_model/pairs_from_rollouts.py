@@ -164,7 +164,7 @@ def why_not(record: Any) -> str | None:
     """Return why a record cannot be in a pair; return None if it can.
 
     Raises:
-        Problem: it is not the record of a rollout.
+        Problem: the value is not the record of a rollout.
     """
     if not isinstance(record, dict):
         raise Problem("row", "expected an object")
@@ -257,7 +257,7 @@ def balanced(tasks: Sequence[Sequence[Candidate]], *, per_task: int) -> list[Can
         per_task: the most pairs that a task may give.
     """
     cells: dict[Cell, list[Candidate]] = defaultdict(list)
-    for rank in range(max(map(len, tasks), default=0)):  # every task's first pair before any task's second
+    for rank in range(max(map(len, tasks), default=0)):  # every task's first pair comes before any second one
         for pairs in tasks:
             if rank < len(pairs):
                 cells[pairs[rank].cell].append(pairs[rank])

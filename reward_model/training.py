@@ -50,8 +50,8 @@ def train(data: DataArguments, args: TrainingArguments, model: ModelArguments) -
     """Check everything, then train, save and say where.
 
     Raises:
-        ModelError, NotOursError, PreferenceFileError, TrainingError: what is wrong, before the weights are read; only
-            a loss that is not finite comes later.
+        ModelError, NotOursError, PreferenceFileError, TrainingError: something is wrong. It is found before the
+            weights are read, except for a loss that is not finite.
     """
     datasets.disable_progress_bars()
     disable_progress_bar()

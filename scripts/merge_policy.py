@@ -101,7 +101,7 @@ def merge(source: Source, output: Path, say: Say) -> None:
         folder = Path(scratch) / output.name
         merged.save_pretrained(folder)
         AutoTokenizer.from_pretrained(source.tokenizer, trust_remote_code=False).save_pretrained(folder)
-        merged.to("meta")  # so a large model is in memory only once
+        merged.to("meta")  # a large model is in memory only once
         after = examine(
             AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False),
             folder,

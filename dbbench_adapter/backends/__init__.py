@@ -87,8 +87,7 @@ def _address(spec: str) -> str:
     """Return the address with its password.
 
     Raises:
-        ValueError: it is no address. The parser's own message is not shown, because it may quote a password as the
-            port.
+        ValueError: the text is no address. The parser's own message is hidden, since it may quote a password.
     """
     if not spec.startswith("mysql://"):
         raise ValueError(f"unknown backend {hidden(spec)!r}; known: sqlite, mariadb, mysql://user:password@host:port")

@@ -114,7 +114,7 @@ class Episode(ABC):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    # the methods of `EndState`, for judges
+    # `EndState` declares these methods for judges
 
     def table_hash(self) -> str | None:
         return self._database.table_hash(self.task.tables)
@@ -136,7 +136,7 @@ class Episode(ABC):
             raise NoReferenceError(f"the reference of task {self.task.id!r} leaves a table larger than a judge reads")
         return found
 
-    # for protocols
+    # protocols use these methods
 
     def _open(self) -> Database:
         return self._backend.open(self._tables, typed=self.task.typed, statement_timeout_s=self._timeout_s)

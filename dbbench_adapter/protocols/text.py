@@ -53,7 +53,7 @@ def trimmed(history: Sequence[Message]) -> list[Message]:
     A segment is a run of up to 7 letters, or any other character except a blank or a line break.
 
     Args:
-        history: of odd length, user and assistant by turns.
+        history: an odd number of messages, user and assistant by turns.
     """
     first, later = history[0], list(history[1:])
     used, kept = segments(first["content"]), 0

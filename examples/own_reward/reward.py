@@ -40,5 +40,5 @@ def looks_first(record: "RewardRecord") -> float:
     try:
         first = json.loads(statements[0])["query"]
     except (IndexError, ValueError, TypeError, KeyError):
-        return 0.0  # the policy's own fault: None would leave this rollout out, and only such rollouts
+        return 0.0  # this is the policy's own fault: None would leave out only such rollouts
     return float(str(first).lstrip().upper().startswith(("SELECT", "SHOW", "DESCRIBE")))

@@ -44,7 +44,7 @@ def raw_rows(path: Path, changes: Counter[str]) -> Iterator[Numbered]:
     """Yield every row of a file, in order, without blank lines.
 
     Args:
-        changes: a counter of what was ignored to read the file: NaN, extra commas, a byte-order mark.
+        changes: counts what was ignored to read the file, such as NaN, extra commas, a byte-order mark.
     Raises:
         PreferenceFileError: the file is missing, or it is none of the three kinds.
     """
@@ -112,7 +112,7 @@ class _Decoder:
         """Return the value that begins at `start`, and where it ends.
 
         Raises:
-            Problem: there is no valid value.
+            Problem: the text has no valid value there.
         """
         try:
             return self._json.raw_decode(text, start)

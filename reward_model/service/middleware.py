@@ -66,7 +66,7 @@ class RequestMiddleware:
         except RefusedError as error:
             metrics.REJECTED.labels(error.reason).inc()
             await refuse(error.status, error.field, str(error))
-        except asyncio.CancelledError:  # uvicorn cancels requests when it ends, and would log our error
+        except asyncio.CancelledError:  # uvicorn cancels requests at its end and would log errors
             if status == 499:
                 metrics.REJECTED.labels("draining").inc()
                 await refuse(503, "", "the service is ending; ask its successor")

@@ -115,7 +115,7 @@ def startup_rows(name: str, events: Sequence[tuple[float, str]], metrics: dict[s
 
     Args:
         name: the name of the run, which begins each row with a target.
-        events: from `timeline`.
+        events: the result of `timeline`.
         metrics: the step's line of metrics.jsonl.
     """
     end = next(at for at, what in events if what.startswith("step 1/"))

@@ -71,7 +71,7 @@ class MysqlBackend(Backend):
     Args:
         url: `mysql://user:password@host:port` of a user who may create databases and users.
     Raises:
-        BackendUnavailable: on entering; the server does not answer or refuses that user.
+        BackendUnavailable: on entering, if the server does not answer or refuses that user.
     """
 
     def __init__(self, url: str) -> None:

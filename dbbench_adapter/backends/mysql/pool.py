@@ -71,7 +71,7 @@ class Slot:
     password: str
     admin: Connection
     account: str = ""
-    """What SHOW CREATE USER returned when the user was made."""
+    """The result of SHOW CREATE USER after the user was made."""
     agent: Connection | None = None
     settings: tuple[bool, float] | None = None
     """The arguments with which the agent's session was set up; None if it has yet to be set up."""
@@ -170,7 +170,7 @@ class Pool:
     """Holds the slots on the server at `mysql://user:password@host:port`; its user may create databases and users.
 
     Raises:
-        BackendUnavailable: on entering; the server does not answer or refuses that user.
+        BackendUnavailable: on entering, if the server does not answer or refuses that user.
     """
 
     def __init__(self, url: str) -> None:

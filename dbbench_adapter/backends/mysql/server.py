@@ -57,7 +57,7 @@ class PrivateServer:
     """Starts and ends a server: `with PrivateServer() as server: server.url`.
 
     Raises:
-        BackendUnavailable: on entering; MariaDB is not installed, or does not start within `START_TIMEOUT_S`.
+        BackendUnavailable: on entering, if MariaDB is not installed, or does not start within `START_TIMEOUT_S`.
     """
 
     url: str

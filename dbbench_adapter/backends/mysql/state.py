@@ -98,7 +98,7 @@ class StateReader:
             )
         except (pymysql.Error, OSError, ValueError, _TooMuch):
             self._check_server()
-            return TableState((), (), (kind, f"not to be read {secrets.token_hex(8)}"))  # it equals nothing
+            return TableState((), (), (kind, f"not to be read {secrets.token_hex(8)}"))  # it equals no state
 
     def _definition(self, session: Connection, name: str) -> str:
         """Return the statement that makes a table, a view or a sequence."""

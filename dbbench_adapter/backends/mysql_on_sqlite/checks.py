@@ -1,4 +1,4 @@
-"""Refuses what MySQL refuses and SQLite would answer: ONLY_FULL_GROUP_BY, row ids, derived tables without a name.
+"""Refuses what MySQL refuses but SQLite would answer: ONLY_FULL_GROUP_BY, row ids, derived tables without a name.
 
 MySQL accepts a column outside GROUP BY if keys or views determine it. This module refuses it, because the tables of
 tasks have neither. A column that WHERE or an inner JOIN compares with `=` counts as determined by the group.

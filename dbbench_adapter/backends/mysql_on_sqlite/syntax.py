@@ -1,6 +1,6 @@
 """Reads MySQL and prints SQLite with sqlglot: it holds the two dialects, and errors in the words of MySQL's driver.
 
-This module leaves out what a statement means (`rewrites`) and what parses although MySQL refuses it (`checks`).
+`rewrites` handles what a statement means, and `checks` what parses although MySQL refuses it.
 """
 
 from __future__ import annotations
@@ -172,9 +172,9 @@ def parse(sql: str) -> list[exp.Expr | None]:
     """Parse a MySQL text into its trees, within the thread's `time_limit`.
 
     Raises:
-        RecursionError: it is nested too deeply.
-        PARSER_ERRORS: one of these if it does not parse.
-        StatementTimeout: it takes too long.
+        RecursionError: the text is nested too deeply.
+        PARSER_ERRORS: the text does not parse; one of these is raised.
+        StatementTimeout: parsing takes too long.
     """
     return sqlglot.parse(sql, read=_AgentMySQL)
 
@@ -183,7 +183,7 @@ def parse_one(sql: str) -> exp.Expr:
     """Parse exactly one statement.
 
     Raises:
-        StatementError: it is too long, empty, more than one or does not parse.
+        StatementError: the text is too long, empty, has several statements or does not parse.
     """
     if len(sql) > MAX_SQL_CHARS:
         raise StatementError(f"1153 (08S01): Got a packet of {len(sql)} characters, at most {MAX_SQL_CHARS} are taken")

@@ -65,7 +65,7 @@ def translate(sql: str, columns: ColumnKinds) -> Statement:
         columns: MySQL's type of the columns, by lower-case name.
     Raises:
         StatementError: not exactly one statement, a syntax error, or something that is not supported.
-        StatementTimeout: it takes too long.
+        StatementTimeout: the translation takes too long.
     """
     try:
         return (translated_often if len(sql) <= _CACHED_CHARS else _translated)(sql, columns)

@@ -253,7 +253,7 @@ class SqliteDatabase(Database):
     def _stored(self, table: str, columns: Sequence[str]) -> Rows:
         """Return the rows of these columns.
         Raises:
-            _UNREADABLE: one of these errors.
+            _UNREADABLE: the rows cannot be read; one of these errors is raised.
         """
         rows = []
         for row in self._connection.execute(f"SELECT {', '.join(map(quoted, columns))} FROM main.{quoted(table)}"):

@@ -180,7 +180,7 @@ def connect() -> sqlite3.Connection:
         connection.setlimit(limit, value)
     connection.create_collation(COLLATION, collate)
     for name in _shadowing():
-        connection.create_function(name, -1, _refuse_arguments)  # for all other numbers of arguments
+        connection.create_function(name, -1, _refuse_arguments)  # this refuses all other numbers
     for name, (count, function) in FUNCTIONS.items():
         connection.create_function(name, count, function)
     for name, (count, aggregate) in AGGREGATES.items():
