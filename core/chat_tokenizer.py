@@ -48,8 +48,7 @@ def read_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a folder.
 
     Raises:
-        OSError, ValueError: the folder has no tokenizer, or transformers made one from a bare config.json, without a
-            vocabulary.
+        OSError, ValueError: the folder has no tokenizer, or only a config.json, which has no vocabulary.
     """
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     if set(tokenizer("a").input_ids) <= set(tokenizer.all_special_ids):
@@ -81,8 +80,7 @@ def _template(path: Path) -> Any:
 def endless_template(tokenizer: Any) -> str | None:
     """Return what is wrong with a chat template that does not end on a short conversation, or that kills the process.
 
-    Return None if the template ends. An error of the template counts as an end; it is reported where the template is
-    used.
+    Return None if the template ends. An error counts as an end; it is reported where the template is used.
     """
     conversation = [{"role": "user", "content": "yes"}, {"role": "assistant", "content": "42."}]
 

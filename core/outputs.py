@@ -1,5 +1,4 @@
-"""Checks paths that flags name, and writes outputs: an output is checked before the work begins, and appears whole or
-not at all."""
+"""Checks paths that flags name, before the work begins, and writes outputs, which appear whole or not at all."""
 
 from __future__ import annotations
 

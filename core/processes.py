@@ -162,8 +162,7 @@ def _mark(folder: Path, *, forks: bool) -> str | None:
 
 
 def _mark_of_ray(folder: Path) -> str | None:
-    """Return the run's id of one of Ray's agents, which overwrite their environment but have logs open in its
-    folder."""
+    """Return the run's id of Ray's agents: they overwrite their environment, but have logs open in the run's folder."""
     if not (folder / "cmdline").read_bytes().startswith(b"ray::"):
         return None
     for file in (folder / "fd").iterdir():

@@ -148,8 +148,7 @@ def _answer(cell: Cell) -> str:
 def _table(rng: random.Random, split: Split) -> tuple[Table, Row]:
     """Make a table and one more row that it does not hold; changes take their new values from that row.
 
-    The table has 3-5 columns, at least one INT and one TEXT, and 4-12 rows, whose cells repeat so that conditions match
-    several rows.
+    The table has 3-5 columns, at least one INT and one TEXT, and 4-12 rows. Cells repeat, so conditions match several.
     """
     num_columns, num_rows = rng.randint(3, 5), rng.randint(4, 12)
     name, *headers = _distinct_words(rng, split, num_columns + 1)

@@ -51,8 +51,7 @@ class RewardClient:
 
     A failed call is repeated until its deadline, after a pause that doubles and varies at random, or after the
     `Retry-After` that the service names. After `OPEN_AFTER` failures in a row the circuit breaker is open: one call a
-    second goes through and the others wait for its result. Once the service has been silent for a whole deadline, they
-    fail at once.
+    second goes through and the others wait for its result. After a whole deadline without an answer they fail at once.
     """
 
     def __init__(

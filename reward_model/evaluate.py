@@ -1,8 +1,7 @@
 """Measures a reward model on held-out pairs: `python -m reward_model.evaluate --model OUT --data pairs.held_out.jsonl`.
 
 It prints pair accuracy beside single-feature rules, calibration, the influence of length, and how often bad answers
-beat the chosen one; `--output DIR` adds evaluation.json and evaluation.png. It cannot tell whether preferences are
-right.
+beat the chosen one; `--output DIR` adds evaluation.json and evaluation.png. It does not judge the preferences.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ def baselines(rows: Sequence[Preference], lengths: Sequence[Sequence[int]]) -> d
 
 
 def by_length(won: Sequence[float], differences: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the accuracy in bins of equally many pairs, by tokens of the chosen minus tokens of the rejected side."""
+    """Return the accuracy in bins of about equal size, by tokens of the chosen minus tokens of the rejected side."""
     import numpy as np
 
     from core.stats import wilson_interval

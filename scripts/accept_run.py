@@ -2,8 +2,7 @@
 
 Resuming from a checkpoint executes code in its pickles, so runs and trainings load only files that their own user
 signed. This command signs files that somebody else wrote, or that you wrote on another machine; copying that machine's
-key works as well (`core.signed`). It loads nothing, and does not sign files that are incomplete, changed, or another
-user's.
+key works as well (`core.signed`). It loads nothing, and signs no file that is incomplete, changed, or another user's.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
     python -m scripts.plot_main_job RUN_DIR ... --output doc/train_result_test.png
 
-It reads each run's metrics.jsonl: held-out success at every validation, and the share of groups without spread at
-every step.
+It reads each run's metrics.jsonl: held-out success per validation, and the share of groups without spread per step.
 """
 
 from core.commands import execute, starting

@@ -82,8 +82,8 @@ def task_stream(
             weight. In both cases a weight is divided by 1 + the number of tasks that show the skill already.
         refused: a counter, by reason, of the drafts that were drawn again.
     Raises:
-        ValueError: a split, difficulty or skill is unknown, a weight is not positive, or the difficulty has no room for
-            a skill.
+        ValueError: a split, difficulty or skill is unknown, a weight is not positive, or the difficulty
+            excludes a skill.
     """
     weights = _checked(split, difficulty, skills)
     return _stream(random.Random(f"{split} {seed}"), f"synthetic-{split}-{seed}", split, difficulty, weights, refused)

@@ -5,8 +5,8 @@ a tolerance, and a number never matches a text that is no number. NULL matches o
 content of all tables, not by a hash of some columns.
 
 An answer may be given as one item per value, or as one item per row printed as a tuple or list (`('Pear', 4)`). A
-single row may also be given value by value, and any answer as one text that holds the list. A wrong gold is not
-noticed.
+single row may also be given value by value, and any answer as one text that holds the list. A
+wrong gold is not noticed.
 """
 
 from __future__ import annotations
@@ -148,8 +148,7 @@ def _matched(given: Rows, expected: Rows) -> bool:
 
 
 def _fitting(given: Rows, expected: Rows) -> list[list[Sequence[int]]]:
-    """Return the expected rows that each given row equals, as lists of places (indices into `expected`); given rows may
-    share a list.
+    """Return the expected rows that each given row equals, as shared lists of places (indices into `expected`).
 
     Places are looked up by the cells that are compared exactly and by one column of numbers with a tolerance, the one
     with the most distinct values. Therefore thousands of rows are judged in a second.

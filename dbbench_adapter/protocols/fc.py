@@ -79,8 +79,7 @@ class FcEpisode(Episode):
     def call_tool(self, name: str, arguments: Any) -> str:
         """Answer one tool call; every mistake of the model is answered in words and counted.
 
-        A commit ends the episode, as `task error` if its answer is no list or text. The model does not read the result
-        of a commit.
+        A commit ends the episode, as `task error` if its answer is no list or text. The model does not read its result.
 
         Args:
             arguments: the JSON text of an object; its first value is the argument, whatever its name.

@@ -24,8 +24,7 @@ MAX_ROUNDS = 3
 SETTINGS = ("backend", "protocol", "judge", "max_rounds", "statement_timeout_s")
 """`env_args` may have these names."""
 CORRECT, WRONG, OUT_OF_ROUNDS, ILLEGAL = 1.0, -1.0, -0.8, -0.2
-"""The reward of each end of an episode; every earlier step gets 0. A reply is illegal if the protocol cannot read
-it."""
+"""The reward of each end of an episode; earlier steps get 0. A reply is illegal if the protocol cannot read it."""
 Observation = list[dict[str, str]]
 
 

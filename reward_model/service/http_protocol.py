@@ -80,8 +80,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
 class _Parser(httptools.HttpRequestParser):
     """Continues after a request that offers another protocol (`curl --http2`). httptools stops there, before the body,
-    because it expects the other protocol next. This server has no other protocol, so it ignores the offer (RFC 9110,
-    7.8)."""
+    because it expects the other protocol next. This server has none, so it ignores the offer (RFC 9110, 7.8)."""
 
     def __init__(self, protocol: LimitedHttpProtocol) -> None:
         super().__init__(protocol)

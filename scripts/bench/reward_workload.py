@@ -77,8 +77,7 @@ def conversations(count: int, *, shared: bool, seed: int = 0) -> Iterator[list[d
 
     Args:
         shared: whether each task has `GROUP` rollouts, one after the other, under the same rules. With False each
-            rollout has its own task and rules (the same rules with their words in another order), so that no prefix is
-            shared.
+            rollout has its own task and rules (the same rules with their words reordered), so that no prefix is shared.
     """
     from dbbench_adapter.generator import generate_tasks
     from dbbench_adapter.protocols import fc

@@ -58,7 +58,7 @@ def measure(model: Path, folder: Path) -> list[Row]:
 
 
 def measure_memory(model: Path, folder: Path) -> list[Row]:
-    """Return the highest PSS in two steps of `configs/pretrained.yaml` on generated tasks; the second one saves."""
+    """Return the highest PSS of two steps of `configs/pretrained.yaml` on generated tasks; the second one saves."""
     highest: Counter[str] = Counter()
 
     def watch(pid: int) -> None:
@@ -111,7 +111,7 @@ def timeline(lines: Sequence[str]) -> list[tuple[float, str]]:
 
 
 def startup_rows(name: str, events: Sequence[tuple[float, str]], metrics: dict[str, Any]) -> list[Row]:
-    """Return one row up to the end of the first step, one per phase before it, one for the time after the last rollout.
+    """Return one row up to the first step's end, one per phase before it, one for the idle time after the last rollout.
 
     Args:
         name: the name of the run, which begins each row with a target.

@@ -56,7 +56,7 @@ class Setting:
 
 
 PROTOTYPE = {"upstream": True, "verl": PADDED_MICRO_BATCHES}
-"""Its settings: one OpenMP thread, as Ray sets it, micro-batches of 8 rows padded to 384 tokens, verl's functions."""
+"""The prototype has one OpenMP thread, as Ray sets it, micro-batches of 8 rows of 384 tokens, and verl's functions."""
 SETTINGS = (
     Setting("prototype's settings", 1, MAX_TOKENS, **PROTOTYPE),
     Setting("+ threads = cores", pad_to=MAX_TOKENS, **PROTOTYPE),
