@@ -54,8 +54,8 @@ def return_freed_memory() -> None:
 def recomputed(model: Any, *, when: bool) -> Iterator[None]:
     """Compute activations twice inside the block instead of keeping them: a third slower, with less memory.
 
-    It is for a single row that is longer than a micro-batch may be, so that this row does not set the peak of memory.
-    A model that always recomputes, or that cannot, stays as it is.
+    It is for a single row that is longer than a micro-batch may be, so that this row does not set the peak of memory. A
+    model that always recomputes, or that cannot, stays as it is.
     """
     if not when or model.is_gradient_checkpointing or not model.supports_gradient_checkpointing:
         yield

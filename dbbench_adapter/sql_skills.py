@@ -1,8 +1,8 @@
 """Recognises which of the 22 skills of LifelongAgentBench an SQL statement shows.
 
-The syntax tree (sqlglot, MySQL dialect) shows the skills; the text of the statement and the data do not matter.
-This module leaves out other SQL dialects, several statements at once, and whether a skill was needed for the answer.
-`python -m dbbench_adapter.skills` compares what it finds with the labels of a task file.
+The syntax tree (sqlglot, MySQL dialect) shows the skills; the text of the statement and the data do not matter. This
+module leaves out other SQL dialects, several statements at once, and whether a skill was needed for the answer. `python
+-m dbbench_adapter.skills` compares what it finds with the labels of a task file.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 `load_tasks` stops at the first bad row; this command names all of them. It also finds tables that no database accepts,
 golds that no judge can use, and prompts that occur twice. `--replay` runs every reference statement and compares its
-result with the stored gold. The exit status is 1 if anything is wrong. The queries of AgentBench's SELECT kinds are
-not run, since their labels come from the source question sets, not from these queries.
+result with the stored gold. The exit status is 1 if anything is wrong. The queries of AgentBench's SELECT kinds are not
+run, since their labels come from the source question sets, not from these queries.
 """
 
 from __future__ import annotations

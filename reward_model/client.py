@@ -1,7 +1,7 @@
 """Calls a scoring service, also as a command: `python -m reward_model.client --prompt TEXT --response TEXT`.
 
-It works with `reward_model/inference_api.py` and with `vllm serve MERGED --runner pooling`, which both answer
-`POST /classify` with the raw logit. `sql_agent.rewards` decides what a score is worth.
+It works with `reward_model/inference_api.py` and with `vllm serve MERGED --runner pooling`, which both answer `POST
+/classify` with the raw logit. `sql_agent.rewards` decides what a score is worth.
 """
 
 from __future__ import annotations

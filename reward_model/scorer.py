@@ -1,8 +1,8 @@
 """Scores conversations with the reward model: chat template, tokens, one forward pass.
 
-Training, evaluation, merging and the service all encode conversations with `encode_conversation`, so that a score
-means the same everywhere. Batches are padded on the right and the head reads the last token that is not padding, as in
-TRL's trainer (trl 1.16 reward_trainer.py; transformers `GenericForSequenceClassification`).
+Training, evaluation, merging and the service all encode conversations with `encode_conversation`, so that a score means
+the same everywhere. Batches are padded on the right and the head reads the last token that is not padding, as in TRL's
+trainer (trl 1.16 reward_trainer.py; transformers `GenericForSequenceClassification`).
 `reward_model.service.batch_scorer` lets conversations share prefixes.
 """
 

@@ -1,9 +1,9 @@
 """Can a run start on this machine? `python -m scripts.doctor [--model MODEL] [--database PATH]`
 
 Each check prints one line; after a problem comes the line that mends it. The exit status is 0 if a run can start (there
-may be warnings) and 1 if it cannot. The command reads the packages' metadata and imports none of them, so it
-takes a second and works where packages are broken. It does not check disk space, GPU drivers and whether a model fits
-into memory.
+may be warnings) and 1 if it cannot. The command reads the packages' metadata and imports none of them, so it takes a
+second and works where packages are broken. It does not check disk space, GPU drivers and whether a model fits into
+memory.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
 
 Each episode draws a skill, then a task of it; all skills share one LoRA adapter. The command writes
 sessions/episodes.jsonl, logs/metrics.jsonl, logs/success.png and checkpoints/ into
-outputs/rl_training/<model>/db_bench/<timestamp>.
-doc/single_skill_rl.md has the settings.
+outputs/rl_training/<model>/db_bench/<timestamp>. doc/single_skill_rl.md has the settings.
 """
 
 import os

@@ -3,10 +3,10 @@
     python scripts/train_gsm8k_agent.py --model_path MODEL --dataset gsm8k --group_size 4
     python scripts/train_gsm8k_agent.py --model_path models/tiny-sql --dataset generated --max_samples 64
 
-Each epoch plays --group_size episodes of every problem, --batch_size problems side by side, and updates a LoRA
-adapter after each batch. Reward: 1 for the right number after ####, else 0. --dataset is gsm8k (from the hub or its
-cache), a JSONL or parquet FILE of the same form, or generated (no network). The command writes epoch_N/ (adapter and
-tokenizer), metrics.jsonl, trajectories.jsonl and checkpoints/ into --output_dir. doc/gsm8k.md explains it.
+Each epoch plays --group_size episodes of every problem, --batch_size problems side by side, and updates a LoRA adapter
+after each batch. Reward: 1 for the right number after ####, else 0. --dataset is gsm8k (from the hub or its cache), a
+JSONL or parquet FILE of the same form, or generated (no network). The command writes epoch_N/ (adapter and tokenizer),
+metrics.jsonl, trajectories.jsonl and checkpoints/ into --output_dir. doc/gsm8k.md explains it.
 """
 
 import os

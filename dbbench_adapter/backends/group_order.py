@@ -1,8 +1,8 @@
 """Sets the order of groups that a query leaves open: MySQL 8 returns them by their first rows, SQLite and MariaDB sort.
 
 The order matters to the `lab` judge and where a LIMIT cuts: 62 of the 350 queries of LifelongAgentBench group without
-ordering. MySQL promises no order, not even for ties; this module reproduces its usual one. It leaves out unions, joins
-on SQLite, common table expressions on MariaDB, and WITH ROLLUP.
+ordering. MySQL promises no such order, and none among ties; this module reproduces its usual one. It leaves out unions,
+joins on SQLite, common table expressions on MariaDB, and WITH ROLLUP.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Splits a text by MySQL's lexical rules into tokens and into statements.
 
-Only ASCII blanks separate tokens; to the server any other blank is part of a name. This module leaves out the
-client's DELIMITER command, compound bodies (BEGIN ... END) and the sql_modes that change how quotes are read: agents
-may use none of them (`mysql.allowed_sql`).
+Only ASCII blanks separate tokens; to the server any other blank is part of a name. This module leaves out the client's
+DELIMITER command, compound bodies (BEGIN ... END) and the sql_modes that change how quotes are read: agents may use
+none of them (`mysql.allowed_sql`).
 """
 
 from __future__ import annotations

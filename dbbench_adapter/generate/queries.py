@@ -1,7 +1,7 @@
 """Writes SELECT statements with their questions: columns, groups, HAVING, order and limit as a plan has them.
 
-If rows are ordered or cut off, rows that tie are equal in every column of the result. Joins, UNION, window
-functions, and sub-queries in FROM or in the select list are left out.
+If rows are ordered or cut off, rows that tie are equal in every column of the result. Joins, UNION, window functions,
+and sub-queries in FROM or in the select list are left out.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Judges strictly, and is the default in training: it is hard to fool, and an accident does not satisfy it.
 
-Answers are compared as multisets, or as lists if the task orders its rows. Whole numbers match exactly, others within
-a tolerance, and a number never matches a text that is no number. NULL matches only NULL. Changes are judged by the
+Answers are compared as multisets, or as lists if the task orders its rows. Whole numbers match exactly, others within a
+tolerance, and a number never matches a text that is no number. NULL matches only NULL. Changes are judged by the
 content of all tables, not by a hash of some columns.
 
 An answer may be given as one item per value, or as one item per row printed as a tuple or list (`('Pear', 4)`). A
-single row may also be given value by value, and any answer as one text that holds the list. A
-wrong gold is not noticed.
+single row may also be given value by value, and any answer as one text that holds the list. A wrong gold is not
+noticed.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def same_rows(given: Rows, expected: Rows, *, ordered: bool) -> bool:
 
 
 def same_state(found: Snapshot, expected: Snapshot) -> bool:
-    """Return whether two databases of one engine have the same tables and views, declared alike, with the same
-    rows in any order."""
+    """Return whether two databases of one engine have the same tables and views, declared alike, with the same rows in
+    any order."""
     return found.keys() == expected.keys() and all(
         found[name].declared == expected[name].declared
         and found[name].columns == expected[name].columns

@@ -1,9 +1,9 @@
 """Judges as AgentBench's text version does, with all its quirks, so that scores compare with its numbers.
 
 The answer line is read as a Python literal. A bare word keeps the blank before it and so fails. A quoted word without
-brackets is split into its letters. Number literals never equal labels of several values. The state of the tables
-counts whatever the episode's status is. Nothing that an agent wrote is run as code: a line with a call or a name is one
-text, as in the original if such a line does not run.
+brackets is split into its letters. Number literals never equal labels of several values. The state of the tables counts
+whatever the episode's status is. Nothing that an agent wrote is run as code: a line with a call or a name is one text,
+as in the original if such a line does not run.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Reads a Python literal from text that a model or a data file wrote, without running any of it.
 
 It understands constant expressions: literals, and the arithmetic on numbers that the original judges' `eval` would do
-(for them `[2010-12-31]` is a list with one number). Calls, attributes and names are refused, except names of
-builtins, which stand for themselves (in the originals `[max]` is no text either). `parse_rows` also understands the
-constructors that database drivers print inside rows, `Decimal('1.5')` and `datetime.date(2024, 1, 31)`.
+(for them `[2010-12-31]` is a list with one number). Calls, attributes and names are refused, except names of builtins,
+which stand for themselves (in the originals `[max]` is no text either). `parse_rows` also understands the constructors
+that database drivers print inside rows, `Decimal('1.5')` and `datetime.date(2024, 1, 31)`.
 """
 
 from __future__ import annotations

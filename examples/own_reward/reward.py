@@ -29,8 +29,8 @@ BUDGET = 200
 
 
 def concise(record: "RewardRecord") -> float:
-    """Fall from 1 without a token to 0 at `BUDGET` tokens. Only right answers are paid for being short:
-    otherwise an empty answer would be paid."""
+    """Fall from 1 without a token to 0 at `BUDGET` tokens. Only right answers are paid for being short: otherwise an
+    empty answer would be paid."""
     return max(0.0, 1.0 - record.completion_tokens / BUDGET) if record.verdict == 1.0 else 0.0
 
 

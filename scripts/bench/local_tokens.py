@@ -1,8 +1,8 @@
 """Measures what training a rollout as one sequence saves against one sample per turn: tokens, and time of the update.
 
 Rollouts are real episodes on generated tasks. Each statement reads one column, so that any number of turns is possible,
-and a real database answers. Both ways train the same sampled tokens with the same weights, so their
-gradients have to be equal.
+and a real database answers. Both ways train the same sampled tokens with the same weights, so their gradients have to
+be equal.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Decides which of an agent's statements the server gets: the kinds, settings, variables and functions listed here.
 
-The user's privileges stop nearly everything that reaches out of an episode (see `pool`). They do not stop a prepared XA
-transaction, which outlives its session; SET PASSWORD for oneself; SHOW GRANTS, which shows the password's hash; dynamic
-SQL, compound statements and event handlers, which can hide the others or swallow a KILL; GET_LOCK, whose names all
-sessions share. So a statement runs only if its first words make it one of the kinds below. It is split into tokens as
-the server's lexer splits it: executable comments and hints are refused, and nothing that changes how the lexer reads
-quotes (sql_mode, character sets, NUL) can be set or sent. Names are left to `names`.
+The user's privileges stop nearly every statement that would act outside its episode (see `pool`). They do not stop a
+prepared XA transaction, which outlives its session; SET PASSWORD for oneself; SHOW GRANTS, which shows the password's
+hash; dynamic SQL, compound statements and event handlers, which can hide the others or swallow a KILL; GET_LOCK, whose
+names all sessions share. So a statement runs only if its first words make it one of the kinds below. It is split into
+tokens as the server's lexer splits it: executable comments and hints are refused, and nothing that changes how the
+lexer reads quotes (sql_mode, character sets, NUL) can be set or sent. Names are left to `names`.
 """
 
 from __future__ import annotations

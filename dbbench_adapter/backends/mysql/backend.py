@@ -4,10 +4,11 @@ Each episode gets a database from a `pool` and uses it as a user without privile
 ends a statement; if it does not, another connection kills it a quarter of a second later, and if that fails too, we
 stop waiting. The size of the database is measured after statements that may have filled it, and while one runs. The
 agent sees database and user as `dbbench`.
-It does not guard against: one long call of a function, which the server finishes on one core after it was killed; sorts
-that fill the server's temporary folder while a statement runs; undo logs of long transactions; temporary tables of one
-episode that fill the space which the private server keeps for those of all; and, on a server that others run, any
-temporary table.
+
+This backend does not guard against: one long call of a function, which the server finishes on one core after it was
+killed; sorts that fill the server's temporary folder while a statement runs; undo logs of long transactions; temporary
+tables of one episode that fill the space which the private server keeps for those of all; and, on a server that others
+run, any temporary table.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reads an episode's database on MariaDB or MySQL for the judges, as the agent's user and within limits.
 
-Only stored columns of tables are read; views and virtual columns that an agent left behind are never evaluated. A
-table that cannot be read within `READ_S`, `MAX_ROWS` and `MAX_BYTES` has a state of its own, since the agent caused it.
-A server that is gone is an error.
+Only stored columns of tables are read; views and virtual columns that an agent left behind are never evaluated. A table
+that cannot be read within `READ_S`, `MAX_ROWS` and `MAX_BYTES` has a state of its own, since the agent caused it. A
+server that is gone is an error.
 """
 
 from __future__ import annotations

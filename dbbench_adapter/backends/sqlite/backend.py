@@ -5,13 +5,14 @@ MySQL's functions, and allows no files, pragmas, triggers, views or virtual tabl
 progress handler and a watchdog check one deadline. Length, depth, expansion, sorts, pages, rows, columns, values,
 results and the growth of memory are limited (`sandbox`, `mysql_on_sqlite.limits`, `functions`). Definitions hold no
 computation (`mysql_on_sqlite.allowed_sql`), and a judge reads within limits too.
-It does not guard against: a sort of long texts, which may run for a second after its time; a fault in SQLite or in the
-`regex` package, which run in the process of the caller; many databases that fill up at once (`MAX_PAGES` each); memory
-that a statement takes within the first 2,000 operations; memory at all where there is no /proc.
 
-Unlike MySQL's strict mode, which typed tables have, it does not refuse: impossible dates; texts that are no numbers
-if a change computes with them (1292); division by zero in a change (1365). SQLite makes its own choice where MySQL
-leaves one: in a union, or in a group with one MIN or MAX, either of `Plum` and `plum` may stand for both.
+The sandbox does not guard against: a sort of long texts, which may run for a second after its time; a fault in SQLite
+or in the `regex` package, which run in the process of the caller; many databases that fill up at once (`MAX_PAGES`
+each); memory that a statement takes within the first 2,000 operations; memory at all where there is no /proc.
+
+Unlike MySQL's strict mode, which typed tables have, it does not refuse: impossible dates; texts that are no numbers if
+a change computes with them (1292); division by zero in a change (1365). SQLite makes its own choice where MySQL leaves
+one: in a union, or in a group with one MIN or MAX, either of `Plum` and `plum` may stand for both.
 """
 
 from __future__ import annotations
