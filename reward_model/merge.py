@@ -110,7 +110,7 @@ def merge(
         if not difference <= bound:
             raise MergeError(
                 f"scores before and after differ by up to {difference:.2e} on {len(sides)} sides, more than --bound "
-                f"{bound:.0e}; nothing is left at {output}, a larger --bound would accept it"
+                f"{bound:.0e}; {output} was not written; a larger --bound would accept it"
             )
         about = {
             "rank": getattr(lora, "r", None),

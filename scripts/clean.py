@@ -88,9 +88,9 @@ def describe(left: Leftovers) -> str:
 
 
 _STATES = {
-    "going on": "going on: left alone",
+    "going on": "still running: left alone",
     "over": "its command is gone",
-    "unknown": "whose command cannot be told: name it with --run-id if you know that it is over",
+    "unknown": "whose command is unknown: name it with --run-id if you know that the run is over",
 }
 
 
@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for left in found:
         print(describe(left))
     if args.run_id and any(left.state == "going on" for left in found):
-        print(f"error: run {args.run_id} is going on; stop it first (SIGTERM to its command)", file=sys.stderr)
+        print(f"error: run {args.run_id} is still running; stop it first (SIGTERM to its command)", file=sys.stderr)
         return 2
     mine = [left for left in found if left.state == "over" or (args.run_id and left.state == "unknown")]
     if args.all or args.run_id:
@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif mine:
         print("nothing removed; --all removes what is left of runs that are over, --run-id ID of one")
     if not found:
-        print("nothing of any run is here")
+        print("no run has left anything here")
     return 0
 
 

@@ -148,7 +148,7 @@ def main() -> None:
                     notes += _replay(path, spec, backend)
     except (BackendUnavailable, ValueError) as failure:
         raise SystemExit(str(failure)) from failure
-    print("\nnot got with the gold, under the protocol's own judge:", *(notes or ["none"]), sep="\n")
+    print("\nnot solved with the gold, under the protocol's own judge:", *(notes or ["none"]), sep="\n")
 
 
 def _replay(path: Path, spec: str, backend: Backend) -> list[str]:

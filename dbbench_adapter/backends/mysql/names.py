@@ -50,7 +50,7 @@ def uses_catalogue(sql: str) -> bool:
 
 
 def as_sent(sql: str, *, name: str, catalogue: str) -> str:
-    """Replace neutral names by real ones, except in texts and comments, and functions that return names by texts.
+    """Replace neutral names by real ones, except in texts and comments; replace functions that return names by texts.
 
     Args:
         name: the name of the episode's database.
