@@ -21,7 +21,7 @@ def entry_dict(tasks: Iterable[Task]) -> dict[str, dict[str, Any]]:
     """Return the records by index, as text from "0" on.
 
     Raises:
-        NotLifelongError: a task has several tables, NULL or a forbidden character in a cell, or no gold rows or hash.
+        NotLifelongError: a task has several tables, a cell with NULL or a forbidden character, or no gold rows or hash.
     """
     return {str(index): _entry(index, task) for index, task in enumerate(tasks)}
 

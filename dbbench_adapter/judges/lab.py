@@ -49,7 +49,7 @@ def same_rows(line: str, expected: Sequence[Sequence[Cell]]) -> bool:
 
 
 def row_texts(line: str) -> list[str] | None:
-    """Return the texts between parentheses; return None without pairs. `Decimal(` hides itself and the next `)`."""
+    """Return the texts between parentheses, None if these do not pair. `Decimal(` hides itself and the next `)`."""
     rows: list[str] = []
     start: int | None = None
     hidden = False

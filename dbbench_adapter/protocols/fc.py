@@ -56,7 +56,7 @@ TOOLS = [
 
 
 def messages(task: Task) -> list[Message]:
-    """Return the first prompt: the rules, then evidence, table note and question. It has nothing of the gold."""
+    """Return the first prompt: the rules, then evidence, table note and question. It contains nothing of the gold."""
     parts = [
         f"Evidence about the question: {task.evidence}\n" if task.evidence else "",
         f"Additional table information about the question: {task.table_note}\n" if task.table_note else "",

@@ -27,7 +27,7 @@ fits neither form fails at once."""
 
 
 def messages(task: Task) -> list[Message]:
-    """Return the first prompt. It has nothing of the gold."""
+    """Return the first prompt. It contains nothing of the gold."""
     return [
         {"role": "system", "content": "You are a helpful assistant."},
         {"role": "user", "content": RULES},

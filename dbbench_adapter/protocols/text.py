@@ -39,7 +39,7 @@ answer may be anything. A reply that fits neither form fails at once."""
 
 
 def messages(task: Task) -> list[Message]:
-    """Return the first prompt. It has nothing of the gold."""
+    """Return the first prompt. It contains nothing of the gold."""
     return [
         {"role": "user", "content": RULES},
         {"role": "assistant", "content": "Ok."},

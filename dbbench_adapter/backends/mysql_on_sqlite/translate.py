@@ -64,7 +64,7 @@ def translate(sql: str, columns: ColumnKinds) -> Statement:
     Args:
         columns: MySQL's type of the columns, by lower-case name.
     Raises:
-        StatementError: not exactly one statement, a syntax error, or something that is not supported.
+        StatementError: the text is not one statement, does not parse, or uses something that is not supported.
         StatementTimeout: the translation takes too long.
     """
     try:

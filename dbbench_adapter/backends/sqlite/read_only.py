@@ -86,7 +86,7 @@ class ReadOnlyDatabase:
         functions: functions that are added to SQLite's, or replace them.
         callable_functions: lower-case names of the functions that may be called.
         refusal: the text that the agent reads if something is not allowed.
-        max_sort_opcodes: steps of a statement that sorts, because a sort checks no clock; None limits only its memory.
+        max_sort_opcodes: most steps of a statement that sorts, as a sort checks no clock; None limits only its memory.
         max_rows, max_chars: the longest result, in rows and in characters of its texts (any other cell counts as one
             character); the rest is dropped.
         limits: those of SQLite's limits that differ from `_LIMITS`.

@@ -134,7 +134,7 @@ def text_of(value: Any) -> str:
 
 
 def _double_text(value: float) -> str:
-    """Return the shortest digits that say this double: 7, not 7.0; plain from 1e-15 to 1e14, else 1e20, not 1e+20.
+    """Return the shortest digits that give this double: 7, not 7.0; plain from 1e-15 to 1e14, else 1e20, not 1e+20.
 
     Source:
         MySQL `my_gcvt`, strings/dtoa.cc.
