@@ -1,6 +1,6 @@
 """Loads a model's tokenizer and checks it: a vocabulary, a chat template that ends, a padding token.
 
-Leaves out what a template renders (`reward_model.scorer`, `sql_agent.local.conversation`).
+Leaves out the rendering of conversations (`reward_model.scorer`, `sql_agent.local.conversation`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UNUSED_TOKEN = re.compile(r"pad|reserved|unused|extra|placeholder", re.IGNORECAS
 
 
 def load_tokenizer(path: Path, chat_template_path: Path | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model, with a chat template and with a padding token that no conversation ends with.
+    """Return the tokenizer of a model, with a chat template and with a padding token that no conversation ends with.
 
     Args:
         chat_template_path: a Jinja file, or a folder whose tokenizer has the template; replaces the model's own.
@@ -45,10 +45,10 @@ def load_tokenizer(path: Path, chat_template_path: Path | None = None) -> PreTra
 
 
 def read_tokenizer(path: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder.
+    """Return the tokenizer of a folder.
 
     Raises:
-        OSError, ValueError: the folder has none. From a bare config.json transformers makes one without a vocabulary.
+        OSError, ValueError: the folder has no tokenizer, or only a config.json, which has no vocabulary.
     """
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     if set(tokenizer("a").input_ids) <= set(tokenizer.all_special_ids):
@@ -78,9 +78,9 @@ def _template(path: Path) -> Any:
 
 
 def endless_template(tokenizer: Any) -> str | None:
-    """What is wrong with a chat template that does not end on a short conversation, or that ends the process.
+    """Return what is wrong with a chat template that does not end on a short conversation, or that kills the process.
 
-    None where it ends, also with an error: that is reported where the template is used.
+    Return None if the template ends. An error counts as an end; it is reported where the template is used.
     """
     conversation = [{"role": "user", "content": "yes"}, {"role": "assistant", "content": "42."}]
 
@@ -97,9 +97,9 @@ def endless_template(tokenizer: Any) -> str | None:
 
 
 def choose_pad_token(tokenizer: Any) -> str:
-    """The tokenizer's own padding token, otherwise an unused token, otherwise the end-of-sequence token.
+    """Return the tokenizer's own padding token, otherwise an unused token, otherwise the end-of-sequence token.
 
-    transformers' head reads the last token that is not padding, vLLM's the last token. They agree only as long as no
+    transformers' head reads the last token that is not padding, and vLLM's reads the last token. They agree only if no
     conversation ends with the padding token, so a token that ends one is not chosen.
 
     Raises:
@@ -128,6 +128,6 @@ def choose_pad_token(tokenizer: Any) -> str:
 
 
 def tokenizer_sha256(tokenizer: Any) -> str:
-    """The digest of what turns a conversation into tokens: vocabulary, rules, chat template and padding token."""
+    """Return a digest of everything that tokenises a conversation: vocabulary, rules, chat template, padding token."""
     read = f"{tokenizer.backend_tokenizer.to_str()}\0{tokenizer.chat_template}\0{tokenizer.pad_token}"
     return hashlib.sha256(read.encode()).hexdigest()

@@ -1,5 +1,5 @@
-"""How a command ends: with its result, with one line that says what was wrong, or by Ctrl-C with exit status 130. It
-never ends with a traceback of something that the user can correct.
+"""Ends a command with its result, with one line that says what was wrong, or after Ctrl-C with exit status 130. A
+command never ends with a traceback for something that the user can correct.
 
     from core.commands import execute, starting
 
@@ -11,7 +11,7 @@ never ends with a traceback of something that the user can correct.
     if __name__ == "__main__":
         execute(main)
 
-Leaves out what Python does before a command's first line. Imports little, so that `starting` is called early.
+Leaves out what Python does before a command's first line. Imports little, so that `starting` can be called early.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _interrupted = False
 
 
 def starting() -> None:
-    """Let Ctrl-C end the process at once until work begins (`interruptible`): there is nothing to clean up yet, and an
-    exception in the middle of an import would look like an error of the imported library."""
-    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # a script's shell may ignore SIGINT for us
+    """Let Ctrl-C end the process at once until work begins (`interruptible`). There is nothing to clean up before that,
+    and an exception in the middle of an import would look like an error of the imported library."""
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # a shell script may have it ignored
         signal.signal(signal.SIGINT, _leave)
 
 

@@ -25,13 +25,13 @@ _ROLES = {
 ROLES: dict[str, Any] = {spelling: role for role, spellings in _ROLES.items() for spelling in spellings}
 _READ = {"role", "from", "content", "value", "tool_calls", "function_call", "tool_call_id"}
 _ARGUMENTS = ("arguments", "parameters", "args", "input")
-"""The names that OpenAI, Llama, LangChain and Anthropic give to a call's arguments."""
+"""OpenAI, Llama, LangChain and Anthropic give these names to a call's arguments."""
 _CALL_READ = {"id", "type", "name", "function", *_ARGUMENTS}
 _MAX_REPR_CHARS = 60
 
 
 class RowError(ValueError):
-    """A row cannot be used. Says which field is at fault (dotted), why, and as which form the row was read, if any."""
+    """Says that a row cannot be used: which field is at fault (dotted), why, and in which form it was read, if any."""
 
     def __init__(self, field: str, reason: str, form: str | None = None) -> None:
         super().__init__(f"{field}: {reason}")
@@ -39,13 +39,13 @@ class RowError(ValueError):
 
 
 def short_repr(value: Any) -> str:
-    """The value for an error message, shortened and on one line."""
+    """Return the value for an error message, shortened and on one line."""
     text = repr(value)
     return text if len(text) <= _MAX_REPR_CHARS else f"{text[:_MAX_REPR_CHARS]}..."
 
 
 def read_text(value: Any, field: str, changes: Counter[str]) -> str:
-    """The value as a text that UTF-8 can encode; half of a surrogate pair (a cut emoji) becomes U+FFFD.
+    """Return the value as a text that UTF-8 can encode; half of a surrogate pair (a cut emoji) becomes U+FFFD.
 
     Raises:
         RowError: the value is not a text.
@@ -64,7 +64,7 @@ def read_conversation(value: Any, field: str, changes: Counter[str]) -> list[Mes
     """Read a list of messages, or a single message.
 
     Raises:
-        RowError: a message cannot be read; the first one is named.
+        RowError: a message cannot be read; the first such message is named.
     """
     if isinstance(value, dict):
         value = [value]
@@ -76,7 +76,7 @@ def read_conversation(value: Any, field: str, changes: Counter[str]) -> list[Mes
 
 
 def in_text(text: str, field: str) -> list[Any] | None:
-    """The messages that the text holds as JSON, as exported tables do; None if it is an ordinary text.
+    """Return the messages that the text holds as JSON, as in exported tables; return None for an ordinary text.
 
     Raises:
         RowError: the messages are in Python's notation instead of JSON.
@@ -98,7 +98,7 @@ def read_message(raw: Any, field: str, changes: Counter[str]) -> Message:
     """Read one message with `role` and `content`, or `from` and `value`.
 
     Raises:
-        RowError: the role is unknown, the content is not a text, a call names no function, or two fields contradict.
+        RowError: the role is unknown, the content is not a text, a call names no function, or two fields disagree.
     """
     if not isinstance(raw, dict):
         raise RowError(field, f"expected a message object, found {short_repr(raw)}")
@@ -134,7 +134,7 @@ def read_message(raw: Any, field: str, changes: Counter[str]) -> Message:
 
 
 def _filled_key(raw: dict[str, Any], key: str, other: str) -> str:
-    """The key that holds something; in data sets merged from two schemas the other schema's key is there but empty."""
+    """Return the key that has a value. In data sets merged from two schemas the other key exists but is empty."""
     return next((name for name in (key, other) if raw.get(name)), key if key in raw else other)
 
 
@@ -213,7 +213,7 @@ def _arguments(raw: dict[str, Any], function: dict[str, Any], field: str, change
 
 
 def read_tools(value: Any, field: str, changes: Counter[str]) -> str | None:
-    """The tools' schemas as the text of a JSON list, each in OpenAI's wrapping; None if there are none.
+    """Return the tools' schemas as the text of a JSON list, each in OpenAI's wrapping; return None if there are none.
 
     Raises:
         RowError: the value is neither a list of objects nor the JSON text of one.
@@ -234,7 +234,7 @@ def read_tools(value: Any, field: str, changes: Counter[str]) -> str | None:
 
 
 def legal(conversation: Sequence[Message], field: str, *, num_prompt: int = 0) -> list[Message]:
-    """The conversation with its tool calls numbered from 1, and each tool result with the number of its call.
+    """Return the conversation with tool calls numbered from 1, and with each tool result under the number of its call.
 
     A result without an id answers the oldest open call of the reply before it.
 
@@ -252,7 +252,7 @@ def legal(conversation: Sequence[Message], field: str, *, num_prompt: int = 0) -
         if message.role == "system" and number > 0:
             raise RowError(where, "a system message that is not the first; put it first")
         if message.tool_calls:
-            # nine letters and digits, which the strictest chat templates (Mistral's) require
+            # Mistral's chat templates are the strictest: they require nine letters and digits
             open_calls = [(call.id, f"call{index:05}") for index, call in enumerate(message.tool_calls, count + 1)]
             new_ids = zip(message.tool_calls, open_calls, strict=True)
             calls = tuple(call.model_copy(update={"id": new}) for call, (_, new) in new_ids)
@@ -270,7 +270,7 @@ def legal(conversation: Sequence[Message], field: str, *, num_prompt: int = 0) -
 
 
 def without_tools(conversation: Sequence[Message], changes: Counter[str]) -> list[Message]:
-    """Remove calls and results; replies that then follow each other are joined with a blank line between them."""
+    """Remove calls and results; join replies that then follow each other, with a blank line between them."""
     kept: list[Message] = []
     for message in conversation:
         changes["tool calls dropped, on both sides"] += len(message.tool_calls)

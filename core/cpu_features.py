@@ -1,4 +1,4 @@
-"""Which number formats this CPU is fast at, read from the kernel. Imports no torch."""
+"""Reads from the kernel which number formats this CPU computes fast. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Literal
 
 BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16")
 LARGE = 20_000_000
-"""From this many parameters on bfloat16 is faster; in a smaller model casts cost more than matrix products save."""
+"""bfloat16 is faster from this many parameters on; in a smaller model casts cost more than matrix products save."""
 
 
 @cache
 def cpu_flags() -> frozenset[str]:
-    """The instruction sets of this CPU by Linux's names; empty if there is no /proc/cpuinfo."""
+    """Return the instruction sets of this CPU by Linux's names; return none if there is no /proc/cpuinfo."""
     file = Path("/proc/cpuinfo")
     return parse_flags(file.read_text()) if file.is_file() else frozenset()
 
@@ -24,15 +24,15 @@ def parse_flags(cpuinfo: str) -> frozenset[str]:
 
 
 def bfloat16_pays() -> bool:
-    """Whether this CPU multiplies matrices in bfloat16 in hardware (AVX-512 BF16 or AMX).
+    """Return whether this CPU multiplies matrices in bfloat16 in hardware (AVX-512 BF16 or AMX).
 
-    There autocast trains about twice as fast as float32. Other CPUs emulate bfloat16, which is slower.
+    On such a CPU autocast trains about twice as fast as float32. Other CPUs emulate bfloat16, which is slower.
     """
     return any(flag in cpu_flags() for flag in BFLOAT16_FLAGS)
 
 
 def uses_bfloat16(precision: Literal["auto", "float32", "bfloat16"], parameters: int) -> bool:
-    """Whether a model is trained under bfloat16 autocast on this CPU; its trained weights are float32 either way.
+    """Return whether a model is trained under bfloat16 autocast on this CPU. Its weights stay float32.
 
     Args:
         precision: auto means bfloat16 if it pays and the model has `LARGE` parameters or more.

@@ -1,4 +1,4 @@
-"""Errors of the disk and of paths as one line that says what to do. Imports nothing but the standard library.
+"""Turns errors of the disk and of paths into one line that says what to do. Imports only the standard library.
 
 Leaves out how outputs are written (`core.outputs`).
 """
@@ -16,19 +16,19 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FROM_LIBRARIES = re.compile(
     r"\(os error (\d+)\)|\[Errno (\d+)\]|PytorchStreamWriter|inline_container|disk is full|readonly database"
 )
-"""Messages about the disk of writers that are not Python's own: safetensors and tokenizers, pyarrow, torch, SQLite."""
+"""Messages about the disk from writers outside Python: safetensors and tokenizers, pyarrow, torch, SQLite."""
 
 
 class OutputError(ValueError):
-    """An output cannot be written; the message names the path, the reason and the remedy."""
+    """An output cannot be written; the message names the path, the reason and what to do."""
 
 
 @contextmanager
 def failures_of_the_disk(path: Path, then: str = "") -> Iterator[None]:
-    """Turn what a full, read-only or broken disk raises into an `OutputError`; other errors pass unchanged.
+    """Turn the errors of a full, read-only or broken disk into an `OutputError`; other errors pass unchanged.
 
     Args:
-        then: added to the message, for example how the run continues.
+        then: a text added to the message, for example how the run continues.
     """
     try:
         yield
@@ -41,13 +41,13 @@ def failures_of_the_disk(path: Path, then: str = "") -> Iterator[None]:
 
 
 def disk_fault(error: BaseException, path: Path) -> str | None:
-    """What went wrong with the disk, or None where the disk did not cause `error`.
+    """Return what went wrong with the disk; return None if the disk did not cause `error`.
 
     Args:
         path: the file or folder that was being written.
     """
     cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, ValueError):  # a ValueError of ours already has its message
+    while cause is not None and not isinstance(cause, ValueError):  # our own ValueErrors already have their message
         if isinstance(cause, OSError) and cause.errno is not None:
             return _describe(Path(cause.filename) if isinstance(cause.filename, str) else path, cause.errno)
         if found := _FROM_LIBRARIES.search(str(cause)):
@@ -58,7 +58,7 @@ def disk_fault(error: BaseException, path: Path) -> str | None:
 
 
 def in_words(error: BaseException) -> str:
-    """The error in one line; an error of the operating system comes with the file's name and the remedy."""
+    """Return the error in one line; for an error of the operating system, with the file's name and what to do."""
     if not isinstance(error, OSError) or error.errno is None:
         return str(error)
     if error.filename is None or isinstance(error.filename, int):
@@ -77,7 +77,7 @@ def _describe(path: Path, number: int) -> str:
 
 
 def _likely_errno(path: Path) -> int:
-    """The error's number where a library gave none: the disk is full, or it has another fault."""
+    """Guess the errno where a library gave none: the disk is full, or it has another fault."""
     folder = next(folder for folder in path.absolute().parents if folder.exists())
     disk = os.statvfs(folder)
     return errno.ENOSPC if disk.f_bavail * disk.f_frsize < 2**20 else errno.EIO

@@ -1,7 +1,7 @@
-"""Runs work that a stranger's file may make too long or too large in a fork of this process, with limits.
+"""Runs work in a fork of this process with limits, where a user's file may make it too long or too large.
 
-A chat template is a program, and a config decides how large a model is: neither can be limited from inside. Leaves out
-a sandbox: the fork may do everything else that this process may do.
+A chat template is a program, and a config decides how large a model is; neither can be limited inside this process.
+This is no sandbox: the fork may do everything else that this process may do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 CPU_S = 10.0
 PATIENCE = 10
-"""Seconds of wall clock per second of CPU time; only work that sleeps or a very busy machine reaches this limit."""
+"""Seconds of wall clock per second of CPU time. Only work that sleeps or a very busy machine reaches this limit."""
 MEMORY_BYTES = 4 * 1024**3
 
 
@@ -33,10 +33,10 @@ def forked(work: Callable[[], T], *, cpu_s: float = CPU_S, memory_bytes: int = M
     """Run `work` in a fork and return its result, which has to be picklable.
 
     Args:
-        memory_bytes: how much memory it may take in addition to that of this process; more is a MemoryError.
+        memory_bytes: the memory that it may use in addition to that of this process; beyond it a MemoryError is raised.
     Raises:
-        LimitError: it took more than `cpu_s` seconds of CPU time, or its process died.
-        RuntimeError: it raised an error, which the message names.
+        LimitError: the work took more than `cpu_s` seconds of CPU time, or its process died.
+        RuntimeError: the work raised an error, which the message names.
     """
     reader, writer = os.pipe()
     child = os.fork()
@@ -68,7 +68,7 @@ def forked(work: Callable[[], T], *, cpu_s: float = CPU_S, memory_bytes: int = M
 
 
 def _do(work: Callable[[], object], writer: int, cpu_s: int, memory_bytes: int) -> None:
-    """Run in the child; never returns."""
+    """Run the work in the child; this function never returns."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent reports Ctrl-C
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

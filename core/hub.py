@@ -1,7 +1,7 @@
 """Finds the model that a user names: in its folder, in the Hugging Face cache, or on the hub. Importing it is instant.
 
-The hub is asked for one thing only: a model that a command was given by its id, ORG/NAME, and that is not complete in
-the cache. Everything else of a run stays offline. Leaves out revisions other than main.
+The hub is asked only for a model that the user named by its id, ORG/NAME, and that is not complete in the cache.
+Everything else in a run stays offline. Leaves out revisions other than main.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from core.json_text import parse_json
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 OWN_FOLDERS = ("models", "outputs", "runs")
-"""The folders that our commands write to; a name below them is a path, even if nothing is there yet."""
+"""Our commands write to these folders; a name below them is a path, even if nothing exists there yet."""
 FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 WEIGHTS = ["*.safetensors", "pytorch_model*.bin"]
 """Formats of weights; the first one that a model has is fetched."""
 BELOW = ["*/*"]
-"""Subfolders, which hold copies for other software, and checkpoints."""
+"""Subfolders hold checkpoints and copies for other software."""
 TRAIN = "give the output of reward_modeling.py or of reward_model.merge"
 MAKE = "make a small one with `.venv/bin/python -m scripts.make_tiny_policy`"
 
 _set_here = False
-"""Whether this process, and not the user, set HF_HUB_OFFLINE."""
+"""True if this process set HF_HUB_OFFLINE, and not the user."""
 
 
 class ModelError(ValueError):
@@ -36,12 +36,12 @@ class ModelError(ValueError):
 
 
 class ModelNotFoundError(ModelError):
-    """The name is neither a folder nor a model that the cache or the hub has."""
+    """The name is neither a folder nor a model in the cache or on the hub."""
 
 
 def go_offline() -> None:
-    """From here on only `model_folder` asks the hub, unless the user set HF_HUB_OFFLINE=0. Call it before anything
-    imports huggingface_hub, which reads the variable then."""
+    """From here on only `model_folder` asks the hub, unless the user set HF_HUB_OFFLINE=0. Call this before anything
+    imports huggingface_hub, which reads the variable at import."""
     global _set_here
     if "HF_HUB_OFFLINE" not in os.environ:
         os.environ["HF_HUB_OFFLINE"] = "1"
@@ -51,15 +51,15 @@ def go_offline() -> None:
 def model_folder(
     name: str | Path, *, fetch: bool = True, say: Callable[[str], None] | None = None, otherwise: str = MAKE
 ) -> Path:
-    """The folder of a model.
+    """Return the folder of a model.
 
     Args:
         name: a folder, or the id of a model on the hub, ORG/NAME.
         fetch: whether the hub may be asked if the model is not complete in the cache.
-        say: is called with a line before anything is fetched; None: the line goes to standard error.
+        say: a function that gets a line before anything is fetched; None writes the line to standard error.
         otherwise: the alternative that the message names if there is no such model.
     Raises:
-        ModelNotFoundError: there is neither such a folder nor such a model, or the hub cannot be reached.
+        ModelNotFoundError: no such folder or model exists, or the hub cannot be reached.
     """
     if Path(name).is_dir():
         return Path(name)
@@ -95,14 +95,14 @@ def model_folder(
 
 
 def may_be_id(name: str) -> bool:
-    """Whether the name can be an id (old ones such as `gpt2` have one part) and is not the path of a missing folder."""
+    """Return whether the name can be an id (old ones such as `gpt2` have one part) and not a missing folder's path."""
     first = name.split("/", 1)[0]
     whole = HUB_ID.fullmatch(name if "/" in name else f"any/{name}") is not None
     return whole and not ("/" in name and (first in (".", "..", *OWN_FOLDERS) or Path(first).is_dir()))
 
 
 def _cached(id: str) -> Path | None:
-    """The model's folder in the cache; None if it is missing or incomplete."""
+    """Return the model's folder in the cache; return None if it is missing or incomplete."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
@@ -121,7 +121,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _has_weights(folder: Path) -> bool:
-    """Whether there are weights; of weights in several files, whether each file of the index is there."""
+    """Return whether there are weights; if an index lists several files, whether each of them exists."""
     for index in (folder / "model.safetensors.index.json", folder / "pytorch_model.bin.index.json"):
         if index.is_file():
             try:
@@ -133,9 +133,10 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _fetch(id: str) -> Path:
-    """
+    """Fetch the model from the hub and return its folder.
+
     Raises:
-        ModelNotFoundError: the hub has no such model, or does not give it; the message ends with the remedy.
+        ModelNotFoundError: the hub has no such model, or refuses access; the message ends with the remedy.
         OSError, httpx.HTTPError: the hub cannot be reached, or the cache cannot be written.
     """
     from huggingface_hub import HfApi, snapshot_download
@@ -166,7 +167,7 @@ def _forbidden() -> bool:
 
 @contextmanager
 def _online() -> Iterator[None]:
-    """huggingface_hub reads this constant before each request."""
+    """Allow huggingface_hub to connect inside the block; it reads this constant before each request."""
     from huggingface_hub import constants
 
     before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, False

@@ -1,4 +1,4 @@
-"""The loop of commands that answer JSON lines on standard input with JSON lines on standard output."""
+"""Holds the loop of commands that answer JSON lines on standard input with JSON lines on standard output."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ logger = logging.getLogger(__name__)
 
 
 def answered(lines: Iterable[str], answer: Callable[[dict[str, Any]], dict[str, Any]]) -> Iterator[str]:
-    """One line for each line that is not blank, in order: the row's `id`, then `answer`'s fields or an `error`.
+    """Yield one line for each line that is not blank, in order: the row's `id`, then `answer`'s fields or an `error`.
 
     Args:
-        answer: raises `ValueError` for a row that it cannot take. Any other exception is an error of the program, which
-            is logged and affects this row alone.
+        answer: a function that raises `ValueError` for a row that it cannot take. Any other exception is an error of
+            the program; it is logged and affects this row alone.
     """
     for line in lines:
         if not line.strip():

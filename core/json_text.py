@@ -1,4 +1,4 @@
-"""Reads JSON that somebody else may have written."""
+"""Reads JSON that another program may have written."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 def parse_json(text: str | bytes, **options: Any) -> Any:
-    """Like `json.loads`, with one kind of error.
+    """Parse like `json.loads`, with one kind of error.
 
     Raises:
-        json.JSONDecodeError: also for brackets that are nested too deeply, where `json.loads` has a RecursionError, and
-            for integers of too many digits, where it has another ValueError.
+        json.JSONDecodeError: the text is no JSON; or its brackets are nested too deeply, where `json.loads` raises a
+            RecursionError; or an integer has too many digits, where it raises another ValueError.
     """
     try:
         return json.loads(text, **options)

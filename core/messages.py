@@ -1,4 +1,4 @@
-"""The records of a conversation in chat-completions form. Importing this module is instant."""
+"""Holds the records of a conversation in chat-completions form. Importing this module is instant."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class ToolCall(Record):
 
 
 class Message(Record):
-    """One message of a conversation."""
+    """Holds one message of a conversation."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     tool_calls: tuple[ToolCall, ...] = Field(default=(), strict=False, fail_fast=True)
-    """Only an assistant message has calls. A list, as JSON has it, is accepted."""
+    """Only an assistant message has calls. A list, as in JSON, is accepted."""
     tool_call_id: str | None = None
-    """The call that a tool message answers."""
+    """The id of the call that a tool message answers."""
 
     @model_validator(mode="after")
     def _only_an_assistant_calls_tools(self) -> Message:
@@ -45,7 +45,7 @@ class Message(Record):
         return not self.content.strip() and not self.tool_calls
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values without empty fields; `content` is always there."""
+        """Return plain JSON values without empty fields; `content` is always there."""
         plain = self.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
         for call in plain.get("tool_calls", ()):
             call["type"] = "function"
@@ -53,7 +53,7 @@ class Message(Record):
 
 
 def num_chars(messages: Sequence[Message]) -> int:
-    """Characters of contents, tool names and arguments: the length that a reader sees, whatever the template."""
+    """Count the characters of contents, tool names and arguments: the length without a template's additions."""
     calls = (call.function for message in messages for call in message.tool_calls)
     return sum(len(m.content) for m in messages) + sum(len(call.name) + len(call.arguments) for call in calls)
 

@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from typing import Any
 
 ON_CPU, ON_GPU = 1024, 4096
-"""Default tokens of a pass. On a CPU, rows of hundreds of tokens are not faster in a batch."""
+"""Default number of tokens in a pass. On a CPU, rows of hundreds of tokens are not faster in a batch."""
 
 
 def micro_batch_tokens(asked: int | None, device: str) -> int:
-    """
+    """Return the tokens of a pass: `asked`, or the default of the device.
+
     Args:
         device: cpu or cuda.
     """
@@ -20,7 +21,7 @@ def micro_batch_tokens(asked: int | None, device: str) -> int:
 
 
 def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Groups of indices with at most `max_tokens` tokens each, padding included, but at least one index each.
+    """Return groups of indices with at most `max_tokens` tokens each, padding included, but at least one index each.
 
     The longest rows come first, because the tensors of a shorter row fit into the memory of a longer one.
 
@@ -51,10 +52,10 @@ def return_freed_memory() -> None:
 
 @contextmanager
 def recomputed(model: Any, *, when: bool) -> Iterator[None]:
-    """Inside the block `model` computes activations twice instead of keeping them: a third slower, with less memory.
+    """Compute activations twice inside the block instead of keeping them: a third slower, with less memory.
 
-    It is for a single row that is longer than a micro-batch may be, so that one long row does not need the most memory.
-    A model that always does so, or cannot, stays as it is.
+    It is for a single row that is longer than a micro-batch may be, so that this row does not set the peak of memory. A
+    model that always recomputes, or that cannot, stays as it is.
     """
     if not when or model.is_gradient_checkpointing or not model.supports_gradient_checkpointing:
         yield

@@ -1,4 +1,4 @@
-"""Paths that flags name, and outputs: an output appears whole or not at all, and is checked before the work begins."""
+"""Checks paths that flags name, before the work begins, and writes outputs, which appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from core.disk_errors import OutputError, disk_fault, failures_of_the_disk
 
 
 def named_path(text: str) -> Path:
-    """The type of a flag that takes a path; an empty path would mean the current folder and is refused."""
+    """Parse a flag that takes a path; an empty path would mean the current folder and is refused."""
     if not text.strip():
         raise argparse.ArgumentTypeError("the path is empty; name a file or folder")
     return Path(text)
 
 
 def check_output(path: Path, flag: str, *, overwrite: bool | None = None) -> None:
-    """Refuse a file that is there already, and one that could not be written. No folder and no file is made.
+    """Refuse a file that exists already, or that could not be written. No folder and no file is created.
 
     Args:
         flag: the flag that names the output, e.g. `--output_path`.
         overwrite: whether an existing file may be replaced; None for a command that has no --overwrite.
     Raises:
-        OutputError: the message says which of them it is.
+        OutputError: the file exists or cannot be written; the message says which.
     """
     try:
         if path.is_dir():
@@ -36,7 +36,7 @@ def check_output(path: Path, flag: str, *, overwrite: bool | None = None) -> Non
         if path.exists() and not overwrite:
             offer = "name another" if overwrite is None else "give --overwrite or another"
             raise OutputError(f"{path} is there already; {offer} {flag}")
-        # It is tried out, because permissions do not tell: root may write to any folder, but not to /proc.
+        # Permissions alone do not tell: root may write to any folder, but not to /proc.
         with tempfile.TemporaryFile(dir=next(folder for folder in path.absolute().parents if folder.exists())):
             pass
     except OSError as error:
@@ -47,12 +47,12 @@ def check_output(path: Path, flag: str, *, overwrite: bool | None = None) -> Non
 
 @contextmanager
 def written(path: Path) -> Iterator[Path]:
-    """Yield a temporary name beside `path`; what the caller writes there replaces `path` once it is whole.
+    """Yield a temporary name beside `path`; the file that the caller writes there replaces `path` once it is complete.
 
-    If anything interrupts the writing, the new part is removed and `path` keeps what it had.
+    If anything interrupts the writing, the new part is removed and `path` stays unchanged.
 
     Raises:
-        OutputError: it could not be written; the message says why and what to do.
+        OutputError: the file could not be written; the message says why and what to do.
     """
     part = path.with_name(f"{path.name}.part")
     with interruptible(), failures_of_the_disk(path):
@@ -65,7 +65,7 @@ def written(path: Path) -> Iterator[Path]:
             if part.exists():
                 os.replace(part, path)
         except BaseException as error:
-            words = disk_fault(error, path)  # asked while the part still fills the disk
+            words = disk_fault(error, path)  # checked while the part still fills the disk
             remove(part)
             if words and isinstance(error, Exception):
                 raise OutputError(words) from error
@@ -82,7 +82,7 @@ def sync(path: Path) -> None:
 
 
 def append_line(path: Path, text: str) -> None:
-    """Add a line to a file; if that fails the file stays as it was.
+    """Append a line to a file; if that fails, the file stays as it was.
 
     Raises:
         OutputError: see `written`.
@@ -98,7 +98,7 @@ def append_line(path: Path, text: str) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder if it is there and can be removed."""
+    """Remove a file or a folder if it exists and can be removed."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

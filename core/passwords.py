@@ -1,9 +1,9 @@
-"""Keeps passwords of database addresses in this process's memory or its environment, and out of everything written.
+"""Keeps passwords of database addresses in this process's memory or environment, and out of everything written.
 
 A password is hidden when a setting is read, so that everything saved, printed and compared later has the form
 `mysql://user:***@host:3306`. `open_backend` puts the password back, from memory (a forked child has it too) or from the
-environment. Leaves out what the operating system shows: other users can read the command line of a running process, but
-not its environment.
+environment. It cannot hide what the operating system shows: other users can read the command line of a running process,
+but not its environment.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _ADDRESS = re.compile(rf"({_SCHEME.pattern})(.+)@", re.DOTALL)
 _WORD = re.compile(rf"({_SCHEME.pattern})(\S+)@")
 
 _passwords: dict[str, str] = {}
-"""The specs that were hidden in this process, by their hidden form."""
+"""The specs whose passwords this process hid, by their hidden form."""
 
 
 def hidden(spec: str) -> str:
-    """A backend's spec without its password; `revealed` returns the whole spec in this process."""
+    """Return a backend's spec without its password; `revealed` returns the whole spec in this process."""
     scheme = match[0] if (match := _SCHEME.match(spec)) else ""
     login, at, place = spec.removeprefix(scheme).rpartition("@")
     user, colon, _ = login.partition(":")
     place, question, _ = place.partition("?")
     if not at and (port := place.partition(":")[2]) and not re.match(r"\d+(/|$)", port):
-        place = place.replace(port, MASK)  # a password without a host behind it
+        place = place.replace(port, MASK)  # the password may have no host behind it
     if at and not scheme:
         user, colon = "", ":"
     masked_spec = scheme + user + (f":{MASK}" if colon else "") + at + place + (f"?{MASK}" if question else "")
@@ -47,7 +47,7 @@ BackendSpec = Annotated[str, AfterValidator(hidden)]
 
 
 def revealed(spec: str) -> str:
-    """The spec with its password, to connect with.
+    """Return the spec with its password, to connect with.
 
     Raises:
         ValueError: the password is hidden, and neither this process nor its environment has it.
@@ -69,16 +69,16 @@ def revealed(spec: str) -> str:
 
 
 def masked(text: str, *, whole: bool = False) -> str:
-    """The text with the passwords of all addresses masked.
+    """Return the text with the passwords of all addresses masked.
 
     Args:
-        whole: whether the text is a single value, such as a word of a command line; its password may hold blanks.
+        whole: whether the text is a single value, such as one argument of a command; its password may contain spaces.
     """
     return (_ADDRESS if whole else _WORD).sub(_mask, text)
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose error messages mask passwords."""
+    """Parses arguments as argparse does, with passwords masked in its error messages."""
 
     def error(self, message: str) -> NoReturn:
         super().error(masked(message, whole=True))
@@ -86,6 +86,6 @@ class Parser(argparse.ArgumentParser):
 
 def _mask(match: re.Match[str]) -> str:
     user, colon, password = match[2].partition(":")
-    if (user, password) == ("user", "password"):  # the form of an address, in a message
+    if (user, password) == ("user", "password"):  # a message uses this form of an address as an example
         return match[0]
     return f"{match[1]}{user}:{MASK}@" if colon else match[0]

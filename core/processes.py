@@ -2,10 +2,10 @@
 
 Every process of a run carries the run's id, in its environment or, if it was forked, as its name; every temporary file
 is in a folder with the id in its name. At the end all processes with the id get SIGTERM, later SIGKILL, and the folders
-are removed: by the command itself, or by a guard process if the command was killed. If both were killed,
-`python -m scripts.clean` does it. Nothing without the id is touched.
+are removed. The command itself does this, or a guard process if the command was killed, or `python -m scripts.clean` if
+both were killed. Nothing without the id is touched.
 
-`python -m core.processes RUN_ID PID` is the guard of the run whose command is PID.
+`python -m core.processes RUN_ID PID` starts the guard of the run whose command has this PID.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from core.commands import interruptible
 RUN_ID = "AGENTGRPO_RUN_ID"
 IS_RUN_ID = re.compile("[0-9a-f]{12}")
 FOLDER = re.compile(rf"\.?agentgrpo-(?:mariadb-\d+-)?({IS_RUN_ID.pattern})(?:-\w+)?")
-"""Names of the folders that runs make in `PLACES`; the group is the run's id."""
+"""Runs give such names to their folders in `PLACES`; the group is the run's id."""
 LOCK = "lock"
-"""A file in the run's folder that the command keeps locked while it lives."""
+"""The command keeps this file in the run's folder locked while it lives."""
 PLACES = (Path("/tmp"), Path("/dev/shm"))
-"""Where runs have their folders: paths of Unix sockets are limited to 107 characters, and databases are in memory."""
+"""Runs have their folders here: paths of Unix sockets are limited to 107 characters, and databases are in memory."""
 LINGER_S = 10.0
-"""How long the guard waits for the processes of a killed command to end by themselves."""
+"""The guard waits this long for the processes of a killed command to end by themselves."""
 _LIBC = ctypes.CDLL(None)
-"""Loaded here, because nothing is loaded safely between a fork and its exec."""
+"""It is loaded here, because nothing is loaded safely between a fork and its exec."""
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _NAME = "ag-"
-"""The prefix of a forked process's name, before the run's id; the kernel keeps 15 characters."""
+"""This prefix precedes the run's id in a forked process's name; the kernel keeps 15 characters."""
 
 
 class Events:
@@ -66,15 +66,15 @@ def tell(process: subprocess.Popen[str], message: Any) -> None:
 
 @contextmanager
 def own_run() -> Iterator[tuple[str, Path]]:
-    """Begin a run: yield its id, which all its processes inherit, and a folder for temporary files. At the end all of
-    its processes are ended and the folder is removed."""
+    """Begin a run: yield its id, which all its processes inherit, and a folder for temporary files. At the end, end all
+    of its processes and remove the folder."""
     run_id = uuid.uuid4().hex[:12]
     folder, newborn = PLACES[0] / f"agentgrpo-{run_id}", PLACES[0] / f".agentgrpo-{run_id}"
     newborn.mkdir(mode=0o700)
-    # unlike flock, such a lock is not inherited: it is gone when this very process is gone
+    # unlike flock, such a lock is not inherited: it is released when this very process ends
     lock = os.open(newborn / LOCK, os.O_WRONLY | os.O_CREAT, 0o600)
     fcntl.lockf(lock, fcntl.LOCK_EX)
-    newborn.rename(folder)  # so that it is locked from the start under its final name
+    newborn.rename(folder)  # the folder is locked before it gets its final name
     command = [sys.executable, "-m", "core.processes", run_id, str(os.getpid())]
     root = Path(__file__).resolve().parents[1]
     nothing = subprocess.DEVNULL  # a reader of the command's output need not wait for the guard
@@ -82,7 +82,7 @@ def own_run() -> Iterator[tuple[str, Path]]:
     # torch and Triton cache compiled code there, for all runs of a user
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
     os.environ[RUN_ID], os.environ["TMPDIR"] = run_id, str(folder)
-    tempfile.tempdir = None  # read anew
+    tempfile.tempdir = None  # tempfile reads TMPDIR again
     try:
         yield run_id, folder
     finally:
@@ -95,7 +95,7 @@ def own_run() -> Iterator[tuple[str, Path]]:
 
 @contextmanager
 def ends_in_order() -> Iterator[None]:
-    """Inside the block SIGTERM raises KeyboardInterrupt as Ctrl-C does; so does SIGHUP, unless it is ignored (nohup).
+    """Let SIGTERM raise KeyboardInterrupt inside the block as Ctrl-C does, and SIGHUP too unless it is ignored (nohup).
 
     A shell starts background commands of a script (`command &`) with SIGINT ignored. It stays ignored, because Ctrl-C
     is meant for the script. Python then has no handler of SIGINT, so that raising the signal would do nothing.
@@ -121,14 +121,14 @@ def ends_in_order() -> Iterator[None]:
 
 
 def end_with_parent(sign: int = signal.SIGTERM, parent: int | None = None) -> None:
-    """Ask the kernel to send `sign` to this process when its parent ends, however it ends (prctl PR_SET_PDEATHSIG).
+    """Ask the kernel to send `sign` to this process when its parent ends for any reason (prctl PR_SET_PDEATHSIG).
 
     Args:
-        parent: the parent's pid, if it may have ended before this call.
+        parent: the parent's pid, if the parent may have ended before this call.
     """
     parent = parent or os.getppid()
     _LIBC.prctl(_PR_SET_PDEATHSIG, sign)
-    if os.getppid() != parent:  # it ended in between
+    if os.getppid() != parent:  # the parent ended in between
         os.kill(os.getpid(), sign)
 
 
@@ -139,7 +139,7 @@ def wear_name() -> None:
 
 
 def processes_of(run_id: str, *, forks: bool = False) -> list[int]:
-    """Pids of the living processes that carry `run_id`, without this one.
+    """Return the pids of the living processes that carry `run_id`, without this one.
 
     Args:
         forks: whether to include those that carry it as their name; they end by themselves when the command ends.
@@ -148,12 +148,12 @@ def processes_of(run_id: str, *, forks: bool = False) -> list[int]:
 
 
 def marked(*, forks: bool) -> list[tuple[int, str]]:
-    """(pid, run id) of every living process of this user that carries a run's id, without this one."""
+    """Return (pid, run id) of every living process of this user that carries a run's id, without this one."""
     found = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit() or int(folder.name) == os.getpid():
             continue
-        with suppress(OSError):  # it has ended, or belongs to another user
+        with suppress(OSError):  # the process has ended, or belongs to another user
             run_id = _mark(folder, forks=forks) if folder.stat().st_uid == os.geteuid() else None
             if run_id and _alive(folder):
                 found.append((int(folder.name), run_id))
@@ -171,11 +171,11 @@ def _mark(folder: Path, *, forks: bool) -> str | None:
 
 
 def _mark_of_ray(folder: Path) -> str | None:
-    """Ray's agents overwrite their environment with their title, but have logs open in the run's folder."""
+    """Return the run's id of Ray's agents: they overwrite their environment, but have logs open in the run's folder."""
     if not (folder / "cmdline").read_bytes().startswith(b"ray::"):
         return None
     for file in (folder / "fd").iterdir():
-        with suppress(OSError):  # it was closed
+        with suppress(OSError):  # the file was closed
             for part in Path(os.readlink(file)).parts:
                 if name := FOLDER.fullmatch(part):
                     return name[1]
@@ -183,7 +183,7 @@ def _mark_of_ray(folder: Path) -> str | None:
 
 
 def folders_of(run_id: str) -> list[Path]:
-    """The folders of a run that belong to this user."""
+    """Return the folders of a run that belong to this user."""
     found = [(path, FOLDER.fullmatch(path.name)) for place in PLACES for path in sorted(place.glob("*agentgrpo-*"))]
     return [path for path, name in found if name and name[1] == run_id and _is_ours(path)]
 
@@ -201,10 +201,10 @@ def remove_folders(run_id: str) -> None:
 
 
 def end_run(run_id: str, *, patience_s: float = 10.0, forks: bool = False) -> list[int]:
-    """End the processes of a run: SIGTERM, then after `patience_s` seconds SIGKILL.
+    """End the processes of a run: send SIGTERM, and after `patience_s` seconds SIGKILL.
 
     Returns:
-        The pids that were there at the call.
+        The pids that existed at the call.
     """
     left = processes_of(run_id, forks=forks)
     for sign, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, 5.0)):
@@ -227,8 +227,8 @@ def _alive(folder: Path) -> bool:
 
 
 def guard(run_id: str, command: int) -> None:
-    """Wait for SIGTERM, which comes from the command after its clean-up or from the kernel when the command has died;
-    then end and remove what is left."""
+    """Wait for SIGTERM, which the command sends after its clean-up and the kernel sends when the command has died; then
+    end and remove what is left."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     end_with_parent(parent=command)

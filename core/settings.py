@@ -1,4 +1,4 @@
-"""The base of all settings, and how YAML of them is read. Importing is instant."""
+"""Holds the base class of all settings and reads them from YAML. Importing this module is instant."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Settings(BaseModel):
 
 
 def read_settings(file: Path) -> dict[str, Any]:
-    """The mapping that a YAML file holds; an empty file holds an empty one.
+    """Return the mapping that a YAML file holds; an empty file holds an empty one.
 
     Raises:
-        ValueError: there is no such file, it is no YAML, or it holds something else.
+        ValueError: the file does not exist, is not YAML, or holds something other than a mapping.
     """
     if not file.is_file():
         what = "is a folder" if file.is_dir() else "does not exist"
@@ -40,7 +40,8 @@ def read_settings(file: Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str, what: str) -> Any:
-    """
+    """Parse YAML.
+
     Raises:
         ValueError: the text is not YAML. The parser's own words would quote it, and it may hold a password.
     """
@@ -54,7 +55,7 @@ def parse_yaml(text: str, what: str) -> Any:
 
 
 def merged(tree: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Both trees in a new one; where they meet in a value, that of `other`."""
+    """Return both trees as a new one; where both have a value, `other` wins."""
     both = {
         name: merged(tree[name], value) if isinstance(tree.get(name), dict) and isinstance(value, dict) else value
         for name, value in other.items()

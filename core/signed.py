@@ -1,9 +1,9 @@
-"""Signs checkpoints and verifies them: a record names every file with its hash and is signed with the user's own key.
+"""Signs checkpoints and verifies them: a record names every file with its hash and has a signature with the user's key.
 
-Resuming from a checkpoint unpickles files (verl and torch do), and a pickle is a program that runs as its loader. Only
-files that this user wrote are loaded: they belong to the user, not everybody may write to their folder, and all are
-named in a record with the user's signature (HMAC-SHA256). `python -m scripts.accept_run` signs a folder that the user
-trusts. Leaves out what other programs of the same user do. Imports nothing heavy.
+Resuming from a checkpoint unpickles files (verl and torch do so), and a pickle is a program that runs when it is
+loaded. Therefore only files that this user wrote are loaded: they belong to the user, not everybody may write to their
+folder, and a record with the user's signature (HMAC-SHA256) names all of them. `python -m scripts.accept_run` signs a
+folder that the user trusts. It does not protect against other programs of the same user. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ KEY_BYTES = 32
 
 
 class NotOursError(ValueError):
-    """This user did not write the checkpoint, or that cannot be proved; the message says what to do."""
+    """This user did not write the checkpoint, or nothing proves it; the message says what to do."""
 
 
 def key_file() -> Path:
-    """`agentgrpo/key` in the user's settings folder, $XDG_CONFIG_HOME or ~/.config."""
+    """Return `agentgrpo/key` in the user's settings folder, $XDG_CONFIG_HOME or ~/.config."""
     settings = os.environ.get("XDG_CONFIG_HOME", "")
     return (Path(settings) if os.path.isabs(settings) else Path.home() / ".config") / "agentgrpo" / "key"
 
 
 def user_key() -> bytes:
-    """The key of this user; the first call makes it.
+    """Return the key of this user; the first call makes it.
 
     Raises:
         NotOursError: the key cannot be made or read, or others can read it.
@@ -66,7 +66,7 @@ def user_key() -> bytes:
 
 
 def _make_key(path: Path) -> None:
-    """Write a new key, whole or not at all; if two processes make one, the first stays."""
+    """Write a new key, whole or not at all; if two processes make one, the first one stays."""
     handle, part = tempfile.mkstemp(dir=path.parent)  # mode 0600
     try:
         with os.fdopen(handle, "w") as file:
@@ -83,7 +83,7 @@ def _make_key(path: Path) -> None:
 
 
 def files_in(folder: Path, record: str) -> dict[str, dict[str, Any]]:
-    """Size and SHA-256 of every file by its path in the folder, without the record itself."""
+    """Return size and SHA-256 of every file by its path in the folder, without the record itself."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / record)
     return {
         str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in paths
@@ -91,7 +91,7 @@ def files_in(folder: Path, record: str) -> dict[str, dict[str, Any]]:
 
 
 def signed(record: Mapping[str, Any]) -> Record:
-    """The record with this user's signature added."""
+    """Return the record with this user's signature added."""
     return {**record, SIGNATURE: _signature(record)}
 
 
@@ -109,7 +109,7 @@ def file_sha256(path: Path) -> str:
 
 def _signature(record: Mapping[str, Any]) -> str:
     facts = {name: value for name, value in record.items() if name != SIGNATURE}
-    # numbers and names as they will be read: after one pass through JSON
+    # JSON changes numbers and names, so they go through it once before they are signed
     text = json.dumps(json.loads(json.dumps(facts)), sort_keys=True, separators=(",", ":"))
     return hmac.new(user_key(), b"agentgrpo checkpoint\n" + text.encode(), "sha256").hexdigest()
 
@@ -118,7 +118,7 @@ def _signature(record: Mapping[str, Any]) -> str:
 
 
 def read(folder: Path, name: str) -> Record | str:
-    """The record of a folder, or a text that says what is wrong with it."""
+    """Return the record of a folder, or a text that says what is wrong with it."""
     try:
         record = parse_json((folder / name).read_text())
         {path: (about["bytes"], about["sha256"]) for path, about in record.get("files", {}).items()}
@@ -130,13 +130,13 @@ def read(folder: Path, name: str) -> Record | str:
 
 
 def fault_of_ours(folder: Path, name: str, *, run_dir: Path) -> str | None:
-    """Why a checkpoint cannot be loaded; None if it can.
+    """Return why a checkpoint cannot be loaded; return None if it can.
 
     Args:
         name: the name of its record.
         run_dir: the folder of the run, which contains the checkpoint.
     Raises:
-        NotOursError: it has a record, but this user did not write it.
+        NotOursError: the checkpoint has a record, but this user did not write it.
     """
     record = read(folder, name)
     if isinstance(record, str):
@@ -146,7 +146,8 @@ def fault_of_ours(folder: Path, name: str, *, run_dir: Path) -> str | None:
 
 
 def check_ours(folder: Path, name: str, record: Record, *, run_dir: Path) -> None:
-    """
+    """Check that this user alone could have written and signed the files of a folder.
+
     Args:
         record: the content of `folder/name`.
         run_dir: the folder of the run, which contains this one.
@@ -168,7 +169,8 @@ def check_ours(folder: Path, name: str, record: Record, *, run_dir: Path) -> Non
 
 
 def check_owner(folder: Path, *, run_dir: Path) -> None:
-    """
+    """Check that a folder and everything in it belong to this user.
+
     Raises:
         NotOursError: something in `folder`, or above it up to `run_dir`, does not belong to this user alone.
     """
@@ -194,7 +196,7 @@ def accept_command(run_dir: Path | str) -> str:
 
 
 def fault_of(folder: Path, record: Record, *, hashes: bool = True) -> str | None:
-    """What is wrong with the files of a folder; None if they match its record.
+    """Return what is wrong with the files of a folder; return None if they match its record.
 
     Args:
         hashes: False compares sizes only, without reading the files.
@@ -215,20 +217,20 @@ def fault_of(folder: Path, record: Record, *, hashes: bool = True) -> str | None
 
 
 def _all_in(folder: Path) -> list[Path]:
-    """Everything in a folder; links are not followed."""
+    """Return everything in a folder; links are not followed."""
     found = os.walk(folder)
     return [Path(place, name) for place, folders, files in found for name in (*folders, *files)]
 
 
 def _is_sticky(mode: int) -> bool:
-    """Whether it is the mode of a folder in which nobody can remove or rename files of others."""
+    """Return whether a folder with this mode keeps users from removing or renaming each other's files."""
     return stat.S_ISDIR(mode) and bool(mode & stat.S_ISVTX)
 
 
 def _ownership(folder: Path) -> tuple[int, int]:
-    """The owner that files of this user get there, and the mode bit that marks files that everybody may write.
+    """Return the owner that files of this user get there, and the mode bit that marks files that everybody may write.
 
-    Some file systems give every file to one user, or make every file writable for everybody; then it marks nothing.
+    Some file systems give every file to one user, or make every file writable for everybody; then the bit is 0.
     """
     try:
         with tempfile.TemporaryFile(dir=folder) as probe:  # mode 0600

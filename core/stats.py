@@ -1,4 +1,4 @@
-"""Confidence intervals of shares and means: pure functions of counts and numbers."""
+"""Computes confidence intervals of shares and means, in pure functions of counts and numbers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ RESAMPLES = 2000
 
 
 def wilson_interval(successes: float, n: int) -> tuple[float, float]:
-    """The 95 % confidence interval of a share. It stays inside [0, 1] and is meaningful at 0 and n.
+    """Return the 95 % confidence interval of a share. It stays inside [0, 1] and is meaningful at 0 and n.
 
     Args:
-        successes: how many of `n` independent trials succeeded; a tie counts half.
+        successes: the number of successes in `n` independent trials; a tie counts half.
     Raises:
         ValueError: `n` is 0, or the counts contradict each other.
     Source:
@@ -32,7 +32,7 @@ def wilson_interval(successes: float, n: int) -> tuple[float, float]:
 
 
 def cluster_interval(values: Sequence[float], clusters: Sequence[Hashable], *, seed: int = 0) -> tuple[float, float]:
-    """The 95 % interval of the mean of values in clusters, for example of several pairs of one prompt.
+    """Return the 95 % interval of the mean of values in clusters, for example of several pairs of one prompt.
 
     Clusters are drawn with replacement, with all their values (percentile bootstrap). Give several clusters: a single
     one says nothing about others, and its interval is its mean.

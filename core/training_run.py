@@ -1,6 +1,5 @@
-"""What a training run on transformers' or TRL's trainers needs around the loop: its log, a check of the loss, its
-checkpoints and its result. Leaves out the loop, and which settings a run has.
-"""
+"""Holds what a training run with transformers' or TRL's trainers needs outside the loop: its log, a check of the loss,
+its checkpoints and its result. Leaves out the loop, and which settings a run has."""
 
 from __future__ import annotations
 
@@ -30,7 +29,8 @@ class TrainingError(ValueError):
 
 
 def check_loss(loss: float, train_step: int, remedy: str) -> None:
-    """
+    """Raise an error if the loss is not a finite number.
+
     Raises:
         TrainingError: the loss is NaN or infinite; the message ends with `remedy`.
     """
@@ -55,7 +55,7 @@ class RunLog(TrainerCallback):
         self.last_time, self.last_step = time.monotonic(), 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Remove the rows after the checkpoint, whose steps will be repeated, and a row that a killed run left torn."""
+        """Remove the rows after the checkpoint, whose steps will be repeated, and a row that a killed run cut off."""
         self.last_time, self.last_step = time.monotonic(), state.global_step
         if state.is_world_process_zero:
             path = self.output_dir / METRICS
@@ -65,7 +65,7 @@ class RunLog(TrainerCallback):
                 part.write_bytes(b"".join(kept))
 
     def seconds_per_step(self, state: Any) -> float:
-        """The mean over the steps since the last call."""
+        """Return the mean over the steps since the last call."""
         now, steps = time.monotonic(), state.global_step - self.last_step
         seconds = (now - self.last_time) / max(steps, 1)
         self.last_time, self.last_step = now, state.global_step
@@ -85,7 +85,7 @@ class RunLog(TrainerCallback):
 
 
 def _train_step(line: bytes) -> int:
-    """The train step of a row of metrics; -1 for a line that is not such a row, which is kept."""
+    """Return the train step of a row of metrics; return -1 for a line that is not such a row, which is kept."""
     try:
         return int(parse_json(line)["train_step"])
     except (ValueError, TypeError, KeyError):
@@ -96,7 +96,7 @@ def _train_step(line: bytes) -> int:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The folders `checkpoint-N`, the newest first."""
+    """Return the folders `checkpoint-N`, the newest first."""
     return sorted(folder.glob("checkpoint-*"), key=_step, reverse=True)
 
 
@@ -106,13 +106,13 @@ def _step(checkpoint: Path) -> int:
 
 
 def newest_whole(folder: Path, record: str, *, run_dir: Path, say: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint that is as it was written; None if there is none.
+    """Return the newest checkpoint that is unchanged since it was written; return None if there is none.
 
     Args:
         record: the name of the checkpoints' record file.
-        say: is told of every newer checkpoint that cannot be used; the run writes over it when it gets there.
+        say: a function that is told of every newer checkpoint that cannot be used; the run will overwrite it.
     Raises:
-        NotOursError: this user did not write it.
+        NotOursError: this user did not write the checkpoint.
     """
     for checkpoint in checkpoints(folder):
         fault = signed.fault_of_ours(checkpoint, record, run_dir=run_dir)
@@ -134,12 +134,13 @@ def remove_torn(folder: Path, record: str) -> Path | None:
 
 
 def check_same_run(checkpoint: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """
+    """Refuse to continue from the checkpoint of another run.
+
     Args:
-        before: what the weights of the checkpoint depend on, by name.
-        now: the same of the run that would continue from it.
+        before: the values on which the checkpoint's weights depend, by name.
+        now: the same for the run that would continue from it.
     Raises:
-        TrainingError: they differ.
+        TrainingError: the values differ.
     """
     changed = [f"{name}: was {before.get(name)}, is {new}" for name, new in now.items() if before.get(name) != new]
     if changed:
@@ -153,7 +154,7 @@ def check_same_run(checkpoint: Path, before: Mapping[str, Any], now: Mapping[str
 
 
 def publish(scratch: Path, output: Path) -> None:
-    """Move the files of a saved model to their folder. Its config comes last, when the rest is there."""
+    """Move the files of a saved model to their folder. Its config comes last, when the other files are there."""
     for file in sorted(scratch.iterdir(), key=lambda file: file.name in CONFIGS):
         os.replace(file, output / file.name)
 

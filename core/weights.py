@@ -1,8 +1,8 @@
 """Checks whether the weights of a folder fit its config, before they are read; lists and hashes the weight files.
 
 transformers' own loader reads the files with a model on torch's meta device, so names are matched as in the real load,
-with shards, tied embeddings and renamed layers; of safetensors only the headers are read. torch's loader of plain
-tensors reads `pytorch_model.bin`, and a pickle of anything else is refused. Leaves out the values of the weights.
+with shards, tied embeddings and renamed layers. Only the headers of safetensors are read. torch's loader of plain
+tensors reads `pytorch_model.bin`; a pickle of anything else is refused. Leaves out the values of the weights.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from core.json_text import parse_json
 
 Head = Literal["ForCausalLM", "ForSequenceClassification"]
 LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
-"""The endings of architectures that have the head of a language model."""
+"""Names of architectures with the head of a language model end like this."""
 HEAD = "score"
 """The layer of a reward model that training adds."""
 LANGUAGE_HEADS = ("lm_head", "output", "embed_out")
-"""The layers of a language model that a reward model does not need."""
+"""A reward model does not need these layers of a language model."""
 MAX_NAMED = 3
-"""How many tensors of each kind a message names."""
+"""A message names this many tensors of each kind."""
 FETCH = "`hf download NAME --local-dir FOLDER` fetches one"
 
 
 def misfit(
     folder: Path, head: Head, *, num_labels: int | None = None, new: str | None = None, unused: Collection[str] = ()
 ) -> str | None:
-    """Why the weights of `folder` cannot be loaded as a model with that head; None if they fit.
+    """Return why the weights of `folder` cannot be loaded as a model with that head; return None if they fit.
 
     Args:
         num_labels: the number of labels of a classifier, if the config does not say it.
@@ -70,7 +70,7 @@ def misfit(
 
 
 def wrong_head(folder: Path) -> str | None:
-    """What kind of model the config names if it is not a language model; None if it is one."""
+    """Return what kind of model the config names if it is not a language model; return None if it is one."""
     named = _architectures(folder)[0]
     if named.endswith(LANGUAGE_MODELS):
         return None
@@ -80,7 +80,7 @@ def wrong_head(folder: Path) -> str | None:
 
 
 def adapter_misfit(adapter: Path, base: Path, head: Head, *, num_labels: int | None = None) -> str | None:
-    """Why a PEFT adapter cannot be put on its base; None if it fits. The base's own weights are not read."""
+    """Return why a PEFT adapter does not fit its base; return None if it fits. The base's own weights are not read."""
     from peft import PeftConfig, get_peft_model, get_peft_model_state_dict
     from safetensors import safe_open
     from transformers import AutoConfig
@@ -89,7 +89,7 @@ def adapter_misfit(adapter: Path, base: Path, head: Head, *, num_labels: int | N
     try:
         with torch.device("meta"), _quiet():
             config = PeftConfig.from_pretrained(str(adapter))
-            config.base_model_name_or_path = None  # PEFT would warn where the base has moved
+            config.base_model_name_or_path = None  # PEFT would warn if the base has moved
             plain = _kind(head).from_config(
                 AutoConfig.from_pretrained(str(base), **more, trust_remote_code=False), trust_remote_code=False
             )
@@ -97,7 +97,7 @@ def adapter_misfit(adapter: Path, base: Path, head: Head, *, num_labels: int | N
             expected = get_peft_model_state_dict(get_peft_model(plain, config), save_embedding_layers=False)
         with safe_open(adapter / "adapter_model.safetensors", framework="pt") as file:
             own = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
-    except Exception as error:  # as above
+    except Exception as error:  # a broken file may raise any error
         return f"the adapter in {adapter} cannot be put on {base} ({in_a_line(error)})"
     wanted = {name: tuple(weight.shape) for name, weight in expected.items()}
     faults = _faults(
@@ -123,7 +123,7 @@ def _architectures(folder: Path) -> list[str]:
 
 
 def in_a_line(error: BaseException) -> str:
-    """A library's error on one line, without its later lines."""
+    """Return the first line of a library's error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines[:2])[:300]}" if lines else type(error).__name__
 
@@ -143,10 +143,10 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The files that hold a model's or an adapter's weights, by name.
+    """Return the files that hold a model's or an adapter's weights, by name.
 
     Raises:
-        ModelError: there are none.
+        ModelError: the folder has no weights.
     """
     files = sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
     if not files:
@@ -155,7 +155,7 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def weights_sha256(path: Path) -> str:
-    """One digest over the names and contents of the weight files, so that exchanged shards change it."""
+    """Return one digest over the names and contents of the weight files, so that exchanged shards change it."""
     digest = hashlib.sha256()
     for file in weight_files(path):
         digest.update(file.name.encode() + b"\0")
@@ -166,7 +166,7 @@ def weights_sha256(path: Path) -> str:
 
 
 class _Shapes(TorchFunctionMode):
-    """The loader compares tied weights that are both in the files; on the meta device they have only their shapes."""
+    """Lets the loader compare tied weights that are both in the files; the meta device has only their shapes."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.equal:
@@ -176,11 +176,11 @@ class _Shapes(TorchFunctionMode):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the loader, which logs at length what is said here in one line."""
+    """Silence the loader, whose long log these checks replace by one line."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(50)  # critical
+    logging.set_verbosity(50)  # the level of critical messages
     logging.disable_progress_bar()
     try:
         yield

@@ -1,4 +1,4 @@
-"""The records that travel out of `dbbench_adapter`: tasks and scores. Nothing here touches a database."""
+"""Holds the records that leave `dbbench_adapter`: tasks and scores. Nothing here touches a database."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHANGE_KINDS = frozenset({"INSERT", "UPDATE", "DELETE"})
 class Column:
     name: str
     type: str = "TEXT"
-    """As declared in the file; used only when `Task.typed`."""
+    """The type declared in the file; used only if `Task.typed`."""
 
 
 @dataclass(frozen=True)
@@ -30,29 +30,29 @@ class Table:
 
     @property
     def note(self) -> str:
-        """LifelongAgentBench's sentence that names table and headers."""
+        """Return LifelongAgentBench's sentence that names table and headers."""
         return f"The table is called {self.name} and has these headers: {', '.join(c.name for c in self.columns)}."
 
 
 @dataclass(frozen=True)
 class Gold:
-    """The right answer. It never enters a prompt, a tool result or a span."""
+    """Holds the right answer. It never enters a prompt, a tool result or a span."""
 
     answers: tuple[str, ...] | None = None
-    """Answer values as text (AgentBench labels), or None where the file gives none."""
+    """Answer values as text (AgentBench labels), or None if the file has none."""
     rows: Rows | None = None
     """Typed result rows of a SELECT (LifelongAgentBench, generated tasks)."""
     label_text: str | None = None
     """The result as the driver prints it, `[('a', 1), ...]` (AgentBench train file); `rows` holds the parsed values."""
     sql: str | None = None
-    """The reference statement; for changes the gold state is the one after it ran on a fresh copy."""
+    """The reference statement; the gold state of a change is the state after it ran on a fresh copy."""
     table_hash: str | None = None
     """The stored hash of the changed table(s), 32 hex digits (several joined with `_`); "None" for an empty table."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One question with its database and gold answer (DB-Bench "sample")."""
+    """Holds one question with its database and gold answer (DB-Bench "sample")."""
 
     id: str
     """Unique in its file, stable over loads: file stem and index, e.g. `standard-17`, `entry_dict-3`."""
@@ -69,7 +69,7 @@ class Task:
     typed: bool = False
     """Whether columns have their declared types (LifelongAgentBench) or are all TEXT (AgentBench)."""
     ordered: bool = False
-    """Whether row order is part of the gold: the reference orders its rows."""
+    """Whether the order of rows is part of the gold, because the reference orders its rows."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # a misspelt key in a task file stops the load
 
@@ -78,7 +78,7 @@ class Task:
         return self.kind in CHANGE_KINDS
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; `Task.from_dict` is the exact inverse."""
+        """Return plain JSON values; `Task.from_dict` is the exact inverse."""
         return _TASK.dump_python(self, mode="json")
 
     @staticmethod
@@ -88,7 +88,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Score:
-    """A verdict. `None` is not 0: it means that the end could not be judged, and it stays out of every mean."""
+    """Holds a verdict. `None` is not 0: the end could not be judged, and it is left out of every mean."""
 
     value: float | None
     reason: str

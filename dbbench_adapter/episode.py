@@ -101,7 +101,7 @@ def answer(row: dict[str, Any], backend: Backend) -> dict[str, Any]:
     """Play one case until the episode or the replies end.
 
     Raises:
-        ValueError: a field is missing or has another form than the variant's; the reference statement does not run.
+        ValueError: a field is missing or has another form than the variant's, or the reference statement does not run.
     """
     case = (_Case[_LifelongTask] if row.get("variant") == "lab" else _Case[_AgentBenchTask]).model_validate(row)
     observations: list[str] = []
@@ -112,7 +112,7 @@ def answer(row: dict[str, Any], backend: Backend) -> dict[str, Any]:
                     break
                 observations += [message["content"] for message in episode.step(_checked(reply, case.variant))]
             return _outcome(episode, case.variant, observations)
-    except TableError:  # under fc the set-up fails and with it the sample
+    except TableError:  # under fc a failing set-up fails the sample
         return {"status": "task error", "correct": False, "replies_used": 0, "sql_run": [], "observations": []}
     except BackendUnavailable as failure:
         raise ValueError(str(failure)) from failure

@@ -41,9 +41,9 @@ from dbbench_adapter.generate.values import literal
 from dbbench_adapter.tasks.load import write_tasks
 
 NOTE = ("The table ", " has the columns ")
-"""The fixed parts of `Task.table_note`; the small policy's tokenizer knows them as wholes."""
+"""The fixed parts of `Task.table_note`; the small policy's tokenizer has a token for each."""
 MAX_ANSWERS = 4
-PSEUDO_WORD_SHARE = 0.7  # of train words; a small policy needs so many to learn to copy words it has never seen
+PSEUDO_WORD_SHARE = 0.7  # share of train words; a small policy needs so many to learn to copy words it has never seen
 _SQL_WORDS = frozenset(
     {"add", "as", "by", "desc", "do", "end", "for", "if", "in", "is", "no", "of", "on", "or", "set", "to"}
 )
@@ -51,18 +51,18 @@ _SQL_WORDS = frozenset(
 
 @dataclass(frozen=True)
 class Draft:
-    """A question and its reference statement, not yet run."""
+    """Holds a question and its reference statement, not yet run."""
 
     kind: str
     question: str
     sql: str
     skills: tuple[str, ...]
     ranked_by: Column | None = None
-    """The column by which the first row is asked for; it must have a clear first and last."""
+    """The question asks for the first row by this column, which must have a clear first and last value."""
 
 
 def generate_tasks(n: int, *, seed: int, split: Split = "train") -> list[Task]:
-    """The first `n` tasks of `task_stream`: every eight in a row hold each kind once.
+    """Return the first `n` tasks of `task_stream`: each run of eight has every kind once.
 
     Raises:
         ValueError: `n` is below 1, or `split` is unknown.
@@ -73,7 +73,7 @@ def generate_tasks(n: int, *, seed: int, split: Split = "train") -> list[Task]:
 
 
 def task_stream(*, seed: int, split: Split = "train") -> Iterator[Task]:
-    """An endless stream of tasks, the same for the same seed and split.
+    """Yield tasks without end, the same for the same seed and split.
 
     Args:
         split: `held_out` uses words, and so table and column names, that `train` never uses.
@@ -109,7 +109,7 @@ def task_stream(*, seed: int, split: Split = "train") -> Iterator[Task]:
 
 
 def checked_gold(table: Table, draft: Draft) -> Gold | None:
-    """Run the reference on SQLite and read the gold; None where it would make a bad task.
+    """Run the reference on SQLite and read the gold; return None if it would make a bad task.
 
     Raises:
         sqlite3.Error: the reference does not run, which is a fault of this module.
@@ -127,12 +127,12 @@ def checked_gold(table: Table, draft: Draft) -> Gold | None:
 
 
 def _rounded(rows: Rows) -> bool:
-    """Whether MySQL, which gives averages four decimals, would answer something else."""
+    """Return whether MySQL, which gives averages four decimals, would answer differently."""
     return any(isinstance(cell, float) and cell != round(cell, 4) for row in rows for cell in row)
 
 
 def _tied(table: Table, column: Column) -> bool:
-    """Whether several rows share the highest or the lowest number."""
+    """Return whether several rows share the highest or the lowest number."""
     numbers = [row[table.columns.index(column)] for row in table.rows]
     ordered = sorted(number for number in numbers if isinstance(number, int))
     return ordered[0] == ordered[1] or ordered[-1] == ordered[-2]
@@ -146,9 +146,9 @@ def _answer(cell: Cell) -> str:
 
 
 def _table(rng: random.Random, split: Split) -> tuple[Table, Row]:
-    """A table and one more row that it does not hold; changes take their new values from that row.
+    """Make a table and one more row that it does not hold; changes take their new values from that row.
 
-    3-5 columns, at least one INT and one TEXT; 4-12 rows, whose cells repeat so that conditions match several.
+    The table has 3-5 columns, at least one INT and one TEXT, and 4-12 rows. Cells repeat, so conditions match several.
     """
     num_columns, num_rows = rng.randint(3, 5), rng.randint(4, 12)
     name, *headers = _distinct_words(rng, split, num_columns + 1)
@@ -259,7 +259,7 @@ DRAFTS: dict[str, Callable[[random.Random, Table, Row], Draft]] = {
 
 
 def _condition(rng: random.Random, table: Table, column: Column) -> tuple[str, str]:
-    """One condition in words and in SQL on a value of the table; texts are compared for equality only."""
+    """Write one condition in words and in SQL on a value of the table; texts are compared for equality only."""
     value = rng.choice(table.rows)[table.columns.index(column)]
     inequality = column.type == "INT" and rng.random() < 0.4
     words = rng.choice([words for words, operator in COMPARISONS.items() if (operator != "=") == inequality])

@@ -42,7 +42,7 @@ class _Case(BaseModel):
 
 
 def answer(row: dict[str, Any]) -> dict[str, Any]:
-    """The verdict on one case.
+    """Return the verdict on one case.
 
     Raises:
         ValueError: a field is missing or has another form than the variant's.

@@ -3,8 +3,8 @@
     python -m dbbench_adapter.splits --input FILE... --output_dir DIR --fractions 0.8,0.1,0.1 --seed 0
 
 The command writes train.jsonl, validation.jsonl, test.jsonl and manifest.json (inputs and parts with their SHA-256,
-counts, seed, fractions, versions). Tasks over the same tables stay together, and every kind of task is in every part
-where its tables allow it. The numbers of kinds or skills are not balanced; the manifest gives them.
+counts, seed, fractions, versions). Tasks over the same tables stay together, and every kind of task is in every part if
+its tables allow it. The numbers of kinds or skills are not balanced; the manifest lists them.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ T = TypeVar("T", bound=_OfKind)
 
 
 def draw_by_kind(tasks: Sequence[T], limit: int | None, seed: int) -> list[T]:
-    """At most `limit` tasks, the same number of every kind, in the order given; a file may be sorted by kind.
+    """Draw at most `limit` tasks, the same number of every kind, in the order given; a file may be sorted by kind.
 
-    A kind that has fewer than its share gives all its tasks, and the others share the rest. Where the numbers cannot be
-    equal, the kinds that come first in `tasks` have one more. So success on the draw gives every kind the same weight,
-    whatever its share of `tasks` is. A larger limit draws all tasks that a smaller one draws.
+    A kind that has fewer than its share gives all its tasks, and the others share the rest. If the numbers cannot be
+    equal, the kinds that come first in `tasks` have one more. So every kind has the same weight in the success rate of
+    the draw, whatever its share of `tasks` is. A larger limit draws all tasks that a smaller one draws.
 
     Args:
         limit: 1 or more; None draws all tasks.
@@ -63,13 +63,13 @@ def draw_by_kind(tasks: Sequence[T], limit: int | None, seed: int) -> list[T]:
     rng = random.Random(seed)
     for of_kind in positions.values():
         rng.shuffle(of_kind)
-    turns = itertools.zip_longest(*positions.values())  # in each turn one task of every kind that has any left
+    turns = itertools.zip_longest(*positions.values())  # each turn has one task of every kind that still has tasks
     drawn = [position for turn in turns for position in turn if position is not None][:limit]
     return [tasks[position] for position in sorted(drawn)]
 
 
 def count_kinds(tasks: Iterable[_OfKind]) -> dict[str, int]:
-    """The number of tasks of each kind; kinds are in the order of their first task."""
+    """Count the tasks of each kind; kinds are in the order of their first task."""
     return dict(Counter(task.kind for task in tasks))
 
 
@@ -80,7 +80,7 @@ def split_by_table(tasks: Sequence[Task], held_out_fraction: float, seed: int) -
         held_out_fraction: share of the table groups to hold out, in (0, 1); each part gets at least one group.
         seed: the same seed, tasks and fraction give the same split.
     Raises:
-        ValueError: fraction outside (0, 1), or every task shares tables with every other.
+        ValueError: the fraction is outside (0, 1), or all tasks are connected by shared tables.
     """
     if not 0 < held_out_fraction < 1:
         raise ValueError(f"held_out_fraction is {held_out_fraction}, expected a number between 0 and 1")
@@ -89,16 +89,16 @@ def split_by_table(tasks: Sequence[Task], held_out_fraction: float, seed: int) -
 
 
 def split_tasks(tasks: Sequence[Task], fractions: Sequence[float], seed: int) -> list[list[Task]]:
-    """One part per fraction, no table name in two of them; each part keeps the order given.
+    """Return one part per fraction, with no table name in two of them; each part keeps the order given.
 
-    The seed draws the groups of tables. Where a part has no task of a kind, one of its groups is exchanged for a group
-    with such a task, unless a part would lose a kind by it.
+    The seed draws the groups of tables. If a part has no task of a kind, one of its groups is exchanged for a group
+    with such a task, unless a part would lose a kind by that.
 
     Args:
         fractions: shares of the table groups, each in (0, 1), adding up to 1; every part gets at least one group.
         seed: the same seed, tasks and fractions give the same parts.
     Raises:
-        ValueError: the fractions are no shares, or there are fewer groups of tables than parts.
+        ValueError: the fractions are not shares that add up to 1, or there are fewer groups of tables than parts.
     """
     if len(fractions) < 2 or not all(0 < share < 1 for share in fractions) or abs(sum(fractions) - 1) > 1e-9:
         raise ValueError(
@@ -113,7 +113,7 @@ def split_tasks(tasks: Sequence[Task], fractions: Sequence[float], seed: int) ->
         )
     random.Random(seed).shuffle(names)
     part_of: dict[str, int] = {}
-    for part in range(len(fractions) - 1, 0, -1):  # the last parts are drawn first, the first gets what is left
+    for part in range(len(fractions) - 1, 0, -1):  # the last parts are drawn first, and the first part gets the rest
         count = max(round(fractions[part] * len(names)), 1)
         drawn = [name for name in names if name not in part_of][: min(count, len(names) - len(part_of) - part)]
         part_of |= dict.fromkeys(drawn, part)
@@ -128,13 +128,13 @@ def split_tasks(tasks: Sequence[Task], fractions: Sequence[float], seed: int) ->
 
 
 def _with_every_kind(part_of: Mapping[str, int], kinds_of: Mapping[str, set[str]], parts: int) -> dict[str, int]:
-    """The parts of the groups after exchanges that give each part the kinds it lacked, where an exchange can do so.
+    """Exchange groups so that parts get the kinds they lack, as far as possible; return the part of each group.
 
     Args:
-        part_of: the part of each group; groups are tried in this order.
+        part_of: the part of each group before; groups are tried in this order.
     """
     part_of = dict(part_of)
-    num_groups = [Counter[str]() for _ in range(parts)]  # of each part, by the kinds that the groups have
+    num_groups = [Counter[str]() for _ in range(parts)]  # for each part, the number of its groups by kind
     for name, part in part_of.items():
         num_groups[part].update(kinds_of[name])
 
@@ -158,7 +158,7 @@ def _with_every_kind(part_of: Mapping[str, int], kinds_of: Mapping[str, set[str]
 
 
 def table_groups(tasks: Sequence[Task]) -> list[str]:
-    """For each task the name of its group: tasks that share a table, directly or through other tasks, have the same."""
+    """Return the group of each task: tasks that share a table, directly or through other tasks, have the same group."""
     parent: dict[str, str] = {}
 
     def root(name: str) -> str:
@@ -177,11 +177,11 @@ def write_splits(inputs: Sequence[Path], output_dir: Path, fractions: Sequence[f
     """Read the inputs, split them as one set and write the parts and the manifest.
 
     Args:
-        fractions: of train, validation and test.
+        fractions: the shares of train, validation and test.
     Returns:
         The manifest.
     Raises:
-        ValueError: see `split_tasks`; an id in two inputs; fractions for other than three parts.
+        ValueError: see `split_tasks`; or two inputs share an id, or there are not three fractions.
         TaskFileError: an input cannot be read.
         OutputError: an output file exists already or cannot be written; then nothing is written.
     """

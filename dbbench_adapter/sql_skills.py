@@ -1,8 +1,8 @@
-"""The 22 skills of LifelongAgentBench, and which of them an SQL statement shows.
+"""Recognises which of the 22 skills of LifelongAgentBench an SQL statement shows.
 
-A skill is read off the syntax tree (sqlglot, MySQL dialect); the text of the statement and the data do not matter.
-This module leaves out other SQL dialects, several statements at once, and whether a skill was needed for the answer.
-`python -m dbbench_adapter.skills` compares what it finds with the labels of a task file.
+The syntax tree (sqlglot, MySQL dialect) shows the skills; the text of the statement and the data do not matter. This
+module leaves out other SQL dialects, several statements at once, and whether a skill was needed for the answer. `python
+-m dbbench_adapter.skills` compares what it finds with the labels of a task file.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class NotOneStatementError(ValueError):
 
 
 def recognise_skills(sql: str) -> tuple[str, ...]:
-    """The skills that one statement shows, in the order of `SKILLS`.
+    """Return the skills that one statement shows, in the order of `SKILLS`.
 
     The definitions are those of LifelongAgentBench. GROUP BY, HAVING, ORDER BY and LIMIT count on the outermost
     statement only, not inside INSERT ... SELECT. WHERE and aliases are searched from the outside in and the first one
-    found counts, so the WHERE of a sub-query counts when the outer statement has none. A condition in one pair of
-    parentheses is a single condition. A sub-query counts wherever it stands in parentheses, except in EXISTS.
+    found counts, so the WHERE of a sub-query counts if the outer statement has none. A condition in one pair of
+    parentheses is a single condition. A sub-query in parentheses counts anywhere, except in EXISTS.
 
     Raises:
-        NotOneStatementError: no statement, several, or a syntax error.
+        NotOneStatementError: there is no statement, or several, or a syntax error.
     """
     tree = _parse(sql)
     found = {skill for skill, kind in _VERBS if tree.find(kind)}

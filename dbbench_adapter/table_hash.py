@@ -4,9 +4,9 @@ In:  {"id", "variant": "text|fc|lab", "backend": "sqlite|mariadb", "tables": [TA
 Out: {"id", "hash", "error"}; an {"id", "error"} alone for a line that cannot be read
 
 TABLE is {"table_name", "columns": [{"name", "type"}], "rows"} for text and fc, {"name", "column_info_list", "row_list"}
-for lab. The statements run one by one, and go on after a failure; `error` is the first failure, in the words of MySQL's
-driver. `hash` is DB-Bench's hash after all of them: 32 hex digits per table, joined with `_` where there are several
-tables. It is null for a single table without rows, as MySQL has it, and where a table or column is gone.
+for lab. The statements run one by one, also after one that fails; `error` is the first error, in the words of MySQL's
+driver. `hash` is DB-Bench's hash after all of them: 32 hex digits per table, joined with `_` for several tables. As
+with MySQL it is null for a single table without rows, and if a table or column no longer exists.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dbbench_adapter.tasks.records import LifelongTable
 
 
 class AgentBenchTable(BaseModel):
-    """A table of a case for `text` and `fc`."""
+    """Holds a table of a case for `text` and `fc`."""
 
     table_name: str
     columns: list[Column]
@@ -57,10 +57,10 @@ class _Case(BaseModel, Generic[_TableForm]):
 
 
 def answer(row: dict[str, Any], backend: Callable[[str], Backend]) -> dict[str, Any]:
-    """The hash that one case leaves behind.
+    """Return the hash that one case leaves behind.
 
     Args:
-        backend: the backend of a name.
+        backend: a function that returns the backend of a name.
     Raises:
         ValueError: a field is missing or has another form than the variant's.
     """
@@ -76,7 +76,7 @@ def answer(row: dict[str, Any], backend: Callable[[str], Backend]) -> dict[str, 
 def hash_after(
     backend: Backend, variant: ProtocolName, tables: list[Table], statements: list[str]
 ) -> tuple[str | None, str | None]:
-    """The hash of tables after statements, and the first error among them.
+    """Return the hash of tables after statements, and the first error among them.
 
     Raises:
         TableError: a table cannot be made.

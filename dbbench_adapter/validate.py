@@ -1,11 +1,11 @@
-"""Check task files: what they hold, and everything that is wrong with them, by file, row and field.
+"""Check task files: name what they hold, and everything that is wrong with them, by file, row and field.
 
     python -m dbbench_adapter.validate FILE [FILE...] [--replay sqlite|mariadb]
 
-`load_tasks` stops at the first bad row; this command names all of them, and finds also tables that no database accepts,
+`load_tasks` stops at the first bad row; this command names all of them. It also finds tables that no database accepts,
 golds that no judge can use, and prompts that occur twice. `--replay` runs every reference statement and compares its
-result with the stored gold. The exit status is 1 when anything is wrong. The queries of AgentBench's SELECT kinds are
-not run, since their labels come from the source question sets, not from these queries.
+result with the stored gold. The exit status is 1 if anything is wrong. The queries of AgentBench's SELECT kinds are not
+run, since their labels come from the source question sets, not from these queries.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ MAX_SHOWN_CHARS = 200
 
 @dataclass(frozen=True)
 class FieldNames:
-    """The names that a form of record has for the fields that can be wrong."""
+    """Holds the names that a form of record has for the fields that can be wrong."""
 
     table: str
     columns: str
-    """Below `table`."""
+    """The name below `table`."""
     rows: str
-    """Below `table`."""
+    """The name below `table`."""
     sql: str
     answers: str
     table_hash: str
@@ -64,7 +64,7 @@ class ReadRow:
 
 @dataclass
 class FileReport:
-    """The content of one file; `faults` is empty when nothing is wrong."""
+    """Holds the content of one file; `faults` is empty if nothing is wrong."""
 
     path: Path
     num_rows: int = 0
@@ -73,14 +73,14 @@ class FileReport:
     """Every row that could be read."""
     faults: list[Fault] = field(default_factory=list)
     replayed: int | None = None
-    """How many references were run; None without `--replay`."""
+    """The number of references that were run; None without `--replay`."""
 
 
 def check_file(path: Path) -> FileReport:
     """Read a file to its end and collect every fault.
 
     Raises:
-        TaskFileError: nothing can be read at all.
+        TaskFileError: the file cannot be read at all.
     """
     path = task_file(path)
     report = FileReport(path)
@@ -102,7 +102,7 @@ def check_file(path: Path) -> FileReport:
 
 
 def table_faults(row: ReadRow) -> Iterator[Fault]:
-    """Everything for which `check_tables` refuses the tables of a task; `check_tables` stops at the first."""
+    """Yield all faults for which `check_tables` refuses a task's tables; `check_tables` stops at the first."""
     tables = row.task.tables
     names = [table.name.casefold() for table in tables]
     for index, table in enumerate(tables):
@@ -127,7 +127,7 @@ def _header_problems(columns: Sequence[str]) -> Iterator[str]:
 
 
 def gold_faults(row: ReadRow) -> Iterator[Fault]:
-    """Whether no judge can use the gold."""
+    """Yield the faults for which no judge can use the gold."""
     gold = row.task.gold
     if row.task.changes_state:
         if gold.sql is None and gold.table_hash is None:
@@ -174,15 +174,15 @@ def replay_faults(report: FileReport, backend: Backend) -> Iterator[Fault]:
 
 
 def has_reference(task: Task) -> bool:
-    """Whether the file has a statement and its result; a change needs only the statement."""
+    """Return whether the file has a statement and its result; a change needs only the statement."""
     return task.gold.sql is not None and (task.changes_state or task.gold.rows is not None)
 
 
 def replay(task: Task, backend: Backend) -> str | None:
-    """None where the reference runs and gives the stored gold, else the difference in words.
+    """Return None if the reference runs and gives the stored gold, else the difference in words.
 
     Args:
-        task: one that `has_reference`.
+        task: a task that `has_reference`.
     """
     gold = task.gold
     assert gold.sql is not None
@@ -216,7 +216,7 @@ def _difference(found: Rows, expected: Rows, *, ordered: bool) -> str | None:
 
 
 def report_lines(report: FileReport) -> Iterator[str]:
-    """The report of one file for a terminal."""
+    """Yield the report of one file for a terminal."""
     faulty = {fault.where for fault in report.faults}
     verdict = f"{len(faulty)} with faults" if faulty else "nothing wrong"
     yield f"{report.path}: {report.num_rows} rows ({_counts(report.forms)}), {verdict}"

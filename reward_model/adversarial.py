@@ -1,7 +1,7 @@
-"""Bad answers made from a pair and its neighbours; the chosen answer should score higher than each of them.
+"""Makes bad answers from a pair and its neighbours; the chosen answer should score higher than each of them.
 
-Training did not see such answers, and a policy may try them once the score is its reward. In a dialogue with tools only
-the last answer is replaced. Leaves out bad answers that need knowledge of the task.
+Such answers are not in the training data, and a policy may try them once the score is its reward. In a dialogue with
+tools only the last answer is replaced. Leaves out bad answers that need knowledge of the task.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ REPEATS = 40
 
 
 def adversarial_sides(row: Preference, other: Preference | None) -> dict[str, tuple[Message, ...]]:
-    """Bad sides by name, to compare with the chosen side.
+    """Return bad sides by name, to compare with the chosen side.
 
     Args:
-        other: a row with another prompt; None if there is none, then no answer to another task is made.
+        other: a row with another prompt; with None no answer to another task is made.
     """
     questions = [message.content for message in row.prompt if message.role == "user"]
     before, last = row.chosen[:-1], row.chosen[-1]
@@ -41,7 +41,7 @@ def adversarial_sides(row: Preference, other: Preference | None) -> dict[str, tu
 
 
 def neighbours(rows: Sequence[Preference]) -> list[Preference | None]:
-    """For each row the next row, in a circle, with another prompt and another answer; None if there is none."""
+    """Return for each row the next row, in a circle, with another prompt and another answer; None if there is none."""
     found: list[Preference | None] = []
     for i, row in enumerate(rows):
         later = (rows[(i + step) % len(rows)] for step in range(1, len(rows)))

@@ -1,4 +1,4 @@
-"""The arguments of reward-model training: TRL's, with our defaults and additions.
+"""Declares the arguments of reward-model training: TRL's, with our defaults and additions.
 
 TRL's names and defaults hold unless this module says otherwise.
 """
@@ -27,7 +27,7 @@ OUTPUT = "outputs/reward-model"
 
 
 def parse(arguments: list[str]) -> tuple[Any, Any, Any]:
-    """Data, training and model arguments; flags override the file, and the file overrides the defaults.
+    """Parse data, training and model arguments; flags override the file, and the file overrides the defaults.
 
     Raises:
         TrainingError: the file is missing or holds an unknown setting.
@@ -47,22 +47,22 @@ def parse(arguments: list[str]) -> tuple[Any, Any, Any]:
 
 @dataclass
 class DataArguments:
-    """The data to train on and to hold out."""
+    """Names the data to train on and to hold out."""
 
     dataset_name: str = field(metadata={"help": "Preferences, as convert_dpo_format.py writes them."})
     eval_dataset_name: str | None = field(
         default=None, metadata={"help": "Held-out preferences; without it a part of the prompts is held out."}
     )
     held_out_fraction: float = field(
-        default=0.1, metadata={"help": "Share of the pairs that is held out, whole prompts at a time; 0 for none."}
+        default=0.1, metadata={"help": "Share of the pairs to hold out, whole prompts at a time; 0 for none."}
     )
 
 
 @dataclass
 class ModelArguments(ModelConfig):
-    """TRL's arguments, with LoRA on all linear layers and a new head that is trained whole."""
+    """Holds TRL's arguments, with LoRA on all linear layers and a new head that is trained without LoRA."""
 
-    use_peft: bool = field(default=True, metadata={"help": "LoRA; --no_use_peft trains all weights."})
+    use_peft: bool = field(default=True, metadata={"help": "Train with LoRA; --no_use_peft trains all weights."})
     lora_task_type: str = field(default="SEQ_CLS", metadata={"help": "Task type of the adapter."})
     lora_target_modules: list[str] | None = field(
         default_factory=lambda: ["all-linear"], metadata={"help": "Layers that get an adapter; the head gets none."}
@@ -74,7 +74,7 @@ class ModelArguments(ModelConfig):
 
 @dataclass
 class TrainingArguments(RewardConfig):
-    """TRL's arguments, with centred scores, an evaluation per epoch, and precision and memory by device."""
+    """Holds TRL's arguments, with centred scores, an evaluation per epoch, and precision and memory by device."""
 
     output_dir: str | None = field(default=OUTPUT, metadata={"help": "Adapter, checkpoints, metrics.jsonl."})
     center_rewards_coefficient: float | None = field(
@@ -87,22 +87,25 @@ class TrainingArguments(RewardConfig):
     bf16: bool | None = field(
         default=None,
         metadata={
-            "help": "bfloat16 autocast; default where a GPU has it, and for 20 million weights or more where a CPU has "
-            "it in hardware (AVX-512 BF16, AMX)."
+            "help": "Train under bfloat16 autocast; default on a GPU that has it, and for 20 million weights or more "
+            "on a CPU that has it in hardware (AVX-512 BF16, AMX)."
         },
     )
     micro_batch_tokens: int | None = field(
         default=None,
         metadata={
-            "help": "Tokens, padding included, of one forward and backward pass, at least one pair; default 1024 on a "
-            "CPU, 4096 on a GPU. Longer pairs compute their activations twice. Changes memory, not the result. Several "
-            "processes do not cut their batches."
+            "help": "Most tokens, padding included, of a forward and backward pass, which has at least one pair; "
+            "default 1024 on a CPU, 4096 on a GPU. Longer pairs compute their activations twice. It changes memory, "
+            "not the result. Several processes do not cut their batches."
         },
     )
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Hide losses that are NaN; never wanted."})
-    disable_tqdm: bool | None = field(default=True, metadata={"help": "No progress bars; a line per logging step."})
+    disable_tqdm: bool | None = field(
+        default=True, metadata={"help": "Print a line per logging step, no progress bars."}
+    )
     resume_from_checkpoint: str | None = field(
-        default="auto", metadata={"help": "A checkpoint to go on from; auto: the newest in output_dir, if any."}
+        default="auto",
+        metadata={"help": "The checkpoint to continue from; auto takes the newest in output_dir, if any."},
     )
 
     def __post_init__(self) -> None:
@@ -124,7 +127,7 @@ class TrainingArguments(RewardConfig):
 
 
 def usable_sinks(wanted: str | Sequence[str] | None) -> list[str]:
-    """The sinks that are installed; wandb and swanlab write to disk if there is no key."""
+    """Return the sinks that are installed; wandb and swanlab write to disk if there is no key."""
     names = [wanted] if isinstance(wanted, str) else list(wanted or ())
     usable = []
     for name in names:
@@ -176,10 +179,10 @@ SETTINGS = (
     "disable_dropout",
     "held_out_fraction",
 )
-"""The settings that the weights depend on; a run continues from a checkpoint only if they are unchanged."""
+"""The weights depend on these settings; a run continues from a checkpoint only if they are unchanged."""
 
 
 def settings(*arguments: Any) -> dict[str, Any]:
-    """The values of `SETTINGS` as JSON would store them."""
+    """Return the values of `SETTINGS` as JSON would store them."""
     found = {name: getattr(source, name) for source in arguments for name in SETTINGS if hasattr(source, name)}
     return json.loads(json.dumps(found, default=str))

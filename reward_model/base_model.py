@@ -1,4 +1,4 @@
-"""Can a language model become a reward model? Answered from the small files of its folder, before weights are read.
+"""Checks whether a language model can become a reward model, from small files, before weights are read.
 
 Leaves out whether the model fits into memory.
 """
@@ -18,7 +18,7 @@ def check_base(path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuse a model that cannot get a reward model's head, that has another head, or that does not fit its tokenizer.
 
     Raises:
-        ModelError: the message says which of them it is.
+        ModelError: the model cannot be a base; the message says why.
     """
     if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
         raise ModelError(
@@ -72,7 +72,7 @@ def check_base(path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def num_parameters(path: Path) -> int:
-    """Number of parameters of the classifier that the base becomes, read from its config alone."""
+    """Count the parameters of the classifier that the base becomes, from its config alone."""
     with torch.device("meta"):
         return AutoModelForSequenceClassification.from_config(
             AutoConfig.from_pretrained(path, trust_remote_code=False), trust_remote_code=False

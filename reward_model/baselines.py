@@ -1,4 +1,4 @@
-"""Rules that prefer one side of a pair by a single feature. A reward model has to beat the best of them.
+"""Holds rules that prefer one side of a pair by a single feature. A reward model has to beat the best of them.
 
 Leaves out features that need knowledge of the task.
 """
@@ -15,7 +15,7 @@ _FAULT = re.compile(r"error|exception|traceback|fail|unknown|invalid|no such|not
 
 
 def has_answer(side: Sequence[Message]) -> int:
-    """1 if the last message has a text, or a call with a filled argument (`{"answers": []}` is no answer).
+    """Return 1 if the last message has a text, or a call with a filled argument (`{"answers": []}` is no answer).
 
     A text with `<tool_call>` in it, and a call whose arguments are not JSON, could not be parsed as a call.
     """
@@ -35,7 +35,7 @@ def _says_something(arguments: str) -> bool:
 
 
 def num_faults(side: Sequence[Message]) -> int:
-    """How many tool results mention an error."""
+    """Count the tool results that mention an error."""
     return sum(message.role == "tool" and bool(_FAULT.search(message.content)) for message in side)
 
 
@@ -49,8 +49,8 @@ FEATURES: dict[str, Callable[[Sequence[Message]], int]] = {
 
 
 def wins(chosen: Sequence[float], rejected: Sequence[float]) -> list[float]:
-    """What the rule "more is better" achieves on each pair: 1 if it is right, 0 if it is wrong, 0.5 for a tie.
+    """Return the result of the rule "more is better" on each pair: 1 if it is right, 0 if it is wrong, 0.5 for a tie.
 
-    The rule "fewer is better" achieves 1 minus that.
+    The rule "fewer is better" gets 1 minus that.
     """
     return [(a > b) + 0.5 * (a == b) for a, b in zip(chosen, rejected, strict=True)]

@@ -1,4 +1,4 @@
-"""Calibration of a reward model: is it right as often as its confidence says? Pure functions of score margins.
+"""Measures the calibration of a reward model: whether it is right as often as its confidence says. Functions are pure.
 
 By the Bradley-Terry model, which the loss fits, the chosen answer is better with probability p = sigmoid(margin). The
 model does not know which answer was chosen, so its confidence is max(p, 1 - p), and it is right if margin > 0.
@@ -16,7 +16,7 @@ BINS = 10
 
 @dataclass(frozen=True)
 class Bin:
-    """Pairs of similar confidence."""
+    """Holds pairs of similar confidence."""
 
     low: float
     high: float
@@ -52,7 +52,7 @@ def calibration_bins(margins: Sequence[float], *, bins: int = BINS) -> list[Bin]
 
 
 def expected_calibration_error(margins: Sequence[float], *, bins: int = BINS) -> float:
-    """The mean distance between confidence and accuracy over the bins, weighted by their pairs; 0 means calibrated.
+    """Return the mean distance between confidence and accuracy over the bins, weighted by pairs; 0 means calibrated.
 
     Source:
         Guo et al. (2017), "On Calibration of Modern Neural Networks", arXiv:1706.04599, eq. 3.

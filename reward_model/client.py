@@ -1,7 +1,7 @@
-"""The client of a scoring service, and a command: `python -m reward_model.client --prompt TEXT --response TEXT`.
+"""Calls a scoring service, also as a command: `python -m reward_model.client --prompt TEXT --response TEXT`.
 
-It works with `reward_model/inference_api.py` and with `vllm serve MERGED --runner pooling`, which both answer
-`POST /classify` with the raw logit. Leaves out what a score is worth; `sql_agent.rewards` decides that.
+It works with `reward_model/inference_api.py` and with `vllm serve MERGED --runner pooling`, which both answer `POST
+/classify` with the raw logit. `sql_agent.rewards` decides what a score is worth.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CONNECTIONS = 64
 
 
 class ScorerUnavailableError(RuntimeError):
-    """There is no score within the deadline: the service is down or overloaded, or the circuit breaker is open."""
+    """No score arrived within the deadline: the service is down or overloaded, or the circuit breaker is open."""
 
 
 class ScorerRefusedError(ValueError):
@@ -51,8 +51,7 @@ class RewardClient:
 
     A failed call is repeated until its deadline, after a pause that doubles and varies at random, or after the
     `Retry-After` that the service names. After `OPEN_AFTER` failures in a row the circuit breaker is open: one call a
-    second goes through and the others wait for its result; once the service was silent for a whole deadline they fail
-    at once.
+    second goes through and the others wait for its result. After a whole deadline without an answer they fail at once.
     """
 
     def __init__(
@@ -60,13 +59,13 @@ class RewardClient:
     ) -> None:
         """
         Args:
-            token: is sent as a bearer token.
+            token: a token that is sent as a bearer token.
             timeout_s: the deadline of one score, with its retries and pauses.
-            max_attempts: how many requests one score may take.
+            max_attempts: the most requests for one score.
         Raises:
             ValueError: `base_url` is not an http(s) URL, or a number is out of range.
         """
-        if "@" in base_url:  # the URL may hold a password and is not repeated
+        if "@" in base_url:  # the URL may hold a password, so the message does not repeat it
             raise ValueError("base_url holds a user name; expected http://host:port, and the token separately")
         try:
             parts = urlsplit(base_url)
@@ -91,20 +90,20 @@ class RewardClient:
 
     @property
     def down_s(self) -> float:
-        """Seconds since the first failure without an answer since; 0.0 while the service answers, refusals included.
+        """Return the seconds since the first failure without an answer since; 0.0 while the service answers or refuses.
 
         A pause longer than `timeout_s` in which nobody asked is not counted, because the service may have been up.
         """
         return 0.0 if self._failed_first is None else time.monotonic() - self._failed_first - self._pause_s()
 
     async def score(self, messages: Sequence[Message], tools: str | None = None) -> RewardScore:
-        """The raw score of a conversation that ends with the assistant.
+        """Return the raw score of a conversation that ends with the assistant.
 
         Args:
             tools: the tools' schemas as the text of a JSON list (`Preference.tools`).
         Raises:
             ScorerRefusedError: the service cannot score this; the message names the field.
-            ScorerUnavailableError: there is no score within `timeout_s` or `max_attempts`.
+            ScorerUnavailableError: no score arrived within `timeout_s` or `max_attempts`.
         """
         body: dict[str, Any] = {"messages": [message.to_dict() for message in messages], "use_activation": False}
         if tools:
@@ -124,8 +123,8 @@ class RewardClient:
             self._asked_last = time.monotonic()
 
     async def ready(self) -> bool:
-        """Whether the service reports that it can score now."""
-        for path in ("/readyz", "/health"):  # ours, vLLM's
+        """Return whether the service reports that it can score now."""
+        for path in ("/readyz", "/health"):  # our service's path, then vLLM's
             try:
                 timeout = aiohttp.ClientTimeout(total=min(5.0, self.timeout_s))
                 async with self._open().get(self.base_url + path, timeout=timeout) as answer:
@@ -188,7 +187,7 @@ class RewardClient:
 
     async def _request_score(self, body: dict[str, Any]) -> RewardScore:
         status, said, after_s = await self._post(body)
-        if status == 400 and "maximum context length" in said:  # vLLM cuts only on request; our service always does
+        if status == 400 and "maximum context length" in said:  # vLLM cuts only on request, our service always
             status, said, after_s = await self._post(body | {"truncate_prompt_tokens": -1, "truncation_side": "left"})
             if status == 200:
                 return RewardScore(_read_score(said).value, truncated=True)
@@ -209,12 +208,15 @@ class RewardClient:
         self._failed_first, self._failures = None, 0
 
     def _pause_s(self) -> float:
-        """Seconds in which nobody asked, if they are more than one score may take; otherwise 0."""
+        """Return the seconds in which nobody asked, if they are more than one score may take; otherwise return 0."""
         pause = 0.0 if self._asking else time.monotonic() - self._asked_last
         return pause if pause > self.timeout_s else 0.0
 
     def _failed(self, reason: str, *, counts: bool) -> None:
-        """`counts`: whether it may open the circuit; a service that names a `Retry-After` is busy, but alive."""
+        """Note a failed request.
+        Args:
+            counts: whether it may open the circuit; a service that sends `Retry-After` is busy, but alive.
+        """
         self._last_reason = reason
         self._failures += counts
         if self._failed_first is None:
@@ -244,7 +246,7 @@ def _read_score(said: str) -> RewardScore:
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """`Retry-After` in seconds; its other form, a date, is ignored."""
+    """Return `Retry-After` in seconds; its other form, a date, is ignored."""
     try:
         return max(0.0, float(retry_after or "x"))
     except ValueError:
@@ -263,7 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m reward_model.client",
-        description="Score one answer, compare two, or score a file of preferences; one JSON object a line.",
+        description="Score one answer, compare two, or score a file of preferences; print one JSON object per line.",
         epilog=f"A service that wants a token reads it from {TOKEN_VARIABLE}, and so does this command.",
     )
     parser.add_argument("--url", default="http://127.0.0.1:8008", help="the service, default %(default)s")
@@ -301,7 +303,7 @@ async def _run(args: argparse.Namespace) -> int:
 
 
 async def _compare(client: RewardClient, row: Preference) -> bool:
-    """Print the scores of a pair; whether the chosen side has the higher score."""
+    """Print the scores of a pair; return whether the chosen side has the higher score."""
     chosen, rejected = await asyncio.gather(
         *(client.score([*row.prompt, *side], row.tools) for side in (row.chosen, row.rejected))
     )

@@ -1,8 +1,8 @@
 """Converts preference data of common forms: `python reward_model/convert_dpo_format.py --input=raw.jsonl --output=X`.
 
 It writes TRL's conversational form, one `Preference` per line. A row that cannot be converted goes to a side file with
-the reason; what is changed or left out is counted by name. JSON Lines and parquet are streamed, and the output appears
-once it is whole. Leaves out the forms themselves (`reward_model.data.shapes`; doc/reward_model.md shows them).
+the reason; each kind of change or omission is counted by name. JSON Lines and parquet are streamed, and the output
+appears once it is complete. `reward_model.data.shapes` holds the forms, and doc/reward_model.md shows them.
 """
 
 import os
@@ -41,7 +41,7 @@ MAX_REJECTS_LISTED = 5
 
 @dataclass
 class Conversion:
-    """The conversion of one file: `preferences` does the work, the fields count it."""
+    """Converts one file: `preferences` does the work, and the fields count it."""
 
     file: str
     """The name of the input, for rejects and metadata."""
@@ -70,7 +70,7 @@ class Conversion:
             yield preference
 
     def _metadata(self, row: Any, number: int) -> dict[str, Any]:
-        """Two texts, so that readers find one type in all rows. A row converted before keeps its metadata."""
+        """Return two texts, so that readers find one type in all rows. A converted row keeps its metadata."""
         given = row.get("metadata") if isinstance(row, dict) else None
         if isinstance(given, dict) and given.keys() == {"source", "original"} and all(map(_is_text, given.values())):
             return given
@@ -88,7 +88,7 @@ class Conversion:
             self.first_rejects.append(f"row {number}, {problem}")
 
     def lines(self) -> list[str]:
-        """The report for a terminal."""
+        """Return the report for a terminal."""
         forms = ", ".join(f"{name} {count}" for name, count in self.converter.forms.most_common())
         counts = f"{self.summary.pairs} converted ({forms or 'none'}), {self.rejected.total()} rejected"
         return [
@@ -120,7 +120,7 @@ def convert(
     with written(rejects) as unfinished:
         with unfinished.open("w", encoding="utf-8") as side_file:
             conversion = Conversion(name, converter, side_file)
-            bar = tqdm(rows, unit=" rows", disable=None)  # None: no bar unless a terminal shows it
+            bar = tqdm(rows, unit=" rows", disable=None)  # None shows a bar only on a terminal
             write_preferences(conversion.preferences(bar), output)
         rejects.unlink(missing_ok=True)
         if not conversion.rejected:
@@ -129,7 +129,7 @@ def convert(
 
 
 def is_ours(rejects: Path) -> bool:
-    """Whether a file holds the rejects of an earlier conversion, which the next one may replace."""
+    """Return whether a file holds the rejects of an earlier conversion, which the next one may replace."""
     try:
         with rejects.open(encoding="utf-8") as file:
             first = json.loads(file.readline(1 << 20))
@@ -147,12 +147,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--input", type=Path, required=True, help="the file to read; its kind is detected from its content"
     )
     parser.add_argument("--output", type=Path, required=True, help="the .jsonl to write")
-    parser.add_argument("--format", choices=list(FORMS), help="the form of all rows; default: detected for each row")
-    parser.add_argument("--drop-tools", action="store_true", help="leave tool calls, their results and schemas out")
     parser.add_argument(
-        "--rejects", type=Path, help="the file for rows that are not a pair; default: OUTPUT with .rejects.jsonl"
+        "--format", choices=list(FORMS), help="the form of all rows; by default it is detected for each row"
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace the output and the rejects if they are there")
+    parser.add_argument("--drop-tools", action="store_true", help="leave out tool calls, their results and schemas")
+    parser.add_argument(
+        "--rejects", type=Path, help="file for rows that are not a pair; default OUTPUT with .rejects.jsonl"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace the output and the rejects if they exist")
     args = parser.parse_args(argv)
     rejects = args.rejects or args.output.parent / f"{args.output.stem}.rejects.jsonl"
     try:

@@ -1,4 +1,4 @@
-"""The records of `reward_model`: preferences, encoded conversations, scores. Importing this module is instant."""
+"""Holds the records of `reward_model`: preferences, encoded conversations, scores. Importing this module is instant."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pydantic import Field, model_validator
 from core.messages import Message, Record
 
 RECORD = "reward_model.json"
-"""The file beside an adapter, a checkpoint or a merged model that says how it was made: max_length, base, versions."""
+"""This file beside an adapter, a checkpoint or a merged model says how it was made: max_length, base, versions."""
 
 
 class Preference(Record):
-    """Two continuations of one prompt, the better one first: a row of TRL's conversational preference form."""
+    """Holds two continuations of one prompt, the better one first: a row of TRL's conversational preference form."""
 
     prompt: tuple[Message, ...] = Field(min_length=1, strict=False)
     chosen: tuple[Message, ...] = Field(min_length=1, strict=False)
-    """The messages after `prompt`; the last one is the assistant's."""
+    """The messages after `prompt`; the last message is the assistant's."""
     rejected: tuple[Message, ...] = Field(min_length=1, strict=False)
     tools: str | None = None
     """The tools' schemas as the text of a JSON list, the form that TRL reads back from any file."""
     metadata: dict[str, Any] = Field(default_factory=dict)
-    """Where the row comes from. It is not scored."""
+    """The origin of the row. It is not scored."""
 
     @model_validator(mode="after")
     def _assistant_speaks_last(self) -> Preference:
@@ -36,19 +36,19 @@ class Preference(Record):
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """A row of a converted file as plain JSON values; `Preference.model_validate` is the inverse."""
+        """Return a row of a converted file as plain JSON values; `Preference.model_validate` is the inverse."""
         sides = {side: [m.to_dict() for m in getattr(self, side)] for side in ("prompt", "chosen", "rejected")}
         return sides | {name: value for name in ("tools", "metadata") if (value := getattr(self, name))}
 
 
 def prompt_key(row: Preference) -> str:
-    """The messages of the prompt as text; equal for pairs of the same prompt."""
+    """Return the messages of the prompt as text; it is equal for pairs of the same prompt."""
     return json.dumps([message.to_dict() for message in row.prompt], ensure_ascii=False, sort_keys=True)
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A conversation as token ids."""
+    """Holds a conversation as token ids."""
 
     ids: tuple[int, ...]
     truncated: bool = False
@@ -57,7 +57,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class RewardScore:
-    """The reward model's score of one conversation: a logit, that is any finite number. Not the judge's `Score`."""
+    """Holds the reward model's score of one conversation: a logit, that is any finite number. Judges return `Score`."""
 
     value: float
     truncated: bool = False
@@ -69,7 +69,7 @@ class RewardScore:
 
 
 def compare_scores(chosen: RewardScore, rejected: RewardScore) -> dict[str, Any]:
-    """The answer of `/score-pair`, which the client's command prints as well."""
+    """Return the answer of `/score-pair`, which the client's command prints as well."""
     difference = chosen.value - rejected.value
     answer = {
         "chosen_score": chosen.value,
@@ -81,5 +81,5 @@ def compare_scores(chosen: RewardScore, rejected: RewardScore) -> dict[str, Any]
 
 
 def with_truncated(answer: dict[str, Any], *scores: RewardScore) -> dict[str, Any]:
-    """The answer with `truncated` where a conversation was cut; otherwise the field is left out."""
+    """Return the answer with `truncated` if a conversation was cut; otherwise the field is left out."""
     return answer | {"truncated": True} if any(score.truncated for score in scores) else answer

@@ -1,7 +1,7 @@
 """Measures a reward model on held-out pairs: `python -m reward_model.evaluate --model OUT --data pairs.held_out.jsonl`.
 
 It prints pair accuracy beside single-feature rules, calibration, the influence of length, and how often bad answers
-beat the chosen one; `--output DIR` adds evaluation.json and evaluation.png. Leaves out whether preferences are right.
+beat the chosen one; `--output DIR` adds evaluation.json and evaluation.png. It does not judge the preferences.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LENGTH_BINS = 5
 
 
 def evaluate(scorer: Any, rows: Sequence[Preference]) -> dict[str, Any]:
-    """All measurements as plain JSON values.
+    """Return all measurements as plain JSON values.
 
     Args:
         scorer: a `reward_model.scorer.Scorer`.
@@ -77,8 +77,8 @@ def score_sides(scorer: Any, sides: Sequence[tuple[Preference, Sequence[Message]
 
 
 def share(won: Sequence[float], prompts: Sequence[str]) -> dict[str, Any]:
-    """The mean of `won` (1, 0, ties 0.5) with Wilson's interval over pairs and the bootstrap interval over prompts. The
-    latter is None for a single prompt, which says nothing about other prompts."""
+    """Return the mean of `won` (1, 0, ties 0.5) with Wilson's interval over pairs and the bootstrap interval over
+    prompts. The latter is None for a single prompt, which says nothing about other prompts."""
     from core.stats import cluster_interval, wilson_interval
 
     return {
@@ -90,7 +90,7 @@ def share(won: Sequence[float], prompts: Sequence[str]) -> dict[str, Any]:
 
 
 def baselines(rows: Sequence[Preference], lengths: Sequence[Sequence[int]]) -> dict[str, dict[str, Any]]:
-    """The accuracy of each single-feature rule, in both directions, by name.
+    """Return the accuracy of each single-feature rule, in both directions, by name.
 
     Args:
         lengths: the tokens of the chosen and of the rejected sides, prompt included.
@@ -109,7 +109,7 @@ def baselines(rows: Sequence[Preference], lengths: Sequence[Sequence[int]]) -> d
 
 
 def by_length(won: Sequence[float], differences: Sequence[int]) -> list[dict[str, Any]]:
-    """Accuracy in bins of about equally many pairs, by tokens of the chosen side minus tokens of the rejected side."""
+    """Return the accuracy in bins of about equal size, by tokens of the chosen minus tokens of the rejected side."""
     import numpy as np
 
     from core.stats import wilson_interval
@@ -135,9 +135,9 @@ def by_length(won: Sequence[float], differences: Sequence[int]) -> list[dict[str
 def adversarial(
     scorer: Any, rows: Sequence[Preference], chosen: Sequence[float], prompts: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """How often each kind of bad answer beats the chosen one, and its mean score.
+    """Return how often each kind of bad answer beats the chosen one, and its mean score.
 
-    Only pairs for which such an answer can be made count: if all pairs have one prompt, there is no answer to another.
+    Only pairs for which such an answer can be made count: if all pairs have one prompt, no answer to another exists.
     """
     sides = [adversarial_sides(row, other) for row, other in zip(rows, neighbours(rows), strict=True)]
     found = {}

@@ -1,8 +1,8 @@
-"""The scoring service: `python reward_model/inference_api.py --model_path ./merged_model`, then `POST /score`.
+"""Serves scores: `python reward_model/inference_api.py --model_path ./merged_model`, then `POST /score`.
 
 It listens on this machine only, unless a token is given. It answers at once, and is ready when the model is loaded and
-its warm-up scores matched. After SIGTERM it answers what it has accepted and exits with 0. Leaves out the parts of the
-service (`reward_model/service`); doc/reward_test.md shows requests and answers.
+its warm-up scores matched. After SIGTERM it answers the requests that it has accepted and exits with 0. The parts of
+the service are in `reward_model/service`; doc/reward_test.md shows requests and answers.
 """
 
 import os
@@ -55,8 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # Threads that wait actively for each other stand still while another process has their core: beside a busy process
-    # the service was 20 times slower (measured). torch reads this when it is imported, so it is set before.
+    # Threads that wait actively for each other stop while another process has their core: beside a busy process the
+    # service was 20 times slower (measured). torch reads this variable at import, so it is set before.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return serve(args, token)
 
@@ -68,20 +68,29 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model_path", type=Path, required=True, help="a merged model, its folder or ORG/NAME, or an adapter's folder"
     )
-    parser.add_argument("--host", default="127.0.0.1", help=f"default %(default)s; any other needs {TOKEN_VARIABLE}")
     parser.add_argument(
-        "--port", type=port_number, default=8008, help="default %(default)s; 0: a free one, named in the log"
+        "--host", default="127.0.0.1", help=f"address to listen on, default %(default)s; others need {TOKEN_VARIABLE}"
     )
-    parser.add_argument("--token_file", type=Path, help=f"what clients send as bearer token; or set {TOKEN_VARIABLE}")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default auto: a GPU if any")
     parser.add_argument(
-        "--threads", type=_at_least(1), default=os.cpu_count(), help="of the model, default one a core: %(default)s"
+        "--port", type=port_number, default=8008, help="default %(default)s; 0 takes a free one and logs it"
+    )
+    parser.add_argument(
+        "--token_file", type=Path, help=f"file with the bearer token of clients; or set {TOKEN_VARIABLE}"
+    )
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default auto: a GPU if there is one"
+    )
+    parser.add_argument(
+        "--threads",
+        type=_at_least(1),
+        default=os.cpu_count(),
+        help="CPU threads of the model, default one per core: %(default)s",
     )
     parser.add_argument(
         "--max_queue",
         type=_at_least(MAX_ITEMS),
         default=512,
-        help=f"conversations waiting at most, default %(default)s, no fewer than a request may hold: {MAX_ITEMS}",
+        help=f"most conversations that wait, default %(default)s; at least {MAX_ITEMS}, as many as a request may hold",
     )
     parser.add_argument("--timeout_s", type=positive, default=30.0, help="deadline of a request, default %(default)s")
     return parser
@@ -110,12 +119,12 @@ def check_model(path: Path) -> None:
 
 
 SWITCH_S = 0.0005
-"""How long a thread may keep Python's lock while others wait. With Python's default of 5 ms, reading large bodies
+"""A thread may keep Python's lock this long while others wait. With Python's default of 5 ms, reading large bodies
 starves the workers, which take the lock again after each operation of the model."""
 
 
 def serve(args: argparse.Namespace, token: str | None) -> int:
-    """Listen, load the model, and answer until asked to end. Returns the exit code."""
+    """Listen, load the model, and answer until asked to end; return the exit code."""
     sys.setswitchinterval(SWITCH_S)
     import uvicorn
 
@@ -125,7 +134,7 @@ def serve(args: argparse.Namespace, token: str | None) -> int:
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:  # uvicorn's own would stop listening at once
+        def capture_signals(self) -> Iterator[None]:  # uvicorn's own version would stop listening at once
             yield
 
     service = Service(args.model_path.resolve(), commit=git_commit() or "unknown", deadline_s=args.timeout_s)
@@ -180,7 +189,7 @@ def serve(args: argparse.Namespace, token: str | None) -> int:
 
 
 def load_in_thread(service: "Service", args: argparse.Namespace, ending: asyncio.Event) -> asyncio.Future[bool]:
-    """Load the model in a thread. The result is whether it can be used; if it cannot, `ending` is set."""
+    """Load the model in a thread. The future's result is whether it can be used; if it cannot, `ending` is set."""
     loop = asyncio.get_running_loop()
     loaded: asyncio.Future[bool] = loop.create_future()
 
@@ -197,7 +206,7 @@ def load_in_thread(service: "Service", args: argparse.Namespace, ending: asyncio
         if ending.is_set():
             return
         gc.collect()
-        gc.freeze()  # collections then skip the objects of torch and the model, which took 0.2 s without answers
+        gc.freeze()  # later collections skip the objects of torch and the model, which took 0.2 s without answers
         service.ready(scorer, RequestQueue(batch_scorer, max_queue=args.max_queue))
         loaded.set_result(True)
         log.info("ready: %s, %d tokens a conversation at most", service.model_path.name, scorer.max_length)

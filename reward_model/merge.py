@@ -1,9 +1,9 @@
 """Merges a trained adapter into its base: `python -m reward_model.merge --adapter OUT --output MERGED`.
 
-The result is a plain Hugging Face folder in float32, which `Scorer.load`, the scoring service and vLLM can load. Scores
-before and after are compared on real rows with the model as it was written; if they differ by more than the bound there
-is no result. Merging in bfloat16 moves scores ten thousand times as far (numbers in doc/reward_model.md). Leaves out
-quantised bases.
+The result is a plain Hugging Face folder in float32, which `Scorer.load`, the scoring service and vLLM can load. The
+scores of the written model are compared on real rows with those before merging; if they differ by more than the bound,
+there is no result. Merging in bfloat16 changes scores ten thousand times as much (numbers in doc/reward_model.md).
+Leaves out quantised bases.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ PROBE = (
     Message(role="user", content="Which number comes after 41?"),
     Message(role="assistant", content="The number after 41 is 42."),
 )
-"""An invented conversation, so that the record quotes nobody's data."""
+"""This conversation is invented, so that the record quotes nobody's data."""
 PROBE_TOLERANCE = 1e-3
-"""How far the probe's score may move on another machine in float32, relative above 1: ten times what it may move with
-its batch, because other processors add up in another order. Another tokenizer, template or head moves it further."""
+"""The probe's score may differ this much on another machine in float32, relative above 1. This is ten times its
+difference between batches, because other processors add up in another order. Another tokenizer, template or head
+changes it more."""
 
 
 class MergeError(ValueError):
@@ -50,10 +51,11 @@ def merge(
 
     Args:
         base: the folder of the base, if it is not the one that the record names.
-        data: preferences whose first `ROWS` rows are scored before and after; default: the training data.
+        data: preferences whose first `ROWS` rows are scored before and after; None takes the training data.
         bound: the largest allowed difference of a score before and after.
     Raises:
-        MergeError: the adapter, its base or the data do not fit, or scores differ by more. Then there is no `output`.
+        MergeError: the adapter, its base or the data do not fit, or scores differ by more than the bound. Then `output`
+            is not written.
     """
     import torch
     from peft import PeftModel
@@ -108,7 +110,7 @@ def merge(
         if not difference <= bound:
             raise MergeError(
                 f"scores before and after differ by up to {difference:.2e} on {len(sides)} sides, more than --bound "
-                f"{bound:.0e}; nothing is left at {output}, a larger --bound would accept it"
+                f"{bound:.0e}; {output} was not written; a larger --bound would accept it"
             )
         about = {
             "rank": getattr(lora, "r", None),

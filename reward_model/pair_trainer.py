@@ -1,4 +1,4 @@
-"""TRL's reward trainer with micro-batches, and its log. Leaves out the loss and the loop, which are TRL's."""
+"""Adds micro-batches and a log to TRL's reward trainer. TRL has the loss and the loop."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ COMBINED: dict[str, Callable[[Sequence[float], Sequence[float]], float]] = {
     "max_reward": lambda values, shares: max(values),
     "num_tokens": lambda values, shares: values[-1],
 }
-"""How metrics of micro-batches are combined, where it is not the mean weighted by their share of the pairs."""
+"""These metrics of micro-batches are combined differently from the mean weighted by their share of the pairs."""
 
 
 class PairTrainer(RewardTrainer):
-    """TRL's trainer with micro-batches. It stops at the first loss that is not finite and continues the token count
-    of a checkpoint."""
+    """Trains with TRL's trainer in micro-batches. It stops at the first loss that is not finite, and continues the
+    token count of a checkpoint."""
 
     _share = 1.0
     """The current micro-batch's share of the pairs; the loss of the batch is the mean over its pairs."""
@@ -94,11 +94,11 @@ RENAMED = {
     "epoch": "data/epoch",
     "runtime": "time/validation_s",
 }
-"""The trainer's names of metrics and ours; its throughputs and totals are left out."""
+"""The trainer's names of metrics with ours; its throughputs and totals are left out."""
 
 
 def rename(logs: Mapping[str, float]) -> dict[str, float]:
-    """The trainer's metrics under our names; `val/` means held out."""
+    """Return the trainer's metrics under our names; `val/` means held out."""
     named = {}
     for key, value in logs.items():
         prefix, key = ("val/", key.removeprefix("eval_")) if key.startswith("eval_") else ("", key)
@@ -108,7 +108,7 @@ def rename(logs: Mapping[str, float]) -> dict[str, float]:
 
 
 class RewardRunLog(RunLog):
-    """The run's log with the metrics of pairs; the trainer's other reports, such as its summary, are left out."""
+    """Logs the metrics of pairs; the trainer's other reports, such as its summary, are left out."""
 
     record_name = RECORD
 
@@ -135,5 +135,5 @@ LINE = (
 
 
 def metrics_line(metrics: Mapping[str, float]) -> str:
-    """The metrics for the screen; a number that was not measured is left out."""
+    """Return the metrics for the screen; a number that was not measured is left out."""
     return "  ".join(form.format(metrics[name]) for name, form in LINE if name in metrics)

@@ -1,10 +1,10 @@
-"""Makes preferences out of the agent's own trajectories: `python -m reward_model.pairs_from_rollouts --rollouts DIR`.
+"""Makes preferences from the agent's own trajectories: `python -m reward_model.pairs_from_rollouts --rollouts DIR`.
 
-It reads what `python -m sql_agent.evaluate` and training (RUN_DIR/trajectories) write, and pairs right with wrong
+It reads the files of `python -m sql_agent.evaluate` and of training (RUN_DIR/trajectories), and pairs right with wrong
 rollouts of the same task. Both sides have the same distribution of lengths, of numbers of tool calls and of having an
-answer, so that none of these tells which side is better. The hash of a prompt decides which of two files gets it, so
-that it stays there when rollouts are added. Verdicts are not part of the texts. Leaves out rollouts that were not
-judged, were lost, or belong to a run's validation; they are counted.
+answer, so that none of these shows which side is better. The hash of a prompt decides which of the two files gets it,
+so it stays there when rollouts are added. The texts contain no verdicts. Leaves out rollouts that were not judged, were
+lost, or belong to a run's validation; they are counted.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from reward_model.datatypes import Preference
 
 PAIRS_PER_TASK = 8
 MAX_CANDIDATES = 512
-"""How many pairs of a task are considered; they are drawn at random if there are more."""
+"""At most this many pairs of a task are considered; they are drawn at random if there are more."""
 LENGTHS_PER_DOUBLING = 2
-"""Length classes per factor of two; two sides of one class differ by at most a factor of 2 ** (1 / 2), 41 %."""
+"""Length classes per factor of two; two sides of one class differ by at most a factor of 2 ** (1 / 2), that is 41 %."""
 
 Shape = tuple[int, int, bool]
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """The parts of a judged rollout that a pair needs."""
+    """Holds the parts of a judged rollout that a pair needs."""
 
     task_id: str
     kind: str
@@ -54,13 +54,13 @@ class Rollout:
     """The messages of the agent and its tools, up to the agent's last message."""
     right: bool
     answered: bool
-    """Whether it ended with an answer that is not empty, and not at a limit."""
+    """Whether the rollout ended with an answer that is not empty, and not at a limit."""
     source: str
-    """The file and row it was read from."""
+    """The file and row from which it was read."""
 
     @cached_property
     def task(self) -> tuple[str, bytes]:
-        """The same id with another prompt is another task."""
+        """Return the key of the task; the same id with another prompt is another task."""
         return self.task_id, digest(self.prompt)
 
     @cached_property
@@ -69,14 +69,14 @@ class Rollout:
 
     @cached_property
     def shape(self) -> Shape:
-        """What must not tell right from wrong: length class, number of tool calls, having an answer."""
+        """Return what must not tell right from wrong: length class, number of tool calls, having an answer."""
         length_class = round(LENGTHS_PER_DOUBLING * math.log2(self.chars + 1))
         return length_class, num_tool_calls(self.side), self.answered
 
 
 @dataclass(frozen=True, order=True)
 class Cell:
-    """The kind of a pair by the shapes of its sides."""
+    """Names the kind of a pair by the shapes of its sides."""
 
     right: Shape
     wrong: Shape
@@ -90,7 +90,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A right and a wrong rollout of one task, which may become a pair."""
+    """Holds a right and a wrong rollout of one task, which may become a pair."""
 
     right: Rollout
     wrong: Rollout
@@ -111,11 +111,11 @@ class Candidate:
 
 @dataclass
 class Read:
-    """The contents of the files."""
+    """Holds the contents of the files."""
 
     rollouts: list[Rollout] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
-    """How many rollouts cannot be in a pair, by reason."""
+    """The number of rollouts that cannot be in a pair, by reason."""
     problems: list[str] = field(default_factory=list)
     """The rows that could not be read, each with its error."""
     files: int = 0
@@ -161,10 +161,10 @@ def _read_row(line: bytes, source: str, read: Read) -> None:
 
 
 def why_not(record: Any) -> str | None:
-    """Why a record cannot be in a pair; None if it can.
+    """Return why a record cannot be in a pair; return None if it can.
 
     Raises:
-        RowError: it is not the record of a rollout.
+        RowError: the value is not the record of a rollout.
     """
     if not isinstance(record, dict):
         raise RowError("row", "expected an object")
@@ -181,12 +181,12 @@ def why_not(record: Any) -> str | None:
 
 
 def right_or_wrong(score: dict[str, Any]) -> Any:
-    """The verdict; where an environment gives a reward of its own, whether it says that the task is solved."""
+    """Return the verdict; if an environment gives its own reward, return whether the task is solved."""
     return (score.get("parts") or {}).get("correctness") if score.get("reason") == "own_reward" else score["value"]
 
 
 def rollout_of(record: dict[str, Any], source: str) -> Rollout | None:
-    """Read a judged record; prompt and side hold its messages only. None if the agent said nothing.
+    """Read a judged record; prompt and side hold its messages only. Return None if the agent said nothing.
 
     The prompt ends before the model's own first reply, because DB-Bench's text prompts contain a reply.
 
@@ -218,7 +218,7 @@ def rollout_of(record: dict[str, Any], source: str) -> Rollout | None:
 
 
 def candidates(read: Read, *, seed: int) -> list[list[Candidate]]:
-    """The pairs of a right and a wrong rollout of each task that has both, in random order.
+    """Return the pairs of a right and a wrong rollout of each task that has both, in random order.
 
     Equal conversations count once. A conversation that was judged both ways is left out, and so are tasks with only
     right or only wrong rollouts; `read.left_out` counts them.
@@ -254,17 +254,17 @@ def balanced(tasks: Sequence[Sequence[Candidate]], *, per_task: int) -> list[Can
 
     Args:
         tasks: the candidates of each task.
-        per_task: how many pairs a task may give at most.
+        per_task: the most pairs that a task may give.
     """
     cells: dict[Cell, list[Candidate]] = defaultdict(list)
-    for rank in range(max(map(len, tasks), default=0)):  # every task's first pair before any task's second
+    for rank in range(max(map(len, tasks), default=0)):  # every task's first pair comes before any second one
         for pairs in tasks:
             if rank < len(pairs):
                 cells[pairs[rank].cell].append(pairs[rank])
     taken: Counter[Any] = Counter()
     chosen: list[Candidate] = []
     couples = {min(cell, cell.opposite) for cell in cells}
-    # rare kinds first, before other pairs use up the limits of their tasks
+    # rare kinds come first, before other pairs use up the limits of their tasks
     for cell in sorted(couples, key=lambda cell: (min(len(cells[cell]), len(cells[cell.opposite])), cell)):
         if cell == cell.opposite:
             chosen += list(_within(cells[cell], taken, per_task))
@@ -288,7 +288,7 @@ def _within(pairs: Iterable[Candidate], taken: Counter[Any], per_task: int) -> I
 
 
 def is_held_out(prompt: Sequence[Message], fraction: float) -> bool:
-    """Whether a prompt belongs to the held-out file; this depends on the prompt and the fraction alone."""
+    """Return whether a prompt belongs to the held-out file; this depends on the prompt and the fraction alone."""
     return int.from_bytes(digest(prompt)[:8], "big") < fraction * 2**64
 
 
@@ -312,7 +312,7 @@ def report(path: Path, possible: Sequence[Candidate], pairs: Sequence[Candidate]
 
 
 def rules(pairs: Sequence[Candidate]) -> str:
-    """How often the side with more of each feature is the right one."""
+    """Say how often the side with more of each feature is the right one."""
     features = {
         "characters": lambda rollout: rollout.chars,
         "tool calls": lambda rollout: rollout.shape[1],
@@ -341,7 +341,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--max-pairs-per-task", type=int, default=PAIRS_PER_TASK, metavar="N", help=f"default {PAIRS_PER_TASK}"
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace the two files if they are there")
+    parser.add_argument("--overwrite", action="store_true", help="replace the two files if they exist")
     args = parser.parse_args(argv)
     if not 0 <= args.held_out_fraction < 1:
         parser.error(f"--held-out-fraction is {args.held_out_fraction:g}; it has to be at least 0 and below 1")

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     go_offline()  # TRL would report the run otherwise
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # torch reads this when it is imported: threads that wait actively stand still while another process has their core
+    # torch reads this variable at import: threads that wait actively stop while another process has their core
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import yaml
 

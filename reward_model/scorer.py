@@ -1,9 +1,9 @@
-"""The reward model as a function of conversations: chat template, tokens, one forward pass.
+"""Scores conversations with the reward model: chat template, tokens, one forward pass.
 
-Training, evaluation, merging and the service all encode conversations with `encode_conversation`, so that a score
-means the same everywhere. Batches are padded on the right and the head reads the last token that is not padding, as in
-TRL's trainer (trl 1.16 reward_trainer.py; transformers `GenericForSequenceClassification`). Leaves out the service's
-sharing of prefixes (`reward_model.service.batch_scorer`).
+Training, evaluation, merging and the service all encode conversations with `encode_conversation`, so that a score means
+the same everywhere. Batches are padded on the right and the head reads the last token that is not padding, as in TRL's
+trainer (trl 1.16 reward_trainer.py; transformers `GenericForSequenceClassification`).
+`reward_model.service.batch_scorer` lets conversations share prefixes.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def encode_conversation(
 
 
 def _for_template(message: Message) -> dict[str, Any]:
-    """The message with arguments as an object, as vLLM's chat endpoints pass them; what is not an object stays text."""
+    """Return the message with arguments as an object, as vLLM's chat endpoints pass them; other JSON stays text."""
     plain = message.to_dict()
     for call in plain.get("tool_calls", ()):
         try:
             arguments = json.loads(call["function"]["arguments"])
-            json.dumps(arguments, ensure_ascii=False).encode()  # fails on half a surrogate pair, which is not a text
+            json.dumps(arguments, ensure_ascii=False).encode()  # fails on half a surrogate pair, which is no text
         except (ValueError, RecursionError):
             continue
         if isinstance(arguments, dict):
@@ -58,7 +58,7 @@ def _for_template(message: Message) -> dict[str, Any]:
 
 
 class Scorer:
-    """A sequence-classification model with one output, its tokenizer and its length limit; for one thread at a time."""
+    """Holds a sequence classifier with one output, its tokenizer and length limit; use it in one thread at a time."""
 
     def __init__(self, model: Any, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
         self.model, self.tokenizer, self.max_length = model.eval(), tokenizer, max_length
@@ -146,6 +146,6 @@ def _load_adapter(path: Path, dtype: Any) -> Any:
 
 
 def length_limit(record: Mapping[str, Any], config: Any) -> int:
-    """The token limit that training recorded, or the number of the model's positions if that is smaller."""
+    """Return the token limit that training recorded, or the number of the model's positions if that is smaller."""
     positions = getattr(config.get_text_config(), "max_position_embeddings", None) or DEFAULT_MAX_LENGTH
     return min(record.get("max_length") or DEFAULT_MAX_LENGTH, positions)

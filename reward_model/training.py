@@ -1,4 +1,4 @@
-"""A run of reward-model training: everything is checked, then trained with TRL's `RewardTrainer` and saved.
+"""Runs reward-model training: checks everything, then trains with TRL's `RewardTrainer` and saves.
 
 Leaves out the arguments (`reward_model.arguments`), the trainer (`reward_model.pair_trainer`) and the checks of the
 base (`reward_model.base_model`).
@@ -50,8 +50,8 @@ def train(data: DataArguments, args: TrainingArguments, model: ModelArguments) -
     """Check everything, then train, save and say where.
 
     Raises:
-        ModelError, NotOursError, PreferenceFileError, TrainingError: what is wrong, before the weights are read; only
-            a loss that is not finite comes later.
+        ModelError, NotOursError, PreferenceFileError, TrainingError: something is wrong. It is found before the
+            weights are read, except for a loss that is not finite.
     """
     datasets.disable_progress_bars()
     disable_progress_bar()
@@ -173,9 +173,9 @@ def split_by_prompt(
 def encode_pairs(
     rows: Sequence[Preference], tokenizer: PreTrainedTokenizerBase, max_length: int | None, name: str
 ) -> Dataset:
-    """The columns `chosen_ids` and `rejected_ids` that TRL trains on, without pairs that have a side that is too long.
+    """Return the columns `chosen_ids` and `rejected_ids` that TRL trains on, without pairs that have a too long side.
 
-    TRL leaves out the same pairs. Here the caller can count them, since the result is shorter by them.
+    TRL leaves out the same pairs. Here the caller can count them, because the result is shorter by their number.
 
     Raises:
         PreferenceFileError: the chat template refuses a row of `name`.
@@ -210,7 +210,7 @@ def encode_pairs(
 
 
 def save_whole(trainer: Any, output: Path, record: Mapping[str, Any]) -> None:
-    """Save model or adapter, and tokenizer, then the record."""
+    """Save the model or adapter and the tokenizer, then the record."""
     with tempfile.TemporaryDirectory(dir=output, prefix=".saving-") as scratch, failures_of_the_disk(output):
         trainer.save_model(scratch)
         publish(Path(scratch), output)
@@ -227,10 +227,10 @@ def describe_rest(output: Path) -> str:
 def checkpoint_to_resume(
     args: TrainingArguments, record: Mapping[str, Any], say: Callable[[str], None] = print
 ) -> Path | None:
-    """The checkpoint to continue from, or None to start a new run; torn and changed checkpoints are skipped.
+    """Return the checkpoint to continue from, or None to start a new run; incomplete and changed ones are skipped.
 
     Args:
-        say: is told of every checkpoint that is skipped.
+        say: a function that is told of every skipped checkpoint.
     Raises:
         TrainingError: data, base or settings differ from those of the checkpoint, or the folder holds another run.
         NotOursError: this user did not write the checkpoint, or has no key to sign with.

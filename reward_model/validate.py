@@ -2,7 +2,7 @@
 
 `read_preferences` stops at the first bad row; this command names all of them, and finds pairs that teach nothing. The
 exit status is 1 if anything is wrong. Pairs that occur twice, or in both orders, are named but are not a fault, because
-several people's judgements contain them. Leaves out whether a preference is right.
+several people's judgements contain them. It cannot tell whether a preference is right.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Report:
     """The statistics of the rows without a fault."""
 
     def lines(self) -> list[str]:
-        """The report for a terminal."""
+        """Return the report for a terminal."""
         verdict = f"{self.faults} faults in {self.faulty_rows} of them" if self.faults else "nothing wrong"
         more = [f"... and {self.faults - len(self.listed)} more"] if self.faults > len(self.listed) else []
         return [f"{self.path}: {self.rows} rows, {verdict}", *self.summary.lines(), *self.listed, *more]
@@ -63,7 +63,7 @@ def check_file(path: Path) -> Report:
 
 
 def _faults(line: bytes, number: int, summary: Summary) -> Iterator[str]:
-    """Everything wrong with a row as `field: reason`; a row without a fault is added to the summary."""
+    """Yield everything wrong with a row as `field: reason`; a row without a fault is added to the summary."""
     try:
         preference = Preference.model_validate_json(line)
     except ValidationError as error:

@@ -1,8 +1,8 @@
 """Sign the checkpoints in a folder that you trust: `python -m scripts.accept_run RUN_DIR`.
 
-Resuming from a checkpoint executes code in its pickles, so runs and trainings load only what their own user signed.
-This command signs what somebody else wrote, or what you wrote on another machine; copying that machine's key works as
-well (`core.signed`). It loads nothing, and does not sign what is incomplete, changed, or another user's.
+Resuming from a checkpoint executes code in its pickles, so runs and trainings load only files that their own user
+signed. This command signs files that somebody else wrote, or that you wrote on another machine; copying that machine's
+key works as well (`core.signed`). It loads nothing, and signs no file that is incomplete, changed, or another user's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from core import signed
 
 RECORDS = ("manifest.json", "reward_model.json", "sft.json")
-"""The records of checkpoints: of the main job and local runs, of reward models, of supervised fine-tuning."""
+"""The records of checkpoints: of the main job and local runs, of reward models, and of supervised fine-tuning."""
 NAMES = ("global_step_*", "step_*", "checkpoint-*")
 
 
@@ -58,7 +58,7 @@ def accept(folder: Path, name: str, run_dir: Path) -> str | None:
     """Sign one checkpoint as it is, or return what is wrong with it.
 
     Raises:
-        NotOursError: something in it is another user's.
+        NotOursError: something in the folder is another user's.
     """
     signed.check_owner(folder, run_dir=run_dir)
     record = signed.read(folder, name)

@@ -1,8 +1,9 @@
-"""What DB-Bench costs here: `python -m scripts.bench_dbbench [--json FILE]`; about two minutes on two idle cores.
+"""Measures the cost of DB-Bench: `python -m scripts.bench_dbbench [--json FILE]`; about two minutes on two idle cores.
 
-One episode is a database with a table of 30 rows, three statements (two looks and a change), a commit and the strict
-judge, which makes a second database for the reference; then both are dropped. No statement is said twice, so that none
-is in a cache. Episodes run in processes with threads, as runners do. Leaves out the model and the agent.
+One episode makes a database with a table of 30 rows, runs three statements (two SELECTs and a change), commits, and
+calls the strict judge, which makes a second database for the reference; then both are dropped. No statement is
+repeated, so that none is in a cache. Episodes run in processes with threads, as runners do. Leaves out the model and
+the agent.
 """
 
 from __future__ import annotations
@@ -43,17 +44,17 @@ LIMIT = {
 TARGET_JUDGE_S = 2.0
 TARGET_GROWTH_MIB = 16.0
 ORIGINAL_S = {"LifelongAgentBench": 0.1, "AgentBench": 0.25}
-"""Database work of one episode in the originals, measured (doc/dbbench.md); the first plays one at a time."""
+"""Seconds of database work per episode of the originals, measured (doc/dbbench.md); the first plays one at a time."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one process measured."""
+    """Holds the measurements of one process."""
 
     started: float
     ended: float
     cpu_s: float
-    """CPU seconds of the process itself, without a server's; a busy machine changes them little."""
+    """CPU seconds of the process itself, without the server's; a busy machine changes them little."""
     times_ms: list[float]
     early_mib: float
     """Resident memory after a tenth of the episodes."""
@@ -76,8 +77,8 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="SPEC",
         help="sqlite, mariadb or mysql://user:password@host:port; may be given again (default: sqlite and mariadb)",
     )
-    parser.add_argument("--episodes", type=int, default=10_000, help="of each backend, default 10000")
-    parser.add_argument("--processes", type=int, default=2, help="default 2")
+    parser.add_argument("--episodes", type=int, default=10_000, help="episodes on each backend, default 10000")
+    parser.add_argument("--processes", type=int, default=2, help="processes that play them, default 2")
     parser.add_argument("--concurrency", type=int, default=32, help="episodes at once in all processes, default 32")
     add_json(parser)
     args = parser.parse_args(arguments)
@@ -88,7 +89,7 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure_backend(spec: str, args: argparse.Namespace) -> list[Row]:
-    """Rows of one backend; where it is not there one row that says why."""
+    """Return the rows of one backend; if it is missing, return one row that says why."""
     name = spec.partition(":")[0]
     target = TARGET_PER_S.get(name, TARGET_PER_S["mariadb"])
     try:
@@ -123,7 +124,7 @@ def backend_rows(name: str, target: float, shares: Sequence[Share], left: int) -
 
 @contextmanager
 def served(spec: str) -> Iterator[tuple[str, Backend]]:
-    """A spec that several processes can open, and a backend that sees what they leave behind."""
+    """Yield a spec that several processes can open, and a backend that sees what they leave behind."""
     if spec == "mariadb":
         from dbbench_adapter.backends.mysql.server import PrivateServer
 
@@ -135,7 +136,7 @@ def served(spec: str) -> Iterator[tuple[str, Backend]]:
 
 
 def run_shares(spec: str, episodes: int, processes: int, concurrency: int) -> list[Share]:
-    """Play the episodes in that many processes, with `concurrency` of them at once in all."""
+    """Play the episodes in this many processes, with `concurrency` of them at once in all."""
     parts = [(spec, range(i, episodes, processes), -(-concurrency // processes)) for i in range(processes)]
     if processes == 1:
         return [run_share(*parts[0])]
@@ -144,7 +145,7 @@ def run_shares(spec: str, episodes: int, processes: int, concurrency: int) -> li
 
 
 def run_share(spec: str, numbers: range, threads: int) -> Share:
-    """Play the episodes of these numbers, so many at once, and count what memory they leave."""
+    """Play the episodes of these numbers, this many at once, and measure the memory that they leave."""
     with open_backend(spec) as backend, ThreadPoolExecutor(threads) as pool:
         early = numbers[: max(len(numbers) // 10, 1)]
         started, cpu_s = time.monotonic(), time.process_time()
@@ -159,7 +160,7 @@ def run_share(spec: str, numbers: range, threads: int) -> Share:
 
 
 def measure_one_by_one(_model: Path, _folder: Path) -> list[Row]:
-    """What an episode costs on either backend with nothing else going on: a part of `scripts.bench_main_job`."""
+    """Measure an episode on either backend with nothing else running: a part of `scripts.bench_main_job`."""
     return [row for spec in TARGET_MS for row in _one_by_one(spec)]
 
 
@@ -177,7 +178,7 @@ def _one_by_one(spec: str) -> list[Row]:
 
 
 def episode_times(backend: Backend, n: int) -> list[float]:
-    """Milliseconds of each of `n` episodes, one after another."""
+    """Return the milliseconds of each of `n` episodes, one after another."""
     return [play(backend, bench_task(index)) for index in range(n)]
 
 
@@ -195,10 +196,10 @@ def bench_task(index: int) -> Task:
 
 
 def play(backend: Backend, task: Task) -> float:
-    """One episode from its making to its end, in milliseconds.
+    """Play one episode from its beginning to its end; return the milliseconds.
 
     Raises:
-        RuntimeError: it was not judged right.
+        RuntimeError: the episode was not judged right.
     """
     name = task.tables[0].name
     statements = [
@@ -218,7 +219,7 @@ def play(backend: Backend, task: Task) -> float:
 
 
 def judging_s() -> float:
-    """Seconds to judge `NUM_ANSWERS` answers of one to ten values, no two alike, half under each judge."""
+    """Return the seconds to judge `NUM_ANSWERS` answers of one to ten values, no two alike, half under each judge."""
     cases = []
     for index in range(NUM_ANSWERS):
         values = [f"{index}.{place}" if place % 2 else f"name {index} {place}" for place in range(1 + index % 10)]
@@ -230,7 +231,7 @@ def judging_s() -> float:
 
 
 def _resident_mib() -> float:
-    """What of this process is in memory."""
+    """Return the resident memory of this process, in MiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1024**2
 

@@ -1,8 +1,8 @@
-"""Speed and memory of local training: `python -m scripts.bench_local_rl`; 13 minutes on two idle cores.
+"""Measures speed and memory of local training: `python -m scripts.bench_local_rl`; 13 minutes on two idle cores.
 
-Sampling a group together against one reply at a time, training a rollout as one sequence against one sample per turn,
-and peak memory against its estimate. Needs models/tiny-sql (`python -m scripts.make_tiny_policy`); larger models are
-random and made on the spot. Ends with 1 if a target is missed. Leaves out GPUs.
+It compares sampling a group together with sampling one reply at a time, training a rollout as one sequence with one
+sample per turn, and peak memory with its estimate. It needs models/tiny-sql (`python -m scripts.make_tiny_policy`);
+larger models are random and made by the command. The exit status is 1 if a target is missed. Leaves out GPUs.
 """
 
 import os
@@ -25,20 +25,20 @@ from pathlib import Path
 from scripts.bench.report import Row, add_options, check_options, facts, finish
 
 PARTS = ("sampling", "tokens", "memory")
-"""Each is measured by `measure` of `scripts.bench.local_PART`."""
+"""`measure` of `scripts.bench.local_PART` measures each part."""
 MODEL = Path("models") / "tiny-sql"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_args(arguments)
-    # by default threads spin while they wait for each other: beside any other process 20 times as slow
+    # by default threads spin while they wait for each other, which is 20 times as slow beside another process
     os.environ.update(HF_HUB_OFFLINE="1", OMP_WAIT_POLICY="PASSIVE")
     found = facts()
     import torch
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    torch.set_num_threads(1)  # for ratios; what is measured in processes of their own has all cores
+    torch.set_num_threads(1)  # parts in their own processes use all cores
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="bench-local-") as folder:
         for part in filter(args.only.__contains__, PARTS):

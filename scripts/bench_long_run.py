@@ -1,8 +1,9 @@
-"""How much the processes of a run grow over 200 steps: `python -m scripts.bench_long_run`; about ten minutes.
+"""Measures how much the processes of a run grow over 200 steps: `python -m scripts.bench_long_run`; about ten minutes.
 
-The chain: everything around verl as in a run, store in the command (`scripts.bench.chain`); the model is a script, so
-that a step takes a second or two. The store alone, kept outside in two ways: the requests of runners, LLM proxy and
-rollout manager, with spans of a 7B model's lengths. Ends with 1 if a process that may not grow does.
+The part `chain` runs everything around verl as in a run, with the store in the command (`scripts.bench.chain`); a
+script replaces the model, so that a step takes a second or two. Two parts run a store alone, outside the command, with
+the requests of runners, LLM proxy and rollout manager, and with spans as long as a 7B model's. The exit status is 1 if
+a process grows that may not.
 """
 
 from __future__ import annotations
@@ -41,17 +42,17 @@ from sql_agent.rollouts.stitch import TURN_SPAN
 from sql_agent.verl_side.config import worker_environment
 
 STEPS, WARM_STEPS = 200, 80
-"""Growth is counted from the end of the warm steps on: 1,280 rollouts, more than a store lists (1,024)."""
+"""Growth is counted after the warm steps: these are 1,280 rollouts, more than a store lists (1,024)."""
 KEEPING_STEPS = 40
-"""Steps against a store that keeps everything; it fills memory no faster later."""
+"""Steps against a store that keeps everything; its memory grows no faster later."""
 ROLLOUTS = 16
 CHAIN_TURNS = 4
 SEVEN_B_TURNS = [(1_500 + 800 * turn, 300) for turn in range(5)]
-"""Tokens of prompt and reply of each turn: a rollout of 0.7 MiB of spans."""
+"""Tokens of prompt and reply of each turn; a rollout has 0.7 MiB of spans."""
 STEP_ROLLOUTS = 512
 MOST_GROWTH_MIB = 16.0
 Sizes = list[dict[str, float]]
-"""After every step: resident memory of each part, MiB."""
+"""Resident memory of each part after every step, in MiB."""
 
 
 def chain(folder: Path, steps: int = STEPS) -> Iterator[Row]:
@@ -72,7 +73,7 @@ def chain(folder: Path, steps: int = STEPS) -> Iterator[Row]:
 
 
 def script() -> oracle.Script:
-    """Looks at the whole table again and again, each time with a comment, then commits."""
+    """Script a model that reads the whole table again and again, each time with a comment, then commits."""
     look = "SELECT * FROM sqlite_master -- " + 40 * "one more look at what is there; "
     looks = [oracle.calls(oracle.call("execute_sql", {"query": look})) for _ in range(CHAIN_TURNS - 1)]
     return oracle.recite([*looks, oracle.calls(oracle.call("commit_final_answer", {"answers": ["0"]}))])
@@ -125,7 +126,7 @@ def store_alone(command: list[str], folder: Path, steps: int) -> Sizes:
 
 
 async def _drive(address: str, process: psutil.Process, steps: int) -> Sizes:
-    """Every request that runners, LLM proxy and rollout manager make for a rollout, by one client."""
+    """Make every request of runners, LLM proxy and rollout manager for a rollout, in one client."""
     store, seen = PatientStore(address), []
     tasks = [task.to_dict() for task in generate_tasks(ROLLOUTS, seed=0, split="held_out")]
     try:

@@ -1,7 +1,7 @@
-"""The benchmark of the main job: `python -m scripts.bench_main_job`; under 20 minutes on two idle cores.
+"""Benchmarks the main job: `python -m scripts.bench_main_job`; under 20 minutes on two idle cores.
 
-Measures in one run, prints a table per part and, on request, writes JSON, and the figures of doc/benchmarks.md, which
-also says how each part is measured. Everything stays on loopback; every process it starts ends with it.
+It measures in one run, prints a table per part and, on request, writes JSON and the figures of doc/benchmarks.md. That
+page also says how each part is measured. Everything stays on loopback; every process that it starts ends with it.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ PARTS = {
     "overhead": ("scripts.bench.overhead", "measure"),
     "episodes": ("scripts.bench_dbbench", "measure_one_by_one"),
 }
-"""Module and function of each part, imported when it is measured."""
+"""The module and function of each part, which are imported when it is measured."""
 ON_REQUEST = ("shared", "memory")
-"""Parts that are measured only with --only; they want `--model models/smollm2-135m-instruct`."""
+"""These parts are measured only with --only; they need `--model models/smollm2-135m-instruct`."""
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -51,12 +51,12 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--only",
         metavar="PART,...",
-        help=f"some of {', '.join(PARTS)}; default: all but {', '.join(ON_REQUEST)}, which want a pretrained --model",
+        help=f"some of {', '.join(PARTS)}; default all but {', '.join(ON_REQUEST)}, which need a pretrained --model",
     )
     parser.add_argument("--model", type=Path, default=MODEL, help="policy; default models/tiny-sql")
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
     parser.add_argument(
-        "--write-doc", action="store_true", help="put the figures into doc/benchmarks.md and doc/benchmarks.json"
+        "--write-doc", action="store_true", help="write the figures into doc/benchmarks.md and doc/benchmarks.json"
     )
     args = parser.parse_args(argv)
     args.parts = args.only.split(",") if args.only else [part for part in PARTS if part not in ON_REQUEST]

@@ -1,8 +1,8 @@
-"""What the scoring service holds: `python -m scripts.bench_reward_service`; five minutes on two idle cores.
+"""Measures the scoring service under load: `python -m scripts.bench_reward_service`; five minutes on two idle cores.
 
-The soak comes on top (`--soak_s 600`). The model is made on the spot, the same each time: a random Qwen3 classifier of
-6 layers, 256 wide. The comparison is `scripts/bench/reward_baseline.py`, the same model asked one request at a time
-inside an `async def`. Servers and clients are processes of their own, on loopback. Leaves out GPUs.
+The soak test takes additional time (`--soak_s 600`). The command makes the model, the same each time: a random Qwen3
+classifier of 6 layers, 256 wide. The baseline is `scripts/bench/reward_baseline.py`, which scores one request at a time
+with the same model inside an `async def`. Servers and clients are separate processes, on loopback. Leaves out GPUs.
 """
 
 from __future__ import annotations
@@ -38,11 +38,10 @@ NUM_CONVERSATIONS = 8192
 NUM_MALFORMED, NUM_SLOW = 10_000, 100
 SETTLE_S = 3.0
 GROUPED, SINGLE = "grouped.jsonl", "single.jsonl"
-"""Request bodies, one a line: groups of answers to one task; the same lengths, but no two share a beginning."""
+"""Request bodies, one per line: groups of answers to one task, and others of the same lengths without shared prefix."""
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-"""The environment of both servers. The service sets the second variable itself; the baseline does not, and beside any
-other process it then takes up to 20 times as long. It is given to both, so that what is compared is the way of
-serving."""
+"""Both servers get this environment. The service sets the second variable itself; the baseline does not, and beside any
+other process it would take up to 20 times as long. With equal settings only the way of serving is compared."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,9 +72,11 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m scripts.bench_reward_service", description=(__doc__ or "").splitlines()[0]
     )
     add_options(parser, PARTS)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement, default %(default)s")
-    parser.add_argument("--crowd_s", type=float, default=60.0, help="of the 256 clients, default %(default)s")
-    parser.add_argument("--soak_s", type=float, default=0.0, help="of the soak, default 0: none; 600 is the promise")
+    parser.add_argument("--seconds", type=float, default=20.0, help="seconds of each measurement, default %(default)s")
+    parser.add_argument("--crowd_s", type=float, default=60.0, help="seconds with 256 clients, default %(default)s")
+    parser.add_argument(
+        "--soak_s", type=float, default=0.0, help="seconds of the soak test, default 0; the target is for 600"
+    )
     args = parser.parse_args(arguments)
     check_options(parser, args, PARTS)
     return args
@@ -101,8 +102,8 @@ def baseline(folder: Path) -> AbstractContextManager[Server]:
 
 
 def speed(folder: Path, clients: Executor, seconds: float) -> list[Row]:
-    """Both servers up, one loaded at a time, in turns, so that a change of the machine's pace meets both. The latencies
-    of a turn end with its last answer, so nothing of one server's is left when the other is asked."""
+    """Start both servers and load one at a time, in turns, so that a change of the machine's speed affects both. The
+    latencies of a turn end with its last answer, so nothing of one server is left when the other is asked."""
     rates: dict[str, list[float]] = {}
     worst_ms: dict[str, float] = {"service": 0.0, "baseline": 0.0}
     with service(folder) as ours, baseline(folder) as other:
@@ -145,7 +146,7 @@ def crowd(job: Job, clients: Executor) -> list[Row]:
 
 
 def hostile(job: Job, clients: Executor) -> list[Row]:
-    """Legal requests alone, beside the hostile ones, and alone again."""
+    """Measure legal requests alone, beside the hostile ones, and alone again."""
     alone, long = replace(job, seconds=job.seconds / 2), replace(job, seconds=3 * job.seconds)
     clients.submit(play, replace(job, seconds=SETTLE_S)).result()
     before = _rate(clients.submit(play, alone).result(), alone)
@@ -164,7 +165,7 @@ def hostile(job: Job, clients: Executor) -> list[Row]:
 
 
 def soak(job: Job, clients: Executor, process: psutil.Process) -> list[Row]:
-    """Resident memory after a fifth of the time and at the end; in between the allocator has met every length."""
+    """Measure resident memory after a fifth of the time and at the end; meanwhile the allocator meets every length."""
     clients.submit(play, replace(job, seconds=job.seconds / 5)).result()
     early = process.memory_info().rss / 2**20
     rest = replace(job, seconds=job.seconds * 4 / 5, skip=4096)
@@ -179,7 +180,7 @@ def soak(job: Job, clients: Executor, process: psutil.Process) -> list[Row]:
 
 
 def _rate(found: dict[str, Any], job: Job) -> float:
-    """Requests a second that were answered with a score."""
+    """Return the requests per second that were answered with a score."""
     return found["asked"]["statuses"].get("200", 0) / job.seconds
 
 

@@ -1,9 +1,9 @@
 """What could a policy break? `python -m scripts.check_env FILE.py:NAME [--tasks FILE]`
 
-Shows the tools and the first prompt as a model reads them, plays scripted and random calls through real episodes
-without any model, and says what it finds: exceptions, hangs, verdicts without effort, state that leaks from one episode
-to the next, prompts that contain the answer. The exit status is 0 without a problem, 1 with one, 2 where nothing could
-be played.
+The command shows the tools and the first prompt as a model reads them, plays scripted and random calls through real
+episodes without any model, and says what it finds: exceptions, hangs, verdicts without effort, state that leaks from
+one episode to the next, prompts that contain the answer. The exit status is 0 without a problem, 1 with one, and 2 if
+nothing could be played.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _show(console: Console, environment: Environment, tasks: Sequence[Any], ther
         console.print("  none: the first reply is the answer")
     task = tasks[0]
     messages = environment.messages(task)
-    with environment, contextlib.suppress(EpisodeLostError):  # the plays find out why
+    with environment, contextlib.suppress(EpisodeLostError):  # the episodes below find out why
         episode = environment.open(task, AgentConfig())
         messages = with_observation(messages, episode)
         episode.close()
@@ -111,12 +111,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("environment", help="FILE.py:NAME, module:NAME, an entry point, or a registered name")
     parser.add_argument(
-        "--tasks", type=Path, help="its rows, JSONL or parquet; registered ones make tasks of their own"
+        "--tasks", type=Path, help="rows for the environment, JSONL or parquet; registered ones make their own"
     )
     parser.add_argument(
         "--limit", type=int, default=8, help="tasks that are played, evenly over their kinds (default 8)"
     )
-    parser.add_argument("--call-timeout", type=float, default=5.0, help="a call that takes longer hangs, s (default 5)")
+    parser.add_argument("--call-timeout", type=float, default=5.0, help="seconds after which a call hangs (default 5)")
     args = parser.parse_args(argv)
     if args.limit < 1 or args.call_timeout <= 0:
         parser.error("--limit has to be 1 or more, and --call-timeout above 0")

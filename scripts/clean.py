@@ -1,9 +1,9 @@
 """Find what killed training runs left behind, and remove it: `python -m scripts.clean`.
 
-A run cleans up after itself, and its guard does so after a killed command (`core.processes`). Something stays only
-where the guard was killed too, for example by a container that was stopped. This command finds processes and folders
-that carry the id of a run whose command is gone. It touches no run that is going on, nothing of another user, nothing
-without the mark, and no run directory: these are results.
+A run cleans up after itself, and its guard does so after a killed command (`core.processes`). Something is left only if
+the guard was killed too, for example with a stopped container. This command finds processes and folders that carry the
+id of a run whose command is gone. It touches no run in progress, nothing of another user, nothing without the id, and
+no run directory, because these are results.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ State = Literal["going on", "over", "unknown"]
 class Leftovers:
     run_id: str
     state: State
-    """It is `unknown` where the folder with the lock of its command is missing."""
+    """The state is `unknown` if the folder with the lock of the run's command is missing."""
     processes: list[int]
     folders: list[Path]
 
 
 def find() -> list[Leftovers]:
-    """Find everything that carries a run's id, of runs that go on too."""
+    """Find everything that carries a run's id, also of runs in progress."""
     ids = {run_id for _, run_id in marked(forks=True) if IS_RUN_ID.fullmatch(run_id)}
     names = (FOLDER.fullmatch(path.name) for place in PLACES for path in place.glob("*agentgrpo-*"))
     ids |= {match[1] for match in names if match and folders_of(match[1])}
@@ -56,7 +56,7 @@ def find() -> list[Leftovers]:
 
 
 def state_of(run_id: str) -> State:
-    """Tell whether the command of a run lives: it holds a lock that ends with it, even if its pid is used again."""
+    """Tell whether the command of a run lives: it holds a lock until it ends, even if its pid is used again."""
     try:
         lock = os.open(PLACES[0] / f"agentgrpo-{run_id}" / LOCK, os.O_WRONLY | os.O_NOFOLLOW)
     except OSError:
@@ -88,15 +88,15 @@ def describe(left: Leftovers) -> str:
 
 
 _STATES = {
-    "going on": "going on: left alone",
+    "going on": "still running: left alone",
     "over": "its command is gone",
-    "unknown": "whose command cannot be told: name it with --run-id if you know that it is over",
+    "unknown": "whose command is unknown: name it with --run-id if you know that the run is over",
 }
 
 
 def _size_mib(folder: Path) -> float:
     total = 0
-    for place, _, files in os.walk(folder):  # unlike rglob it goes on where a folder vanishes
+    for place, _, files in os.walk(folder):  # unlike rglob, os.walk continues if a folder vanishes
         for file in files:
             with suppress(OSError):
                 total += os.lstat(os.path.join(place, file)).st_size
@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for left in found:
         print(describe(left))
     if args.run_id and any(left.state == "going on" for left in found):
-        print(f"error: run {args.run_id} is going on; stop it first (SIGTERM to its command)", file=sys.stderr)
+        print(f"error: run {args.run_id} is still running; stop it first (SIGTERM to its command)", file=sys.stderr)
         return 2
     mine = [left for left in found if left.state == "over" or (args.run_id and left.state == "unknown")]
     if args.all or args.run_id:
@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif mine:
         print("nothing removed; --all removes what is left of runs that are over, --run-id ID of one")
     if not found:
-        print("nothing of any run is here")
+        print("no run has left anything here")
     return 0
 
 

@@ -1,3 +1,3 @@
-"""Commands are no tests, whatever they are called."""
+"""Keeps pytest from collecting the commands in this folder, whatever they are called."""
 
 collect_ignore = ["test_interactive.py"]

@@ -1,9 +1,9 @@
 """Can a run start on this machine? `python -m scripts.doctor [--model MODEL] [--database PATH]`
 
-Each check prints one line; a problem is followed by the line that mends it. The exit status is 0 if a run can start
-(there may be warnings) and 1 if it cannot. The command reads the packages' metadata and imports none of them, so it
-takes a second and works where packages are broken. It does not check disk space, GPU drivers and whether a model fits
-into memory.
+Each check prints one line; after a problem comes the line that mends it. The exit status is 0 if a run can start (there
+may be warnings) and 1 if it cannot. The command reads the packages' metadata and imports none of them, so it takes a
+second and works where packages are broken. It does not check disk space, GPU drivers and whether a model fits into
+memory.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 STORE_PORT = 9999
 PROTOCOLS = ("fc", "text", "lab")
-"""The protocols of `dbbench_adapter.protocols`, which cannot be imported where packages are broken."""
+"""The protocols of `dbbench_adapter.protocols`, which cannot be imported if packages are broken."""
 SETUP_AND_LOOK = f"{SETUP} && .venv/bin/python -m scripts.doctor"
 MIN_MEMORY_GIB = 8.0
 """A one-step run of the small policy on two cores took 6 GiB at its peak; the rest is a margin."""
@@ -49,7 +49,7 @@ MIN_MEMORY_GIB = 8.0
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report."""
+    """Holds one line of the report."""
 
     topic: str
     found: str
@@ -76,7 +76,7 @@ def installed_versions() -> dict[str, str]:
 def wanted_packages(installed: Mapping[str, str]) -> tuple[dict[str, str], str]:
     """Return the pins that belong to this environment, and the line that installs them.
 
-    A `vllm` that is not the CPU's stand-in marks a GPU environment.
+    An environment is for a GPU if its `vllm` is not the CPU's stand-in.
     """
     cpu = installed.get("vllm", "+cpu").endswith("+cpu")
     pins = read_pins((ROOT / ("requirements.txt" if cpu else "requirements-gpu.txt")).read_text())
@@ -122,7 +122,7 @@ def check_memory(available_gib: float) -> Finding:
 
 
 def available_memory_gib() -> float:
-    """Return what the kernel would give us, or the container's limit where that is lower."""
+    """Return the memory that the kernel would give us, or the container's limit (cgroup v2) if that is lower."""
     meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(meminfo["MemAvailable"].split()[0]) * 1024
     return min([available, *memory_limits()]) / 2**30
@@ -171,7 +171,7 @@ def check_model(name: Path, protocol: ProtocolName) -> Finding:
     except ModelNotFoundError as error:
         what, _, mend = str(error).partition("; ")
         return Finding("model", f"{name}", (Problem(what, mend),))
-    except ImportError as error:  # the packages are what is broken
+    except ImportError as error:  # these packages themselves are broken
         return Finding("model", f"{name}", (Problem(f"huggingface_hub cannot be imported ({error})", SETUP),))
     problems = tuple(check_model_dir(path, protocol))
     sound = f"{path}: complete, conversations of protocol {protocol} go on from sampled ids"
@@ -182,7 +182,7 @@ def examine(model: Path | None, port: int, protocol: ProtocolName = "fc") -> lis
     """Run every check on this machine; the checks above take plain values."""
     installed = installed_versions()
     pins, mend = wanted_packages(installed)
-    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin"  # where Debian puts servers
+    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin"  # Debian puts servers there
     findings = [
         check_python(sys.version_info[:3], sys.executable),
         check_packages(pins, installed, mend),
@@ -195,7 +195,7 @@ def examine(model: Path | None, port: int, protocol: ProtocolName = "fc") -> lis
 
 
 def check_database(path: Path, tasks: Path | None) -> Finding:
-    """What a run with `--database` would find: files, tables, and whether the references of the questions run."""
+    """Check what a run with `--database` would find: files, tables, and whether the reference queries run."""
     from sql_agent.environments.text_to_sql import TextToSql
     from sql_agent.text_to_sql.load import read_questions
 
@@ -243,7 +243,7 @@ def blocks(finding: Finding) -> bool:
 def show(lines: list[tuple[str, str]]) -> None:
     try:
         from rich.console import Console
-    except ImportError:  # the packages may be what is broken
+    except ImportError:  # the packages may be broken
         print("\n".join(text for text, _ in lines))
         return
     console = Console(highlight=False, soft_wrap=True)
@@ -262,7 +262,7 @@ def main(argv: list[str] | None = None) -> int:
         "--protocol",
         choices=PROTOCOLS,
         default="fc",
-        help="what the model has to play, as agent.protocol; default fc",
+        help="protocol that the model has to play (agent.protocol); default fc",
     )
     parser.add_argument("--port", type=port_number, default=STORE_PORT, help=f"the store's port; default {STORE_PORT}")
     parser.add_argument("--database", type=named_path, help="your own SQLite file, or a folder with DB_ID/DB_ID.sqlite")

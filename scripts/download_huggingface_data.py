@@ -1,9 +1,9 @@
 """Fetch LifelongAgentBench's 500 tasks: `python scripts/download_huggingface_data.py --output_dir data/lifelong`.
 
-Reads the parquet form with `datasets`, from the hub or from a local file or folder, checks every row and writes
-entry_dict.json (the form LifelongAgentBench and `dbbench_adapter.tasks.load` read) and db_bench.parquet (the form of
-the hub, which `load_tasks` reads as well). Nothing is written unless all rows are good. Leaves out the benchmark's
-other parts.
+The command reads the parquet form with `datasets`, from the hub or from a local file or folder, and checks every row.
+It writes entry_dict.json (which LifelongAgentBench and `dbbench_adapter.tasks.load` read) and db_bench.parquet (the
+form of the hub, which `load_tasks` reads as well). Nothing is written unless all rows are good. Leaves out the
+benchmark's other parts.
 """
 
 import os
@@ -31,7 +31,7 @@ from dbbench_adapter.validate import check_file, report_lines
 
 HUB_ID = "csyq/LifelongAgentBench"
 PART = "db_bench"
-"""The folder of this benchmark inside the data set on the hub."""
+"""The folder of this benchmark in the data set on the hub."""
 NUM_TASKS = 500
 LICENCE = (
     "licence: not established. The data set states none and its code repository has no licence file; "
@@ -40,7 +40,7 @@ LICENCE = (
 
 
 class SourceError(RuntimeError):
-    """The source does not give the data; the message says what to do."""
+    """The source does not provide the data; the message says what to do."""
 
 
 def fetch(source: str) -> Any:
@@ -50,7 +50,7 @@ def fetch(source: str) -> Any:
         source: a local .parquet file; a local folder that holds such files, or a folder `db_bench` of them; or the id
             of a data set on the hub.
     Raises:
-        SourceError: there are none, they cannot be read or the hub cannot be reached.
+        SourceError: there are no such rows, they cannot be read, or the hub cannot be reached.
     """
     path = Path(source)
     if not path.exists():
@@ -64,7 +64,7 @@ def fetch(source: str) -> Any:
     with tempfile.TemporaryDirectory() as cache:  # the same rows read again must not come from an older file's cache
         try:
             rows = datasets.load_dataset("parquet", data_files=[str(file) for file in files], cache_dir=cache)["train"]
-            return datasets.Dataset.from_list(rows.to_list())  # in memory: the cache goes away
+            return datasets.Dataset.from_list(rows.to_list())  # rows are kept in memory, because the cache is removed
         except (DatasetsError, OSError, ValueError) as error:
             raise SourceError(
                 f"{path}: not the parquet form of LifelongAgentBench ({error}); give the files of its folder {PART}"
@@ -89,7 +89,7 @@ def _from_hub(source: str) -> Any:
 
 
 def entries(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the rows as entry_dict.json has them: nested fields as values, keyed by `sample_index` as text.
+    """Return the rows in the form of entry_dict.json: nested fields as values, keyed by `sample_index` as text.
 
     Raises:
         SourceError: a nested field is no Python literal, or an index is missing or repeated.
@@ -107,11 +107,11 @@ def entries(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def convert(source: str, output_dir: Path) -> list[str]:
-    """Fetch, check and write; return what was found, in lines for a terminal.
+    """Fetch, check and write the tasks; return the report in lines for a terminal.
 
     Raises:
-        SourceError: see `fetch` and `entries`; a row is bad; there are not 500.
-        OutputError: something is there already, or cannot be written.
+        SourceError: see `fetch` and `entries`; or a row is bad, or there are not 500 rows.
+        OutputError: an output exists already, or cannot be written.
     """
     target, copy = output_dir / "entry_dict.json", output_dir / f"{PART}.parquet"
     for file in (target, copy):

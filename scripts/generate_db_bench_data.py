@@ -63,7 +63,7 @@ def summary(tasks: Sequence[Task], seconds: float, path: Path) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Generate DB-Bench tasks in LifelongAgentBench's form.")
-    parser.add_argument("--num_samples", type=int, default=100, help="how many tasks; default 100")
+    parser.add_argument("--num_samples", type=int, default=100, help="number of tasks; default 100")
     parser.add_argument("--output_path", type=Path, required=True, help="the entry_dict.json to write")
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same tasks; default 0")
     parser.add_argument(
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ranges = ", ".join(f"{level} {low}-{high}" for level, (low, high) in SKILL_COUNTS.items())
     parser.add_argument("--difficulty", choices=list(SKILL_COUNTS), help=f"skills per task: {ranges}; default a mix")
     parser.add_argument("--skills", metavar="A,B:2", help="every task shows one of these, drawn by weight; default all")
-    parser.add_argument("--overwrite", action="store_true", help="replace the file if it is there")
+    parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
     args = parser.parse_args(argv)
     path: Path = args.output_path
     if args.num_samples < 1:
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             difficulty=args.difficulty,
             skills=skill_weights(args.skills) if args.skills else None,
         )
-        # disable=None: no progress bar where nobody watches
+        # None shows a progress bar only on a terminal
         tasks = list(tqdm(itertools.islice(stream, args.num_samples), total=args.num_samples, disable=None))
     except (ValueError, ExhaustedError) as error:
         print(f"error: {error}", file=sys.stderr)

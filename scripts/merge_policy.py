@@ -4,9 +4,9 @@
     python -m scripts.merge_policy --adapter outputs/sft --output outputs/policy
 
 --checkpoint takes a run directory (its newest whole checkpoint), one global_step_N of it, or the actor folder therein;
-the weights come from verl's shards, full or LoRA. --adapter takes what the local trainers, or PEFT, wrote. Merging is
-done in float32 on the CPU. The command reads back what it wrote and compares logits and one greedy episode with those
-before; where logits differ, it leaves nothing behind. doc/merge_vllm.md describes serving.
+the weights come from verl's shards, full or LoRA. --adapter takes a folder of the local trainers or of PEFT. Merging is
+done in float32 on the CPU. The command reads the merged model back and compares its logits and one greedy episode with
+those before merging; if logits differ, it leaves nothing behind. doc/merge_vllm.md describes serving.
 """
 
 from __future__ import annotations
@@ -43,40 +43,40 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BOUND = 1e-3
-"""Largest difference of a logit before and after. Adding an adapter to its base in float32 moved one by 3e-5, rounding
-the weights to bfloat16 by 0.15 (doc/merge_vllm.md)."""
+"""Logits before and after may differ by this much. Adding an adapter to its base in float32 changed one by 3e-5,
+rounding the weights to bfloat16 by 0.15 (doc/merge_vllm.md)."""
 LIMITS = AgentConfig(max_turns=4, max_tokens=96)
-"""The limits of the episode that is compared: it is short, as a large model writes few tokens a second on a CPU."""
+"""These limits keep the compared episode short, as a large model writes few tokens a second on a CPU."""
 ADAPTER_FILE = "adapter_config.json"
 
 Say = Callable[[str], None]
 
 
 class MergeError(ValueError):
-    """There is nothing to merge, or the result is not what it was made of; the message says what to do."""
+    """There is nothing to merge, or the result differs from its source; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model as it was trained, in float32, and what belongs to it."""
+    """Holds a model as it was trained, in float32, with its files."""
 
     model: Any
-    """A `PeftModel` where an adapter is still apart."""
+    """The model; a `PeftModel` if its adapter is not merged yet."""
     tokenizer: Path
-    """Folder with tokenizer and chat template."""
+    """The folder with tokenizer and chat template."""
     generation: Path
-    """Folder with the generation config, if there is one."""
+    """The folder with the generation config, if there is one."""
     served: Path | None = None
-    """Folder with weights that the run merged already."""
+    """The folder with weights that the run merged already."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What is written into merge.json."""
+    """The contents of merge.json."""
 
 
 def merge(source: TrainedModel, output: Path, say: Say) -> None:
-    """Write the merged model to `output`, which is there afterwards only if it computes what `source` does.
+    """Write the merged model to `output`, which exists afterwards only if it computes the same as `source`.
 
     Raises:
-        MergeError: it does not.
+        MergeError: the merged model computes something else.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
@@ -101,7 +101,7 @@ def merge(source: TrainedModel, output: Path, say: Say) -> None:
         folder = Path(scratch) / output.name
         merged.save_pretrained(folder)
         AutoTokenizer.from_pretrained(source.tokenizer, trust_remote_code=False).save_pretrained(folder)
-        merged.to("meta")  # a large model is in memory once
+        merged.to("meta")  # a large model is in memory only once
         after = examine(
             AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False),
             folder,
@@ -123,12 +123,12 @@ def merge(source: TrainedModel, output: Path, say: Say) -> None:
 
 @dataclass(frozen=True)
 class Examined:
-    """What a model does with one held-out task."""
+    """Holds what a model does with one held-out task."""
 
     ids: list[int]
     """The tokens of the whole episode, prompt and results included."""
     logits: Tensor
-    """At each of the ids, shape (T, V)."""
+    """The logits at each of the ids, shape (T, V)."""
     messages: list[dict[str, Any]]
     end: str
 
@@ -147,8 +147,8 @@ def examine(model: Any, tokenizer_folder: Path, *, ids: list[int] | None = None)
 
     model.eval()
     if not hasattr(model, "get_base_model"):
-        model.get_base_model = lambda: model  # all that LocalPolicy asks of a PeftModel to sample from it
-    # a tokenizer for itself: where the template is known to TRL, playing puts TRL's version for training into it
+        model.get_base_model = lambda: model  # LocalPolicy needs nothing else of a PeftModel to sample from it
+    # the tokenizer is loaded again: playing replaces a template that TRL knows by TRL's version for training
     policy = LocalPolicy(model, AutoTokenizer.from_pretrained(tokenizer_folder, trust_remote_code=False))  # pyright: ignore[reportArgumentType]
     with open_backend("sqlite") as backend:
         player = Player(policy, DbBench("strict", backend=backend), LIMITS)
@@ -182,7 +182,7 @@ def open_checkpoint(path: Path, say: Say) -> TrainedModel:
     """Load verl's shards of an actor as a model.
 
     Raises:
-        ValueError: no checkpoint, or none that is as it was written.
+        ValueError: there is no checkpoint, or none that is unchanged since it was written.
     """
     checkpoint = find_checkpoint(path, say)
     manifest = parse_json((checkpoint / MANIFEST).read_text())
@@ -194,7 +194,7 @@ def open_checkpoint(path: Path, say: Say) -> TrainedModel:
 
 
 def find_checkpoint(path: Path, say: Say) -> Path:
-    """Return the `global_step_N` that a path means: itself, its parent, or the newest whole one below it."""
+    """Return the `global_step_N` that a path means: itself, its parent, or the newest complete one below it."""
     if not (path / "checkpoints").is_dir():
         while path.name in ("huggingface", "actor"):
             path = path.parent
@@ -236,14 +236,14 @@ def model_of(actor: Path) -> Any:
 
 
 def join_shards(actor: Path) -> dict[str, Tensor]:
-    """Join each worker's parts to whole tensors, in the precision in which they were saved.
+    """Join each worker's parts to complete tensors, in the precision in which they were saved.
 
-    verl's own merger (verl/model_merger/fsdp_model_merger.py) rounds them to bfloat16 and leaves an adapter apart.
+    verl's own merger (verl/model_merger/fsdp_model_merger.py) rounds them to bfloat16 and does not merge an adapter.
     """
     import torch
     from torch.distributed.tensor import DTensor
 
-    logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)  # warns of what only compiling needs
+    logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)  # its warnings concern compiling
     workers = parse_json((actor / "fsdp_config.json").read_text())["world_size"]
     shards = [
         torch.load(actor / f"model_world_size_{workers}_rank_{rank}.pt", map_location="cpu", mmap=True)
@@ -273,9 +273,9 @@ def open_adapter(adapter: Path, base: Path | None) -> TrainedModel:
     """Load an adapter that the local trainers, or PEFT, wrote.
 
     Args:
-        base: its base, where that is not the one it names.
+        base: its base, if it is not the one that the adapter names.
     Raises:
-        ValueError: the adapter or its base is not there, or not whole.
+        ValueError: the adapter or its base is missing or incomplete.
     """
     from sql_agent.local.model_files import check_model
 
@@ -317,10 +317,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--base",
         type=Path,
         metavar="FOLDER",
-        help="the adapter's base; default: the one it names; or its id on the hub",
+        help="the adapter's base or its id on the hub; default: the one that the adapter names",
     )
     parser.add_argument(
-        "--output", "--target_dir", type=Path, required=True, metavar="FOLDER", help="to write; must not be there yet"
+        "--output",
+        "--target_dir",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="folder to write, which must not exist",
     )
     args = parser.parse_args(argv)
     if args.base and not args.adapter:

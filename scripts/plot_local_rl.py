@@ -1,9 +1,9 @@
-"""Held-out success of several local runs of one setting, one line a seed: a picture, and its numbers as JSON beside it.
+"""Plots held-out success of several local runs with one setting, one line per seed, and writes the numbers as JSON.
 
     python -m scripts.plot_local_rl --greedy RUN_DIR ... --single_skill RUN_DIR ... --output doc/local_rl.png
 
-Reads the runs' metrics.jsonl: `scripts.run_dbbench_greedy_grpo` with --eval_tasks, `scripts.run_experiment` with
-training_callback.evaluate_every.
+It reads the metrics.jsonl of runs of `scripts.run_dbbench_greedy_grpo` with --eval_tasks and of
+`scripts.run_experiment` with training_callback.evaluate_every.
 """
 
 from core.commands import execute, starting
@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 Curve = list[tuple[int, float]]
-"""Episodes or train steps so far, and a share in percent."""
+"""Pairs of episodes or train steps so far and a share in percent."""
 WINDOW = 5
-"""Train steps that a share of one step, which is of eight groups or so, is averaged over."""
+"""A share is averaged over this many train steps, because one step has only eight groups or so."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -86,13 +86,14 @@ def save(curves: dict[str, list[Curve]], file: Path, x_label: str, *, smoothed: 
 
 
 def moving_mean(points: Curve) -> Curve:
-    """Each point's mean with those up to `WINDOW` - 1 before it."""
+    """Return each point's mean with up to `WINDOW` - 1 points before it."""
     values = [value for _, value in points]
     return [(place, statistics.mean(values[max(0, i + 1 - WINDOW) : i + 1])) for i, (place, _) in enumerate(points)]
 
 
 def curve(metrics: Path, key: str) -> Curve:
-    """
+    """Read the held-out success of a run.
+
     Raises:
         ValueError: the run was not evaluated.
     """
@@ -114,7 +115,7 @@ def _with_episodes(metrics: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def summary(curves: Sequence[Curve]) -> str:
-    """Before, after and gain over the seeds; the spread is the standard deviation, n - 1."""
+    """Return the means before and after and the gain over the seeds; the spread is the standard deviation, n - 1."""
     before, after = [c[0][1] for c in curves], [c[-1][1] for c in curves]
     gains = [b - a for a, b in zip(before, after, strict=True)]
     spread = statistics.stdev(gains) if len(gains) > 1 else float("nan")

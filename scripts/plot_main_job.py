@@ -1,8 +1,8 @@
-"""What several runs of the main job learnt, one line a seed: a picture, and its numbers as JSON beside it.
+"""Plots what several runs of the main job learnt, one line per seed, and writes the numbers as JSON beside the picture.
 
     python -m scripts.plot_main_job RUN_DIR ... --output doc/train_result_test.png
 
-Reads each run's metrics.jsonl: held-out success at every validation, the share of groups without spread at every step.
+It reads each run's metrics.jsonl: held-out success per validation, and the share of groups without spread per step.
 """
 
 from core.commands import execute, starting
@@ -24,7 +24,7 @@ PANELS = {
     "groups trained on without spread": ("group/zero_std_frac", 100.0),
     "groups played without spread": ("group/set_aside_frac", 100.0),
 }
-"""Title of a panel: the metric it shows and what turns it into percent."""
+"""The title of a panel with the metric that it shows and the factor to percent."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

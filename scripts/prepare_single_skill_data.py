@@ -3,9 +3,10 @@
     python scripts/prepare_single_skill_data.py --input_data_path data/entry_dict.json \
         --output_path data/single_skill_tasks.json --min_tasks_per_skill 1
 
-The command reads any task file and writes a JSON object from skill to tasks, which `SingleSkillTaskGenerator.from_file`
-draws from: under each skill the tasks that show it with the fewest others. A skill with fewer tasks than asked for is
-left out of the file and listed on the screen. If no skill is left, nothing is written and the exit status is 1.
+The command reads any task file and writes a JSON object from skill to tasks, from which
+`SingleSkillTaskGenerator.from_file` draws. Under each skill are the tasks that show it with the fewest others. A skill
+with fewer tasks than asked for is not in the file, but listed on the screen. If no skill is left, nothing is written
+and the exit status is 1.
 """
 
 import os
@@ -30,7 +31,7 @@ from dbbench_adapter.tasks.single_skill import by_skill, num_others, skills_of, 
 
 
 def report(tasks_by_skill: Mapping[str, Sequence[Task]], min_tasks: int) -> list[str]:
-    """Return a line per skill: how many tasks it has, and how many other skills these show."""
+    """Return a line per skill: the number of its tasks, and of other skills in them."""
     lines = [f"{'skill':46} {'tasks':>6}  others"]
     for skill, tasks in tasks_by_skill.items():
         others = sorted({num_others(skill, skills_of(task)) for task in tasks})
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--input_data_path", type=Path, required=True, help="any task file, e.g. an entry_dict.json")
     parser.add_argument("--output_path", type=Path, required=True, help="the single_skill_tasks.json to write")
     parser.add_argument("--min_tasks_per_skill", type=int, default=1, help="skills with fewer are left out; default 1")
-    parser.add_argument("--overwrite", action="store_true", help="replace the file if it is there")
+    parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
     args = parser.parse_args(argv)
     path, min_tasks = args.output_path, args.min_tasks_per_skill
     if min_tasks < 1:

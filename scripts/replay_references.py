@@ -1,11 +1,11 @@
 """Replay the references of task files: `python -m scripts.replay_references FILE...`.
 
 Two scripted agents play every task under each protocol and on each backend. Both run the reference statement; then one
-answers with the gold, and the other with the rows that it was given. The protocol's own judge and `strict` say how many
-they get. The first number is the ceiling of a file, the second says what its references are worth. A change needs no
-answer. `--parts` leaves out one part of the translation to SQLite after the other and counts the references from the
-rows, and the statements of `dbbench_adapter/tests/agent_sql.py`, that change. Models are measured by
-`python -m sql_agent.evaluate`, faulty rows are found by `python -m dbbench_adapter.validate`.
+answers with the gold, and the other with the rows that it got. The protocol's own judge and `strict` count how many
+they solve. The first number is the most that a file allows, the second shows the quality of its references. A change
+needs no answer. `--parts` switches off one part of the translation to SQLite after the other and counts the references
+and the statements of `dbbench_adapter/tests/agent_sql.py` that change. `python -m sql_agent.evaluate` measures models,
+and `python -m dbbench_adapter.validate` finds faulty rows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dbbench_adapter.tasks.load import load_tasks
 from sql_agent.oracle import solution
 
 Known = Callable[[Task], Gold]
-"""What an agent knows of a task: the reference it runs and the answer it gives."""
+"""The knowledge of an agent about a task: the reference that it runs and the answer that it gives."""
 
 
 def misses(
@@ -57,7 +57,7 @@ def misses(
 
 
 def reads_rows(backend: Backend) -> Known:
-    """Return an agent that answers with the rows of its reference, or not at all where the reference fails."""
+    """Return an agent that answers with the rows of its reference, or not at all if the reference fails."""
 
     def known(task: Task) -> Gold:
         if task.changes_state or task.gold.sql is None:
@@ -79,7 +79,7 @@ def _nothing(*_: object) -> None:
 
 
 def left_out_parts() -> dict[str, dict[str, object]]:
-    """The parts of the translation: which names below `dbbench_adapter.backends` are replaced, and by what."""
+    """Return the parts of the translation, each with names below `dbbench_adapter.backends` and their replacements."""
     from dbbench_adapter.backends.mysql_on_sqlite.functions import FUNCTIONS, dates, numeric, patterns, text
 
     translate, rewrites = "mysql_on_sqlite.translate.", "mysql_on_sqlite.rewrites."
@@ -105,7 +105,7 @@ def left_out_parts() -> dict[str, dict[str, object]]:
 
 
 def _print_parts(paths: Sequence[Path]) -> None:
-    """One row for each part of the translation: its lines, and what changes on SQLite without it."""
+    """Print one row for each part of the translation: its lines, and what changes on SQLite without it."""
     from dbbench_adapter.backends.mysql_on_sqlite import translate
     from dbbench_adapter.tests.agent_sql import STATEMENTS, answer
 
@@ -148,7 +148,7 @@ def main() -> None:
                     notes += _replay(path, spec, backend)
     except (BackendUnavailable, ValueError) as failure:
         raise SystemExit(str(failure)) from failure
-    print("\nnot got with the gold, under the protocol's own judge:", *(notes or ["none"]), sep="\n")
+    print("\nnot solved with the gold, under the protocol's own judge:", *(notes or ["none"]), sep="\n")
 
 
 def _replay(path: Path, spec: str, backend: Backend) -> list[str]:

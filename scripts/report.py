@@ -1,7 +1,7 @@
-"""What a training run achieved: `python -m scripts.report RUN_DIR`.
+"""Shows what a training run achieved: `python -m scripts.report RUN_DIR`.
 
-Writes report.html, one page that needs no network, and curve.png into the run's folder, and prints where things are.
-With --follow the page is written again whenever a step has ended, as long as the run goes on.
+It writes report.html, one page that needs no network, and curve.png into the run's folder, and prints where things are.
+With --follow it writes the page again after each step until the run ends.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ def write(run: Run) -> None:
 
 
 def follow(run_dir: Path) -> Run:
-    """Write the page again after each step until the run has ended, and return what the run left."""
+    """Write the page again after each step until the run has ended; return the finished run."""
     seen, running = 0, True
     while running:
-        running = is_running(run_dir)  # asked first: what is written between is read below
+        running = is_running(run_dir)  # this is asked first, so that everything written meanwhile is read below
         size = _size(run_dir / "metrics.jsonl")
         if running and size and size != seen:
             seen, run = size, read_run(run_dir)
@@ -112,7 +112,7 @@ def _size(file: Path) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.report", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("run_dir", type=Path, help="what --run-dir was given to the training command")
+    parser.add_argument("run_dir", type=Path, help="the run's folder (--run-dir of the training command)")
     parser.add_argument(
         "--follow", action="store_true", help="write the page again after each step while the run goes on"
     )

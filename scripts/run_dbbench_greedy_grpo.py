@@ -2,9 +2,10 @@
 
     python -m scripts.run_dbbench_greedy_grpo --model_path models/tiny-sql --learning_rate 1e-3
 
-For each task: one greedy episode, which counts for the accuracy, then `group_size` sampled ones, then at once a GRPO
-update of a LoRA adapter. Rewards: correct +1, wrong -1, out of turns -0.8, illegal -0.2. Writes adapter/ (with the
-tokenizer), metrics.jsonl, trajectories.jsonl and checkpoints/ into --save_dir. doc/local_rl.md explains it.
+Each task is played in one greedy episode, which counts for the accuracy, then in `group_size` sampled ones; a GRPO
+update of a LoRA adapter follows at once. Rewards: correct +1, wrong -1, out of turns -0.8, illegal -0.2. The command
+writes adapter/ (with the tokenizer), metrics.jsonl, trajectories.jsonl and checkpoints/ into --save_dir.
+doc/local_rl.md explains it.
 """
 
 import os
@@ -75,10 +76,10 @@ def run(cfg: GreedyGrpoConfig, *, resumed: bool) -> None:
 
 
 def load_split(cfg: GreedyGrpoConfig) -> "tuple[Sequence[Task], Sequence[Task]]":
-    """Tasks to train on, and generated held-out ones, which are the same whatever the seed.
+    """Return the tasks to train on, and generated held-out ones, which are the same for every seed.
 
     Raises:
-        ValueError: a file that cannot be read, or an unknown skill.
+        ValueError: a file cannot be read, or a skill is unknown.
     """
     from dbbench_adapter.generator import generate_tasks
     from dbbench_adapter.splits import count_kinds, draw_by_kind

@@ -2,9 +2,9 @@
 
     python -m scripts.run_experiment --config_path sql_agent/configs/single_skill/experiments/tiny_cpu.yaml
 
-Each episode draws a skill, then a task of it; all skills share one LoRA adapter. Writes sessions/episodes.jsonl,
-logs/metrics.jsonl, logs/success.png and checkpoints/ into outputs/rl_training/<model>/db_bench/<timestamp>.
-doc/single_skill_rl.md has the settings.
+Each episode draws a skill, then a task of it; all skills share one LoRA adapter. The command writes
+sessions/episodes.jsonl, logs/metrics.jsonl, logs/success.png and checkpoints/ into
+outputs/rl_training/<model>/db_bench/<timestamp>. doc/single_skill_rl.md has the settings.
 """
 
 import os
@@ -58,8 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     only.add_argument(
         "--prepare",
         action="store_true",
-        help="look whether packages, database, model and data are there, make missing data, and stop; exit status 1: "
-        "a run cannot start",
+        help="check packages, database, model and data, make missing data, and stop; the exit status is 1 "
+        "if a run cannot start",
     )
     args = parser.parse_args(argv)
     with failures_in_words("--resume RUN_DIR goes on from the run's last checkpoint"):
@@ -98,7 +98,7 @@ def run(cfg: ExperimentConfig, resumed: Path | None) -> None:
 
 
 def for_this_machine(model: LanguageModelConfig) -> LanguageModelConfig:
-    """With `load_in_4bit` as the GPU's memory wants it, where `four_bit_below_gib` leaves that to the machine."""
+    """Return the settings with `load_in_4bit` as the GPU's memory needs it, if `four_bit_below_gib` leaves it open."""
     gib = gpu_gib()
     if model.four_bit_below_gib is None or model.device == "cpu" or gib is None:
         return model
@@ -117,7 +117,7 @@ def new_run_dir(cfg: ExperimentConfig) -> Path:
 
 
 def _report(metrics: Path) -> None:
-    """Held-out success before and after by skill, and the picture, as far as the run came."""
+    """Print held-out success before and after by skill, and the picture's path, as far as the run came."""
     from sql_agent.local.skill_plot import ALL, draw, held_out_curves, read_lines
 
     lines = read_lines(metrics) if metrics.is_file() else []
@@ -141,7 +141,7 @@ def _short(rate: "Rate") -> str:
 
 
 def prepare(cfg: ExperimentConfig) -> int:
-    """Say line by line what is there and what to do where something is missing; 1 where a run cannot start."""
+    """Say line by line what is there and what to do if something is missing; return 1 if a run cannot start."""
     from scripts.doctor import blocks, check_packages, check_python, installed_versions, report, show, wanted_packages
 
     installed = installed_versions()
@@ -200,7 +200,7 @@ def find_model(path: str) -> "Finding":
 
 
 def check_data(cfg: ExperimentConfig) -> "Finding":
-    """Missing files are made first, where the settings say how many tasks."""
+    """Check the data; missing files are made first, if the settings say how many tasks."""
     from dbbench_adapter.generate import Split
     from scripts.doctor import Finding
     from sql_agent.local.skill_tasks import draws, held_out_tasks, trained_skills, write_generated

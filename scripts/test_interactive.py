@@ -4,9 +4,9 @@
     python scripts/test_interactive.py --model_path MODEL --database my.sqlite
     python scripts/test_interactive.py --model_path outputs/gsm8k_grpo/epoch_1 --task gsm8k
 
-Shows thoughts, tool calls and results as they happen. Questions follow one another in one conversation until :new;
-:tasks and :task N ask the tasks of --data (or generated ones), whose answers are judged. :help lists the commands,
-Ctrl-C stops a reply, Ctrl-D ends. doc/interactive.md shows a conversation.
+The command shows thoughts, tool calls and results as they happen. Questions follow one another in one conversation
+until :new; :tasks and :task N ask the tasks of --data (or generated ones), whose answers are judged. :help lists the
+commands, Ctrl-C stops a reply, Ctrl-D ends. doc/interactive.md shows a conversation.
 """
 
 import os
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from sql_agent.interactive.transcript import Transcript
 
 GENERATED = 20
-"""Tasks at hand where no file is given."""
+"""This many tasks are generated if no file is given."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def run(cfg: InteractiveConfig) -> None:
     if cfg.data == "gsm8k":
-        os.environ.setdefault("HF_HUB_OFFLINE", "0")  # whoever names the hub's dataset may fetch it
+        os.environ.setdefault("HF_HUB_OFFLINE", "0")  # a user who names the hub's dataset may fetch it
     check_model(cfg.model.model_path)
     load_libraries()
     from rich.console import Console
@@ -99,7 +99,7 @@ def _problems(cfg: InteractiveConfig) -> "list[WordProblem]":
 
 
 def _databases(cfg: InteractiveConfig, show: "Transcript") -> "tuple[list[Task], Task]":
-    """The tasks at hand, and the one whose tables come first."""
+    """Return the available tasks, and the one whose tables come first."""
     if cfg.database is not None:
         from sql_agent.interactive.user_database import read_database
 
@@ -139,12 +139,12 @@ def _talk(cfg: InteractiveConfig, subject: "Subject", show: "Transcript") -> Non
         while (text := _read(show)) is not None:
             if not _handle(text, chat, subject, show):
                 break
-    finally:  # Ctrl-C twice in one question comes through here
+    finally:  # Ctrl-C twice in one question ends here too
         chat.new()
 
 
 def _handle(text: str, chat: "Chat", subject: "Subject", show: "Transcript") -> bool:
-    """Do what a line says; False where it ends the conversation."""
+    """Run the command or question in a line; return False if it ends the conversation."""
     from sql_agent.interactive.session import read_line
 
     try:
@@ -170,7 +170,7 @@ def _handle(text: str, chat: "Chat", subject: "Subject", show: "Transcript") -> 
                 _ask(task, chat, show)
             case None if line.rest:
                 _ask(subject.own(line.rest), chat, show)
-    except ValueError as error:  # ChatTemplateError, too
+    except ValueError as error:  # this also catches ChatTemplateError
         show.note(str(error), "yellow")
     return True
 
@@ -190,7 +190,7 @@ def _ctrl_c_stops(chat: "Chat") -> Iterator[None]:
 
 
 def _read(show: "Transcript") -> str | None:
-    """The next line; None at the end of the input."""
+    """Return the next line; return None at the end of the input."""
     while True:
         try:
             text = input("> ")
@@ -202,7 +202,7 @@ def _read(show: "Transcript") -> str | None:
             show.note("Ctrl-D ends", "dim")
             continue
         if not sys.stdin.isatty():
-            print(text)  # so that a transcript has the questions in it
+            print(text)  # so a transcript contains the questions
         return text
 
 

@@ -3,9 +3,9 @@
     python scripts/train_gsm8k_agent.py --model_path MODEL --dataset gsm8k --group_size 4
     python scripts/train_gsm8k_agent.py --model_path models/tiny-sql --dataset generated --max_samples 64
 
-Each epoch plays --group_size episodes of every problem, --batch_size problems side by side, and updates a LoRA
-adapter after each batch. Reward: 1 for the right number after ####, else 0. --dataset is gsm8k (from the hub or its
-cache), a JSONL or parquet FILE of the same form, or generated (no network). Writes epoch_N/ (adapter and tokenizer),
+Each epoch plays --group_size episodes of every problem, --batch_size problems side by side, and updates a LoRA adapter
+after each batch. Reward: 1 for the right number after ####, else 0. --dataset is gsm8k (from the hub or its cache), a
+JSONL or parquet FILE of the same form, or generated (no network). The command writes epoch_N/ (adapter and tokenizer),
 metrics.jsonl, trajectories.jsonl and checkpoints/ into --output_dir. doc/gsm8k.md explains it.
 """
 
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     cfg = read_flags(parser, Gsm8kGrpoConfig, args)
     with failures_in_words(f"the same command with --resume goes on from the last checkpoint in {cfg.run_dir}"):
         if cfg.source == "gsm8k":
-            os.environ.setdefault("HF_HUB_OFFLINE", "0")  # whoever names the hub's dataset may fetch it
+            os.environ.setdefault("HF_HUB_OFFLINE", "0")  # a user who names the hub's dataset may fetch it
         for path in filter(None, (cfg.model.model_path, cfg.reference_model_path)):
             check_model(path)
         load_libraries()

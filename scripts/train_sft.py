@@ -9,8 +9,8 @@
   gsm8k     GSM8K's solutions with calculator calls; gsm8k:FILE and gsm8k:generated need no network
   FILE      JSONL of {"messages": [...], "tools": [...]}, in chat-completions form
 
-Writes an adapter with its tokenizer, which every --model_path takes (a whole model with --lora_r 0), metrics.jsonl,
-sft.json and checkpoints/ into --output_dir. doc/sft.md explains it.
+The command writes an adapter with its tokenizer, which every --model_path takes (a whole model with --lora_r 0),
+metrics.jsonl, sft.json and checkpoints/ into --output_dir. doc/sft.md explains it.
 """
 
 import os
@@ -47,9 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     cfg = read_flags(parser, SftConfig, args)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL would report the run otherwise
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # read when torch is imported: threads that wait in a loop stand still where something else has their core
+    # torch reads this variable at import: threads that wait in a loop stop while another process has their core
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # one process, one GPU
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # this is one process on one GPU
     if cfg.dataset != "gsm8k":
         go_offline()
     from sql_agent.sft.run import TrainingError, prepare, train

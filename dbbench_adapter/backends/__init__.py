@@ -1,4 +1,4 @@
-"""SQL backends of the episodes: SQLite in memory (the default), a private MariaDB, or a MySQL server by URL."""
+"""Opens a SQL backend for the episodes: SQLite in memory (the default), a private MariaDB, or a MySQL server by URL."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_spec(spec: str) -> None:
     """Check that the text names a backend; no message shows a password.
 
     Raises:
-        ValueError: it names no backend, or its password is hidden and not known here.
+        ValueError: the text names no backend, or its password is hidden and not known here.
     """
     if spec not in ("sqlite", "mariadb"):
         _address(spec)
@@ -46,8 +46,8 @@ def check_backend(spec: str) -> None:
     """Check that episodes can be opened; with `mysql://` an empty one is opened and removed again.
 
     Raises:
-        ValueError: unknown spec.
-        BackendUnavailable: see `open_backend`. For `mariadb` only its programs are looked for.
+        ValueError: the spec is unknown.
+        BackendUnavailable: see `open_backend`. For `mariadb` only its programs are searched for.
     """
     if spec == "mariadb":
         from dbbench_adapter.backends.mysql.server import find_programs
@@ -65,7 +65,7 @@ def open_backend(spec: str) -> Iterator[Backend]:
     Args:
         spec: `sqlite`; `mariadb`, which starts a private server; or `mysql://user:password@host:port`, hidden or not.
     Raises:
-        ValueError: unknown spec, or a password that is hidden and not known here.
+        ValueError: the spec is unknown, or its password is hidden and not known here.
         BackendUnavailable: the server is not installed, does not start or does not answer.
     """
     check_spec(spec)
@@ -84,10 +84,10 @@ def open_backend(spec: str) -> Iterator[Backend]:
 
 
 def _address(spec: str) -> str:
-    """The address with its password.
+    """Return the address with its password.
 
     Raises:
-        ValueError: it is no address. The parser's own message is not shown: it may hold a password, taken for the port.
+        ValueError: the text is no address. The parser's own message is hidden, since it may quote a password.
     """
     if not spec.startswith("mysql://"):
         raise ValueError(f"unknown backend {hidden(spec)!r}; known: sqlite, mariadb, mysql://user:password@host:port")
@@ -95,7 +95,7 @@ def _address(spec: str) -> str:
     try:
         parts = urlsplit(url)
         readable = bool(parts.hostname) and parts.port != 0 and "@" not in parts.path + parts.query + parts.fragment
-    except ValueError:  # of the port, or of an IPv6 address
+    except ValueError:  # the port or an IPv6 address is wrong
         readable = False
     if not readable:
         raise ValueError(

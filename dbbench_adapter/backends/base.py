@@ -1,7 +1,7 @@
-"""What every database backend offers an episode, the records it returns, and the table hash of DB-Bench.
+"""Declares what every database backend offers an episode, the records it returns, and the table hash of DB-Bench.
 
 A `Backend` makes databases, and a `Database` belongs to one episode. All calls block and may come from any thread, one
-at a time per `Database`. How an agent talks is left to `protocols`, and what is right to `judges`.
+at a time per `Database`. `protocols` decides how an agent talks, and `judges` what is right.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, Protocol
 from dbbench_adapter.datatypes import Rows, Table
 
 MAX_ROWS = 10_000
-"""A result holds at most so many rows; the rest is dropped. An agent sees 800 characters of them."""
+"""A result holds at most this many rows; the rest is dropped. An agent sees 800 characters of them."""
 MAX_RESULT_CHARS = 4_000_000
-"""Once the texts of a result pass this, its other rows are dropped."""
+"""Once the texts of a result exceed this length, its other rows are dropped."""
 STATEMENT_TIMEOUT_S = 5.0
 MAX_NAME_CHARS = 64
 """The longest name of a table or column in MySQL."""
@@ -26,7 +26,7 @@ MAX_TEXT_BYTES = 65_535
 
 
 class BackendUnavailable(RuntimeError):
-    """The database server is gone or cannot be reached: not the policy's fault, and the episode cannot be judged."""
+    """The database server is gone or cannot be reached. It is not the policy's fault, and the episode is not judged."""
 
 
 class TableError(ValueError):
@@ -35,7 +35,7 @@ class TableError(ValueError):
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one statement: rows, possibly none, or the error text of the driver."""
+    """Holds the result of one statement: rows, possibly none, or the error text of the driver."""
 
     rows: tuple[tuple[Any, ...], ...] | None = None
     """At most `MAX_ROWS` rows with the driver's own values (`Decimal` and dates included); None for a statement
@@ -46,23 +46,23 @@ class Result:
 
 @dataclass(frozen=True)
 class TableState:
-    """The full content of a table; `rows` is a multiset, its order means nothing."""
+    """Holds the full content of a table; `rows` is a multiset, whose order means nothing."""
 
     columns: tuple[str, ...]
     rows: Rows
     declared: tuple[str, ...] = field(default=(), compare=False)
-    """How the engine declares it: its kind (a table, a view), then each column. `==` leaves this out because engines
-    word it differently; within one engine a difference here is another state."""
+    """The engine's declaration: its kind (a table, a view), then each column. `==` leaves this out because engines word
+    it differently; within one engine a difference here is another state."""
 
 
 UNREADABLE = TableState((), ())
 """The state of a table that a judge cannot read within its limits; every other table has columns."""
 Snapshot = Mapping[str, TableState]
-"""Every table and view of a database by name, those made during the episode included."""
+"""Every table and view of a database by name, including those made during the episode."""
 
 
 class Database(AbstractContextManager["Database"], Protocol):
-    """The database of one episode."""
+    """Holds the database of one episode."""
 
     def run(self, sql: str) -> Result:
         """Run one statement as the agent; a bad statement gives `Result.error`.
@@ -81,16 +81,16 @@ class Database(AbstractContextManager["Database"], Protocol):
         ...
 
     def table_hash(self, tables: Sequence[Table]) -> str | None:
-        """DB-Bench's hash over these tables' original columns (FACTS 7.1, several tables sorted and joined with `_`).
+        """Return DB-Bench's hash of these tables' original columns (FACTS 7.1; several are sorted and joined by `_`).
 
         Returns:
-            32 hex digits per table, "None" for an empty one; None when a table or a column is no longer there, or
-            it cannot be read within limits.
+            32 hex digits per table, "None" for an empty one; None if a table or a column no longer exists or cannot be
+            read within the limits.
         """
         ...
 
     def snapshot(self) -> Snapshot:
-        """The content of all tables, open transaction included; `UNREADABLE` for a table that cannot be read."""
+        """Return the content of all tables, open transaction included; `UNREADABLE` for a table that cannot be read."""
         ...
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class Backend(AbstractContextManager["Backend"], Protocol):
     def open(
         self, tables: Sequence[Table], *, typed: bool, statement_timeout_s: float = STATEMENT_TIMEOUT_S
     ) -> Database:
-        """A fresh database that holds these tables.
+        """Make a fresh database that holds these tables.
 
         Args:
             typed: make the columns with their declared types; False makes every column TEXT, as AgentBench does.
@@ -119,7 +119,7 @@ class Backend(AbstractContextManager["Backend"], Protocol):
         ...
 
     def live_databases(self) -> int:
-        """How many databases of this backend exist now; 0 once every episode is closed."""
+        """Count the databases of this backend that exist now; 0 once every episode is closed."""
         ...
 
     def close(self) -> None: ...
@@ -133,7 +133,7 @@ def quoted(name: str) -> str:
 
 
 def check_tables(tables: Sequence[Table]) -> None:
-    """Refuse tables that MySQL refuses, on every backend alike.
+    """Refuse the tables that MySQL refuses, on every backend.
 
     Raises:
         TableError: the message names the table and what is wrong with it.
@@ -174,7 +174,7 @@ def _num_bytes(text: str) -> int:
 
 
 def hash_rows(lines: Iterable[str | bytes]) -> str:
-    """DB-Bench's hash of one table from its rows, each joined as CONCAT_WS(',', ...) does.
+    """Compute DB-Bench's hash of one table from its rows, each joined as by CONCAT_WS(',', ...).
 
     Returns:
         32 hex digits, or "None" (the driver's text of NULL) when there are no rows.

@@ -1,7 +1,7 @@
-"""The deadline of the statement that the current thread runs, and how many characters its functions may make.
+"""Holds the deadline of the statement that the current thread runs, and counts the characters that its functions make.
 
-Parser, functions and collation check it. A C library checks nothing while it works; the size of its input bounds that
-time instead (see `sqlite.sandbox`).
+Parser, functions and collation check it. A C library does not check it while it works, so the size of its input is
+limited instead (see `sqlite.sandbox`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 MAX_MADE_CHARS = 16_777_216
-"""The functions of one statement make at most so many characters of long texts: a sort compares all of them."""
+"""The functions of one statement make at most this many characters of long texts, since a sort compares all of them."""
 
 
 class StatementTimeout(Exception):
@@ -38,7 +38,10 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def count_made(chars: int) -> None:
-    """Raises: MemoryError: more than `MAX_MADE_CHARS`."""
+    """Count the characters of a long text.
+    Raises:
+        MemoryError: the statement made more than `MAX_MADE_CHARS`.
+    """
     _CLOCK.chars_left -= chars
     if _CLOCK.chars_left < 0:
         raise MemoryError("too many long texts")
@@ -49,11 +52,11 @@ def expired() -> bool:
 
 
 def check() -> None:
-    """Raises: StatementTimeout."""
+    """Raise StatementTimeout if the deadline has passed."""
     if time.monotonic() > _CLOCK.deadline:
         raise StatementTimeout("the statement's time is up")
 
 
 def remaining_s(at_most: float) -> float:
-    """Seconds left, at most `at_most`; never 0, which libraries read as no limit."""
+    """Return the seconds left, at most `at_most`; never 0, which libraries read as no limit."""
     return max(min(_CLOCK.deadline - time.monotonic(), at_most), 0.001)

@@ -1,8 +1,8 @@
-"""The order of groups that a query leaves open: MySQL 8 gives them by their first rows, SQLite and MariaDB sort them.
+"""Sets the order of groups that a query leaves open: MySQL 8 returns them by their first rows, SQLite and MariaDB sort.
 
 The order matters to the `lab` judge and where a LIMIT cuts: 62 of the 350 queries of LifelongAgentBench group without
-ordering. MySQL promises no order, and none for ties; this module reproduces its usual one. It leaves out unions, joins
-on SQLite, common table expressions on MariaDB, and WITH ROLLUP.
+ordering. MySQL promises no such order, and none among ties; this module reproduces its usual one. It leaves out unions,
+joins on SQLite, common table expressions on MariaDB, and WITH ROLLUP.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _AFTER_ORDER = frozenset(["limit", "offset", "for", "into", "lock", "procedure"]
 
 
 def for_mariadb(sql: str) -> str:
-    """Add ORDER BY NULL, which keeps MariaDB from sorting, where the outermost query groups and does not order."""
+    """Add ORDER BY NULL where the outermost query groups without ordering, so that MariaDB does not sort."""
     depth = end = 0
     first = previous = ""
     cut: int | None = None

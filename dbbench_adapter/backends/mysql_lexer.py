@@ -1,8 +1,8 @@
-"""MySQL's lexical rules: the tokens of a text, and where one statement ends and the next begins.
+"""Splits a text by MySQL's lexical rules into tokens and into statements.
 
-Only ASCII blanks separate tokens; the server takes any other blank for a part of a name. This module leaves out the
-client's DELIMITER command, compound bodies (BEGIN ... END) and the sql_modes that change how quotes are read: agents
-may use none of them (`mysql.allowed_sql`).
+Only ASCII blanks separate tokens; to the server any other blank is part of a name. This module leaves out the client's
+DELIMITER command, compound bodies (BEGIN ... END) and the sql_modes that change how quotes are read: agents may use
+none of them (`mysql.allowed_sql`).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ TokenKind = Literal["executable", "blank", "name", "text", "word", "unclosed", "
 
 
 class Token(NamedTuple):
-    """A part of a text as the server's lexer sees it.
+    """Holds a part of a text as the server's lexer sees it.
 
-    `word` is bare, `name` stands between backquotes, `text` in quotes, and `blank` is a comment or blanks. `executable`
-    begins what some servers read as a comment and others as code or a hint. `unclosed` is the rest of the text from a
-    quote or comment on that is never closed.
+    `word` is unquoted, `name` is in backquotes, `text` is in quotes, and `blank` is a comment or blanks. `executable`
+    opens a comment that some servers read as code or a hint. `unclosed` is the rest of the text after a quote or
+    comment that is never closed.
     """
 
     kind: TokenKind
@@ -47,26 +47,26 @@ class Token(NamedTuple):
 
     @property
     def identifier(self) -> str | None:
-        """The identifier in lower case; None for a token that is neither a word nor a name."""
+        """Return the identifier in lower case; return None for a token that is neither a word nor a name."""
         if self.kind == "word":
             return self.text.lower()
         return self.text[1:-1].replace("``", "`").lower() if self.kind == "name" else None
 
 
 def tokens(sql: str, *, blanks: bool = True) -> Iterator[Token]:
-    """The tokens of a text, whose texts joined give it back; without `blanks`, those that are code."""
+    """Yield the tokens of a text, whose joined texts are the text again; without `blanks`, only tokens of code."""
     for match in _TOKEN.finditer(sql):
         if blanks or match.lastgroup != "blank":
             yield Token(match.lastgroup, match.group(), match.start())  # pyright: ignore[reportArgumentType]
 
 
 def leading_words(sql: str, count: int) -> list[str]:
-    """The first tokens that are no blanks, in lower case."""
+    """Return the first tokens that are no blanks, in lower case."""
     return [token.text.lower() for token in islice(tokens(sql, blanks=False), count)]
 
 
 def end_of_empty_call(sql: str, place: int) -> int | None:
-    """Where the parentheses end that stand at a place with nothing in them; None where others stand there, or none."""
+    """Return where the empty parentheses at a place end; return None if they are not empty, or if there are none."""
     match = _EMPTY_CALL.match(sql, place)
     return match and match.end()
 
@@ -74,9 +74,9 @@ def end_of_empty_call(sql: str, place: int) -> int | None:
 def split_statements(sql: str) -> list[str]:
     """Split a text into its statements, without the semicolons between them and the blanks around them.
 
-    A semicolon in quotes, backquotes or a comment separates nothing, and a part that holds only comments is no
-    statement, as on the server. From an unclosed quote or comment on, the rest is one statement: the server refuses it
-    after it has run those before.
+    As on the server, a semicolon in quotes, backquotes or a comment separates nothing, and a part that holds only
+    comments is no statement. The rest after an unclosed quote or comment is one statement, which the server refuses
+    after it has run the earlier ones.
 
     Returns:
         [] for a text without any statement.

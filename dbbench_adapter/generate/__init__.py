@@ -1,4 +1,4 @@
-"""New tasks in the manner of LifelongAgentBench, made without a model: 22 skills, any mix, three difficulties.
+"""Makes new tasks like LifelongAgentBench's, without a model: 22 skills, any mix, three difficulties.
 
 `dbbench_adapter` has two generators. This one makes tasks to train and to measure an agent on: 70 hand-written
 subjects, statements that combine up to nine skills, tables of 8 to 50 rows, questions that read like a person's. The

@@ -1,4 +1,4 @@
-"""INSERT, UPDATE and DELETE statements with their questions.
+"""Writes INSERT, UPDATE and DELETE statements with their questions.
 
 UPDATE and DELETE read their own table only through derived tables, as MySQL demands; with a limit they are ordered by
 keys without ties. REPLACE, ON DUPLICATE KEY, TRUNCATE, DDL, and changes that empty the table are left out.
@@ -29,10 +29,10 @@ _ATTEMPTS = 12
 
 
 def draw_change(rng: random.Random, scene: Scene, plan: Plan) -> Draft:
-    """An INSERT, UPDATE or DELETE of this plan.
+    """Write an INSERT, UPDATE or DELETE of this plan.
 
     Raises:
-        NoDraft: the table gives none.
+        NoDraft: the table allows no such statement.
     """
     if plan.verb == "insert":
         return _copy(rng, scene, plan) if plan.is_copy else _insert(rng, scene)
@@ -60,7 +60,7 @@ def draw_change(rng: random.Random, scene: Scene, plan: Plan) -> Draft:
 
 
 def _templates(name: str, where: Where | None) -> list[str]:
-    """The sentences that go well with these conditions."""
+    """Return the sentences that suit these conditions."""
     return PHRASES[name] + ([] if where and where.is_list else PHRASES[f"{name}_without_list"])
 
 
@@ -104,14 +104,14 @@ def _copy(rng: random.Random, scene: Scene, plan: Plan) -> Draft:
 
 
 def _new_value(rng: random.Random, scene: Scene) -> tuple[Field, Cell]:
-    """A category or number with a value for it: one of the column, or the extra row's."""
+    """Draw a category or number with a value for it, either from the column or from the extra row."""
     field = rng.choice(scene.of("category", "amount", "level", "date"))
     value = scene.extra_row[scene.fields.index(field)]
     return field, value if field.role != "category" or rng.random() < 0.5 else rng.choice(scene.column(field))
 
 
 def _assignments(rng: random.Random, scene: Scene) -> tuple[str, str]:
-    """One or two columns to change, in words and in SQL."""
+    """Draw one or two columns to change, in words and in SQL."""
     words, sql, seen = [], [], set()
     for _ in range(rng.choice([1, 1, 1, 2])):
         field, value = _new_value(rng, scene)
@@ -143,7 +143,7 @@ def _where(rng: random.Random, scene: Scene, plan: Plan, at: str) -> Where | Non
 
 
 def _cut(rng: random.Random, scene: Scene, plan: Plan, sql: str) -> tuple[list[SortKey], int]:
-    """Sort keys that no two matching rows share, and how many rows to take."""
+    """Draw sort keys that no two matching rows share, and the number of rows to take."""
     candidates = [Output(field.phrase, field.name, role=field.role) for field in scene.fields]
     for _ in range(_ATTEMPTS):
         keys = draw_keys(rng, plan, candidates)

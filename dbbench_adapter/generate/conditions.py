@@ -1,6 +1,6 @@
-"""WHERE conditions in words and in SQL, sub-queries included, over values that the table holds.
+"""Draws WHERE conditions in words and in SQL, sub-queries included, over values that the table holds.
 
-Each condition matches some rows and not others, and in a combination each one makes a difference. NOT, IS NULL, EXISTS,
+Each condition matches some rows and not others, and each one in a combination changes the result. NOT, IS NULL, EXISTS,
 sub-queries that refer to the outer row, and comparisons between two columns are left out.
 """
 
@@ -33,29 +33,29 @@ class Condition:
 
     @property
     def has_own_condition(self) -> bool:
-        """Whether another condition joined by `and` could be taken for a part of this one."""
+        """Return whether another condition joined by `and` could be read as part of this one."""
         return any(word in self.predicate for word in ("whose", "for which", "that ", "per ", " of all "))
 
 
 @dataclass(frozen=True)
 class Where:
     words: str
-    """They follow a noun: `whose price is above 4`, `where the price is above 4 or ...`."""
+    """The words follow a noun: `whose price is above 4`, `where the price is above 4 or ...`."""
     sql: str
     """The text after WHERE."""
     is_list: bool = False
-    """The words end with numbered conditions, so the sentence should end with them."""
+    """Whether the words end with numbered conditions, so that they should also end the sentence."""
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """How two or three conditions go together, in SQL, in words, and as a numbered list (`phrases.yaml`)."""
+    """Joins two or three conditions in SQL, in words, and as a numbered list (`phrases.yaml`)."""
 
     sql: str
     words: Sequence[str]
     numbered: str
     num_required: int
-    """Every row has to meet so many of the first conditions."""
+    """Every row has to meet this many of the first conditions."""
 
 
 _PHRASES = read_data("phrases")
@@ -66,13 +66,13 @@ _SHAPES = {num: [_Shape(**shape) for shape in _PHRASES[name]] for num, name in (
 
 
 def draw_where(rng: random.Random, scene: Scene, plan: Plan, at: str, num_subqueries: int) -> Where:
-    """One to three conditions, as the plan's `where` says.
+    """Draw one to three conditions, as the plan's `where` says.
 
     Args:
         at: the prefix of column names outside sub-queries: `t.`, or nothing without a table alias.
-        num_subqueries: how many of the conditions compare with a sub-query.
+        num_subqueries: the number of conditions that compare with a sub-query.
     Raises:
-        NoDraft: the table gives no such conditions.
+        NoDraft: the table allows no such conditions.
     """
     size = {"where_single_condition": 1, "where_multiple_conditions": 2, "where_nested_conditions": 3}[plan.where or ""]
     # A server evaluates a sub-query when it first needs it. If rows can change before that, the result depends on the
@@ -106,7 +106,7 @@ def _combined(rng: random.Random, conditions: list[Condition], *, num_required: 
 
 
 def _each_matters(scene: Scene, at: str, conditions: list[Condition], where: Where) -> bool:
-    """Whether some rows match and some do not, and no condition could be left out without a change."""
+    """Return whether some rows match and some do not, and leaving out any condition changes which."""
     tests = [where.sql, *(condition.sql for condition in conditions)]
     columns = ", ".join(f"COALESCE(({sql}) <> 0, 0)" for sql in tests)
     whole, *parts = zip(*scene.ask(f"SELECT {columns} FROM {scene.source(at)}"), strict=True)
@@ -151,7 +151,7 @@ def _plain(rng: random.Random, scene: Scene, at: str) -> Condition:
 
 
 def _threshold(rng: random.Random, field: Field, values: list[int]) -> int:
-    """A value of the column, or a rounder one near it."""
+    """Return a value of the column, or a rounder one near it."""
     value = rng.choice(values)
     if field.role == "amount" and value >= 40 and rng.random() < 0.5:
         step = 10 ** (len(str(value)) - 1) // 2
@@ -198,14 +198,14 @@ def _side(rng: random.Random) -> tuple[str, str]:
 
 
 def _filter(rng: random.Random, scene: Scene) -> tuple[str, str]:
-    """The words that follow the rows' name, and the text after WHERE in a sub-query."""
+    """Return the words that follow the rows' name, and the text after WHERE in a sub-query."""
     field = rng.choice(scene.of("category"))
     value = rng.choice(scene.column(field))
     return f"whose {field.phrase} is '{value}'", f"{field.name} = '{value}'"
 
 
 def _compared(field: Field, at: str, operator: str, query: str, words: str) -> Condition:
-    """The condition that compares a column with the result of a query."""
+    """Compare a column with the result of a query."""
     return Condition(field.phrase, words, f"{at}{field.name} {operator} ({query})")
 
 
@@ -252,7 +252,7 @@ def _found_where(rng: random.Random, scene: Scene, at: str) -> Condition:
 
 
 def _grouped(rng: random.Random, scene: Scene) -> tuple[Field, str, str]:
-    """A category, words for the condition on it, and the sub-query that lists the categories meeting it."""
+    """Draw a category, words for the condition on it, and the sub-query that lists the categories that meet it."""
     field = rng.choice(scene.of("category"))
     select = f"SELECT {field.name} FROM {scene.table.name} GROUP BY {field.name} HAVING"
     values = scene.column(field)

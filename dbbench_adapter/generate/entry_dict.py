@@ -1,4 +1,4 @@
-"""Tasks in LifelongAgentBench's own form, entry_dict.json, which its code and `dbbench_adapter.tasks.load` read."""
+"""Writes tasks in LifelongAgentBench's form, entry_dict.json, which its code and `dbbench_adapter.tasks.load` read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from dbbench_adapter.datatypes import Task
 
 FORBIDDEN = frozenset("'\"`\\,()[]{}")
-"""Characters that no text cell of that form may hold: its judge cuts answers at these."""
+"""No text cell of that form may hold these characters, since its judge splits answers at them."""
 
 
 class NotLifelongError(ValueError):
@@ -18,11 +18,10 @@ class NotLifelongError(ValueError):
 
 
 def entry_dict(tasks: Iterable[Task]) -> dict[str, dict[str, Any]]:
-    """The records by index, as text from "0" on.
+    """Return the records by index, as text from "0" on.
 
     Raises:
-        NotLifelongError: a task of several tables, with NULL or a forbidden character in a cell, or with neither rows
-            nor a hash as gold.
+        NotLifelongError: a task has several tables, a cell with NULL or a forbidden character, or no gold rows or hash.
     """
     return {str(index): _entry(index, task) for index, task in enumerate(tasks)}
 

@@ -1,4 +1,4 @@
-"""The words and sentences of the plain tasks, in English.
+"""Holds the words and sentences of the plain tasks, in English.
 
 `WORDS` names tables and columns and fills text cells; every fourth word is held out. `PHRASINGS` holds the questions.
 `phrasebook.yaml` lists them; `dbbench_adapter.generator` puts the pieces together and checks the result.
@@ -26,7 +26,7 @@ _CODAS = ["", "", "n", "r", "s", "t", "l", "m", "ck", "nd"]
 
 
 def pseudo_word(rng: random.Random) -> str:
-    """A pronounceable word that is most likely new, built from syllables or from halves of two train words.
+    """Make a pronounceable word that is most likely new, from syllables or from halves of two train words.
 
     A policy that is warm-started on a few hundred real words learns those words; on pseudo-words it learns to copy.
     """

@@ -1,4 +1,4 @@
-"""The sentences of generated questions, several for each shape; `phrases.yaml` lists them.
+"""Writes the sentences of generated questions; `phrases.yaml` lists several for each shape.
 
 Every question holds the name of the rows (`delivery routes`), which no two splits share. Languages other than English,
 and small talk around the question, are left out.
@@ -18,7 +18,7 @@ PHRASES = read_data("phrases")
 
 
 def listed(words: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
+    """Return `a`, `a and b` or `a, b and c`."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
@@ -43,7 +43,7 @@ def distinct(rng: random.Random, scene: Scene, where: Where | None, columns: str
 
 
 def keys(rng: random.Random, sort_keys: Sequence[tuple[str, bool, str]]) -> str:
-    """Sort keys in words, from (noun, descending, role)."""
+    """Write sort keys in words, from (noun, descending, role)."""
     if len(sort_keys) == 2 and sort_keys[0][1] == sort_keys[1][1] and rng.random() < 0.6:
         (first, descending, _), (second, _, _) = sort_keys
         direction = "descending" if descending else "ascending"
@@ -61,7 +61,7 @@ def _direction(rng: random.Random, descending: bool, role: str) -> str:
 
 
 def tail(rng: random.Random, order: str, limit: int, skip: int) -> str:
-    """The words for order and limit. They continue a sentence and leave it open.
+    """Write the words for order and limit. They continue a sentence and leave it open.
 
     Args:
         limit, skip: 0 for none.
@@ -80,7 +80,7 @@ def tail(rng: random.Random, order: str, limit: int, skip: int) -> str:
 
 
 def ended(text: str) -> str:
-    """The first sentence with a question mark where it asks, the last one with its full stop."""
+    """End the first sentence with a question mark if it asks, and the last one with its full stop."""
     first, stop, rest = text.partition(". ")
     mark = "?" if first.startswith(("What ", "Which ", "How many ")) else "."
     return f"{first}{mark} {rest}." if stop else f"{first}{mark}"
@@ -92,7 +92,7 @@ def ordinal(number: int) -> str:
 
 
 def _filled(rng: random.Random, templates: Sequence[str], scene: Scene, where: Where | None, **slots: str) -> str:
-    """One of the templates; a list of conditions has to end a sentence, so that it is clear where the list ends."""
+    """Fill one of the templates. A list of conditions has to end a sentence, so that its end is clear."""
     if where is not None and where.is_list:
         templates = [template for template in templates if re.search(r"\{where\}(\.|$)", template)]
     condition = f" {where.words}" if where else ""

@@ -1,6 +1,7 @@
-"""Which clauses a task's reference statement has, drawn so that it shows the wanted skills and difficulty.
+"""Draws the clauses of a task's reference statement so that it shows the wanted skills and difficulty.
 
-A `Plan` says for each family of skills which member the statement shows. `queries` and `changes` write the statement.
+A `Plan` names for each family of skills the member that the statement shows. `queries` and `changes` write the
+statement.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dbbench_adapter.sql_skills import SKILLS
 
 
 class NoDraft(Exception):
-    """The draws so far give no good task; the text is the reason, under which it is counted."""
+    """The draws so far give no good task; the text is the reason, by which such draws are counted."""
 
 
 def _fewest_skills(skill: str) -> int:
@@ -27,12 +28,12 @@ def _fewest_skills(skill: str) -> int:
 
 Difficulty = Literal["easy", "medium", "hard"]
 SKILL_COUNTS: Mapping[Difficulty, tuple[int, int]] = {"easy": (1, 3), "medium": (4, 5), "hard": (6, 9)}
-"""Skills per task, from and to. LifelongAgentBench has 212 easy, 177 medium and 111 hard tasks by this rule."""
+"""The fewest and most skills of a task. LifelongAgentBench has 212 easy, 177 medium and 111 hard tasks by this rule."""
 LIFELONG_SHARES: Mapping[Difficulty, float] = {"easy": 0.424, "medium": 0.354, "hard": 0.222}
 FEWEST_SKILLS = {skill: _fewest_skills(skill) for skill in SKILLS}
-"""How many skills a task has at least that shows this one, e.g. 3 for `limit_only`: it needs select and order."""
+"""The fewest skills of a task that shows this one, e.g. 3 for `limit_only`: it needs select and order."""
 MOST_SKILLS = {skill: 5 if skill == "insert" else 9 for skill in SKILLS}
-"""How many it has at most: INSERT ... SELECT can add only WHERE, sub-queries and a table alias to its two skills."""
+"""The most skills: INSERT ... SELECT can add only WHERE, sub-queries and a table alias to its two skills."""
 
 _CHANGES = ("insert", "update", "delete")
 _ATTEMPTS = 60
@@ -40,7 +41,7 @@ _ATTEMPTS = 60
 
 @dataclass(frozen=True)
 class Plan:
-    """One member per family, None where the statement has no such clause. Names are those of `SKILLS`."""
+    """Names one member per family, or None if the statement has no such clause. Names are those of `SKILLS`."""
 
     verb: str
     where: str | None = None
@@ -55,16 +56,16 @@ class Plan:
 
     @property
     def is_copy(self) -> bool:
-        """INSERT ... SELECT rather than INSERT ... VALUES."""
+        """Return whether the statement is INSERT ... SELECT rather than INSERT ... VALUES."""
         return self.verb == "insert" and self.where is not None
 
     @property
     def wraps_subqueries(self) -> bool:
-        """MySQL lets UPDATE and DELETE read their own table only through a derived table."""
+        """Return whether sub-queries need a derived table, as MySQL demands in UPDATE and DELETE of their own table."""
         return self.verb in ("update", "delete") and self.subquery is not None
 
     def skills(self) -> tuple[str, ...]:
-        """The skills that `recognise_skills` finds in a statement of this plan."""
+        """Return the skills that `recognise_skills` finds in a statement of this plan."""
         found = {self.verb, self.where, self.group, self.having, self.order, self.limit, self.subquery}
         if self.is_copy or self.wraps_subqueries:
             found.add("select")
@@ -80,7 +81,7 @@ class Plan:
 
 
 def has_room(difficulty: Difficulty, skill: str) -> bool:
-    """Whether tasks of this difficulty can show this skill."""
+    """Return whether tasks of this difficulty can show this skill."""
     low, high = SKILL_COUNTS[difficulty]
     return FEWEST_SKILLS[skill] <= high and MOST_SKILLS[skill] >= low
 
@@ -92,9 +93,9 @@ def draw_plan(
 
     Args:
         skills: the weight of each skill that the task may be made for, each > 0.
-        counts: how many tasks show a skill so far; a skill's weight is divided by that count plus one, which is
-            LifelongAgentBench's rule for an even mix.
-        difficulty: how many skills the task shows; it must have room for at least one of `skills`.
+        counts: the number of tasks that show a skill so far. A skill's weight is divided by that count plus one, which
+            is LifelongAgentBench's rule for an even mix.
+        difficulty: sets how many skills the task shows; it must have room for at least one of `skills`.
     """
     low, high = SKILL_COUNTS[difficulty]
     able = {skill: weight for skill, weight in skills.items() if has_room(difficulty, skill)}
@@ -116,14 +117,14 @@ def _weighted(rng: random.Random, skills: Mapping[str, float], counts: Mapping[s
 
 
 def _compatible(rng: random.Random, targets: Collection[str]) -> dict[str, float]:
-    """The other skills that a plan can show together with the targets; the targets themselves where there are none."""
+    """Return the other skills that a plan can show together with the targets, or the targets if there are none."""
     missing = [skill for skill in SKILLS if skill not in targets]
     fitting = [skill for skill in missing if close_plan(rng, {*targets, skill}) is not None]
     return dict.fromkeys(fitting or sorted(targets), 1.0)
 
 
 def close_plan(rng: random.Random, targets: Collection[str]) -> Plan | None:
-    """A plan with the targets and the clauses that these need (HAVING needs GROUP BY); None where there is none."""
+    """Make a plan with the targets and the clauses they need (HAVING needs GROUP BY); return None if there is none."""
     families = [_family(skill) for skill in targets]
     if any(families.count(family) > 1 for family in families if family):
         return None
@@ -134,7 +135,7 @@ def close_plan(rng: random.Random, targets: Collection[str]) -> Plan | None:
 
 
 def _family(skill: str) -> str:
-    """A statement shows at most one skill of a family; "" where several may stand together."""
+    """Return the family of a skill. A statement shows at most one skill of a family, or several of the family ""."""
     if skill in ("select", "column_alias", "table_alias", "having_aggregate_calculation"):
         return ""
     return "change" if skill in _CHANGES else skill.partition("_")[0]

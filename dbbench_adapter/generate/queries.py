@@ -1,7 +1,7 @@
-"""SELECT statements with their questions: columns, groups, HAVING, order and limit as a plan has them.
+"""Writes SELECT statements with their questions: columns, groups, HAVING, order and limit as a plan has them.
 
-Where rows are ordered or cut off, rows that tie are equal in every column of the result. Joins, UNION, window
-functions, and sub-queries in FROM or in the select list are left out.
+If rows are ordered or cut off, rows that tie are equal in every column of the result. Joins, UNION, window functions,
+and sub-queries in FROM or in the select list are left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ATTEMPTS = 12
 
 @dataclass(frozen=True)
 class Draft:
-    """A question and its reference statement, not yet run by a backend."""
+    """Holds a question and its reference statement, not yet run by a backend."""
 
     kind: str
     """SELECT, INSERT, UPDATE or DELETE."""
@@ -35,14 +35,14 @@ class Draft:
 
 @dataclass(frozen=True)
 class Output:
-    """Something that a query can return or sort by."""
+    """Holds something that a query can return or sort by."""
 
     phrase: str
     """A noun without article: `driver name`, `total distance`."""
     sql: str
     alias: str = ""
     role: str = ""
-    """The role of its field; `aggregate` for what is computed over rows."""
+    """The role of its field; `aggregate` for a value that is computed over rows."""
 
     @property
     def select_item(self) -> str:
@@ -50,7 +50,7 @@ class Output:
 
     @property
     def name(self) -> str:
-        """Its name in ORDER BY."""
+        """Return its name in ORDER BY."""
         return self.alias or self.sql
 
 
@@ -65,10 +65,10 @@ class SortKey:
 
 
 def draw_query(rng: random.Random, scene: Scene, plan: Plan) -> Draft:
-    """A SELECT of this plan.
+    """Write a SELECT of this plan.
 
     Raises:
-        NoDraft: the table gives none.
+        NoDraft: the table allows no such statement.
     """
     at = f"{scene.alias}." if plan.table_alias else ""
     in_where, in_having = _share_subqueries(rng, plan)
@@ -95,7 +95,7 @@ def draw_query(rng: random.Random, scene: Scene, plan: Plan) -> Draft:
 
 
 def _share_subqueries(rng: random.Random, plan: Plan) -> tuple[int, int]:
-    """How many sub-queries go into WHERE and how many into HAVING."""
+    """Divide the sub-queries between WHERE and HAVING; return both numbers."""
     if plan.subquery is None:
         return 0, 0
     room = {"where_single_condition": 1, None: 0}.get(plan.where, 2)
@@ -111,7 +111,7 @@ def _select(outputs: Sequence[Output], source: str) -> str:
 
 
 def _named(rng: random.Random, outputs: Sequence[Output]) -> str:
-    """The columns in words: `driver name, start city and total distance (as total_distance)`."""
+    """Return the columns in words: `driver name, start city and total distance (as total_distance)`."""
     return _listed(outputs, rng.choice(PHRASES["namings"]))
 
 
@@ -140,7 +140,7 @@ def _row_outputs(rng: random.Random, scene: Scene, plan: Plan, at: str) -> list[
 
 
 def _aliased(rng: random.Random, scene: Scene, plan: Plan, outputs: list[Output]) -> list[Output]:
-    """Where the plan has column aliases, give one to every aggregate, or to one column if there is none."""
+    """If the plan has column aliases, give one to every aggregate, or to one column if there is no aggregate."""
     if not plan.column_alias:
         return outputs
     computed = [output for output in outputs if output.role == "aggregate"]
@@ -166,7 +166,7 @@ def _snake(words: str) -> str:
 
 
 def _summaries(rng: random.Random, scene: Scene, at: str, most: int) -> list[Output]:
-    """Between one and `most` different aggregates."""
+    """Draw between one and `most` different aggregates."""
     pool = [Output(f"number of {scene.rows}", "COUNT(*)", role="aggregate")]
     for field in scene.numbers:
         for function, words in PHRASES["aggregates"].items():
@@ -178,7 +178,7 @@ def _summaries(rng: random.Random, scene: Scene, at: str, most: int) -> list[Out
 
 
 def _grouped_outputs(rng: random.Random, scene: Scene, plan: Plan, at: str) -> tuple[list[Output], list[Output]]:
-    """The columns of the result (the groups first), and the groups alone."""
+    """Return the columns of the result (the groups first), and the groups alone."""
     size = 1 if plan.group == "group_by_single_column" else 2
     groups = [_plain_output(field, at) for field in rng.sample(scene.of("category"), size)]
     summaries = _aliased(rng, scene, plan, _summaries(rng, scene, at, most=2))
@@ -202,7 +202,7 @@ _Test = tuple[str, str]
 def _having(
     rng: random.Random, scene: Scene, plan: Plan, at: str, groups: list[Output], source: str, num_subqueries: int
 ) -> tuple[str, str]:
-    """Words (a sentence that begins with the full stop before it) and SQL; both are empty without HAVING."""
+    """Return words (a sentence that begins with the full stop before it) and SQL; both are empty without HAVING."""
     if not plan.having:
         return "", ""
     by = ", ".join(group.sql for group in groups)
@@ -224,7 +224,7 @@ def _having(
 
 
 def _filters(scene: Scene, conditions: list[str], source: str, by: str) -> bool:
-    """Whether the first condition keeps some groups and drops some, and differs from each of the others, if several."""
+    """Return whether the first condition keeps some groups but not all, and differs from each of several others."""
     columns = ", ".join(f"({condition}) <> 0" for condition in conditions)
     whole, *parts = zip(*scene.ask(f"SELECT {columns} {source} GROUP BY {by}"), strict=True)
     return 0 < sum(whole) < len(whole) and (len(parts) == 1 or whole not in parts)
@@ -251,7 +251,7 @@ def _calculation(rng: random.Random, scene: Scene, at: str) -> Output:
 
 
 def _against_number(rng: random.Random, scene: Scene, output: Output, source: str, by: str) -> _Test | None:
-    """A condition on an aggregate that some groups meet and some do not; None where all groups have the same."""
+    """Draw a condition on an aggregate that some groups meet and some do not; return None if all groups are equal."""
     values = sorted({value for (value,) in scene.ask(f"SELECT {output.sql} {source} GROUP BY {by}")})
     if len(values) < 2:
         return None
@@ -263,7 +263,7 @@ def _against_number(rng: random.Random, scene: Scene, output: Output, source: st
 
 
 def _between(low: float, high: float, *, low_included: bool) -> int:
-    """A whole number from low to high, one end of which is excluded; a round number where there is room."""
+    """Return a whole number from low to high, one of which is excluded; return a round number if there is room."""
     first, last = (math.ceil(low), math.ceil(high) - 1) if low_included else (math.floor(low) + 1, math.floor(high))
     for step in (1000, 100, 50, 10, 5):
         if (round_number := -(-first // step) * step) <= last:
@@ -319,7 +319,7 @@ def _ordered(
 
 
 def draw_keys(rng: random.Random, plan: Plan, candidates: Sequence[Output]) -> list[SortKey]:
-    """One or two sort keys; the first of two is a column whose values repeat, if there is one."""
+    """Draw one or two sort keys; the first of two is a column whose values repeat, if there is one."""
     if plan.order == "order_by_single_column":
         return [SortKey(rng.choice(candidates), rng.random() < 0.5)]
     repeating = [output for output in candidates if output.role in ("category", "level", "date")] or list(candidates)
@@ -333,9 +333,9 @@ def draw_keys(rng: random.Random, plan: Plan, candidates: Sequence[Output]) -> l
 
 
 def _untied(scene: Scene, outputs: list[Output], keys: list[SortKey], source: str) -> list[tuple[Cell, ...]] | None:
-    """The rows of the result, unordered; None where rows that differ tie on every key.
+    """Return the rows of the result, unordered; return None if different rows tie on every key.
 
-    MySQL gives averages four decimals, so averages nearer to each other count as tied.
+    MySQL gives averages four decimals, so averages that are closer together count as tied.
     """
     columns = ", ".join(output.sql for output in [*outputs, *(key.output for key in keys)])
     rows = scene.ask(f"SELECT {columns} {source}")
@@ -351,12 +351,12 @@ def _untied(scene: Scene, outputs: list[Output], keys: list[SortKey], source: st
 
 
 def both_decide(first: Sequence[Cell]) -> bool:
-    """Whether both of two sort keys matter: some values of the first one differ and some repeat."""
+    """Return whether both of two sort keys matter: some values of the first one differ and some repeat."""
     return 1 < len(set(first)) < len(first)
 
 
 def draw_cut(rng: random.Random, plan: Plan, rows: Sequence[object]) -> tuple[int, int] | None:
-    """(LIMIT, OFFSET), 0 for none; None where there are too few rows to cut any off."""
+    """Return (LIMIT, OFFSET), 0 for none; return None if there are too few rows to cut any off."""
     if not plan.limit:
         return (0, 0) if len(rows) >= 2 else None
     skip = rng.randint(1, min(5, len(rows) - 2)) if plan.limit == "limit_and_offset" and len(rows) >= 3 else 0
@@ -371,5 +371,5 @@ def order_sql(keys: Sequence[SortKey]) -> str:
 
 
 def order_words(rng: random.Random, keys: Sequence[SortKey]) -> str:
-    """`the price in descending order and then the city in ascending order`."""
+    """Return `the price in descending order and then the city in ascending order`."""
     return phrases.keys(rng, [(key.output.phrase, key.descending, key.output.role) for key in keys])

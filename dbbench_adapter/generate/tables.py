@@ -1,4 +1,4 @@
-"""A table drawn from a theme, and a database that holds it while tasks over it are written.
+"""Draws a table from a theme, and opens a database that holds it while tasks over it are written.
 
 A task has one table, as in LifelongAgentBench; joins and NULLs are left out.
 """
@@ -21,7 +21,7 @@ _SQL_WORDS = frozenset({"as", "by", "do", "if", "in", "is", "of", "on", "or", "t
 
 @dataclass(frozen=True)
 class Scene:
-    """A table with the words for it; `ask` runs our own SQL on it, to find thresholds and ties."""
+    """Holds a table with the words for it; `ask` runs our own SQL on it, to find thresholds and ties."""
 
     theme: Theme
     table: Table
@@ -41,12 +41,12 @@ class Scene:
 
     @property
     def alias(self) -> str:
-        """The initials of the table's name, as people write them."""
+        """Return the initials of the table's name, as people write them."""
         initials = "".join(part[0] for part in self.theme.table.split("_"))
         return initials if initials not in _SQL_WORDS else f"{initials}t"
 
     def source(self, at: str) -> str:
-        """The table as FROM names it; `at` is the prefix of its columns, `t.` or nothing."""
+        """Return the table as FROM names it; `at` is the prefix of its columns, `t.` or nothing."""
         return f"{self.table.name} AS {at[:-1]}" if at else self.table.name
 
     def of(self, *roles: Role) -> list[Field]:
@@ -57,7 +57,7 @@ class Scene:
         return self.of("amount", "level")
 
     def column(self, field: Field) -> list[Any]:
-        """Its cells, from first to last row."""
+        """Return the cells of a column, from first to last row."""
         index = self.fields.index(field)
         return [row[index] for row in self.table.rows]
 
@@ -66,7 +66,7 @@ class Scene:
 
 
 def draw_scene(rng: random.Random, themes: Sequence[Theme], num_rows: int) -> Scene:
-    """5-7 columns of a theme: at least a key, two categories and an amount, in the theme's order."""
+    """Draw 5-7 columns of a theme: at least a key, two categories and an amount, in the theme's order."""
     theme = rng.choice(themes)
     fields = _some_fields(rng, theme)
     cells = [field.values(rng, num_rows + 1) for field in fields]
@@ -88,7 +88,7 @@ def _some_fields(rng: random.Random, theme: Theme) -> tuple[Field, ...]:
 
 
 def in_memory(table: Table) -> sqlite3.Connection:
-    """A SQLite database with this table alone."""
+    """Return a SQLite database with this table alone."""
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     columns = ", ".join(f"`{column.name}` {column.type}" for column in table.columns)
     connection.execute(f"CREATE TABLE `{table.name}` ({columns})")

@@ -1,8 +1,8 @@
-"""An endless stream of tasks: draw a plan, a table and a draft, run the reference, and keep what makes a good task.
+"""Yields tasks without end: draws a plan, a table and a draft, runs the reference, and keeps what makes a good task.
 
 A reference runs on the SQLite backend, which answers as MySQL does; a good task's answer is the same on MySQL and
 MariaDB. A draft is refused and drawn again if it gives no row, an answer longer than the part that an agent sees, a
-change that changes nothing, or a question or statement that was there before.
+change that changes nothing, or a question or statement that came before.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from dbbench_adapter.sql_skills import SKILLS, recognise_skills
 
 NUM_ROWS: Mapping[Difficulty, tuple[int, int]] = {"easy": (8, 20), "medium": (20, 50), "hard": (20, 50)}
 MAX_SHOWN_CHARS = 800
-"""The longest result, printed as a list of tuples, that DB-Bench shows an agent whole."""
+"""The longest result, printed as a list of tuples, that DB-Bench shows an agent in full."""
 TASKS_PER_TABLE = 3
 MAX_REFUSALS = 500
 
 
 class ExhaustedError(RuntimeError):
-    """Many draws gave no new task: the arguments leave too few different ones."""
+    """Many draws gave no new task: the arguments allow too few different ones."""
 
 
 def generate(
@@ -52,7 +52,7 @@ def generate(
     skills: Mapping[str, float] | None = None,
     refused: Counter[str] | None = None,
 ) -> list[Task]:
-    """The first `n` tasks of `task_stream`.
+    """Return the first `n` tasks of `task_stream`.
 
     Raises:
         ValueError: `n` is below 1, or `task_stream` refuses an argument.
@@ -72,18 +72,18 @@ def task_stream(
     skills: Mapping[str, float] | None = None,
     refused: Counter[str] | None = None,
 ) -> Iterator[Task]:
-    """An endless stream of tasks, the same for the same arguments; no question and no statement comes twice.
+    """Yield tasks without end, the same for the same arguments; no question and no statement is repeated.
 
     Args:
         split: `held_out` has subjects, and so table names, statements and questions, that `train` never has.
-        difficulty: how many skills a task shows (`SKILL_COUNTS`) and how large its table is; None mixes the three as
-            LifelongAgentBench does.
+        difficulty: sets how many skills a task shows (`SKILL_COUNTS`) and how large its table is; None mixes the three
+            as LifelongAgentBench does.
         skills: weight per skill; every task shows at least one of these, drawn by weight. None gives all 22 the same
             weight. In both cases a weight is divided by 1 + the number of tasks that show the skill already.
-        refused: counts, by reason, the drafts that were drawn again.
+        refused: a counter, by reason, of the drafts that were drawn again.
     Raises:
-        ValueError: an unknown split, difficulty or skill, a weight that is not positive, or a skill that the
-            difficulty has no room for.
+        ValueError: a split, difficulty or skill is unknown, a weight is not positive, or the difficulty
+            excludes a skill.
     """
     weights = _checked(split, difficulty, skills)
     return _stream(random.Random(f"{split} {seed}"), f"synthetic-{split}-{seed}", split, difficulty, weights, refused)
@@ -170,7 +170,7 @@ def _drawn_difficulty(rng: random.Random, weights: Mapping[str, float]) -> Diffi
 
 
 def checked_gold(backend: Backend, table: Table, draft: Draft) -> Gold:
-    """Run the reference on a fresh copy of the table and read off the gold.
+    """Run the reference on a fresh copy of the table and read the gold.
 
     Raises:
         NoDraft: the result makes no good task.

@@ -1,6 +1,6 @@
-"""The subjects of generated tables: a `Theme` names the table, its rows in English, and the columns to draw from.
+"""Reads the subjects of generated tables: a `Theme` names the table, its rows in English, and the columns to draw from.
 
-The subjects themselves stand in `themes.yaml`.
+The subjects themselves are in `themes.yaml`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ Split = Literal["train", "held_out"]
 
 @dataclass(frozen=True)
 class Theme:
-    """One subject: at least a key, two categories and an amount, from which each table draws its columns."""
+    """Holds one subject: at least a key, two categories and an amount, from which each table draws its columns."""
 
     table: str
     row: str
     """The name of one row, in the singular and without article: `delivery route`."""
     rows: str
-    """Its plural."""
+    """The plural of `row`."""
     fields: tuple[Field, ...]
 
 

@@ -1,4 +1,4 @@
-"""The columns of generated tasks: names, places, categories, money, counts, ratings, years, dates, codes.
+"""Draws the columns of generated tasks: names, places, categories, money, counts, ratings, years, dates, codes.
 
 A `Field` is a column together with its English name and the distribution of its cells. Cells are INT or TEXT and never
 NULL. No text holds a quote, bracket, comma, backquote or backslash, and no two texts of a column differ by case or
@@ -24,14 +24,14 @@ level: INT that is not summed (a rating, a year, an age). date: TEXT, year-month
 
 @dataclass(frozen=True)
 class Field:
-    """A column, in SQL and in English."""
+    """Describes a column, in SQL and in English."""
 
     name: str
     role: Role
     phrase: str
     """A singular noun without article, e.g. `number of seats`."""
     values: Callable[[random.Random, int], list[Any]]
-    """Draws so many cells, one per row."""
+    """Draws this many cells, one per row."""
 
     @property
     def type(self) -> Literal["INT", "TEXT"]:
@@ -39,7 +39,7 @@ class Field:
 
 
 def make_field(phrase: str = "", **column: Any) -> Field:
-    """The field of a `columns` entry of `themes.yaml`, whose first key is one of `KINDS`.
+    """Make the field of a `columns` entry of `themes.yaml`, whose first key is one of `KINDS`.
 
     Args:
         phrase: its English name; by default the words of the column name.
@@ -51,12 +51,12 @@ def make_field(phrase: str = "", **column: Any) -> Field:
 
 
 def literal(cell: Cell) -> str:
-    """A text or number in SQL; generated texts hold no quotes."""
+    """Return a text or number in SQL; generated texts hold no quotes."""
     return f"'{cell}'" if isinstance(cell, str) else str(cell)
 
 
 def _rising_numbers(rng: random.Random, n: int) -> list[int]:
-    """Numbers that rise from row to row, sometimes with gaps."""
+    """Draw numbers that rise from row to row, sometimes with gaps."""
     number, gaps = rng.choice([1, 101, 501, 1001, 2001, 5001]), rng.random() < 0.3
     cells = []
     for _ in range(n):
@@ -66,40 +66,40 @@ def _rising_numbers(rng: random.Random, n: int) -> list[int]:
 
 
 def _full_names(rng: random.Random, n: int) -> list[str]:
-    """Different people."""
+    """Draw the names of different people."""
     words = read_data("themes")
     return _two_words(rng, n, first=words["first_names"], second=words["last_names"])
 
 
 def _two_words(rng: random.Random, n: int, *, first: Sequence[str], second: Sequence[str]) -> list[str]:
-    """Different combinations of two words; there are 64 or more of them."""
+    """Draw different combinations of two words; there are 64 or more of them."""
     chosen = rng.sample(range(len(first) * len(second)), n)
     return [f"{first[pair % len(first)]} {second[pair // len(first)]}" for pair in chosen]
 
 
 def _codes(rng: random.Random, n: int, *, prefix: str) -> list[str]:
-    """Different codes such as QX-417; the part before the hyphen repeats."""
+    """Draw different codes such as QX-417; the part before the hyphen repeats."""
     prefixes = [prefix, *(f"{prefix[0]}{letter}" for letter in rng.sample("KQVXZ", 2))]
     return [f"{rng.choice(prefixes)}-{number}" for number in rng.sample(range(100, 1000), n)]
 
 
 def _few_people(rng: random.Random, n: int) -> list[str]:
-    """Full names of a few people, each of them several times."""
+    """Draw the full names of a few people, each of them several times."""
     return _repeated(rng, _full_names(rng, min(rng.randint(4, 8), max(2, n // 3))), n)
 
 
 def _some_of(rng: random.Random, n: int, *, choices: Sequence[str]) -> list[str]:
-    """Some or all of the choices."""
+    """Draw some or all of the choices."""
     return _repeated(rng, rng.sample(choices, max(2, min(len(choices), n // 3))), n)
 
 
 def _places(rng: random.Random, n: int, *, of: str) -> list[str]:
-    """3 to 8 cities or countries, fewer in small tables."""
+    """Draw 3 to 8 cities or countries, fewer in small tables."""
     return _repeated(rng, rng.sample(read_data("themes")[of], max(2, min(rng.randint(3, 8), n // 3))), n)
 
 
 def _repeated(rng: random.Random, words: list[str], n: int) -> list[str]:
-    """Every word at least once where there is room, the rest evenly or by falling weights."""
+    """Draw every word at least once if there is room, and the rest evenly or by falling weights."""
     weights = [1.0] * len(words) if rng.random() < 0.5 else [1 / rank for rank in range(1, len(words) + 1)]
     cells = words[:n] + rng.choices(words, weights, k=max(0, n - len(words)))
     rng.shuffle(cells)
@@ -107,7 +107,7 @@ def _repeated(rng: random.Random, words: list[str], n: int) -> list[str]:
 
 
 def _amounts(rng: random.Random, n: int, *, low: int, high: int) -> list[int]:
-    """Numbers that may be added up: even, skewed to the low end, or in round steps, the same for the whole column."""
+    """Draw numbers that may be added up: even, skewed to the low end, or in round steps, alike in a whole column."""
     shape = rng.choice(["even", "skewed", "round"])
     if shape == "even":
         return [rng.randint(low, high) for _ in range(n)]
@@ -119,12 +119,12 @@ def _amounts(rng: random.Random, n: int, *, low: int, high: int) -> list[int]:
 
 
 def _levels(rng: random.Random, n: int, *, low: int, high: int) -> list[int]:
-    """Numbers that are compared and averaged but not added up: ratings, ages, years."""
+    """Draw numbers that are compared and averaged but not added up: ratings, ages, years."""
     return [rng.randint(low, high) for _ in range(n)]
 
 
 def _days(rng: random.Random, n: int) -> list[str]:
-    """Dates such as 2023-05-17 over one or two years; in half of the tables days repeat."""
+    """Draw dates such as 2023-05-17 over one or two years; in half of the tables days repeat."""
     first = datetime.date(rng.randint(2019, 2024), 1, 1)
     days = [first + datetime.timedelta(rng.randrange(rng.choice([365, 700]))) for _ in range(n)]
     if rng.random() < 0.5:

@@ -1,4 +1,4 @@
-"""Judges by name. A new one needs a module with a `judge(end: EndState) -> Score` and a line here."""
+"""Lists the judges by name. A new one needs a module with a `judge(end: EndState) -> Score` and a line here."""
 
 from __future__ import annotations
 

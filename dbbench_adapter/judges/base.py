@@ -1,4 +1,4 @@
-"""The end of an episode as judges see it, and what they share. Each judge has a module of its own."""
+"""Declares the end of an episode as judges see it, and holds what they share. Each judge has a module of its own."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Answers = list[Any] | str | None
 
 
 class NoReferenceError(RuntimeError):
-    """No reference statement runs here, so nobody can say which end state is right."""
+    """No reference statement runs here, so the right end state is unknown."""
 
 
 class EndState(Protocol):
-    """The end of an episode. The database is read only when a judge calls one of the methods."""
+    """Holds the end of an episode. The database is read only when a judge calls one of the methods."""
 
     @property
     def task(self) -> Task: ...
@@ -27,15 +27,15 @@ class EndState(Protocol):
     def answers(self) -> Answers: ...
 
     def table_hash(self) -> str | None:
-        """DB-Bench's hash of the task's tables as they are now; None when one of them is gone."""
+        """Return DB-Bench's hash of the task's tables as they are now; return None if one of them is gone."""
         ...
 
     def snapshot(self) -> Snapshot:
-        """Every table as it is now."""
+        """Return every table as it is now."""
         ...
 
     def reference_hash(self) -> str:
-        """The hash of a fresh copy of the tables after the reference statement.
+        """Return the hash of a fresh copy of the tables after the reference statement.
 
         Raises:
             NoReferenceError: there is no reference statement, or it does not run.
@@ -43,7 +43,7 @@ class EndState(Protocol):
         ...
 
     def reference_snapshot(self) -> Snapshot:
-        """Every table of a fresh copy after the reference statement.
+        """Return every table of a fresh copy after the reference statement.
 
         Raises:
             NoReferenceError: there is no reference statement, or it does not run.
@@ -59,12 +59,12 @@ def verdict(right: bool, otherwise: str = "wrong_answer") -> Score:
 
 
 def judge_state(end: EndState) -> Score:
-    """The verdict of the original judges on a change: DB-Bench's hash of the task's tables has to be the stored hash.
+    """Judge a change as the original judges do: DB-Bench's hash of the task's tables has to be the stored hash.
 
-    Where none is stored, it has to be the hash that the reference statement gives.
+    If none is stored, it has to be the hash after the reference statement.
 
     Returns:
-        `Score(None, ...)` where there is neither.
+        1 or 0; `Score(None, ...)` if there is neither.
     """
     try:
         expected = end.task.gold.table_hash or end.reference_hash()
@@ -74,9 +74,9 @@ def judge_state(end: EndState) -> Score:
 
 
 def labels(gold: Gold) -> list[list[Any]]:
-    """The ways to write a gold answer as a label of AgentBench.
+    """Return the ways to write a gold answer as a label of AgentBench.
 
-    Its own files give one; rows of other files can be written as values or as printed rows.
+    Its own files have one label; rows of other files can be written as values or as printed rows.
     """
     if gold.answers is not None:
         return [list(gold.answers)]

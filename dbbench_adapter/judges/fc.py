@@ -1,9 +1,9 @@
-"""The judge of AgentBench's function-calling version, with all its quirks, so that scores compare with its numbers.
+"""Judges as AgentBench's function-calling version does, with all its quirks, so that scores compare with its numbers.
 
 `0`, `none`, empty text, nan and infinity are one value. Commas are removed from words. Rows of several columns are
 dropped, so that an empty answer is right for them. Lists of texts ignore duplicates. A text in brackets is read as a
-Python literal. The original runs such a text as code; here nothing is run, and a text that is no literal is cut at its
-commas, as the original does with a text that does not run.
+Python literal. The original runs such a text as code. Here nothing is run; a text that is no literal is split at its
+commas, as the original splits a text that does not run.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _ZEROS = frozenset({"none", "null", "undefined", "nan", "inf", "infinity", "-inf
 
 
 def judge(end: EndState) -> Score:
-    """1 or 0; an episode without a committed answer gets 0.
+    """Return 1 or 0; an episode without a committed answer gets 0.
 
     Returns:
-        `Score(None, ...)` where the file has no gold that this judge can use.
+        `Score(None, ...)` if the file has no gold that this judge can use.
     Source:
         AgentBench `src/server/tasks/dbbench/task.py` and `result_processor.py`, commit 578c5e9.
     """
@@ -38,10 +38,10 @@ def judge(end: EndState) -> Score:
 
 
 def same_answers(given: Any, label: Answers) -> bool:
-    """Whether an answer, any JSON value, matches a label after both are cleaned."""
+    """Return whether an answer, any JSON value, matches a label after both are cleaned."""
     try:
         ours, theirs = clean(given), clean(label)
-    except ValueError:  # a number too large to print
+    except ValueError:  # the number is too large to print
         return False
     if ours is None or theirs is None:
         return False
@@ -52,7 +52,7 @@ def same_answers(given: Any, label: Answers) -> bool:
 
 
 def clean(answers: Any) -> list[str] | None:
-    """One side of a comparison as a list of plain texts; None for a text like `[1], [2]`, which matches nothing."""
+    """Return one side of a comparison as plain texts; return None for a text like `[1], [2]`, which matches nothing."""
     if answers is None:
         return ["0"]
     if isinstance(answers, str):
@@ -74,7 +74,7 @@ def _clean_text(text: str) -> list[str] | None:
 
 
 def _driver_values(text: str) -> list[Any] | None:
-    """The values of a printed driver result: those of its one-column rows, or of a single row that is no literal."""
+    """Return the values of a printed driver result: those of its one-column rows, or of one row that is no literal."""
     try:
         items = parse_literal(text)
     except ValueError:
@@ -117,7 +117,7 @@ def _numbers(values: list[str]) -> list[float] | None:
 
 
 def _paired(ours: list[float], theirs: list[float]) -> bool:
-    """Whether the numbers pair one to one, if each of ours takes the first close one of theirs that is left."""
+    """Return whether the numbers pair one to one, if each of ours takes the first close one of theirs that is left."""
     left = list(theirs)
     for number in ours:
         close = next((i for i, other in enumerate(left) if abs(number - other) <= TOLERANCE), None)

@@ -1,8 +1,8 @@
-"""The judge of LifelongAgentBench, with all its quirks, so that scores compare with its numbers.
+"""Judges as LifelongAgentBench does, with all its quirks, so that scores compare with its numbers.
 
-Rows are found by their parentheses, and their order always counts. Elements are cut at commas and empty ones dropped.
-The clean-up of a number leaves one foreign character on either side. Numbers match within a millionth of their size.
-The state of the tables counts whatever the episode's status is.
+Rows are found by their parentheses, and their order always counts. Elements are split at commas and empty ones are
+dropped. The clean-up of a number leaves one foreign character at either end. Numbers match within a millionth of their
+size. The state of the tables counts whatever the episode's status is.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _OF_NUMBERS = frozenset("0123456789.-")
 
 
 def judge(end: EndState) -> Score:
-    """1 or 0; an answer that was never given counts as an empty one.
+    """Return 1 or 0; a missing answer counts as an empty one.
 
     Returns:
-        `Score(None, ...)` where the file has no gold that this judge can use.
+        `Score(None, ...)` if the file has no gold that this judge can use.
     Source:
         LifelongAgentBench `src/tasks/instance/db_bench/task.py`, commit d6f19b4.
     """
@@ -39,7 +39,7 @@ def judge(end: EndState) -> Score:
 
 
 def same_rows(line: str, expected: Sequence[Sequence[Cell]]) -> bool:
-    """Whether the text after `Final Answer:` on its line, stripped, gives these rows in this order."""
+    """Return whether the text after `Final Answer:` on its line, stripped, gives these rows in this order."""
     rows = row_texts(line)
     if rows is None:
         return False
@@ -49,7 +49,7 @@ def same_rows(line: str, expected: Sequence[Sequence[Cell]]) -> bool:
 
 
 def row_texts(line: str) -> list[str] | None:
-    """The texts between parentheses; None where these do not pair up. `Decimal(` hides itself and the next `)`."""
+    """Return the texts between parentheses, None if these do not pair. `Decimal(` hides itself and the next `)`."""
     rows: list[str] = []
     start: int | None = None
     hidden = False
@@ -82,12 +82,12 @@ def _same_cell(element: str, expected: Cell) -> bool:
         return False
     try:
         return math.isclose(float(_number_text(element)), expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-    except (ValueError, OverflowError):  # no number, or one at which the original stops
+    except (ValueError, OverflowError):  # no number, or one that stops the original
         return False
 
 
 def _unquoted(element: str, expected: str) -> str:
-    """The element without one quote at either end, unless the expected text has it there too."""
+    """Return the element without one quote at either end, unless the expected text has it there too."""
     head = tail = False
     for quote in "'\"":
         if not head and element.startswith(quote) and not expected.startswith(quote):
@@ -98,7 +98,7 @@ def _unquoted(element: str, expected: str) -> str:
 
 
 def _number_text(element: str) -> str:
-    """The element without `Decimal(...)`, and without all but the innermost of the foreign characters at either end."""
+    """Return the element without `Decimal(...)` and with only the innermost of the foreign characters at either end."""
     if wrapped := _WRAPPED.match(element):
         element = wrapped["inner"]
     foreign = [char not in _OF_NUMBERS for char in element]

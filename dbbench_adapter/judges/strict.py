@@ -1,11 +1,12 @@
-"""Our own judge, the default in training: it is hard to fool, and an accident does not satisfy it.
+"""Judges strictly, and is the default in training: it is hard to fool, and an accident does not satisfy it.
 
-Answers are compared as multisets, in order only where the task orders its rows. Whole numbers match exactly, others
-within a tolerance, and a number never matches a text that is none. NULL matches only NULL. Changes are judged by the
+Answers are compared as multisets, or as lists if the task orders its rows. Whole numbers match exactly, others within a
+tolerance, and a number never matches a text that is no number. NULL matches only NULL. Changes are judged by the
 content of all tables, not by a hash of some columns.
 
-An answer may be given as one item per value, as one item per row printed as a tuple or list (`('Pear', 4)`), a single
-row also value by value, and everything as one text that holds the list. A wrong gold is not noticed.
+An answer may be given as one item per value, or as one item per row printed as a tuple or list (`('Pear', 4)`). A
+single row may also be given value by value, and any answer as one text that holds the list. A wrong gold is not
+noticed.
 """
 
 from __future__ import annotations
@@ -26,26 +27,26 @@ from dbbench_adapter.tasks.literals import parse_literal, parse_rows
 
 RELATIVE_TOLERANCE = 1e-9
 DECIMALS = 4
-"""MySQL gives averages four decimals: where the gold has no more, a number that rounds to it is the same answer."""
+"""MySQL gives averages four decimals. If the gold has no more, a number that rounds to it is the same answer."""
 _NULLS = frozenset({"none", "null"})
 _WHOLE_OR_DECIMAL = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?", re.ASCII)
 """A number as databases and Python print it; `007`, `+7` and `7.` are no such numbers."""
 _POWER_OF_TEN = re.compile(r"[eE][-+]?\d{1,3}", re.ASCII)
-"""The exponent of a large or small number; it may follow where the gold is no whole number."""
+"""The exponent of a large or small number; it may follow if the gold is no whole number."""
 _MAX_DIGITS = 300
 """A longer text is not read as a number; no engine prints one."""
 _MAX_PAIRED = 1_000
-"""The most rows that are paired by search: rows that differ only in the last digits of several numbers."""
+"""At most this many rows are paired by search, namely rows that differ only in the last digits of several numbers."""
 _CELLS = str | int | float | None
 _NO_SUCH = object()
-"""The value of a cell that is not of the kind it is compared with; it equals nothing."""
+"""The value of a cell whose kind differs from that of the expected cell; it equals nothing."""
 
 
 def judge(end: EndState) -> Score:
-    """1 or 0; an episode without a committed answer gets 0.
+    """Return 1 or 0; an episode without a committed answer gets 0.
 
     Returns:
-        `Score(None, ...)` where the task has no gold, or its reference does not run on this backend.
+        `Score(None, ...)` if the task has no gold, or its reference does not run on this backend.
     """
     if not end.committed:
         return Score(0.0, "not_committed")
@@ -58,21 +59,21 @@ def judge(end: EndState) -> Score:
 
 
 def same_answers(answers: Answers, expected: Rows, *, ordered: bool) -> bool:
-    """Whether one of the ways to read the committed answers gives these rows."""
+    """Return whether one of the ways to read the committed answers gives these rows."""
     width = len(expected[0]) if expected else 1
     return any(same_rows(given, expected, ordered=ordered) for given in readings(answers, width))
 
 
 def same_rows(given: Rows, expected: Rows, *, ordered: bool) -> bool:
-    """Whether two results are equal, as lists when `ordered`, else as multisets."""
+    """Return whether two results are equal, as lists if `ordered`, else as multisets."""
     if len(given) != len(expected):
         return False
     return all(map(_same_row, given, expected)) if ordered else _matched(given, expected)
 
 
 def same_state(found: Snapshot, expected: Snapshot) -> bool:
-    """Whether two databases of one engine hold the same tables and views, declared alike, with the same rows in any
-    order."""
+    """Return whether two databases of one engine have the same tables and views, declared alike, with the same rows in
+    any order."""
     return found.keys() == expected.keys() and all(
         found[name].declared == expected[name].declared
         and found[name].columns == expected[name].columns
@@ -82,7 +83,7 @@ def same_state(found: Snapshot, expected: Snapshot) -> bool:
 
 
 def readings(answers: Answers, width: int) -> Iterator[Rows]:
-    """The ways to read the committed answers as rows of `width` columns."""
+    """Yield the ways to read the committed answers as rows of `width` columns."""
     items: list[Any] = answers if isinstance(answers, list) else [answers]
     if answers is None or not all(map(_is_cell_or_row, items)):
         return
@@ -110,7 +111,7 @@ def _as_row(item: Any, width: int) -> Row:
 
 
 def _listed(text: str) -> Sequence[Any] | None:
-    """The items of a text like `['Pear', 'Plum']` or `[('Pear', 4), ('Plum', Decimal('5'))]`."""
+    """Return the items of a text like `['Pear', 'Plum']` or `[('Pear', 4), ('Plum', Decimal('5'))]`."""
     if (rows := parse_rows(text)) is not None:
         return rows
     try:
@@ -121,14 +122,14 @@ def _listed(text: str) -> Sequence[Any] | None:
 
 
 def _expected(gold: Gold) -> Rows | None:
-    """The gold rows, or the labels as rows of one value."""
+    """Return the gold rows, or the labels as rows of one value."""
     if gold.rows is not None:
         return gold.rows
     return None if gold.answers is None else tuple((meant(label),) for label in gold.answers)
 
 
 def meant(label: Cell) -> Cell:
-    """A label is always a text; this is the number or NULL that it reads like, or the text itself."""
+    """Return the number or NULL that a label, always a text, reads like, or else the text itself."""
     if not isinstance(label, str):
         return label
     if label.strip().casefold() in _NULLS:
@@ -140,18 +141,17 @@ def meant(label: Cell) -> Cell:
 
 
 def _matched(given: Rows, expected: Rows) -> bool:
-    """Whether the rows pair one to one. Identical rows are paired first; this could only be wrong where numbers lie
-    closer together than the tolerance."""
+    """Return whether the rows pair one to one. Identical rows are paired first, which could only be wrong for numbers
+    that are closer together than the tolerance."""
     counts = Counter(map(_typed, given)), Counter(map(_typed, expected))
     return _paired(_fitting(_rows(counts[0] - counts[1]), _rows(counts[1] - counts[0])))
 
 
 def _fitting(given: Rows, expected: Rows) -> list[list[Sequence[int]]]:
-    """The expected rows that each given row equals, as lists of places (indices into `expected`); given rows may share
-    a list.
+    """Return the expected rows that each given row equals, as shared lists of places (indices into `expected`).
 
     Places are looked up by the cells that are compared exactly and by one column of numbers with a tolerance, the one
-    with the most distinct values. So results of thousands of rows are judged in a second.
+    with the most distinct values. Therefore thousands of rows are judged in a second.
     """
     groups: dict[tuple[type, ...], dict[tuple[Any, ...], list[int]]] = {}
     for place, row in enumerate(expected):
@@ -175,19 +175,19 @@ def _fitting(given: Rows, expected: Rows) -> list[list[Sequence[int]]]:
 
 
 def _kind(expected: Cell) -> type:
-    """How a cell is compared: as NULL, text, whole number, or number with a tolerance."""
+    """Return how a cell is compared: as NULL, text, whole number, or number with a tolerance."""
     return next(kind for kind in (type(None), str, int, float) if isinstance(expected, kind))
 
 
 def _exact(expected: Cell) -> Any:
-    """The value that a given cell must have to equal this one; ... for a number with a tolerance."""
+    """Return the value that an equal cell must have; return ... for a number with a tolerance."""
     if isinstance(expected, float):
         return ...
     return expected.strip() if isinstance(expected, str) else expected
 
 
 def _as_kind(given: Cell, kind: type) -> Any:
-    """The value of a given cell where the expected one is of this kind; ... for a number with a tolerance."""
+    """Return a given cell's value as the kind of the expected one; return ... for a number with a tolerance."""
     if kind is type(None):
         return None if given is None or (isinstance(given, str) and given.strip().casefold() in _NULLS) else _NO_SUCH
     if kind is str:
@@ -199,8 +199,9 @@ def _as_kind(given: Cell, kind: type) -> Any:
 
 
 def _by_float(places: Sequence[int], expected: Rows) -> tuple[int, list[float], list[int]]:
-    """Rows sorted by one column of floats: the column with the most distinct values, its floats in ascending order, and
-    the places of their rows. NaN is left out, since it equals nothing. Without floats both lists are empty."""
+    """Return rows sorted by one column of floats: the column with the most distinct values, its floats in ascending
+    order, and the places of their rows. NaN is left out, since it equals nothing. Without floats both lists are
+    empty."""
     floats = [column for column, cell in enumerate(expected[places[0]]) if isinstance(cell, float)]
     column = max(floats, key=lambda column: len({expected[place][column] for place in places}), default=0)
     cells = ((expected[place][column], place) for place in places)
@@ -209,10 +210,10 @@ def _by_float(places: Sequence[int], expected: Rows) -> tuple[int, list[float], 
 
 
 def _near(number: Any, ascending: list[float], places: list[int]) -> Sequence[int]:
-    """The places of all floats that may be close to a number."""
+    """Return the places of all floats that may be close to a number."""
     try:
         number = float(number)
-    except OverflowError:  # an integer beyond all floats
+    except OverflowError:  # the integer is beyond all floats
         return ()
     if not math.isfinite(number):
         return places
@@ -221,7 +222,7 @@ def _near(number: Any, ascending: list[float], places: list[int]) -> Sequence[in
 
 
 def _paired(fitting: Sequence[Sequence[Sequence[int]]]) -> bool:
-    """Whether every given row gets a place of its own. It searches augmenting paths, since closeness is not transitive.
+    """Return whether every given row gets its own place. Augmenting paths are searched, as closeness is not transitive.
 
     Args:
         fitting: for each given row, lists of the places that it fits.
@@ -237,10 +238,10 @@ def _paired(fitting: Sequence[Sequence[Sequence[int]]]) -> bool:
 
 
 def _same_content(found: Rows, expected: Rows) -> bool:
-    """Whether two tables hold the same rows, except for the last digits of numbers that are not whole.
+    """Return whether two tables hold the same rows, except for the last digits of numbers that are not whole.
 
-    Identical rows are paired first, then rows whose other cells are equal: in sorted order, which is right for one
-    column of such numbers, or else by search, up to `_MAX_PAIRED` rows.
+    Identical rows are paired first, then rows whose other cells are equal. One column of such numbers is paired in
+    sorted order; several columns are paired by search, up to `_MAX_PAIRED` rows.
     """
     counts = Counter(found), Counter(expected)
     if len(found) != len(expected):
@@ -257,7 +258,7 @@ def _same_content(found: Rows, expected: Rows) -> bool:
 
 
 def _by_exact_cells(rows: Counter[Row]) -> dict[Row, list[Row]]:
-    """The sorted floats of the rows, by their other cells; ... stands for a float."""
+    """Return the sorted floats of the rows, by their other cells; ... stands for a float."""
     alike: dict[Any, list[Row]] = {}
     for row in rows.elements():
         key = tuple(... if isinstance(cell, float) else cell for cell in row)
@@ -278,7 +279,7 @@ def _is_close(found: Any, expected: Any) -> bool:
 
 
 def _typed(row: Row) -> tuple[tuple[type, Cell], ...]:
-    return tuple((type(cell), cell) for cell in row)  # True equals 1, and is no number
+    return tuple((type(cell), cell) for cell in row)  # True equals 1, but is no number
 
 
 def _rows(typed: Counter[tuple[tuple[type, Cell], ...]]) -> Rows:
@@ -325,24 +326,24 @@ def _same_cell(given: Cell, expected: Cell) -> bool:
         return False
     if whole:
         return number == expected
-    absolute = 0.5001 * 10**-DECIMALS if round(expected, DECIMALS) == expected else 0.0  # an average
+    absolute = 0.5001 * 10**-DECIMALS if round(expected, DECIMALS) == expected else 0.0  # the gold may be an average
     try:
         return math.isclose(number, expected, rel_tol=RELATIVE_TOLERANCE, abs_tol=absolute)
-    except OverflowError:  # an integer beyond all floats
+    except OverflowError:  # the integer is beyond all floats
         return False
 
 
 def _read(given: Cell, *, whole: bool) -> Any:
-    """The number that a cell is or reads like; None where it is no number."""
+    """Return the number that a cell is or reads like; return None if it is no number."""
     number = _number(given.strip(), whole=whole) if isinstance(given, str) else given
     return None if isinstance(number, bool) else number
 
 
 def _number(text: str, *, whole: bool) -> Decimal | None:
-    """The exact number that the whole text prints; None where it prints none.
+    """Return the exact number that the whole text prints; return None if it prints none.
 
     Args:
-        whole: the gold is an integer; no engine prints one with a power of ten.
+        whole: the gold is an integer, which no engine prints with a power of ten.
     """
     match = _WHOLE_OR_DECIMAL.match(text) if len(text) <= _MAX_DIGITS else None
     rest = text[match.end() :] if match else ""

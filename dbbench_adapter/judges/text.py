@@ -1,9 +1,9 @@
-"""The judge of AgentBench's text version, with all its quirks, so that scores compare with its numbers.
+"""Judges as AgentBench's text version does, with all its quirks, so that scores compare with its numbers.
 
 The answer line is read as a Python literal. A bare word keeps the blank before it and so fails. A quoted word without
-brackets is split into its letters. Number literals never equal labels of several values. The state of the tables
-counts whatever the episode's status is. Nothing that an agent wrote is run as code: a line with a call or a name is one
-text, as in the original where such a line does not run.
+brackets is split into its letters. Number literals never equal labels of several values. The state of the tables counts
+whatever the episode's status is. Nothing that an agent wrote is run as code: a line with a call or a name is one text,
+as in the original if such a line does not run.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dbbench_adapter.tasks.literals import parse_literal
 
 
 def judge(end: EndState) -> Score:
-    """1 or 0; an answer that was never given counts as an empty line.
+    """Return 1 or 0; a missing answer counts as an empty line.
 
     Returns:
-        `Score(None, ...)` where the file has no gold that this judge can use.
+        `Score(None, ...)` if the file has no gold that this judge can use.
     Source:
         AgentBench branch v0.2, `src/server/tasks/dbbench/__init__.py`.
     """
@@ -34,7 +34,7 @@ def judge(end: EndState) -> Score:
 
 
 def same_answers(line: str, label: Sequence[Any]) -> bool:
-    """Whether what follows `Final Answer:` on its line, leading blank included, matches the label."""
+    """Return whether the text after `Final Answer:` on its line, leading blank included, matches the label."""
     given = _listed(line)
     if len(given) == len(label) == 1:
         try:
@@ -45,7 +45,7 @@ def same_answers(line: str, label: Sequence[Any]) -> bool:
             return False
     try:
         return set(given) == set(label)
-    except TypeError:  # a list in the list
+    except TypeError:  # the list contains a list
         return False
 
 

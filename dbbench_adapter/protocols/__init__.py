@@ -1,4 +1,4 @@
-"""The three protocols of DB-Bench by name. A new one needs a module and a line here."""
+"""Lists the three protocols of DB-Bench by name. A new one needs a module and a line here."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Protocol:
     max_rounds: int
     """The limit in the original's configuration."""
     tools: list[dict[str, Any]]
-    """Tools of the model, in chat-completions form; none where it writes its actions as text."""
+    """Tools of the model, in chat-completions form; none if it writes its actions as text."""
     max_replies: Callable[[int], int] = lambda max_rounds: max_rounds
-    """How many replies `max_rounds` rounds may take."""
+    """The number of replies that `max_rounds` rounds may take."""
     history: Callable[[Sequence[Message]], list[Message]] = list
     """The part of the conversation that the model reads."""
 
@@ -47,7 +47,7 @@ def open_episode(
     max_rounds: int | None = None,
     statement_timeout_s: float = STATEMENT_TIMEOUT_S,
 ) -> Episode:
-    """An episode over a fresh database; a context manager that drops it.
+    """Open an episode over a fresh database, as a context manager that drops it.
 
     Args:
         max_rounds: None takes the protocol's own limit.

@@ -1,4 +1,4 @@
-"""The parts that the episodes of all protocols share: one task's database, its history, and the methods for judges.
+"""Holds what the episodes of all protocols share: one task's database, its history, and the methods for judges.
 
 A protocol decides what the model reads first, how its replies are understood and what ends an episode. `text`, `fc` and
 `lab` have a module each. Calling the model, and the verdicts (`dbbench_adapter.judges`), are left out.
@@ -33,7 +33,7 @@ Status = Literal[
     "task_limit_reached",
     "task_environment_error",
 ]
-"""The outcome of an episode in the words of the original: AgentBench has blanks, LifelongAgentBench underscores."""
+"""The outcome of an episode in the words of the original: AgentBench uses blanks, LifelongAgentBench underscores."""
 
 _OPENS_TRANSACTION = re.compile(r"begin|start|autocommit|chain|completion_type", re.IGNORECASE)
 MAX_RESULT_CHARS = 800
@@ -41,10 +41,10 @@ TRUNCATED = "[TRUNCATED]"
 
 
 class Episode(ABC):
-    """The environment's side of a rollout. One thread at a time may use it; every method may wait for the database.
+    """Plays the environment's side of a rollout. One thread at a time may use it; methods may wait for the database.
 
     Args:
-        max_rounds: how often the model may reply or act; the protocol says what is counted.
+        max_rounds: the number of replies or actions of the model; the protocol says which of them count.
         statement_timeout_s: wall-clock budget of one statement, in seconds.
     Raises:
         TableError: a table of the task cannot be made, and the protocol does not go on without it.
@@ -52,9 +52,9 @@ class Episode(ABC):
     """
 
     NULL: ClassVar[str | None] = None
-    """The value that stands for a missing cell of a text column in the database."""
+    """This value replaces a missing cell of a text column in the database."""
     SWALLOWS_SETUP_ERRORS: ClassVar[bool] = False
-    """Whether to go on with empty tables where their rows do not fit, and without any where they cannot be made."""
+    """Whether to go on with empty tables if their rows do not fit, and without any if they cannot be made."""
 
     def __init__(
         self, task: Task, backend: Backend, *, max_rounds: int, statement_timeout_s: float = STATEMENT_TIMEOUT_S
@@ -68,7 +68,7 @@ class Episode(ABC):
         """The model's statements as it wrote them, failed ones included."""
         self._transaction_opened = False
         self.malformed_calls = 0
-        """How many replies, or calls in a reply, the protocol could not read."""
+        """The number of replies, or of calls in a reply, that the protocol could not read."""
         self._backend, self._timeout_s = backend, statement_timeout_s
         self._tables = as_text(task, null=self.NULL)
         self._database = self._set_up() if self.SWALLOWS_SETUP_ERRORS else self._open()
@@ -89,7 +89,7 @@ class Episode(ABC):
 
     @abstractmethod
     def _take(self, reply: Any) -> list[Message]:
-        """The protocol's own part of `step`."""
+        """Do the protocol's own part of `step`."""
 
     @property
     def done(self) -> bool:
@@ -97,11 +97,11 @@ class Episode(ABC):
 
     @property
     def committed(self) -> bool:
-        """Whether the episode ended with an answer of the model."""
+        """Return whether the episode ended with an answer of the model."""
         return self.status == "completed"
 
     def judge(self, name: JudgeName) -> Score:
-        """The verdict of a judge of `JUDGES` on the episode as it stands."""
+        """Judge the episode as it is now, with a judge of `JUDGES`."""
         return JUDGES[name](self)
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ class Episode(ABC):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    # the methods of `EndState`, for judges
+    # `EndState` declares these methods for judges
 
     def table_hash(self) -> str | None:
         return self._database.table_hash(self.task.tables)
@@ -136,13 +136,13 @@ class Episode(ABC):
             raise NoReferenceError(f"the reference of task {self.task.id!r} leaves a table larger than a judge reads")
         return found
 
-    # for protocols
+    # protocols use these methods
 
     def _open(self) -> Database:
         return self._backend.open(self._tables, typed=self.task.typed, statement_timeout_s=self._timeout_s)
 
     def _set_up(self) -> Database:
-        """A database with the tables, or with them empty, or without any: the first that can be made."""
+        """Open a database with the tables, or with the tables emptied, or without any: the first that can be made."""
         emptied = tuple(replace(table, rows=()) for table in self._tables)
         for tables in (self._tables, emptied):
             self._tables = tables
@@ -152,8 +152,8 @@ class Episode(ABC):
         return self._open()
 
     def _commit_work(self, sql: str) -> None:
-        """Commit as the originals' drivers do after each statement. It costs a round trip, so it begins with the first
-        statement that has a word which may open a transaction."""
+        """Commit as the originals' drivers do after each statement. A commit costs a round trip, so it starts with the
+        first statement that has a word which may open a transaction."""
         self._transaction_opened = self._transaction_opened or _OPENS_TRANSACTION.search(sql) is not None
         if self._transaction_opened:
             self._database.run("COMMIT")
@@ -164,7 +164,7 @@ class Episode(ABC):
 
     @contextmanager
     def _reference(self) -> Iterator[Database]:
-        """A fresh copy of the task's database on which the reference statement has run."""
+        """Yield a fresh copy of the task's database on which the reference statement has run."""
         sql = self.task.gold.sql
         if sql is None:
             raise NoReferenceError(f"task {self.task.id!r} has no reference statement; add `sql` to its gold")
@@ -176,10 +176,10 @@ class Episode(ABC):
 
 
 def as_text(task: Task, *, null: str | None) -> tuple[Table, ...]:
-    """The tables with every cell of a text column as text; all columns are text unless the task is typed.
+    """Return the tables with every cell of a text column as text; all columns are text unless the task is typed.
 
     Args:
-        null: the value that stands for a missing cell.
+        null: the value that replaces a missing cell.
     """
 
     def stored(cell: Cell, is_text: bool) -> Cell:
@@ -196,7 +196,7 @@ def as_text(task: Task, *, null: str | None) -> tuple[Table, ...]:
 
 
 def format_result(result: Result, limit: int | None = MAX_RESULT_CHARS) -> str:
-    """A result as the model reads it: the driver's row list, `[]` without rows, or the error.
+    """Return a result as the model reads it: the driver's row list, `[]` without rows, or the error.
 
     Args:
         limit: a text of more characters is cut there and ends in `[TRUNCATED]`.
@@ -207,7 +207,7 @@ def format_result(result: Result, limit: int | None = MAX_RESULT_CHARS) -> str:
 
 
 def fenced_sql(reply: str) -> str | None:
-    """The text of the first block that begins with the line "```sql" and ends before a line "```".
+    """Return the text of the first block that begins with the line "```sql" and ends before a line "```".
 
     Its lines are joined by blanks, so that a line comment hides the rest, as in the originals.
     """
@@ -217,7 +217,7 @@ def fenced_sql(reply: str) -> str | None:
 
 
 def final_answer(reply: str) -> str | None:
-    """The rest of the first line that begins with `Final Answer:`; the first line of a reply does not count."""
+    """Return the rest of the first line that begins with `Final Answer:`; the first line of a reply does not count."""
     mark = "\nFinal Answer:"
     start = reply.find(mark)
     return None if start < 0 else reply[start + len(mark) :].partition("\n")[0]

@@ -1,4 +1,4 @@
-"""DB-Bench's function-calling protocol (AgentBench, branch main): two tools, and how their calls are answered.
+"""Implements DB-Bench's function-calling protocol (AgentBench, branch main): two tools, and answers to their calls.
 
 It keeps from the original: the order and form of the prompt's parts, the names of tools and arguments, argument names
 that are not checked, several statements in one call of which the first result is returned, results as the driver's row
@@ -17,7 +17,7 @@ from dbbench_adapter.datatypes import Task
 from dbbench_adapter.protocols.base import Episode, Message, format_result, user_messages
 
 MAX_ROUNDS = 15
-"""Replies, as AgentBench configures it."""
+"""The limit of replies, as configured by AgentBench."""
 ASK_FOR_A_CALL = "No tool call was found in your reply. Call execute_sql, or commit_final_answer to finish."
 
 RULES = """\
@@ -29,7 +29,7 @@ printed it. After a change the tables are compared, and the answers may be anyth
 
 
 def _tool(name: str, description: str, parameter: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """A tool with one parameter, in chat-completions form."""
+    """Return a tool with one parameter, in chat-completions form."""
     parameters = {
         "type": "object",
         "properties": {parameter: schema},
@@ -56,7 +56,7 @@ TOOLS = [
 
 
 def messages(task: Task) -> list[Message]:
-    """The first prompt: the rules, then evidence, table note and question. Nothing of the gold is in it."""
+    """Return the first prompt: the rules, then evidence, table note and question. It contains nothing of the gold."""
     parts = [
         f"Evidence about the question: {task.evidence}\n" if task.evidence else "",
         f"Additional table information about the question: {task.table_note}\n" if task.table_note else "",
@@ -66,7 +66,7 @@ def messages(task: Task) -> list[Message]:
 
 
 class FcEpisode(Episode):
-    """An episode whose replies are assistant messages; `call_tool` takes their calls one at a time."""
+    """Plays an episode whose replies are assistant messages; `call_tool` takes their calls one at a time."""
 
     NULL = "None"
 
@@ -79,8 +79,7 @@ class FcEpisode(Episode):
     def call_tool(self, name: str, arguments: Any) -> str:
         """Answer one tool call; every mistake of the model is answered in words and counted.
 
-        A commit ends the episode, as `task error` if its answer is no list or text. The model does not read what is
-        returned for a commit.
+        A commit ends the episode, as `task error` if its answer is no list or text. The model does not read its result.
 
         Args:
             arguments: the JSON text of an object; its first value is the argument, whatever its name.
@@ -98,7 +97,7 @@ class FcEpisode(Episode):
         return self._execute(argument) if name == "execute_sql" else self._commit(argument)
 
     def without_call(self, _reply: str = "") -> list[Message]:
-        """The answer to a reply without a tool call."""
+        """Answer a reply without a tool call."""
         return user_messages([ASK_FOR_A_CALL])
 
     def _handle(self, calls: Any) -> list[Message]:
@@ -118,7 +117,7 @@ class FcEpisode(Episode):
         return answers
 
     def _execute(self, query: Any) -> str:
-        if not query:  # the driver's answer to no statement
+        if not query:  # the driver answers an empty statement like this
             return format_result(Result())
         if not isinstance(query, str):
             return self._malformed('execute_sql takes {"query": "..."}')
@@ -135,7 +134,7 @@ class FcEpisode(Episode):
             if results[-1].error is not None:
                 break
         if len(statements) > 1:
-            self._database.new_session()  # the driver loses its connection through results that nobody fetched
+            self._database.new_session()  # the driver loses its connection over results that nobody fetched
         else:
             self._commit_work(query)
         return results[1] if len(results) > 1 and results[1].error is not None else results[0]

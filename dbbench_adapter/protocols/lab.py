@@ -1,4 +1,4 @@
-"""LifelongAgentBench's protocol: the patterns of the text protocol read more freely, three rounds, whole results.
+"""Implements LifelongAgentBench's protocol: the text protocol's patterns read more freely, three rounds, whole results.
 
 It keeps from the original: the order of messages, the patterns, the round limit that counts every reply, statements
 split at every semicolon, a fresh session per reply, results that are never cut. The rules say the same in other words.
@@ -27,7 +27,7 @@ fits neither form fails at once."""
 
 
 def messages(task: Task) -> list[Message]:
-    """The first prompt. Nothing of the gold is in it."""
+    """Return the first prompt. It contains nothing of the gold."""
     return [
         {"role": "system", "content": "You are a helpful assistant."},
         {"role": "user", "content": RULES},
@@ -37,7 +37,7 @@ def messages(task: Task) -> list[Message]:
 
 
 class LabEpisode(Episode):
-    """An episode whose replies are texts with the patterns of `RULES`."""
+    """Plays an episode whose replies are texts with the patterns of `RULES`."""
 
     NULL = "None"
     SWALLOWS_SETUP_ERRORS = True
@@ -71,12 +71,12 @@ class LabEpisode(Episode):
         return text
 
     def _readable(self) -> bool:
-        """Whether the original could read its answer; for a change that is the hash of the table."""
+        """Return whether the original could read its answer; for a change that is the hash of the table."""
         return not self.task.changes_state or self.table_hash() is not None
 
 
 def parse_action(reply: str) -> Literal["Operation", "Answer"] | None:
-    """The first action that the reply names, at any place."""
+    """Return the first action that the reply names, at any place."""
     operation, answer = reply.find("Action: Operation"), reply.find("Action: Answer")
     if operation < 0 and answer < 0:
         return None

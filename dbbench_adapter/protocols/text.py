@@ -1,4 +1,4 @@
-"""DB-Bench's text protocol (AgentBench v0.2): operations and answers are patterns in free text.
+"""Implements DB-Bench's text protocol (AgentBench v0.2): operations and answers are patterns in free text.
 
 It keeps from the original: the order of messages, the patterns and their gaps, 15 statements and one more reply, a
 fresh session per statement, results cut at 800 characters, a block of several statements that is lost, the trimmed
@@ -16,7 +16,7 @@ from dbbench_adapter.datatypes import Task
 from dbbench_adapter.protocols.base import Episode, Message, fenced_sql, final_answer, format_result, user_messages
 
 MAX_ROUNDS = 15
-"""The limit of statements. After the last one more reply is read, which can only answer."""
+"""The limit of statements. After the last one, one more reply is read, which can only answer."""
 OUT_OF_SYNC = "Commands out of sync; you can't run this command now"
 MAX_HISTORY_SEGMENTS = 3500
 _DATA_DEFINITION = ("ALTER", "CREATE", "DROP", "RENAME", "TRUNCATE")
@@ -39,7 +39,7 @@ answer may be anything. A reply that fits neither form fails at once."""
 
 
 def messages(task: Task) -> list[Message]:
-    """The first prompt. Nothing of the gold is in it."""
+    """Return the first prompt. It contains nothing of the gold."""
     return [
         {"role": "user", "content": RULES},
         {"role": "assistant", "content": "Ok."},
@@ -48,12 +48,12 @@ def messages(task: Task) -> list[Message]:
 
 
 def trimmed(history: Sequence[Message]) -> list[Message]:
-    """The history as the model reads it: the first message, and the newest ones as far as 3,500 segments allow.
+    """Return the history as the model reads it: the first message, and as many of the newest as 3,500 segments allow.
 
     A segment is a run of up to 7 letters, or any other character except a blank or a line break.
 
     Args:
-        history: of odd length, user and assistant by turns.
+        history: an odd number of messages, user and assistant by turns.
     """
     first, later = history[0], list(history[1:])
     used, kept = segments(first["content"]), 0
@@ -71,7 +71,7 @@ def trimmed(history: Sequence[Message]) -> list[Message]:
 
 
 def segments(text: str) -> int:
-    """The original's measure of length, in place of tokens."""
+    """Return the original's measure of length, which replaces tokens."""
     count = letters = 0
     for char in text:
         if char.isalpha():
@@ -84,12 +84,12 @@ def segments(text: str) -> int:
 
 
 class TextEpisode(Episode):
-    """An episode whose replies are texts with the patterns of `RULES`; None is a reply without text."""
+    """Plays an episode whose replies are texts with the patterns of `RULES`; None is a reply without text."""
 
     SWALLOWS_SETUP_ERRORS = True
 
     def _take(self, reply: str | None) -> list[Message]:
-        if reply is None:  # the original fails on a reply without text, but takes the first one for an empty text
+        if reply is None:  # the original fails on a reply without text, but reads the first one as an empty text
             if self.sql_run:
                 self.status = "unknown"
                 return []
@@ -118,8 +118,8 @@ class TextEpisode(Episode):
         return []
 
     def _run(self, sql: str) -> Result:
-        """Run one statement in a session of its own. The driver cannot fetch several; of these nothing is kept except a
-        first statement that commits itself."""
+        """Run one statement in a session of its own. The driver cannot fetch several statements; it keeps nothing of
+        them except a first statement that commits itself."""
         if not sql:
             return Result()
         statements = split_statements(sql) or [sql]
@@ -135,7 +135,7 @@ class TextEpisode(Episode):
 
 
 def _action(reply: str) -> str | None:
-    """The text from the first `Action: ` to the end of its line; None if that is the last line."""
+    """Return the text from the first `Action: ` to the end of its line; return None if that is the last line."""
     start = reply.find("Action: ")
     end = reply.find("\n", start)
     return None if start < 0 or end < 0 else reply[start + len("Action: ") : end]

@@ -1,4 +1,4 @@
-"""A multi-turn agent for rLLM's engine: it keeps the conversation, and its action is the model's reply.
+"""Implements a multi-turn agent for rLLM's engine: it keeps the conversation, and its action is the model's reply.
 
 It knows neither SQL nor the protocol: the first prompt and every answer come from the environment as messages, and the
 environment reads the replies. rLLM's engine calls the model.
@@ -12,7 +12,7 @@ from dbbench_adapter.rllm.interfaces import Action, BaseAgent, Step, Trajectory
 
 
 class DBBenchAgent(BaseAgent):
-    """One step per reply. After `reset` the next observation is the first prompt."""
+    """Records one step per reply. After `reset` the next observation is the first prompt."""
 
     def __init__(self) -> None:
         self.reset()
@@ -33,7 +33,7 @@ class DBBenchAgent(BaseAgent):
 
         Args:
             observation: messages in chat-completions form; the first prompt after `reset`.
-            reward, done, info: the engine writes them into the current step.
+            reward, done, info: values that the engine writes into the current step.
         """
         self._messages = self._messages + observation
         self._observation = observation

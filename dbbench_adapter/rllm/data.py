@@ -1,4 +1,4 @@
-"""Tasks as rows of rLLM's data sets, which rLLM's registry writes as parquet for itself and for verl."""
+"""Writes tasks as rows of rLLM's data sets, which rLLM's registry stores as parquet for itself and for verl."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dbbench_adapter.datatypes import Task
 from dbbench_adapter.rllm.interfaces import require_rllm
 
 _NESTED = ("tables", "gold", "skills")
-"""Fields of `Task.to_dict()` that a row holds as JSON text: lists of mixed types do not fit parquet."""
+"""A row holds these fields of `Task.to_dict()` as JSON text, since lists of mixed types do not fit parquet."""
 
 
 def rllm_rows(tasks: Sequence[Task]) -> list[dict[str, Any]]:
-    """One row per task; `task_of` is the inverse."""
+    """Return one row per task; `task_of` is the inverse."""
     return [
         {name: json.dumps(value) if name in _NESTED else value for name, value in task.to_dict().items()}
         for task in tasks
@@ -22,7 +22,7 @@ def rllm_rows(tasks: Sequence[Task]) -> list[dict[str, Any]]:
 
 
 def task_of(row: Mapping[str, Any]) -> Task:
-    """The task of a row; nested fields are JSON text or plain values.
+    """Return the task of a row; nested fields are JSON text or plain values.
 
     Raises:
         ValueError: a field is missing, unknown or of another form.
@@ -36,10 +36,10 @@ def task_of(row: Mapping[str, Any]) -> Task:
 
 
 def register_tasks(name: str, tasks: Sequence[Task], split: str) -> Any:
-    """Put tasks into rLLM's registry; they replace those that it has under this name and split.
+    """Add tasks to rLLM's registry; they replace those that it has under this name and split.
 
     Returns:
-        The `rllm.data.Dataset`; its `get_verl_data_path()` is the parquet file verl reads.
+        The `rllm.data.Dataset`; its `get_verl_data_path()` is the parquet file that verl reads.
     Raises:
         RllmMissingError: see `require_rllm`.
     """

@@ -1,4 +1,4 @@
-"""One DB-Bench task as an environment of rLLM: one reply per step, and a reward when the episode ends.
+"""Plays one DB-Bench task as an environment of rLLM: one reply per step, and a reward when the episode ends.
 
 The protocol reads the replies (`Action: Operation`, `Action: Answer`); there are three rounds by default. The
 function-calling protocol is left out, since rLLM's engine passes only the reply's text. rLLM has no reward for an
@@ -22,18 +22,17 @@ from dbbench_adapter.rllm.interfaces import BaseEnv
 
 MAX_ROUNDS = 3
 SETTINGS = ("backend", "protocol", "judge", "max_rounds", "statement_timeout_s")
-"""The names that `env_args` may have."""
+"""`env_args` may have these names."""
 CORRECT, WRONG, OUT_OF_ROUNDS, ILLEGAL = 1.0, -1.0, -0.8, -0.2
-"""The reward of each end of an episode; every step before the last one gets 0. A reply is illegal if the protocol
-cannot read it."""
+"""The reward of each end of an episode; earlier steps get 0. A reply is illegal if the protocol cannot read it."""
 Observation = list[dict[str, str]]
 
 
 def reward_of(verdict: float, status: str) -> float:
-    """The reward of an episode that ended with this status; a verdict between 0 and 1 interpolates.
+    """Return the reward of an episode that ended with this status; a verdict between 0 and 1 interpolates.
 
-    A right end pays `CORRECT` whatever the status is: `lab` judges the state alone. AgentBench writes the statuses with
-    blanks, LifelongAgentBench with underscores.
+    A right end gets `CORRECT` whatever the status is, since `lab` judges the state alone. AgentBench writes the
+    statuses with blanks, LifelongAgentBench with underscores.
     """
     failed = {"task_limit_reached": OUT_OF_ROUNDS, "agent_validation_failed": ILLEGAL}
     wrong = failed.get(status.replace(" ", "_"), WRONG)
@@ -45,16 +44,16 @@ class UnjudgedError(RuntimeError):
 
 
 class DBBenchEnv(BaseEnv):
-    """Every method may be called from any thread; the calls wait for each other.
+    """Holds one episode. Every method may be called from any thread; the calls wait for each other.
 
     Args:
-        backend: what `open_backend` takes; environments of one process share it.
+        backend: a spec for `open_backend`; environments of one process share the backend.
         protocol: `lab` or `text`.
         judge: a name of `JUDGES`.
-        max_rounds: how often the model may reply.
+        max_rounds: the number of replies that the model may give.
         statement_timeout_s: wall-clock budget of one statement, in seconds.
     Raises:
-        ValueError: another protocol.
+        ValueError: the protocol is another one.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class DBBenchEnv(BaseEnv):
         self._lock = threading.RLock()
 
     def reset(self) -> tuple[Observation, dict[str, Any]]:
-        """The first prompt over a fresh database; an unfinished episode is dropped.
+        """Return the first prompt over a fresh database; an unfinished episode is dropped.
 
         Raises:
             TableError, BackendUnavailable: the database cannot be made.
@@ -96,7 +95,7 @@ class DBBenchEnv(BaseEnv):
             The messages shown to the model (none after the last reply), reward, done, and `status`, `reason` and
             `num_statements` as info. The database is gone once the episode has ended.
         Raises:
-            RuntimeError: there is no episode under way; call `reset`.
+            RuntimeError: no episode is under way; call `reset`.
             UnjudgedError, BackendUnavailable: the episode has no verdict; it is closed.
         """
         with self._lock:
@@ -128,7 +127,7 @@ class DBBenchEnv(BaseEnv):
 
     @staticmethod
     def from_dict(info: dict[str, Any]) -> DBBenchEnv:
-        """The environment of a row.
+        """Make the environment of a row.
 
         Args:
             info: a row of `dbbench_adapter.rllm.data.rllm_rows`, merged with `env_args`.
@@ -154,7 +153,7 @@ atexit.register(_open_backends.close)
 
 
 def _shared(spec: str) -> Backend:
-    """The backend of this process by its spec, opened once and closed when the process ends."""
+    """Return the backend of this process by its spec, opened once and closed when the process ends."""
     with _backends_lock:
         if spec not in _backends:
             _backends[spec] = _open_backends.enter_context(open_backend(spec))

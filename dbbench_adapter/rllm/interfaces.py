@@ -1,4 +1,4 @@
-"""rLLM's base classes where rLLM is installed, and our stand-ins where it is not.
+"""Exports rLLM's base classes if rLLM is installed, and our stand-ins if it is not.
 
 rLLM removed agents and environments after 0.2.1.post1 (on 2026-04-30), so a newer one counts as not installed.
 """
@@ -24,14 +24,14 @@ __all__ = ["Action", "BaseAgent", "BaseEnv", "RllmMissingError", "Step", "Trajec
 
 
 class RllmMissingError(ImportError):
-    """An rLLM with agents and environments is needed and not installed."""
+    """The caller needs an rLLM with agents and environments, which is not installed."""
 
 
 def require_rllm() -> None:
     """Check that rLLM is installed; the error says how to install it.
 
     Raises:
-        RllmMissingError: rLLM is not installed, or one without agents and environments.
+        RllmMissingError: rLLM is not installed, or has no agents and environments.
     """
     if not BaseEnv.__module__.startswith("rllm."):
         raise RllmMissingError(

@@ -1,4 +1,4 @@
-"""The part of rLLM's agent and environment classes that ours use, for where rLLM is not installed.
+"""Copies the part of rLLM's agent and environment classes that ours use, for machines without rLLM.
 
 The names, attributes and defaults are those of rllm 0.2.1.post1 (`rllm/agents/agent.py`,
 `rllm/environments/base/base_env.py`). The methods that a subclass has to write are left out.
@@ -17,7 +17,7 @@ class Action:
 
 @dataclass
 class Step:
-    """One model call; the engine fills `reward`, `done` and `info`."""
+    """Holds one model call; the engine fills `reward`, `done` and `info`."""
 
     chat_completions: list[dict[str, str]] = field(default_factory=list)
     observation: Any = None
@@ -44,4 +44,4 @@ class BaseAgent:
 
 class BaseEnv:
     idx: Any = None
-    """Its place in the batch; the engine sets it."""
+    """The task's place in the batch; the engine sets it."""

@@ -31,12 +31,12 @@ DATASET = "dbbench"
 
 
 class Settings(BaseModel):
-    """The settings of a run beside rLLM's own config."""
+    """Holds the settings of a run beside rLLM's own config."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     train_file: Path
-    """Tasks to train on; any form `load_tasks` reads."""
+    """Tasks to train on, in any form that `load_tasks` reads."""
     val_file: Path
     """Held-out tasks; `python -m dbbench_adapter.splits` makes both."""
     backend: str = "sqlite"
@@ -55,7 +55,7 @@ def train(config: Any) -> None:
     Args:
         config: rLLM's composed config with a group `dbbench`.
     Raises:
-        ValueError: the group is missing or wrong, or the engine would stop episodes before their last round.
+        ValueError: the group `dbbench` is missing or wrong, or the engine would stop episodes before their last round.
         TaskFileError: a task file cannot be read.
     """
     from omegaconf import OmegaConf

@@ -1,1 +1,1 @@
-"""Task files: what one row holds (`records`), whole files (`load`), and tasks of one skill (`single_skill`)."""
+"""Reads task files: `records` reads one row, `load` whole files, and `single_skill` picks tasks of one skill."""

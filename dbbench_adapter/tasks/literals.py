@@ -1,9 +1,9 @@
-"""Read a Python literal from text that a model or a data file wrote, without running any of it.
+"""Reads a Python literal from text that a model or a data file wrote, without running any of it.
 
 It understands constant expressions: literals, and the arithmetic on numbers that the original judges' `eval` would do
-(there `[2010-12-31]` is a list with one number). Calls, attributes and names are refused, except names of builtins,
-which stand for themselves (there `[max]` is no text either). `parse_rows` also understands the constructors that
-database drivers print inside rows, `Decimal('1.5')` and `datetime.date(2024, 1, 31)`.
+(for them `[2010-12-31]` is a list with one number). Calls, attributes and names are refused, except names of builtins,
+which stand for themselves (in the originals `[max]` is no text either). `parse_rows` also understands the constructors
+that database drivers print inside rows, `Decimal('1.5')` and `datetime.date(2024, 1, 31)`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any
 from dbbench_adapter.datatypes import Cell, Rows
 
 MAX_CHARS = 200_000
-"""Longer texts are not parsed: the longest result of the 500 LifelongAgentBench references has 1,583."""
+"""A longer text is not parsed; the longest result of the 500 LifelongAgentBench references has 1,583 characters."""
 _MAX_BITS = 14_000  # Python prints no integer of more than 4,300 digits
 _MAX_ADJUSTED = 300
-"""Digits before the point of a decimal; MySQL's have at most 65."""
+"""The most digits before the point of a decimal; MySQL's have at most 65."""
 _UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
     ast.UAdd: operator.pos,
     ast.USub: operator.neg,
@@ -47,19 +47,20 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def parse_literal(text: str) -> Any:
-    """The value of a constant expression.
+    """Return the value of a constant expression.
 
     Raises:
-        ValueError: not a constant, longer than `MAX_CHARS`, nested too deeply, or a value too large to print.
+        ValueError: the text is not a constant, is longer than `MAX_CHARS` or nested too deeply, or its value is too
+            large to print.
     """
     return _evaluate(_parse(text))
 
 
 def parse_rows(text: str) -> Rows | None:
-    """The rows of a printed driver result such as `[('a', 1), ('b', Decimal('2.50'))]`.
+    """Return the rows of a printed driver result such as `[('a', 1), ('b', Decimal('2.50'))]`.
 
     Returns:
-        One tuple per row; decimals with a point as float, without one as int, dates as ISO text. None where the text is
+        One tuple per row; decimals with a point as float, without one as int, dates as ISO text. None if the text is
         not a list of tuples or lists.
     """
     try:
@@ -112,7 +113,7 @@ def _value(node: ast.expr | None) -> Any:
 
 
 def _calculated(operation: type[ast.operator], left: Any, right: Any) -> Any:
-    """Arithmetic on two numbers whose result is small enough to print."""
+    """Calculate with two numbers; the result must be small enough to print."""
     if not isinstance(left, int | float | complex) or not isinstance(right, int | float | complex):
         raise ValueError("an operator between other things than numbers")
     if isinstance(left, int) and isinstance(right, int):
@@ -139,7 +140,7 @@ def _cell(node: ast.expr) -> Cell:
 
 
 def _decimal(value: Any) -> int | float:
-    """An integer where no point is printed: the sum of a column of integers is a decimal to MySQL's drivers."""
+    """Return an integer if no point is printed: to MySQL's drivers the sum of a column of integers is a decimal."""
     number = Decimal(value)
     if not number.is_finite() or abs(number.adjusted()) > _MAX_ADJUSTED:
         raise ValueError("a number too large or small to be one of a database")

@@ -1,4 +1,4 @@
-"""Read DB-Bench task files into `Task`s, and write our own.
+"""Reads DB-Bench task files into `Task`s, and writes our own.
 
 It reads AgentBench JSONL (standard, dev and the function-calling training form) and its pretty-printed list,
 LifelongAgentBench `entry_dict.json` and its parquet form, and JSONL of `Task.to_dict()`. `load_tasks` stops at the
@@ -27,12 +27,12 @@ class TaskFileError(ValueError):
 
 
 def load_tasks(path: Path) -> list[Task]:
-    """Every task of a file, in file order; the form is recognised by its content.
+    """Return every task of a file, in file order; the form is recognised by its content.
 
     Args:
         path: a file, or a folder that holds one parquet file.
     Raises:
-        TaskFileError: the file is missing, of no known form, or a row does not parse.
+        TaskFileError: the file is missing or of no known form, or a row does not parse.
     """
     path = task_file(path)
     tasks: list[Task] = []
@@ -58,7 +58,7 @@ def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
 
 
 def refuse_repeated_ids(tasks: Iterable[Task]) -> None:
-    """Check tasks that come from several files, each of which holds an id once.
+    """Refuse an id that occurs in several files; each file holds an id once.
 
     Raises:
         TaskFileError: an id occurs twice.
@@ -72,10 +72,10 @@ def refuse_repeated_ids(tasks: Iterable[Task]) -> None:
 
 
 def task_file(path: Path) -> Path:
-    """The file itself, or the one parquet file that a folder holds.
+    """Return the file itself, or the one parquet file in a folder.
 
     Raises:
-        TaskFileError: there is none, or there are several.
+        TaskFileError: there is no such file, or there are several.
     """
     if path.is_file():
         return path
@@ -92,10 +92,10 @@ def task_file(path: Path) -> Path:
 
 
 def raw_records(path: Path) -> Iterator[RawRecord | Fault]:
-    """Each row as it stands in the file, or a fault where the row cannot be parsed.
+    """Yield each row as it is in the file, or a fault if the row cannot be parsed.
 
     Raises:
-        TaskFileError: nothing can be read at all, or there is no row.
+        TaskFileError: the file cannot be read at all, or has no row.
     """
     records = _parquet_records(path) if path.suffix == ".parquet" else _text_records(path)
     first = next(records, None)
@@ -106,7 +106,7 @@ def raw_records(path: Path) -> Iterator[RawRecord | Fault]:
 
 
 def _text_records(path: Path) -> Iterator[RawRecord | Fault]:
-    """A file that is not one JSON value as a whole is read as JSONL."""
+    """Read one JSON value, or JSONL if the whole file is not one JSON value."""
     try:
         text = path.read_text("utf-8")
     except UnicodeDecodeError as error:
@@ -129,7 +129,7 @@ def _text_records(path: Path) -> Iterator[RawRecord | Fault]:
 
 
 def _jsonl_records(stem: str, text: str) -> Iterator[RawRecord | Fault]:
-    lines = enumerate(text.split("\n"), start=1)  # splitlines() would also cut at U+2028 inside a text
+    lines = enumerate(text.split("\n"), start=1)  # splitlines() would also split at U+2028 inside a text
     for index, (number, line) in enumerate((number, line) for number, line in lines if line.strip()):
         try:
             yield RawRecord(f"{stem}-{index}", f"line {number}", parse_json(line))
@@ -150,7 +150,7 @@ def _parquet_records(path: Path) -> Iterator[RawRecord | Fault]:
 
 
 def unpacked(record: RawRecord) -> RawRecord | Fault:
-    """The row with its Python-literal texts parsed; nothing is evaluated."""
+    """Return the row with its Python-literal texts parsed; nothing is evaluated."""
     value = dict(record.value)
     for name in _NESTED:
         if isinstance(value.get(name), str):

@@ -1,4 +1,4 @@
-"""Read one row of a task file as a `Task`, or say everything that is wrong with it, field by field.
+"""Reads one row of a task file as a `Task`, or names everything that is wrong with it, field by field.
 
 There are three forms: AgentBench's (the test files, and the function-calling training form), LifelongAgentBench's, and
 our own `Task.to_dict()`. `dbbench_adapter.tasks.load` reads whole files. AgentBench records over SQLite files are left
@@ -28,12 +28,12 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong in a row."""
+    """Holds one thing that is wrong in a row."""
 
     where: str
-    """The row as its file counts it: `line 3`, `record '7'`, `row 0`."""
+    """The position of the row in its file: `line 3`, `record '7'`, `row 0`."""
     field: str
-    """Dotted path below the row; empty where the row as a whole is wrong."""
+    """Dotted path below the row; empty if the row as a whole is wrong."""
     problem: str
     """It says what was expected and what was found."""
 
@@ -51,7 +51,7 @@ class RecordError(ValueError):
 
 @dataclass(frozen=True)
 class RawRecord:
-    """A row before it is read."""
+    """Holds a row before it is read."""
 
     id: str
     """The id of an AgentBench or LifelongAgentBench task: file stem and index."""
@@ -60,10 +60,10 @@ class RawRecord:
 
 
 def form_of(record: RawRecord) -> str:
-    """`agentbench`, `lifelong` or `own`, recognised by its fields.
+    """Return `agentbench`, `lifelong` or `own`, recognised by the fields.
 
     Raises:
-        RecordError: it is none of them.
+        RecordError: the row has none of these forms.
     """
     keys = set(record.value) if isinstance(record.value, dict) else set()
     for form, telling in _TELLING_FIELDS.items():
@@ -79,10 +79,10 @@ def form_of(record: RawRecord) -> str:
 
 
 def read_record(record: RawRecord) -> Task:
-    """The task of a row.
+    """Return the task of a row.
 
     Raises:
-        RecordError: it lists every fault that was found.
+        RecordError: the row is no task; the error lists every fault that was found.
     """
     return _READERS[form_of(record)](record)
 
@@ -99,7 +99,7 @@ def _validated(record: RawRecord, parse: Callable[[Any], _T]) -> _T:
 
 
 def _merged(record: RawRecord, errors: Sequence[ErrorDetails]) -> Iterator[Fault]:
-    """One fault per field: where a field may have several types, pydantic gives one error for each type."""
+    """Yield one fault per field: if a field may have several types, pydantic reports one error for each type."""
     by_field: dict[str, list[ErrorDetails]] = {}
     for error in errors:
         by_field.setdefault(_path(record.value, error), []).append(error)
@@ -109,7 +109,7 @@ def _merged(record: RawRecord, errors: Sequence[ErrorDetails]) -> Iterator[Fault
 
 
 def _path(value: Any, error: ErrorDetails) -> str:
-    """The path of the wrong field, without the parts that only name a type of a union."""
+    """Return the path of the wrong field, without the parts that only name a type of a union."""
     parts: list[str] = []
     for part in error["loc"]:
         try:
@@ -205,7 +205,7 @@ class _AnswerInfo(BaseModel):
 
 
 class LifelongTable(BaseModel):
-    """A table as LifelongAgentBench writes it."""
+    """Holds a table in LifelongAgentBench's form."""
 
     name: str
     column_info_list: list[Column]
@@ -246,12 +246,12 @@ def _lifelong_task(record: RawRecord) -> Task:
 
 
 def first_word(sql: str) -> str:
-    """`SELECT`, `INSERT`, ...; empty for an empty text."""
+    """Return `SELECT`, `INSERT`, ...; return an empty text for an empty text."""
     return (sql.split() or [""])[0].upper()
 
 
 def _orders_rows(sql: str) -> bool:
-    """Whether the outermost query of a statement has an ORDER BY; False where it does not parse."""
+    """Return whether the outermost query of a statement has an ORDER BY; return False if it does not parse."""
     try:
         statement = sqlglot.parse_one(sql, read="mysql")
     except SqlglotError:

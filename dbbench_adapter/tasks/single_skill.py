@@ -1,8 +1,8 @@
-"""Tasks that train one skill at a time: selected from any task file, or generated.
+"""Picks tasks that train one skill at a time, from any task file or from a generator.
 
 A task trains a skill best when it shows few others. `select` is not counted as another skill, since nearly every task
-shows it. Some skills cannot come alone: in our tasks LIMIT needs ORDER BY, and HAVING needs GROUP BY. Measuring whether
-a model has a skill is left out.
+shows it. Some skills cannot come alone: in our tasks LIMIT needs ORDER BY, and HAVING needs GROUP BY. This module does
+not measure whether a model has a skill.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from dbbench_adapter.tasks.load import TaskFileError, load_tasks
 
 
 def by_skill(tasks: Iterable[Task], *, min_tasks: int = 1) -> dict[str, list[Task]]:
-    """For each skill the tasks that show it with the fewest others, the purest first.
+    """Return for each skill the tasks that show it with the fewest others, the purest first.
 
     Args:
-        min_tasks: where fewer tasks share the fewest others, tasks with more others follow up to this number.
+        min_tasks: if fewer tasks share the fewest others, tasks with more others follow up to this number.
     Returns:
-        An entry per skill in the order of `SKILLS`, shorter than `min_tasks`, or empty, where there are not enough
+        An entry per skill in the order of `SKILLS`; it is shorter than `min_tasks`, or empty, if there are not enough
         tasks. A task may be listed under several skills.
     """
     shown = [(task, skills_of(task)) for task in tasks]
@@ -37,7 +37,7 @@ def by_skill(tasks: Iterable[Task], *, min_tasks: int = 1) -> dict[str, list[Tas
 
 
 def skills_of(task: Task) -> frozenset[str]:
-    """Its labels where the file has them, else the skills of its reference statement, if that can be read."""
+    """Return the task's labels if the file has them, else the skills of its reference statement, if it can be read."""
     if task.skills:
         return frozenset(task.skills)
     try:
@@ -47,13 +47,13 @@ def skills_of(task: Task) -> frozenset[str]:
 
 
 def num_others(skill: str, shown: frozenset[str]) -> int:
-    """How many skills a task shows beside this one; `select` is not counted."""
+    """Count the skills that a task shows beside this one; `select` is not counted."""
     return len(shown - {skill, "select"})
 
 
 def _purest(skill: str, shown: Sequence[tuple[Task, frozenset[str]]], min_tasks: int) -> list[Task]:
     ranked = [(num_others(skill, skills), task) for task, skills in shown if skill in skills]
-    ranked.sort(key=lambda pair: pair[0])  # stable: file order within
+    ranked.sort(key=lambda pair: pair[0])  # sorting is stable, so tasks keep the file order within a count
     return [task for place, (others, task) in enumerate(ranked) if others == ranked[0][0] or place < min_tasks]
 
 
@@ -65,10 +65,10 @@ def write_single_skill(path: Path, tasks_by_skill: Mapping[str, Sequence[Task]])
 
 
 def read_single_skill(path: Path) -> dict[str, list[Task]]:
-    """Tasks by skill, from a file of `write_single_skill` or from any task file (`by_skill` sorts it).
+    """Return tasks by skill, from a file of `write_single_skill` or from any task file (`by_skill` sorts it).
 
     Raises:
-        TaskFileError: no such file, or of no known form.
+        TaskFileError: there is no such file, or its form is unknown.
     """
     records = _records_by_skill(path)
     if records is None:
@@ -83,7 +83,7 @@ def read_single_skill(path: Path) -> dict[str, list[Task]]:
 
 
 def _records_by_skill(path: Path) -> dict[str, list[Any]] | None:
-    """The JSON of a single-skill file, None for every other file."""
+    """Return the JSON of a single-skill file; return None for every other file."""
     try:
         whole = parse_json(path.read_text("utf-8"))
     except (OSError, ValueError):
@@ -92,12 +92,12 @@ def _records_by_skill(path: Path) -> dict[str, list[Any]] | None:
 
 
 class SingleSkillTaskGenerator:
-    """An endless source: it draws a skill by weight, then a task of that skill.
+    """Draws a skill by weight, then a task of that skill, without end.
 
         tasks = SingleSkillTaskGenerator.from_file(Path("data/single_skill_tasks.json"), seed=0)
         skill, task = tasks.draw()
 
-    Iteration gives the tasks alone. The same arguments give the same draws.
+    Iteration yields the tasks alone. The same arguments give the same draws.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class SingleSkillTaskGenerator:
             sources: an endless iterator of tasks for each skill; `from_file` and `from_generator` make them.
             weights: the chance of each skill relative to the others, each > 0; None gives all skills the same.
         Raises:
-            ValueError: no source, a weight that is not positive and finite, or a weight for a skill without source.
+            ValueError: there is no source, a weight is not positive and finite, or a skill with a weight has no source.
         """
         chances = dict.fromkeys(sources, 1.0) if weights is None else dict(weights)
         if not chances or any(not 0 < chance < math.inf for chance in chances.values()):
@@ -123,7 +123,7 @@ class SingleSkillTaskGenerator:
     def from_file(
         cls, path: Path, *, seed: int, weights: Mapping[str, float] | None = None
     ) -> SingleSkillTaskGenerator:
-        """Draw from a single_skill_tasks.json or any task file; all tasks of a skill come once before one comes again.
+        """Draw from a single_skill_tasks.json or any task file; all tasks of a skill come once before one is repeated.
 
         Raises:
             TaskFileError: see `read_single_skill`.
@@ -144,20 +144,21 @@ class SingleSkillTaskGenerator:
         statement comes twice.
 
         Raises:
-            ValueError: unknown split, or see the constructor.
+            ValueError: the split or difficulty is unknown, or the difficulty has no room for a skill; or see the
+                constructor.
         """
         known = SKILLS if weights is None else tuple(skill for skill in SKILLS if skill in weights)
         seen: set[str | None] = set()
         sources: dict[str, Iterator[Task]] = {}
         for skill in known:
-            own_seed = seed * len(SKILLS) + SKILLS.index(skill)  # so that ids differ from skill to skill
+            own_seed = seed * len(SKILLS) + SKILLS.index(skill)  # so ids differ from skill to skill
             level: Difficulty = next(lowest for lowest in SKILL_COUNTS if has_room(lowest, skill))
             stream = task_stream(seed=own_seed, split=split, difficulty=level, skills={skill: 1.0})
             sources[skill] = _new(stream, seen)
         return cls(sources, seed=seed, weights=weights)
 
     def draw(self) -> tuple[str, Task]:
-        """The next skill and a task of it."""
+        """Return the next skill and a task of it."""
         skill = self._rng.choices(self._skills, self._chances)[0]
         return skill, next(self._sources[skill])
 

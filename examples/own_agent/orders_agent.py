@@ -1,7 +1,7 @@
-"""Two agents of openai-agents that answer questions about a shop's orders. Imports nothing of this project.
+"""Defines two agents of openai-agents that answer questions about a shop's orders. Imports nothing of this project.
 
-`agent` hands a question to a clerk, who has a tool; `reward` says what a rollout is worth. One policy plays both, and
-is trained on both: whatever model an `Agent` names, its calls go to the policy.
+`agent` hands a question to a clerk, who has a tool; `reward` scores a rollout. One policy plays both agents and is
+trained on both: whatever model an `Agent` names, its calls go to the policy.
 """
 
 import sqlite3
@@ -28,11 +28,11 @@ def execute_sql(query: str) -> str:
     """
     db = sqlite3.connect(":memory:")
     db.executescript(TABLES)
-    # A policy writes any SQL there is: it may read, and neither attach files, nor run forever, nor fill the memory.
+    # A policy writes any SQL. It may read, but not attach files, run forever or fill the memory.
     db.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in MAY else sqlite3.SQLITE_DENY)
     db.set_progress_handler(lambda: 1, MOST_STEPS)
     db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_BYTES)
-    return str(db.execute(query).fetchmany(MOST_ROWS))[:MOST_CHARS]  # what SQLite raises, the policy reads
+    return str(db.execute(query).fetchmany(MOST_ROWS))[:MOST_CHARS]  # the policy reads SQLite's errors
 
 
 clerk = Agent(
@@ -49,7 +49,7 @@ agent = Agent(
 
 
 def reward(record) -> float:
-    """1 for the right value; a tenth for an answer that read the table."""
+    """Return 1 for the right value and a tenth for an answer that read the table."""
     if str(record.output or "").strip() == record.task["row"]["answer"]:
         return 1.0
     return 0.1 if any(name == "execute_sql" for name, _ in record.calls) else 0.0

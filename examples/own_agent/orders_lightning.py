@@ -1,6 +1,6 @@
-"""The same questions for an agent of agent-lightning: a function of the task and the model, which returns its reward.
+"""Answers the same questions with an agent-lightning agent: a function of task and model, which returns its reward.
 
-Any framework will do in it, as long as it asks `llm.endpoint`. This one is OpenAI's client and a loop.
+Any framework will do, as long as it calls `llm.endpoint`. This agent is OpenAI's client and a loop.
 """
 
 import json

@@ -9,8 +9,8 @@ The first two take seconds. The doctor ends with
 
     ok       database    1 SQLite, 3 tables and views, 0.0 MiB; 49 questions
 
-and the third, one train step of the whole chain with the small policy, after some two minutes on two cores with a line
-`step 1/1  reward ...`. The small policy knows other words and solves none of these: what it shows is the way.
+and the third, which trains one step with the small policy, ends after some two minutes on two cores with a line
+`step 1/1  reward ...`. The small policy knows other words and solves none of these questions; it only shows the steps.
 doc/own_database.md says which forms of databases and questions are read, and what is called right.
 """
 

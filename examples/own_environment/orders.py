@@ -1,7 +1,7 @@
-"""Questions about a shop's orders, answered in SQL: an environment in TRL's form. Imports nothing of this project.
+"""Answers questions about a shop's orders in SQL, as an environment in TRL's form. Imports nothing of this project.
 
 Every public method is a tool; its schema comes from type hints and docstring. `reset` starts an episode with a row of
-the task file, `get_reward` ends it. `done` and `solved` are attributes that TRL ignores: after the tool that sets
+the task file, and `get_reward` ends it. `done` and `solved` are attributes that TRL ignores: after the tool that sets
 `done` the episode ends, and `solved` is what counts as success. In TRL: GRPOTrainer(environment_factory=Orders, ...).
 """
 
@@ -27,7 +27,7 @@ class Orders:
         self.done = self.solved = False
         self._db = sqlite3.connect(":memory:")
         self._db.executescript(TABLES)
-        # A policy writes any SQL there is: it may read, and neither attach files, nor run forever, nor fill the memory.
+        # A policy writes any SQL. It may read, but not attach files, run forever or fill the memory.
         self._db.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in MAY else sqlite3.SQLITE_DENY)
         self._db.set_progress_handler(lambda: 1, MOST_STEPS)
         self._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_BYTES)
@@ -38,7 +38,7 @@ class Orders:
         Args:
             query: The SQL statement.
         """
-        rows = self._db.execute(query).fetchmany(MOST_ROWS)  # what SQLite raises, the policy reads
+        rows = self._db.execute(query).fetchmany(MOST_ROWS)  # the policy reads SQLite's errors
         self._has_read = self._has_read or bool(rows)
         return str(rows)[:MOST_CHARS]
 

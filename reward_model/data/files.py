@@ -19,11 +19,11 @@ from reward_model.data.preferences import PreferenceFileError
 from reward_model.data.shapes import FORMS, form_of
 
 Numbered = tuple[int, Any]
-"""The number of a row, from 1 (its line in JSON Lines), and its JSON value or its `RowError`."""
+"""The number of a row, from 1 (its line in JSON Lines), with its JSON value or its `RowError`."""
 
 
 class NotReadOn(RowError):
-    """A row of a JSON file whose end cannot be found, so that nothing after it was read."""
+    """Says that the end of a row in a JSON file cannot be found, so that nothing after it was read."""
 
     def __init__(self, problem: RowError) -> None:
         super().__init__(problem.field, f"{problem.reason}; nothing after it was read")
@@ -41,10 +41,10 @@ _BLANK = " \t\r\n"
 
 
 def raw_rows(path: Path, changes: Counter[str]) -> Iterator[Numbered]:
-    """Every row of a file, in order, without blank lines.
+    """Yield every row of a file, in order, without blank lines.
 
     Args:
-        changes: counts what was ignored to read the file: NaN, extra commas, a byte-order mark.
+        changes: counts what was ignored to read the file, such as NaN, extra commas, a byte-order mark.
     Raises:
         PreferenceFileError: the file is missing, or it is none of the three kinds.
     """
@@ -65,8 +65,8 @@ def raw_rows(path: Path, changes: Counter[str]) -> Iterator[Numbered]:
 
 
 def _is_one_value(path: Path) -> bool:
-    """Whether the file is one JSON value instead of one per line: a list, an object over several lines, or a line with
-    an object around a list of rows."""
+    """Return whether the file is one JSON value instead of one per line: a list, an object over several lines, or a
+    line with an object around a list of rows."""
     with path.open("rb") as lines:
         full = (line.removeprefix(_BOM) for line in lines if line.removeprefix(_BOM).strip())
         first, second = next(full, b""), next(full, b"")
@@ -93,7 +93,7 @@ def _has_form(row: Any) -> bool:
 
 
 def _list_in(value: dict[str, Any]) -> str | None:
-    """The name of the one field that holds a list of objects."""
+    """Return the name of the only field that holds a list of objects; return None if there is not exactly one."""
     names = [name for name, held in value.items() if isinstance(held, list) and held and isinstance(held[0], dict)]
     return names[0] if len(names) == 1 else None
 
@@ -109,20 +109,20 @@ class _Decoder:
         self._json = json.JSONDecoder(object_pairs_hook=self._object, parse_constant=self._constant)
 
     def value_at(self, text: str, start: int) -> tuple[Any, int]:
-        """The value that begins at `start`, and where it ends.
+        """Return the value that begins at `start`, and where it ends.
 
         Raises:
-            RowError: there is no valid value.
+            RowError: the text has no valid value there.
         """
         try:
             return self._json.raw_decode(text, start)
         except json.JSONDecodeError as error:
             raise RowError("row", f"not JSON: {error.msg} at character {error.pos - start + 1}") from None
-        except (ValueError, RecursionError) as error:  # a number with thousands of digits, brackets nested too deeply
+        except (ValueError, RecursionError) as error:  # a number is too long, or the nesting too deep
             raise error if isinstance(error, RowError) else RowError("row", f"not JSON: {error}") from None
 
     def end_of(self, text: str, start: int) -> int | None:
-        """The end of a value that is valid JSON but cannot be read; None if it is not JSON."""
+        """Return the end of a value that is valid JSON but cannot be read; return None if it is not JSON."""
         try:
             return json.JSONDecoder(parse_int=str).raw_decode(text, start)[1]
         except (ValueError, RecursionError):
@@ -161,7 +161,7 @@ def _line_rows(path: Path, changes: Counter[str]) -> Iterator[Numbered]:
 
 
 def _json_rows(path: Path, changes: Counter[str]) -> Iterator[Numbered]:
-    """The items of a list, or of the list in an object, or objects that follow each other."""
+    """Yield the items of a list, or of the list in an object, or objects that follow each other."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -199,7 +199,7 @@ def _object_rows(path: Path, decoder: _Decoder, text: str, at: int, changes: Cou
 def _values(
     decoder: _Decoder, text: str, at: int, changes: Counter[str], *, closing: str = ""
 ) -> Iterator[tuple[Any, int]]:
-    """Values separated by blanks or commas, up to a closing bracket or the end, each with the start of the next."""
+    """Yield values separated by blanks or commas, up to a closing bracket or the end, each with the next start."""
     while at < len(text) and text[at] != closing:
         try:
             value, after = decoder.value_at(text, at)
@@ -235,14 +235,14 @@ def _parquet_rows(path: Path, changes: Counter[str]) -> Iterator[Numbered]:
             for row in batch.to_pylist(maps_as_pydicts="strict"):
                 number += 1
                 yield number, {name: _plain(value, changes) for name, value in row.items()}
-    except (pa.ArrowException, OSError, KeyError) as error:  # KeyError: a map that has a key twice
+    except (pa.ArrowException, OSError, KeyError) as error:  # a map with a repeated key raises KeyError
         raise PreferenceFileError(
             f"{path}: the parquet file cannot be read after row {number} ({error}); fetch or write it again"
         ) from None
 
 
 def _plain(value: Any, changes: Counter[str]) -> Any:
-    """NaN becomes null. Null fields inside a row are removed, because parquet gives every object the fields of all."""
+    """Turn NaN into null, and remove null fields inside a row, because parquet gives every object the fields of all."""
     if isinstance(value, dict):
         return {name: _plain(held, changes) for name, held in value.items() if held is not None}
     if isinstance(value, list):

@@ -40,7 +40,7 @@ def read_preferences(path: Path) -> list[Preference]:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file that are not blank, with their numbers from 1.
+    """Yield the lines of a file that are not blank, with their numbers from 1.
 
     Raises:
         PreferenceFileError: the file is missing or holds no such line.
@@ -58,12 +58,12 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def describe_faults(error: ValidationError) -> list[str]:
-    """`field: reason` for every fault of a row."""
+    """Return `field: reason` for every fault of a row."""
     return [f"{'.'.join(map(str, fault['loc'])) or 'row'}: {fault['msg']}" for fault in error.errors()]
 
 
 def write_preferences(rows: Iterable[Preference], path: Path) -> int:
-    """Write one row per line and return their number. The file appears, whole, once the last row is written.
+    """Write one row per line and return their number. The file appears, complete, once the last row is written.
 
     Without rows no file is made, and an earlier file is removed. A row with fields that no row of the first 8 MB has is
     moved to the front, so that `datasets` sees them; the other rows keep their order.
@@ -97,7 +97,7 @@ def write_preferences(rows: Iterable[Preference], path: Path) -> int:
 
 
 def _fields(plain: dict[str, Any]) -> set[Any]:
-    """Every field of a row, with the object that has it."""
+    """Return every field of a row, with the object that has it."""
     messages = {(side, *message) for side in ("prompt", "chosen", "rejected") for message in plain[side]}
     values = {("metadata", key, type(value)) for key, value in plain.get("metadata", {}).items()}
     return {*plain, *messages, *values}

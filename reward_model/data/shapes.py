@@ -1,8 +1,8 @@
-"""The forms that a row with a pair can have, by name, and the conversion of a row to a `Preference`.
+"""Lists the forms that a row with a pair can have, by name, and converts a row to a `Preference`.
 
-A form reads prompt and sides. The steps that all forms share follow: the prompt is removed from sides that repeat it,
-or it is what both sides begin with; conversations are checked; equal sides are refused. A new form is a function and an
-entry in `FORMS`. Leaves out files (`files`) and what concerns several rows (`summary`).
+A form reads prompt and sides. Then all forms share these steps: the prompt is removed from sides that repeat it, or is
+taken from the common beginning of both sides; conversations are checked; equal sides are refused. A new form is a
+function and an entry in `FORMS`. `files` reads files, and `summary` compares rows.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Conversation = list[Message]
 
 @dataclass
 class RawPair:
-    """A pair as its form was read."""
+    """Holds a pair as its form was read."""
 
     chosen: Conversation
     rejected: Conversation
     prompt: Conversation | None = None
-    """None: the messages that both sides begin with."""
+    """The prompt; None stands for the messages with which both sides begin."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Form:
     fits: Callable[[Row], bool]
     read: Callable[[Row, Counter[str]], RawPair]
     fields: frozenset[str]
-    """The fields that are read; others are left out and counted."""
+    """The fields that are read; other fields are left out and counted."""
     system: str | None = "system"
     """The field with a separate system message."""
 
@@ -66,15 +66,15 @@ class Converter:
     form: str | None = None
     drop_tools: bool = False
     changes: Counter[str] = field(default_factory=Counter)
-    """What was changed or left out in rows that were kept, by name, counted in messages or rows as the name says."""
+    """The changes and omissions in kept rows, by name, counted in messages or rows as the name says."""
     forms: Counter[str] = field(default_factory=Counter)
-    """Kept rows, by form."""
+    """The number of kept rows by form."""
 
     def __call__(self, row: Any, metadata: dict[str, Any]) -> Preference:
         """Read one row.
 
         Args:
-            metadata: becomes the preference's metadata.
+            metadata: the preference's metadata.
         Raises:
             RowError: the row is not a pair; `changes` and `forms` stay as they were.
         """
@@ -94,10 +94,10 @@ class Converter:
 
 
 def form_of(row: Any) -> str:
-    """The name of the first form that fits.
+    """Return the name of the first form that fits.
 
     Raises:
-        RowError: none does.
+        RowError: no form fits.
     """
     if not isinstance(row, dict):
         raise RowError("row", f"expected an object, found {short_repr(row)}")
@@ -166,7 +166,7 @@ def _preference(row: Any, form: Form, changes: Counter[str], metadata: dict[str,
 
 
 def _unpacked(row: Row, fields: frozenset[str], changes: Counter[str]) -> Row:
-    """The row with conversations as lists that exported tables hold as JSON in a text."""
+    """Return the row with its conversations as lists; exported tables hold them as JSON in a text."""
     read = dict(row)
     for name in fields & _CONVERSATIONS:
         held = row.get(name)
@@ -190,7 +190,7 @@ def _check_end(side: Conversation, name: str) -> None:
 
 
 def _common_prompt(chosen: Conversation, rejected: Conversation) -> int:
-    """How many messages both begin with, up to where the assistant speaks, so that both keep a reply."""
+    """Count the messages with which both begin, up to where the assistant speaks, so that both keep a reply."""
     shorter = min(len(chosen), len(rejected)) - 1
     cut = next((i for i in range(shorter) if chosen[i] != rejected[i]), shorter)
     while cut > 0 and chosen[cut - 1].role == "assistant":
@@ -202,7 +202,7 @@ def _add_system(pair: RawPair, text: str) -> None:
     """Put the row's separate system message in front of the messages, unless they begin with it.
 
     Raises:
-        RowError: they begin with another system message.
+        RowError: the messages begin with another system message.
     """
     system = Message(role="system", content=text)
     for name, messages in (("prompt", pair.prompt), ("chosen", pair.chosen), ("rejected", pair.rejected)):
@@ -217,7 +217,7 @@ def _add_system(pair: RawPair, text: str) -> None:
 
 
 def _joined(pair: RawPair, changes: Counter[str]) -> tuple[int | None, dict[str, Conversation]]:
-    """The length of the prompt (None: what both sides begin with), and both sides as whole conversations."""
+    """Return the length of the prompt (None: what both sides begin with), and both sides as whole conversations."""
     sides = {"chosen": pair.chosen, "rejected": pair.rejected}
     if pair.prompt is None:
         return None, sides
@@ -227,7 +227,7 @@ def _joined(pair: RawPair, changes: Counter[str]) -> tuple[int | None, dict[str,
 
 
 def _whole(prompt: Conversation, side: Conversation, name: str, changes: Counter[str]) -> Conversation:
-    """The prompt followed by a side, which may be replies alone, or may repeat the prompt or the question."""
+    """Return the prompt followed by a side, which may be replies alone, or may repeat the prompt or the question."""
     if side[0].role in ("assistant", "tool"):
         return [*prompt, *side]
     (system, asked), (own_system, said) = _system_apart(prompt), _system_apart(side)
@@ -278,11 +278,11 @@ def _sides(row: Row, changes: Counter[str]) -> tuple[Conversation, Conversation]
 
 
 _REPEATED_CHARS = 20
-"""A shorter prompt at the start of both answers may be there by chance ("Yes")."""
+"""A shorter prompt may stand at the start of both answers by chance ("Yes")."""
 
 
 def _explicit(row: Row, changes: Counter[str]) -> RawPair:
-    """`prompt`, `chosen` and `rejected` are each a text or messages."""
+    """Read `prompt`, `chosen` and `rejected`, each a text or messages."""
     given = row.get("prompt")
     if not isinstance(given, str):
         prompt = read_conversation(given, "prompt", changes)
@@ -298,7 +298,7 @@ def _explicit(row: Row, changes: Counter[str]) -> RawPair:
 
 
 def _without(side: Any, prompt: str) -> str | None:
-    """The side after the prompt and one blank or line break; None if it does not repeat the prompt."""
+    """Return the side after the prompt and one blank or line break; return None if it does not repeat the prompt."""
     if not isinstance(side, str) or not side.startswith(prompt):
         return None
     rest = side[len(prompt) :]
@@ -310,12 +310,12 @@ def _without(side: Any, prompt: str) -> str | None:
 
 
 def _implicit(row: Row, changes: Counter[str]) -> RawPair:
-    """`chosen` and `rejected` are whole conversations."""
+    """Read `chosen` and `rejected` as whole conversations."""
     return RawPair(*(read_conversation(row.get(name), name, changes) for name in ("chosen", "rejected")))
 
 
 def _agent(row: Row, changes: Counter[str]) -> RawPair:
-    """`messages` is a log, and the other fields are alternatives to it.
+    """Read `messages` as a log, and the other fields as alternatives to it.
 
     With `rejected_messages` alone the log is the chosen side, with `chosen_messages` alone the rejected one. An
     alternative is a whole conversation, or replies to the log's last user message. With both, the log is the prompt; an
@@ -356,12 +356,12 @@ def _asks(message: Message) -> bool:
 
 
 def _with_system(log: Conversation, other: Conversation) -> Conversation:
-    """The conversation with the log's system message in front, unless it has its own."""
+    """Return the conversation with the log's system message in front, unless it has its own."""
     return [*(log[:1] if log[0].role == "system" != other[0].role else []), *other]
 
 
 def _instruction(row: Row, changes: Counter[str]) -> RawPair:
-    """Alpaca's `instruction` and `input`, and LLaMA-Factory's `history` of questions and answers."""
+    """Read Alpaca's `instruction` and `input`, and LLaMA-Factory's `history` of questions and answers."""
     texts = [_filled(row.get("instruction"), "instruction", changes)]
     if row.get("input") not in (None, ""):
         texts.append(read_text(row["input"], "input", changes))
@@ -376,7 +376,7 @@ def _instruction(row: Row, changes: Counter[str]) -> RawPair:
 
 
 def _sharegpt(row: Row, changes: Counter[str]) -> RawPair:
-    """`conversations` is the prompt; a side is a message, messages or a text."""
+    """Read `conversations` as the prompt; a side is a message, messages or a text."""
     return RawPair(*_sides(row, changes), read_conversation(row.get("conversations"), "conversations", changes))
 
 
@@ -384,7 +384,7 @@ _SPEAKER = re.compile(r"(?:^\s*|\n\n)(Human|Assistant):")
 
 
 def _hh(row: Row, changes: Counter[str]) -> RawPair:
-    """Anthropic's transcripts: `chosen` and `rejected` are one text each, which follows `prompt` if there is one."""
+    """Read Anthropic's transcripts: `chosen` and `rejected` are one text each, which follows `prompt`, if any."""
     prompt = read_text(row.get("prompt") or "", "prompt", changes)
     return RawPair(*(_transcript(prompt, row.get(name), name, changes) for name in ("chosen", "rejected")))
 

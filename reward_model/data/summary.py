@@ -1,4 +1,4 @@
-"""Statistics of a set of preferences: lengths of the two sides, and pairs that occur twice or in both orders.
+"""Collects statistics of preferences: lengths of the two sides, and pairs that occur twice or in both orders.
 
 It keeps a digest per distinct pair and prompt (about 250 bytes per row), never the texts.
 """
@@ -15,7 +15,7 @@ from core.messages import Message, num_chars, num_tool_calls
 from reward_model.datatypes import Preference
 
 MAX_NAMED = 20
-"""How many rows a list in a report names; the others are only counted."""
+"""A list in a report names at most this many rows; the others are only counted."""
 
 
 FEATURES = {"characters": num_chars, "messages": len, "tool calls": num_tool_calls}
@@ -23,17 +23,17 @@ FEATURES = {"characters": num_chars, "messages": len, "tool calls": num_tool_cal
 
 
 def digest(*conversations: Sequence[Message]) -> bytes:
-    """A digest of 16 bytes; equal conversations have equal digests, in every process."""
+    """Return a digest of 16 bytes; equal conversations have equal digests, in every process."""
     text = json.dumps([[m.to_dict() for m in messages] for messages in conversations], ensure_ascii=False)
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 @dataclass
 class Balance:
-    """How one feature differs between the sides, over all pairs."""
+    """Counts how one feature differs between the sides, over all pairs."""
 
     more: int = 0
-    """Pairs whose chosen side has more."""
+    """The number of pairs whose chosen side has more."""
     same: int = 0
     less: int = 0
     chosen_sum: int = 0
@@ -48,23 +48,23 @@ class Balance:
 
     @property
     def rule_accuracy(self) -> float | None:
-        """How often the rule "more wins" is right, in [0, 1]; a tie counts half. None without pairs."""
+        """Return how often the rule "more wins" is right, in [0, 1]; a tie counts half. Return None without pairs."""
         pairs = self.more + self.same + self.less
         return (self.more + self.same / 2) / pairs if pairs else None
 
 
 @dataclass
 class Summary:
-    """Statistics of preferences that are added one at a time."""
+    """Collects statistics of preferences that are added one at a time."""
 
     pairs: int = 0
     balances: dict[str, Balance] = field(default_factory=lambda: {name: Balance() for name in FEATURES})
     prompts: Counter[bytes] = field(default_factory=Counter)
-    """How many pairs a prompt has, by its digest."""
+    """The number of pairs of a prompt, by its digest."""
     duplicates: list[tuple[int, int]] = field(default_factory=list)
-    """Rows that repeat an earlier row, each with that row."""
+    """Rows that repeat an earlier row, each with the number of that row."""
     contradictions: list[tuple[int, int]] = field(default_factory=list)
-    """Rows that prefer the other side of an earlier row's pair, each with that row."""
+    """Rows that prefer the other side of an earlier row's pair, each with the number of that row."""
     _seen: dict[bytes, tuple[int, bytes]] = field(default_factory=dict)
 
     def add(self, preference: Preference, row: int) -> None:
@@ -79,7 +79,7 @@ class Summary:
             (self.duplicates if preferred == chosen[:4] else self.contradictions).append((row, first))
 
     def lines(self) -> list[str]:
-        """The report for a terminal."""
+        """Return the report for a terminal."""
         if not self.pairs:
             return ["no pairs"]
         repeated = self.pairs - len(self.prompts)
@@ -99,7 +99,7 @@ class Summary:
 
 
 def _list_rows(rows: Sequence[tuple[int, int]]) -> str:
-    """`2 (row 7 as row 3, row 9 as row 3)`"""
+    """Return a text such as `2 (row 7 as row 3, row 9 as row 3)`."""
     examples = [f"row {row} as row {first}" for row, first in rows[:MAX_NAMED]]
     more = ["..."] if len(rows) > MAX_NAMED else []
     return f"{len(rows)} ({', '.join(examples + more)})" if rows else "0"

@@ -1,4 +1,4 @@
-"""Who may use the service: processes of this machine without a token, others with one."""
+"""Decides who may use the service: processes of this machine without a token, others with one."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import os
 from pathlib import Path
 
 TOKEN_VARIABLE = "REWARD_API_TOKEN"
-"""The environment variable that the service and the client's command read."""
+"""The service and the client's command read this environment variable."""
 
 
 def read_token(host: str, token_file: Path | None) -> str | None:
-    """The token that clients have to send; None if they need none.
+    """Return the token that clients have to send; return None if they need none.
 
     Raises:
-        ValueError: the host is not loopback and no token is given, the file is empty, or no header can hold it.
+        ValueError: the host is not loopback and no token is given, the file is empty, or no header can hold the token.
     """
     token = os.environ.get(TOKEN_VARIABLE, "").strip()
     if token_file:
@@ -36,14 +36,14 @@ def read_token(host: str, token_file: Path | None) -> str | None:
 
 
 def positive(text: str) -> float:
-    """The type of a flag that takes a number of seconds."""
+    """Parse a flag that takes a number of seconds."""
     if not 0 < float(text) < math.inf:
         raise argparse.ArgumentTypeError(f"{text}: expected a number above 0")
     return float(text)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`; a name other than localhost counts as reachable from elsewhere."""
+    """Return whether only this machine reaches `host`; of names only localhost counts as such."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,6 +1,6 @@
-"""The service's routes: `/score`, `/score-pair`, vLLM's `/classify`, and the routes for operators.
+"""Declares the service's routes: `/score`, `/score-pair`, vLLM's `/classify`, and the routes for operators.
 
-A request is answered by `Service.score`: queued, tokenised and scored, all within one deadline. Answers are built from
+`Service.score` answers a request: it is queued, tokenised and scored within one deadline. Answers are built from
 numbers and are not validated a second time; the models in `schemas` describe them for `/openapi.json`.
 """
 
@@ -48,12 +48,12 @@ LARGE_BODY = 1 << 16
 
 
 class Service:
-    """What the routes share: the model once it is loaded, its queue, and the status."""
+    """Holds what the routes share: the model once it is loaded, its queue, and the status."""
 
     def __init__(self, model_path: Path, *, commit: str, deadline_s: float) -> None:
         self.model_path, self.commit, self.deadline_s = model_path, commit, deadline_s
         self.status = "loading"
-        """loading, ready or draining."""
+        """The status: loading, ready or draining."""
         self.scorer: Scorer | None = None
         self.queue: RequestQueue | None = None
         self.started = time.time()
@@ -62,7 +62,7 @@ class Service:
         self.scorer, self.queue, self.status = scorer, queue, "ready"
 
     async def score(self, body: Item | Sequence[Item]) -> tuple[list[Encoded], list[RewardScore]]:
-        """The conversations of a body as tokens, and their scores.
+        """Return the conversations of a body as tokens, and their scores.
 
         Raises:
             HTTPException: 503 with Retry-After while loading or draining, if the queue is full or the deadline is over;
@@ -101,7 +101,7 @@ class _StrictRequest(Request):
 
 
 class _StrictRoute(APIRoute):
-    """Reads bodies with `read_json`; FastAPI documents a request class of one's own for that."""
+    """Reads bodies with `read_json`; FastAPI documents a custom request class for that."""
 
     def get_route_handler(self) -> Any:
         handler = super().get_route_handler()
@@ -139,7 +139,7 @@ def make_app(service: Service) -> FastAPI:
 def _add_scoring_routes(app: FastAPI, service: Service) -> None:
     @app.post("/score", response_model=ScoreAnswer | list[ScoreAnswer] | VllmAnswer, responses=REFUSALS)
     async def score(body: ScoreBody) -> Response:
-        """One conversation, a list of them, or vLLM's lists of two texts."""
+        """Score one conversation, a list of them, or vLLM's lists of two texts."""
         encoded, scores = await service.score(body)
         if isinstance(body, VllmPairs):
             data = [{"object": "score", "score": value} for value in _activated(scores, body)]
@@ -149,14 +149,14 @@ def _add_scoring_routes(app: FastAPI, service: Service) -> None:
 
     @app.post("/score-pair", response_model=PairAnswer | list[PairAnswer], responses=REFUSALS)
     async def score_pair(body: PairBody) -> Response:
-        """Two answers to one prompt, or a list of such pairs."""
+        """Score two answers to one prompt, or a list of such pairs."""
         _, scores = await service.score(body)
         answers = [compare_scores(*pair) for pair in zip(scores[::2], scores[1::2], strict=True)]
         return JSONResponse(answers if isinstance(body, list) else answers[0])
 
     @app.post("/classify", response_model=VllmAnswer, responses=REFUSALS)
     async def classify(body: ClassifyBody) -> Response:
-        """vLLM's route: `messages`, or `input` as texts or token ids."""
+        """Score as vLLM's route does: `messages`, or `input` as texts or token ids."""
         encoded, scores = await service.score(body)
         label = getattr(service.scorer.model.config, "id2label", {}).get(0) if service.scorer else None
         data = [
@@ -170,19 +170,19 @@ def _add_operator_routes(app: FastAPI, service: Service) -> None:
     @app.head("/livez", include_in_schema=False)
     @app.get("/livez")
     async def livez() -> dict[str, str]:
-        """The process answers."""
+        """Answer while the process lives."""
         return {"status": "alive"}
 
     @app.head("/readyz", include_in_schema=False)
     @app.get("/readyz", responses={503: {"description": "loading, or draining"}})
     @app.get("/health", include_in_schema=False)
     async def readyz() -> Response:
-        """200 once the warm-up scores matched; vLLM's `/health` is the same here."""
+        """Answer 200 once the warm-up scores matched; vLLM's `/health` is the same here."""
         return JSONResponse({"status": service.status}, 200 if service.status == "ready" else 503)
 
     @app.get("/healthz")
     async def healthz() -> dict[str, Any]:
-        """Which model and commit is served."""
+        """Say which model and commit is served."""
         scorer = service.scorer
         return {
             "status": service.status,
@@ -199,12 +199,12 @@ def _add_operator_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        """A page of our own, because FastAPI's loads its scripts from another server."""
+        """Serve our own page, because FastAPI's loads its scripts from another server."""
         return FileResponse(Path(__file__).parent / "docs.html")
 
 
 def _activated(scores: Sequence[RewardScore], options: VllmOptions) -> list[float]:
-    """The sigmoid of the scores is vLLM's default for a head of one label (`PoolerClassify`)."""
+    """Return the scores, by default through a sigmoid, as vLLM does for a head of one label (`PoolerClassify`)."""
     raw = [score.value for score in scores]
     return raw if options.use_activation is False else [1 / (1 + math.exp(-max(-700.0, value))) for value in raw]
 
@@ -234,7 +234,7 @@ def _vllm_response(
 async def _on_invalid_body(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     metrics.REJECTED.labels("invalid").inc()
-    errors = [{**each, "loc": each["loc"][1:]} for each in error.errors()[:10]]  # without FastAPI's "body"
+    errors = [{**each, "loc": each["loc"][1:]} for each in error.errors()[:10]]  # FastAPI's "body" is left out
     return JSONResponse({"detail": describe_errors(errors)}, 422)
 
 
@@ -246,6 +246,6 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_unexpected_error(request: Request, error: Exception) -> Response:
-    """Starlette raises the error again after this answer, and `RequestMiddleware` logs where it came from."""
+    """Answer 500. Starlette then raises the error again, and `RequestMiddleware` logs where it came from."""
     message = f"{type(error).__name__}; the service's log says where"
     return JSONResponse({"detail": [{"field": "", "message": message}]}, 500)

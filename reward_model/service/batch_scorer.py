@@ -1,10 +1,10 @@
 """Scores a batch of conversations: common prefixes are computed once, the rest in micro-batches of similar length.
 
-Prefixes are kept for later batches, since the answers to one task seldom arrive together. On a CPU a forward pass costs
-what its tokens cost, so batching alone gains little. What gains is to compute fewer tokens, and to compute parts of a
-batch side by side with one thread each instead of one after the other with all threads (13.7 against 22.4 ms a
-conversation on two cores). On a GPU launching a kernel costs more than its tokens at these sizes, so there one worker
-runs and nothing is shared.
+Prefixes are kept for later batches, since the answers to one task seldom arrive together. On a CPU the time of a
+forward pass depends on its tokens, so batching alone gains little. It is faster to compute fewer tokens, and to compute
+parts of a batch in parallel with one thread each instead of one after the other with all threads (13.7 against 22.4 ms
+per conversation on two cores). On a GPU launching a kernel takes longer than its tokens at these sizes, so there one
+worker runs and nothing is shared.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from reward_model.service.prefix_tree import Node, build_prefix_tree, make_micro
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """Sizes that suit a device."""
+    """Holds the sizes that suit a device."""
 
     batch_tokens: int
     """Tokens of one forward pass, padding included."""
     max_padding: int
-    """Padding of one forward pass, in tokens; about what one more pass costs."""
+    """Padding of one forward pass, in tokens; it takes about as long as one more pass."""
     min_saved: int | None
-    """How many tokens sharing a prefix has to save; None: prefixes are never shared."""
+    """Sharing a prefix has to save this many tokens; None means that prefixes are never shared."""
     workers: int
-    """Forward passes side by side, at most; Python's lock lets no more run."""
+    """The most forward passes in parallel; Python's lock allows no more."""
 
 
 CPU = BatchLimits(batch_tokens=4096, max_padding=16, min_saved=64, workers=4)
 GPU = BatchLimits(batch_tokens=32768, max_padding=8192, min_saved=None, workers=1)
 CACHED_TOKENS = 8192
-"""Tokens of all prefixes that are kept; each takes 6 KiB for the benchmark's model, 24 KiB for one of 0.5 B weights."""
+"""The most tokens of all kept prefixes; each takes 6 KiB for the benchmark's model, 24 KiB for one of 0.5 B weights."""
 
 Ids = tuple[int, ...]
 Scored = list[tuple[int, float]]
 
 
 class PrefixCache:
-    """Keys and values of prefixes that earlier batches computed, the least recently used first."""
+    """Holds keys and values of prefixes that earlier batches computed, the least recently used first."""
 
     def __init__(self, max_tokens: int = CACHED_TOKENS) -> None:
         self._max_tokens = max_tokens
@@ -63,7 +63,7 @@ class PrefixCache:
         return ids in self._cached
 
     def cropped(self, ids: Ids, end: int) -> Any:
-        """Keys and values of the first `end` tokens of a cached prefix."""
+        """Return keys and values of the first `end` tokens of a cached prefix."""
         cache = copy.deepcopy(self._cached[ids])
         cache.crop(end)
         return cache
@@ -117,14 +117,14 @@ class BatchScorer:
 
     @torch.inference_mode()
     def extend(self, cache: Any, ids: Sequence[int], end: int) -> Any:
-        """Keys and values of a prefix of `end` tokens that ends with `ids`. A copy of `cache` holds its start."""
+        """Return keys and values of a prefix of `end` tokens: a copy of `cache`, extended by `ids`."""
         metrics.COMPUTED.inc(len(ids))
         mask = torch.ones(1, end, dtype=torch.long)
         return self._forward(torch.tensor([ids]), mask, copy.deepcopy(cache), keep=True).past_key_values
 
     @torch.inference_mode()
     def values(self, rests: list[Sequence[int]], cache: Any, start: int) -> list[float]:
-        """The head's value at the end of each row; `cache` holds the `start` tokens that all rows begin with."""
+        """Return the head's value at the end of each row; `cache` holds the first `start` tokens of all rows."""
         longest = max(map(len, rests))
         metrics.COMPUTED.inc(longest * len(rests))
         ids = torch.tensor([[*rest, *[self._pad] * (longest - len(rest))] for rest in rests])
@@ -147,14 +147,14 @@ class BatchScorer:
 
 @dataclass(frozen=True)
 class _Run:
-    """One batch in progress: each node of the tree and each micro-batch is a task of the thread pool."""
+    """Holds one batch in progress: each node of the tree and each micro-batch is a task of the thread pool."""
 
     scorer: BatchScorer
     rows: list[Ids]
     """The requested conversations and the cached prefixes, sorted."""
     requested: KeysView[Ids]
     threads: int
-    """CPU threads of each task: all for a conversation that is alone."""
+    """CPU threads of each task; a single conversation gets all of them."""
     done: SimpleQueue[Scored | Exception] = field(default_factory=SimpleQueue)
     used: list[Ids] = field(default_factory=list)
     computed: list[tuple[Ids, Any]] = field(default_factory=list)
@@ -203,7 +203,7 @@ class _Run:
 
 
 def _scored_index(row: Sequence[int], pad: int | None) -> int:
-    """The index of the token that the head reads: the last that is not padding (`GenericForSequenceClassification`)."""
+    """Return the index of the token that the head reads: the last but padding (`GenericForSequenceClassification`)."""
     last = len(row) - 1
     while last > 0 and row[last] == pad:
         last -= 1

@@ -30,7 +30,7 @@ Item = TextItem | ChatItem | TextPair | ChatPair | VllmChat | VllmInput | VllmPa
 
 
 def num_conversations(body: Item | Sequence[Item]) -> int:
-    """How many conversations `encode` returns."""
+    """Count the conversations that `encode` returns."""
     match body:
         case TextPair() | ChatPair():
             return 2
@@ -44,7 +44,7 @@ def num_conversations(body: Item | Sequence[Item]) -> int:
 
 
 def encode(scorer: Scorer, body: Item | Sequence[Item]) -> list[Encoded]:
-    """The conversations of a body, in order; of a pair first the chosen side.
+    """Return the conversations of a body, in order; the chosen side of a pair comes first.
 
     Raises:
         UnreadableError: the tokenizer or the chat template cannot take a text.
@@ -88,7 +88,7 @@ def cut(ids: tuple[int, ...], scorer: Scorer, options: VllmOptions) -> Encoded:
 
 
 def _text_pair(scorer: Scorer, first: str, second: str, options: VllmOptions) -> Encoded:
-    """As vLLM's cross-encoder route without `--chat-template`: one call of the tokenizer with two texts."""
+    """Encode as vLLM's cross-encoder route does without `--chat-template`: one call of the tokenizer with two texts."""
     if not getattr(scorer.model.config, "use_sep_token", True):
         return cut(_ids(scorer, first + second, True), scorer, options)
     with _errors_of("text_2"):
@@ -96,7 +96,7 @@ def _text_pair(scorer: Scorer, first: str, second: str, options: VllmOptions) ->
     encoded = cut(ids, scorer, options)
     if not encoded.truncated or options.truncate_prompt_tokens is None or options.truncation_side is not None:
         return encoded
-    # Asked to cut but not where, vLLM leaves it to the tokenizer, which shortens the longer text.
+    # Without a side to cut, vLLM leaves the choice to the tokenizer, which shortens the longer text.
     cut_by_tokenizer = scorer.tokenizer(text=first, text_pair=second, truncation=True, max_length=len(encoded.ids))
     return Encoded(tuple(cut_by_tokenizer["input_ids"]), truncated=True)
 
@@ -124,7 +124,7 @@ def _chat(
 
 @contextmanager
 def _errors_of(field: str) -> Iterator[None]:
-    """Templates raise any error, with parts of the texts in its message, so only the error's type is reported.
+    """Report only the type of an error. Templates raise any error, and its message may contain parts of the texts.
 
     Raises:
         UnreadableError: an error was raised inside the block.

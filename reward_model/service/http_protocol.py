@@ -1,6 +1,5 @@
-"""uvicorn's HTTP protocol with two additions: slow or huge headers close the connection, and an offer to upgrade is
-ignored. Leaves out the body (`middleware`), TLS and rate limits: a proxy in front has the latter two.
-"""
+"""Adds to uvicorn's HTTP protocol that slow or huge headers close the connection, and that an offer to upgrade is
+ignored. Leaves out the body (`middleware`), TLS and rate limits; a proxy in front provides the latter two."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from reward_model.service import metrics
 
 HEADERS_S = 10.0
-"""Seconds within which the request line and all headers of a request have to arrive."""
+"""The request line and all headers of a request have to arrive within this many seconds."""
 MAX_HEADER_BYTES = 1 << 16
 
 
@@ -81,7 +80,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
 class _Parser(httptools.HttpRequestParser):
     """Continues after a request that offers another protocol (`curl --http2`). httptools stops there, before the body,
-    because it expects the other protocol next. This server speaks no other, so it ignores the offer (RFC 9110, 7.8)."""
+    because it expects the other protocol next. This server has none, so it ignores the offer (RFC 9110, 7.8)."""
 
     def __init__(self, protocol: LimitedHttpProtocol) -> None:
         super().__init__(protocol)

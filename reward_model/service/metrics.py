@@ -1,4 +1,4 @@
-"""The metrics of `/metrics`, for Prometheus. Labels hold routes, statuses and reasons, never a text of a request."""
+"""Declares Prometheus metrics for `/metrics`. Labels are routes, statuses and reasons, never a request's text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What every request passes before the application: token, media type, size and time limit of the body, metrics. Work
-stops when the client disconnects, and an unexpected error shows no text of a request.
+"""Checks every request before the application sees it: token, media type, size and time limit of the body; counts
+metrics. Work stops when the client disconnects, and an unexpected error shows no text of a request.
 
-A plain ASGI middleware, because Starlette's neither limit the time of a body nor answer with our error body.
+It is a plain ASGI middleware, because Starlette's neither limit the time of a body nor answer with our error body.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 1 << 20
 BODY_S = 10.0
-"""Seconds within which a body has to be complete."""
+"""A body has to be complete within this many seconds."""
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})
-"""Health checks, which need no token."""
+"""These health checks need no token."""
 ROUTES = OPEN_PATHS | {"/score", "/score-pair", "/classify", "/healthz", "/metrics", "/openapi.json", "/docs"}
 EXTRA_HEADERS = {
     401: {"WWW-Authenticate": "Bearer"},
-    408: {"Connection": "close"},  # what else the client is sending is not read
+    408: {"Connection": "close"},  # the rest of what the client sends is not read
     413: {"Connection": "close"},
     503: {"Connection": "close", "Retry-After": "1"},
 }
@@ -48,7 +48,7 @@ class RequestMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        started, status = time.perf_counter(), 499  # 499: the client left before the answer
+        started, status = time.perf_counter(), 499  # 499 means that the client left before the answer
         route = scope["path"] if scope["path"] in ROUTES else "other"
 
         async def send_and_note(message: Message) -> None:
@@ -66,7 +66,7 @@ class RequestMiddleware:
         except RefusedError as error:
             metrics.REJECTED.labels(error.reason).inc()
             await refuse(error.status, error.field, str(error))
-        except asyncio.CancelledError:  # uvicorn cancels what is left when it ends, and would log it as our error
+        except asyncio.CancelledError:  # uvicorn cancels requests at its end and would log errors
             if status == 499:
                 metrics.REJECTED.labels("draining").inc()
                 await refuse(503, "", "the service is ending; ask its successor")
@@ -99,7 +99,7 @@ def _check_token(headers: Headers, expected: bytes) -> None:
 
 
 async def _read_body(headers: Headers, receive: Receive) -> bytes | None:
-    """The whole body, or None if the client disconnected."""
+    """Return the whole body, or None if the client disconnected."""
     too_large = RefusedError(413, "body_too_large", "body", f"larger than {MAX_BODY_BYTES} bytes")
     length = headers.get("content-length", "0")
     if length.isdigit() and int(length[:20]) > MAX_BODY_BYTES:
@@ -144,6 +144,6 @@ async def _run_until_disconnect(app: ASGIApp, scope: Scope, body: bytes, receive
 
 
 def _location(error: BaseException) -> str:
-    """File and line where it was raised, without the message, which may hold what a client sent."""
+    """Return file and line where it was raised, without the message, which may hold what a client sent."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno}" if frames else "?"

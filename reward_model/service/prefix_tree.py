@@ -1,7 +1,7 @@
-"""Plans which tokens of a batch are computed once. Works on token ids alone, without a model.
+"""Plans which tokens of a batch are computed once. It works on token ids alone, without a model.
 
 Conversations about one task begin alike: with the system message, the question, often the first turns. After sorting,
-those that share most are neighbours, and their common prefixes form a tree. Each node of it is computed once.
+those that share most are neighbours, and their common prefixes form a tree, of which each node is computed once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Ids = Sequence[int]
 
 @dataclass
 class Node:
-    """The tokens `start:end`, which all rows below have in common, then the rest of `rows`, and the children."""
+    """Holds the tokens `start:end`, which all rows below have in common, then the rest of `rows`, and the children."""
 
     start: int
     end: int
@@ -30,8 +30,8 @@ def build_prefix_tree(rows: Sequence[Ids], limits: Sequence[int], min_saved: int
 
     Args:
         rows: token ids, sorted, no two equal.
-        limits: how many tokens of each row may be shared; the token that is scored must not be among them.
-        min_saved: how many tokens a node has to save to be worth a forward pass of its own.
+        limits: the number of tokens of each row that may be shared; the scored token must not be among them.
+        min_saved: the number of tokens that a node has to save to be worth its own forward pass.
     Returns:
         The root, which shares nothing itself.
     """
@@ -53,13 +53,13 @@ def build_prefix_tree(rows: Sequence[Ids], limits: Sequence[int], min_saved: int
 
 
 def make_micro_batches(lengths: Sequence[int], max_tokens: int, max_padding: int) -> list[list[int]]:
-    """Put rows of similar length together: lists of indices, the longest rows first.
+    """Put rows of similar length together: return lists of indices, the longest rows first.
 
-    `core.micro_batches` bounds memory alone; here padding is bounded too, since it costs time.
+    `core.micro_batches` limits memory alone; here padding is limited too, since it takes time.
 
     Args:
-        max_tokens: of one micro-batch, padding included; a longer row goes alone.
-        max_padding: padding of one micro-batch, in tokens.
+        max_tokens: the tokens of one micro-batch, padding included; a longer row goes alone.
+        max_padding: the padding of one micro-batch, in tokens.
     """
     batches: list[list[int]] = []
     padding = 0
@@ -74,7 +74,7 @@ def make_micro_batches(lengths: Sequence[int], max_tokens: int, max_padding: int
 
 
 def _common(a: Ids, b: Ids, limit: int) -> int:
-    """How many leading tokens are equal, `limit` at most. A binary search, because Python compares slices quickly."""
+    """Count the equal leading tokens, `limit` at most. The search is binary, because slices compare quickly."""
     low, high = 0, min(len(a), len(b), limit)
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,8 +1,8 @@
-"""The queue in front of the model: a limited number of slots, one scoring thread, cancellation and draining.
+"""Queues requests for the model, with a limited number of slots, one scoring thread, cancellation and draining.
 
 The event loop accepts requests, a second thread tokenises them, a third scores them. The scoring thread never waits for
-a batch to fill: it takes the oldest conversations that are there, and meanwhile the next batch gathers. Requests that
-were cancelled in the queue are not scored.
+a batch to fill: it takes the oldest waiting conversations, and the next batch gathers meanwhile. Requests that were
+cancelled in the queue are not scored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from reward_model.service import metrics
 log = logging.getLogger(__name__)
 
 BATCH_TOKENS = 16384
-"""Tokens of one batch. A new request waits for the batch that is being scored, and for the requests before it."""
+"""The most tokens of one batch. A new request waits for the batch in progress, and for the requests before it."""
 
 
 class BusyError(RuntimeError):
@@ -36,14 +36,14 @@ class BusyError(RuntimeError):
 
 
 class Model(Protocol):
-    """What scores a batch: `BatchScorer`, or a scripted model in tests."""
+    """Scores a batch: `BatchScorer`, or a scripted model in tests."""
 
     def score(self, batch: Sequence[Encoded]) -> Iterator[list[tuple[int, RewardScore]]]: ...
 
 
 @dataclass
 class Request:
-    """The conversations of one HTTP request while they are queued and scored."""
+    """Holds the conversations of one HTTP request while they are queued and scored."""
 
     encoded: list[Encoded]
     future: asyncio.Future[list[RewardScore]]
@@ -51,12 +51,12 @@ class Request:
 
 
 class RequestQueue:
-    """Scores for many concurrent requests. Its methods belong to one event loop."""
+    """Scores conversations for many concurrent requests. Its methods belong to one event loop."""
 
     def __init__(self, model: Model, *, max_queue: int) -> None:
         """
         Args:
-            max_queue: how many conversations may be accepted and not yet answered.
+            max_queue: the most conversations that are accepted and not yet answered.
         """
         self._model, self._max_queue = model, max_queue
         self._taken = 0
@@ -65,7 +65,7 @@ class RequestQueue:
         self._changed = threading.Condition()
         self._closed = False
         self._loop = asyncio.get_running_loop()
-        # One thread, because a fast tokenizer must not be called by two threads where a call changes its settings.
+        # One thread is enough, and two must not call a fast tokenizer while a call changes its settings.
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
         threading.Thread(target=self._work, name="score", daemon=True).start()
 
@@ -73,8 +73,8 @@ class RequestQueue:
         """Encode and score the conversations of a request. Cancelling it frees its slots.
 
         Args:
-            count: how many conversations `encode` returns.
-            encode: runs in the tokenising thread.
+            count: the number of conversations that `encode` returns.
+            encode: a function that runs in the tokenising thread.
         Raises:
             BusyError: fewer than `count` slots are free, or the service is draining.
         """
@@ -109,7 +109,7 @@ class RequestQueue:
         metrics.QUEUED.set(self._taken)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Accept nothing more and answer what was accepted. Returns whether that was done within `timeout_s`."""
+        """Accept nothing more and answer what was accepted; return whether that was done within `timeout_s`."""
         self._draining = True
         deadline = time.monotonic() + timeout_s
         while self._taken and time.monotonic() < deadline:
@@ -133,7 +133,7 @@ class RequestQueue:
                     self._score(batch)
 
     def _next_batch(self) -> list[tuple[Request, int]] | None:
-        """The oldest conversations that were not cancelled, up to `BATCH_TOKENS`; None when the queue is closed."""
+        """Return the oldest conversations not yet cancelled, up to `BATCH_TOKENS`; None once the queue is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             if self._closed:

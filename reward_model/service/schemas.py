@@ -1,4 +1,4 @@
-"""The bodies of requests and answers as pydantic models.
+"""Declares the bodies of requests and answers as pydantic models.
 
 Tags of unions begin with `#`; `describe_errors` leaves them out of the field's name.
 """
@@ -27,10 +27,10 @@ from reward_model.datatypes import Preference
 from reward_model.service.strict_json import field_name, read_json
 
 MAX_ITEMS = 128
-"""Conversations that one request may hold."""
+"""The most conversations of one request."""
 MAX_MESSAGES = 512
 MAX_IDS = 1 << 17
-"""Token ids that one conversation may hold before it is cut."""
+"""The most token ids of one conversation before it is cut."""
 
 
 class UnreadableError(ValueError):
@@ -52,7 +52,7 @@ def _not_blank(text: str) -> str:
 
 
 def _schemas(tools: Any) -> Any:
-    """Tool schemas as the text that `Preference.tools` holds; a text is read to check that it is a list."""
+    """Return tool schemas as the text that `Preference.tools` holds; a text is parsed to check that it is a list."""
     if isinstance(tools, str):
         tools = read_json(tools)
     if tools is None:
@@ -96,7 +96,7 @@ class TextPair(Form):
 
 
 class ChatPair(Preference):
-    """A row of TRL's conversational preference form; `metadata` is ignored."""
+    """Holds a row of TRL's conversational preference form; `metadata` is ignored."""
 
     prompt: Turns
     chosen: Turns
@@ -111,19 +111,19 @@ class ChatPair(Preference):
 
 
 class VllmOptions(Form):
-    """The options of vLLM's pooling routes that mean something here; the others are refused, not ignored."""
+    """Holds the options of vLLM's pooling routes that have a meaning here; the others are refused, not ignored."""
 
     model: str | None = None
-    """Ignored, because one model is served."""
+    """The name is ignored, because one model is served."""
     user: str | None = None
-    """Ignored."""
+    """The value is ignored."""
     use_activation: bool | None = None
-    """False: the raw logit. True or not given: through a sigmoid, as vLLM does."""
+    """False returns the raw logit. True, or no value, applies a sigmoid, as vLLM does."""
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
-    """Tokens to keep, -1 for the model's limit. Not given: a text that is too long loses its beginning, and `truncated`
-    says so (vLLM answers 400)."""
+    """Tokens to keep, -1 for the model's limit. Without it, a text that is too long loses its beginning, and
+    `truncated` says so (vLLM answers 400)."""
     truncation_side: Literal["left", "right"] | None = None
-    """Where `truncate_prompt_tokens` cuts. Not given: as the tokenizer's settings say, mostly right, as in vLLM."""
+    """The side that `truncate_prompt_tokens` cuts. Without it the tokenizer decides, mostly right, as in vLLM."""
 
 
 VLLM_FIRST, VLLM_SECOND = ("text_1", "queries", "data_1"), ("text_2", "documents", "items", "data_2")
@@ -134,7 +134,7 @@ TextOrTexts = Annotated[
 
 
 class VllmPairs(VllmOptions):
-    """vLLM's lists of two texts, which it tokenises as a pair, without the chat template. 1:1, 1:N or N:N."""
+    """Holds vLLM's lists of two texts (1:1, 1:N or N:N), which it tokenises as a pair, without the chat template."""
 
     text_1: TextOrTexts = Field(validation_alias=AliasChoices(*VLLM_FIRST))
     text_2: TextOrTexts = Field(validation_alias=AliasChoices(*VLLM_SECOND))
@@ -158,7 +158,7 @@ TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_
 
 
 class VllmInput(VllmOptions):
-    """Texts as they are, or token ids; no chat template."""
+    """Holds texts as they are, or token ids; no chat template is applied."""
 
     input: (
         Annotated[Text, Tag("#text")]
@@ -169,7 +169,7 @@ class VllmInput(VllmOptions):
     add_special_tokens: bool = True
 
     def inputs(self) -> list[str] | list[list[int]]:
-        """Texts, or lists of token ids; always a list."""
+        """Return texts, or lists of token ids; always a list."""
         if not isinstance(self.input, list):
             return [self.input]
         return [self.input] if isinstance(self.input[0], int) else self.input  # type: ignore[list-item]
@@ -241,7 +241,7 @@ ClassifyBody = Annotated[
 class ScoreAnswer(BaseModel):
     score: float
     truncated: bool = False
-    """This field is there only when true."""
+    """The field is present only when true."""
 
 
 class PairAnswer(BaseModel):
@@ -251,7 +251,7 @@ class PairAnswer(BaseModel):
     score_diff: float
     """chosen_score - rejected_score."""
     truncated: bool = False
-    """This field is there only when one of the sides was cut."""
+    """The field is present only when one of the sides was cut."""
 
 
 class Usage(BaseModel):
@@ -263,7 +263,7 @@ class Usage(BaseModel):
 
 
 class VllmAnswer(BaseModel):
-    """vLLM's ClassificationResponse (index, label, probs, num_classes) or ScoreResponse (index, object, score)."""
+    """Is vLLM's ClassificationResponse (index, label, probs, num_classes) or ScoreResponse (index, object, score)."""
 
     id: str
     object: Literal["list"] = "list"
@@ -283,7 +283,7 @@ class Refusal(BaseModel):
 
 
 def describe_errors(errors: Sequence[Any]) -> list[dict[str, str]]:
-    """Pydantic's errors as field and message, without the input that they repeat; ten at most."""
+    """Return pydantic's errors as field and message, without the input that they repeat; ten at most."""
     return [
         {
             "field": field_name([part for part in error["loc"] if not str(part).startswith("#")]) or "body",

@@ -14,14 +14,14 @@ from typing import Any
 
 MAX_DEPTH = 64
 MAX_KEYS = 1000
-"""Keys of one object; every unknown key is an error, which takes time to make."""
+"""The most keys of one object; every unknown key is an error, which takes time to make."""
 MAX_OBJECTS = 10_000
-"""Objects of one body; a full list of long conversations with tools has fewer."""
+"""The most objects of one body; a full list of long conversations with tools has fewer."""
 _NAME = re.compile(r"[A-Za-z0-9_.]{1,64}")
 
 
 class StrictJsonError(ValueError):
-    """The message says what is wrong, and `field` where; "" stands for the whole text."""
+    """Says what is wrong with a text, and `field` where; "" stands for the whole text."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class StrictJsonError(ValueError):
 
 
 def read_json(text: bytes | str) -> Any:
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
     Raises:
         StrictJsonError: the text is not UTF-8 or not JSON, is nested too deeply, has too many objects or keys, has a
@@ -55,14 +55,14 @@ def read_json(text: bytes | str) -> Any:
         raise StrictJsonError("", f"not JSON at character {error.pos}: {error.msg}") from None
     except StrictJsonError:
         raise
-    except ValueError:  # of int()
+    except ValueError:  # int() raises it
         raise StrictJsonError("", "a number has more digits than are read") from None
     _check(value, surrogates="\\ud" in text or "\\uD" in text)
     return value
 
 
 class _NotFinite:
-    """Stands for NaN or Infinity until the field is known."""
+    """Replaces NaN or Infinity until the field is known."""
 
 
 def _finite(digits: str) -> Any:
@@ -82,7 +82,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check(value: Any, *, surrogates: bool) -> None:
-    """Find what is wrong with values, with the path to it; iterative, because a body may be nested deeply."""
+    """Find what is wrong with values, with the path to it. It is iterative, because a body may be nested deeply."""
     waiting: list[tuple[tuple[str | int, ...], Any]] = [((), value)]
     while waiting:
         path, value = waiting.pop()
@@ -109,5 +109,5 @@ def _is_text(value: str) -> bool:
 
 
 def field_name(path: Sequence[str | int]) -> str:
-    """The dotted name of a field for an error; `?` for a name that is not plain, since it may hold a private text."""
+    """Return the dotted name of a field for an error; `?` replaces a name that is not plain and may be private."""
     return ".".join(str(part) if _NAME.fullmatch(str(part)) else "?" for part in path)

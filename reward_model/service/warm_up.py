@@ -1,4 +1,4 @@
-"""Loads a model and checks that its scores can be relied on, before the service says that it is ready."""
+"""Loads a model and checks that its scores are reliable, before the service says that it is ready."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from reward_model.service.batch_scorer import CPU, GPU, BatchScorer
 log = logging.getLogger(__name__)
 
 TOLERANCE = {torch.float32: 1e-4}
-"""How far a score may move with the other conversations of its batch, relative above 1; measured on a CPU: 1e-6."""
+"""A score may change this much with the other conversations of its batch, relative above 1; measured on a CPU: 1e-6."""
 HALF_PRECISION_TOLERANCE = 0.05
 
 
 class Probe(BaseModel):
-    """A conversation whose score was recorded by merging."""
+    """Holds a conversation whose score was recorded by merging."""
 
     messages: tuple[Message, ...] = Field(strict=False)
     score: float
@@ -33,7 +33,7 @@ class Probe(BaseModel):
 
 
 def load_warm(path: Path, *, device: str, threads: int) -> tuple[Scorer, BatchScorer]:
-    """The loaded and checked model.
+    """Load and check the model; return both scorers.
 
     Raises:
         ModelError: the folder holds no reward model, its scores depend on their batch, or it is not the model whose
@@ -61,7 +61,7 @@ def load_warm(path: Path, *, device: str, threads: int) -> tuple[Scorer, BatchSc
 
 def _can_share(batch_scorer: BatchScorer, trial: Sequence[Encoded], alone: Sequence[float], bound: float) -> bool:
     try:
-        # the second time uses the prefixes that were cached by the first
+        # the second round uses the prefixes that the first one cached
         return all(_agree(alone, _scores(batch_scorer, trial), bound) for _ in range(2))
     except Exception as error:  # caches that cannot be repeated raise different errors
         log.warning("sharing prefixes failed with %s", type(error).__name__)
@@ -75,7 +75,7 @@ def _check_probe(path: Path, scorer: Scorer, bound: float) -> None:
         return
     probe = Probe.model_validate(recorded)
     score = scorer.score([scorer.encode(probe.messages)])[0].value
-    # a merged folder is float32; if it was saved again in half precision, its scores may differ by that tolerance
+    # a merged folder is float32; saved again in half precision, its scores may differ by that tolerance
     if abs(score - probe.score) > max(probe.tolerance, bound * max(1.0, abs(probe.score))):
         raise ModelError(
             f"{path}: the conversation in {RECORD} scores {score:.6f}, but {probe.score:.6f} was recorded; weights, "

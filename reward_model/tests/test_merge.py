@@ -87,7 +87,7 @@ def test_where_scores_differ_by_more_than_the_bound_nothing_is_left(adapter, tmp
     assert main(["--adapter", str(adapter), "--output", str(tmp_path / "merged")]) == 1
     assert re.search(
         r"error: scores before and after differ by up to \S+ on 48 sides, more than --bound 1e-04; "
-        r"nothing is left at \S+, a larger --bound would accept it",
+        r"\S+ was not written; a larger --bound would accept it",
         capsys.readouterr().err,
     )
     assert list(tmp_path.iterdir()) == []

@@ -1,1 +1,1 @@
-"""The parts of the benchmarks: most modules measure one part and return `report.Row`s."""
+"""Holds the parts of the benchmarks: most modules measure one part and return `report.Row`s."""

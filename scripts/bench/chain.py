@@ -1,8 +1,8 @@
-"""A run without verl, in a process of its own: `python -m scripts.bench.chain`.
+"""Plays a run without verl in its own process: `python -m scripts.bench.chain`.
 
-It stands where the command and verl's driver stand: `launch.fit` forks the runners (and keeps the store, where no other
-is named), the rollout manager asks for rollouts, through the LLM proxy where the settings say so. It reads one line of
-JSON, which `scripts.bench.overhead` and `scripts.bench.long_run` write, and answers with lines of JSON.
+It replaces the command and verl's driver: `launch.fit` forks the runners (and keeps the store, if no other is named),
+and the rollout manager asks for rollouts, through the LLM proxy if the settings say so. It reads one line of JSON,
+which `scripts.bench.overhead` and `scripts.bench.long_run` write, and answers with lines of JSON.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from sql_agent.rollouts import run_context
 
 
 class Chain(agl.Algorithm):
-    """Asks for batches of rollouts as a trainer does; its subclasses say which, and what they measure."""
+    """Asks for batches of rollouts as a trainer does; its subclasses choose the batches and the measurements."""
 
     def __init__(self, order: dict[str, Any], events: Events) -> None:
         super().__init__()
@@ -89,13 +89,13 @@ class Chain(agl.Algorithm):
         uids = np.array([str(row // group) for row in range(rows)], dtype=object)
         manager.generate_sequences(DataProto(non_tensor_batch={"extra_info": tasks, "uid": uids}, meta_info=how))
         metrics = {name.removeprefix("val/"): value for name, value in self.context.step_metrics.items()}
-        self.context.step_metrics.clear()  # as the metrics sink does
+        self.context.step_metrics.clear()  # the metrics sink does this in a run
         if metrics["reward/unjudged_frac"]:
             raise RuntimeError(f"{metrics['reward/unjudged_frac']:.0%} of the rollouts were lost: {metrics}")
         return metrics
 
     def processes(self) -> dict[str, list[int]]:
-        """The pids of each part of the run that has any."""
+        """Return the pids of each part of the run that has any."""
         proxies = [self.proxy.pid] if self.proxy else []
         keepers = [child for child in psutil.Process().children() if child.pid not in proxies]
         parts = {"runners": [runner.pid for keeper in keepers for runner in keeper.children()], "LLM proxy": proxies}
@@ -103,13 +103,13 @@ class Chain(agl.Algorithm):
 
 
 class Throughput(Chain):
-    """Validation batches, which decode greedily: their time, and the CPU time of each part."""
+    """Plays validation batches, which decode greedily; measures their time, and the CPU time of each part."""
 
     async def measure(self, store: Any, manager: Any) -> None:
         async def play(rows: int) -> dict[str, float]:
             return await asyncio.to_thread(self.play, manager, rows, 1, {"validate": True})
 
-        await play(AT_ONCE)  # warms up, as the straight way does
+        await play(AT_ONCE)  # warms up, as the direct way does
         batch = await play(AT_ONCE)
         before, asked = self._cpu_s(), time.time()
         loads = [await play(len(self.tasks)) for _ in range(ROUNDS)]
@@ -125,19 +125,19 @@ class Throughput(Chain):
         self.events.emit(load)
 
     def _cpu_s(self) -> dict[str, float]:
-        """CPU seconds so far of each part of the run."""
+        """Return the CPU seconds so far of each part of the run."""
         parts = self.processes() | {"store": [self.order["store_pid"]], "rollout manager": [os.getpid()]}
         return {name: sum(map(cpu_s, pids)) for name, pids in parts.items()}
 
 
 async def _claim_to_end_s(store: Any, since: float) -> float:
-    """Mean time from claim to end of the rollouts that were asked for since then."""
+    """Return the mean time from claim to end of the rollouts that were asked for since then."""
     rollouts = [r for r in await store.query_rollouts(limit=-1) if r.start_time >= since]
     return statistics.fmean(r.end_time - r.attempt.start_time for r in rollouts)
 
 
 class Growth(Chain):
-    """Train steps one after another, groups of two: resident memory of each part after every step."""
+    """Plays train steps one after another, in groups of two; measures resident memory of each part after every step."""
 
     async def measure(self, store: Any, manager: Any) -> None:
         for step in range(1, self.order["steps"] + 1):

@@ -1,6 +1,6 @@
-"""Processes that a benchmark starts: servers it waits for, helpers it talks to in lines of JSON.
+"""Starts the processes of a benchmark: servers that it waits for, and helpers that talk in lines of JSON.
 
-Each is ended by its pid. What they measure is elsewhere.
+Each is ended by its pid. Other modules measure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from core.machine import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 180.0
-"""The longest that a server may take to answer."""
+"""A server may take at most this long to answer."""
 AGL_STORE = [str(Path(sys.executable).with_name("agl")), "store", "--host", "127.0.0.1"]
 
 
@@ -31,13 +31,13 @@ AGL_STORE = [str(Path(sys.executable).with_name("agl")), "store", "--host", "127
 def started(
     command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None, *, talks: bool = False
 ) -> Iterator[subprocess.Popen[str]]:
-    """A child that is asked to end afterwards, then killed.
+    """Start a child process; at the end of the block ask it to end, then kill it.
 
     Args:
-        log: takes what the child prints.
-        environment: added to this process's.
-        talks: its standard streams are for `tell` and `answer`; only its errors go to the log. Nobody reads a server's
-            lines: it would stop when the pipe is full.
+        log: the file for what the child prints.
+        environment: variables that are added to those of this process.
+        talks: whether its standard streams are for `say` and `answer`, so that only its errors go to the log. A server
+            needs False: nobody reads its lines, and it would stop when the pipe is full.
     """
     with log.open("a") as out:
         process = subprocess.Popen(
@@ -65,10 +65,10 @@ def python(module: str, *arguments: str) -> list[str]:
 
 
 def answer(process: subprocess.Popen[str], log: Path) -> Any:
-    """The next line of JSON the child says.
+    """Return the next line of JSON that the child writes.
 
     Raises:
-        RuntimeError: it ended instead.
+        RuntimeError: the child ended instead.
     """
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -88,10 +88,10 @@ class Server:
 def serving(
     command: Sequence[str], path: str, log: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[Server]:
-    """A server that takes `--port`, as soon as it answers a GET of `path`.
+    """Start a server that takes `--port`; yield it as soon as it answers a GET of `path`.
 
     Raises:
-        RuntimeError: it has ended, or has not answered in time.
+        RuntimeError: the server has ended, or has not answered in time.
     """
     port = free_port()
     with started([*command, "--port", str(port)], log, environment) as process:
@@ -120,13 +120,13 @@ def store(log: Path, command: Sequence[str] = AGL_STORE) -> Iterator[Server]:
 
 @contextmanager
 def oracle(tasks: Path, log: Path, latency_ms: int) -> Iterator[Server]:
-    """The model that knows the answers of a task file, each after so many milliseconds."""
+    """Start a model that knows the answers of a task file, and gives each after this many milliseconds."""
     command = python("sql_agent.oracle", "--tasks", str(tasks), "--latency-ms", str(latency_ms))
     with serving(command, "/v1/models", log) as server:
         yield server
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds of a process so far, its threads included."""
+    """Return the CPU seconds of a process so far, with its threads."""
     times = psutil.Process(pid).cpu_times()
     return times.user + times.system

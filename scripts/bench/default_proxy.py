@@ -1,5 +1,4 @@
-"""agent-lightning's LLM proxy as it comes, in a process of its own:
-`python -m scripts.bench.default_proxy --store URL`.
+"""Runs agent-lightning's LLM proxy unchanged, in its own process: `python -m scripts.bench.default_proxy --store URL`.
 
 It has its own middlewares, LiteLLM and OpenTelemetry callbacks. It reads and answers one line of JSON as our proxy does
 (`sql_agent.lightning.llm_proxy`), and ends with standard input.

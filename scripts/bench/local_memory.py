@@ -1,8 +1,8 @@
-"""Peak memory of local training, measured against its estimate: each point in a process of its own.
+"""Measures peak memory of local training against its estimate, each point in its own process.
 
 The process loads a model, samples a group of replies and updates on as many trajectories of random ids (a short update
-before makes AdamW's states). Counted is resident memory at its highest in each part, less what the imports took. Linux,
-CPU only.
+before makes AdamW's states). It measures the highest resident memory in each part, less that of the imports. It runs on
+Linux, on the CPU only.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ SIZES: dict[str, dict[str, Any]] = {
              "kv_heads": 3, "vocab_size": 49152},
     "250M": {"model_type": "qwen3", "hidden_size": 1024, "layers": 16, "heads": 16, "kv_heads": 8, "vocab_size": 32000},
 }  # fmt: skip
-"""By name: about so many parameters, the output layer tied to the embedding. 135M is SmolLM2's shape."""
+"""Names are approximate numbers of parameters. The output layer is tied to the embedding. 135M is SmolLM2's shape."""
 
 SURENESS = 12.0
-"""Factor of all logits, whose standard deviation is 0.3 to 0.6 without it. The guesses are then as sure as a trained
-model's: a flat distribution over all tokens would make top-p work harder."""
+"""All logits are multiplied by this; their standard deviation is 0.3 to 0.6 without it. The guesses are then as sure as
+a trained model's: a flat distribution over all tokens would make top-p work harder."""
 GROUP = 8
 NEW_TOKENS = 16
-"""Sampled in one reply; the prompt before it makes up the sequence."""
+"""Tokens sampled in one reply; the prompt before it fills the rest of the sequence."""
 TOLERANCE = 0.15
-"""How far the estimate may be off."""
+"""The estimate may be off by this share."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,11 @@ POINTS = (
 
 
 def measure(model: Path, folder: Path) -> list[Row]:
-    """
+    """Measure every point.
+
     Args:
         model: the model whose tokenizer the random ones get.
-        folder: for the random models.
+        folder: the folder for the random models.
     """
     models = {size: save_random_model(folder / size, size, model) for size in {point.size for point in POINTS}}
     rows = []
@@ -90,7 +91,7 @@ def measure(model: Path, folder: Path) -> list[Row]:
 
 
 def config_of(size: str) -> dict[str, Any]:
-    """The contents of its config.json."""
+    """Return the contents of the model's config.json."""
     own = SIZES[size]
     return {
         "model_type": own["model_type"],
@@ -107,7 +108,7 @@ def config_of(size: str) -> dict[str, Any]:
 
 
 def save_random_model(folder: Path, size: str, tokenizer: Path) -> Path:
-    """Write a causal LM in float32, always the same, with the tokenizer of another model, whose ids are fewer."""
+    """Write a causal LM in float32, always the same, with another model's tokenizer, which has fewer ids."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -134,9 +135,10 @@ def estimate_of(point: Point) -> Estimate:
 
 
 def rows_of(point: Point, expected: Estimate, measured: Mapping[str, int]) -> list[Row]:
-    """
+    """Compare the measured bytes with the estimate.
+
     Args:
-        measured: bytes, `sampling` and `update`.
+        measured: the bytes of `sampling` and `update`.
     """
     off = expected.at_update / measured["update"] - 1
     parts = ", ".join(f"{name} {size / 2**20:,.0f}" for name, size in asdict(expected).items() if size)
@@ -150,7 +152,7 @@ def rows_of(point: Point, expected: Estimate, measured: Mapping[str, int]) -> li
 
 
 def peaks(point: Point, model: Path) -> dict[str, int]:
-    """Sample and update in this process; the highest resident memory of either, in bytes."""
+    """Sample and update in this process; return the highest resident memory of each, in bytes."""
     import torch
 
     from sql_agent.local.datatypes import Sampling
@@ -187,11 +189,11 @@ def peaks(point: Point, model: Path) -> dict[str, int]:
 
 
 def _new_peak() -> int:
-    """Forget the highest resident memory so far (proc(5), clear_refs); returns what is resident now, in bytes."""
+    """Reset the highest resident memory (proc(5), clear_refs); return the current one, in bytes."""
     Path("/proc/self/clear_refs").write_text("5")
     return _peak()
 
 
-def _peak() -> int:  # not ru_maxrss: a child inherits its parent's
+def _peak() -> int:  # ru_maxrss would not do, since a child inherits its parent's
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM:")))

@@ -1,4 +1,4 @@
-"""Sampling a group side by side against one reply after the other: tokens/s of both ways, taken in turns."""
+"""Compares sampling a group in one batch with one reply after the other: tokens/s of both ways, taken in turns."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from scripts.bench.report import Row
 
 GROUP = 8
 TASKS = 12
-"""Groups of real episodes."""
+"""The number of groups of real episodes."""
 LONGEST = 128
-"""Tokens of a reply in them; one that runs on to 512 keeps its group waiting, and few groups would tell little."""
+"""The most tokens of a reply in them. A reply of 512 keeps its group waiting, and few groups would tell little."""
 PROMPT_TOKENS, REPLY_TOKENS = 256, 64
-"""Tokens of a prompt and of a reply where their lengths are fixed."""
+"""Tokens of a prompt and of a reply if their lengths are fixed."""
 REPEATS = 3
 TARGET = 4.0
 LARGER = "60M"
@@ -33,7 +33,7 @@ def measure(model: Path, folder: Path) -> list[Row]:
 
 
 def episodes(policy: Any) -> list[Row]:
-    """Real episodes of the small policy; the time holds databases, templates and judging too."""
+    """Play real episodes of the small policy; the time includes databases, templates and judging."""
     import torch
 
     from dbbench_adapter.generator import generate_tasks
@@ -55,7 +55,7 @@ def episodes(policy: Any) -> list[Row]:
 
 
 def fixed_replies(policy: Any, name: str) -> list[Row]:
-    """Replies of one length to prompts of one length, so that nothing but the model is compared."""
+    """Sample replies of one length to prompts of one length, so that only the model is compared."""
     import torch
 
     from sql_agent.local.datatypes import Sampling
@@ -81,11 +81,11 @@ def fixed_replies(policy: Any, name: str) -> list[Row]:
 
 
 def in_turns(work: Callable[[Any, int], int], inputs: Sequence[Any]) -> dict[int, tuple[float, float]]:
-    """Tokens per second and per second of CPU, by batch size; the first input warms up, and every other one meets both
-    sizes, so that a change of the machine's pace does too.
+    """Return tokens per second and per second of CPU, by batch size. The first input warms up, and every other one is
+    run in both sizes, so that a change of the machine's speed affects both.
 
     Args:
-        work: samples a group for an input in batches of this size; returns the tokens.
+        work: a function that samples a group for an input in batches of this size and returns the tokens.
     """
     clocks = (time.perf_counter, time.process_time)
     tokens, seconds = {GROUP: 0, 1: 0}, {GROUP: [0.0, 0.0], 1: [0.0, 0.0]}

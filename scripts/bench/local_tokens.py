@@ -1,8 +1,8 @@
-"""What training a rollout as one sequence saves against one sample per turn: tokens, and the time of the update.
+"""Measures what training a rollout as one sequence saves against one sample per turn: tokens, and time of the update.
 
-Rollouts are real episodes on generated tasks: statements that each read one column, so that there may be as many turns
-as wanted, and the answers of a real database. Both ways train the same sampled tokens with the same weights, so their
-gradients have to be equal.
+Rollouts are real episodes on generated tasks. Each statement reads one column, so that any number of turns is possible,
+and a real database answers. Both ways train the same sampled tokens with the same weights, so their gradients have to
+be equal.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def measure(model: Path, _folder: Path) -> list[Row]:
 
 
 def rollouts(policy: Any, turns: int, *, count: int = GROUP) -> list[Trajectory]:
-    """Episodes of so many turns each, their log-probs 0."""
+    """Play episodes of this many turns each; their log-probs are 0."""
     from dbbench_adapter.generator import generate_tasks
     from sql_agent.environments.dbbench import DbBench
     from sql_agent.local.conversation import Conversation
@@ -71,7 +71,7 @@ def _rollout(task: Any, environment: Any, conversation: Any, tokenizer: Any, tur
 
 
 def per_turn(trajectory: Trajectory) -> list[Trajectory]:
-    """The same rollout as one sample per turn: each sampled stretch behind everything that came before it."""
+    """Return the same rollout as one sample per turn: each sampled part follows everything that came before it."""
     samples, end = [], 0
     for sampled, stretch in groupby(trajectory.response_mask):
         begin, end = end, end + len(list(stretch))
@@ -83,7 +83,7 @@ def per_turn(trajectory: Trajectory) -> list[Trajectory]:
 
 
 def _with_log_probs(policy: Any, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """With the policy's own log-probs as those recorded while sampling."""
+    """Replace the recorded log-probs by the policy's own."""
     import torch
 
     from sql_agent.local.policy import Rows
@@ -97,7 +97,8 @@ def _with_log_probs(policy: Any, trajectories: Sequence[Trajectory]) -> list[Tra
 
 
 def compare(policy: Any, turns: int, *, repeats: int = REPEATS) -> list[Row]:
-    """
+    """Compare both ways for rollouts of this many turns.
+
     Args:
         policy: a `LocalPolicy` without dropout; its adapter is moved away from zero.
     """
@@ -135,13 +136,13 @@ def compare(policy: Any, turns: int, *, repeats: int = REPEATS) -> list[Row]:
 
 
 def _update(policy: Any, trajectories: Sequence[Trajectory], advantages: Sequence[float]) -> tuple[float, Any]:
-    """Seconds of one backward pass over all of them, and its gradient, shape (parameters,)."""
+    """Return the seconds of one backward pass over all of them, and its gradient, shape (parameters,)."""
     import torch
 
     from sql_agent.local.config import LossConfig, OptimConfig
     from sql_agent.local.learner import Learner
 
-    # each token alike, as the samples' lengths differ; a second batch would have to come before the adapter moves
+    # every token has the same weight, as samples differ in length; the adapter must not move between batches
     learner = Learner(policy, OptimConfig(grad_accum=2), LossConfig(aggregation="token-mean"))
     learner.optimiser.zero_grad(set_to_none=True)
     started = time.perf_counter()

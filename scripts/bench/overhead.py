@@ -1,9 +1,9 @@
-"""What store, proxy and runners cost against the same agent talking straight to the model server.
+"""Measures the cost of store, proxy and runners against the same agent that talks directly to the model server.
 
-Two model servers: the oracle, which answers every call after 300 ms, and vLLM with the small policy on the CPU. Three
-ways to each: straight (two plain processes), through the store with the LLM proxy, through the store with runner
-tracing. The ways share tasks, greedy decoding and 16 episodes in flight. The store way is the run's own code:
-`agl store`, `LightningRolloutManager`, `ConcurrentRunner`, `SqlLitAgent`, the LLM proxy.
+There are two model servers: the oracle, which answers every call after 300 ms, and vLLM with the small policy on the
+CPU. Three ways lead to each: straight (two plain processes), through the store with the LLM proxy, and through the
+store with runner tracing. The ways share tasks, greedy decoding and 16 episodes in flight. The store way is the run's
+own code: `agl store`, `LightningRolloutManager`, `ConcurrentRunner`, `SqlLitAgent`, the LLM proxy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ AT_ONCE = 16
 PROCESSES = 2
 LATENCY_MS = 300
 EPISODES = 64
-"""Asked for at once, as a train step of 64 rows would; a longer queue makes the manager's looks dearer."""
+"""All episodes are asked for at once, as in a train step of 64 rows; a longer queue slows down the manager's polls."""
 ROUNDS = 3
 CHAIN_SETTINGS = [
     f"rollout.n_runners={PROCESSES}",
@@ -45,19 +45,19 @@ CHAIN_SETTINGS = [
 
 @dataclass(frozen=True)
 class Load:
-    """`EPISODES` played with `AT_ONCE` in flight."""
+    """Holds the measurements of `EPISODES` played with `AT_ONCE` in flight."""
 
     wall_s: float
     rollout_s: float
     """Mean time inside `run_rollout`."""
     around_s: float
-    """Mean time from a runner's claim to the rollout's end in the store, `run_rollout` left out."""
+    """Mean time from a runner's claim to the rollout's end in the store, without `run_rollout`."""
     turns: float
     """Model calls per episode, mean."""
     batch_s: float
     """Wall clock of `AT_ONCE` episodes played as one batch, nothing queued behind them."""
     cpu_s: dict[str, float]
-    """CPU seconds of each part over all the episodes; the model server left out."""
+    """CPU seconds of each part over all the episodes, without the model server."""
 
     @property
     def episodes_per_s(self) -> float:
@@ -84,7 +84,7 @@ def _compare(url: str, model: str, tasks: Path, log: Path, server: str, target: 
 
 
 def overhead_rows(name: str, direct: Load, load: Load, target: float) -> list[Row]:
-    """The ratio of episodes/s and where the difference goes, in milliseconds per model call."""
+    """Return the ratio of episodes/s, and where the difference goes, in milliseconds per model call."""
     inside_ms, around_ms = (1000 * s / load.turns for s in (load.rollout_s - direct.rollout_s, load.around_s))
     ratio, batch = load.episodes_per_s / direct.episodes_per_s, direct.batch_s / load.batch_s
     calls = EPISODES * load.turns
@@ -104,7 +104,7 @@ def _direct(url: str, model: str, tasks: Path) -> Load:
         pools = [stack.enter_context(ProcessPoolExecutor(1, mp_context=spawn)) for _ in range(PROCESSES)]
 
         def play(episodes: int) -> tuple[float, list[tuple[float, int]], float]:
-            """Wall clock of `episodes`, spread over the processes; (seconds, turns) of each; CPU seconds."""
+            """Return the wall clock of `episodes`, spread over the processes; (seconds, turns) of each; CPU seconds."""
             at = time.perf_counter()
             playing = [
                 pool.submit(play_straight, f"{url}/v1", model, tasks, slice(part, episodes, PROCESSES))
@@ -128,10 +128,10 @@ def _direct(url: str, model: str, tasks: Path) -> Load:
 
 
 def play_straight(url: str, model: str, tasks: Path, share: slice) -> tuple[list[tuple[float, int]], float]:
-    """Play a share of the tasks in this process: (seconds, turns) of each, and the CPU seconds of all.
+    """Play a share of the tasks in this process; return (seconds, turns) of each, and the CPU seconds of all.
 
     Raises:
-        RuntimeError: one was not judged.
+        RuntimeError: an episode was not judged.
     """
     from dbbench_adapter.backends import open_backend
     from sql_agent.agent import run_rollout, size_thread_pool
@@ -173,7 +173,7 @@ _VLLM = "import verl; from vllm.entrypoints.cli.main import main; main()"
 
 @contextmanager
 def _vllm(model: Path, log: Path) -> Iterator[Server]:
-    """vLLM as verl starts it in a run on a CPU (`sql_agent.verl_side.config`)."""
+    """Start vLLM as verl starts it in a run on a CPU (`sql_agent.verl_side.config`)."""
     cfg = load_config(None)
     context = cfg.data.max_prompt_tokens + cfg.data.max_response_tokens
     flags = {

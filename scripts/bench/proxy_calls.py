@@ -1,4 +1,4 @@
-"""Calls of a model without an agent, made in a process of its own by `scripts.bench.proxy_cost`."""
+"""Calls a model without an agent, in its own process, for `scripts.bench.proxy_cost`."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ STORED_S = 60.0
 @dataclass(frozen=True)
 class Order:
     url: str
-    """`{rollout}` in it becomes the path of a rollout that the store knows."""
+    """The address; `{rollout}` in it is replaced by the path of a rollout that the store knows."""
     model: str
     calls: int
     at_once: int
     spans: int
-    """That each call leaves in the store."""
+    """The number of spans that each call leaves in the store."""
     traced: bool
-    """The caller writes the span of each call beside the next one, as the runner does without the LLM proxy."""
+    """Whether the caller writes the span of each call beside the next one, as the runner does without the LLM proxy."""
 
 
 def call_all(order: Order, store_url: str) -> tuple[list[float], float]:
-    """Milliseconds of each call, and the seconds until the last one had ended and the store had their spans."""
+    """Return the milliseconds of each call, and the seconds until the last one ended and the store had all spans."""
     return asyncio.run(_call_all(order, store_url))
 
 
@@ -42,7 +42,7 @@ async def _call_all(order: Order, store_url: str) -> tuple[list[float], float]:
     ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
     path = "rollout/{rollout_id}/attempt/{attempt_id}".format(**ids)
     url = f"{order.url.format(rollout=path)}/chat/completions"
-    messages = fc.messages(generate_tasks(1, seed=0, split="held_out")[0])  # of the task that the server knows
+    messages = fc.messages(generate_tasks(1, seed=0, split="held_out")[0])  # the server knows this task
     body = {"model": order.model, "messages": messages, "temperature": 0, "max_tokens": 16}
     if order.traced:
         body |= {"return_token_ids": True, "logprobs": True}
@@ -72,9 +72,10 @@ async def _call_all(order: Order, store_url: str) -> tuple[list[float], float]:
 
 
 async def until_stored(store: Any, rollout_id: str, spans: int) -> None:
-    """
+    """Wait until the store has this many spans of a rollout.
+
     Raises:
-        RuntimeError: they are not there in time.
+        RuntimeError: the spans are not there in time.
     """
     deadline = time.monotonic() + STORED_S
     while spans and (stored := (await store.query_spans(rollout_id, limit=1)).total) < spans:

@@ -1,7 +1,7 @@
-"""What the LLM proxy adds to a call, in each way a call can take, and how many calls a second it lets through.
+"""Measures what the LLM proxy adds to a call, on each way of a call, and how many calls per second it allows.
 
-Calls are made by a bare HTTP client, without an agent, of a scripted server in a process of its own: one that answers
-after `LATENCY_MS`, for the time that a call takes longer, and one that answers at once, for the most calls a second.
+A plain HTTP client, without an agent, calls scripted servers in separate processes. One answers after `LATENCY_MS`, to
+measure how much longer a call takes; the other answers at once, to measure the most calls per second.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from sql_agent.lightning.request_guard import give_token
 AT_ONCE = 16
 LATENCY_MS = 100
 CALLS = {1: 40, AT_ONCE: 320}
-"""By calls in flight, of the server that takes its time."""
+"""The number of calls to the slow server, by calls in flight."""
 FULL_SPEED_CALLS = 480
 DIRECT = "direct"
 DEFAULT_SPANS = 7
-"""That agent-lightning's own callbacks leave in the store for a call; ours leave one."""
+"""agent-lightning's own callbacks leave this many spans in the store for a call; ours leave one."""
 TRACING, OURS, LITELLM, DEFAULT = WAYS = {
     "runner tracing, no proxy": "the caller writes the span, beside the next call",
     "our proxy": "reading and writing the answer twice; its span",
     "our proxy, through LiteLLM": "LiteLLM's translation; no span, the call belongs to no rollout",
     "agent-lightning's proxy as it comes": "LiteLLM, a sequence id asked of the store, seven spans",
 }
-"""How a call can go, and what it costs most by."""
+"""The ways of a call, each with its largest cost."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """One way's calls. Milliseconds are medians."""
+    """Holds the calls of one way. Milliseconds are medians."""
 
     alone_ms: float
     crowd_ms: float
-    """With `AT_ONCE` in flight."""
+    """The median with `AT_ONCE` calls in flight."""
     calls_per_s: float
     """Calls per second to a server that answers at once, `AT_ONCE` in flight, until the store has every span."""
     cpu_ms: Mapping[str, float]
-    """CPU per call of proxy and store."""
+    """CPU milliseconds per call of proxy and store."""
 
 
 def measure(_model: Path, folder: Path) -> list[Row]:
@@ -62,7 +62,7 @@ def measure(_model: Path, folder: Path) -> list[Row]:
         client = stack.enter_context(ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")))
 
         def cost(urls: list[str], model: str, spans: int, pids: Mapping[str, int], *, traced: bool = False) -> Cost:
-            """The figures of calls to the slow and the fast server behind these addresses."""
+            """Measure calls to the slow and the fast server behind these addresses."""
 
             def calls(url: str, count: int, at_once: int = AT_ONCE) -> tuple[list[float], float]:
                 order = Order(url, model, count, at_once, spans, traced)
@@ -94,7 +94,7 @@ def measure(_model: Path, folder: Path) -> list[Row]:
 
 
 def proxy_rows(costs: Mapping[str, Cost]) -> list[Row]:
-    """What each of `WAYS` adds to a direct call, and its share of the direct calls a second."""
+    """Return what each of `WAYS` adds to a direct call, and its share of the direct calls per second."""
     direct = costs[DIRECT]
     at_once = f"... of one that answers at once, {AT_ONCE} at once"
     rows = [
@@ -116,7 +116,7 @@ def proxy_rows(costs: Mapping[str, Cost]) -> list[Row]:
 
 @contextmanager
 def _proxies(module: str, kept: Server, servers: list[Server], log: Path) -> Iterator[tuple[list[str], int]]:
-    """A proxy before each server: their addresses, and the pid of the last."""
+    """Start a proxy before each server; yield their addresses, and the pid of the last."""
     with ExitStack() as stack:
         proxies = [stack.enter_context(started(python(module, "--store", kept.url), log, talks=True)) for _ in servers]
         for proxy, server in zip(proxies, servers, strict=True):

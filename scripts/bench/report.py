@@ -1,6 +1,6 @@
-"""What a benchmark prints and writes: rows with their targets, and the machine that they were measured on.
+"""Prints and writes the results of a benchmark: rows with their targets, and the machine of the measurement.
 
-The five commands share its options, its tables and its exit status. It measures nothing.
+The five commands share its options, its tables and its exit status. This module measures nothing.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ PACKAGES = ("torch", "vllm", "verl", "agentlightning", "openai-agents", "transfo
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement. Without a target it explains the ones that have one."""
+    """Holds one measurement. Without a target it explains rows that have one."""
 
     what: str
     value: float | None
-    """None: not measured; `limit` says why."""
+    """The measured value; None if it was not measured, for the reason in `limit`."""
     unit: str
     target: float | None = None
     bound: Literal["at most", "at least"] = "at most"
     limit: str = ""
-    """What keeps it from being better."""
+    """The reason why the value is not better."""
 
     @property
     def met(self) -> bool | None:
-        """None where there is no target or no value."""
+        """Return whether the target is met; return None without a target or a value."""
         if self.value is None or self.target is None:
             return None
         return self.value <= self.target if self.bound == "at most" else self.value >= self.target
@@ -47,13 +47,16 @@ class Row:
 
 def add_options(parser: argparse.ArgumentParser, parts: Sequence[str]) -> None:
     parser.add_argument(
-        "--only", type=lambda text: text.split(","), default=list(parts), help=f"of {','.join(parts)}; default all"
+        "--only",
+        type=lambda text: text.split(","),
+        default=list(parts),
+        help=f"parts to measure: some of {','.join(parts)}; default all",
     )
     add_json(parser)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
 
 
 def check_options(parser: argparse.ArgumentParser, args: argparse.Namespace, parts: Sequence[str]) -> None:
@@ -64,7 +67,7 @@ def check_options(parser: argparse.ArgumentParser, args: argparse.Namespace, par
 
 
 def finish(rows: Sequence[Row], found: Mapping[str, Any], file: Path | None = None) -> int:
-    """Print the table and where it was measured, and write both to `file`; returns 1 if a target is missed, else 0."""
+    """Print the table and the machine, and write both to `file`; return 1 if a target is missed, else 0."""
     print(table(rows))
     print(f"\ncommit {found['commit']}, load {found['load']}, {found['cores']} cores of {found['cpu']}")
     if file:
@@ -77,7 +80,7 @@ def as_json(row: Row) -> dict[str, Any]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A markdown table; `ratio` is measured / target."""
+    """Return a markdown table; `ratio` is measured / target."""
     head = "| what | measured | target | ratio | met | what limits |\n|---|---:|---:|---:|---|---|"
     return "\n".join([head, *map(_line, rows)])
 
@@ -91,12 +94,12 @@ def _line(row: Row) -> str:
 
 
 def _number(value: float) -> str:
-    """Three significant digits, never in powers of ten."""
+    """Return three significant digits, never in powers of ten."""
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
 def markdown(parts: Mapping[str, Sequence[Row]], found: Mapping[str, Any]) -> str:
-    """The figures section of doc/benchmarks.md: every row but those that explain another ("...")."""
+    """Return the figures section of doc/benchmarks.md: every row but those that explain another ("...")."""
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     where = (
         f"Commit {found['commit']}, {found['date']}: {found['cores']} cores of {found['cpu']}, "
@@ -106,7 +109,7 @@ def markdown(parts: Mapping[str, Sequence[Row]], found: Mapping[str, Any]) -> st
 
 
 def replace_figures(text: str, figures: str) -> str:
-    """`text` with what stands between the two marks replaced.
+    """Return `text` with everything between the two marks replaced.
 
     Raises:
         ValueError: a mark is missing.
@@ -119,7 +122,7 @@ def replace_figures(text: str, figures: str) -> str:
 
 
 def facts() -> dict[str, Any]:
-    """Where and when: commit, date, CPU, cores, load, versions."""
+    """Return place and time of the measurement: commit, date, CPU, cores, load, versions."""
     cpu = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
         "commit": git_commit() or "unknown",

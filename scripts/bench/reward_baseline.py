@@ -1,7 +1,7 @@
-"""The obvious scoring service, kept for comparison: `async def`, one forward pass a request, on the event loop.
+"""Serves scores in the obvious way, for comparison: `async def`, one forward pass per request, on the event loop.
 
-`python -m scripts.bench.reward_baseline MODEL --port PORT`. What it does wrong is the point: while one request is
-scored nothing else is answered, and nothing is computed together.
+`python -m scripts.bench.reward_baseline MODEL --port PORT` starts it. Its faults are intended: while one request is
+scored, nothing else is answered, and nothing is computed together.
 """
 
 from __future__ import annotations

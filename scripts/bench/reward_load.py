@@ -1,7 +1,7 @@
-"""The clients of the scoring benchmark, which run in a process of their own.
+"""Plays the clients of the scoring benchmark, in their own processes.
 
-They speak HTTP/1.1 over plain asyncio streams, because a client library costs as much CPU as the service does. They
-talk to 127.0.0.1 only; count and time are bounded.
+They use HTTP/1.1 over plain asyncio streams, because a client library costs as much CPU as the service does. They
+connect to 127.0.0.1 only; their number and time are limited.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ PROBE_EVERY_S = 0.02
 
 @dataclass(frozen=True)
 class Job:
-    """What to ask of the server on a port, for how long."""
+    """Says what to ask of the server on a port, and for how long."""
 
     port: int
     seconds: float
     bodies: str = ""
-    """File of legal request bodies, one a line."""
+    """A file of legal request bodies, one per line."""
     clients: int = 0
-    """Each sends one legal request after the other."""
+    """The number of clients; each sends one legal request after the other."""
     skip: int = 0
-    """Bodies to leave out at the beginning."""
+    """The number of bodies to skip at the beginning."""
     probe: tuple[str, ...] = ()
-    """Paths that are asked all the time."""
+    """These paths are asked all the time."""
     malformed: int = 0
-    """Bodies that are to be refused, spread evenly over the time."""
+    """The number of bodies that should be refused, spread evenly over the time."""
     slow: int = 0
-    """Clients that never finish their request."""
+    """The number of clients that never finish their request."""
 
 
 @dataclass
 class Found:
     statuses: Counter[str] = field(default_factory=Counter)
     latencies_ms: list[float] = field(default_factory=list)
-    """Those of answers with status 200."""
+    """The latencies of answers with status 200."""
 
 
 class Connection:
-    """One kept-alive connection; opened again after the server closed it."""
+    """Holds one kept-alive connection; it is opened again after the server closed it."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def ask(self, head: str, body: bytes) -> tuple[str, bytes]:
-        """Status and body; status "lost" when the connection broke."""
+        """Return status and body; the status is "lost" if the connection broke."""
         try:
             if self._streams is None:
                 self._streams = await asyncio.open_connection("127.0.0.1", self._port)
@@ -89,7 +89,7 @@ async def legal(port: int, bodies: Iterator[bytes], until: float, found: Found) 
             if status == "200":
                 found.latencies_ms.append((time.monotonic() - began) * 1000)
         if status != "200":
-            await asyncio.sleep(0.2)  # a polite client; the service's Retry-After is longer
+            await asyncio.sleep(0.2)  # a polite client waits; the service's Retry-After is longer
     connection.close()
 
 
@@ -123,7 +123,7 @@ MALFORMED = (
 
 
 async def malformed(job: Job, numbers: Iterator[int], began: float, found: Found) -> None:
-    """Take numbers until there are none, each at its time."""
+    """Take numbers until none are left, each at its time, and send a malformed body for each."""
     connection = Connection(job.port)
     for number in numbers:
         await asyncio.sleep(max(0.0, began + job.seconds * number / job.malformed - time.monotonic()))
@@ -133,7 +133,7 @@ async def malformed(job: Job, numbers: Iterator[int], began: float, found: Found
 
 
 async def slow(port: int, until: float) -> None:
-    """A request that never gets done: one byte of its body a second."""
+    """Send a request that never ends: one byte of its body per second."""
     while time.monotonic() < until:
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -148,7 +148,7 @@ async def slow(port: int, until: float) -> None:
 
 
 def play(job: Job) -> dict[str, Any]:
-    """Statuses and latencies: of legal requests (`asked`), probes (`probed`) and malformed bodies (`refused`)."""
+    """Return statuses and latencies of legal requests (`asked`), probes (`probed`), malformed bodies (`refused`)."""
     return asyncio.run(play_here(job))
 
 

@@ -1,4 +1,4 @@
-"""What the scoring benchmark scores: a reward model made on the spot, and conversations like those of the SQL agent."""
+"""Makes the input of the scoring benchmark: a reward model, and conversations like those of the SQL agent."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ LAYERS, HIDDEN, HEAD_DIM = 6, 256, 64
 MAX_POSITIONS = 4096
 VOCAB_SIZE = 2000
 GROUP = 8
-"""Answers to one task, as a group of GRPO has them."""
+"""The number of answers to one task, as in a group of GRPO."""
 
 
 def make_reward_model(folder: Path, *, layers: int = LAYERS, hidden: int = HIDDEN, seed: int = 0) -> Path:
-    """A random Qwen3 sequence classifier with the small policy's chat template; the same for the same seed."""
+    """Write a random Qwen3 sequence classifier with the small policy's chat template, the same for the same seed."""
     import torch
     from transformers import Qwen3Config, Qwen3ForSequenceClassification
 
@@ -40,9 +40,9 @@ def make_reward_model(folder: Path, *, layers: int = LAYERS, hidden: int = HIDDE
 
 
 def _tokenizer(seed: int) -> Any:
-    """Byte-level BPE trained on tasks and their rules: 3 to 4 characters a token, as large models have it.
+    """Train a byte-level BPE on tasks and their rules: 3 to 4 characters per token, as with large models.
 
-    The small policy's own would not do: it has whole sentences of the rules as single tokens.
+    The small policy's tokenizer would not do, because whole sentences of the rules are single tokens in it.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -73,11 +73,11 @@ def _tokenizer(seed: int) -> Any:
 
 
 def conversations(count: int, *, shared: bool, seed: int = 0) -> Iterator[list[dict[str, Any]]]:
-    """Rollouts on generated tasks: rules, question, a statement, its result, the answer; no two are equal.
+    """Yield rollouts on generated tasks: rules, question, a statement, its result, the answer; no two are equal.
 
     Args:
-        shared: `GROUP` rollouts to a task, one after the other, under the same rules. False: each has a task and rules
-            of its own (the same rules with their words in another order), so that no beginning is shared.
+        shared: whether each task has `GROUP` rollouts, one after the other, under the same rules. With False each
+            rollout has its own task and rules (the same rules with their words reordered), so that no prefix is shared.
     """
     from dbbench_adapter.generator import generate_tasks
     from dbbench_adapter.protocols import fc

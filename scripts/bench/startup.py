@@ -1,8 +1,8 @@
-"""The training command itself, measured from outside: the time to the first train step by phase, a later step by phase,
-and the memory of all processes.
+"""Measures the training command from outside: the time to the first train step by phase, a later step by phase, and the
+memory of all processes.
 
-Times are what the run reports, in its console lines and metrics.jsonl. Memory is PSS, which counts a page that
-processes share once, so that the sum is what the machine lends.
+The run itself reports the times, in its console lines and metrics.jsonl. Memory is PSS, which counts a page that
+processes share once, so that the sum is the memory that the machine uses.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from scripts.bench.report import Row
 TIMEOUT_S = 1800.0
 SAMPLE_S = 2.0
 ROLLOUTS = ("data.train_batch_size=8", "rollout.group_size=4", "rollout.redraws=0")
-"""32 rollouts a step, the batch that the target for `time/batch_ready_s` speaks of."""
+"""A step has 32 rollouts, the batch for which `time/batch_ready_s` has its target."""
 STEPS = 4
 """Steps of the run with the LLM proxy. The first step is warm by then, and only the last one writes a checkpoint."""
 PHASES = {
@@ -42,7 +42,7 @@ ROLES = {
     "model server": ("vLLM", "EngineCore", "VLLM"),
     "runners": ("multiprocessing",),
 }
-"""Words of a process's title or command line, by what a reader calls it; the rest is driver, command, store and Ray."""
+"""Words of a process's title or command line, by the name of its part; the rest is driver, command, store and Ray."""
 _LINE = re.compile(r"\[ *([\d.]+) s\] (.*)")
 
 
@@ -58,7 +58,7 @@ def measure(model: Path, folder: Path) -> list[Row]:
 
 
 def measure_memory(model: Path, folder: Path) -> list[Row]:
-    """The highest PSS of two steps of `configs/pretrained.yaml` on generated tasks, the second with a checkpoint."""
+    """Return the highest PSS of two steps of `configs/pretrained.yaml` on generated tasks; the second one saves."""
     highest: Counter[str] = Counter()
 
     def watch(pid: int) -> None:
@@ -83,10 +83,10 @@ def train(
     flags: Sequence[str],
     watch: Callable[[int], None] = lambda pid: None,
 ) -> list[str]:
-    """The lines that the training command prints; `watch` gets its pid every two seconds.
+    """Return the lines that the training command prints; `watch` gets its pid every two seconds.
 
     Raises:
-        RuntimeError: it failed, or was not done in time.
+        RuntimeError: the command failed, or did not end in time.
     """
     command = [sys.executable, "sql_agent/train_sql_agent.py", "--device", "cpu", *flags]
     command += ["--model", str(model), "--run-dir", str(run_dir)]
@@ -105,17 +105,17 @@ def train(
 
 
 def timeline(lines: Sequence[str]) -> list[tuple[float, str]]:
-    """(seconds since the command, what began) of each progress line; a step line marks its end."""
+    """Return (seconds since the command, what began) of each progress line; a step line marks its end."""
     found = [_LINE.fullmatch(line.strip()) for line in lines]
     return [(float(match[1]), match[2]) for match in found if match]
 
 
 def startup_rows(name: str, events: Sequence[tuple[float, str]], metrics: dict[str, Any]) -> list[Row]:
-    """One row to the end of the first step, one per phase before it, one for the idle time after the last rollout.
+    """Return one row up to the first step's end, one per phase before it, one for the idle time after the last rollout.
 
     Args:
-        name: of the run, first in each row with a target.
-        events: from `timeline`.
+        name: the name of the run, which begins each row with a target.
+        events: the result of `timeline`.
         metrics: the step's line of metrics.jsonl.
     """
     end = next(at for at, what in events if what.startswith("step 1/"))
@@ -130,7 +130,7 @@ def startup_rows(name: str, events: Sequence[tuple[float, str]], metrics: dict[s
 
 
 def step_rows(steps: Sequence[Mapping[str, float]]) -> list[Row]:
-    """Seconds of a train step by phase, the median of these steps.
+    """Return the seconds of a train step by phase, the median of these steps.
 
     Args:
         steps: lines of metrics.jsonl, none of which wrote a checkpoint.
@@ -148,7 +148,7 @@ def step_rows(steps: Sequence[Mapping[str, float]]) -> list[Row]:
 
 
 def sample(pid: int) -> Counter[str]:
-    """Bytes of PSS by role, of a process and everything below it."""
+    """Return the bytes of PSS by role, of a process and everything below it."""
     found: Counter[str] = Counter()
     try:
         tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
@@ -158,7 +158,7 @@ def sample(pid: int) -> Counter[str]:
         try:
             found[role(" ".join(process.cmdline()))] += process.memory_full_info().pss
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            continue  # it has just ended
+            continue  # the process has just ended
     return found
 
 

@@ -1,5 +1,5 @@
-"""Actor update and log-probs of verl's worker: our settings against the prototype's, one row per rollout against one
-sample per turn, groups that share their first prompt against rows with prompts of their own.
+"""Measures actor update and log-probs of verl's worker: our settings against the prototype's, one row per rollout
+against one sample per turn, groups that share their first prompt against rows with their own prompts.
 
 Each setting is measured in a fresh process (`scripts.bench.update_worker`). Both sides of a ratio have to compute the
 same log-probs, or nothing is reported. Seconds are medians over the repetitions.
@@ -25,7 +25,7 @@ from sql_agent.config import load_config
 from sql_agent.verl_side.config import worker_environment
 
 MAX_TOKENS = 384
-"""Prompt and response together in the prototype's runs; the rows fit into it."""
+"""The most tokens of prompt and response in the prototype's runs; the rows fit into it."""
 PADDED_MICRO_BATCHES = {
     "actor_rollout_ref.actor.use_dynamic_bsz": False,
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 8,
@@ -34,13 +34,13 @@ PADDED_MICRO_BATCHES = {
     "actor_rollout_ref.model.use_remove_padding": False,
     "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
 }
-"""The prototype's command line, where it differs from `to_verl`."""
+"""The prototype's command line, as far as it differs from `to_verl`."""
 GROUPS, GROUP_SIZE = 8, 4
 ONE, PER_TURN = "one row", "a sample per turn"
 SHARED_GROUPS, SHARED_GROUP_SIZE, SHARED_PROMPT, SHARED_RESPONSE = 2, 8, 440, 310
-"""Lengths of LifelongAgentBench's tasks under a pretrained policy; a small model shows nothing."""
+"""Lengths of LifelongAgentBench's tasks under a pretrained policy; a small model shows no difference."""
 UpdateRow = tuple[Sequence[int], Sequence[int], Sequence[int]]
-"""Ids of the prompt, ids of the response, its mask."""
+"""Ids of the prompt, ids of the response, and its mask."""
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,16 @@ class Setting:
     name: str
     threads: int = os.cpu_count() or 1
     pad_to: int | None = None
-    """Width of every row; None: the longest row's."""
+    """The width of every row; None takes the longest row's."""
     upstream: bool = False
-    """verl's own engine and transformers' own attention, not what `sql_agent.verl_side.plugin` puts in their place."""
+    """Whether to use verl's own engine and transformers' attention, unchanged by `sql_agent.verl_side.plugin`."""
     verl: Mapping[str, Any] = field(default_factory=dict)
     more: tuple[str, ...] = ()
-    """Further settings of ours."""
+    """More settings of ours."""
 
 
 PROTOTYPE = {"upstream": True, "verl": PADDED_MICRO_BATCHES}
-"""One OpenMP thread, as Ray sets it; micro batches of 8 rows; rows padded to 384 tokens; verl's own functions."""
+"""The prototype has one OpenMP thread, as Ray sets it, micro-batches of 8 rows of 384 tokens, and verl's functions."""
 SETTINGS = (
     Setting("prototype's settings", 1, MAX_TOKENS, **PROTOTYPE),
     Setting("+ threads = cores", pad_to=MAX_TOKENS, **PROTOTYPE),
@@ -65,7 +65,7 @@ SETTINGS = (
     Setting("our settings on one thread", 1),
     Setting("our settings"),
 )
-"""Added one by one; the first and the last are compared."""
+"""These settings are added one by one; the first and the last are compared."""
 
 
 def measure(model: Path, folder: Path) -> list[Row]:
@@ -77,8 +77,8 @@ def measure(model: Path, folder: Path) -> list[Row]:
 
 
 def measure_tokens(model: Path, folder: Path) -> list[Row]:
-    """Real episodes of exactly so many turns, in the ids of the policy's own tokenizer. One sample per turn, as
-    agent-lightning's own verl integration trains, holds the whole prompt of that turn. The weights stand still."""
+    """Play real episodes of exactly this many turns, in the ids of the policy's own tokenizer. One sample per turn, as
+    agent-lightning's own verl integration trains, holds the whole prompt of that turn. The weights do not change."""
     from transformers import AutoTokenizer
 
     policy = SimpleNamespace(tokenizer=AutoTokenizer.from_pretrained(model, trust_remote_code=False))
@@ -113,18 +113,18 @@ def measure_shared(model: Path, folder: Path) -> list[Row]:
 
 
 def row_lengths() -> list[tuple[int, int]]:
-    """(prompt, response) tokens of 32 rollouts, spread as in a first step of the small policy: most end after two
-    short turns, one in eight runs on until something cuts it (here the prototype's limit)."""
+    """Return (prompt, response) tokens of 32 rollouts, spread as in a first step of the small policy: most end after
+    two short turns, one in eight runs on until a limit cuts it (here the prototype's limit)."""
     size = GROUPS * GROUP_SIZE
-    prompts = [56 + 50 * (i // GROUP_SIZE) // (GROUPS - 1) for i in range(size)]  # one task per group
+    prompts = [56 + 50 * (i // GROUP_SIZE) // (GROUPS - 1) for i in range(size)]  # each group has one task
     longest = MAX_TOKENS - max(prompts)
-    # 11 has no factor in common with 32: the response lengths are mixed over the groups
+    # 11 and 32 have no common factor, so the response lengths are mixed over the groups
     responses = [longest if i % 8 == 7 else 40 + 110 * (11 * i % size) // size for i in range(size)]
     return list(zip(prompts, responses, strict=True))
 
 
 def random_rows(lengths: Sequence[tuple[int, int]]) -> list[UpdateRow]:
-    """Random ids, every response token trained."""
+    """Return rows of random ids, with every response token trained."""
     draw = random.Random(0)
     rows = []
     for prompt, response in lengths:
@@ -134,8 +134,8 @@ def random_rows(lengths: Sequence[tuple[int, int]]) -> list[UpdateRow]:
 
 
 def random_groups(*, shared: bool) -> list[UpdateRow]:
-    """Rows of random ids, every third of a response a tool's; the prompts of a group are one, or differ from their
-    first token on."""
+    """Return rows of random ids, in which every third of a response is a tool's. The prompts of a group are equal, or
+    differ from their first token on."""
     draw = random.Random(0)
     mask = [int(i % 3 != 2) for i in range(SHARED_RESPONSE)]
     rows: list[UpdateRow] = []
@@ -150,7 +150,7 @@ def random_groups(*, shared: bool) -> list[UpdateRow]:
 def run_worker(
     batches: Mapping[str, Sequence[UpdateRow]], model: Path, log: Path, setting: Setting, *, repeats: int
 ) -> dict[str, Any]:
-    """What `scripts.bench.update_worker` measured of each batch; the group size divides the number of its rows."""
+    """Return what `scripts.bench.update_worker` measured on each batch; the group size divides its number of rows."""
     overrides = [f"data.train_batch_size={GROUPS}", f"rollout.group_size={GROUP_SIZE}"]
     overrides += [f"engine.train_threads={setting.threads}", f"model={model}", *setting.more]
     spec = {
@@ -165,17 +165,17 @@ def run_worker(
     }
     environment = worker_environment(load_config(None, overrides), cpu=True)
     if setting.upstream:
-        environment["VERL_ENGINE_DEVICE"] = "cuda"  # the name of verl's own engine, which runs on a CPU too
+        environment["VERL_ENGINE_DEVICE"] = "cuda"  # verl's own engine has this name and runs on a CPU too
     with started(python("scripts.bench.update_worker"), log, environment, talks=True) as worker:
         tell(worker, spec)
         return answer(worker, log)
 
 
 def check_same_log_probs(sums: Mapping[str, float]) -> None:
-    """The settings may differ in speed only.
+    """Check that the settings differ in speed only.
 
     Raises:
-        RuntimeError: two of them computed other log-probs from the same weights and rows.
+        RuntimeError: two settings computed different log-probs from the same weights and rows.
     """
     values = list(sums.values())
     if max(values) - min(values) > 1e-4 * abs(values[0]):
@@ -183,11 +183,11 @@ def check_same_log_probs(sums: Mapping[str, float]) -> None:
 
 
 def update_rows(tokens: int, results: Mapping[str, Mapping[str, Any]]) -> list[Row]:
-    """Tokens/s of each setting and the ratio of the last to the first.
+    """Return the tokens/s of each setting and the ratio of the last to the first.
 
     Args:
-        tokens: in the rows, padding left out.
-        results: by setting, what the worker measured.
+        tokens: the tokens in the rows, without padding.
+        results: the worker's measurements by setting.
     """
     speeds = {name: tokens / seconds(result) for name, result in results.items()}
     first, *_, last = results
@@ -199,11 +199,11 @@ def update_rows(tokens: int, results: Mapping[str, Mapping[str, Any]]) -> list[R
 
 
 def token_rows(turns: int, tokens: Mapping[str, int], results: Mapping[str, Mapping[str, Any]]) -> list[Row]:
-    """The two ratios, and what they are made of.
+    """Return the two ratios, and the numbers behind them.
 
     Args:
-        tokens: by way, prompts included.
-        results: by way, what the worker measured.
+        tokens: the tokens of each way, prompts included.
+        results: the worker's measurements by way.
     """
     took = {way: seconds(result) for way, result in results.items()}
     target, limit = (2.0, "the first prompt, which both have") if turns == TARGET_TURNS else (None, "")

@@ -1,8 +1,8 @@
-"""One setting of an update benchmark in a process of its own: `python -m scripts.bench.update_worker`.
+"""Measures one setting of an update benchmark in its own process: `python -m scripts.bench.update_worker`.
 
-verl's own actor worker (`ActorRolloutRefWorker`, role "actor") without Ray, driven by its trainer's own
-`_compute_old_log_prob` and `_update_actor`, over fixed batches of rows. Reads one line of JSON, which
-`scripts.bench.update.run_worker` writes, and answers one.
+It runs verl's own actor worker (`ActorRolloutRefWorker`, role "actor") without Ray, over fixed batches of rows; verl's
+own `_compute_old_log_prob` and `_update_actor` drive it. It reads one line of JSON, which
+`scripts.bench.update.run_worker` writes, and answers with one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> None:
     worker.init_model()
     results = {}
     for name, rows in spec["batches"].items():
-        # one update over all rows, however many there are
+        # one update over all rows, whatever their number
         verl.actor_rollout_ref.actor.ppo_mini_batch_size = len(rows) // verl.actor_rollout_ref.rollout.n
         results[name] = _measure(verl, worker, rows, spec["pad_to"], spec["repeats"])
     events.emit(results)
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _measure(verl: Any, worker: Any, rows: Sequence[Any], pad_to: int | None, repeats: int) -> dict[str, Any]:
-    """Seconds of each repetition, and the sum of the trained tokens' log-probs before the first update."""
+    """Return the seconds of each repetition, and the sum of the trained tokens' log-probs before the first update."""
     import numpy as np
     from verl import DataProto
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
@@ -55,7 +55,7 @@ def _measure(verl: Any, worker: Any, rows: Sequence[Any], pad_to: int | None, re
     trainer: Any = SimpleNamespace(config=verl, actor_rollout_wg=worker)
     seconds: dict[str, list[float]] = {"log_probs_s": [], "update_s": []}
     log_prob_sum = None
-    for _ in range(1 + repeats):  # the first warms up
+    for _ in range(1 + repeats):  # the first repetition warms up
         group = verl.actor_rollout_ref.rollout.n
         ids = np.array([str(i // group) for i in range(len(rows))], dtype=object)
         batch = DataProto.from_single_dict(make_batch(rows, pad_to) | {"uid": ids})
@@ -74,8 +74,8 @@ def _measure(verl: Any, worker: Any, rows: Sequence[Any], pad_to: int | None, re
 
 
 def make_batch(rows: Sequence[Any], pad_to: int | None) -> dict[str, Any]:
-    """Rows of (prompt ids, response ids, response mask) in verl's layout, advantages 1 and -1, each row `pad_to` tokens
-    wide or as the longest."""
+    """Return rows of (prompt ids, response ids, response mask) in verl's layout with advantages 1 and -1, each row
+    `pad_to` tokens wide or as wide as the longest."""
     import torch
     import torch.nn.functional as F
 
@@ -91,7 +91,7 @@ def make_batch(rows: Sequence[Any], pad_to: int | None) -> dict[str, Any]:
 
 
 def _restore_upstream() -> None:
-    """Put back transformers' attention, which the plugin replaces."""
+    """Restore transformers' attention, which the plugin replaces."""
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask

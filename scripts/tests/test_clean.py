@@ -90,7 +90,7 @@ def test_a_run_that_goes_on_is_left_alone(capsys):
     with a_run() as (command, run_id, child):
         assert main(["--run-id", run_id]) == 2
         captured = capsys.readouterr()
-        assert f"run {run_id}, going on: left alone" in captured.out
+        assert f"run {run_id}, still running: left alone" in captured.out
         assert "stop it first" in captured.err
         assert alive(child) and command.poll() is None
 
@@ -114,7 +114,7 @@ def test_a_run_without_its_lock_is_touched_only_when_it_is_named(capsys):
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env=environment)
     eventually(lambda: processes_of(run_id) == [process.pid])
     main([])
-    assert f"run {run_id}, whose command cannot be told" in capsys.readouterr().out
+    assert f"run {run_id}, whose command is unknown" in capsys.readouterr().out
     assert process.poll() is None
     main(["--run-id", run_id])
     assert process.wait(5) == -signal.SIGTERM

@@ -41,7 +41,7 @@ def test_the_table_and_its_notes(tmp_path, capsys, monkeypatch):
     main()
     lines = capsys.readouterr().out.splitlines()
     assert lines[2:5] == [f"| two.jsonl | sqlite | {name} | 2 | 2, 2 | 1, 1 |" for name in ("text", "fc", "lab")]
-    assert lines[-2:] == ["not got with the gold, under the protocol's own judge:", "none"]
+    assert lines[-2:] == ["not solved with the gold, under the protocol's own judge:", "none"]
 
 
 def test_a_part_of_the_translation_is_worth_what_changes_without_it(tmp_path, capsys, monkeypatch):

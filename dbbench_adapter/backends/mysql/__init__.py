@@ -1,1 +1,1 @@
-"""The faithful backend: a MariaDB or MySQL server, one database and one user for each episode."""
+"""Runs episodes on a MariaDB or MySQL server, with one database and one user for each episode."""

@@ -1,11 +1,11 @@
 """Decides which of an agent's statements the server gets: the kinds, settings, variables and functions listed here.
 
-The user's rights stop nearly everything that reaches out of an episode (see `pool`). They do not stop a prepared XA
-transaction, which outlives its session; SET PASSWORD for oneself; SHOW GRANTS, which shows the password's hash; dynamic
-SQL, compound statements and event handlers, which can hide the others or swallow a KILL; GET_LOCK, whose names all
-sessions share. So a statement runs only if its first words make it one of the kinds below. The tokens that the server's
-lexer will see decide: executable comments and hints are refused, and nothing that changes how the lexer reads quotes
-(sql_mode, character sets, NUL) can be set or sent. Names are left to `names`.
+The user's privileges stop nearly every statement that would act outside its episode (see `pool`). They do not stop a
+prepared XA transaction, which outlives its session; SET PASSWORD for oneself; SHOW GRANTS, which shows the password's
+hash; dynamic SQL, compound statements and event handlers, which can hide the others or swallow a KILL; GET_LOCK, whose
+names all sessions share. So a statement runs only if its first words make it one of the kinds below. It is split into
+tokens as the server's lexer splits it: executable comments and hints are refused, and nothing that changes how the
+lexer reads quotes (sql_mode, character sets, NUL) can be set or sent. Names are left to `names`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ALONE = _names(
     "select with values insert replace update delete truncate do explain describe desc analyze check checksum "
     "optimize repair commit rollback savepoint use"
 )
-"""First words of statements that are harmless to others, whatever follows."""
+"""Statements with these first words cannot harm others, whatever follows."""
 _QUERIES = frozenset(["select", "with", "values"])
 _LOOKS = _QUERIES | _names("show describe desc explain set use do begin start commit rollback savepoint release")
 _OBJECTS = _names("table tables view index database schema sequence")
@@ -32,14 +32,14 @@ _MODIFIERS = _names(
     "or replace temporary unique fulltext spatial online offline ignore algorithm = merge temptable undefined sql "
     "security full extended"
 )
-"""Words allowed before the object that is made, altered, dropped or shown; also DEFINER and INVOKER after SECURITY."""
+"""These words may precede the object that is made, altered, dropped or shown; DEFINER and INVOKER follow SECURITY."""
 _ADMINISTRATIVE = _names(
     "aggregate authors binary binlog client contributors definer engine event events explain function global grants "
     "index_statistics locales logfile logs master open package plugins privileges procedure profile profiles "
     "relaylog role server session slave slaves slow stage status tablespace trigger triggers user user_statistics "
     "variables"
 )
-"""Other words that the server knows after CREATE, ALTER, DROP, RENAME and SHOW; the rest are syntax errors."""
+"""The server also knows these words after CREATE, ALTER, DROP, RENAME and SHOW; all others are syntax errors."""
 _SECOND = {
     "create": _OBJECTS,
     "alter": _OBJECTS,
@@ -58,7 +58,7 @@ _REFUSED = _names(
     "kill load lock loop prepare purge repeat reset resignal restart revoke shutdown signal stop uninstall unlock "
     "while xa"
 )
-"""First words that the server knows and an agent may not use; any other is a syntax error."""
+"""The server knows these first words, but an agent may not use them; any other first word is a syntax error."""
 _SETTABLE = _names(
     "auto_increment_increment auto_increment_offset autocommit completion_type cte_max_recursion_depth "
     "default_week_format div_precision_increment foreign_key_checks group_concat_max_len identity insert_id "
@@ -85,18 +85,18 @@ _FUNCTIONS = _names(
     "release_all_locks release_lock roles_graphml source_pos_wait wait_for_executed_gtid_set "
     "wait_until_sql_thread_after_gtids"
 )
-"""Functions of the server that reach other sessions, users or files."""
+"""These functions of the server reach other sessions, users or files."""
 _UNBOUNDED = _names("extractvalue updatexml json_objectagg regexp_replace")
-"""Functions that crash the server by recursion (a path of thousands of signs or brackets), take gigabytes, or ignore
-KILL: REGEXP_REPLACE looks for the next match of a text of a megabyte for hours, and inserts without a limit."""
+"""These functions crash the server by recursion (a path of thousands of signs or brackets), use gigabytes, or ignore
+KILL: in a text of a megabyte REGEXP_REPLACE searches for hours and inserts without a limit."""
 _MAX_CALLS = 200
-"""Most function calls in a statement; each may hold some megabytes until the statement ends."""
+"""A statement may call at most this many functions; each may use some megabytes until the statement ends."""
 _NO_CALLS = _names(
     "all and any as between bigint binary bit by char check decimal div distinct else except exists float from having "
     "in index int integer intersect join key like not numeric on or over references regexp returning rlike row select "
     "set smallint some table text then tinyint union using value values varbinary varchar when where with xor"
 )
-"""Words before a parenthesis that are no function calls."""
+"""A parenthesis after these words does not make a function call."""
 _PAIRS = {
     ("data", "directory"): "DATA DIRECTORY",
     ("index", "directory"): "INDEX DIRECTORY",
@@ -106,7 +106,7 @@ _PAIRS = {
     ("import", "partition"): "IMPORT PARTITION",
     ("procedure", "analyse"): "PROCEDURE ANALYSE",
 }
-"""Clauses that make or remove files, or print names of columns in other databases; MySQL 8 has some of them."""
+"""These clauses make or remove files, or print names of columns in other databases; MySQL 8 has some of them."""
 _LOOKED_AT = (
     "/*",
     "@@",
@@ -117,11 +117,11 @@ _LOOKED_AT = (
     *(second for _, second in _PAIRS),
 )
 _LEADING = 100
-"""So many tokens at the start of a statement show of which kind it is."""
+"""This many tokens at the start of a statement show its kind."""
 
 
 def refusal(sql: str) -> str | None:
-    """The error, in the driver's words, of a statement that must not be sent; None for one that may."""
+    """Return the error, in the driver's words, if a statement must not be sent; return None if it may."""
     if "\0" in sql:
         return _syntax_error(sql, sql.index("\0"))
     parts = _parts(sql)
@@ -148,9 +148,9 @@ def _refuse_calls(sql: str) -> str | None:
 
 
 def _parts(sql: str) -> list[Token]:
-    """The tokens to be checked: the leading ones, and all others where something in the statement may be refused.
+    """Return the tokens to be checked: the leading ones, and all others if something in the statement may be refused.
 
-    Values and the commas between them, which make up most of a long statement, are left out.
+    Values and the commas between them are left out; they are most of a long statement.
     """
     code = tokens(sql, blanks=False)
     parts = list(islice(code, _LEADING))
@@ -164,7 +164,7 @@ def _parts(sql: str) -> list[Token]:
 
 
 def may_write(sql: str) -> bool:
-    """Whether a statement may make its database larger."""
+    """Return whether a statement may make its database larger."""
     first = next((word for word in leading_words(sql, _LEADING) if word != "("), "")
     return first not in _LOOKS
 
@@ -172,7 +172,7 @@ def may_write(sql: str) -> bool:
 def _refuse_kind(sql: str, parts: Sequence[Token]) -> str | None:
     """Refuse a statement by its leading words."""
     first, *rest = _words(parts)
-    if rest and rest[0] == ":":  # the label of a compound statement
+    if rest and rest[0] == ":":  # a label begins a compound statement
         return _syntax_error(sql, parts[1].start)
     if first == "(":
         place = next((i for i, word in enumerate(rest) if word != "("), len(rest) - 1)
@@ -195,7 +195,7 @@ def _refuse_kind(sql: str, parts: Sequence[Token]) -> str | None:
 
 
 def _place_of_object(rest: Sequence[str]) -> int:
-    """The index of the word for what a statement makes, alters, drops or shows; the length where there is none."""
+    """Return the index of the word for the object that a statement makes, alters, drops or shows, else the length."""
     for place, word in enumerate(rest):
         after_security = place > 0 and rest[place - 1] == "security" and word in ("definer", "invoker")
         if word not in _MODIFIERS and not after_security:
@@ -206,7 +206,7 @@ def _place_of_object(rest: Sequence[str]) -> int:
 def _refuse_show(what: Sequence[str]) -> str | None:
     if what[0] == "create" and len(what) > 1 and what[1] not in _OBJECTS:
         return _denied(f"show create {what[1]}")
-    if what[0] == "table" and "where" in what:  # comments hold the real names of what a broken view refers to
+    if what[0] == "table" and "where" in what:  # comments show real names that a broken view refers to
         return _denied("show table status where")
     return None
 
@@ -231,7 +231,7 @@ def _refuse_set(parts: Sequence[Token]) -> str | None:
 
 
 def _assignments(parts: Sequence[Token]) -> Iterator[tuple[list[str], list[Token]]]:
-    """The assignments of a SET: the words of its target (all words where there is no `=`), and the value's tokens."""
+    """Yield the assignments of a SET: the words of the target (all words without a `=`), and the value's tokens."""
     depth, target, value, in_value = 0, [], [], False
     for token in parts:
         depth += (token.text == "(") - (token.text == ")")
@@ -270,7 +270,7 @@ def _refuse_parts(parts: Sequence[Token]) -> str | None:
 
 
 def _is_partitioned(words: Sequence[str]) -> bool:
-    """Whether a table gets partitions, which are thousands of files; PARTITION BY of windows stands in parentheses."""
+    """Return whether a table gets partitions (thousands of files). A window has its PARTITION BY in parentheses."""
     depth = 0
     for word, after in pairwise(words):
         depth += (word == "(") - (word == ")")
@@ -280,7 +280,7 @@ def _is_partitioned(words: Sequence[str]) -> bool:
 
 
 def _readable(parts: Sequence[Token]) -> bool:
-    """Whether the tokens after `@@` name a variable that an agent may see."""
+    """Return whether the tokens after `@@` name a variable that an agent may see."""
     names: list[str | None] = []
     for name, dot in zip(parts[::2], [*parts[1::2], None], strict=False):
         names.append(name.identifier)
@@ -292,7 +292,7 @@ def _readable(parts: Sequence[Token]) -> bool:
 
 
 def _words(parts: Sequence[Token]) -> list[str]:
-    """The tokens in lower case; quoted ones keep their quotes and so are no keywords."""
+    """Return the tokens in lower case; quoted ones keep their quotes, so they are no keywords."""
     return [token.text.lower() for token in parts]
 
 
@@ -301,7 +301,7 @@ def _denied(command: str) -> str:
 
 
 def _syntax_error(sql: str, place: int) -> str:
-    begins = len(sql) - len(sql.lstrip())  # the server does not count the lines before
+    begins = len(sql) - len(sql.lstrip())  # the server does not count the lines before the statement
     near, line = sql[place:].strip()[:80], sql.count("\n", begins, place) + 1
     return (
         "1064 (42000): You have an error in your SQL syntax; check the manual that corresponds to your MariaDB server "

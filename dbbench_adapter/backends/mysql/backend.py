@@ -1,13 +1,14 @@
-"""Episodes on MariaDB or MySQL through pymysql: the faithful backend.
+"""Runs episodes on MariaDB or MySQL through pymysql.
 
-Each episode gets a database from a `pool` and talks to it as a user who has no rights elsewhere. A statement ends by
-the server's limit; where that does not help, another connection kills it a quarter of a second later, and where that
-does not help either, we stop waiting. Its database is measured after statements that may have filled it, and while one
-runs. The agent sees database and user as `dbbench`.
-It does not guard against: one long call of a function, which the server finishes on one core after it was killed; sorts
-that fill the server's temporary folder while a statement runs; undo logs of long transactions; temporary tables of one
-episode that fill the space which the private server keeps for those of all; and, on a server that others run, any
-temporary table.
+Each episode gets a database from a `pool` and uses it as a user without privileges elsewhere. The server's time limit
+ends a statement; if it does not, another connection kills it a quarter of a second later, and if that fails too, we
+stop waiting. The size of the database is measured after statements that may have filled it, and while one runs. The
+agent sees database and user as `dbbench`.
+
+This backend does not guard against: one long call of a function, which the server finishes on one core after it was
+killed; sorts that fill the server's temporary folder while a statement runs; undo logs of long transactions; temporary
+tables of one episode that fill the space which the private server keeps for those of all; and, on a server that others
+run, any temporary table.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ from dbbench_adapter.datatypes import Table
 
 MAX_SQL_BYTES = 1_000_000
 _MEASURE_AFTER_S = 0.05
-"""A database is measured after so much writing, about ten MiB; each measurement is a round trip and delays CREATE."""
+"""A database is measured after this much writing, about ten MiB; a measurement is a round trip and delays CREATE."""
 _HARMLESS_SELECTS = 4
 _MAX_UNREAD_SELECTS = 50
-"""Most SELECTs in a statement that sqlglot cannot parse."""
+"""A statement that sqlglot cannot parse may have at most this many SELECTs."""
 _PARSE_S = 0.3
 _FULL = "1114 (HY000): The table is full"
 _LOST = "2013 (HY000): Lost connection to MySQL server during query"
@@ -71,7 +72,7 @@ class MysqlBackend(Backend):
     Args:
         url: `mysql://user:password@host:port` of a user who may create databases and users.
     Raises:
-        BackendUnavailable: on entering; the server does not answer or refuses that user.
+        BackendUnavailable: on entering, if the server does not answer or refuses that user.
     """
 
     def __init__(self, url: str) -> None:
@@ -105,14 +106,14 @@ class MysqlBackend(Backend):
 
 
 class MysqlDatabase(Database):
-    """The database of one episode; see `Database` for what its methods promise."""
+    """Holds the database of one episode; see `Database` for what its methods promise."""
 
     def __init__(self, pool: Pool, slot: Slot, *, typed: bool, statement_timeout_s: float) -> None:
         self._pool, self._slot = pool, slot
         self._typed, self._timeout_s = typed, statement_timeout_s
         self._closed = self._full = False
         self._unmeasured_s = 0.0
-        """Time that statements have written since the database was last measured."""
+        """Seconds that statements have written since the database was last measured."""
 
     def run(self, sql: str) -> Result:
         if len(sql.encode("utf-8", "replace")) > MAX_SQL_BYTES:
@@ -135,7 +136,7 @@ class MysqlDatabase(Database):
 
     def new_session(self) -> None:
         if self._slot.settings is not None and self._slot.agent is not None:
-            with contextlib.suppress(pymysql.Error):  # always: many settings leave a transaction open
+            with contextlib.suppress(pymysql.Error):  # always, as many settings leave a transaction open
                 self._slot.agent.commit()
             with self._pool.failures_named():
                 self._pool.reset(self._slot)
@@ -171,7 +172,7 @@ class MysqlDatabase(Database):
         sql = as_sent(sql, name=self._slot.name, catalogue=self._pool.catalogue)
         if not self._pool.is_mariadb:
             return sql
-        # MariaDB before 11.6 knows no DELETE FROM t AS x WHERE, which MySQL does; DELETE x FROM t AS x is the same
+        # MariaDB before 11.6 lacks MySQL's DELETE FROM t AS x WHERE; DELETE x FROM t AS x means the same
         return group_order.for_mariadb(_ALIASED_DELETE.sub(r"DELETE \2 FROM \1 AS \2 WHERE ", sql, count=1))
 
     def _fetched(self, cursor: SSCursor, deadline: float, sql: str) -> Result:
@@ -183,12 +184,12 @@ class MysqlDatabase(Database):
         while len(rows) < MAX_ROWS and chars <= MAX_RESULT_CHARS and (row := cursor.fetchone()):
             rows.append(tuple(map(clean, row)))
             chars += sum(len(cell) for cell in row if isinstance(cell, str | bytes))
-            if time.monotonic() > deadline:  # rows that come one by one would outlive every wait for the next
+            if time.monotonic() > deadline:  # rows that arrive one by one never exceed the wait for a single row
                 return Result(error=_LOST)
         return Result(tuple(rows), tuple(self._neutral(column[0]) for column in cursor.description))
 
     def _after_loss(self) -> Result:
-        """The agent's session ended itself or overran, which is the agent's fault as long as the server lives."""
+        """Report a session that ended or overran. The agent caused it, unless the server is gone."""
         with self._pool.failures_named():
             self._slot.admin.ping(reconnect=False)
             self._pool.end_session(self._slot)
@@ -203,15 +204,15 @@ class MysqlDatabase(Database):
         return scrubbed(cell, catalogue=self._pool.catalogue, private=self._pool.private, sql=sql)
 
     def _driver_text(self, error: pymysql.Error, sql: str) -> str:
-        """As AgentBench's driver words it: `1146 (42S02): Table 'x.y' doesn't exist`."""
+        """Return the error in the words of AgentBench's driver: `1146 (42S02): Table 'x.y' doesn't exist`."""
         number, text = error.args if len(error.args) == 2 else (1105, str(error))
         if number == _NO_EXECUTE and (match := _ROUTINE.search(str(text))):
-            return f"1305 (42000): FUNCTION {NEUTRAL_NAME}.{match[1]} does not exist"  # as to AgentBench's user, root
+            return f"1305 (42000): FUNCTION {NEUTRAL_NAME}.{match[1]} does not exist"  # AgentBench's root reads this
         return f"{number} ({getattr(error, 'sqlstate', None) or 'HY000'}): {self._scrubbed(sql, str(text))}"
 
 
 def _explosion(sql: str) -> str | None:
-    """Refuse a statement over which MariaDB's optimizer, which ignores KILL, would not finish."""
+    """Refuse a statement that MariaDB's optimizer, which ignores KILL, would never finish."""
     lowered = sql.lower()
     if lowered.count("select") <= _HARMLESS_SELECTS or "from" not in lowered:
         return None

@@ -1,8 +1,9 @@
-"""Names on the server: an agent sees its database and its user as `dbbench`, whatever the server calls them.
+"""Hides the server's names: an agent sees its database and its user as `dbbench`, whatever the server calls them.
 
-A statement gets the real names where it holds the neutral ones, and results and errors the other way round. Since a
-statement can also compute with a name (`SUBSTRING(USER(), 3)`), functions that return one become the neutral text
-before it is sent, and the catalogue is read through views that hold no other name (`pool.Pool.catalogue`).
+Real names replace the neutral ones in a statement, and neutral names replace the real ones in results and errors. A
+statement can also compute with a name (`SUBSTRING(USER(), 3)`). Therefore the neutral text replaces functions that
+return a name before the statement is sent, and the catalogue is read through views without real names
+(`pool.Pool.catalogue`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dbbench_adapter.backends.mysql_lexer import end_of_empty_call, leading_word
 
 NEUTRAL_NAME = "dbbench"
 PREFIX = "agentgrpo_"
-"""Every name that we make on a server begins with this."""
+"""Every name that we make on a server begins with this prefix."""
 CATALOGUE = "information_schema"
 _USER = f"'{NEUTRAL_NAME}@localhost'"
 _CALLS = {
@@ -25,35 +26,35 @@ _CALLS = {
     "database": f"'{NEUTRAL_NAME}'",
     "schema": f"'{NEUTRAL_NAME}'",
 }
-"""Functions that return a name, and what replaces their call."""
+"""These functions return a name; the text replaces their call."""
 _BARE = {"current_user": _USER, "current_role": "NULL"}
-"""Functions that return a name also without their parentheses."""
+"""These functions return a name even without parentheses."""
 _REPLACED = frozenset([NEUTRAL_NAME, CATALOGUE, *_CALLS, *_BARE])
 _ANY = (*_REPLACED, "show")
 _PATH = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+[\w.+-]*")
 _ACCOUNT = re.compile(r"(['`]?)dbbench\1@(['`])[^'`]*\2")
 _CUT_NAME = re.compile(rf"{PREFIX}[0-9a-f]*(?:_\d*)?")
-"""One of our names, or the rest of one where the server cut its message."""
+"""One of our names, or its beginning where the server cut off its message."""
 _LISTS = {
     "databases": f"SELECT * FROM (SELECT SCHEMA_NAME AS `Database` FROM {CATALOGUE}.SCHEMATA) AS found",
     "processlist": f"SELECT ID, USER, HOST, DB, COMMAND, TIME, STATE, INFO FROM {CATALOGUE}.PROCESSLIST",
 }
 _LISTS["schemas"] = _LISTS["databases"]
-"""Queries of the catalogue's views that replace SHOW."""
+"""These queries of the catalogue's views replace SHOW."""
 
 
 def uses_catalogue(sql: str) -> bool:
-    """Whether a statement, as it is sent, may read the catalogue's views."""
+    """Return whether a statement, as it is sent, may read the catalogue's views."""
     lowered = sql.lower()
     return any(word in lowered for word in (CATALOGUE, *_LISTS))
 
 
 def as_sent(sql: str, *, name: str, catalogue: str) -> str:
-    """Put real names for neutral ones, except in texts and comments, and texts for functions that return names.
+    """Replace neutral names by real ones, except in texts and comments; replace functions that return names by texts.
 
     Args:
         name: the name of the episode's database.
-        catalogue: the name of the database that stands for information_schema.
+        catalogue: the name of the database that replaces information_schema.
     """
     lowered = sql.lower()
     if not any(word in lowered for word in _ANY):
@@ -95,7 +96,7 @@ def _in_place_of_show(sql: str) -> str:
 
 
 def tells_messages(sql: str) -> bool:
-    """Whether a statement returns messages of the server."""
+    """Return whether a statement returns messages of the server."""
     first, second = [*leading_words(sql, 2), "", ""][:2]
     return first in ("check", "analyze", "repair", "optimize") or (first == "show" and second in ("warnings", "errors"))
 
@@ -104,7 +105,7 @@ def scrubbed(text: str, *, catalogue: str, private: Mapping[str, str], sql: str)
     """Remove the names of database and user, hosts and paths from a message, unless the agent wrote them itself.
 
     Args:
-        private: the names of the server's host and folder, and what replaces them.
+        private: the names of the server's host and folder, each with its replacement.
     """
     text = _ACCOUNT.sub("'agent'", with_neutral_names(text, catalogue=catalogue))
     for known, neutral in private.items():
@@ -114,7 +115,7 @@ def scrubbed(text: str, *, catalogue: str, private: Mapping[str, str], sql: str)
 
 
 def with_neutral_names(cell: Any, *, catalogue: str) -> Any:
-    """Put the neutral names for the real ones in a cell of a result."""
+    """Replace the real names in a cell of a result by the neutral ones."""
     if isinstance(cell, bytes):
         return with_neutral_names(cell.decode("latin-1"), catalogue=catalogue).encode("latin-1")
     if not isinstance(cell, str) or PREFIX not in cell:

@@ -1,13 +1,13 @@
-"""A pool of database names with their users and sessions on one MariaDB or MySQL server.
+"""Keeps a pool of database names with their users and sessions on one MariaDB or MySQL server.
 
-An episode gets a slot: a name, a user who has rights on the database of that name alone, the agent's session and an
+An episode gets a slot: a name, a user with privileges on the database of that name alone, the agent's session and an
 administrator's. Between episodes the session is reset (COM_RESET_CONNECTION: variables, temporary tables, locks, open
-transactions), the database is dropped and made again (0.25 ms on MariaDB, less than to list what has to be emptied),
-and the user is compared with how it was made. A slot that fails any of this is never used again.
+transactions), the database is dropped and made again (0.25 ms on MariaDB, faster than listing what it holds), and the
+user must be as it was made. A slot that fails any of this is never used again.
 
 Each name carries its owner, and the keeper's connection holds a lock in the owner's name (`GET_LOCK`). The next owner
-that starts on the server removes names whose owner holds no lock any more. The number 0 belongs to the catalogue: a
-database of views that replaces information_schema for agents. What an agent may send is left to `allowed_sql`.
+that starts on the server removes names whose owner no longer holds its lock. The number 0 belongs to the catalogue: a
+database of views that replaces information_schema for agents. `allowed_sql` decides what an agent may send.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ ADMIN_TIMEOUT_S = 30.0
 LOCK_WAIT_S = 2
 _REMOVE_ATTEMPTS = 30
 KILL_AFTER_S = 0.25
-"""Time after a statement's own limit, at which the server should have ended it."""
+"""The statement is killed this long after its own limit, at which the server should have ended it."""
 GIVE_UP_AFTER_S = 0.75
-"""Time after a statement's limit at which we no longer wait for the server."""
+"""We stop waiting for the server this long after a statement's limit."""
 _WATCH_S = 0.1
 _PING_S = 30.0
 _OURS = re.compile(rf"{PREFIX}([0-9a-f]{{12}})_\d+")
@@ -48,11 +48,11 @@ _MODES = (  # MySQL 8's defaults; MariaDB's are laxer
 _GROUP_CONCAT_MAX_LEN = 1024  # MySQL's default; MariaDB's is 1 MiB
 _COLLATION = "utf8mb4_unicode_520_nopad_ci"  # MariaDB's closest to MySQL 8's utf8mb4_0900_ai_ci
 _CASE_SENSITIVE = frozenset(["SCHEMA_NAME", "TABLE_SCHEMA", "TABLE_NAME"])
-"""Columns of the catalogue that are compared with their case, as names of files are."""
+"""These columns of the catalogue are compared with case, like names of files."""
 _RESET_CONNECTION = 0x1F
 MAX_DATABASE_BYTES = 128 * 1024**2
 _MEASURE_AFTER_S = 0.25
-"""After this time a running statement is ended once its database is larger than `MAX_DATABASE_BYTES`."""
+"""From this time on a running statement is ended if its database is larger than `MAX_DATABASE_BYTES`."""
 _CATALOGUE_VIEWS = (
     *("TABLES", "COLUMNS", "SCHEMATA", "STATISTICS", "VIEWS", "ROUTINES", "TRIGGERS", "PROCESSLIST"),
     *("KEY_COLUMN_USAGE", "TABLE_CONSTRAINTS", "REFERENTIAL_CONSTRAINTS", "CHECK_CONSTRAINTS"),
@@ -65,21 +65,21 @@ Connection = pymysql.Connection
 
 @dataclass(eq=False)
 class Slot:
-    """A database name, the user who may use it, and the sessions of the administrator and of the agent."""
+    """Holds a database name, the user who may use it, and the sessions of the administrator and of the agent."""
 
     name: str
     password: str
     admin: Connection
     account: str = ""
-    """What SHOW CREATE USER returned when the user was made."""
+    """The result of SHOW CREATE USER after the user was made."""
     agent: Connection | None = None
     settings: tuple[bool, float] | None = None
-    """The arguments that the agent's session was set up with; None when it has to be set up."""
+    """The arguments with which the agent's session was set up; None if it has yet to be set up."""
 
 
 @dataclass
 class _Watched:
-    """A running statement."""
+    """Holds a running statement."""
 
     database: str
     started: float
@@ -91,8 +91,8 @@ class Keeper:
     """Holds the owner's lock and ends statements that run too long or fill too much, on its own connection and thread.
 
     Args:
-        connect: opens a connection of the administrator.
-        sizes_bytes: returns the sizes of the owner's databases, given a connection.
+        connect: a function that opens a connection of the administrator.
+        sizes_bytes: a function of a connection that returns the sizes of the owner's databases.
     """
 
     connect: Any
@@ -131,8 +131,8 @@ class Keeper:
         return connection
 
     def hold(self) -> None:
-        """Take the lock again where it was lost. A restarted server knows no locks, and the next owner that starts on
-        it would remove our databases as orphans."""
+        """Take the lock again if it was lost. A restarted server has no locks, and the next owner that starts on it
+        would remove our databases as orphans."""
         with self._lock:
             try:
                 self._connection.ping(reconnect=False)
@@ -142,7 +142,7 @@ class Keeper:
     def _keep(self) -> None:
         next_ping = time.monotonic() + _PING_S
         while not self._stop.wait(_WATCH_S):
-            with contextlib.suppress(pymysql.Error, OSError):  # the server went away; it may come back
+            with contextlib.suppress(pymysql.Error, OSError):  # the server is gone, but it may come back
                 self._end_overrun()
                 if time.monotonic() > next_ping:
                     next_ping = time.monotonic() + _PING_S
@@ -167,10 +167,10 @@ class Keeper:
 
 
 class Pool:
-    """Slots on the server at `mysql://user:password@host:port`, of a user who may create databases and users.
+    """Holds the slots on the server at `mysql://user:password@host:port`; its user may create databases and users.
 
     Raises:
-        BackendUnavailable: on entering; the server does not answer or refuses that user.
+        BackendUnavailable: on entering, if the server does not answer or refuses that user.
     """
 
     def __init__(self, url: str) -> None:
@@ -193,7 +193,7 @@ class Pool:
                 cursor.execute("SELECT @@hostname, @@datadir, @@max_allowed_packet")
                 ((hostname, folder, max_packet_bytes),) = cursor.fetchall()
             self.private = {self.host: "localhost", str(hostname): "localhost", str(folder).strip("/"): "..."}
-            self.max_statement_bytes = int(max_packet_bytes) - 1  # a packet's first byte says what it is
+            self.max_statement_bytes = int(max_packet_bytes) - 1  # a packet's first byte names its command
             self._remove_orphans(slot.admin)
         self._free.append(slot)
 
@@ -206,7 +206,7 @@ class Pool:
             _hang_up(slot.admin)
         with contextlib.suppress(pymysql.Error), self._connect_admin() as admin:
             for name in (self.catalogue, *(slot.name for slot in slots)):
-                with contextlib.suppress(pymysql.Error):  # held by a call that ignores KILL; the next start removes it
+                with contextlib.suppress(pymysql.Error):  # a call that ignores KILL holds it; the next start removes it
                     _remove(admin, name)
         self.keeper.close()
 
@@ -228,7 +228,7 @@ class Pool:
                         (table,),
                     )
                     query = self._catalogue_query(table, dict(cursor.fetchall()))
-                    for view in (table, table.lower()):  # information_schema's names have no case, others do
+                    for view in (table, table.lower()):  # names in information_schema ignore case, other names do not
                         cursor.execute(
                             f"CREATE OR REPLACE SQL SECURITY INVOKER VIEW {self.catalogue}.{view} AS {query}"
                         )
@@ -240,7 +240,7 @@ class Pool:
             shown = f"`{name}`"
             if name == "HOST":
                 shown = "'localhost'"
-            elif "blob" in kind.lower():  # a statement as it was sent
+            elif "blob" in kind.lower():  # the column holds a statement as it was sent
                 shown = "NULL"
             elif "char" in kind.lower() or "text" in kind.lower():
                 shown = f"REGEXP_REPLACE({shown}, '{PREFIX}[0-9a-f]+_[0-9]+', '{NEUTRAL_NAME}')"
@@ -252,17 +252,17 @@ class Pool:
         return f"SELECT {', '.join(columns)} FROM information_schema.{table}{where}"
 
     def sizes_bytes(self, admin: Connection) -> dict[str, int]:
-        """The size on disk of each of our databases that holds anything, by name."""
+        """Return the size on disk of each of our databases that holds anything, by name."""
         tablespaces = "innodb_sys_tablespaces" if self.is_mariadb else "innodb_tablespaces"
         with admin.cursor() as cursor:
-            cursor.execute(  # waits for no lock, unlike information_schema.tables
+            cursor.execute(  # unlike information_schema.tables, this waits for no lock
                 f"SELECT SUBSTRING_INDEX(name, '/', 1), SUM(file_size) FROM information_schema.{tablespaces} "
                 f"WHERE name LIKE '{PREFIX}{self._owner}\\_%/%' GROUP BY 1"
             )
             return {str(found): int(size) for found, size in cursor.fetchall()}
 
     def take(self) -> Slot:
-        """A slot with an empty database."""
+        """Return a slot with an empty database."""
         # MySQL 8's default ignores case and accents, but not trailing blanks
         collation = _COLLATION if self.is_mariadb else "utf8mb4_0900_ai_ci"
         while True:
@@ -281,10 +281,10 @@ class Pool:
                 except pymysql.Error:
                     if not stale:
                         raise
-                    _hang_up(slot.agent)  # the server closed it: not used again
+                    _hang_up(slot.agent)  # the server closed the session, so it is not used again
 
     def give_back(self, slot: Slot) -> None:
-        """Empty a slot for the next episode; a slot that is not surely empty is not used again."""
+        """Empty a slot for the next episode; a slot that may not be empty is never used again."""
         try:
             self.reset(slot)
             with slot.admin.cursor() as cursor:
@@ -299,10 +299,10 @@ class Pool:
             threading.Thread(target=_remove_retired, args=(slot,), name="mysql-remove", daemon=True).start()
 
     def session(self, slot: Slot, *, typed: bool, statement_timeout_s: float) -> Connection:
-        """The agent's session, set up to behave like MySQL on either server.
+        """Return the agent's session, set up to behave like MySQL on either server.
 
-        A server that restarted during the episode would accept a new session, but may have lost the database. So the
-        administrator's session, which is as old as the episode, is checked first.
+        A server that restarted during the episode would accept a new session, but may have lost the database. Therefore
+        the administrator's session, which is as old as the episode, is checked first.
         """
         wanted = (typed, statement_timeout_s)
         with self.failures_named():
@@ -312,10 +312,10 @@ class Pool:
                 slot.agent = self._connect_agent(slot)
             if slot.settings != wanted:
                 try:
-                    # MariaDB reads a database's character set only on entering it from another database
+                    # MariaDB reads a database's character set only when a session changes to it from another database
                     slot.agent.select_db("information_schema")
                     slot.agent.select_db(slot.name)
-                except pymysql.OperationalError:  # the agent dropped it: no database selected from now on
+                except pymysql.OperationalError:  # the agent dropped the database, so none is selected from now on
                     slot.admin.ping(reconnect=False)
                     _hang_up(slot.agent)
                     slot.agent = self._connect_agent(slot)
@@ -326,7 +326,7 @@ class Pool:
         return slot.agent
 
     def reset_session(self, slot: Slot) -> Connection:
-        """The agent's session after `reset`, in which nothing is set and perhaps no database is selected."""
+        """Return the agent's session after `reset`: nothing is set, and perhaps no database is selected."""
         self.reset(slot)
         if slot.agent is None or not slot.agent.open:
             self.end_session(slot)
@@ -334,20 +334,20 @@ class Pool:
         return slot.agent
 
     def stop_reading(self, slot: Slot, cursor: Any) -> None:
-        """Leave the rest of a result unread; the server stops sending only when the session ends."""
+        """Leave the rest of a result unread. The server stops sending only when the session ends."""
         rest = cursor._result
         if rest is not None and rest.unbuffered_active:
             self.end_session(slot)
-            rest.unbuffered_active, rest.connection = False, None  # or pymysql reads on from the closed socket
+            rest.unbuffered_active, rest.connection = False, None  # pymysql must not read from the closed socket
         cursor.connection = None
 
     def reset(self, slot: Slot) -> None:
-        """Reset the agent's session to how it was when it connected; end it if it does not answer."""
-        if slot.settings is None:  # it has not been used since the last reset
+        """Reset the agent's session to its state after connecting; end it if it does not answer."""
+        if slot.settings is None:  # the session has not been used since the last reset
             return
         slot.settings = None
         if slot.agent is None or not slot.agent.open:
-            self.end_session(slot)  # on the server it may still run
+            self.end_session(slot)  # a statement may still run on the server
             return
         try:
             session: Any = slot.agent  # pymysql has no method for this command
@@ -357,7 +357,7 @@ class Pool:
             self.end_session(slot)
 
     def end_session(self, slot: Slot) -> None:
-        """End the agent's session from the administrator's."""
+        """End the agent's session through the administrator's."""
         agent, slot.agent, slot.settings = slot.agent, None, None
         if agent is not None:
             with contextlib.suppress(pymysql.OperationalError), slot.admin.cursor() as cursor:
@@ -380,11 +380,11 @@ class Pool:
         modes, collation = _MODES, ""
         if self.is_mariadb:
             collation = f" COLLATE {_COLLATION}"
-            # KILL takes effect once per join buffer, which may hold thousands of rows; long texts joined with them
-            # would fill gigabytes before
+            # KILL takes effect once per join buffer, which may hold thousands of rows; before that, long joined texts
+            # would fill gigabytes
             limit = f"max_statement_time = {statement_timeout_s}, SESSION join_cache_level = 0"
-            # Strict mode makes MariaDB refuse UPDATE ... WHERE text = 1 over a text that is no number, which MySQL
-            # compares (standard-278 and -295); in TEXT columns it changes nothing else.
+            # In strict mode MariaDB refuses UPDATE ... WHERE text = 1 if a text is no number, but MySQL compares them
+            # (standard-278 and -295); in TEXT columns strict mode changes nothing else.
             modes = _MODES if typed else _MODES.replace("STRICT_TRANS_TABLES,", "")
         return (
             f"SET NAMES utf8mb4{collation}, SESSION sql_mode = '{modes}', SESSION autocommit = 1, "
@@ -396,7 +396,7 @@ class Pool:
         slot = Slot(f"{PREFIX}{self._owner}_{next(self._numbers)}", secrets.token_hex(16), admin)
         with admin.cursor() as cursor:
             cursor.execute(f"CREATE USER {slot.name} IDENTIFIED BY '{slot.password}'")
-            # unescaped, an underscore stands for any character here, and databases of such names could be made
+            # an unescaped underscore stands for any character here, so databases of similar names could be made
             for rights, name in ((_GRANTS, slot.name), ("SELECT", self.catalogue)):
                 cursor.execute(f"GRANT {rights} ON `{name.replace('_', chr(92) + '_')}`.* TO {slot.name}")
         slot.account = _account(slot)
@@ -404,7 +404,7 @@ class Pool:
         return slot
 
     def _remove_orphans(self, admin: Connection) -> None:
-        """Remove databases and users whose owner holds no lock any more, since its process is gone."""
+        """Remove databases and users whose owner no longer holds its lock, because its process is gone."""
         with admin.cursor() as cursor:
             cursor.execute("SELECT user FROM mysql.user")
             names = {str(name) for (name,) in cursor.fetchall()} | set(_databases(admin))
@@ -423,7 +423,7 @@ class Pool:
     def _connect_agent(self, slot: Slot) -> Connection:
         try:
             return self._connect(slot.name, slot.password, ADMIN_TIMEOUT_S)
-        except pymysql.OperationalError:  # the agent may have changed its password
+        except pymysql.OperationalError:  # the agent may have changed the user's password
             with slot.admin.cursor() as cursor:
                 cursor.execute(f"ALTER USER {slot.name} IDENTIFIED BY '{slot.password}'")
             return self._connect(slot.name, slot.password, ADMIN_TIMEOUT_S)
@@ -470,9 +470,9 @@ def _remove_retired(slot: Slot) -> None:
         try:
             _remove(slot.admin, slot.name)
             break
-        # still locked; or the connection was closed while it was read from
+        # the database is still locked, or the connection was closed while it was read from
         except (pymysql.Error, OSError, AttributeError, ValueError):
-            if not slot.admin.open:  # the server is gone, or the pool was closed and removed it
+            if not slot.admin.open:  # the server is gone, or the pool was closed and removed the database
                 break
     _hang_up(slot.admin)
 

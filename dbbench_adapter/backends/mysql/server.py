@@ -1,9 +1,9 @@
-"""A private MariaDB server: started on a free port in a temporary folder, and removed at the end.
+"""Runs a private MariaDB server: it is started on a free port in a temporary folder, and removed at the end.
 
-Its data live in memory where there is room, nothing is flushed to disk, and it listens on loopback only, to one user
-with a random password. When it crashes or is killed, it starts again at the same address; episodes that used it are
-lost. It dies with the process that started it, however that one ends, and the next start removes a folder that was left
-behind. Servers that others run (`mysql://...`) are left to `backend`.
+Its data are in memory if there is room, nothing is flushed to disk, and it listens on loopback only, for one user with
+a random password. If it crashes or is killed, it starts again at the same address; episodes that used it are lost. It
+ends with the process that started it, however that process ends, and the next start removes a folder that is left over.
+Servers that others run (`mysql://...`) are left to `backend`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _MEMORY_NEEDED_BYTES = 512 * 1024**2
 _PREFIX = "agentgrpo-mariadb-"
 _USER = "agentgrpo"
 _RUN_ID = "AGENTGRPO_RUN_ID"
-"""Environment variable that names a training run; its servers' folders carry the name too."""
+"""This environment variable names a training run; the folders of its servers carry the name too."""
 _SHORT_LIFE_S = 5.0
 _MOST_SHORT_LIVES = 5
-"""After so many short lives in a row the server is not started again."""
+"""After this many short lives in a row the server is not started again."""
 _RESTART_PAUSE_S = 0.5
 _TEMPORARY_TABLES_MIB = 256
-"""Space for the temporary tables of all sessions; space once taken stays taken until the server ends."""
+"""The space for the temporary tables of all sessions; space once used stays used until the server ends."""
 _SESSION_LIMITS = {
     "max-session-mem-used": 256 * 1024**2,
     "tmp-disk-table-size": 128 * 1024**2,
@@ -50,14 +50,14 @@ _SESSION_LIMITS = {
     "bulk-insert-buffer-size": 8 * 1024**2,
     "group-concat-max-len": 1024**2,
 }
-"""Bytes that a session may use and at most set for itself: MariaDB's defaults, but the first two have none."""
+"""A session may use and set at most these bytes. They are MariaDB's defaults; the first two have no default."""
 
 
 class PrivateServer:
-    """`with PrivateServer() as server: server.url`.
+    """Starts and ends a server: `with PrivateServer() as server: server.url`.
 
     Raises:
-        BackendUnavailable: on entering; MariaDB is not installed, or does not start within `START_TIMEOUT_S`.
+        BackendUnavailable: on entering, if MariaDB is not installed, or does not start within `START_TIMEOUT_S`.
     """
 
     url: str
@@ -113,8 +113,8 @@ class PrivateServer:
         command += ["--skip-name-resolve", "--skip-log-bin", "--innodb-flush-log-at-trx-commit=0"]
         command += ["--innodb-log-file-size=16M", "--innodb-buffer-pool-size=64M", "--max-connections=1024"]
         command += ["--skip-symbolic-links", "--local-infile=0", "--max-allowed-packet=1M"]
-        command += ["--enforce-storage-engine=InnoDB"]  # whose tables are measured
-        # with it ON, CREATE TABLE ... SELECT fills temporary files that nobody measures; old servers do not know it
+        command += ["--enforce-storage-engine=InnoDB"]  # the sizes of InnoDB's tables are measured
+        # if it is ON, CREATE TABLE ... SELECT fills temporary files that nobody measures; old servers do not know it
         command += ["--loose-innodb-alter-copy-bulk=OFF"]
         command += [f"--innodb-temp-data-file-path=ibtmp1:12M:autoextend:max:{_TEMPORARY_TABLES_MIB}M"]
         for name, limit in _SESSION_LIMITS.items():
@@ -144,7 +144,7 @@ class PrivateServer:
                     )
             finally:
                 started.set()
-            if self._closing:  # while it was starting again
+            if self._closing:  # the server was closed while it was starting again
                 self._process.kill()
             told_to_end = self._process.wait() == 0 or self._closing
             if told_to_end or not self._was_up:
@@ -155,7 +155,7 @@ class PrivateServer:
     def _wait_until_up(self, port: int) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         while self._thread.is_alive() and time.monotonic() < deadline:
-            # It listens before init.sql has run, and MariaDB 10.11 hangs if it is told to end in between. Its greeting
+            # It listens before init.sql has run, and MariaDB 10.11 hangs if it is told to end then. Its greeting
             # shows that it is up.
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
                 if connection.recv(1):
@@ -199,7 +199,7 @@ def _parent_folder() -> Path:
 
 
 def _remove_orphans() -> None:
-    """Remove the folders of servers whose process was killed before it could."""
+    """Remove the folders of servers whose process was killed before it could remove them."""
     for folder in _parent_folder().glob(f"{_PREFIX}*"):
         process_id = folder.name.removeprefix(_PREFIX).partition("-")[0]
         if process_id.isdigit() and not Path("/proc", process_id).exists():

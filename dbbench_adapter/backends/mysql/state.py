@@ -1,7 +1,7 @@
 """Reads an episode's database on MariaDB or MySQL for the judges, as the agent's user and within limits.
 
 Only stored columns of tables are read; views and virtual columns that an agent left behind are never evaluated. A table
-that cannot be read within `READ_S`, `MAX_ROWS` and `MAX_BYTES` is a state of its own, since the agent caused it; a
+that cannot be read within `READ_S`, `MAX_ROWS` and `MAX_BYTES` has a state of its own, since the agent caused it. A
 server that is gone is an error.
 """
 
@@ -23,22 +23,22 @@ from dbbench_adapter.backends.mysql_on_sqlite.kinds import plain
 from dbbench_adapter.datatypes import Table
 
 READ_S = 10.0
-"""Time to read all tables of one episode, in seconds."""
+"""The time to read all tables of one episode, in seconds."""
 MAX_ROWS = 200_000
 MAX_BYTES = 32 * 1024**2
-"""Most bytes of all cells together; no reference needs as much."""
+"""The most bytes of all cells together; no reference needs as many."""
 _TABLES = frozenset(["BASE TABLE", "SYSTEM VERSIONED"])
 _CELL_BYTES = 16
-"""Bytes that a cell counts beside its text."""
+"""A cell counts as its text and this many bytes."""
 _COLUMN = re.compile(r"^  (`.*?),?$", re.MULTILINE)
-"""The line of a column in SHOW CREATE TABLE; keys, constraints and counters are not compared."""
+"""A line of a column in SHOW CREATE TABLE; keys, constraints and counters are not compared."""
 _CHARSET = re.compile(r"^\).*?(DEFAULT CHARSET=\w+(?: COLLATE=\w+)?)", re.MULTILINE)
 _NOT_IN_STAR = ("GENERATED", "VIRTUAL", "INVISIBLE", "VERSIONING")
-"""Words in a definition after which `*` may return a computed column or leave out a stored one."""
+"""After these words in a definition `*` may return a computed column or leave out a stored one."""
 
 
 class _TooMuch(Exception):
-    """The limits are reached."""
+    """A limit of reading is reached."""
 
 
 class StateReader:
@@ -73,9 +73,9 @@ class StateReader:
         return join_hashes(hashes)
 
     def _kinds(self) -> dict[str, str]:
-        """The kind of each table, view and sequence by name, read in the administrator's session."""
+        """Return the kind of each table, view and sequence by name, read in the administrator's session."""
         with self._slot.admin.cursor() as cursor:
-            # unlike SHOW TABLES no error where the agent dropped the database
+            # unlike SHOW TABLES, this is no error if the agent dropped the database
             cursor.execute(
                 "SELECT table_name, table_type FROM information_schema.tables WHERE table_schema = %s",
                 (self._slot.name,),
@@ -98,15 +98,15 @@ class StateReader:
             )
         except (pymysql.Error, OSError, ValueError, _TooMuch):
             self._check_server()
-            return TableState((), (), (kind, f"not to be read {secrets.token_hex(8)}"))  # and so equal to nothing
+            return TableState((), (), (kind, f"not to be read {secrets.token_hex(8)}"))  # it equals no state
 
     def _definition(self, session: Connection, name: str) -> str:
-        """The statement that makes a table, a view or a sequence."""
+        """Return the statement that makes a table, a view or a sequence."""
         _, rows = self._asked(session, f"SHOW CREATE TABLE {self._full(name)}")
         return self._neutral(str(rows[0][1]))
 
     def _stored(self, session: Connection, name: str, definition: str) -> list[str] | None:
-        """The stored columns; None where the definition shows that `*` returns exactly these."""
+        """Return the stored columns; return None if the definition shows that `*` returns exactly these."""
         if not any(word in definition.upper() for word in _NOT_IN_STAR):
             return None
         _, columns = self._asked(session, f"SHOW FULL COLUMNS FROM {self._full(name)}")
@@ -125,7 +125,7 @@ class StateReader:
         return self._asked(session, f"{select} {columns} FROM {self._full(name)}")
 
     def _asked(self, session: Connection, sql: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-        """The names of the columns and all rows; where reading stops early, the session ends."""
+        """Return the names of the columns and all rows. If reading stops early, the session ends."""
         setattr(session, "_read_timeout", self._left_s() + GIVE_UP_AFTER_S)  # noqa: B010
         cursor: Any = SSCursor(session)
         rows: list[tuple[Any, ...]] = []

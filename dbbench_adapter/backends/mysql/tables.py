@@ -1,6 +1,6 @@
-"""Makes the tables of a task on MariaDB or MySQL, and knows which errors the task file causes rather than the server.
+"""Makes the tables of a task on MariaDB or MySQL, and tells errors of the task file from errors of the server.
 
-`base.check_tables` already refuses what every backend refuses.
+`base.check_tables` refuses beforehand what every backend refuses.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _FAULT_KINDS = (
 _FAULTS = frozenset(
     [1059, 1074, 1075, 1103, 1117, 1118, 1166, 1264, 1265, 1292, 1300, 1366, 1406, 1416, 1425, 1426, 1427, 1439, 4025]
 )
-"""Numbers of errors over names, types and cells for which pymysql has no class of its own."""
+"""Numbers of errors about names, types and cells for which pymysql has no class of its own."""
 _MAX_BYTES_PER_CHAR = 8
-"""The size of an escaped and encoded text is estimated with this; half of it would do."""
+"""The size of an escaped and encoded text is estimated with this factor; half of it would be enough."""
 _DECLARED_TYPE = re.compile(r"[A-Z]+( ?\( ?\d+( ?, ?\d+)? ?\))?( UNSIGNED)?", re.IGNORECASE)
 
 
@@ -41,7 +41,7 @@ def make_table(cursor: Cursor, database: str, table: Table, *, typed: bool, max_
     """
     try:
         _make_and_fill(cursor, database, table, typed=typed, max_bytes=max_bytes)
-    except ValueError as error:  # of ours, or a text that is no Unicode
+    except ValueError as error:  # `_check_size` raised it, or a text is no Unicode
         raise _fault(table, str(error)) from error
     except pymysql.Error as error:
         number, *text = error.args

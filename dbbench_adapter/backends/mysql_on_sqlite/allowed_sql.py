@@ -1,8 +1,9 @@
-"""Which statements run on SQLite, and what CREATE and ALTER may define: stored columns, keys, CHECKs that only compare.
+"""Decides which statements run on SQLite, and what CREATE and ALTER may define: stored columns, keys, plain CHECKs.
 
-What an allowed statement may touch is decided by the authorizer (`sqlite.sandbox`). SQLite evaluates a schema whenever
-a table is read or changed, also for the judge, and does not ask the authorizer then. So a definition may hold only the
-nodes listed here; generated columns, indexes on expressions and defaults that are no constants are refused.
+The authorizer (`sqlite.sandbox`) decides what an allowed statement may touch. SQLite evaluates a schema whenever a
+table is read or changed, also for the judge, and does not ask the authorizer then. Therefore a definition may hold only
+the nodes listed here. A CHECK may only compare; generated columns, indexes on expressions and defaults that are no
+constants are refused.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dbbench_adapter.backends.mysql_on_sqlite.syntax import syntax_error, unsupp
 
 _RUN = (exp.Query, exp.Insert, exp.Update, exp.Delete, exp.Create, exp.Drop, exp.Alter, exp.TruncateTable)
 _LEFT_OUT = (exp.Command, exp.Describe, exp.Pragma, exp.Attach, exp.Detach, exp.Kill, exp.Analyze)
-"""Statements of MySQL or another engine that are left out; a tree of any other type is no statement at all."""
+"""Statements of MySQL or another engine that are refused; a tree of any other type is no statement at all."""
 _CONSTRAINTS = (
     *(exp.NotNullColumnConstraint, exp.PrimaryKeyColumnConstraint, exp.UniqueColumnConstraint, exp.ColumnConstraint),
     *(exp.AutoIncrementColumnConstraint, exp.CommentColumnConstraint, exp.CharacterSetColumnConstraint),
@@ -36,20 +37,20 @@ _CHECKED = (
 
 
 def refuse_other_kinds(tree: exp.Expr, sql: str) -> None:
-    """Refuse every kind of statement that is not in the list above; SHOW, SET, USE and transactions never get here.
+    """Refuse every kind of statement that is not listed above; SHOW, SET, USE and transactions never get here.
 
     Raises:
-        StatementError: the kind is left out, or `sql` is no statement.
+        StatementError: the kind is not supported, or `sql` is no statement.
     """
     if not isinstance(tree, _RUN):
         raise unsupported(sql.split(maxsplit=1)[0].upper()) if isinstance(tree, _LEFT_OUT) else syntax_error(sql)
 
 
 def refuse_definitions(tree: exp.Create | exp.Alter) -> None:
-    """Refuse a definition with any other node; the query of CREATE TABLE ... AS is not checked.
+    """Refuse a definition with any other node. The query of CREATE TABLE ... AS is not checked.
 
     Raises:
-        StatementError: the message names what is left out.
+        StatementError: the message names what is not supported.
     """
     query = tree.args.get("expression") if isinstance(tree, exp.Create) else None
     for node in tree.walk(prune=lambda node: node is query or isinstance(node, _WITH_VALUES)):
@@ -75,7 +76,7 @@ _WITH_VALUES = (
 
 
 def _is_constant(value: exp.Expr) -> bool:
-    """Whether it is a constant, perhaps negative, in parentheses or with a collation, or the time of a change."""
+    """Return whether a value is a constant (negative, parenthesised, collated) or the time of the change."""
     value = value.unnest()
     if isinstance(value, exp.Neg | exp.Collate):
         return isinstance(value.this.unnest(), _CONSTANTS)
@@ -83,7 +84,7 @@ def _is_constant(value: exp.Expr) -> bool:
 
 
 def _is_prefix(call: exp.Expr) -> bool:
-    """Whether it is like the `a(10)` of CREATE INDEX i ON t (a(10))."""
+    """Return whether a call is a prefix of a column, like `a(10)` in CREATE INDEX i ON t (a(10))."""
     return isinstance(call, exp.Anonymous) and all(
         isinstance(length, exp.Literal) and length.is_int for length in call.expressions
     )

@@ -1,7 +1,7 @@
-"""Refusals of what MySQL refuses and SQLite would answer: ONLY_FULL_GROUP_BY, row ids, derived tables without a name.
+"""Refuses what MySQL refuses but SQLite would answer: ONLY_FULL_GROUP_BY, row ids, derived tables without a name.
 
-Where MySQL accepts a column beside a group because of keys or views, this module refuses it: the tables of tasks have
-neither. A column that WHERE or an inner JOIN equates with anything is taken for one that the group determines.
+MySQL accepts a column outside GROUP BY if keys or views determine it. This module refuses it, because the tables of
+tasks have neither. A column that WHERE or an inner JOIN compares with `=` counts as determined by the group.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from sqlglot.generators.mysql import MySQLGenerator
 from dbbench_adapter.backends.mysql_on_sqlite.kinds import ColumnKinds
 from dbbench_adapter.backends.mysql_on_sqlite.syntax import StatementError, syntax_error
 
-_RESERVED = frozenset(MySQLGenerator.RESERVED_KEYWORDS) - {"default", "dual"}  # which sqlglot also takes for names
+_RESERVED = frozenset(MySQLGenerator.RESERVED_KEYWORDS) - {"default", "dual"}  # sqlglot also takes these two for names
 _OPAQUE = (exp.AggFunc, exp.Query, exp.Subquery, exp.Window, exp.GroupConcat)
 _AGGREGATES = frozenset(["std", "json_arrayagg", "json_objectagg"])
-"""Aggregates that sqlglot reads as unknown functions."""
+"""sqlglot reads these aggregates as unknown functions."""
 
 
 def refuse(selects: Iterable[exp.Select], columns: ColumnKinds) -> None:
-    """Refuse a statement that parses and that MySQL 8 does not run.
+    """Refuse a statement that parses but that MySQL 8 does not run.
 
     Args:
         selects: every SELECT in it.
     Raises:
-        StatementError: in the words of MySQL 8.
+        StatementError: the statement is refused; the message is that of MySQL 8.
     """
     known = {name for name, _ in columns}
     for select in selects:
@@ -42,7 +42,7 @@ def refuse_reserved(names: Iterable[exp.Identifier]) -> None:
     """Refuse a word that MySQL 8 reserves as a name without backquotes.
 
     Raises:
-        StatementError: in the words of MySQL 8.
+        StatementError: a name is reserved; the message is that of MySQL 8.
     """
     for name in names:
         if not name.quoted and name.name.lower() in _RESERVED:
@@ -53,10 +53,10 @@ _ROW_IDS = frozenset(["rowid", "oid", "_rowid_"])
 
 
 def refuse_row_ids(nodes: Iterable[exp.Expr], columns: ColumnKinds) -> None:
-    """Refuse SQLite's names for the number of a row, unless the database or the statement defines such a name.
+    """Refuse SQLite's names for the row id, unless the database or the statement defines such a name.
 
     Raises:
-        StatementError: in the words of MySQL 8.
+        StatementError: no such column exists; the message is that of MySQL 8.
     """
     found = [node for node in nodes if isinstance(node, exp.Identifier) and node.name.lower() in _ROW_IDS]
     if not found:
@@ -80,7 +80,7 @@ def _refuse_aliases_in_where(select: exp.Select, known: set[str]) -> None:
 
 
 def _refuse_into(select: exp.Select) -> None:
-    """MySQL stores the row in a variable of that name, which only a procedure has; sqlglot would make a table."""
+    """Refuse SELECT ... INTO a name. MySQL stores the row in a variable of a procedure; sqlglot would make a table."""
     into = select.args.get("into")
     if into is None or not isinstance(into.this.this, exp.Identifier):  # a user variable is refused elsewhere
         return
@@ -90,11 +90,11 @@ def _refuse_into(select: exp.Select) -> None:
 
 
 def _refuse_bare_columns(select: exp.Select) -> None:
-    """ONLY_FULL_GROUP_BY for the select list."""
+    """Apply ONLY_FULL_GROUP_BY to the select list."""
     group = select.args.get("group")
     groups = list(group.expressions) if group is not None else []
     if group is not None and not groups:
-        return  # an extension of sqlglot's, not plain GROUP BY
+        return  # sqlglot's extensions of GROUP BY have no plain keys
     if not groups and not any(_aggregates(item) for item in select.expressions):
         return
     keys = [_resolved(key, select) for key in groups]
@@ -121,7 +121,7 @@ def _bare(column: exp.Column, number: int, *, grouped: bool) -> StatementError:
 
 
 def _resolved(key: exp.Expr, select: exp.Select) -> exp.Expr:
-    """The expression that a GROUP BY item stands for where the item is a position or an alias."""
+    """Return the expression of a GROUP BY item; the item may be a position or an alias."""
     if isinstance(key, exp.Literal) and key.is_int and 1 <= int(key.name) <= len(select.expressions):
         return select.expressions[int(key.name) - 1].unalias()
     if isinstance(key, exp.Column) and not key.table:
@@ -132,7 +132,7 @@ def _resolved(key: exp.Expr, select: exp.Select) -> exp.Expr:
 
 
 def _equated(select: exp.Select) -> Iterator[exp.Column]:
-    """The columns that WHERE or an inner JOIN equates with something, which the keys may so determine."""
+    """Yield the columns that WHERE or an inner JOIN compares with `=`; the group may determine them."""
     joins = [join for join in select.args.get("joins") or [] if not join.side]
     for clause in filter(None, [select.args.get("where"), *(join.args.get("on") for join in joins)]):
         for equality in clause.find_all(exp.EQ):
@@ -140,7 +140,7 @@ def _equated(select: exp.Select) -> Iterator[exp.Column]:
 
 
 def _inside(node: exp.Expr, group_texts: set[str] | None = None) -> Iterator[exp.Column]:
-    """The columns in an expression, but for those in aggregates, windows, sub-queries and expressions of the group."""
+    """Yield the columns in an expression, except in aggregates, windows, sub-queries and grouped expressions."""
     stack = [node]
     while stack:
         part = stack.pop()
@@ -156,7 +156,7 @@ def _inside(node: exp.Expr, group_texts: set[str] | None = None) -> Iterator[exp
 
 
 def _aggregates(item: exp.Expr) -> bool:
-    """Whether it holds an aggregate of this very query, and not one of a sub-query or a window."""
+    """Return whether an item has an aggregate of this query, outside its sub-queries and windows."""
     stack = [item]
     while stack:
         part = stack.pop()

@@ -1,4 +1,4 @@
-"""MySQL's collation for computed texts: SQLite gives columns alone a collation, and compares bytes of all else.
+"""Gives computed texts MySQL's collation: in SQLite only columns have one, and everything else compares by bytes.
 
 It is added in GROUP BY, ORDER BY, DISTINCT, unions, sub-queries, windows, MIN, MAX and simple CASE. Comparisons are
 left to `rewrites`.
@@ -12,7 +12,7 @@ from dbbench_adapter.backends.mysql_on_sqlite.kinds import KindFinder
 from dbbench_adapter.backends.mysql_on_sqlite.syntax import COLLATION
 
 COLLATING = (exp.Select, exp.Ordered, exp.Group, exp.Min, exp.Max, exp.Count, exp.Case, exp.Window)
-"""The nodes that `collate_computed` takes."""
+"""The nodes that `collate_computed` accepts."""
 _HAVE_THEIR_OWN = (exp.Column, exp.Collate, exp.Star, exp.Null, exp.Boolean, exp.Tuple, exp.Subquery, exp.Query)
 
 
@@ -40,7 +40,7 @@ def collate_computed(node: exp.Expr, finder: KindFinder) -> None:
 
 
 def _collate_key(key: exp.Expr, finder: KindFinder) -> None:
-    if not isinstance(key, exp.Literal):  # a position
+    if not isinstance(key, exp.Literal):  # a literal is a position
         _collate(key, finder)
 
 

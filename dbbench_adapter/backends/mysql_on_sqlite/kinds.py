@@ -1,6 +1,6 @@
-"""The type that MySQL gives an expression, as far as the syntax tree tells: it decides how values compare and print.
+"""Finds the type that MySQL gives an expression, from the syntax tree; the type decides how values compare and print.
 
-This module knows no catalogue: a column is known by its name alone, and unknown where two tables disagree about it.
+This module has no catalogue: it knows a column by its name alone, and not at all if two tables disagree about it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_SCALE = 30
 class Kind:
     name: Literal["text", "int", "decimal", "double"]
     scale: int = 0
-    """Digits shown after the point, at most 30 as in MySQL; 0 of a double means all that it has."""
+    """Digits shown after the point, at most 30 as in MySQL; 0 for a double means all of its digits."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scale", min(self.scale, _MAX_SCALE))
@@ -38,18 +38,18 @@ class Kind:
 TEXT, INT, DOUBLE = Kind("text"), Kind("int"), Kind("double")
 ColumnKinds = frozenset[tuple[str, Kind]]
 _AVG_DIGITS = 4
-"""MySQL's div_precision_increment: AVG and `/` of exact numbers have four more digits."""
+"""MySQL's div_precision_increment: AVG and `/` of exact numbers return four more digits."""
 _MAX_ALIAS_DEPTH = 20
 _TEXT_NODES = (exp.Substring, exp.Left, exp.Right, exp.Trim, exp.Upper, exp.Lower, exp.GroupConcat)
 _VARIANCES = (exp.Stddev, exp.StddevPop, exp.StddevSamp, exp.Variance, exp.VariancePop)
 _DECIMALS = Context(prec=400)
-"""Room for every double with all of MySQL's digits."""
+"""This precision has room for every double with all of MySQL's digits."""
 _MAX_WRITTEN_DIGITS = 400
-"""Digits before or after the point; no column holds a number with more."""
+"""The most digits before or after the point; no column holds a number with more."""
 
 
 def declared_kind(declared: str) -> Kind:
-    """The kind of a column by its declared type, such as `DECIMAL(10,2)`; TEXT for every unknown type."""
+    """Return the kind of a column by its declared type, such as `DECIMAL(10,2)`; return TEXT for every unknown type."""
     name, _, rest = declared.upper().partition("(")
     if "INT" in name or name in ("BOOL", "BOOLEAN", "YEAR"):
         return INT
@@ -65,7 +65,7 @@ _INTEGER_BITS = {"TINYINT": 8, "BOOL": 8, "BOOLEAN": 8, "SMALLINT": 16, "MEDIUMI
 
 
 def integer_range(declared: str) -> tuple[int, int] | None:
-    """The smallest and largest value that a declared type takes; None unless it is a type of integers."""
+    """Return the smallest and largest value that a declared type takes; return None unless it is an integer type."""
     if declared_kind(declared) != INT:
         return None
     name = declared.upper().partition("(")[0].split()[0]
@@ -76,7 +76,7 @@ def integer_range(declared: str) -> tuple[int, int] | None:
 
 
 def as_written(value: str | float) -> Decimal | None:
-    """The exact value of a number or of a text that is one; None for any other text, nan and infinity."""
+    """Return the exact value of a number, or of a text that is one; return None for other texts, nan, infinity."""
     try:
         found = Decimal(value.strip() if isinstance(value, str) else repr(value))
     except (InvalidOperation, ValueError):
@@ -107,7 +107,7 @@ def plain(value: Any) -> str | int | float | None:
 
 
 class KindFinder:
-    """Finds the kinds of the expressions in one statement, given all its nodes; it follows the aliases they define."""
+    """Finds the kinds of the expressions in one statement, given all its nodes; it follows the statement's aliases."""
 
     def __init__(self, nodes: Iterable[exp.Expr], columns: ColumnKinds) -> None:
         self._columns = dict(columns)
@@ -115,7 +115,7 @@ class KindFinder:
         self._depth = 0
 
     def kind(self, node: exp.Expr | None) -> Kind | None:
-        """The kind of an expression, or None where the syntax does not tell."""
+        """Return the kind of an expression, or None if the syntax does not tell."""
         if node is None or self._depth > _MAX_ALIAS_DEPTH:
             return None
         self._depth += 1
@@ -169,7 +169,7 @@ class KindFinder:
         return None
 
     def kinds_of(self, query: exp.Expr) -> tuple[Kind | None, ...]:
-        """The kinds of a query's columns; () where a star leaves them open."""
+        """Return the kinds of a query's columns; return () if a star leaves them open."""
         if isinstance(query, exp.SetOperation):
             sides = self.kinds_of(query.left.unnest()), self.kinds_of(query.right.unnest())
             same = len(sides[0]) == len(sides[1])
@@ -247,7 +247,7 @@ def _as_number(inner: Kind | None) -> Kind | None:
 
 
 def _quotient(left: Kind | None, right: Kind) -> Kind | None:
-    """The kind of a division, and of AVG."""
+    """Return the kind of a division, and of AVG."""
     if left is None:
         return None
     if not (left.is_exact and right.is_exact):

@@ -1,7 +1,7 @@
-"""Refuses statements that would blow up inside SQLite's planner, which checks no clock; the tree shows which they are.
+"""Refuses statements that would grow without bound inside SQLite's planner, which checks no clock.
 
-Both blow-ups double at each step of a chain: a CTE that the next one uses twice, and an expression of a sub-query that
-the query around it uses twice. MySQL refuses joins of more than 61 tables.
+The syntax tree shows two cases, each of which doubles at every step of a chain: a CTE that the next one uses twice, and
+an expression of a sub-query that the outer query uses twice. MySQL refuses joins of more than 61 tables.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from sqlglot import exp
 from dbbench_adapter.backends.clock import check
 
 MAX_TABLES = 200
-"""Most tables in one statement; each use of a CTE counts with the tables inside it."""
+"""One statement may have at most this many tables; each use of a CTE counts the tables inside it."""
 MAX_EXPANSION = 20_000
-"""How often one expression may contain its innermost column once all sub-queries are written out."""
+"""One expression may contain its innermost column this often once all sub-queries are expanded."""
 MAX_WRITTEN = 200_000
-"""The same for all expressions of a SELECT together, those of WHERE and ORDER BY included."""
+"""All expressions of a SELECT together may contain this many, including those of WHERE and ORDER BY."""
 
 
 def blows_up(tree: exp.Expr) -> bool:
-    """Whether the tree holds more than `MAX_TABLES` tables or `MAX_EXPANSION` columns, written out.
+    """Return whether the tree exceeds one of the limits above once its sub-queries are expanded.
 
     Raises:
         StatementTimeout: the statement's time is up.
@@ -36,24 +36,24 @@ def blows_up(tree: exp.Expr) -> bool:
 
 
 class _Sizes:
-    """Sizes of the parts of one statement. What a node holds is noted, so that no part is counted once per level."""
+    """Measures the parts of one statement. Sizes are cached, so that each part is counted once."""
 
     def __init__(self, tree: exp.Expr) -> None:
-        self._ctes: dict[str, list[exp.Expr]] = {}  # a name counts as all that it means in any scope
+        self._ctes: dict[str, list[exp.Expr]] = {}  # a name counts as everything that it means in any scope
         for cte in tree.find_all(exp.CTE):
             self._ctes.setdefault(cte.alias.lower(), []).append(cte.this)
         self._tables: dict[int, int] = {}
         self._columns: dict[int, int] = {}
-        for node in reversed(list(tree.walk())):  # children first
+        for node in reversed(list(tree.walk())):  # children come first
             below = sum(self._columns[id(child)] for child in node.iter_expressions())
             self._columns[id(node)] = below + isinstance(node, exp.Column)
         self._widest: dict[int, int] = {}
-        for body in reversed([body for bodies in self._ctes.values() for body in bodies]):  # inner ones first
+        for body in reversed([body for bodies in self._ctes.values() for body in bodies]):  # inner bodies come first
             self._note_widest(body)
         self._note_widest(tree)
 
     def tables(self, node: exp.Expr) -> int:
-        """The number of tables below a node; inside itself a recursive CTE counts once."""
+        """Count the tables below a node; inside itself a recursive CTE counts once."""
         if id(node) not in self._tables:
             check()
             self._tables[id(node)] = 1
@@ -64,12 +64,12 @@ class _Sizes:
         return self._tables[id(node)]
 
     def width(self, select: exp.Select) -> int:
-        """The columns in the widest expression of a SELECT, times the width of what it selects from."""
+        """Return the columns in the widest expression of a SELECT, times the width of its tables and sub-queries."""
         own = max((self._columns[id(item)] for item in select.expressions), default=1)
         return max(own, 1) * self._inner_width(select)
 
     def written(self, select: exp.Select) -> int:
-        """All columns of a SELECT, times the width of what it selects from."""
+        """Return all columns of a SELECT, times the width of its tables and sub-queries."""
         return self._columns[id(select)] * self._inner_width(select)
 
     def _inner_width(self, select: exp.Select) -> int:
@@ -77,11 +77,11 @@ class _Sizes:
         return max((self._widest[id(clause)] for clause in clauses if clause), default=1)
 
     def _note_widest(self, root: exp.Expr) -> None:
-        """Note the width of the widest SELECT at or below each node, those of the CTEs that it names included."""
+        """Record the width of the widest SELECT at or below each node, including the CTEs that the node names."""
         if id(root) in self._widest:
             return
         check()
-        self._widest[id(root)] = 1  # what a recursive CTE is inside itself
+        self._widest[id(root)] = 1  # inside itself a recursive CTE has this width
         nodes = root.walk(prune=lambda node: node is not root and id(node) in self._widest)
         for node in reversed(list(nodes)):
             if node is not root and id(node) in self._widest:

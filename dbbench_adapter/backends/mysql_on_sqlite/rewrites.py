@@ -1,7 +1,8 @@
-"""Changes to a statement's tree after which SQLite gives MySQL's result.
+"""Changes a statement's tree so that SQLite returns MySQL's result.
 
-Text compared with numbers, collation of computed text, UPDATE and DELETE with JOIN or LIMIT, dates, GROUP_CONCAT,
-ANY and ALL, HAVING without groups. It leaves out WITH ROLLUP, outer joins in UPDATE, and several target tables.
+It handles text compared with numbers, collation of computed text, UPDATE and DELETE with JOIN or LIMIT, dates,
+GROUP_CONCAT, ANY and ALL, and HAVING without groups. It leaves out WITH ROLLUP, outer joins in UPDATE, and several
+target tables.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: KindFinder) -> exp.
     """Change the tree for SQLite, mostly in place, and return its root.
 
     Raises:
-        StatementError: the translation leaves out something in it.
+        StatementError: the translation does not support something in it.
     """
     assignments = {id(item) for item in tree.expressions} if isinstance(tree, exp.Update) else set()
     for node in nodes:
@@ -79,7 +80,7 @@ def rewritten(tree: exp.Expr, nodes: list[exp.Expr], finder: KindFinder) -> exp.
 
 
 def _having_as_where(select: exp.Select) -> None:
-    """Move a HAVING without groups into WHERE, which in SQLite also knows the aliases of the select list."""
+    """Move a HAVING without groups into WHERE, where SQLite also knows the aliases of the select list."""
     having = select.args["having"]
     if any(item.find(exp.AggFunc) for item in [*select.expressions, having]):
         return
@@ -102,7 +103,7 @@ def _quantified(node: exp.Binary) -> exp.Expr:
 
 
 def _drop_index_prefixes(tree: exp.Create) -> None:
-    """CREATE INDEX ... (a(10)) indexes the first ten characters in MySQL, and here the whole text."""
+    """Drop the lengths in CREATE INDEX ... (a(10)): MySQL indexes the first ten characters, SQLite the whole text."""
     if tree.kind == "INDEX":
         for call in list(tree.find_all(exp.Anonymous)):
             call.replace(exp.column(call.name))
@@ -137,7 +138,7 @@ def _sqlite_alter(tree: exp.Alter) -> exp.Expr:
 
 
 def _align(node: exp.Expr, sides: tuple[str, ...], finder: KindFinder) -> None:
-    """Make a comparison numeric where one side is a number, else one of texts without regard to case and accents."""
+    """Make a comparison numeric if one side is a number; otherwise compare texts without regard to case and accents."""
     kinds = [finder.kind(node.args[side]) for side in sides]
     if any(kind is not None and kind.is_number for kind in kinds):
         for side, kind in zip(sides, kinds, strict=True):
@@ -148,7 +149,7 @@ def _align(node: exp.Expr, sides: tuple[str, ...], finder: KindFinder) -> None:
 
 
 def _align_in(node: exp.In, finder: KindFinder) -> None:
-    """Do the same for IN; over a sub-query the types of its rows stay open."""
+    """Do the same for IN; the types of a sub-query's rows stay unknown."""
     if isinstance(node.this, exp.Tuple):
         return
     left, kinds = finder.kind(node.this), [finder.kind(item) for item in node.expressions]
@@ -160,7 +161,7 @@ def _align_in(node: exp.In, finder: KindFinder) -> None:
 
 
 def _align_case(node: exp.Case, finder: KindFinder) -> None:
-    """In CASE x WHEN 1 ... over numbers alone, a text x counts as the number that it begins with."""
+    """Make CASE x WHEN 1 ... over numbers numeric: a text x counts as the number that it begins with."""
     kinds = [finder.kind(branch.this) for branch in node.args["ifs"]]
     if finder.kind(node.this) == TEXT and all(kind is not None and kind.is_number for kind in kinds):
         node.set("this", exp.cast(node.this, "double"))

@@ -1,8 +1,8 @@
-"""Texts of computed values: an UPDATE or INSERT into a TEXT column stores a number as MySQL writes it.
+"""Stores computed values as MySQL does: an UPDATE or INSERT into a TEXT column writes a number in MySQL's digits.
 
 SQLite's column affinity turns the text back into a number in every other column. This module leaves out columns of
-derived tables behind a star, the digits that MySQL keeps beyond those it shows after a division, and functions of texts
-other than CONCAT and CONCAT_WS over decimals: they see `3.3` where MySQL has `3.30`.
+derived tables behind a star, the digits that MySQL keeps after a division but does not show, and decimals in text
+functions other than CONCAT and CONCAT_WS, which see `3.3` instead of MySQL's `3.30`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sqlglot import exp
 from dbbench_adapter.backends.mysql_on_sqlite.kinds import INT, TEXT, Kind, KindFinder
 
 _PLAIN_NUMBER = re.compile(r"(?:0|[1-9]\d*)\.\d+|[1-9]\d{18,}")
-"""Numbers that a TEXT column keeps as they are written: decimals, and integers that SQLite would turn into doubles."""
+"""A TEXT column keeps these numbers as written: decimals, and integers that SQLite would turn into doubles."""
 
 
 def store(tree: exp.Expr, finder: KindFinder) -> None:
@@ -35,7 +35,7 @@ def store(tree: exp.Expr, finder: KindFinder) -> None:
 
 
 def join_with_digits(node: exp.Anonymous, finder: KindFinder) -> None:
-    """Give the decimals that CONCAT or CONCAT_WS joins all their digits, in place."""
+    """Give the decimals in a CONCAT or CONCAT_WS all their digits, in place."""
     for value in list(node.expressions) if node.name.lower() in ("concat", "concat_ws") else ():
         if (kind := finder.kind(value)) is not None and kind.scale:
             _put(value, lambda value, kind=kind: _as_text(value, kind.scale))
@@ -50,7 +50,7 @@ def _store_assigned(items: list[exp.Expr], finder: KindFinder) -> None:
 
 
 def _store_selected(tree: exp.Insert, query: exp.Query, finder: KindFinder) -> None:
-    """Read the query through `WITH stored_rows (...)`, so that what it orders or groups by stays a number."""
+    """Read the query through `WITH stored_rows (...)`, so that it still orders and groups by numbers."""
     if query.is_star:
         return
     kinds = finder.kinds_of(query) or (None,) * len(query.selects)
@@ -76,7 +76,7 @@ def _stored(value: exp.Expr, finder: KindFinder) -> exp.Expr:
 
 
 def _branches(value: exp.Expr) -> list[exp.Expr]:
-    """The expressions that IF, CASE, IFNULL and COALESCE choose from; [] for anything else."""
+    """Return the expressions that IF, CASE, IFNULL and COALESCE choose from; return [] for anything else."""
     if isinstance(value, exp.Coalesce):
         return [value.this, *value.expressions]
     if isinstance(value, exp.If):
@@ -89,7 +89,7 @@ def _branches(value: exp.Expr) -> list[exp.Expr]:
 
 
 def _is_text(value: exp.Expr, kind: Kind | None) -> bool:
-    """Whether SQLite stores the text that MySQL stores."""
+    """Return whether SQLite already stores the text that MySQL stores."""
     return kind in (TEXT, INT) or isinstance(value, exp.Null | exp.Tuple | exp.Star | exp.Placeholder | exp.Var)
 
 
@@ -103,7 +103,7 @@ def _stored_digits(kind: Kind | None) -> int | None:
 
 
 def _put(value: exp.Expr, made_of: Callable[[exp.Expr], exp.Expr]) -> None:
-    """Replace a node by one that contains it; others keep references to the node itself."""
+    """Replace a node by one that contains it; other nodes keep their references to it."""
     parent, key, index = value.parent, value.arg_key, value.index
     assert parent is not None and key is not None
     parent.set(key, made_of(value), index=index)

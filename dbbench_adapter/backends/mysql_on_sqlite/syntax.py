@@ -1,6 +1,6 @@
-"""Reading MySQL and printing SQLite with sqlglot: the two dialects, and errors in the words of MySQL's driver.
+"""Reads MySQL and prints SQLite with sqlglot: it holds the two dialects, and errors in the words of MySQL's driver.
 
-This module leaves out what a statement means (`rewrites`) and what parses although MySQL refuses it (`checks`).
+`rewrites` handles what a statement means, and `checks` what parses although MySQL refuses it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _OTHERS = (
     "prepare purge rename repair replace reset revoke savepoint release set show shutdown start unlock vacuum pragma xa"
 )
 _COMMANDS = frozenset(_OTHERS.split())
-"""First words of statements that MySQL or another engine knows and sqlglot does not parse; any other is an error."""
+"""MySQL or another engine knows these first words, but sqlglot does not parse such statements; others are errors."""
 PARSER_ERRORS = (SqlglotError, ValueError, AttributeError, TypeError, LookupError)
-"""What sqlglot raises over a text; the last three come from rules that expect a part which is not there."""
+"""sqlglot raises these over a text; the last three come from rules that expect a part which is missing."""
 _COMMA_FROM = re.compile(r",\s*FROM\b", re.IGNORECASE)
 
 # The agent gets the error of an odd statement as its result; the log of the run does not need it.
@@ -40,7 +40,7 @@ logging.getLogger("sqlglot").setLevel(logging.ERROR)
 
 
 class StatementError(Exception):
-    """MySQL refuses the statement, or the translation leaves it out; the text reads like the driver's."""
+    """MySQL refuses the statement, or the translation does not support it; the text reads like the driver's."""
 
 
 def syntax_error(near: str) -> StatementError:
@@ -59,7 +59,7 @@ def unsupported(what: str) -> StatementError:
 
 
 class _AgentMySQL(MySQL):
-    """MySQL, in which functions that we register keep their names instead of becoming sqlglot's own nodes.
+    """Parses MySQL, but functions that we register keep their names instead of becoming sqlglot's own nodes.
 
     On some texts sqlglot goes back over tokens for exponential time, so the deadline is checked when it does.
     """
@@ -72,7 +72,7 @@ class _AgentMySQL(MySQL):
             super()._retreat(index)
 
         def _parse_table_part(self, schema: bool = False) -> exp.Expr | None:
-            if self._curr.token_type == TokenType.STRING:  # in MySQL quotes make texts, backquotes make names
+            if self._curr.token_type == TokenType.STRING:  # in MySQL quotes make texts and backquotes make names
                 self.raise_error("a text where a table is named")
             return super()._parse_table_part(schema=schema)
 
@@ -103,7 +103,7 @@ def _collate_sql(generator: SQLite.Generator, node: exp.Collate) -> str:
 
 
 def _on_conflict_sql(generator: SQLite.Generator, node: exp.OnConflict) -> str:
-    """ON DUPLICATE KEY UPDATE c = VALUES(c) is ON CONFLICT DO UPDATE SET c = excluded.c."""
+    """Turn ON DUPLICATE KEY UPDATE c = VALUES(c) into ON CONFLICT DO UPDATE SET c = excluded.c."""
     for item in node.expressions:
         for call in list(item.find_all(exp.Anonymous)):
             if call.name.lower() == "values" and len(call.expressions) == 1:
@@ -112,7 +112,7 @@ def _on_conflict_sql(generator: SQLite.Generator, node: exp.OnConflict) -> str:
 
 
 def _trim_sql(generator: SQLite.Generator, node: exp.Trim) -> str:
-    """MySQL removes a whole text, SQLite every character of a set."""
+    """Print TRIM as our function: MySQL removes a whole text, SQLite every character of a set."""
     end = {"LEADING": "L", "TRAILING": "R"}.get(node.text("position").upper(), "")
     piece = node.expression
     return generator.func(f"{end}TRIM_PIECE" if piece else f"{end}TRIM", node.this, piece)
@@ -127,7 +127,7 @@ def _shift(sign: str) -> Callable[[SQLite.Generator, exp.Expr], str]:
 
 
 class MysqlOnSqlite(SQLite):
-    """SQLite with names between backquotes, since it reads an unknown name between double quotes as a text.
+    """Prints SQLite with names in backquotes, since SQLite reads an unknown name in double quotes as a text.
 
     sqlglot knows dialects by their class names: one called `Sqlite` would take the place of its own.
     """
@@ -172,9 +172,9 @@ def parse(sql: str) -> list[exp.Expr | None]:
     """Parse a MySQL text into its trees, within the thread's `time_limit`.
 
     Raises:
-        RecursionError: it is nested too deeply.
-        PARSER_ERRORS: one of these where it does not parse.
-        StatementTimeout: it takes too long.
+        RecursionError: the text is nested too deeply.
+        PARSER_ERRORS: the text does not parse; one of these is raised.
+        StatementTimeout: parsing takes too long.
     """
     return sqlglot.parse(sql, read=_AgentMySQL)
 
@@ -183,7 +183,7 @@ def parse_one(sql: str) -> exp.Expr:
     """Parse exactly one statement.
 
     Raises:
-        StatementError: it is too long, empty, more than one or does not parse.
+        StatementError: the text is too long, empty, has several statements or does not parse.
     """
     if len(sql) > MAX_SQL_CHARS:
         raise StatementError(f"1153 (08S01): Got a packet of {len(sql)} characters, at most {MAX_SQL_CHARS} are taken")
@@ -191,7 +191,7 @@ def parse_one(sql: str) -> exp.Expr:
     replacing = _REPLACE.match(sql)
     if renamed:
         sql = f"ALTER TABLE {renamed[1]} RENAME TO {renamed[2]}"
-    elif replacing:  # sqlglot does not read it
+    elif replacing:  # sqlglot does not read REPLACE
         sql = f"INSERT INTO {sql[replacing.end() :]}"
     elif _COMMA_FROM.search(sql) and _COMMA_FROM.search(_bare_code(sql)):
         raise syntax_error(_COMMA_FROM.split(sql, maxsplit=1)[1])
@@ -203,7 +203,7 @@ def parse_one(sql: str) -> exp.Expr:
     except RecursionError:
         raise too_deep() from None
     except PARSER_ERRORS:
-        # MySQL names the text from the quote or comment on that is not closed
+        # MySQL quotes the text that follows an unclosed quote or comment
         raise syntax_error(next((token.text for token in tokens(sql) if token.kind == "unclosed"), sql)) from None
     if not trees:
         raise StatementError("1065 (42000): Query was empty")
@@ -223,7 +223,7 @@ def _bare_code(sql: str) -> str:
 def unparenthesised(tree: exp.Expr) -> exp.Expr:
     """Remove the parentheses around a query, which SQLite does not read.
 
-    Where they set an ORDER BY, a LIMIT or a union apart, what they contain becomes a derived table.
+    If the parentheses enclose an ORDER BY, a LIMIT or a union, their content becomes a derived table.
     """
     if isinstance(tree, exp.Subquery) and not tree.alias:
         inner = unparenthesised(tree.this)
@@ -237,7 +237,7 @@ def unparenthesised(tree: exp.Expr) -> exp.Expr:
 
 
 def unparenthesise_operands(union: exp.SetOperation) -> None:
-    """Do to both operands of a union what `unparenthesised` does to a query, in place."""
+    """Apply `unparenthesised` to both operands of a union, in place."""
     for side in ("this", "expression"):
         operand = union.args[side]
         if isinstance(operand, exp.Subquery):

@@ -1,4 +1,4 @@
-"""Translation of a MySQL statement into SQLite's SQL that has the same meaning.
+"""Translates a MySQL statement into SQLite's SQL with the same meaning.
 
 Only the statements that an agent needs pass, and they are always printed from the parsed tree. This module leaves out
 user and system variables, views, stored programs, and EXPLAIN of a query.
@@ -36,22 +36,22 @@ _CACHED_CHARS = 2_000
 Executed = Literal["query", "change", "alter"]
 Transactional = Literal["begin", "commit", "rollback", "nothing", "autocommit on", "autocommit off"]
 Shown = Literal["databases", "tables", "full tables", "columns", "create", "index"]
-"""SHOW DATABASES, SHOW [FULL] TABLES, DESCRIBE, SHOW CREATE TABLE and SHOW INDEX, which the catalogue answers."""
+"""The catalogue answers SHOW DATABASES, SHOW [FULL] TABLES, DESCRIBE, SHOW CREATE TABLE and SHOW INDEX."""
 
 
 @dataclass(frozen=True)
 class Statement:
-    """One translated statement."""
+    """Holds one translated statement."""
 
     kind: Executed | Transactional | Shown
     sql: str = ""
     """SQLite's own SQL; empty unless `kind` is one of `Executed`."""
     catalogue: bool = False
-    """Whether it reads one of `CATALOGUE`."""
+    """Whether the statement reads one of `CATALOGUE`."""
     tables: tuple[str, ...] = ()
     """The names of tables as written, without those that the statement defines itself."""
     target: str = ""
-    """The table that `alter`, `columns` and `create` name; the pattern of `tables`."""
+    """The table that `alter`, `columns` and `create` name, or the pattern of `tables`."""
     sorts: bool = False
     """Whether SQLite may have to sort."""
     kinds: tuple[Kind | None, ...] = ()
@@ -64,8 +64,8 @@ def translate(sql: str, columns: ColumnKinds) -> Statement:
     Args:
         columns: MySQL's type of the columns, by lower-case name.
     Raises:
-        StatementError: not exactly one statement, a syntax error, or something this translation leaves out.
-        StatementTimeout: it takes too long.
+        StatementError: the text is not one statement, does not parse, or uses something that is not supported.
+        StatementTimeout: the translation takes too long.
     """
     try:
         return (translated_often if len(sql) <= _CACHED_CHARS else _translated)(sql, columns)
@@ -74,7 +74,7 @@ def translate(sql: str, columns: ColumnKinds) -> Statement:
     except (SqlglotError, ValueError):
         raise unsupported(sql.split(maxsplit=1)[0].upper()) from None
     except (AttributeError, TypeError, LookupError):
-        # sqlglot parses some nonsense into trees of shapes that no rule foresees; MySQL calls it a syntax error
+        # sqlglot parses some nonsense into trees that no rule expects; MySQL calls it a syntax error
         raise syntax_error(sql) from None
 
 
@@ -86,7 +86,7 @@ def _translated(sql: str, columns: ColumnKinds) -> Statement:
     tree = unparenthesised(tree)
     if type(tree) is exp.Select and (group := tree.args.get("group")) and group.args.get("rollup"):
         raise unsupported("WITH ROLLUP")
-    nodes = list(tree.walk())  # once: walking costs more than anything else that is done here
+    nodes = list(tree.walk())  # walking costs more than anything else here, so it is done once
     for node in nodes:
         if isinstance(node, exp.SetOperation):
             unparenthesise_operands(node)
@@ -135,7 +135,7 @@ def _named_tables(tree: exp.Expr, nodes: list[exp.Expr]) -> tuple[str, ...]:
 
 
 _SORTING = (exp.Order, exp.Group, exp.Distinct, exp.Window, exp.SetOperation, exp.Create)
-translated_often = lru_cache(maxsize=512)(_translated)  # a group of rollouts says the same things
+translated_often = lru_cache(maxsize=512)(_translated)  # rollouts of a group repeat statements
 
 
 _TRANSACTIONAL: dict[type[exp.Expr], Transactional] = {
@@ -176,12 +176,12 @@ def _meta_statement(tree: exp.Expr) -> Statement | None:
 
 
 def _find_tables(nodes: list[exp.Expr]) -> bool:
-    """Take the database's own name off the tables and turn those of the catalogue into `CATALOGUE`'s.
+    """Remove the database's own name from the tables, and replace those of the catalogue by `CATALOGUE`'s.
 
     Returns:
-        Whether there are any of the catalogue.
+        Whether the statement uses the catalogue.
     Raises:
-        StatementError: a table of another database.
+        StatementError: a table belongs to another database.
     """
     found = False
     for table in (node for node in nodes if isinstance(node, exp.Table)):
@@ -205,5 +205,5 @@ CATALOGUE = {
     ("information_schema", "columns"): "catalogue columns",
     ("information_schema", "schemata"): "catalogue schemata",
 }
-"""The views of information_schema that are made, as temporary tables, for a statement that asks them."""
+"""These views of information_schema are made, as temporary tables, for a statement that uses them."""
 _OWN = tuple(CATALOGUE.values())

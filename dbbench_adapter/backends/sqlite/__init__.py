@@ -1,1 +1,1 @@
-"""The embedded backend: one SQLite database in memory for each episode, kept within limits."""
+"""Runs each episode on an SQLite database in memory, inside this process and within limits."""

@@ -1,17 +1,18 @@
-"""Episodes on SQLite in memory, the default: each has a database of its own and sees MySQL's dialect and behaviour.
+"""Runs episodes on SQLite in memory (the default): each has its own database and sees MySQL's dialect and behaviour.
 
-The sandbox: one statement per call, printed from a parsed tree. An authorizer knows this database's tables and MySQL's
-functions, and allows no files, pragmas, triggers, views or virtual tables. Parser, functions, collation, progress
-handler and a watchdog check one deadline. Length, depth, expansion, sorts, pages, rows, columns, values, results and
-the growth of memory are limited (`sandbox`, `mysql_on_sqlite.limits`, `functions`). Definitions hold no computation
-(`mysql_on_sqlite.allowed_sql`), and what a judge reads is limited too.
-It does not guard against: a sort of long texts, which may run for a second after its time; a fault in SQLite or in the
-`regex` package, which run in the process of the caller; many databases that fill up at once (`MAX_PAGES` each); memory
-that a statement takes within the first 2,000 operations; memory at all where there is no /proc.
+The sandbox runs one statement per call, printed from a parsed tree. An authorizer knows this database's tables and
+MySQL's functions, and allows no files, pragmas, triggers, views or virtual tables. Parser, functions, collation,
+progress handler and a watchdog check one deadline. Length, depth, expansion, sorts, pages, rows, columns, values,
+results and the growth of memory are limited (`sandbox`, `mysql_on_sqlite.limits`, `functions`). Definitions hold no
+computation (`mysql_on_sqlite.allowed_sql`), and a judge reads within limits too.
 
-Unlike MySQL's strict mode, which typed tables have, it does not refuse: impossible dates; texts that are no numbers
-where a change computes with them (1292); division by zero in a change (1365). Where MySQL leaves a choice, SQLite makes
-its own: which of `Plum` and `plum` stands for both in a union, or in a group beside one MIN or MAX.
+The sandbox does not guard against: a sort of long texts, which may run for a second after its time; a fault in SQLite
+or in the `regex` package, which run in the process of the caller; many databases that fill up at once (`MAX_PAGES`
+each); memory that a statement takes within the first 2,000 operations; memory at all where there is no /proc.
+
+Unlike MySQL's strict mode, which typed tables have, it does not refuse: impossible dates; texts that are no numbers if
+a change computes with them (1292); division by zero in a change (1365). SQLite makes its own choice where MySQL leaves
+one: in a union, or in a group with one MIN or MAX, either of `Plum` and `plum` may stand for both.
 """
 
 from __future__ import annotations
@@ -69,14 +70,14 @@ from dbbench_adapter.backends.sqlite.sandbox import (
 from dbbench_adapter.datatypes import Cell, Rows, Table
 
 MAX_JUDGED_BYTES = 64 * 1024**2
-"""Most memory in Python that a judge's reading takes; SQLite does not store the default of an added column per row."""
+"""A judge reads at most this much memory in Python; SQLite does not store the default of an added column per row."""
 JUDGE_TIMEOUT_S = 10.0
 _UNREADABLE = (sqlite3.Error, OverflowError, StatementTimeout, MemoryError)
-"""Errors that keep a judge from reading a table; the agent that changed the table caused them."""
+"""These errors keep a judge from reading a table; the agent that changed the table caused them."""
 
 
 class SqliteBackend(Backend):
-    """Makes SQLite databases in memory; none of them outlives it."""
+    """Makes SQLite databases in memory, which exist no longer than it does."""
 
     def __init__(self) -> None:
         self._live: weakref.WeakSet[SqliteDatabase] = weakref.WeakSet()
@@ -99,12 +100,12 @@ class SqliteBackend(Backend):
 
 
 class SqliteDatabase(Database):
-    """The database of one episode; see `Database` for what its methods promise."""
+    """Holds the database of one episode; see `Database` for what its methods promise."""
 
     def __init__(self, tables: Sequence[Table], watchdog: Watchdog, *, typed: bool, statement_timeout_s: float) -> None:
         self._timeout_s, self._watchdog = statement_timeout_s, watchdog
         self._trusted = True
-        self._altering = False  # ALTER TABLE calls functions of SQLite's own
+        self._altering = False  # ALTER TABLE calls SQLite's internal functions
         self._guard = Guard()
         self._bytes_left = MAX_JUDGED_BYTES
         self._autocommit = True
@@ -128,7 +129,7 @@ class SqliteDatabase(Database):
         with time_limit(self._timeout_s), self._watchdog.watching(self._connection, self._timeout_s):
             try:
                 result = self._dispatch(translate(sql, self._columns))
-                late = result.rows is not None and expired()  # then the collation no longer compared
+                late = result.rows is not None and expired()  # past the deadline the collation no longer compares
                 return Result(error=_INTERRUPTED) if late else result
             except StatementError as error:
                 return Result(error=str(error))
@@ -159,7 +160,7 @@ class SqliteDatabase(Database):
         with self._judging():
             try:
                 return {name: self._state(name) for name in table_names(self._read)}
-            except _UNREADABLE:  # the schema itself
+            except _UNREADABLE:  # the schema itself cannot be read
                 return {"": UNREADABLE}
 
     def close(self) -> None:
@@ -190,18 +191,18 @@ class SqliteDatabase(Database):
         return _fetched(cursor, statement)
 
     def _kinds_now(self) -> ColumnKinds:
-        """The kinds after tables or columns changed: as the task declares a column, else as SQLite does."""
+        """Return the kinds after tables or columns changed: as the task declares a column, or else as SQLite does."""
         kinds = []
         for table in table_names(self._read):
             for column, declared in self._read("SELECT name, type FROM pragma_table_info(?)", table):
-                unknown = declared in ("", "NUM")  # of CREATE TABLE ... AS
+                unknown = declared in ("", "NUM")  # the columns of CREATE TABLE ... AS have these types
                 kinds.append(
                     (column, self._declared.get((table, column), None if unknown else declared_kind(declared)))
                 )
         return _by_name(kinds)
 
     def _refuse_other_case(self, statement: Statement) -> None:
-        """Refuse the name of a table in another case, as MySQL does on Linux; SQLite ignores case."""
+        """Refuse a table's name in another case, as MySQL does on Linux; SQLite ignores case."""
         unsure = [name for name in statement.tables if name not in self._names]
         if unsure:
             self._names = set(table_names(self._read))
@@ -219,7 +220,7 @@ class SqliteDatabase(Database):
             self._connection.execute("BEGIN")
 
     def _drop_rounding(self, table: str) -> None:
-        """Drop the rounding triggers of a table that is altered: SQLite does not alter columns that a trigger names."""
+        """Drop the rounding triggers of a table before ALTER: SQLite does not alter columns that a trigger names."""
         self._trusted = True
         try:
             for event in ("INSERT", "UPDATE"):
@@ -229,7 +230,7 @@ class SqliteDatabase(Database):
 
     @contextmanager
     def _judging(self) -> Iterator[None]:
-        """Let a judge read with the episode's rights and within limits; a neighbour's memory is not among them.
+        """Let a judge read with the episode's rights and within limits, without a limit on the memory of the process.
 
         Raises:
             sqlite3.ProgrammingError: the database has been closed.
@@ -251,7 +252,10 @@ class SqliteDatabase(Database):
         return [",".join(text_of(cell) for cell in row if cell is not None) for row in rows]
 
     def _stored(self, table: str, columns: Sequence[str]) -> Rows:
-        """The rows of these columns. Raises: one of `_UNREADABLE`."""
+        """Return the rows of these columns.
+        Raises:
+            _UNREADABLE: the rows cannot be read; one of these errors is raised.
+        """
         rows = []
         for row in self._connection.execute(f"SELECT {', '.join(map(quoted, columns))} FROM main.{quoted(table)}"):
             check()
@@ -286,7 +290,7 @@ def _declared_kinds(tables: Sequence[Table], *, typed: bool) -> dict[tuple[str, 
 
 
 def _by_name(kinds: Iterable[tuple[str, Kind | None]]) -> ColumnKinds:
-    """The kinds of columns by lower-case name, without the names on which tables disagree."""
+    """Return the kinds of columns by lower-case name, without names about which tables disagree."""
     found: dict[str, set[Kind | None]] = {}
     for name, kind in kinds:
         found.setdefault(name.lower(), set()).add(kind)
@@ -295,7 +299,10 @@ def _by_name(kinds: Iterable[tuple[str, Kind | None]]) -> ColumnKinds:
 
 
 def _make_table(connection: sqlite3.Connection, table: Table, *, typed: bool) -> None:
-    """Raises: TableError."""
+    """Make a table and insert its rows.
+    Raises:
+        TableError: SQLite cannot make it.
+    """
     columns = [(column.name, declared_kind(column.type) if typed else TEXT, column.type) for column in table.columns]
     marks = ", ".join("?" for _ in columns)
     ranges = [integer_range(column.type) if typed else None for column in table.columns]
@@ -313,13 +320,17 @@ def _make_table(connection: sqlite3.Connection, table: Table, *, typed: bool) ->
         connection.execute("COMMIT")
         if integers:
             _round_integers(connection, table.name, integers)
-    except (sqlite3.Error, OverflowError, ValueError) as error:  # ValueError: text that UTF-8 does not hold, too
+    except (sqlite3.Error, OverflowError, ValueError) as error:  # a text that UTF-8 cannot hold is a ValueError
         raise TableError(f"table {table.name!r}: {error}; correct the task file") from None
 
 
 def _in_range(cell: Cell, limits: tuple[int, int] | None) -> Cell:
-    """Round a cell as MySQL does for a column of whole numbers: halves of floats to the even number, halves of texts
-    away from zero. Without limits it is not such a column. Raises: ValueError: the column does not take the cell."""
+    """Round a cell as MySQL does for an integer column: halves of floats to even, halves of texts away from zero.
+    Args:
+        limits: the smallest and largest value of an integer column; None for any other column.
+    Raises:
+        ValueError: the column does not take the cell.
+    """
     if cell is None or limits is None or (type(cell) is int and limits[0] <= cell <= limits[1]):
         return cell
     written = as_written(cell)
@@ -333,7 +344,7 @@ def _in_range(cell: Cell, limits: tuple[int, int] | None) -> Cell:
 
 def _column_sql(name: str, kind: str, limits: tuple[int, int] | None) -> str:
     column = quoted(name)
-    if limits is not None:  # MySQL's strict mode refuses text in an INT column, and what does not fit
+    if limits is not None:  # MySQL's strict mode refuses text and too large numbers in an INT column
         fits = f"CONSTRAINT {quoted(_RANGE + name)} CHECK ({column} BETWEEN {limits[0]} - 0.5 AND {limits[1]} + 0.5)"
         return f"{column} INT CONSTRAINT {column} CHECK (typeof({column}) <> 'text') {fits}"
     return f"{column} TEXT COLLATE {COLLATION}" if kind == "text" else f"{column} {kind.upper()}"
@@ -418,7 +429,7 @@ _DRIVER_TEXTS = (
 
 
 def _driver_text(error: Exception, sql: str) -> str:
-    """SQLite's error in the words of MySQL's driver, so that an agent reads the same on either backend."""
+    """Return SQLite's error in the words of MySQL's driver, so that an agent reads the same on either backend."""
     if _DROP.match(sql) and (match := re.fullmatch(r"no such table: (?:main\.)?(.*)", str(error))):
         return f"1051 (42S02): Unknown table 'dbbench.{match[1]}'"
     if isinstance(error, UnicodeError):

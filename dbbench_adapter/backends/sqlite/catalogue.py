@@ -1,4 +1,4 @@
-"""Answers to SHOW, DESCRIBE and information_schema over an SQLite database, as far as agents use them."""
+"""Answers SHOW, DESCRIBE and information_schema over an SQLite database, as far as agents use them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dbbench_adapter.backends.mysql_on_sqlite.syntax import COLLATION, Statement
 from dbbench_adapter.backends.mysql_on_sqlite.translate import CATALOGUE, Statement
 
 Read = Callable[..., list[tuple[Any, ...]]]
-"""A function that runs one statement with all rights and returns its rows."""
+"""Runs one statement with all rights and returns its rows."""
 
 _SCHEMATA = ("dbbench", "information_schema")
 _VIEWS = {
@@ -24,7 +24,7 @@ _VIEWS = {
 }
 _COUNTS = frozenset(["ORDINAL_POSITION", "TABLE_ROWS"])
 _EXACT = frozenset(["TABLE_SCHEMA", "TABLE_NAME", "SCHEMA_NAME"])
-"""Columns with names of files in MySQL, which are compared with their case on Linux."""
+"""These columns hold names of files in MySQL, which are compared with case on Linux."""
 
 
 def no_table(name: str) -> StatementError:
@@ -32,19 +32,19 @@ def no_table(name: str) -> StatementError:
 
 
 def table_names(read: Read) -> list[str]:
-    """The names of all tables but SQLite's own; LIKE and `=` are not used since they would fold accents."""
+    """Return the names of all tables but SQLite's own, without LIKE and `=`, which would fold accents."""
     rows = read("SELECT name FROM main.sqlite_master WHERE type = 'table'")
     return sorted(name for (name,) in rows if not name.startswith("sqlite_"))
 
 
 def column_names(table: str, read: Read) -> tuple[str, ...] | None:
-    """The columns of a table that is not temporary; None where one of them is not stored."""
+    """Return the columns of a table that is not temporary; return None if one of them is not stored."""
     columns = read("SELECT name, hidden FROM pragma_table_xinfo(?, 'main')", table)
     return None if any(hidden for _, hidden in columns) else tuple(name for name, _ in columns)
 
 
 def catalogue_answer(statement: Statement, read: Read) -> Result | None:
-    """The answer to a SHOW or DESCRIBE; None for every other statement.
+    """Return the answer to a SHOW or DESCRIBE; return None for every other statement.
 
     Raises:
         StatementError: the table does not exist.

@@ -1,7 +1,7 @@
-"""A SQLite file that an agent may read and nothing may change.
+"""Opens a SQLite file that an agent may read and nothing may change.
 
 The file is opened read-only (`mode=ro`, `query_only`), and an authorizer allows SELECT alone: no ATTACH, PRAGMA or
-other virtual table, and only functions that are known. One statement a call; time, steps, sorts, memory, values,
+other virtual table, and only known functions. Each call runs one statement; time, steps, sorts, memory, values,
 columns, rows and the length of a statement are limited. Any number of episodes read one file at once, whatever its
 size. It does not guard against a fault in SQLite, which runs in the process of the caller.
 """
@@ -41,23 +41,23 @@ _GONE = frozenset(
     (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_BUSY)
 )
 _MAX_TEXT_BYTES = 16_000_000
-"""Most text that one result may hold; `max_chars` drops whole rows, and one row could hold 400 MB."""
+"""One result may hold at most this much text: `max_chars` drops whole rows, and a single row could hold 400 MB."""
 _SELECT = re.compile(r"\bselect\b", re.IGNORECASE)
 _PLANNING_S = 1.0
 MAX_HEAP_BYTES = 512 * 1024**2
-"""Most memory that SQLite takes in this process, all connections together: its planner checks no clock and may write a
-short statement out to gigabytes."""
+"""SQLite may use at most this much memory in this process, over all connections: its planner checks no clock and may
+expand a short statement to gigabytes."""
 _WAL = 2
-"""The version in a file's header whose changes are first written to a file beside it."""
+"""A file with this version in its header has its changes first written to a file beside it."""
 Functions = Mapping[str, tuple[int, Callable[..., Any]]]
-"""Python functions by their SQL names, each with its number of arguments (-1: any)."""
+"""Python functions by their SQL names, each with its number of arguments (-1 for any number)."""
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A read-only connection for our own statements; an agent's go through `ReadOnlyDatabase`.
+    """Open a read-only connection for our own statements; an agent's statements go through `ReadOnlyDatabase`.
 
     Raises:
-        BackendUnavailable: its newest changes are in a file beside it.
+        BackendUnavailable: the newest changes are in a file beside it.
     """
     uri = f"{path.resolve().as_uri()}?mode=ro"
     with path.open("rb") as file:
@@ -69,7 +69,7 @@ def connect(path: Path) -> sqlite3.Connection:
                 f"{path} is in WAL mode and its newest changes are in {log.name}; close the programs that write to it, "
                 f"or write them into the file: sqlite3 {path.name} 'PRAGMA wal_checkpoint(TRUNCATE)'"
             )
-        uri += "&immutable=1"  # a reader would make files beside it
+        uri += "&immutable=1"  # otherwise a reader would make files beside it
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=1.0)
     connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
     connection.execute("PRAGMA query_only = ON")
@@ -80,20 +80,20 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 class ReadOnlyDatabase:
-    """The database of one episode; for one thread at a time.
+    """Holds the database of one episode; only one thread at a time may use it.
 
     Args:
-        tables: lower-case names of the tables that may be read; None: all of the file, and its schema.
-        functions: are added to SQLite's, or replace them.
+        tables: lower-case names of the tables that may be read; None allows the whole file and its schema.
+        functions: functions that are added to SQLite's, or replace them.
         callable_functions: lower-case names of the functions that may be called.
-        refusal: what the agent reads where something is not allowed.
-        max_sort_opcodes: steps of a statement that sorts, which looks at no clock; None: only its memory is bounded.
-        max_rows, max_chars: the longest result, in rows and in characters of its texts, where every other cell counts
-            as one; the rest is dropped.
-        limits: SQLite's limits where they differ from `_LIMITS`.
+        refusal: the text that the agent reads if something is not allowed.
+        max_sort_opcodes: most steps of a statement that sorts, as a sort checks no clock; None limits only its memory.
+        max_rows, max_chars: the longest result, in rows and in characters of its texts (any other cell counts as one
+            character); the rest is dropped.
+        limits: those of SQLite's limits that differ from `_LIMITS`.
         trusted_schema: whether views and generated columns of the file may call the functions that are added.
     Raises:
-        BackendUnavailable: the file cannot be opened; so does `run` when it can no longer be read.
+        BackendUnavailable: the file cannot be opened; `run` raises it too, if the file can no longer be read.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class ReadOnlyDatabase:
         """Run one statement of the agent; its error is in `Result.error`."""
         if len(sql) > self._max_sql:  # a parser in Python would take seconds for it
             return Result(error=f"the statement is longer than {self._max_sql} characters")
-        if self._tables is not None and _EXPLAIN.match(sql):  # it would name other tables
+        if self._tables is not None and _EXPLAIN.match(sql):  # EXPLAIN would name other tables
             return Result(error=self._refusal)
         self._guard = Guard(self._max_sort_opcodes if _SORTS.search(sql) else None)
         if (fault := _fault_of_plan(sql)) is not None:
@@ -168,14 +168,14 @@ class ReadOnlyDatabase:
         return Result(tuple(rows), tuple(column[0] for column in cursor.description or ()))
 
     def _text(self, raw: bytes) -> str:
-        """A cell of the result. A row has no end that a limit could look at: its texts are counted one by one."""
+        """Decode a cell of the result. No limit applies within a row, so its texts are counted one by one."""
         self._bytes_left -= len(raw)
         if self._bytes_left < 0:
             raise MemoryError("too many long texts")
         return raw.decode("utf-8", "replace")
 
     def _authorize(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
-        """SQLite's authorizer. Its last argument is not used: a CTE may have a table's name."""
+        """Authorize an action of SQLite. The last argument is not used: a CTE may have a table's name."""
         allowed = (
             action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_RECURSIVE)
             or (action == sqlite3.SQLITE_READ and self._may_read((first or "").lower(), second))
@@ -186,7 +186,7 @@ class ReadOnlyDatabase:
     def _may_read(self, name: str, column: str | None) -> bool:
         if self._tables is None:
             return name not in virtual_tables()
-        # a read without a column counts rows; its name comes from the statement and may be a subquery's
+        # a read without a column counts rows; its name comes from the statement and may be a sub-query's
         return name in self._tables or (not column and name not in self._others)
 
     def _error_text(self, error: BaseException) -> str:
@@ -210,9 +210,9 @@ def json_cell(cell: Any) -> Any:
 
 
 def _fault_of_plan(sql: str) -> str | None:
-    """Why SQLite's planner, which checks no clock, may take all time and memory for a statement; None if it does not.
+    """Return why SQLite's planner, which checks no clock, may exceed time or memory over a statement; else None.
 
-    It writes out every use of a sub-query, so what is nested has to be read here first.
+    The planner expands every use of a sub-query, so nested queries have to be read here first.
     """
     if len(_SELECT.findall(sql)) < 2:
         return None

@@ -1,4 +1,4 @@
-"""What keeps a statement inside its SQLite database and its limits.
+"""Keeps a statement inside its SQLite database and its limits.
 
 An authorizer knows this database's tables and MySQL's functions, SQLite's own limits are set, a guard counts steps and
 memory for the progress handler, and a watchdog interrupts. `sqlite.backend` lists what all this does not guard against.
@@ -19,15 +19,15 @@ from dbbench_adapter.backends.mysql_on_sqlite.functions.values import collate
 from dbbench_adapter.backends.mysql_on_sqlite.syntax import COLLATION
 
 MAX_PAGES = 4_096
-"""Pages of 4 KiB: a database holds at most 16 MiB, and its temporary tables as much again."""
+"""A page has 4 KiB: a database holds at most 16 MiB, and its temporary tables as much again."""
 MAX_COLUMNS = 256
 MAX_SORT_OPCODES = 1_500_000
-"""Most steps of SQLite's machine in a statement that sorts. A sort checks no clock, so its rows are bounded: to about
-350,000, which take 0.8 s to sort after the deadline (measured)."""
+"""A statement that sorts may take this many steps of SQLite's machine. A sort checks no clock, so its rows are limited
+to about 350,000, which take 0.8 s to sort after the deadline (measured)."""
 MAX_GROWTH_BYTES = 256 * 1024**2
-"""How far the process may grow while one statement runs; what other threads take meanwhile counts too."""
+"""The process may grow by this much while one statement runs; memory of other threads counts too."""
 MAX_SORT_GROWTH_BYTES = MAX_GROWTH_BYTES // 4
-"""The same for a statement that sorts, since a sort compares all its texts, at a few hundred MB a second."""
+"""The same limit for a statement that sorts, since a sort compares all its texts, at a few hundred MB a second."""
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: MAX_VALUE_BYTES,
     sqlite3.SQLITE_LIMIT_COLUMN: MAX_COLUMNS,
@@ -57,7 +57,7 @@ _CALLED_BY_ALTER = frozenset(
         *(f"sqlite_rename_{what}" for what in ("table", "column", "test", "quotefix")),
     ]
 )
-"""What SQLite's ALTER TABLE calls itself, beside the functions that every statement may call."""
+"""SQLite's ALTER TABLE itself calls these, in addition to the functions that every statement may call."""
 _CALLABLE = frozenset([*FUNCTIONS, *AGGREGATES, *_BUILT_IN.split()])
 
 
@@ -75,7 +75,7 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def ensure_alive(self) -> None:
-        """Start the thread unless it runs; in a forked child it does not."""
+        """Start the thread unless it runs; in a forked child it does not run."""
         if self._thread is None or not self._thread.is_alive():
             self._stop.clear()
             self._thread = threading.Thread(target=self._watch, name="sqlite-watchdog", daemon=True)
@@ -103,7 +103,7 @@ class Watchdog:
 
 
 def allows(action: int, first: str | None, second: str | None, *, altering: bool) -> bool:
-    """Whether an agent's statement may do this; SQLite passes these arguments to an authorizer.
+    """Return whether an agent's statement may do this; SQLite passes these arguments to an authorizer.
 
     Args:
         altering: the statement is an ALTER TABLE or DROP, during which SQLite calls functions of its own.
@@ -117,9 +117,9 @@ def allows(action: int, first: str | None, second: str | None, *, altering: bool
 
 
 class Guard:
-    """The steps and the memory that one statement may use; the progress handler checks them.
+    """Counts the steps and the memory that one statement may use; the progress handler checks them.
 
-    The memory is that of the whole process: a statement also ends, with the error for memory, when neighbours grow.
+    The memory is that of the whole process: a statement also ends, with the error for memory, if other episodes grow.
     """
 
     def __init__(self, max_opcodes: int | None = None, *, max_growth_bytes: float = MAX_GROWTH_BYTES) -> None:
@@ -141,7 +141,7 @@ class Guard:
 
 
 def _memory_bytes() -> int:
-    """How much of this process is in memory; 0 where /proc does not tell."""
+    """Return how much of this process is in memory; return 0 if /proc does not tell."""
     try:
         with open("/proc/self/statm", "rb", buffering=0) as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -151,7 +151,7 @@ def _memory_bytes() -> int:
 
 @cache
 def virtual_tables() -> frozenset[str]:
-    """Names that SQLite answers without any table: json_each, pragma_..., dbstat and so on."""
+    """Return the names that SQLite answers without any table: json_each, pragma_..., dbstat and so on."""
     with closing(sqlite3.connect(":memory:")) as connection:
         names = {name for (name,) in connection.execute("SELECT name FROM pragma_module_list")}
         names |= {f"pragma_{name}" for (name,) in connection.execute("SELECT name FROM pragma_pragma_list")}
@@ -160,8 +160,8 @@ def virtual_tables() -> frozenset[str]:
 
 @cache
 def _shadowing() -> tuple[str, ...]:
-    """Names of ours that SQLite also defines with another number of arguments. Those variants are blocked, because
-    SQLite's own FORMAT writes gigabytes."""
+    """Return the names of our functions that SQLite also defines with another number of arguments. Those variants are
+    blocked, because SQLite's own FORMAT writes gigabytes."""
     with closing(sqlite3.connect(":memory:")) as connection:
         own = connection.execute("SELECT name, narg FROM pragma_function_list").fetchall()
     return tuple(sorted({name for name, count in own if name in FUNCTIONS and FUNCTIONS[name][0] not in (-1, count)}))
@@ -180,7 +180,7 @@ def connect() -> sqlite3.Connection:
         connection.setlimit(limit, value)
     connection.create_collation(COLLATION, collate)
     for name in _shadowing():
-        connection.create_function(name, -1, _refuse_arguments)  # of those numbers that have no function of their own
+        connection.create_function(name, -1, _refuse_arguments)  # this refuses all other numbers
     for name, (count, function) in FUNCTIONS.items():
         connection.create_function(name, count, function)
     for name, (count, aggregate) in AGGREGATES.items():
@@ -189,7 +189,7 @@ def connect() -> sqlite3.Connection:
 
 
 def renew_temporary(connection: sqlite3.Connection) -> None:
-    """Drop everything temporary; must run outside a transaction."""
-    for store in ("FILE", "MEMORY"):  # each change of it drops everything, and the limit with it
+    """Drop everything temporary; call this outside a transaction."""
+    for store in ("FILE", "MEMORY"):  # each change of it drops everything, and the limit too
         connection.execute(f"PRAGMA temp_store = {store}")
     connection.execute(f"PRAGMA temp.max_page_count = {MAX_PAGES}")

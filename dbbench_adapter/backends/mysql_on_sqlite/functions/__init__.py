@@ -1,8 +1,8 @@
-"""The MySQL functions that agents use and SQLite lacks, as plain functions over str, int, float and None.
+"""Holds the MySQL functions that agents use and SQLite lacks, as plain functions over str, int, float and None.
 
 `FUNCTIONS` maps a lower-case name to (number of arguments or -1, function), `AGGREGATES` to a class instead. Each call
-checks the statement's deadline. A library in C holds up other threads while it works, so a call takes at most
-`MAX_VALUE_BYTES` characters in all, which none works on for more than about 10 ms at a stretch. JSON, spatial,
+checks the statement's deadline. A library in C blocks other threads while it works, so a call takes at most
+`MAX_VALUE_BYTES` characters in all, for which no library needs more than about 10 ms at a time. JSON, spatial,
 encryption and user-lock functions are left out.
 """
 
@@ -20,11 +20,11 @@ from dbbench_adapter.backends.mysql_on_sqlite.functions.values import MAX_VALUE_
 __all__ = ["AGGREGATES", "FUNCTIONS", "MAX_VALUE_BYTES"]
 
 LONG_CHARS = 1_000
-"""Only longer texts are counted towards what a statement may make."""
+"""Only longer texts count towards the limit of what a statement may make."""
 
 
 def _limited(function: Callable[..., Any], *, strict: bool) -> Callable[..., Any]:
-    """The function within the statement's limits; a strict one is not called with None and gives None then."""
+    """Wrap the function in the statement's limits; a strict function returns None if an argument is None."""
 
     @wraps(function)
     def limited(*values: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Aggregates that SQLite lacks: variances, and GROUP_CONCAT with an order of its own."""
+"""Adds the aggregates that SQLite lacks: variances, and GROUP_CONCAT with an order of its own."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dbbench_adapter.backends.clock import check
 from dbbench_adapter.backends.mysql_on_sqlite.functions.values import fold, number, sort_key, text_of
 
 GROUP_CONCAT_MAX_LEN = 1024
-"""Bytes; MySQL's default."""
+"""MySQL's default, in bytes."""
 _MAX_KEPT_CHARS = 2_000_000
-"""Each value with its keys counts 100 more. To sort as much in one go holds up other threads for some 10 ms."""
+"""Each value with its keys counts 100 more. Sorting this many at once blocks other threads for some 10 ms."""
 
 
 class _Variance:
-    """Welford's running variance; a subclass says what to divide by and whether to take the root."""
+    """Computes Welford's running variance; a subclass says what to divide by and whether to take the root."""
 
     ddof = 0
     root = False
@@ -43,7 +43,7 @@ def _variance(*, ddof: int, root: bool) -> type[_Variance]:
 
 
 class _GroupConcat:
-    """mysql_group_concat(distinct, separator, directions, value, sort keys...)."""
+    """Implements mysql_group_concat(distinct, separator, directions, value, sort keys...)."""
 
     def __init__(self) -> None:
         self.items: list[tuple[str, tuple[Any, ...]]] = []

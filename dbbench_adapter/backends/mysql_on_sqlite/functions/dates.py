@@ -1,4 +1,4 @@
-"""Date functions over ISO texts; NULL where a text is no date."""
+"""Computes MySQL's date functions over ISO texts; they return NULL if a text is no date."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DIRECTIVES = {
     **{"c": "%m", "e": "%d", "M": "%B", "W": "%A", "k": "%H", "h": "%I", "l": "%I", "i": "%M", "s": "%S", "S": "%S"},
     **{"D": "%d", "T": "%H:%M:%S", "r": "%I:%M:%S %p"},
 }
-"""What MySQL's specifiers are called in Python's strftime and strptime."""
+"""Python's strftime and strptime have these names for MySQL's specifiers."""
 _UNPADDED = frozenset("cekl")
 _DAY_SPECIFIERS, _TIME_SPECIFIERS = frozenset("deDj"), frozenset("HkhIlisSTrpf")
 
@@ -45,7 +45,10 @@ def _matched(pattern: re.Pattern[str], value: Any) -> re.Match[str] | None:
 
 
 def _format_of(form: Any) -> str:
-    """Raises: ValueError."""
+    """Return the format as text.
+    Raises:
+        ValueError: the format is too long.
+    """
     text = text_of(form)
     if len(text) > MAX_FORMAT_CHARS:
         raise ValueError("the format is too long")
@@ -53,7 +56,7 @@ def _format_of(form: Any) -> str:
 
 
 def _from_time(place: int, from_date: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """HOUR, MINUTE or SECOND of a date with a time, or of a time alone."""
+    """Return HOUR, MINUTE or SECOND of a date with a time, or of a time alone."""
 
     def guarded(value: Any) -> Any:
         match = _matched(_TIME, value)
@@ -111,9 +114,9 @@ def _date_format(value: Any, form: Any) -> str | None:
 
 
 def _str_to_date(text: Any, form: Any) -> str | None:
-    """ISO text of the date, the time or both, whichever the format has; None where the text does not fit the format.
+    """Return the date, the time or both as ISO text, as the format has them; return None if the text does not fit it.
 
-    MySQL ignores what follows the part that fits, and a date without a day is none in its default sql_mode.
+    MySQL ignores the text after the part that fits, and in its default sql_mode a date without a day is no date.
     """
     form, text = _format_of(form), text_of(text)[:MAX_DATE_CHARS].strip()
     specifiers = set(re.findall(r"%(.)", form))

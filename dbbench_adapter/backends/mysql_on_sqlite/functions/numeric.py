@@ -1,4 +1,4 @@
-"""Numeric functions; NULL outside a function's domain, as in MySQL."""
+"""Computes MySQL's numeric functions; they return NULL outside their domain, as in MySQL."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 from dbbench_adapter.backends.mysql_on_sqlite.functions.values import Function, number, sort_key, text_of, whole
 
 MAX_DIGITS = 30
-"""Digits after the point, in MySQL's decimals and in FORMAT."""
+"""The most digits after the point, in MySQL's decimals and in FORMAT."""
 _DECIMALS = Context(prec=400)
 _DOUBLE_DIGITS = Context(prec=15)
-"""As many digits of a decimal as a double holds."""
+"""A double holds this many digits of a decimal."""
 
 
 def half_up(value: float) -> int:
@@ -31,7 +31,7 @@ def _format(value: Any, digits: Any) -> str:
 
 
 def _cast_signed(value: Any) -> int:
-    """The nearest BIGINT, as MySQL with a warning."""
+    """Return the nearest BIGINT; MySQL adds a warning."""
     cast = half_up(value) if isinstance(value, float) else int(number(value))
     return min(max(cast, -(2**63)), 2**63 - 1)
 
@@ -59,7 +59,7 @@ def _truncate(value: Any, digits: Any) -> float:
 
 
 def _round(value: Any, digits: Any = 0) -> int | float:
-    """Exact to the half of the written decimal, as for MySQL's decimals."""
+    """Round halves exactly in the written decimal, as MySQL rounds its decimals."""
     found, places = number(value), max(min(whole(digits), MAX_DIGITS), -MAX_DIGITS)
     if not math.isfinite(found):
         return found
@@ -68,7 +68,7 @@ def _round(value: Any, digits: Any = 0) -> int | float:
 
 
 def _as_text(value: Any, digits: Any = None) -> str:
-    """The text of a number: a decimal has so many digits after the point, a double or an integer only its own."""
+    """Return the text of a number: a decimal with `digits` after the point, a double or an integer with its own."""
     if digits is None or not isinstance(value, float) or not math.isfinite(value):
         return text_of(value)
     exact = _DOUBLE_DIGITS.create_decimal(repr(value))
@@ -76,7 +76,7 @@ def _as_text(value: Any, digits: Any = None) -> str:
 
 
 def _extreme(wanted: int, *values: Any) -> Any:
-    """GREATEST (1) or LEAST (-1): texts alone compare by the collation, numbers and mixtures by number."""
+    """Return GREATEST (1) or LEAST (-1): texts alone compare by the collation, numbers and mixtures by number."""
     texts = [value for value in values if isinstance(value, str)]
     extreme = max if wanted > 0 else min
     if len(texts) == len(values):

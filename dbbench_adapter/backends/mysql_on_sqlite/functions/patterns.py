@@ -1,8 +1,8 @@
-"""LIKE and regular expressions, both within the statement's deadline.
+"""Matches LIKE and regular expressions, both within the statement's deadline.
 
 LIKE is matched piece by piece between its `%`, without backtracking. Regular expressions run in the `regex` package,
 which has a timeout and lets other threads work; patterns that are slow or need much memory before that timeout are
-refused. This engine and MySQL's (ICU) agree on what agents write; exotic syntax may differ.
+refused. This engine and MySQL's (ICU) agree on the patterns that agents write; rare syntax may differ.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ MAX_REPEAT = 1_000
 """The largest bound of a `{n,m}`, and the largest product of nested bounds, as in RE2."""
 MAX_SUBJECT_CHARS = 65_536
 MAX_REGEX_S = 0.5
-"""Limit of one match; MySQL gives up after 32 ms (`regexp_time_limit`)."""
+"""The time limit of one match, in seconds; MySQL gives up after 32 ms (`regexp_time_limit`)."""
 MAX_REPLACEMENT_CHARS = 16
-"""REGEXP_REPLACE inserts no longer text, because its result grows by it with every match."""
+"""REGEXP_REPLACE inserts no longer text, because each match makes its result longer by it."""
 _BOUNDS = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 _CACHED_CHARS = 200
 
 
 # LIKE -----------------------------------------------------------------------------------------------------------------
 
-_Piece = tuple[str | None, ...]  # characters, None for `_`
+_Piece = tuple[str | None, ...]  # characters; None stands for `_`
 
 
 def like(pattern: Any, text: Any, escape: Any = "\\") -> int:
-    """SQLite calls like(pattern, text) for `text LIKE pattern`."""
+    """Match `text LIKE pattern`, for which SQLite calls like(pattern, text)."""
     folded = fold(text_of(pattern))
     if len(folded) > MAX_VALUE_BYTES:  # one character may become eighteen
         raise ValueError("the pattern is too long")
@@ -42,7 +42,7 @@ def like(pattern: Any, text: Any, escape: Any = "\\") -> int:
 
 
 def like_exactly(pattern: str, text: str, escape: str = "\\") -> int:
-    """LIKE with regard to case and accents, as MySQL searches names of tables."""
+    """Match LIKE with regard to case and accents, as MySQL does for names of tables."""
     read = _pieces_often if len(pattern) <= _CACHED_CHARS else _pieces
     first, *rest = read(pattern, escape)
     if not rest:
@@ -62,7 +62,7 @@ def like_exactly(pattern: str, text: str, escape: str = "\\") -> int:
 
 
 def _pieces(pattern: str, escape: str) -> tuple[_Piece, ...]:
-    """The parts of a pattern between its `%`."""
+    """Return the parts of a pattern between its `%`."""
     pieces: list[list[str | None]] = [[]]
     chars = iter(pattern)
     for count, char in enumerate(chars):
@@ -85,7 +85,7 @@ def _fits(piece: _Piece, text: str, at: int) -> bool:
 
 
 def _find(piece: _Piece, text: str, start: int, end: int) -> int:
-    """The first index at which a piece fits into text[start:end], or -1."""
+    """Return the first index at which a piece fits into text[start:end], or -1."""
     if None not in piece:
         return text.find("".join(char for char in piece if char), start, end)
     for place in range(start, end - len(piece) + 1):
@@ -109,10 +109,10 @@ def _compiled(pattern: str) -> regex.Pattern[str]:
 
 
 def _matches(pattern: Any, text: Any) -> Any:
-    """All matches, leftmost first, read one by one.
+    """Yield all matches one by one, leftmost first.
 
     Raises:
-        ValueError: too large, or no regular expression.
+        ValueError: the pattern or the text is too large, or the pattern is no regular expression.
         StatementTimeout: a match takes longer than `MAX_REGEX_S` or than the statement has left.
     """
     text = text_of(text)
@@ -136,7 +136,10 @@ def _regexp_like(text: Any, pattern: Any, *_flags: Any) -> int:
 
 
 def _regexp_replace(text: Any, pattern: Any, replacement: Any) -> str | None:
-    """Raises: ValueError: the replacement is long or refers to groups, which may hold all of the text each time."""
+    """Return MySQL's REGEXP_REPLACE.
+    Raises:
+        ValueError: the replacement is long, or refers to groups, which may hold all of the text each time.
+    """
     text, replacement = text_of(text), text_of(replacement)
     if len(replacement) > MAX_REPLACEMENT_CHARS or "\\" in replacement or "$" in replacement:
         raise ValueError("the replacement is too long or refers to groups")

@@ -1,4 +1,4 @@
-"""Functions over texts. A result over `MAX_VALUE_BYTES` is NULL, as MySQL's over max_allowed_packet."""
+"""Computes MySQL's text functions. A result over `MAX_VALUE_BYTES` is NULL, like MySQL's over max_allowed_packet."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _find_in_set(needle: Any, items: Any) -> int:
 
 
 def _trim(text: Any, piece: Any, *, ends: str) -> str:
-    """MySQL's TRIM: the text without the pieces at its ends. SQLite's takes the piece for a set of characters."""
+    """Return MySQL's TRIM: the text without the pieces at its ends. SQLite's reads a piece as a set of characters."""
     text, piece = text_of(text), text_of(piece)
     begin, end = 0, len(text)
     while piece and "l" in ends and text.startswith(piece, begin, end):
