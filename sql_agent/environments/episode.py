@@ -1,4 +1,4 @@
-"""The episode of an environment with one tool: the policy calls it until it replies without a call, its answer."""
+"""Implements the episode of an environment with one tool: a reply without a call is the answer and ends it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dbbench_adapter.protocols import Message, Status
 
 
 class OneToolEpisode(ABC):
-    """A `sql_agent.environments.base.CallingEpisode`; a subclass names its tool and says what a call does."""
+    """Implements `sql_agent.environments.base.CallingEpisode`; a subclass names its tool and says what a call does."""
 
     tool_name: ClassVar[str]
     argument: ClassVar[str]
-    """The tool's one argument, a text."""
+    """Name of the tool's only argument, a text."""
     example: ClassVar[str]
     """A value of that argument, for the message that says what the tool takes."""
 
@@ -27,7 +27,7 @@ class OneToolEpisode(ABC):
 
     @abstractmethod
     def use_tool(self, value: str) -> str:
-        """The result of a call. May block."""
+        """Return the result of a call; it may block."""
 
     @property
     def done(self) -> bool:
