@@ -1,1 +1,1 @@
-"""Supervised fine-tuning on conversations whose assistant turns alone are learnt."""
+"""Fine-tunes a model on conversations with supervision, on the assistant turns only."""
