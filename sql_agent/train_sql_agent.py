@@ -1,16 +1,16 @@
-"""Train a SQL agent by GRPO: agent-lightning's store and proxy, vLLM, verl. `--help` shows the flags.
+"""Trains a SQL agent with GRPO: agent-lightning's store and proxy, vLLM, verl. `--help` shows the flags.
 
     python sql_agent/train_sql_agent.py --ci-fast
     AGL_MANAGED_STORE=0 python sql_agent/train_sql_agent.py --llm-proxy --model MODEL
 
-The second takes the store that `agl store --port 9999` keeps; --external-store-address names another.
+The second command uses the store of `agl store --port 9999`; --external-store-address names another.
 """
 
 import os
 import sys
 
 if __package__ in (None, ""):
-    # Run as a script, Python puts this folder first, and not the one that holds the packages.
+    # For a script, Python puts this folder first in the path, and not the one that holds the packages.
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 from core.commands import execute, starting
@@ -151,7 +151,7 @@ CI_OVERRIDES = {
 
 
 def resolve(args: argparse.Namespace) -> TrainConfig:
-    """Flags become settings; they win over the file, `--set` wins over them."""
+    """Turn flags into settings; they override the file, and `--set` overrides them."""
     flags: list[str] = []
     for name, overrides in CI_OVERRIDES.items():
         flags += overrides if getattr(args, name) else []
@@ -174,7 +174,7 @@ def resolve(args: argparse.Namespace) -> TrainConfig:
         "llm_proxy": True if args.llm_proxy or args.agent else None,
         "lora.rank": (args.lora_rank or 16) if args.lora else args.lora_rank,
     }
-    # JSON is YAML: a path with a "#" or of digits alone stays the text it is
+    # JSON is YAML: a path with a "#" or with only digits stays a text
     text = {key: v if isinstance(v, bool | int) else str(v) for key, v in plain.items() if v is not None}
     flags += [f"{key}={json.dumps(v)}" for key, v in text.items()]
     if args.reward:
@@ -200,7 +200,7 @@ def run(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) ->
         )
         return
     give_token(shared=os.environ.get("AGL_CURRENT_ROLE", "both") != "both", own_store=cfg.store.address is None)
-    revealed(cfg.rollout.backend)  # raises where its password is missing; runners would only find out later
+    revealed(cfg.rollout.backend)  # raises if its password is missing; runners would only notice later
     check_store(cfg)
     check_reward_model(cfg)
     check_llm_judge(cfg)
@@ -226,7 +226,7 @@ def main(argv: list[str] | None = None) -> int:
         cfg = with_store(cfg)
         check_judged(cfg)
         check_functions(cfg)
-        if os.environ.get("AGL_CURRENT_ROLE") != "runner":  # which gets its tasks from the store
+        if os.environ.get("AGL_CURRENT_ROLE") != "runner":  # a runner gets its tasks from the store
             check_own_tasks(cfg)
         cpu = use_cpu(cfg)
         if args.dry_run:
@@ -250,7 +250,7 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {masked(str(error))}", file=sys.stderr)
         return 2
-    except (TrainingFailedError, OSError) as error:  # a store that is gone, a disk that is full
+    except (TrainingFailedError, OSError) as error:  # e.g. the store is gone, or the disk is full
         print(f"error: {masked(in_words(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
