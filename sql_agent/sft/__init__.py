@@ -1,1 +1,1 @@
-"""Fine-tunes a model on conversations with supervision, on the assistant turns only."""
+"""Runs supervised fine-tuning on conversations, with the loss on assistant turns only."""
