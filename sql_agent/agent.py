@@ -307,7 +307,7 @@ class _PolicyModel(OpenAIChatCompletionsModel):
         if not isinstance(completion, ChatCompletion) or not completion.choices or not completion.choices[0].message:
             raise ModelBehaviorError("the endpoint's answer holds no reply; is the base URL its address up to /v1?")
         if completion.choices[0].finish_reason == "abort":  # vLLM's name for a request that was ended from outside
-            raise ModelBehaviorError("the model server broke its reply off (finish_reason abort); look at its log")
+            raise ModelBehaviorError("the model server aborted its reply (finish_reason abort); look at its log")
         self._rollout.take_reply(completion)
         if self._max_response_tokens is not None and self._rollout.num_turns == 1 and completion.usage is not None:
             end = completion.usage.prompt_tokens + self._max_response_tokens

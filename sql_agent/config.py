@@ -457,14 +457,14 @@ class TrainConfig(Settings):
         if n_gpus % tensor_parallel:
             raise ValueError(
                 f"engine.tensor_parallel_size ({tensor_parallel}) has to divide engine.n_gpus ({n_gpus}): every model "
-                "server takes so many of them"
+                "server uses that many"
             )
         tasks, group = self.optim.mini_batch_size or self.data.train_batch_size, self.rollout.group_size
         if tasks * group % n_gpus:  # verl workers/engine_workers.py, `train_mini_batch`
             name = "optim.mini_batch_size" if self.optim.mini_batch_size else "data.train_batch_size"
             raise ValueError(
                 f"engine.n_gpus ({n_gpus}) has to divide {name} ({tasks}) times rollout.group_size ({group}), "
-                f"{tasks * group} rows: every GPU trains on as many"
+                f"{tasks * group} rows: every GPU trains on an equal share"
             )
         return self
 

@@ -39,9 +39,9 @@ class Console:
 ALARMS = {
     "reward_model/alarm": f"over the last {WINDOW} steps the reward model's score rose while correctness fell; the "
     "policy learns to please the scorer. Read the trajectories; lower reward_model.weight or train the scorer on them",
-    "engine/alarm": "the sampler gives the tokens it sampled other probabilities than the trainer does; the policy "
-    "learns from samples that are not its own. Compare engine/kl_k3 over the steps: it grows when weights do not reach "
-    "the sampler, and stays where its dtype or template is another",
+    "engine/alarm": "sampler and trainer give the sampled tokens different probabilities, so the policy is trained on "
+    "samples that are not its own. Compare engine/kl_k3 over the steps: it grows if weights do not reach the sampler, "
+    "and stays constant if the sampler's dtype or template differs",
 }
 """Messages by metric, printed each time that the metric changes to 1."""
 LINE = [

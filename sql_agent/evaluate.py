@@ -98,8 +98,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     tasks = draw_by_kind(found, args.limit, seed=0)  # the tasks that a run with seed 0 holds out of the same file
     if len(tasks) < len(found):
         console.print(
-            f"{len(tasks)} of {len(found)} tasks, drawn evenly by kind: the row of all types weighs the types as they "
-            "are drawn, not as they are in the file"
+            f"{len(tasks)} of {len(found)} tasks, drawn evenly by kind: the row `all` weighs the types as in this "
+            "draw, not as in the file"
         )
     api_key = os.environ.get("OPENAI_API_KEY", "-")
     check_endpoint(args.base_url, args.model, api_key)
@@ -366,11 +366,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--env",
-        help=f"what is played: {', '.join(PLAYED)}, or your own, FILE.py:NAME (default dbbench)",
+        help=f"environment: {', '.join(PLAYED)}, or your own, FILE.py:NAME (default dbbench)",
     )
-    parser.add_argument(
-        "--agent", metavar="FILE.py:NAME", help="an agent of your own is played, as in training; --tasks has its rows"
-    )
+    parser.add_argument("--agent", metavar="FILE.py:NAME", help="your own agent, as in training; --tasks has its rows")
     parser.add_argument(
         "--reward",
         action="append",
@@ -379,7 +377,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="with --agent: a function of the rollout's record; repeat to sum several",
     )
     parser.add_argument(
-        "--call-timeout", type=float, default=30.0, help="of one call of your environment's code, s (default 30)"
+        "--call-timeout", type=float, default=30.0, help="limit of one call of your environment's code, s (default 30)"
     )
     parser.add_argument(
         "--database", type=named_path, help="your own SQLite file or folder, as in training; --tasks has its questions"
@@ -400,7 +398,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, default=16, help="rollouts in flight (default 16)")
     parser.add_argument("--temperature", type=float, default=0.0, help="default 0: greedy")
     parser.add_argument(
-        "--max-tokens", type=int, default=tokens, help=f"of a reply, as agent.max_tokens of a run (default {tokens})"
+        "--max-tokens",
+        type=int,
+        default=tokens,
+        help=f"tokens of a reply, like agent.max_tokens (default {tokens})",
     )
     parser.add_argument("--samples", type=int, default=1, help="rollouts of each task (default 1)")
     parser.add_argument("--output", type=Path, help="file for the trajectories (default runs/evaluate/TIME.jsonl)")

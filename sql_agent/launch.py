@@ -45,7 +45,7 @@ def make_algorithm(cfg: TrainConfig, checkpoint: Path | None, run_id: str, ray_d
     # no file is moved before every check of the settings has passed
     aside = set_aside(cfg.run_dir, after=None if checkpoint is None else step_of(checkpoint))
     if aside is not None:
-        print(f"what an earlier start left, and this one does not go on from, is in {aside}")
+        print(f"files of an earlier start that this one does not continue are in {aside}")
     if checkpoint is not None:
         point_verl_at(checkpoint)
     with written(cfg.run_dir / "config.yaml") as part:

@@ -215,7 +215,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tasks", type=Path, required=True, help="task file whose gold it knows")
     parser.add_argument("--protocol", choices=tuple(PROTOCOLS), default="fc", help="how it acts (default fc)")
     parser.add_argument("--port", type=port_number, default=8900, help="port on loopback (default 8900, 0: a free one)")
-    parser.add_argument("--latency-ms", type=float, default=0.0, help="milliseconds each answer waits")
+    parser.add_argument("--latency-ms", type=float, default=0.0, help="delay of each answer, in milliseconds")
     args = parser.parse_args(argv)
     try:
         endpoint = app(replay(load_tasks(args.tasks), args.protocol), latency_s=args.latency_ms / 1000)

@@ -154,10 +154,10 @@ def check_store(cfg: TrainConfig) -> None:
     if role != "runner" and statistics.ok and statistics.json().get("name") != BoundedStore.__name__:
         port = cfg.store.address.rsplit(":", 1)[-1].strip("/")
         print(
-            f"the store at {cfg.store.address} keeps every span of every rollout, so it grows with each step, and "
-            "answers whoever reaches it, web pages included; one that is started with `python -m "
+            f"the store at {cfg.store.address} keeps every span of every rollout, so it grows with each step, and it "
+            "answers every client, even web pages; a store that is started with `python -m "
             f"sql_agent.store_server --port {port}` frees what has been read and answers no page, and no other user "
-            f"where {STORE_TOKEN} is set there and here"
+            f"if {STORE_TOKEN} is set there and here"
         )
 
 

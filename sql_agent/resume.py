@@ -48,7 +48,7 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
         old = load_config(saved)
     except ValidationError as error:
         raise UsageError(
-            f"{saved} holds settings that this version refuses ({error.errors()[0]['msg']}), so the run cannot go on; "
+            f"{saved} holds settings that this version refuses ({error.errors()[0]['msg']}), so the run cannot resume; "
             "give another --run-dir, or --resume never to start anew there"
         ) from None
     pairs: dict[str, tuple[Any, Any]] = {name: (getattr(old, name), getattr(cfg, name)) for name in RESUMED}
@@ -148,5 +148,5 @@ def refuse_other_tasks(rows: Sequence[dict[str, Any]], file: Path) -> None:
         differ = sum(a != b for a, b in zip(earlier, now, strict=False)) + abs(len(earlier) - len(now))
         raise UsageError(
             f"the tasks are not those that this run was trained on: {differ} of {len(earlier)} differ from {file}; has "
-            "the task file changed? Give it as it was, or another --run-dir, or --resume never to start anew there"
+            "the task file changed? Restore it, or give another --run-dir, or --resume never to start anew there"
         )

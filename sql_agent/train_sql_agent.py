@@ -115,11 +115,11 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--judge-url", metavar="URL", help="an LLM as judge, its address up to /v1; see --reward judge")
     parser.add_argument("--judge-model", help="the judge's name at that address; its key is read from JUDGE_API_KEY")
-    parser.add_argument("--judge-rubric", type=named_path, metavar="FILE", help="what the judge is to score, 0 to 1")
+    parser.add_argument("--judge-rubric", type=named_path, metavar="FILE", help="text with what to score, 0 to 1")
     parser.add_argument("--n-runners", type=int, help="runner processes")
     parser.add_argument("--lora", action="store_true", help="train a LoRA adapter instead of all weights")
     parser.add_argument("--lora-rank", type=int, help="rank of the adapter (with --lora; default 16)")
-    parser.add_argument("--run-dir", type=named_path, help="where everything of this run goes; default runs/sql-agent")
+    parser.add_argument("--run-dir", type=named_path, help="folder for all files of the run; default runs/sql-agent")
     parser.add_argument("--resume", choices=["auto", "never"], help="auto: go on from --run-dir's newest checkpoint")
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--ci", action="store_true", help="a short run: four steps of four tasks, one validation")
@@ -196,7 +196,7 @@ def run(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) ->
     if checkpoint is not None and step_of(checkpoint) >= cfg.trainer.steps:
         print(
             f"{cfg.run_dir} has reached step {step_of(checkpoint)} of {cfg.trainer.steps} already; raise "
-            "trainer.steps to go on, or give another --run-dir to start anew"
+            "trainer.steps to continue, or give another --run-dir to start anew"
         )
         return
     give_token(shared=os.environ.get("AGL_CURRENT_ROLE", "both") != "both", own_store=cfg.store.address is None)

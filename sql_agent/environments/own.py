@@ -392,8 +392,8 @@ def _score(value: Any, where: str) -> Score:
     if not 0.0 <= number <= 1.0:
         raise EpisodeLostError(
             "judge_error",
-            f"{where} returned {number:g}, expected a number in [0, 1], 1 where the task is solved; what is no verdict "
-            "but a reward belongs into get_reward",
+            f"{where} returned {number:g}, expected a number in [0, 1], 1 if the task is solved; return a reward that "
+            "is not a verdict from get_reward",
         )
     return Score(number, str(reason or ("solved" if number == 1.0 else "not_solved")))
 

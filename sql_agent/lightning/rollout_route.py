@@ -145,7 +145,7 @@ class RolloutRoute:
             return None
         status, answer = answered
         if attempt is not None and status == 200 and answer["choices"][0].get("finish_reason") == "abort":
-            status, answer = 502, _error("the model server broke its reply off (finish_reason abort); look at its log")
+            status, answer = 502, _error("the model server aborted its reply (finish_reason abort); look at its log")
         if status == 200:
             self._keep(Turn(rollout_id, attempt_id, sequence_id, answer, started, agent), attempt)
             answer = without_tokens(answer)

@@ -198,7 +198,7 @@ async def _calls(policy: Policy) -> dict[str, Any]:
             response.raise_for_status()
             return await response.json()
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        return {"failure": f"the LLM proxy did not say what was asked: {type(error).__name__}: {error}"}
+        return {"failure": f"the LLM proxy did not return the rollout's calls: {type(error).__name__}: {error}"}
 
 
 def _end_behind(policy: Policy) -> None:

@@ -91,8 +91,8 @@ def all_figures(rows: Sequence[Row]) -> list[Figure]:
                 "set aside, of those played": "group/set_aside_frac",
             }),
             limit=0.3,
-            note="A group whose rewards are all equal teaches nothing; one that is set aside cost its rollouts. "
-            "Dashed: what is healthy for those trained on.",
+            note="A group whose rewards are all equal teaches nothing, and the rollouts of one that is set aside are "
+            "not used. Dashed: the healthy limit for groups that are trained on.",
         ),
         Figure(
             "Groups set aside, by cause",
@@ -110,7 +110,7 @@ def all_figures(rows: Sequence[Row]) -> list[Figure]:
         Figure(
             "Prefix breaks, by cause",
             by_prefix(rows, "prefix/break/", absent=0.0),
-            note="Rollouts whose next prompt did not begin with what was sampled.",
+            note="Rollouts in which a prompt did not begin with the sampled tokens.",
             stacked=True,
             empty=_none(rows, "prefix/broken_frac"),
         ),

@@ -34,12 +34,12 @@ _LOST_ADVICE = {
     "db_deadline": "The database was too slow for agent.rollout_timeout_s; raise it, or play fewer at once.",
     "rollout_deadline": "The machine was too busy for agent.rollout_timeout_s, or an agent of your own too slow; raise "
     "it, or play fewer at once.",
-    "agent_error": "Your agent raised; trajectories/ has the traceback of each rollout (`error`). What the policy can "
-    "cause belongs into a reward: catch it and return one.",
+    "agent_error": "Your agent raised; trajectories/ has the traceback of each rollout (`error`). Catch errors that "
+    "the policy can cause, and return a reward for them.",
     "no_call": "Your agent never asked the policy: give its client the address that it gets, llm.endpoint.",
     "no_trained_agent": "No turn was one of rollout.train_agents. The names come from openai-agents' tracing, which "
     "must not be disabled then (doc/own_agent.md).",
-    "no_reward": "Nobody said what the rollouts are worth: return a number, or give a function, --reward FILE.py:NAME.",
+    "no_reward": "Nothing rewards the rollouts: return a number, or give a function, --reward FILE.py:NAME.",
     "model_unavailable": "The model server or the LLM proxy did not answer; their logs are in the run directory.",
     "scorer_unavailable": "The reward model (reward_model.url) did not answer; the runners' logs say how.",
     "scorer_refused": "The reward model takes no such conversations; the runners' logs name the field.",
@@ -48,10 +48,10 @@ _LOST_ADVICE = {
     "reward_deadline": "A reward function was slower than rollout.reward_timeout_s; raise it, or play fewer at once.",
     "judge_unavailable": "The LLM as judge (judge.url) did not answer in time; the runners' logs say how. If many "
     "rollouts wait for it at once, raise judge.concurrency or judge.timeout_s.",
-    "judge_refused": "The LLM as judge refused the request; the runners' logs have its words. Its key is read from "
+    "judge_refused": "The LLM as judge refused the request; the runners' logs have its answer. Its key is read from "
     "JUDGE_API_KEY.",
-    "judge_nonsense": "The LLM as judge answered no JSON object with a score; the runners' logs have its words. Say in "
-    "the rubric what it may leave out, or raise judge.max_tokens.",
+    "judge_nonsense": "The LLM as judge did not reply with a JSON object with a score; the runners' logs have its "
+    "reply. Say in the rubric what it may leave out, or raise judge.max_tokens.",
     "judge_budget": "The run has made judge.max_calls calls of the judge; raise it and start the run again.",
     **dict.fromkeys(
         ("reset_error", "reset_deadline", "tool_error", "tool_deadline", "get_reward_error", "judge_error"),

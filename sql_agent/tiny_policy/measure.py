@@ -54,7 +54,7 @@ def report(records: Sequence[RolloutRecord], name: str, seconds: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Success of a small policy, greedy and at temperature 1.")
-    parser.add_argument("model", type=Path, nargs="?", default=Path("models/tiny-sql"), help="its folder")
+    parser.add_argument("model", type=Path, nargs="?", default=Path("models/tiny-sql"), help="folder of the policy")
     parser.add_argument("--tasks", type=Path, help="task file (default: generated held-out tasks)")
     parser.add_argument("--limit", type=int, default=96, help="tasks to play (default 96)")
     args = parser.parse_args()
