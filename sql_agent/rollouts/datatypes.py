@@ -71,7 +71,7 @@ class RolloutOutcome:
     record: RolloutRecord
     reward: Reward
     scorer: ScorerResult | None = None
-    """None where no reward model was asked."""
+    """None if no reward model was asked."""
     scorer_down_s: float = 0.0
     """Seconds for which the reward model had given no score, if this rollout got none either; else 0."""
     ended_at: float = 0.0
