@@ -1,9 +1,9 @@
-"""The SQL agent: openai-agents' Runner plays one task of an environment against any OpenAI-compatible endpoint.
+"""Plays one task of an environment with openai-agents' Runner, against any OpenAI-compatible endpoint.
 
-The environment's episodes keep the rules. Where it offers tools the Runner calls them; each reply counts as one turn,
-and the episode answers a bad call or a reply without a call (DB-Bench's `fc` goes on after both and ends with
-`commit_final_answer`). Without tools (DB-Bench's `text` and `lab`) it is plain chat. Leaves out rewards, retries of
-whole rollouts, and everything about training.
+The environment's episodes keep the rules. If it offers tools, the Runner calls them. Each reply counts as one turn, and
+the episode answers a bad call or a reply without a call (DB-Bench's `fc` continues after both and ends with
+`commit_final_answer`). Without tools (DB-Bench's `text` and `lab`) the conversation is plain chat. Leaves out rewards,
+retries of whole rollouts, and everything about training.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeVar, cast
 
-import openai.resources  # noqa: F401  the client would import it, for half a second, inside its first call
+import openai.resources  # noqa: F401  otherwise the client's first call imports it, which takes half a second
 from agents import (
     Agent,
     AgentsException,
@@ -53,7 +53,7 @@ from sql_agent.environments.base import (
 
 __all__ = ["AgentConfig", "RolloutRecord", "run_rollout", "size_thread_pool"]
 
-set_tracing_disabled(True)  # openai-agents would post every run to its vendor
+set_tracing_disabled(True)  # otherwise openai-agents uploads every run to its vendor
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -63,7 +63,7 @@ _DEADLINES: dict[Call, str] = {
     "a model call": "model_deadline",
     "a database call": "db_deadline",
 }
-"""Why a rollout is lost that ran into its deadline, by the call that was open then."""
+"""Reasons of rollouts that are lost at their deadline, by the call that was open then."""
 
 
 async def run_rollout(
@@ -79,24 +79,24 @@ async def run_rollout(
     seed: int | None = None,
     max_response_tokens: int | None = None,
 ) -> RolloutRecord:
-    """Play one task from its first prompt to a named end, and judge what is left behind.
+    """Play one task from its first prompt to a named end, and judge the result.
 
     Args:
-        task: what to solve; only the judge sees its gold.
-        environment: what the task belongs to; it opens the episode.
+        task: the task to solve; only the judge sees its gold answer.
+        environment: the task's environment, which opens the episode.
         base_url: an OpenAI-compatible endpoint up to and including `/v1`.
-        model: the name that endpoint serves.
+        model: the model's name at that endpoint.
         extra_body: further fields of each request, for example `{"return_token_ids": True}` for vLLM.
-        on_reply: is called with each reply as the endpoint gave it.
+        on_reply: called with each unchanged reply of the endpoint.
         seed: the sampler's; the same seed gives the same rollout from an endpoint that computes the same logits.
-        max_response_tokens: what may follow the first prompt, tool results included. verl's vLLM shortens the reply
-            that would go beyond (`sql_agent.verl_side.plugin.row_end`); other servers ignore it.
+        max_response_tokens: limit of tokens after the first prompt, tool results included. verl's vLLM shortens the
+            reply that would exceed it (`sql_agent.verl_side.plugin.row_end`); other servers ignore it.
     Returns:
         The record. An end that the policy caused is judged. Every other end has `Score(None, reason)`: a model or a
-        database that cannot be reached (`model_unavailable`, `db_unavailable`), a deadline that passed while a call of
-        either was open, or none (`model_deadline`, `db_deadline`, `rollout_deadline`), a table that cannot be made
-        (`table_error`), an end before the first reply (`no_reply`), an environment without a judge (`no_judge`), code
-        of an environment that raised or hung (`environment_error`, the score under the reason it gives).
+        database cannot be reached (`model_unavailable`, `db_unavailable`); a deadline passed while a call of either
+        was open, or no call (`model_deadline`, `db_deadline`, `rollout_deadline`); a table cannot be made
+        (`table_error`); the rollout ended before the first reply (`no_reply`); the environment has no judge
+        (`no_judge`); the environment's code raised or hung (stop reason `environment_error`, with its own reason).
     """
     started = time.perf_counter()
     rollout = _Rollout(task, environment, config, on_reply)
@@ -139,7 +139,7 @@ async def run_rollout(
 
 
 def unplayed(task: EnvironmentTask, stop: StopReason, error: str) -> RolloutRecord:
-    """The record of a rollout that could not begin."""
+    """Return the record of a rollout that could not begin."""
     return RolloutRecord(
         task_id=task.id,
         kind=task.kind,
@@ -158,17 +158,17 @@ def unplayed(task: EnvironmentTask, stop: StopReason, error: str) -> RolloutReco
 def size_thread_pool(rollouts: int) -> None:
     """Give the running event loop a thread for each of the rollouts that it plays at once.
 
-    Database calls wait in threads, and by default there are four more of them than cores.
+    Database calls wait in threads, and by default there are only four more threads than cores.
     """
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(max_workers=rollouts))
 
 
 class _CutReply(AgentsException):
-    """A reply reached its token limit, or the context is full."""
+    """Says that a reply reached its token limit, or that the context is full."""
 
 
 class _Rollout:
-    """The state of one rollout: its episode, its conversation, its counts. The Runner carries it as its context."""
+    """Holds the state of one rollout: its episode, conversation and counts. The Runner carries it as its context."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class _Rollout:
         self._results: dict[str, str] = {}
         self._running: asyncio.Future[Any] | None = None
         self.waits_for: Call = "no call"
-        """The call that is open; it stays here when a deadline cuts it off."""
+        """The call that is open; it stays set when a deadline interrupts it."""
 
     def open(self) -> None:
         self.episode = episode = self.environment.open(self._task, self._config)
@@ -214,7 +214,7 @@ class _Rollout:
             reply.tool_calls = None  # no tools were offered
         self._calls = [call for call in reply.tool_calls or [] if call.type == "function"]
         for position, call in enumerate(self._calls):
-            # the Runner skips a call whose id it has seen before: it believes that it has run it
+            # the Runner skips a call whose id it has seen before, because it assumes that the call has run
             if not call.id or call.id in self._results:
                 call.id = f"call_{self.num_turns}_{position}"
             self._results[call.id] = ""
@@ -223,14 +223,17 @@ class _Rollout:
         reply.content, reply.refusal = reply.content or "", None
 
     async def result_of(self, call_id: str) -> str:
-        """The result of one call. The first request runs all calls of the reply, in the reply's order; the Runner's
-        order would put unknown tools last. After a commit nothing runs."""
+        """Return the result of one call.
+
+        The first request runs all calls of the reply in the reply's order, because the Runner's order would put unknown
+        tools last. After a commit nothing runs.
+        """
         while self._calls and not self.done:
             await self._handle(self._calls.pop(0))
         return self._results[call_id]
 
     async def take_step(self) -> None:
-        """Hand the last reply to the episode as a text, and keep what it answers."""
+        """Pass the last reply to the episode as text, and append its answer."""
         episode = cast(WritingEpisode, self.episode)
         self.messages += await self.blocking(functools.partial(episode.step, self.messages[-1]["content"] or ""))
 
@@ -242,8 +245,11 @@ class _Rollout:
         self.messages.append({"role": "tool", "tool_call_id": call.id, "content": self._results[call.id]})
 
     async def blocking(self, function: Callable[[], T]) -> T:
-        """Run database work in a thread, one piece at a time. A deadline stops the waiting but not the thread; what
-        comes next waits for that thread, at most one statement's timeout."""
+        """Run database work in a thread, one piece at a time.
+
+        A deadline ends the waiting but not the thread; the next piece waits for that thread, at most one statement's
+        timeout.
+        """
         self.waits_for = "a database call"
         await self._idle()
         self._running = asyncio.ensure_future(asyncio.to_thread(function))
@@ -262,10 +268,11 @@ class _Rollout:
 
 
 class _PolicyModel(OpenAIChatCompletionsModel):
-    """The chat-completions model of openai-agents, which sends the rollout's own messages.
+    """Replaces the chat-completions model of openai-agents and sends the rollout's own messages.
 
-    The Runner's items lose why a reply ended and change the messages (results of unknown tools come last, empty
-    arguments become `{}`, empty replies vanish). A policy is trained on what it said, so its turns are sent unchanged.
+    The Runner's items do not keep why a reply ended, and they change the messages (results of unknown tools come last,
+    empty arguments become `{}`, empty replies vanish). A policy is trained on its own tokens, so its turns are sent
+    unchanged.
     """
 
     def __init__(
@@ -292,7 +299,7 @@ class _PolicyModel(OpenAIChatCompletionsModel):
             temperature=self._config.temperature,
             top_p=self._config.top_p,
             max_tokens=self._config.max_tokens,
-            # each turn has a seed of its own: one seed for all would draw the same numbers in every turn
+            # each turn has its own seed: with one seed for all, every turn would draw the same random numbers
             seed=omit if self._seeds is None else self._seeds.getrandbits(31),
             extra_body=self._extra_body or None,
         )
@@ -300,7 +307,7 @@ class _PolicyModel(OpenAIChatCompletionsModel):
         if not isinstance(completion, ChatCompletion) or not completion.choices or not completion.choices[0].message:
             raise ModelBehaviorError("the endpoint's answer holds no reply; is the base URL its address up to /v1?")
         if completion.choices[0].finish_reason == "abort":  # vLLM's name for a request that was ended from outside
-            raise ModelBehaviorError("the model server broke its reply off (finish_reason abort); look at its log")
+            raise ModelBehaviorError("the model server aborted its reply (finish_reason abort); look at its log")
         self._rollout.take_reply(completion)
         if self._max_response_tokens is not None and self._rollout.num_turns == 1 and completion.usage is not None:
             end = completion.usage.prompt_tokens + self._max_response_tokens
@@ -311,8 +318,11 @@ class _PolicyModel(OpenAIChatCompletionsModel):
 
 
 async def _play(rollout: _Rollout, model: _PolicyModel) -> StopReason:
-    """Let the Runner play until the episode has ended. The Runner stops at a reply without a call, which the episode
-    may answer; then the Runner is started again with the turns that are left."""
+    """Let the Runner play until the episode has ended.
+
+    The Runner stops at a reply without a call. The episode may answer it; then the Runner is started again with the
+    turns that are left.
+    """
     episode = cast(CallingEpisode, rollout.episode)
     agent = _agent(rollout.environment).clone(model=model)
     task = str(rollout.messages[-1]["content"])
@@ -323,7 +333,7 @@ async def _play(rollout: _Rollout, model: _PolicyModel) -> StopReason:
             break
         except _CutReply:
             return "max_tokens"
-        except UserError as failure:  # the Runner's wrapping of what a tool raised
+        except UserError as failure:  # the Runner wraps an exception of a tool in it
             raise failure.__cause__ or failure from None
         if not rollout.done:
             rollout.messages += episode.without_call(str(rollout.messages[-1]["content"] or ""))
@@ -357,8 +367,11 @@ _ENDS: dict[Status, StopReason] = {
 
 
 def _name_failure(failure: Exception, rollout: _Rollout) -> StopReason:
-    """A refused request is the policy's fault when the context is full or contains its malformed calls (a chat template
-    may fail on arguments that are no object); everything else is the endpoint's fault."""
+    """Return the stop reason of a failed request.
+
+    A refused request is the policy's fault if the context is full or contains its malformed calls (a chat template may
+    fail on arguments that are not an object); everything else is the endpoint's fault.
+    """
     if not isinstance(failure, BadRequestError):
         return "model_unavailable"
     text = str(failure).lower()
@@ -368,8 +381,11 @@ def _name_failure(failure: Exception, rollout: _Rollout) -> StopReason:
 
 
 async def _score(rollout: _Rollout, stop: StopReason) -> Score:
-    """The verdict on what the policy left behind. A rollout that the wall clock ended has none, even if its answer is
-    right: the speed of the machine must not choose what is trained on."""
+    """Return the verdict on the policy's result.
+
+    A rollout that reached its deadline has none, even if its answer is right, because the speed of the machine must not
+    decide what is trained on.
+    """
     if stop == "timeout":
         return Score(None, _DEADLINES[rollout.waits_for])
     if stop == "model_unavailable":
@@ -381,7 +397,7 @@ async def _score(rollout: _Rollout, stop: StopReason) -> Score:
 
 
 def _assistant_message(reply: ChatCompletionMessage) -> Json:
-    """The reply as a message of the next request: all its fields except the empty ones."""
+    """Return the reply as a message of the next request, with all its fields except the empty ones."""
     said = {key: value for key, value in reply.model_dump(exclude_unset=True).items() if value not in (None, [])}
     if "tool_calls" not in said:
         said.setdefault("content", "")
@@ -392,10 +408,10 @@ _clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[bool, AsyncO
 
 
 def _client(base_url: str, api_key: str) -> AsyncOpenAI:
-    """A client on the event loop's one pool of kept-alive connections; training gives each rollout a URL of its own."""
+    """Return a client that shares the event loop's connection pool; in training each rollout has its own URL."""
     clients, plain = _clients.setdefault(asyncio.get_running_loop(), {}), base_url.startswith("http://")
     if plain not in clients:
-        # a TLS context costs 20 ms and more (measured) and means nothing to http://
+        # a TLS context takes 20 ms and more (measured), and http:// needs none
         http_client = DefaultAsyncHttpxClient(verify=not plain)
         clients[plain] = AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=http_client)
     return clients[plain].with_options(base_url=base_url, api_key=api_key, max_retries=MAX_RETRIES)
@@ -415,7 +431,7 @@ def _agent(environment: Playable) -> Agent[_Rollout]:
                 description=tool["function"]["description"],
                 params_json_schema=tool["function"]["parameters"],
                 on_invoke_tool=_call_tool,
-                strict_json_schema=False,  # the schema goes out as the environment has it
+                strict_json_schema=False,  # sends the environment's schema unchanged
             )
             for tool in environment.tools
         ],
@@ -426,7 +442,7 @@ def _agent(environment: Playable) -> Agent[_Rollout]:
 
 
 RUN_CONFIG = RunConfig(
-    model_provider=OpenAIProvider(api_key="-"),  # never used: the agent has a model of its own
+    model_provider=OpenAIProvider(api_key="-"),  # never used, since the agent has its own model
     tool_execution=ToolExecutionConfig(max_function_tool_concurrency=1),
     tool_not_found_behavior="return_error_to_model",
     tool_error_formatter=lambda unknown: unknown.run_context.context.result_of(unknown.call_id),

@@ -1,7 +1,7 @@
-"""Settings of a training run: defaults, then a YAML file, then `--set a.b=c`; the later wins.
+"""Defines the settings of a training run: defaults, then a YAML file, then `--set a.b=c`; later ones have precedence.
 
 `sql_agent.verl_side.config.to_verl` is the only place that turns them into verl's keys. Importing this module is
-instant: nothing heavy is imported here.
+instant.
 """
 
 from __future__ import annotations
@@ -147,12 +147,12 @@ class RolloutConfig(Settings):
 
     @property
     def weights(self) -> dict[str, float]:
-        """The entries of `reward`, each with its weight."""
+        """Return the entries of `reward`, each with its weight."""
         return {self.reward: 1.0} if isinstance(self.reward, str) else self.reward
 
 
 RESERVED_LABELS = {"mean", "std", "unjudged_frac", "correctness", "base", "shaping", JUDGE, *REWARDS}
-"""Numbers that are logged as `reward/NAME` and are no function's."""
+"""Numbers that are logged as `reward/NAME` and do not belong to a function."""
 
 
 class OptimConfig(Settings):
@@ -287,7 +287,7 @@ class TrainConfig(Settings):
     """Keys of verl's own configuration, as a tree, merged last; what a setting of this page says is set there alone."""
 
     def micro_batch_tokens(self, *, cpu: bool) -> int:
-        """Tokens of one forward and backward pass at most, and so of a rollout's row: verl cuts no row."""
+        """Return the most tokens of one forward and backward pass, and so of a rollout's row; verl splits no row."""
         longest = self.data.max_prompt_tokens + self.data.max_response_tokens
         return max(self.optim.max_tokens_per_micro_batch or (4096 if cpu else 16384), longest)
 
@@ -335,7 +335,7 @@ class TrainConfig(Settings):
 
     @property
     def reward_wait_s(self) -> float:
-        """How long a rollout that has ended may wait for its reward."""
+        """Return the seconds that a rollout that has ended may wait for its reward."""
         asked = functions(self.rollout.weights)
         return (
             (self.reward_model.timeout_s if self.reward_model.url else 0.0)
@@ -345,8 +345,11 @@ class TrainConfig(Settings):
 
     @property
     def ending_s(self) -> float:
-        """How long a rollout may go on when its time is up: the call that is open, then its judge, then the end of its
-        episode. The calls of an environment of your own have `env.call_timeout_s` each."""
+        """Return the seconds that a rollout may continue after its deadline.
+
+        It finishes the call that is open, then judges, then closes its episode. Each call of your own environment may
+        take `env.call_timeout_s`.
+        """
         return 60.0 if self.env.type in ENVIRONMENTS else 4 * self.env.call_timeout_s  # call, get_reward, solved, close
 
     @model_validator(mode="after")
@@ -454,14 +457,14 @@ class TrainConfig(Settings):
         if n_gpus % tensor_parallel:
             raise ValueError(
                 f"engine.tensor_parallel_size ({tensor_parallel}) has to divide engine.n_gpus ({n_gpus}): every model "
-                "server takes so many of them"
+                "server uses that many"
             )
         tasks, group = self.optim.mini_batch_size or self.data.train_batch_size, self.rollout.group_size
         if tasks * group % n_gpus:  # verl workers/engine_workers.py, `train_mini_batch`
             name = "optim.mini_batch_size" if self.optim.mini_batch_size else "data.train_batch_size"
             raise ValueError(
                 f"engine.n_gpus ({n_gpus}) has to divide {name} ({tasks}) times rollout.group_size ({group}), "
-                f"{tasks * group} rows: every GPU trains on as many"
+                f"{tasks * group} rows: every GPU trains on an equal share"
             )
         return self
 
@@ -469,10 +472,10 @@ class TrainConfig(Settings):
 def load_config(file: Path | None, overrides: list[str] | None = None) -> TrainConfig:
     """Read a YAML file (or the defaults) and apply `a.b=c` overrides, whose values are YAML.
 
-    What a small model needs (`configs/small.yaml`) takes the place of the defaults where one is trained.
+    For a small model the defaults of `configs/small.yaml` apply.
 
     Raises:
-        ValueError: the file is missing or no mapping, an override has no `=`, or a key or value does not fit.
+        ValueError: the file is missing or not a mapping, an override has no `=`, or a key or value does not fit.
     """
     tree = read_settings(file) if file is not None else {}
     for override in overrides or []:
@@ -486,7 +489,7 @@ def load_config(file: Path | None, overrides: list[str] | None = None) -> TrainC
 
 
 def _is_small(model: Any) -> bool:
-    """Whether a model folder has fewer than `LARGE` weights; without a model the small policy is made."""
+    """Return whether a model folder has fewer than `LARGE` weights; without a model the small policy is made."""
     if model is None:
         return True
     folder = Path(str(model))
@@ -495,7 +498,7 @@ def _is_small(model: Any) -> bool:
 
 
 def set_path(tree: dict[str, Any], path: str, value: Any) -> None:
-    """Set `tree["a"]["b"] = value` for the path "a.b", making the mappings on the way."""
+    """Set `tree["a"]["b"] = value` for the path "a.b", and make missing mappings."""
     *parents, leaf = path.split(".")
     for parent in parents:
         tree = tree.setdefault(parent, {})
@@ -505,5 +508,5 @@ def set_path(tree: dict[str, Any], path: str, value: Any) -> None:
 
 
 def dump_config(cfg: TrainConfig) -> str:
-    """The resolved config as YAML, which `load_config` reads back to an equal object."""
+    """Return the resolved config as YAML, which `load_config` reads back to an equal object."""
     return yaml.safe_dump(json.loads(cfg.model_dump_json()), sort_keys=False)

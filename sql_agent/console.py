@@ -1,4 +1,4 @@
-"""What a training run prints for a person: one line per phase, one per step, and alarms. Leaves out log files."""
+"""Prints a training run's progress: one line per phase, one per step, and alarms. Leaves out log files."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Console:
 ALARMS = {
     "reward_model/alarm": f"over the last {WINDOW} steps the reward model's score rose while correctness fell; the "
     "policy learns to please the scorer. Read the trajectories; lower reward_model.weight or train the scorer on them",
-    "engine/alarm": "the sampler gives the tokens it sampled other probabilities than the trainer does; the policy "
-    "learns from samples that are not its own. Compare engine/kl_k3 over the steps: it grows when weights do not reach "
-    "the sampler, and stays where its dtype or template is another",
+    "engine/alarm": "sampler and trainer give the sampled tokens different probabilities, so the policy is trained on "
+    "samples that are not its own. Compare engine/kl_k3 over the steps: it grows if weights do not reach the sampler, "
+    "and stays constant if the sampler's dtype or template differs",
 }
-"""The message of a metric that turns 1, printed once each time that it does."""
+"""Messages by metric, printed each time that the metric changes to 1."""
 LINE = [
     ("reward/mean", "reward {:.3f}"),
     ("rollout/success", "success {:.1%}"),
@@ -58,7 +58,7 @@ LINE = [
 
 
 def step_line(step: int, steps: int, metrics: dict[str, float]) -> str:
-    """The numbers of one step as a line; numbers that were not measured are left out."""
+    """Return the numbers of one step as a line; numbers that were not measured are left out."""
     parts = [form.format(metrics[name]) for name, form in LINE if name in metrics]
     if lost := metrics.get("reward/unjudged_frac", 0.0):
         parts.append(f"unjudged {lost:.0%}")

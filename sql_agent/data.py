@@ -31,17 +31,17 @@ def fitting(split: Split, environment: Environment, prompt_tokens: Callable[[Any
 
 
 def drawn(split: Split, val_limit: int, seed: int) -> Split:
-    """The split with at most `val_limit` held-out tasks, evenly over their kinds; the same ones for the same seed."""
+    """Return the split with at most `val_limit` held-out tasks, evenly over their kinds, drawn by the seed."""
     return replace(split, val=draw_by_kind(split.val, val_limit, seed))
 
 
 def kinds_of(split: Split) -> dict[str, dict[str, int]]:
-    """Tasks per kind of both halves, for the record of a run."""
+    """Return the number of tasks per kind in both halves, for the record of a run."""
     return {"train": count_kinds(split.train), "held_out": count_kinds(split.val)}
 
 
 def describe_kinds(split: Split, held_out: int) -> list[str]:
-    """Lines that say what is trained on and what is measured.
+    """Return lines about the tasks that are trained on and those that are measured.
 
     Args:
         held_out: number of tasks that the held-out ones were drawn from.
@@ -65,7 +65,7 @@ def describe_kinds(split: Split, held_out: int) -> list[str]:
 def describe_out_of_reach(
     split: Split, reply_tokens: Callable[[Any], list[int]], max_tokens: int, max_response_tokens: int
 ) -> list[str]:
-    """A line that says how many tasks the limits of a rollout put out of the policy's reach; empty if there are none.
+    """Return a line about tasks that the rollout's limits make unsolvable for the policy; [] if there are none.
 
     A task is out of reach if one reply of its reference solution, or all of them together, are longer than allowed. The
     environment's answers in between are not counted, so a few more tasks may be out of reach.
@@ -95,8 +95,9 @@ def format_counts(kinds: Mapping[str, int]) -> str:
 
 
 class PromptTokenizer:
-    """Counts the tokens of a task's first prompt and of its solution. It reads the model's folder without torch, whose
-    import takes 10 s.
+    """Counts the tokens of a task's first prompt and of its solution.
+
+    It reads the model's folder without torch, whose import takes 10 s.
 
     Args:
         template: the chat template of the run.
@@ -114,18 +115,18 @@ class PromptTokenizer:
 
     def _count(self, messages: Sequence[Message], *, prompt: bool) -> int:
         text = render(messages, self._environment.tools, self._template, self._special, prompt=prompt)
-        # a template may write a line break behind the token that ends a reply, which is never sampled
+        # a template may write a line break after the token that ends a reply, which is never sampled
         return len(self._tokenizer.encode(text if prompt else text.rstrip("\n"), add_special_tokens=False).ids)
 
     def reply_tokens(self, task: Any) -> list[int]:
-        """The number of tokens of each reply of the solution, its end token included; empty if none is known."""
+        """Return the number of tokens of each reply of the solution, end token included; [] if none is known."""
         first, replies = self._environment.messages(task), self._environment.reference_replies(task)
         before = self.prompt_tokens(task)
         return [self._count([*first, with_objects(reply)], prompt=False) - before for reply in replies]
 
     @property
     def pad_id(self) -> int:
-        """The id of the padding token, or else of the end-of-sequence token; padding is masked everywhere."""
+        """Return the id of the padding token, or else of the end-of-sequence token; padding is masked everywhere."""
         for name in ("pad_token", "eos_token"):
             token = self._special.get(name)
             if token is not None:

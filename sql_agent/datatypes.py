@@ -1,4 +1,4 @@
-"""The records of `sql_agent`: the agent's settings, what a rollout leaves behind, and what it is worth.
+"""Defines the records of `sql_agent`: the agent's settings, the record of a rollout, and its reward.
 
 Importing this module is instant. Leaves out the records of a train step (`sql_agent.rollouts.datatypes`).
 """
@@ -28,23 +28,23 @@ StopReason = Literal[
     "table_error",
     "environment_error",
 ]
-"""How a rollout ended. The policy did not cause the last five, and their score is None; the others are judged."""
+"""How a rollout ended. The policy did not cause the last five, so their score is None; the others are judged."""
 
 OWN_REWARD = "own_reward"
-"""The verdict's reason where an environment gives the reward itself: its value is any finite number, and is the reward.
-Whether the task is solved is in `parts["correctness"]`, 1 or 0, where the environment says so."""
+"""The verdict's reason if an environment gives the reward itself: its value is the reward and may be any finite number.
+`parts["correctness"]`, 1 or 0, says whether the task is solved, if the environment tells it."""
 
 MAX_RETRIES = 2
 """Retries of one model call, by the OpenAI client, with its exponential backoff."""
 
 
 ROW_END = "row_end"
-"""Argument of a request to verl's vLLM (`vllm_xargs`): tokens, prompt and reply together, at which its rollout is full
-(`sql_agent.verl_side.plugin.row_end`)."""
+"""Argument of a request to verl's vLLM (`vllm_xargs`): the number of tokens, prompt and reply together, at which the
+rollout's row is full (`sql_agent.verl_side.plugin.row_end`)."""
 
 
 class AgentConfig(Settings):
-    """Limits and sampling of one rollout. Deadlines nest: statement <= turn, and all tries of a turn <= rollout."""
+    """Holds limits and sampling of one rollout. Deadlines nest: statement <= turn, all tries of a turn <= rollout."""
 
     protocol: ProtocolName = "fc"
     """How the agent acts: DB-Bench's tools (`fc`), or patterns in plain text (`text`, `lab`)."""
@@ -79,10 +79,10 @@ class AgentConfig(Settings):
 
 @dataclass(frozen=True)
 class EnvironmentSettings:
-    """What `sql_agent.environments.base.make_environment` needs to know; each environment reads what concerns it."""
+    """Holds the settings for `sql_agent.environments.base.make_environment`; each environment reads its own."""
 
     type: str = "dbbench"
-    """A key of `sql_agent.environments.registry.ENVIRONMENTS`, or what names an environment of the user's own."""
+    """A key of `sql_agent.environments.registry.ENVIRONMENTS`, or the name of a user's own environment."""
     protocol: ProtocolName = "fc"
     judge: str = "strict"
     """A judge of that environment."""
@@ -93,7 +93,7 @@ class EnvironmentSettings:
 
 
 class RewardModelConfig(Settings):
-    """The reward model in the reward; off without a URL."""
+    """Configures the reward model in the reward; without a URL there is none."""
 
     url: str | None = None
     """Scoring service (`reward_model/inference_api.py`); its token, where it wants one, is read from the environment,
@@ -125,7 +125,7 @@ class RewardModelConfig(Settings):
 
 
 class JudgeConfig(Settings):
-    """An LLM as judge behind an OpenAI-compatible address; off without a URL."""
+    """Configures an LLM as judge behind an OpenAI-compatible address; without a URL there is none."""
 
     url: str | None = None
     """Address up to /v1. Its key, where it wants one, is read from the environment, JUDGE_API_KEY. None: no judge."""
@@ -161,14 +161,15 @@ class JudgeConfig(Settings):
 
 
 def address(url: str, instead: str) -> str:
-    """
+    """Check and return the address of a service.
+
     Raises:
-        ValueError: the URL is no http:// or https:// address, or holds a login; `instead` says where a secret goes.
+        ValueError: the URL is not an http:// or https:// address, or has a login; `instead` says where a secret goes.
     """
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # of the port, or of an IPv6 address
+    except ValueError:  # the port or an IPv6 address is invalid
         usable = False
     if "@" in url:
         raise ValueError(f"the address holds a user or a password; {instead}")
@@ -179,7 +180,7 @@ def address(url: str, instead: str) -> str:
 
 @dataclass(frozen=True)
 class RolloutRecord:
-    """One run of the agent on one task, first prompt to stop. Holds nothing of the gold but the verdict."""
+    """Holds one run of the agent on one task, first prompt to stop, without the gold answer but with the verdict."""
 
     task_id: str
     kind: str
@@ -188,9 +189,9 @@ class RolloutRecord:
     num_turns: int
     """Replies of the model, the last one included."""
     malformed_calls: int
-    """Calls, or replies under `text` and `lab`, that the protocol cannot read."""
+    """Calls, or with `text` and `lab` replies, that the protocol cannot parse."""
     messages: list[dict[str, Any]]
-    """The conversation as it was sent, in chat-completions form: tool calls and results, never gold."""
+    """The conversation as it was sent, in chat-completions form: tool calls and results, never the gold answer."""
     prompt_tokens: int
     """Summed over the turns, as the endpoint counts them; a shared prefix counts once per turn."""
     completion_tokens: int
@@ -198,10 +199,10 @@ class RolloutRecord:
     error: str | None = None
     """The message of the failure that ended it, if there was one."""
     output: Any = None
-    """What an agent of the user's own answered, as JSON values; None of the built-in agent."""
+    """The answer of a user's own agent as JSON values; None for the built-in agent."""
     replies: list[int] | None = None
-    """Places in `messages` of what the model said in this rollout, in the order of the calls. None: the last
-    `num_turns` messages of an assistant. An agent of several conversations has them one after another."""
+    """Indices in `messages` of the model's replies in this rollout, in the order of the calls. None: the last
+    `num_turns` assistant messages. An agent of several conversations has them one after another in `messages`."""
 
     @property
     def tool_calls(self) -> int:
@@ -209,32 +210,34 @@ class RolloutRecord:
 
     @property
     def success(self) -> float | None:
-        """1 where the task is solved, which is a verdict of 1 and nothing less; 0 below it; None without a verdict, and
-        where the environment gives a reward and does not say what is solved."""
+        """Return 1 if the task is solved, which means a verdict of exactly 1, and 0 for a lower verdict.
+
+        None if there is no verdict, or if the environment gives a reward without saying whether the task is solved.
+        """
         if self.score.reason == OWN_REWARD:
             return self.score.parts.get("correctness")
         verdict = self.score.value
         return None if verdict is None or not 0.0 <= verdict <= 1.0 else float(verdict == 1.0)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, one line of a trajectories file."""
+        """Return plain JSON values, one line of a trajectories file."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class ScorerResult:
-    """What the reward model said of a rollout's conversation."""
+    """Holds the reward model's result for a rollout's conversation."""
 
     score: float | None
-    """A logit; None where it could not be had."""
+    """A logit; None if there is none."""
     reason: str = "scored"
-    """`scored`; without a score `scorer_unavailable`, `scorer_refused` or `no_answer`: it was not asked."""
+    """`scored`; without a score `scorer_unavailable`, `scorer_refused`, or `no_answer` if it was not asked."""
     truncated: bool = False
     """The beginning of the conversation was cut."""
 
     @property
     def failure(self) -> str | None:
-        """Why there is no usable score though one was asked for; None where there is one, and where nobody asked."""
+        """Return why a requested score is missing or unusable; None if there is one, or if none was requested."""
         if self.reason == "no_answer":
             return None
         if self.score is None:
@@ -244,27 +247,27 @@ class ScorerResult:
 
 @dataclass(frozen=True)
 class Reward:
-    """What a rollout is worth to the training: its verdict (`RolloutRecord.score`) after `sql_agent.rewards.reward`."""
+    """Holds a rollout's reward for training, which `sql_agent.rewards` computes from its verdict and other parts."""
 
     value: float | None
     """None: the rollout is lost."""
     reason: str
-    """The verdict's, or why there is no value."""
+    """The verdict's reason, or why there is no value."""
     parts: dict[str, float] = field(default_factory=dict)
-    """What it is made of, logged as `reward/NAME`: `correctness`, with a reward model `base` and `shaping`, and where
-    several rewards are summed each one's own number, before its weight."""
+    """Its parts, logged as `reward/NAME`: `correctness`, with a reward model `base` and `shaping`, and if several
+    rewards are summed the number of each one, before its weight."""
     terms: dict[str, float] = field(default_factory=dict)
-    """What each entry of `rollout.reward` adds to the value, weight included, by its label; {} where the reward is one
-    preset."""
+    """Contribution of each entry of `rollout.reward` to the value, weight included, by its label; {} if the reward is
+    one preset."""
     turn_terms: dict[str, list[float]] = field(default_factory=dict)
-    """What each turn adds, weight included, to those terms that are sums over the turns."""
+    """Contributions of each turn, weight included, for those terms that are sums over the turns."""
     lacking: dict[str, str] = field(default_factory=dict)
-    """Labels of the reward functions that gave no number, each with why."""
+    """Labels of the reward functions that gave no number, with the reason of each."""
     error: str | None = None
     """The traceback of the reward function that failed, or what it returned."""
 
     def by_turn(self, num_turns: int) -> list[float] | None:
-        """What each turn earned; a term that is one number was earned in the last turn. None where every term is.
+        """Return the reward of each turn; a term that is one number belongs to the last turn. None if all terms are.
 
         Args:
             num_turns: replies of the model.
@@ -279,13 +282,13 @@ class Reward:
 
 @dataclass(frozen=True)
 class FunctionReward:
-    """What one reward function said of a rollout."""
+    """Holds the result of one reward function for a rollout."""
 
     value: float | None
-    """Finite; None: it gave no number."""
+    """A finite number; None: it gave no number."""
     reason: str = "rewarded"
-    """Why there is no number: `reward_none`, `reward_error`, `reward_deadline`, or what a `RewardUnavailable` says."""
+    """Why there is no number: `reward_none`, `reward_error`, `reward_deadline`, or a reason of `RewardUnavailable`."""
     error: str | None = None
-    """A traceback, or what is wrong with what it returned."""
+    """A traceback, or what is wrong with the returned value."""
     turns: list[float] | None = None
     """A number per turn, whose sum is the value; None where the function gave one number."""

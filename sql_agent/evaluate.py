@@ -1,8 +1,8 @@
-"""Evaluate a model on a task file: `python -m sql_agent.evaluate --base-url URL --model NAME --tasks FILE`.
+"""Evaluates a model on a task file: `python -m sql_agent.evaluate --base-url URL --model NAME --tasks FILE`.
 
-Prints success per question type with its confidence interval and writes every trajectory when it ends; `--env` takes
-any environment, one of your own (FILE.py:NAME) too, whose tasks are the rows of the file; `--agent` takes an agent of
-your own. It trains nothing and starts no model server; `python -m sql_agent.oracle` serves a scripted model that knows
+It prints success per question type with its confidence interval, and writes every trajectory as soon as it ends.
+`--env` takes any environment, or your own (FILE.py:NAME), whose tasks are the rows of the file; `--agent` takes your
+own agent. It trains nothing and starts no model server; `python -m sql_agent.oracle` serves a scripted model that knows
 the answers.
 """
 
@@ -52,14 +52,14 @@ from sql_agent.rewards import weights_of
 from sql_agent.success import Rate
 from sql_agent.text_to_sql.judges import EXECUTION_JUDGES
 
-PLAYED = [name for name in ENVIRONMENTS if name != "agent"]  # which --agent means
+PLAYED = [name for name in ENVIRONMENTS if name != "agent"]  # --agent selects that one
 REWARD_TIMEOUT_S = 30.0
-"""Of one call of a reward function, as `rollout.reward_timeout_s` of a run."""
+"""Limit of one call of a reward function, like `rollout.reward_timeout_s` of a run."""
 
 
 @dataclass(frozen=True)
 class ClusteredRate(Rate):
-    """Success of several rollouts of each task; they are alike, so Wilson's interval would be too narrow."""
+    """Holds success of several rollouts per task; these are correlated, so Wilson's interval would be too narrow."""
 
     interval_of_tasks: tuple[float, float]
 
@@ -70,7 +70,7 @@ class ClusteredRate(Rate):
 
 @dataclass(frozen=True)
 class Summary:
-    """Counts and rates of finished rollouts; rollouts without a verdict are in no rate, only counted by reason."""
+    """Holds counts and rates of finished rollouts; rollouts without a verdict are in no rate, but counted by reason."""
 
     by_kind: dict[str, Rate]
     by_skill: dict[str, Rate]
@@ -82,9 +82,9 @@ class Summary:
     turns_per_task: float | None
     malformed_calls_frac: float | None
     rollout_s: float | None
-    """Mean wall clock of a rollout, in seconds; rollouts run side by side."""
+    """Mean wall-clock time of a rollout, in seconds; rollouts run side by side."""
     reward: float | None = None
-    """Mean of the rewards that the environment itself gives; None where it gives verdicts."""
+    """Mean of the rewards that the environment itself gives; None if it gives verdicts."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -93,13 +93,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     environment = _environment(args)
     functions = _functions(
         args
-    )  # after an agent: its file may import agent-lightning, which comes without LiteLLM then
+    )  # after an agent, so that agent-lightning has been imported without LiteLLM if its file imports it
     found = _load(environment, args.tasks)
     tasks = draw_by_kind(found, args.limit, seed=0)  # the tasks that a run with seed 0 holds out of the same file
     if len(tasks) < len(found):
         console.print(
-            f"{len(tasks)} of {len(found)} tasks, drawn evenly by kind: the row of all types weighs the types as they "
-            "are drawn, not as they are in the file"
+            f"{len(tasks)} of {len(found)} tasks, drawn evenly by kind: the row `all` weighs the types as in this "
+            "draw, not as in the file"
         )
     api_key = os.environ.get("OPENAI_API_KEY", "-")
     check_endpoint(args.base_url, args.model, api_key)
@@ -122,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         try:
             with ends_in_order():
-                # the rollouts of a task follow each other: the server computes their prompt once
+                # the rollouts of a task follow each other, so that the server computes their prompt once
                 asyncio.run(each([task for task in tasks for _ in range(args.samples)], play, done, args.concurrency))
         except KeyboardInterrupt:
             interrupted = True
@@ -154,7 +154,7 @@ def _player(
     api_key: str,
     stack: ExitStack,
 ) -> Callable[[Any], Awaitable[RolloutRecord]]:
-    """What plays one task. Whatever it needs is open as long as `stack` is."""
+    """Return a function that plays one task; the resources that it needs stay open as long as `stack`."""
     limits = AgentConfig(protocol=args.protocol, temperature=args.temperature, max_tokens=args.max_tokens)
     if not isinstance(environment, AgentTasks):
         return functools.partial(
@@ -183,7 +183,7 @@ async def each(
     done: Callable[[RolloutRecord], None],
     concurrency: int,
 ) -> None:
-    """Play every task, `concurrency` of them at a time, and hand each record to `done` as it ends."""
+    """Play every task, `concurrency` of them at a time, and pass each record to `done` when its rollout ends."""
     size_thread_pool(concurrency)
     waiting = iter(tasks)
 
@@ -200,7 +200,7 @@ def check_endpoint(base_url: str, model: str, api_key: str) -> None:
     """Stop before the first rollout if no server answers or it does not serve the model.
 
     Raises:
-        SystemExit: says what was found and what to do.
+        SystemExit: the endpoint cannot be used; the message says what to do.
     """
     url = f"{base_url.rstrip('/')}/models"
     try:
@@ -248,10 +248,10 @@ def rate(records: Sequence[RolloutRecord]) -> Rate:
 
 
 def three_way_mean(records: Sequence[RolloutRecord]) -> float | None:
-    """AgentBench's overall score: the plain mean of the SELECT, INSERT and UPDATE accuracies.
+    """Return AgentBench's overall score: the plain mean of the SELECT, INSERT and UPDATE accuracies.
 
-    Everything that is neither INSERT nor UPDATE counts as SELECT, DELETE too, as in the original. Unlike there, a
-    group without a judged task gives no mean rather than a zero.
+    Everything that is neither INSERT nor UPDATE counts as SELECT, even DELETE, as in the original. Unlike there, the
+    result is None and not zero if a group has no judged task.
     """
     groups: dict[str, list[RolloutRecord]] = {"SELECT": [], "INSERT": [], "UPDATE": []}
     for record in records:
@@ -311,7 +311,7 @@ def _number(value: float | None) -> str:
 
 @contextmanager
 def _sink(path: Path, console: Console, total: int) -> Iterator[Callable[[RolloutRecord], None]]:
-    """Yields a function that appends a record to the file at once and advances the progress bar."""
+    """Yield a function that appends a record to the file at once and advances the progress bar."""
     columns = (TextColumn("rollouts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("x", encoding="utf-8") as file, Progress(*columns, console=console) as progress:
@@ -366,11 +366,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--env",
-        help=f"what is played: {', '.join(PLAYED)}, or your own, FILE.py:NAME (default dbbench)",
+        help=f"environment: {', '.join(PLAYED)}, or your own, FILE.py:NAME (default dbbench)",
     )
-    parser.add_argument(
-        "--agent", metavar="FILE.py:NAME", help="an agent of your own is played, as in training; --tasks has its rows"
-    )
+    parser.add_argument("--agent", metavar="FILE.py:NAME", help="your own agent, as in training; --tasks has its rows")
     parser.add_argument(
         "--reward",
         action="append",
@@ -379,7 +377,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="with --agent: a function of the rollout's record; repeat to sum several",
     )
     parser.add_argument(
-        "--call-timeout", type=float, default=30.0, help="of one call of your environment's code, s (default 30)"
+        "--call-timeout", type=float, default=30.0, help="limit of one call of your environment's code, s (default 30)"
     )
     parser.add_argument(
         "--database", type=named_path, help="your own SQLite file or folder, as in training; --tasks has its questions"
@@ -400,7 +398,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, default=16, help="rollouts in flight (default 16)")
     parser.add_argument("--temperature", type=float, default=0.0, help="default 0: greedy")
     parser.add_argument(
-        "--max-tokens", type=int, default=tokens, help=f"of a reply, as agent.max_tokens of a run (default {tokens})"
+        "--max-tokens",
+        type=int,
+        default=tokens,
+        help=f"tokens of a reply, like agent.max_tokens (default {tokens})",
     )
     parser.add_argument("--samples", type=int, default=1, help="rollouts of each task (default 1)")
     parser.add_argument("--output", type=Path, help="file for the trajectories (default runs/evaluate/TIME.jsonl)")

@@ -1,6 +1,6 @@
-"""Continues a conversation from the ids that were sampled, and tells whether a chat template allows that.
+"""Continues a conversation from the sampled token ids, and checks whether a chat template allows that.
 
-Pure and quick to import. vLLM's chat server continues conversations with it
+It is pure and quick to import. vLLM's chat server continues conversations with it
 (`sql_agent.verl_side.plugin.exact_prompts`), and `sql_agent.model_check` tries a model's template with it before a run.
 """
 
@@ -14,11 +14,11 @@ from typing import Any, Protocol
 Message = dict[str, Any]
 
 OTHER = "Another reply."
-"""The text of `another_reply`. A reply of exactly these words is not continued exactly, and counted as a break."""
+"""The text of `another_reply`. A reply with exactly this text is not continued exactly and counts as a break."""
 
 
 def another_reply(reply: Mapping[str, Any]) -> Message:
-    """A message for the same position of a conversation with other content; its calls have the same ids and names."""
+    """Return a message with other content for the same position; its calls have the same ids and names."""
     arguments = json.dumps({"other": OTHER})
     calls = [
         {**call, "function": {**call["function"], "arguments": arguments}} for call in reply.get("tool_calls") or []
@@ -30,21 +30,21 @@ def another_reply(reply: Mapping[str, Any]) -> Message:
 def continue_exactly(
     known: Sequence[int], rendered: Sequence[int], otherwise: Sequence[int], ends: Collection[int]
 ) -> list[int] | None:
-    """The prompt that continues `known`, or None where the template leaves no seam to join at.
+    """Return the prompt that continues `known`, or None if the rendered conversation has no place to join at.
 
-    The conversation is rendered twice, the second time with another reply in this one's place. The end that both have
-    in common is what follows the reply; it begins with the token that ends the reply. How a template writes the reply
-    and everything before it does not matter. Qwen3's, for example, adds an empty thought to a reply while it is the
-    last one and drops the thoughts of earlier replies, so a rendering without the later messages is never a prefix of
-    the one with them.
+    The conversation is rendered twice, the second time with another reply instead of this one. The common suffix of
+    both is the text after the reply, and it begins with the token that ends the reply. So it does not matter how a
+    template writes the reply and everything before it. Qwen3's, for example, adds an empty thought to a reply while it
+    is the last one and drops the thoughts of earlier replies, so a rendering without the later messages is never a
+    prefix of the one with them.
 
     Args:
         known: prompt and sampled ids up to the end of the reply.
         rendered: the template's ids of the whole request.
-        otherwise: the same with `another_reply` in the reply's place.
+        otherwise: the same with `another_reply` instead of the reply.
         ends: tokens that may end an assistant turn.
     Returns:
-        `known`, the template's end of the turn if the reply does not end with it, then everything that follows.
+        `known`, the template's end of the turn if the reply does not end with it, then everything after it.
     """
     seam = end_of_reply(rendered, otherwise, ends)
     if seam is None:
@@ -54,48 +54,48 @@ def continue_exactly(
 
 
 def end_of_reply(rendered: Sequence[int], otherwise: Sequence[int], ends: Collection[int]) -> int | None:
-    """The position in `rendered` of the token that ends the reply; None if there is none. See `continue_exactly`."""
+    """Return the position in `rendered` of the token that ends the reply; None if there is none."""
     shortest, common = min(len(rendered), len(otherwise)), 0
     while common < shortest and rendered[-1 - common] == otherwise[-1 - common]:
         common += 1
-    if common == shortest:  # the reply is left out
+    if common == shortest:  # the template leaves the reply out
         return None
     return next((i for i in range(len(rendered) - common, len(rendered)) if rendered[i] in ends), None)
 
 
 class Render(Protocol):
     def __call__(self, messages: Sequence[Message], *, prompt: bool) -> list[int]:
-        """The template's ids of a conversation; with `prompt`, up to where the next reply begins."""
+        """Return the template's ids of a conversation; with `prompt`, up to where the next reply begins."""
         ...
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A scripted reply and its answer."""
+    """Holds a scripted reply and its answer."""
 
     name: str
     sampled: str
-    """The text that is sampled; its calls are in Hermes' form, which no template has to share."""
+    """The sampled text; its calls are in Hermes' form, which templates need not share."""
     reply: Message
-    """The message that a chat server makes of it."""
+    """The message that a chat server makes from it."""
     answer: Message
 
 
 @dataclass(frozen=True)
 class Continuity:
-    """The result of a scripted conversation. Each field names the first such reply; None: there is none."""
+    """Holds the result of a scripted conversation. Each field names the first such reply; None: there is none."""
 
     broken: str | None
-    """The next prompt does not continue from what was sampled."""
+    """Reply after which the next prompt does not continue from the sampled ids."""
     rewritten: str | None
-    """After it was answered, the template wrote the conversation up to it differently."""
+    """Reply up to which the template renders the conversation differently once it is answered."""
 
 
 THOUGHT = "<think>\nprobe_thought\n</think>\n\n"
 
 
 def script(*, tools: bool) -> list[Turn]:
-    """Replies with a thought, without one and with an empty one; with `tools`, replies with and without calls."""
+    """Return replies with a thought, without one and with an empty one; with `tools`, also replies with calls."""
     words = [
         ("words after a thought", f"{THOUGHT}probe_words"),
         ("words", "probe_words"),
@@ -118,11 +118,13 @@ def play(
     decode: Callable[[list[int]], str],
     ends: Collection[int],
 ) -> Continuity:
-    """Play the script as a rollout: each prompt continues from what was sampled. The samples are cut into single
-    characters, as no tokenizer would cut them. After a break there is nothing to continue from, and the play is over.
+    """Play the script as a rollout, in which each prompt continues from the sampled ids.
+
+    The samples are split into single characters, as no tokenizer would split them. A break ends the play, since there
+    is nothing to continue from.
 
     Raises:
-        Exception: whatever the template raises.
+        Exception: any error of the template.
     """
     messages, rewritten = list(first), None
     prompt = render(messages, prompt=True)
@@ -143,7 +145,7 @@ def play(
 
 
 def _follows(text: str, turn: Turn) -> bool:
-    """Whether the text behind a reply is its whole answer and repeats nothing that was said before."""
+    """Return whether the text after a reply is its whole answer and repeats no earlier text."""
     return turn.answer["content"] in text and text.count("probe_") == 1
 
 

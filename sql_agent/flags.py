@@ -65,11 +65,11 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--judge-url", metavar="URL", help="an LLM as judge, its address up to /v1; see --reward judge")
     parser.add_argument("--judge-model", help="the judge's name at that address; its key is read from JUDGE_API_KEY")
-    parser.add_argument("--judge-rubric", type=named_path, metavar="FILE", help="what the judge is to score, 0 to 1")
+    parser.add_argument("--judge-rubric", type=named_path, metavar="FILE", help="text with what to score, 0 to 1")
     parser.add_argument("--n-runners", type=int, help="runner processes")
     parser.add_argument("--lora", action="store_true", help="train a LoRA adapter instead of all weights")
     parser.add_argument("--lora-rank", type=int, help="rank of the adapter (with --lora; default 16)")
-    parser.add_argument("--run-dir", type=named_path, help="where everything of this run goes; default runs/sql-agent")
+    parser.add_argument("--run-dir", type=named_path, help="folder for all files of the run; default runs/sql-agent")
     parser.add_argument("--resume", choices=["auto", "never"], help="auto: go on from --run-dir's newest checkpoint")
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--ci", action="store_true", help="a short run: four steps of four tasks, one validation")
@@ -101,7 +101,7 @@ CI_OVERRIDES = {
 
 
 def resolve(args: argparse.Namespace) -> TrainConfig:
-    """Flags become settings; they win over the file, `--set` wins over them."""
+    """Turn flags into settings; they override the file, and `--set` overrides them."""
     flags: list[str] = []
     for name, overrides in CI_OVERRIDES.items():
         flags += overrides if getattr(args, name) else []
@@ -124,7 +124,7 @@ def resolve(args: argparse.Namespace) -> TrainConfig:
         "llm_proxy": True if args.llm_proxy or args.agent else None,
         "lora.rank": (args.lora_rank or 16) if args.lora else args.lora_rank,
     }
-    # JSON is YAML: a path with a "#" or of digits alone stays the text it is
+    # JSON is YAML: a path with a "#" or with only digits stays a text
     text = {key: v if isinstance(v, bool | int) else str(v) for key, v in plain.items() if v is not None}
     flags += [f"{key}={json.dumps(v)}" for key, v in text.items()]
     if args.reward:

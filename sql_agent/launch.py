@@ -1,5 +1,7 @@
-"""Starts a run that has been checked: verl's driver with its tasks and its order, then agent-lightning's trainer, which
-forks the runners. Leaves out the checks (`sql_agent.preflight`).
+"""Starts a run that has been checked.
+
+It starts verl's driver with its tasks and its order, then agent-lightning's trainer, which forks the runners. Leaves
+out the checks (`sql_agent.preflight`).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from sql_agent.verl_side.config import Files, compose, to_verl, worker_environme
 
 
 def train(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) -> None:
-    """Run as the roles `AGL_CURRENT_ROLE` names: `algorithm`, `runner`, or both in one command."""
+    """Run in the role that `AGL_CURRENT_ROLE` names: `algorithm`, `runner`, or both in one command."""
     from core.processes import ends_in_order, own_run
 
     role = os.environ.get("AGL_CURRENT_ROLE", "both")
@@ -30,7 +32,7 @@ def train(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) 
         algorithm = None if role == "runner" else make_algorithm(cfg, checkpoint, run_id, folder / "ray", cpu=cpu)
         fit(cfg, algorithm, debug=debug)
         if algorithm is not None and not algorithm.finished:
-            raise KeyboardInterrupt  # agent-lightning's trainer swallows it
+            raise KeyboardInterrupt  # again, because agent-lightning's trainer swallows it
 
 
 def make_algorithm(cfg: TrainConfig, checkpoint: Path | None, run_id: str, ray_dir: Path, *, cpu: bool) -> Any:
@@ -43,7 +45,7 @@ def make_algorithm(cfg: TrainConfig, checkpoint: Path | None, run_id: str, ray_d
     # no file is moved before every check of the settings has passed
     aside = set_aside(cfg.run_dir, after=None if checkpoint is None else step_of(checkpoint))
     if aside is not None:
-        print(f"what an earlier start left, and this one does not go on from, is in {aside}")
+        print(f"files of an earlier start that this one does not continue are in {aside}")
     if checkpoint is not None:
         point_verl_at(checkpoint)
     with written(cfg.run_dir / "config.yaml") as part:
@@ -108,14 +110,14 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
 
 
 def fit(cfg: TrainConfig, algorithm: Any, *, debug: bool) -> None:
-    """Hand over to agent-lightning's trainer, which forks the runners and runs the algorithm in this process."""
+    """Start agent-lightning's trainer, which forks the runners and runs the algorithm in this process."""
     from sql_agent.lightning.agl_without_litellm import agl
     from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
     from sql_agent.lightning.runner_processes import LastingRunners
     from sql_agent.lightning.store import PatientStore
     from sql_agent.store_server import BoundedStore
 
-    agl.setup_logging("DEBUG" if debug else "CRITICAL")  # `main` prints a failure once
+    agl.setup_logging("DEBUG" if debug else "CRITICAL")  # `main` prints a failure itself
     logging.getLogger("uvicorn.error").addFilter(lambda record: debug or record.levelno >= logging.WARNING)
     port = cfg.store.port or free_port()
     runner = ConcurrentRunner(

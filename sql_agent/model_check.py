@@ -1,9 +1,9 @@
-"""Tells whether a model folder can be trained and served, by reading it, before anything expensive starts.
+"""Checks from its files whether a model folder can be trained and served, before anything expensive starts.
 
-Checks the config, the tokenizer, that the chat template renders what the run's protocol needs and can be continued from
-sampled ids, and that the weights are complete and fit the config. Leaves out whether vLLM knows the architecture, which
-tool parser reads the model's calls, and whether the model fits into memory. Imports no torch into this process, and
-only the standard library before it looks at a template.
+It checks the config and the tokenizer, that the chat template renders what the run's protocol needs and can be
+continued from sampled ids, and that the weights are complete and fit the config. Leaves out whether vLLM knows the
+architecture, which tool parser reads the model's calls, and whether the model fits into memory. It imports no torch
+into this process, and only the standard library before it tries a template.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ if TYPE_CHECKING:  # `scripts.doctor` uses this module on machines with broken p
 SETUP = "bash scripts/setup.sh"
 OF_ONE_MODEL = "take config.json and weights of one language model, e.g. fetch the folder again"
 FIT_S = 120.0
-"""CPU time for importing torch and matching the names of any number of shards; it usually takes two seconds."""
+"""Limit of CPU seconds for importing torch and matching the names of all shards; it usually takes two."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong, and what to do about it."""
+    """Says what is wrong, and what to do about it."""
 
     what: str
     mend: str
     blocks: bool = True
-    """False: a run can start anyway."""
+    """False if a run can start anyway."""
 
     def __str__(self) -> str:
         return f"{self.what}; {self.mend}"
 
 
 class ModelFileError(ValueError):
-    """A file of the folder cannot be read as what it should be; the message says which and why."""
+    """Says that a file of the folder cannot be read in its expected form; the message says which and why."""
 
 
 def check_model_dir(path: Path, protocol: ProtocolName = "fc") -> list[Problem]:
-    """All problems of a Hugging Face model folder; if none of them blocks, a run can start from it.
+    """Return all problems of a Hugging Face model folder; if none of them blocks, a run can start from it.
 
     Args:
-        protocol: the run's; `fc` stands for every environment that offers tools.
+        protocol: the run's; `fc` for every environment that offers tools.
     """
     if not path.is_dir():
         make = "make a small policy with `.venv/bin/python -m scripts.make_tiny_policy`"
@@ -67,7 +67,7 @@ def check_model_dir(path: Path, protocol: ProtocolName = "fc") -> list[Problem]:
     )
     if not any(problem.blocks for problem in found):
         found = (*found, *check_fit(path))
-    return list(dict.fromkeys(found))  # two of them read config.json
+    return list(dict.fromkeys(found))  # two checks may report the same about config.json
 
 
 def fetch_again(path: Path) -> str:
@@ -75,10 +75,10 @@ def fetch_again(path: Path) -> str:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file.
+    """Read the object in a JSON file.
 
     Raises:
-        ModelFileError: it is missing, is not JSON, or holds something else than an object.
+        ModelFileError: the file is missing, is not JSON, or does not hold an object.
     """
     if not file.is_file():
         raise ModelFileError(f"{file} is missing")
@@ -101,8 +101,10 @@ def check_config(path: Path) -> Iterator[Problem]:
 
 
 def check_tensor_parallel(path: Path, size: int) -> Iterator[Problem]:
-    """Problems that keep `size` GPUs from sharing the model by vLLM's rules (model_executor/layers/linear.py): each GPU
-    needs the same number of attention heads and feed-forward rows, and of key-value heads or a copy of one."""
+    """Yield problems that keep `size` GPUs from sharing the model by vLLM's rules (model_executor/layers/linear.py).
+
+    Each GPU needs the same number of attention heads and feed-forward rows, and of key-value heads or a copy of one.
+    """
     config = read_json(path / "config.json")
     config = config.get("text_config", config)  # a vision model nests its text model's
     heads = config.get("num_attention_heads", 0)
@@ -125,10 +127,10 @@ def check_tokenizer(path: Path) -> Iterator[Problem]:
 
 
 def chat_template(path: Path) -> str | None:
-    """The folder's chat template for tools, found as transformers finds it: its own file, then the tokenizer's config.
+    """Return the folder's chat template for tools, from its own file or, as in transformers, tokenizer_config.json.
 
     Raises:
-        ModelFileError: tokenizer_config.json is there and cannot be read.
+        ModelFileError: tokenizer_config.json exists and cannot be read.
     """
     if (path / "chat_template.jinja").is_file():
         return (path / "chat_template.jinja").read_text(encoding="utf-8")
@@ -160,7 +162,7 @@ TEXT_PARTS = {"probe_question": "the user's messages", "probe_reply": "the repli
 def check_template(path: Path, protocol: ProtocolName = "fc") -> Iterator[Problem]:
     """Render a short conversation with transformers' renderer, look for its parts, and continue it as a rollout.
 
-    A template that leaves out the tools' schemas passes: a policy may know its tools from training.
+    A template that leaves out the tools' schemas passes, because a policy may know its tools from training.
     """
     file, what = path / "chat_template.jinja", "a tool call" if protocol == "fc" else "a conversation"
     write = f"write one that can to {file}, or take a model that has one"
@@ -181,7 +183,7 @@ def check_template(path: Path, protocol: ProtocolName = "fc") -> Iterator[Proble
     except ImportError as error:
         yield Problem(f"a package cannot be imported ({error}), so the chat template was not tried", SETUP)
         return
-    except Exception as error:  # a template is a program: it may raise anything, by accident or on purpose
+    except Exception as error:  # a template is a program and may raise anything
         yield Problem(f"the chat template of {path} cannot render {what} ({type(error).__name__}: {error})", write)
         return
     if missing:
@@ -191,7 +193,7 @@ def check_template(path: Path, protocol: ProtocolName = "fc") -> Iterator[Proble
 
 
 def try_template(path: Path, protocol: ProtocolName) -> list[Problem]:
-    """`check_template` with a time limit: a template is a program and may never end."""
+    """Run `check_template` with a time limit, because a template is a program and may never end."""
     try:
         return forked(lambda: list(check_template(path, protocol)))
     except LimitError as error:
@@ -200,7 +202,7 @@ def try_template(path: Path, protocol: ProtocolName) -> list[Problem]:
 
 
 def check_continuation(path: Path, protocol: ProtocolName) -> Iterator[Problem]:
-    """Whether rollouts can continue from the ids that were sampled, with the template that a run would use."""
+    """Check that rollouts can continue from the sampled ids, with the template that a run would use."""
     try:
         _, played = template_of_run(path, protocol)
     except ModelFileError as error:
@@ -229,11 +231,11 @@ def check_continuation(path: Path, protocol: ProtocolName) -> Iterator[Problem]:
 
 
 def template_of_run(path: Path, protocol: ProtocolName) -> tuple[str, Continuity]:
-    """The chat template that a run uses (`choose_template`), and how the scripted conversation goes with it.
+    """Return the chat template that a run uses (`choose_template`), and the result of the scripted conversation.
 
     Raises:
-        ModelFileError: the folder has none, or no tokenizer that can be read.
-        Exception: whatever the template raises.
+        ModelFileError: the folder has no template, or no readable tokenizer.
+        Exception: any error of the template.
     """
     from tokenizers import Tokenizer
 
@@ -250,8 +252,10 @@ def template_of_run(path: Path, protocol: ProtocolName) -> tuple[str, Continuity
 def choose_template(
     own: str, tokens: dict[str, Any], tokenizer: Tokenizer, ends: frozenset[int], protocol: ProtocolName
 ) -> tuple[str, Continuity]:
-    """The model's own template, or TRL's version of it for training if the own one rewrites earlier turns, so that a
-    server without exact prompts shows the trained policy what it was trained on. Also how the conversation went.
+    """Return the template of a run and the result of the scripted conversation with it.
+
+    It is the model's own template, or TRL's version of it for training if the own one rewrites earlier turns, so that a
+    server without exact prompts shows the trained policy the same history as in training.
 
     Args:
         tokens: the special tokens that the template may use, e.g. `bos_token`.
@@ -266,9 +270,10 @@ def choose_template(
 
 
 def training_template(template: str) -> str | None:
-    """TRL's version of a chat template for training; None if it has none.
+    """Return TRL's version of a chat template for training; None if it has none.
 
-    The same as `trl.chat_template_utils.get_training_chat_template`, without the import of TRL, which takes seconds.
+    It does the same as `trl.chat_template_utils.get_training_chat_template`, without the import of TRL, which takes
+    seconds.
     """
     spec = importlib.util.find_spec("trl")
     folder = Path(spec.origin).parent / "chat_templates" if spec and spec.origin else Path()
@@ -297,7 +302,7 @@ def play(
 
 
 def opening(protocol: ProtocolName) -> tuple[list[Message], list[Any]]:
-    """A protocol's first prompt for a task that asks `probe_question`, and the tools that it offers."""
+    """Return a protocol's first prompt for a task that asks `probe_question`, and its tools."""
     from dbbench_adapter.datatypes import Gold, Task
     from dbbench_adapter.protocols import PROTOCOLS
 
@@ -306,7 +311,7 @@ def opening(protocol: ProtocolName) -> tuple[list[Message], list[Any]]:
 
 
 def with_objects(message: Message) -> Message:
-    """The message with its calls' arguments as objects, as vLLM gives them to templates."""
+    """Return the message with its calls' arguments as objects, as vLLM passes them to templates."""
     calls = [
         {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
         for call in message.get("tool_calls") or []
@@ -315,8 +320,9 @@ def with_objects(message: Message) -> Message:
 
 
 def end_ids(path: Path, tokenizer: Tokenizer) -> frozenset[int]:
-    """The tokens at which vLLM ends a reply: the tokenizer's EOS, and those of generation_config.json or, without that
-    file, of config.json.
+    """Return the tokens at which vLLM ends a reply.
+
+    They are the tokenizer's EOS, and those of generation_config.json or, without that file, of config.json.
 
     Raises:
         ModelFileError: one of these files cannot be read.
@@ -329,10 +335,10 @@ def end_ids(path: Path, tokenizer: Tokenizer) -> frozenset[int]:
 
 
 def special_tokens(path: Path) -> dict[str, Any]:
-    """The special tokens that a template may use, e.g. `bos_token`.
+    """Return the special tokens that a template may use, e.g. `bos_token`.
 
     Raises:
-        ModelFileError: tokenizer_config.json is there and cannot be read.
+        ModelFileError: tokenizer_config.json exists and cannot be read.
     """
     if not (path / "tokenizer_config.json").is_file():
         return {}
@@ -344,8 +350,10 @@ def special_tokens(path: Path) -> dict[str, Any]:
 def render(
     messages: Sequence[Message], tools: list[Any], template: str, tokens: dict[str, Any], *, prompt: bool = True
 ) -> str:
-    """The conversation as text, rendered by transformers (2 s of imports, without torch); with `prompt`, up to the next
-    assistant turn."""
+    """Render the conversation as text with transformers (2 s of imports, without torch).
+
+    With `prompt`, the text ends where the next assistant turn begins.
+    """
     from transformers.utils.chat_template_utils import render_jinja_template
 
     (text,), _ = render_jinja_template(
@@ -355,7 +363,7 @@ def render(
 
 
 def unrendered(template: str, tokens: dict[str, Any], protocol: ProtocolName) -> list[str]:
-    """The parts of a probe conversation that are missing in the prompt."""
+    """Return the parts of a probe conversation that are missing in the prompt."""
     first, tools = opening(protocol)
     messages, parts = PROBE, PROBE_PARTS
     if not tools:
@@ -386,9 +394,9 @@ def check_weights(path: Path) -> Iterator[Problem]:
 
 
 def check_fit(path: Path) -> list[Problem]:
-    """Whether the config names a language model and its weights have that model's names and shapes.
+    """Check that the config names a language model and that the weights have that model's names and shapes.
 
-    It runs in a fork, because it imports torch.
+    The check runs in a fork, because it imports torch.
     """
 
     def fault() -> str | None:
@@ -406,9 +414,9 @@ def check_fit(path: Path) -> list[Problem]:
 
 
 def safetensors_bytes(file: Path) -> int | None:
-    """The size that a safetensors file should have; None if its header cannot be read (a git-lfs pointer, for example).
+    """Return the size that a safetensors file should have; None if its header cannot be read (e.g. a git-lfs pointer).
 
-    Source: the format is 8 bytes little-endian header length, the header as JSON, the tensors.
+    The format is 8 bytes with the little-endian length of the header, the header as JSON, then the tensors.
     """
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")

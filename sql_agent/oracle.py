@@ -1,9 +1,9 @@
-"""A scripted model behind an OpenAI-compatible endpoint on loopback: for the ceiling of a task file, benchmarks, tests.
+"""Serves a scripted model at an OpenAI-compatible endpoint on loopback: for a file's ceiling, benchmarks and tests.
 
 `replay` plays the perfect agent, which runs a task's reference statement and commits its gold answer; `recite` gives
-fixed replies. Both depend on the request alone, so calls may come in any order and be repeated. Asked for token ids as
-vLLM is (`return_token_ids`, `logprobs`), it gives bytes. Leaves out sampling, streaming and all routes other than
-`/v1/models` and `/v1/chat/completions`.
+fixed replies. Both depend only on the request, so calls may come in any order and be repeated. For requests of token
+ids, as to vLLM (`return_token_ids`, `logprobs`), it returns bytes. Leaves out sampling, streaming and all routes other
+than `/v1/models` and `/v1/chat/completions`.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from dbbench_adapter.tasks.load import load_tasks
 
 Json = dict[str, Any]
 Script = Callable[[list[Json]], Json]
-"""From the messages of a request to the assistant message that answers it. The answer may have two further keys:
+"""Maps the messages of a request to the assistant message that answers it. The answer may have two further keys:
 `finish_reason`, and `status` for an HTTP error whose message is `content`."""
 
 MODEL = "oracle"
 
 
 def call(name: str, arguments: str | Json, call_id: str = "call_0") -> Json:
-    """A tool call of an assistant message; `arguments` that are a text stay as they are."""
+    """Return a tool call of an assistant message; `arguments` that are a text are used unchanged."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
 
 
 def calls(*tool_calls: Json) -> Json:
-    """An assistant message without text that makes these calls."""
+    """Return an assistant message without text that makes these calls."""
     return {"role": "assistant", "content": None, "tool_calls": list(tool_calls)}
 
 
@@ -64,7 +64,7 @@ def replay(tasks: Sequence[Task], protocol: ProtocolName = "fc") -> Script:
     """Run the reference statement of the task in the user message, if it has one, then commit the gold answer.
 
     Raises:
-        ValueError: two tasks have the same prompt and different gold; no oracle can be right on both.
+        ValueError: two tasks have the same prompt and different gold answers; no oracle can be right on both.
     """
     scripts: dict[str, list[Json]] = {}
     for task in tasks:
@@ -83,7 +83,7 @@ def replay(tasks: Sequence[Task], protocol: ProtocolName = "fc") -> Script:
 
 
 def solution(task: Task, protocol: ProtocolName = "fc") -> list[Json]:
-    """The assistant messages of the perfect agent: its reference statement, if there is one, and its gold answer."""
+    """Return the assistant messages of the perfect agent: the reference statement, if there is one, and the answer."""
     return _called_solution(task) if protocol == "fc" else _written_solution(task, protocol)
 
 
@@ -105,7 +105,7 @@ def _called_solution(task: Task) -> list[Json]:
 
 
 def gold_answers(task: Task) -> list[str]:
-    """The gold as `answers` of commit_final_answer: the labels unchanged, or one text per gold row."""
+    """Return the gold as `answers` of commit_final_answer: the labels unchanged, or one text per gold row."""
     if task.changes_state:
         return []
     if task.gold.answers is not None:
@@ -120,12 +120,12 @@ def app(
     latency_s: float = 0.0,
     on_request: Callable[[Json], None] | None = None,
 ) -> Starlette:
-    """The endpoint as an ASGI app.
+    """Return the endpoint as an ASGI app.
 
     Args:
         script: chooses the answers.
-        latency_s: every answer waits this long, as a large model's would.
-        on_request: is called with the body of every chat request.
+        latency_s: delay of every answer, to imitate a large model.
+        on_request: called with the body of every chat request.
     """
 
     async def list_models(_request: Request) -> JSONResponse:
@@ -155,7 +155,7 @@ def _completion(body: Json, reply: Json) -> Json:
     engine: Json = {}
     if body.get("return_token_ids"):
         choice["token_ids"], engine["prompt_token_ids"] = reply_ids, prompt_ids
-    if body.get("logprobs"):  # it is certain of every byte
+    if body.get("logprobs"):  # every byte has probability 1
         choice["logprobs"] = {"content": [{"token": chr(i), "logprob": 0.0, "top_logprobs": []} for i in reply_ids]}
     return {
         "id": f"chatcmpl-{random.getrandbits(64):016x}",
@@ -173,7 +173,7 @@ def _completion(body: Json, reply: Json) -> Json:
 
 
 def byte_ids(history: Sequence[Json]) -> list[int]:
-    """A conversation as token ids, one per byte; a longer conversation begins with the ids of a shorter one."""
+    """Return a conversation as token ids, one per byte; the ids of a continued conversation begin with these."""
     lines = [
         [
             m["role"],
@@ -191,7 +191,7 @@ def _turn(history: list[Json]) -> int:
 
 @contextmanager
 def serve(endpoint: Any, port: int = 0) -> Iterator[str]:
-    """Serve on loopback in a thread of this process while the context lasts; yields the base URL.
+    """Serve on loopback in a thread of this process while the context lasts, and yield the base URL.
 
     Args:
         endpoint: an ASGI application.
@@ -215,7 +215,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tasks", type=Path, required=True, help="task file whose gold it knows")
     parser.add_argument("--protocol", choices=tuple(PROTOCOLS), default="fc", help="how it acts (default fc)")
     parser.add_argument("--port", type=port_number, default=8900, help="port on loopback (default 8900, 0: a free one)")
-    parser.add_argument("--latency-ms", type=float, default=0.0, help="milliseconds each answer waits")
+    parser.add_argument("--latency-ms", type=float, default=0.0, help="delay of each answer, in milliseconds")
     args = parser.parse_args(argv)
     try:
         endpoint = app(replay(load_tasks(args.tasks), args.protocol), latency_s=args.latency_ms / 1000)

@@ -1,7 +1,7 @@
-"""Finds what `FILE.py:NAME` or `module:NAME` names in code of the user's own: an environment, a reward function.
+"""Finds what `FILE.py:NAME` or `module:NAME` names in the user's own code, e.g. an environment or a reward function.
 
-A file is imported once per process, in the command that starts a run; its runners are forked from that, so a file that
-is changed meanwhile changes no run. Every message names file, line and remedy. Leaves out what is done with the thing.
+A file is imported once, in the command that starts a run. The runners are forked from that process, so changes to the
+file do not affect a running run. Every message names file, line and remedy. Leaves out the use of the object.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from typing import Any
 
 
 class OwnFileError(ValueError):
-    """A file of the user's own does not fit; the message names the place and what to do there."""
+    """Says that a user's own file does not fit; the message names the place and what to do there."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a thing was found."""
+    """Says where an object was found."""
 
     file: Path
     sha256: str
-    """The file's hash as it was imported; "" for a module without a file."""
+    """The file's hash when it was imported; "" for a module without a file."""
 
 
 def find(name: str) -> tuple[Any, Source]:
-    """What `FILE.py:NAME` or `module:NAME` names, and where it stands.
+    """Return what `FILE.py:NAME` or `module:NAME` names, and its source.
 
     Raises:
         OwnFileError: there is no such file, module or name, or importing it raises.
@@ -53,7 +53,7 @@ def find(name: str) -> tuple[Any, Source]:
 
 
 def place(thing: Any) -> str:
-    """`FILE:LINE` of a class or a function; its name where the source is not known."""
+    """Return `FILE:LINE` of a class or a function, or its name if the source is not known."""
     code = getattr(inspect.unwrap(thing), "__code__", None)
     if code is not None:
         return f"{code.co_filename}:{code.co_firstlineno}"
@@ -77,8 +77,8 @@ def _of_file(file: Path) -> tuple[ModuleType, Source]:
     assert spec is not None
     try:
         _refuse_training(ast.parse(text, str(file)), file)
-        # not by the spec's loader, which leaves a .pyc beside the file and takes it for newer than it is; and without
-        # this module's own __future__ imports
+        # compiled here, because the spec's loader writes a .pyc beside the file and may later use it although it is
+        # outdated; without this module's own __future__ imports
         code = compile(text, str(file), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         raise _import_failed(error, file) from None
@@ -87,14 +87,14 @@ def _of_file(file: Path) -> tuple[ModuleType, Source]:
     linecache.checkcache(str(file))
     try:
         exec(code, vars(module))
-    except BaseException as error:  # a stranger's code: sys.exit() is named as well, and Ctrl-C goes on
+    except BaseException as error:  # the user's code may call sys.exit(); Ctrl-C is raised again
         del sys.modules[name]
         raise _import_failed(error, file) from error
     return module, Source(file, sha256)
 
 
 def _refuse_training(tree: ast.Module, file: Path) -> None:
-    """A script with the class or the function and the training in it would train as soon as it is imported."""
+    """Refuse a script that also contains the training, which would start as soon as the file is imported."""
     for statement in tree.body:
         call = getattr(statement, "value", None)
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "train":
@@ -108,7 +108,7 @@ def _of_module(name: str) -> tuple[ModuleType, Source]:
     _findable(Path.cwd())  # a script's own folder is there instead
     try:
         module = importlib.import_module(name)
-    except BaseException as error:  # a stranger's code, as above
+    except BaseException as error:  # the user's code, as above
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
             raise OwnFileError(
                 f"there is no module {error.name!r}; install its package, give FILE.py:NAME, or start in its folder"
@@ -119,7 +119,7 @@ def _of_module(name: str) -> tuple[ModuleType, Source]:
 
 
 def _findable(folder: Path) -> None:
-    """Let a file import its neighbours; behind everything else, so that none takes the place of a package."""
+    """Let a file import its neighbours; they come last in the path, so that none hides a package."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 
@@ -146,6 +146,6 @@ def _machinery(filename: str) -> bool:
 
 
 def _defined(module: ModuleType) -> list[str]:
-    """The classes and functions that a module defines itself."""
+    """Return the names of classes and functions that a module defines itself."""
     own = ((name, thing) for name, thing in vars(module).items() if not name.startswith("_"))
     return [name for name, thing in own if getattr(thing, "__module__", None) == module.__name__ and callable(thing)]

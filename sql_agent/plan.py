@@ -1,4 +1,4 @@
-"""Chooses the tasks of a run, and says before its start what it will do: tasks, steps, memory, files.
+"""Chooses the tasks of a run, and describes before its start what it will do: tasks, steps, memory, files.
 
 Leaves out memory that depends on the rows (activations, logits) and on vLLM; doc/benchmarks.md has measurements.
 """
@@ -18,9 +18,9 @@ from sql_agent.model_check import template_of_run
 from sql_agent.preflight import protocol_of
 
 TRAINED_BYTES = 16
-"""Bytes of a trained weight in memory: itself, its gradient and AdamW's two moments, each in float32."""
+"""Bytes of a trained weight in memory: the weight, its gradient and AdamW's two moments, each in float32."""
 SAVED_BYTES = 12
-"""Bytes of a trained weight in a checkpoint of verl's: itself and AdamW's two moments."""
+"""Bytes of a trained weight in verl's checkpoint: the weight and AdamW's two moments."""
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,17 @@ class ChosenTasks:
     tokenizer: PromptTokenizer
     template: str
     split: Split
-    """Those that fit, the held-out ones as they are drawn."""
+    """Tasks that fit, and the drawn held-out ones."""
     held_out: int
-    """Held-out tasks that these were drawn from."""
+    """Number of tasks that the held-out ones were drawn from."""
 
     def describe(self) -> list[str]:
         return describe_kinds(self.split, self.held_out)
 
 
 def choose_tasks(cfg: TrainConfig) -> ChosenTasks:
-    """
+    """Choose the tasks of a run.
+
     Raises:
         ValueError: a file does not fit, or no task does.
     """
@@ -53,7 +54,7 @@ def choose_tasks(cfg: TrainConfig) -> ChosenTasks:
 
 
 def describe_plan(cfg: TrainConfig, *, cpu: bool) -> list[str]:
-    """What a run will do, for `--dry-run`. A model that is not on this machine is not fetched for it."""
+    """Describe what a run will do, for `--dry-run`; a model that is not on this machine is not fetched for it."""
     lines, weights = ["tasks and prompts: not known before the model is on this machine"], None
     if not make_environment(cfg.environment).prepared:
         lines = ["tasks and prompts: not known before the run has made its database"]
@@ -106,7 +107,7 @@ def _sizes(cfg: TrainConfig, weights: int) -> list[str]:
 
 
 def _count_weights(model: Path) -> int | None:
-    """None where the folder has no safetensors."""
+    """Return the number of weights in a folder; None if it has no safetensors."""
     from safetensors import safe_open
 
     def numbers(file: Path) -> int:

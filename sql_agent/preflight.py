@@ -1,4 +1,4 @@
-"""The checks before a run starts: variables, GPUs, store, reward model, database, the policy's folder.
+"""Checks variables, GPUs, store, reward model, database and the policy's folder before a run starts.
 
 Every check is cheap. It raises a ValueError that says what to do, or prints a warning if the run can start anyway.
 `use_cpu`, `with_store`, `find_model` and `protocol_of` fill in settings that were left open. Leaves out the run's
@@ -31,7 +31,7 @@ USUAL_STORE = "http://localhost:9999"
 
 
 class UsageError(ValueError):
-    """Something that the user can correct; the message says how."""
+    """Says that something is wrong that the user can correct; the message says how."""
 
 
 ROLES = ("algorithm", "runner", "both")
@@ -40,9 +40,10 @@ UNMANAGED, MANAGED = ("0", "false", "no", "off"), ("1", "true", "yes", "on")
 
 
 def check_environment() -> None:
-    """
+    """Check the environment variables of agent-lightning.
+
     Raises:
-        UsageError: an agent-lightning variable has a value that agent-lightning does not know.
+        UsageError: a variable has a value that agent-lightning does not know.
     """
     role = os.environ.get("AGL_CURRENT_ROLE", "both")
     if role not in ROLES:
@@ -53,7 +54,8 @@ def check_environment() -> None:
 
 
 def check_run_dir(run_dir: Path) -> None:
-    """
+    """Check that a run can write to its folder.
+
     Raises:
         ValueError: it is a file, or nothing can be written there.
     """
@@ -63,10 +65,10 @@ def check_run_dir(run_dir: Path) -> None:
 
 
 def use_cpu(cfg: TrainConfig) -> bool:
-    """`auto` is a GPU where the NVIDIA driver answers, else the CPU.
+    """Return whether the run uses a CPU; `auto` is a GPU if the NVIDIA driver answers, else the CPU.
 
     Raises:
-        UsageError: there are not as many GPUs as the run wants.
+        UsageError: there are fewer GPUs than the run wants.
     """
     gpus = 0 if cfg.engine.device == "cpu" else count_gpus()
     if cfg.engine.device == "gpu" and not gpus:
@@ -80,7 +82,7 @@ def use_cpu(cfg: TrainConfig) -> bool:
 
 
 def count_gpus() -> int:
-    """The number of GPUs that the NVIDIA driver knows and that CUDA_VISIBLE_DEVICES leaves to this process."""
+    """Return the number of GPUs that the NVIDIA driver lists and CUDA_VISIBLE_DEVICES leaves to this process."""
     if shutil.which("nvidia-smi") is None:
         return 0
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30)
@@ -90,7 +92,7 @@ def count_gpus() -> int:
 
 
 def with_store(cfg: TrainConfig) -> TrainConfig:
-    """Fill in, and print, the usual address if the store is kept outside and no address was given."""
+    """Fill in, and print, the usual address if the store is external and no address was given."""
     if cfg.store.address is not None or store_is_managed():
         return cfg
     print(f"AGL_MANAGED_STORE=0 and no --external-store-address: taking the store at {USUAL_STORE}", file=sys.stderr)
@@ -102,10 +104,10 @@ def store_is_managed() -> bool:
 
 
 def check_store(cfg: TrainConfig) -> None:
-    """An outside store has to answer, be asked for, and belong to no other run.
+    """Check that an external store answers, that the environment asks for one, and that no other run uses it.
 
     Raises:
-        UsageError: names the setting or the command that helps.
+        UsageError: a check fails; the message names the setting or the command that helps.
     """
     role = os.environ.get("AGL_CURRENT_ROLE", "both")
     if cfg.store.address is None:
@@ -152,18 +154,18 @@ def check_store(cfg: TrainConfig) -> None:
     if role != "runner" and statistics.ok and statistics.json().get("name") != BoundedStore.__name__:
         port = cfg.store.address.rsplit(":", 1)[-1].strip("/")
         print(
-            f"the store at {cfg.store.address} keeps every span of every rollout, so it grows with each step, and "
-            "answers whoever reaches it, web pages included; one that is started with `python -m "
+            f"the store at {cfg.store.address} keeps every span of every rollout, so it grows with each step, and it "
+            "answers every client, even web pages; a store that is started with `python -m "
             f"sql_agent.store_server --port {port}` frees what has been read and answers no page, and no other user "
-            f"where {STORE_TOKEN} is set there and here"
+            f"if {STORE_TOKEN} is set there and here"
         )
 
 
 def check_reward_model(cfg: TrainConfig) -> None:
-    """A reward model has to answer if one is configured.
+    """Check that the reward model answers, if one is configured.
 
     Raises:
-        ValueError: names the command that starts a scoring service.
+        ValueError: it does not; the message names the command that starts a scoring service.
     """
     if cfg.reward_model.url is not None:
         import asyncio
@@ -174,12 +176,12 @@ def check_reward_model(cfg: TrainConfig) -> None:
 
 
 def check_judged(cfg: TrainConfig) -> None:
-    """A reward model or a reward function has to be configured if the environment has no judge.
+    """Check that a reward model or a reward function is configured if the environment has no judge.
 
     Raises:
-        UsageError: names the command that starts a scoring service.
+        UsageError: there is none; the message names the command that starts a scoring service.
     """
-    # first of all: a file of the user's own that imports agent-lightning gets it without LiteLLM then
+    # comes first, so that a user's own file that imports agent-lightning gets it without LiteLLM
     judged = make_environment(cfg.environment).judged
     if not judged and cfg.reward_model.url is None and not functions(cfg.rollout.weights):
         if cfg.env.agent is not None:
@@ -196,20 +198,20 @@ def check_judged(cfg: TrainConfig) -> None:
 
 
 def check_own_tasks(cfg: TrainConfig) -> None:
-    """The rows of an environment or an agent of the user's own have to fit it; a dry run says so too.
+    """Check that the rows fit the user's own environment or agent; a dry run checks this too.
 
     Raises:
-        ValueError: names the row, or the place in the class, and the remedy.
+        ValueError: they do not; the message names the row, or the place in the class, and the remedy.
     """
     if cfg.env.type not in ENVIRONMENTS or cfg.env.agent is not None:
         make_environment(cfg.environment).load_split(cfg.data, cfg.seed)
 
 
 def check_functions(cfg: TrainConfig) -> None:
-    """Reward functions have to be there and take the rollout's record.
+    """Check that reward functions exist and take the rollout's record.
 
     Raises:
-        ValueError: names file, line and remedy.
+        ValueError: one does not; the message names file, line and remedy.
     """
     from sql_agent.reward_functions.load import load_functions
 
@@ -217,10 +219,10 @@ def check_functions(cfg: TrainConfig) -> None:
 
 
 def check_llm_judge(cfg: TrainConfig) -> None:
-    """An LLM as judge has to give a score if one is configured, where rollouts are played.
+    """Check that the LLM as judge gives a score, if one is configured and this command plays rollouts.
 
     Raises:
-        ValueError: says why it does not and what to do.
+        ValueError: it does not; the message says why and what to do.
     """
     if cfg.judge.url is not None and os.environ.get("AGL_CURRENT_ROLE") != "algorithm":
         import asyncio
@@ -231,10 +233,10 @@ def check_llm_judge(cfg: TrainConfig) -> None:
 
 
 def check_episodes(cfg: TrainConfig) -> None:
-    """If this command plays rollouts, episodes have to open on this machine.
+    """Check that episodes can be opened on this machine, if this command plays rollouts.
 
     Raises:
-        UsageError: they do not; says why and what to do.
+        UsageError: they cannot; the message says why and what to do.
     """
     if os.environ.get("AGL_CURRENT_ROLE") == "algorithm":
         return
@@ -247,7 +249,7 @@ def check_episodes(cfg: TrainConfig) -> None:
 
 
 def check_port(port: int) -> None:
-    """The port of the run's own store has to be free; 0 takes a free one."""
+    """Check that the port of the run's own store is free; 0 takes a free one."""
     try:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError as error:
@@ -257,7 +259,7 @@ def check_port(port: int) -> None:
 
 
 def find_model(model: Path) -> Path:
-    """The model's folder; a model id on the hub becomes the folder of the cache that holds it.
+    """Return the model's folder; for a model id on the hub it is the folder in the cache.
 
     Raises:
         ModelNotFoundError: see `core.hub.model_folder`.
@@ -266,10 +268,10 @@ def find_model(model: Path) -> Path:
 
 
 def check_model(model: Path, protocol: ProtocolName, tensor_parallel: int = 1) -> None:
-    """The model has to be trainable with this protocol; a problem that does not prevent that is printed.
+    """Check that the model can be trained with this protocol; problems that do not prevent it are printed.
 
     Raises:
-        UsageError: lists every problem that does, including GPUs that cannot share the model evenly.
+        UsageError: it cannot; the message lists every problem, including GPUs that cannot share the model evenly.
     """
     from sql_agent.model_check import check_model_dir, check_tensor_parallel
 
@@ -284,5 +286,5 @@ def check_model(model: Path, protocol: ProtocolName, tensor_parallel: int = 1) -
 
 
 def protocol_of(cfg: TrainConfig) -> ProtocolName:
-    """The protocol that the model has to support; `fc` in every environment that offers tools."""
+    """Return the protocol that the model has to support; `fc` in every environment that offers tools."""
     return "fc" if make_environment(cfg.environment).tools else cfg.agent.protocol

@@ -1,4 +1,4 @@
-"""Chooses the checkpoint that a run resumes from, and refuses settings and tasks that are not those of the run."""
+"""Chooses the checkpoint from which a run resumes, and refuses settings and tasks that differ from the run's."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ RESUMED = ("data", "lora", "seed")
 """Settings that a resumed run cannot change; likewise the environment, the model, the agent's behaviour, the group size
 and everything that defines the reward (`check_resume`)."""
 WALL_CLOCK = {"turn_timeout_s", "rollout_timeout_s"}
-"""Limits of the agent that may change: they lose rollouts but do not change any."""
+"""Limits of the agent that may change, because they lose rollouts but do not change any."""
 
 
 def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
-    """A run resumes with the settings that it had.
+    """Check that a run resumes with the settings that it had.
 
     Raises:
         UsageError: the checkpoint was trained with other settings.
@@ -48,12 +48,12 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
         old = load_config(saved)
     except ValidationError as error:
         raise UsageError(
-            f"{saved} holds settings that this version refuses ({error.errors()[0]['msg']}), so the run cannot go on; "
+            f"{saved} holds settings that this version refuses ({error.errors()[0]['msg']}), so the run cannot resume; "
             "give another --run-dir, or --resume never to start anew there"
         ) from None
     pairs: dict[str, tuple[Any, Any]] = {name: (getattr(old, name), getattr(cfg, name)) for name in RESUMED}
     model = cfg.model or TINY_POLICY
-    with suppress(ModelNotFoundError):  # a model that is not there differs
+    with suppress(ModelNotFoundError):  # a model that is not found counts as different
         model = find_model(model)
     pairs["model"] = ((old.model or TINY_POLICY).resolve(), model.resolve())
     pairs |= {
@@ -75,18 +75,17 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
 
 
 def _environment(cfg: TrainConfig) -> Any:
-    """What is played: where an own file lies may change, and how long its calls may take."""
+    """Return the settings of the environment; the place of the user's own file and its call timeout may change."""
     return label(cfg.env.type), cfg.env.database, label(cfg.env.agent or "")
 
 
 def _weights(cfg: TrainConfig) -> dict[str, float]:
-    """The rewards by label: where a function's file lies may change."""
+    """Return the rewards' weights by label; the place of a function's file may change."""
     return {label(name): weight for name, weight in cfg.rollout.weights.items()}
 
 
 def own_files(cfg: TrainConfig) -> dict[str, dict[str, str]]:
-    """Files of the user's own that a run is made of: reward functions by label, the environment under `env.type`, the
-    agent under `env.agent`."""
+    """Return the user's own files of a run: reward functions by label, and those of `env.type` and `env.agent`."""
     files = {each.label: {"file": str(each.file), "sha256": each.sha256} for each in load_functions(cfg)}
     if cfg.env.type not in ENVIRONMENTS:
         _, source = named(cfg.env.type)
@@ -98,7 +97,7 @@ def own_files(cfg: TrainConfig) -> dict[str, dict[str, str]]:
 
 
 def _contents(cfg: TrainConfig) -> dict[str, tuple[str | None, str]]:
-    """The sha256 of each such file, as the run had it and now."""
+    """Return for each of the user's own files its sha256 in the run and its sha256 now."""
     try:
         had = parse_json((cfg.run_dir / "run.json").read_text())["own_files"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -107,22 +106,22 @@ def _contents(cfg: TrainConfig) -> dict[str, tuple[str | None, str]]:
 
 
 def _judging(cfg: JudgeConfig) -> Any:
-    """What the LLM as judge does to the reward; its address may change."""
+    """Return how the LLM as judge affects the reward; its address may change."""
     return None if cfg.url is None else (cfg.model, cfg.max_chars)
 
 
 def _shaping(cfg: RewardModelConfig) -> Any:
-    """What the reward model does to the reward; its address may change."""
+    """Return how the reward model affects the reward; its address may change."""
     return None if cfg.url is None else (cfg.weight, cfg.center, cfg.scale)
 
 
 def go_on_from(cfg: TrainConfig, *, cpu: bool) -> Path | None:
-    """The checkpoint that this run resumes from; None if it starts anew.
+    """Return the checkpoint from which this run resumes; None if it starts anew.
 
     Raises:
         ValueError: there are checkpoints, but the run cannot resume from any of them.
     """
-    user_key()  # made, or found missing, before anything starts
+    user_key()  # is made, or raises, before anything starts
     if cfg.trainer.resume == "never":
         return None
     checkpoint = newest_whole(cfg.run_dir / "checkpoints", print)
@@ -133,7 +132,8 @@ def go_on_from(cfg: TrainConfig, *, cpu: bool) -> Path | None:
 
 
 def refuse_other_tasks(rows: Sequence[dict[str, Any]], file: Path) -> None:
-    """
+    """Check that the tasks of a resumed run have not changed.
+
     Raises:
         UsageError: a resumed run had other tasks under the same settings.
     """
@@ -148,5 +148,5 @@ def refuse_other_tasks(rows: Sequence[dict[str, Any]], file: Path) -> None:
         differ = sum(a != b for a, b in zip(earlier, now, strict=False)) + abs(len(earlier) - len(now))
         raise UsageError(
             f"the tasks are not those that this run was trained on: {differ} of {len(earlier)} differ from {file}; has "
-            "the task file changed? Give it as it was, or another --run-dir, or --resume never to start anew there"
+            "the task file changed? Restore it, or give another --run-dir, or --resume never to start anew there"
         )

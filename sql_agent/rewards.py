@@ -1,12 +1,12 @@
-"""From the verdict of a rollout (`Score`, by the environment's judge) to its `Reward`. Pure functions.
+"""Turns the verdict of a rollout (`Score`, from the environment's judge) into its `Reward`. Pure functions.
 
-The reward is a preset's value (`reward`), or the weighted sum of presets and of what reward functions returned
+The reward is a preset's value (`reward`), or the weighted sum of presets and the results of reward functions
 (`summed_reward`; `sql_agent.reward_functions` calls those).
 
-Correctness comes first. The reward model's score enters centred and through tanh, so it is bounded: a correct rollout
-gains or loses at most `reward_model.weight`, a wrong one nothing, a partly right one that part of it. An environment
-may give the reward itself (`OWN_REWARD`): then no preset applies. Where there is no judge, the bounded score is the
-reward. Within a group either every reward contains the score or none (`without_score`).
+Correctness comes first. The reward model's score is centred and goes through tanh, so its effect is bounded: a correct
+rollout gains or loses at most `reward_model.weight`, a wrong one nothing, and a partly right one that part of it. If an
+environment gives the reward itself (`OWN_REWARD`), no preset applies. Without a judge, the bounded score is the reward.
+Within a group either every reward contains the score or none (`without_score`).
 """
 
 from __future__ import annotations
@@ -19,23 +19,25 @@ from dataclasses import dataclass, replace
 from sql_agent.datatypes import OWN_REWARD, FunctionReward, Reward, RewardModelConfig, RolloutRecord, ScorerResult
 
 OUT_OF_LIMITS = frozenset({"max_turns", "max_tokens"})
-"""Ends in which the policy spent its turns or its tokens without committing an answer; wall clock costs nothing."""
+"""Stop reasons of a policy that spent its turns or tokens without committing an answer; time costs nothing."""
 NO_JUDGE = "no_judge"
-"""The verdict's reason on tasks that have no judge: nothing is lost, the score is the reward."""
+"""The verdict's reason on tasks without a judge; the rollout is not lost, and the score is the reward."""
 NO_ANSWER = -1.0
-"""The reward on such a task for a rollout without an answer: the lower bound of tanh, which no answer goes below."""
+"""The reward on such a task for a rollout without an answer: the lower bound of tanh, so no answer gets less."""
 
 
 @dataclass(frozen=True)
 class RewardPreset:
-    """One value per outcome; a verdict between 0 and 1 lies as far between them. A correct end state counts as correct
-    however the rollout ended."""
+    """Holds one value per outcome; a verdict between 0 and 1 is interpolated between wrong and correct.
+
+    A correct end state counts as correct however the rollout ended.
+    """
 
     correct: float
     incorrect: float
     out_of_limits: float
     malformed: float
-    """The conversation could not go on because of what the policy wrote; calls it recovered from cost nothing."""
+    """The policy's text made it impossible to continue; malformed calls from which it recovered cost nothing."""
 
 
 REWARDS: dict[str, RewardPreset] = {
@@ -43,10 +45,10 @@ REWARDS: dict[str, RewardPreset] = {
     "agent_peft": RewardPreset(correct=1.0, incorrect=-0.1, out_of_limits=-0.3, malformed=-0.1),
     "rllm": RewardPreset(correct=1.0, incorrect=-1.0, out_of_limits=-0.8, malformed=-0.2),
 }
-"""Keyed by the config's `rollout.reward`; the first is DB-Bench's own (AgentBench, function-calling version).
+"""Presets by the config's `rollout.reward`; the first is DB-Bench's own (AgentBench, function-calling version).
 
-Agent-PEFT's -0.3 is called `timeout` there; here it is for a policy that is out of turns or tokens. A rollout that our
-wall clock ended is lost and gets no preset's value.
+Agent-PEFT calls its -0.3 `timeout`; here it applies to a policy that is out of turns or tokens. A rollout that reached
+our wall-clock deadline is lost and has no preset's value.
 """
 
 JUDGE = "judge"
@@ -54,16 +56,16 @@ JUDGE = "judge"
 FUNCTION = re.compile(r"(?P<place>.+\.py|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<function>[A-Za-z_]\w*)", re.DOTALL)
 """The form of an entry that is a function: FILE.py:NAME or module:NAME."""
 OWN_LOSSES = frozenset({"reward_none", "reward_error", "reward_deadline"})
-"""Why a reward function gave no number for a rollout, where that concerns this rollout alone."""
+"""Reasons why a reward function gave no number that concern only the one rollout."""
 
 
 def label(name: str) -> str:
-    """The name under which an entry of `rollout.reward` is logged: a function's own, without its file."""
+    """Return the name under which an entry of `rollout.reward` is logged: a function's own, without its file."""
     return name.rpartition(":")[2]
 
 
 def functions(names: Collection[str]) -> list[str]:
-    """The entries of `rollout.reward` that are no presets: functions, and the LLM as judge."""
+    """Return the entries of `rollout.reward` that are not presets: functions, and the LLM as judge."""
     return [name for name in names if name not in REWARDS]
 
 
@@ -73,20 +75,20 @@ def reward(
     scorer: ScorerResult | None = None,
     shaping: RewardModelConfig = RewardModelConfig(),  # noqa: B008  frozen
 ) -> Reward:
-    """Turn a rollout's verdict, and the reward model's score where a run has one, into its reward.
+    """Turn a rollout's verdict, and the reward model's score if a run has one, into its reward.
 
     Args:
         record: a judged rollout, one of a task without a judge, or one that could not be judged.
         preset: an entry of `REWARDS`.
-        scorer: what the reward model said; None in a run without one.
+        scorer: the reward model's result; None in a run without one.
         shaping: weight, centre and scale of the score.
     Returns:
-        The reward under the verdict's reason, the verdict itself in `parts["correctness"]`; with a reward model
-        also `parts["base"]`, what the reward is without the score, and `parts["shaping"]`, what the score adds: 0 where
-        the score is missing. The value is None, with its reason, for a rollout that nobody could judge; on a task
-        without a judge that is a rollout whose score is missing.
+        The reward with the verdict's reason, and the verdict itself in `parts["correctness"]`. With a reward model
+        `parts["base"]` is the reward without the score, and `parts["shaping"]` the score's part, 0 if the score is
+        missing. The value is None, with a reason, for a rollout that could not be judged; on a task without a judge
+        that is a rollout whose score is missing.
     Raises:
-        ValueError: the verdict is no number in [0, 1].
+        ValueError: the verdict is not a number in [0, 1].
     """
     verdict = record.score
     if verdict.reason == NO_JUDGE:
@@ -101,10 +103,10 @@ def reward(
 
 
 def weights_of(rewards: Sequence[str]) -> dict[str, float]:
-    """The values of --reward, NAME or NAME=WEIGHT, as a mapping.
+    """Return the values of --reward, NAME or NAME=WEIGHT, as a mapping.
 
     Raises:
-        ValueError: a weight is no number, or a name comes twice.
+        ValueError: a weight is not a number, or a name comes twice.
     """
     weights: dict[str, float] = {}
     for text in rewards:
@@ -131,21 +133,21 @@ def summed_reward(
     scorer: ScorerResult | None = None,
     shaping: RewardModelConfig = RewardModelConfig(),  # noqa: B008  frozen
 ) -> Reward:
-    """The weighted sum of presets and reward functions, and the reward model's score where a run has one.
+    """Compute the weighted sum of presets and reward functions, plus the reward model's score if a run has one.
 
     Args:
         record: as in `reward`.
-        weights: `rollout.reward`, from the name of a preset or a function to its weight.
-        given: what each function said, by its label; not read for a rollout that could not be judged.
-        scorer: what the reward model said; None in a run without one.
-        shaping: of the score, as in `reward`. On a task without a judge the score adds tanh, -1 without an answer.
+        weights: `rollout.reward`, weights by the name of a preset or a function.
+        given: the result of each function, by its label; not read for a rollout that could not be judged.
+        scorer: the reward model's result; None in a run without one.
+        shaping: as in `reward`. On a task without a judge the score adds tanh, -1 without an answer.
     Returns:
-        The reward under the verdict's reason, with each entry's number in `parts` and its share in `terms`. The value
-        is None for a rollout that could not be judged; for one that a function could not reward (`OWN_LOSSES`); and
-        where no entry gave a number. A function that was unavailable is left out of the sum and named in `lacking`
-        (`without_function` does the same to the rest of the group). Presets say nothing of tasks without a judge.
+        The reward with the verdict's reason, each entry's number in `parts` and its weighted term in `terms`. The value
+        is None for a rollout that could not be judged, for one that a function could not reward (`OWN_LOSSES`), and if
+        no entry gave a number. A function that was unavailable is left out of the sum and named in `lacking`
+        (`without_function` does the same to the rest of the group). Presets do not apply to tasks without a judge.
     Raises:
-        ValueError: the verdict is no number in [0, 1].
+        ValueError: the verdict is not a number in [0, 1].
     """
     verdict = record.score
     judged = verdict.reason != NO_JUDGE
@@ -180,15 +182,15 @@ def summed_reward(
 
 
 def without_function(reward: Reward, name: str, why: str) -> Reward:
-    """The reward of a rollout in a group that has to do without a function, since one of its rollouts had to.
+    """Return the reward without a function, for all rollouts of a group in which the function was unavailable for one.
 
-    The reason is that of `without_score`: a function that is missing for some rollouts of a group would compare sums of
-    different terms, and what is left out would depend on which rollouts were asked while its service was away. Where no
-    other term is known, the whole group has no reward.
+    The reason is that of `without_score`: otherwise sums of different terms would be compared within the group, and
+    which ones would depend on the rollouts that were asked while its service was down. If no other term is known, the
+    whole group has no reward.
 
     Args:
         name: the function's label.
-        why: how it was unavailable.
+        why: the reason for which it was unavailable.
     """
     if reward.value is None:
         return reward
@@ -203,20 +205,19 @@ def without_function(reward: Reward, name: str, why: str) -> Reward:
 
 
 def unavailable(reward: Reward) -> dict[str, str]:
-    """The functions whose number is missing for a reason that concerns the whole group."""
+    """Return the functions whose number is missing for a reason that concerns the whole group."""
     return {name: why for name, why in reward.lacking.items() if why not in OWN_LOSSES}
 
 
 def without_score(reward: Reward, why: str) -> Reward:
-    """The reward of a rollout in a group that lost a score, its own or another rollout's.
+    """Return the reward without the score, for all rollouts of a group in which one score is missing.
 
     No rollout of such a group uses its score. If only correct rollouts with a missing score were dropped, wrong ones
-    would be over-represented, since a score adds nothing to those and they would stay. Correctness is known of all, so
-    the base reward remains. On a task without a judge nothing but the score is known, and the whole group has no
-    reward.
+    would be over-represented: a score adds nothing to them, so they would stay. Correctness is known for all, so the
+    base reward remains. On a task without a judge only the score is known, so the whole group has no reward.
 
     Args:
-        why: how the score was lost.
+        why: the reason for which the score is missing.
     """
     if reward.value is None:
         return reward
@@ -226,19 +227,19 @@ def without_score(reward: Reward, why: str) -> Reward:
 
 
 def answered(record: RolloutRecord) -> bool:
-    """Whether the policy itself ended the rollout, and with a reply that is not empty."""
+    """Return whether the policy itself ended the rollout with a reply that is not empty."""
     return record.stop_reason == "answered" and bool(str(record.messages[-1].get("content") or "").strip())
 
 
 def bounded_score(scorer: ScorerResult, shaping: RewardModelConfig) -> float | None:
-    """tanh of the centred, scaled score, in [-1, 1]; None without a finite score."""
+    """Return tanh of the centred, scaled score, in [-1, 1]; None without a finite score."""
     if scorer.score is None or not math.isfinite(scorer.score):
         return None
     return math.tanh((scorer.score - shaping.center) / shaping.scale)
 
 
 def _added(record: RolloutRecord, scorer: ScorerResult, shaping: RewardModelConfig) -> float:
-    """What the score adds to a sum; 0 where it is missing."""
+    """Return what the score adds to a sum; 0 if it is missing."""
     bounded = bounded_score(scorer, shaping) or 0.0
     if record.score.value is not None:
         correctness = record.success or 0.0 if record.score.reason == OWN_REWARD else record.score.value
@@ -258,7 +259,7 @@ def _without_judge(record: RolloutRecord, scorer: ScorerResult | None, shaping: 
 
 
 def _verdict_parts(record: RolloutRecord) -> dict[str, float]:
-    """The parts of the verdict, and the verdict itself where it is one."""
+    """Return the parts of the verdict, with the verdict itself as `correctness` if there is one."""
     verdict = record.score
     if verdict.value is None or verdict.reason == OWN_REWARD:
         return dict(verdict.parts)
@@ -266,7 +267,7 @@ def _verdict_parts(record: RolloutRecord) -> dict[str, float]:
 
 
 def _value(record: RolloutRecord, preset: RewardPreset) -> float:
-    """What a preset makes of the verdict. The reward that an environment gives itself stays as it is."""
+    """Return a preset's value for the verdict; the reward that an environment gives itself is not changed."""
     verdict = record.score.value
     if verdict is not None and record.score.reason == OWN_REWARD:
         return verdict
@@ -275,7 +276,7 @@ def _value(record: RolloutRecord, preset: RewardPreset) -> float:
             f"task {record.task_id!r} was judged {verdict!r} ({record.score.reason}); expected a number from 0, wrong, "
             "to 1, right, or None under NO_JUDGE; correct the environment's `judge`"
         )
-    # both ends are the preset's own numbers to the last bit, which wrong + verdict * (correct - wrong) would not be
+    # verdicts 0 and 1 give exactly the preset's numbers; wrong + verdict * (correct - wrong) would round
     return (1.0 - verdict) * _wrong(record.stop_reason, preset) + verdict * preset.correct
 
 

@@ -1,7 +1,7 @@
-"""The folder of a run: who may write to it, how it was started, what an earlier start left there.
+"""Manages the folder of a run: its lock, the record of its start, and files of an earlier start.
 
-A run holds a lock on its folder for as long as it lives. Leaves out the choice of the checkpoint that a run resumes
-from (`sql_agent.resume`) and what is in one (`sql_agent.verl_side.checkpoints`).
+A run holds a lock on its folder for as long as it lives. Leaves out the choice of the checkpoint from which a run
+resumes (`sql_agent.resume`) and its contents (`sql_agent.verl_side.checkpoints`).
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ os.register_at_fork(after_in_child=_let_go)
 
 @contextmanager
 def claim(run_dir: Path) -> Iterator[None]:
-    """Lock the folder: one run at a time writes to it or decides which of its checkpoints are whole.
+    """Lock the folder, so that one run at a time writes to it or decides which of its checkpoints are whole.
 
     Processes that a killed command has left behind end by themselves; this waits for them. A folder that was made for
-    the lock and holds nothing else at the end goes again: the start was refused.
+    the lock and holds nothing else at the end is removed, since the start was refused.
 
     Raises:
         UsageError: another run has the lock.
@@ -70,7 +70,7 @@ def claim(run_dir: Path) -> Iterator[None]:
 
 
 def last_run_id(run_dir: Path) -> str | None:
-    """The id of the run that wrote there last; None if there was none or its run.json is incomplete."""
+    """Return the id of the run that wrote there last; None if there was none or its run.json is incomplete."""
     try:
         return parse_json((run_dir / "run.json").read_text())["run_id"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -81,17 +81,17 @@ def write_start(run_dir: Path, start: dict[str, Any], *, resumed: bool) -> None:
     """Write run.json: how the run was started, and under `earlier_starts` how it was started before it was resumed."""
     earlier: list[Any] = []
     if resumed:
-        with suppress(OSError, ValueError, AttributeError):  # torn by a kill
+        with suppress(OSError, ValueError, AttributeError):  # a killed run may leave it incomplete
             last = parse_json((run_dir / "run.json").read_text())
             earlier = [*last.pop("earlier_starts", []), last]
-    for each in (start, *earlier):  # earlier versions wrote passwords down
+    for each in (start, *earlier):  # earlier versions wrote passwords to the file
         each |= {"argv": [masked(str(word), whole=True) for word in each["argv"]]} if "argv" in each else {}
     with written(run_dir / "run.json") as part:
         part.write_text(json.dumps(start | {"earlier_starts": earlier}, indent=2))
 
 
 def set_aside(run_dir: Path, after: int | None = None) -> Path | None:
-    """Move what an earlier start left into a folder of its own, so that nobody takes both for one run.
+    """Move the files of an earlier start into a folder of their own, so that the two runs are not mixed up.
 
     Args:
         after: the step that a run resumes from. Logs and sealed checkpoints of later steps are moved, because those
@@ -116,7 +116,7 @@ def set_aside(run_dir: Path, after: int | None = None) -> Path | None:
     else:
         later = [path for path in trajectories.glob("*_*.jsonl") if int(path.stem.split("_")[1]) > after]
         moved = {path: aside / "trajectories" / path.name for path in later}
-        # one that was whole once may be completed again, and must not be loaded instead of this run's own
+        # a sealed one may become whole again, and must not be loaded instead of this run's own checkpoint
         passed_over = [path for path in checkpoints(run_dir / "checkpoints") if step_of(path) > after]
         moved |= {path: aside / "checkpoints" / path.name for path in passed_over if (path / MANIFEST).exists()}
         rows = [(row["train_step"], json.dumps(row)) for row in earlier_steps(metrics)]
@@ -124,7 +124,7 @@ def set_aside(run_dir: Path, after: int | None = None) -> Path | None:
         if rewritten:
             aside.mkdir(exist_ok=True)
             shutil.copy2(metrics, aside)
-            with written(metrics) as part:  # a kill at any moment leaves a complete file
+            with written(metrics) as part:  # a run killed at any moment leaves a complete file
                 part.write_text("".join(f"{row}\n" for step, row in rows if step <= after))
     for path, target in moved.items():
         target.parent.mkdir(parents=True, exist_ok=True)

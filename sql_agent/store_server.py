@@ -1,7 +1,7 @@
-"""agent-lightning's store in memory, which frees spans once they are read: a long run needs no more than one step.
+"""Serves agent-lightning's store from memory and frees spans once they are read, so a long run needs no more memory.
 
 Upstream's store keeps every span of every rollout until a share of the host's memory is full, and no request of its
-HTTP interface removes anything. A run's own store is this one, and this command keeps one outside of a run:
+HTTP interface removes anything. A run's own store is this one, and this command serves one outside of a run:
 
     python -m sql_agent.store_server --port 9999
 
@@ -33,14 +33,14 @@ from sql_agent.lightning.agl_without_litellm import agl
 from sql_agent.lightning.request_guard import STORE_TOKEN, RequestGuard, is_loopback
 from sql_agent.lightning.store import READ
 
-UNSET = agl.store.base.UNSET  # an import of agentlightning would load LiteLLM
+UNSET = agl.store.base.UNSET  # importing it from agentlightning would load LiteLLM
 
 logger = logging.getLogger(__name__)
 
 KEPT_ROLLOUTS = 1024
 """Rollouts that stay listed, without spans, after they were read; older ones are forgotten."""
 UNREAD_S = 3600.0
-"""A finished rollout that was not read for so long never will be: it was queued twice, or its run was killed."""
+"""Seconds after which a finished rollout will not be read any more: it was queued twice, or its run was killed."""
 SPANS_SHARE = 0.25
 """Share of the memory limit that unread spans may take; the policy and its sampler may share the container."""
 _TOUCHED: list[Any] = ["rollouts", "attempts", "spans", "span_sequence_ids"]
@@ -58,7 +58,7 @@ class BoundedStore(agl.InMemoryLightningStore):
             span_size_estimator=span_bytes,
         )
         self._closed: dict[str, None] = {}
-        """Rollouts whose spans are no longer needed, in the order in which that became known."""
+        """Rollouts whose spans are no longer needed, in the order in which they were closed."""
 
     async def enqueue_many_rollouts(self, rollouts: Sequence[Any]) -> Sequence[Any]:
         queued = await super().enqueue_many_rollouts(rollouts)
@@ -87,13 +87,13 @@ class BoundedStore(agl.InMemoryLightningStore):
     async def _unlocked_update_rollout_only(
         self, collections: Any, rollout_id: str, status: Any = UNSET, **changes: Any
     ) -> Any:
-        """A closed rollout keeps its status: a failed attempt would queue a cancelled rollout again."""
+        """Update a rollout, but keep the status of a closed one; a failed attempt would queue a cancelled one again."""
         if rollout_id in self._closed:
             status = UNSET
         return await super()._unlocked_update_rollout_only(collections, rollout_id, status=status, **changes)
 
     async def _add_many_spans_helper(self, rollout_id: str, attempt_id: str, spans: Sequence[Any]) -> Sequence[Any]:
-        """Late spans are accepted and dropped: a refusal would look like a failing store to their sender."""
+        """Add spans, but accept and drop late ones; their sender would take a refusal for a failing store."""
         known = await self.collections.rollouts.get({"rollout_id": {"exact": rollout_id}})
         if known is None:
             await self.collections.span_sequence_ids.pop(rollout_id)
@@ -120,7 +120,7 @@ class BoundedStore(agl.InMemoryLightningStore):
 
     async def _evict_spans_for_rollout(self, collections: Any, rollout_id: str) -> None:
         spans = await collections.spans.query({"rollout_id": {"exact": rollout_id}})
-        await collections.spans.delete(spans.items)  # upstream's eviction leaves them in the collection's size
+        await collections.spans.delete(spans.items)  # upstream's eviction does not reduce the collection's size
         await super()._evict_spans_for_rollout(collections, rollout_id)
         self._evicted_rollout_span_sets.discard(rollout_id)  # a query gets an empty list, not an error
 
@@ -129,7 +129,7 @@ class BoundedStore(agl.InMemoryLightningStore):
         attempts = await collections.attempts.query({"rollout_id": {"exact": rollout_id}})
         await collections.rollouts.delete(rollouts.items)
         await collections.attempts.delete(attempts.items)
-        collections.attempts._items.pop(rollout_id, None)  # the empty container remains otherwise
+        collections.attempts._items.pop(rollout_id, None)  # otherwise the empty container remains
         await collections.span_sequence_ids.pop(rollout_id)
         self._completion_events.pop(rollout_id, None)
         self._start_time_by_rollout.pop(rollout_id, None)
@@ -137,7 +137,7 @@ class BoundedStore(agl.InMemoryLightningStore):
 
 
 class StoreServer(agl.LightningStoreServer):
-    """Upstream's server behind a request guard, whose token is the one in the environment."""
+    """Runs upstream's server behind a request guard with the token from the environment."""
 
     def __init__(self, store: Any, *, host: str, port: int, launch_mode: Any = "thread") -> None:
         super().__init__(store, host=host, port=port, launch_mode=launch_mode)
@@ -146,11 +146,11 @@ class StoreServer(agl.LightningStoreServer):
 
 
 def span_bytes(span: BaseModel) -> int:
-    """The memory of a span that arrived as JSON, estimated from its texts and the lengths of its lists.
+    """Estimate the memory of a span that arrived as JSON, from its texts and the lengths of its lists.
 
     Upstream's default adds up the size of every single number, which takes longer than storing the span.
     """
-    size = 4096  # the empty span: some thirty small objects
+    size = 4096  # an empty span: some thirty small objects
     for value in getattr(span, "attributes", {}).values():
         size += sys.getsizeof(value) + (32 * len(value) if isinstance(value, list) else 0)
     return size

@@ -1,4 +1,4 @@
-"""The rate of success with its confidence interval."""
+"""Defines the success rate with its confidence interval."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from core.stats import wilson_interval
 
 @dataclass(frozen=True)
 class Rate:
-    """Success among the rollouts that have a verdict."""
+    """Counts the successes among the rollouts that have a verdict."""
 
     n: int
     judged: int
@@ -21,7 +21,7 @@ class Rate:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Wilson's 95 % interval."""
+        """Return Wilson's 95 % interval."""
         return wilson_interval(self.correct, self.judged) if self.judged else None
 
     def __str__(self) -> str:

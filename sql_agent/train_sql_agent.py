@@ -1,16 +1,16 @@
-"""Train a SQL agent by GRPO: agent-lightning's store and proxy, vLLM, verl. `--help` shows the flags.
+"""Trains a SQL agent with GRPO: agent-lightning's store and proxy, vLLM, verl. `--help` shows the flags.
 
     python sql_agent/train_sql_agent.py --ci-fast
     AGL_MANAGED_STORE=0 python sql_agent/train_sql_agent.py --llm-proxy --model MODEL
 
-The second takes the store that `agl store --port 9999` keeps; --external-store-address names another.
+The second command uses the store of `agl store --port 9999`; --external-store-address names another.
 """
 
 import os
 import sys
 
 if __package__ in (None, ""):
-    # Run as a script, Python puts this folder first, and not the one that holds the packages.
+    # For a script, Python puts this folder first in the path, and not the one that holds the packages.
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 from core.commands import execute, starting
@@ -63,11 +63,11 @@ def run(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) ->
     if checkpoint is not None and step_of(checkpoint) >= cfg.trainer.steps:
         print(
             f"{cfg.run_dir} has reached step {step_of(checkpoint)} of {cfg.trainer.steps} already; raise "
-            "trainer.steps to go on, or give another --run-dir to start anew"
+            "trainer.steps to continue, or give another --run-dir to start anew"
         )
         return
     give_token(shared=os.environ.get("AGL_CURRENT_ROLE", "both") != "both", own_store=cfg.store.address is None)
-    revealed(cfg.rollout.backend)  # raises where its password is missing; runners would only find out later
+    revealed(cfg.rollout.backend)  # raises if its password is missing; runners would only notice later
     check_store(cfg)
     check_reward_model(cfg)
     check_llm_judge(cfg)
@@ -93,7 +93,7 @@ def main(argv: list[str] | None = None) -> int:
         cfg = with_store(cfg)
         check_judged(cfg)
         check_functions(cfg)
-        if os.environ.get("AGL_CURRENT_ROLE") != "runner":  # which gets its tasks from the store
+        if os.environ.get("AGL_CURRENT_ROLE") != "runner":  # a runner gets its tasks from the store
             check_own_tasks(cfg)
         cpu = use_cpu(cfg)
         if args.dry_run:
@@ -117,7 +117,7 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {masked(str(error))}", file=sys.stderr)
         return 2
-    except (TrainingFailedError, OSError) as error:  # a store that is gone, a disk that is full
+    except (TrainingFailedError, OSError) as error:  # e.g. the store is gone, or the disk is full
         print(f"error: {masked(in_words(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -1,12 +1,12 @@
-"""Every change that we make to an upstream library: the table, how they are made, and the check that none is missing.
+"""Lists and makes every change to an upstream library, and checks that none is missing.
 
-If a library renamed what we change, it would silently run without the change: no exact prompts, no merged weights. So a
-run looks up every target in the installed sources before anything loads (`check_installed`), a change without effect
-raises where it is made (`install`, `change`), and a process checks that its changes were made before it begins its work
+If a library renamed a target, it would silently run without our change: no exact prompts, no merged weights. So a run
+looks up every target in the installed sources before anything loads (`check_installed`), a change without effect raises
+where it is made (`install`, `change`), and a process checks that its changes were made before it begins its work
 (`require`). The table leaves out upstream's extension points (an advantage estimator, a platform, a router class): if
-one of them is gone, the run fails by itself.
+one of them is gone, the run fails anyway.
 
-A new change is one line in `PATCHES`, and the function that it names. Of two that replace the same target, the later
+A new change is one line in `PATCHES`, and the function that it names. If two changes replace the same target, the later
 one wraps the earlier one. Importing this module is instant.
 """
 
@@ -25,8 +25,8 @@ from types import ModuleType
 from typing import Any, Literal
 
 Process = Literal["driver", "trainer", "server", "own"]
-"""Where a change has to be active: in verl's driver, its training workers, its vLLM servers; `own`: wherever our module
-that makes it is imported (it derives a class or replaces a module)."""
+"""Process in which a change has to be active: verl's driver, its training workers, its vLLM servers. `own`: every
+process that imports our module with the change (it derives a class or replaces a module)."""
 
 VERSIONS: dict[str, tuple[str, ...]] = {
     "agentlightning": ("0.3.0",),
@@ -37,25 +37,25 @@ VERSIONS: dict[str, tuple[str, ...]] = {
     "verl": ("0.9.1",),
     "vllm": ("0.28.0+cpu", "0.24.0"),
 }
-"""The pinned versions by top-level module: the CPU set's, which the changes were written and tested for, then the GPU
-set's if it differs."""
+"""The pinned versions by top-level module: first that of the CPU requirements, for which the changes were written and
+tested, then that of the GPU requirements if it differs."""
 DISTRIBUTIONS = {"agents": "openai-agents"}
-"""Distributions that have another name than their module."""
+"""Distributions whose name differs from their module's."""
 
 
 @dataclass(frozen=True)
 class Patch:
     process: Process
     by: str
-    """What makes it: `module:function`, called with the upstream module after its import; without a colon, the code of
-    that module itself."""
+    """The code that makes the change: `module:function`, called with the upstream module after its import; without a
+    colon, that module's own code."""
     module: str
     """The upstream module."""
     names: tuple[str, ...]
     """The names that are replaced: `function`, `Class.method`, `Class.mapping.key`."""
     why: str
     cpu: bool = False
-    """Only on a CPU."""
+    """Whether the change is made only on a CPU."""
 
 
 _PLUGIN = "sql_agent.verl_side.plugin."
@@ -187,7 +187,7 @@ PATCHES = (
         "checkpoints that say whether they are whole, and go on exactly where one was written",
     ),
     Patch("driver", _DRIVER, "ray._private.node", ("Node.start_api_server",), "no dashboard, which asks three clouds"),
-    # private methods that our classes override, and a module that ours stands in for
+    # private methods that our classes override, and a module that ours replaces
     Patch(
         "own",
         "sql_agent.lightning.agl_without_litellm",
@@ -250,14 +250,14 @@ PATCHES = (
 
 
 class PatchError(ValueError):
-    """An upstream library is not the version that a change of ours was written for."""
+    """Says that an upstream library is not the version for which one of our changes was written."""
 
 
 # In the installed sources ---------------------------------------------------------------------------------------------
 
 
 def check_installed(*, cpu: bool) -> None:
-    """Look up every target in the installed packages, whose code is read and not run; it takes half a second.
+    """Look up every target in the installed packages, whose code is read but not run; it takes half a second.
 
     Raises:
         PatchError: a target that a run needs is missing.
@@ -269,7 +269,7 @@ def check_installed(*, cpu: bool) -> None:
 
 
 def in_sources(module: str, name: str) -> bool:
-    """Whether the installed `module` defines, or imports, `name` (see `Patch.names`)."""
+    """Return whether the installed `module` defines or imports `name` (see `Patch.names`)."""
     file = _file(module)
     node: ast.AST | None = None if file is None else _parsed(file)
     for part in name.split("."):
@@ -280,7 +280,7 @@ def in_sources(module: str, name: str) -> bool:
 
 
 def _file(module: str) -> Path | None:
-    """The module's file. `find_spec` of the whole name would import its parent packages."""
+    """Return the module's file; `find_spec` of the whole name would import its parent packages."""
     top, *rest = module.split(".")
     spec = importlib.util.find_spec(top)
     folders = (spec.submodule_search_locations or ()) if spec else ()
@@ -295,7 +295,7 @@ def _parsed(file: Path) -> ast.Module:
 
 
 def _members(node: ast.AST, file: Path) -> Iterator[tuple[str, ast.AST]]:
-    """The members of a module, a class or a dict literal, by name."""
+    """Yield the members of a module, a class or a dict literal, by name."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return
     if isinstance(node, ast.Dict):
@@ -326,7 +326,7 @@ _wanted: set[Patch] = set()
 
 
 def install(*, cpu: bool) -> None:
-    """Make the plugin's changes: now in modules that are imported, in others right after their import."""
+    """Make the plugin's changes, in imported modules now and in others right after their import."""
     from sql_agent.verl_side.plugin.import_hook import after_import
 
     _wanted.update(patch for patch in PATCHES if patch.process != "own" and (cpu or not patch.cpu))
@@ -336,7 +336,7 @@ def install(*, cpu: bool) -> None:
 
 
 def change(module: ModuleType, make: Callable[[Any], None]) -> None:
-    """Call `make(module)` for the one change of that module that the table leaves to the driver.
+    """Call `make(module)` for the change of that module that the driver makes.
 
     Raises:
         PatchError: a target is missing or unchanged.
@@ -346,9 +346,10 @@ def change(module: ModuleType, make: Callable[[Any], None]) -> None:
 
 
 def require(process: Process) -> None:
-    """
+    """Check that all changes for this kind of process were made.
+
     Raises:
-        PatchError: a change that this kind of process needs was not made, because its module was never imported.
+        PatchError: a change was not made, because its module was never imported.
     """
     for patch in PATCHES:
         if patch.process == process and patch in _wanted - _made:

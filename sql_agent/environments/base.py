@@ -1,6 +1,6 @@
-"""The interface of an environment: to the agent it offers prompts, tools and episodes, to a training run its tasks.
+"""Defines the interface of an environment: prompts, tools and episodes for the agent, and tasks for a training run.
 
-Leaves out the reward (`sql_agent.rewards`) and who calls the model (`sql_agent.agent`, `sql_agent.local.rollouts`).
+Leaves out the reward (`sql_agent.rewards`) and the calls of the model (`sql_agent.agent`, `sql_agent.local.rollouts`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class EpisodeLostError(RuntimeError):
-    """The episode cannot go on, which the policy did not cause: its rollout is lost.
+    """Says that the episode cannot go on, through no fault of the policy; its rollout is lost.
 
     Args:
         reason: a name, counted as `rollout/lost/REASON`.
@@ -37,7 +37,7 @@ class EpisodeLostError(RuntimeError):
 
 
 class EnvironmentTask(Protocol):
-    """One question; its other fields are known to its environment only."""
+    """Describes one question; only its environment knows the other fields."""
 
     @property
     def id(self) -> str: ...
@@ -49,7 +49,7 @@ class EnvironmentTask(Protocol):
 
 
 class Episode(Protocol):
-    """The environment's side of a rollout. Every method may block; one thread at a time."""
+    """Plays the environment's side of a rollout. Every method may block; one thread calls it at a time."""
 
     max_rounds: int
     """Replies that the policy may give."""
@@ -63,22 +63,22 @@ class Episode(Protocol):
 
 
 class CallingEpisode(Episode, Protocol):
-    """The episode of an environment that offers tools."""
+    """Plays the episode of an environment that offers tools."""
 
     def call_tool(self, name: str, arguments: Any) -> str:
-        """Answer one call; a call that the policy got wrong is answered with an error message and counted."""
+        """Answer one call; a malformed call is answered with an error message and counted."""
         ...
 
     def without_call(self, reply: str) -> list[Message]:
-        """Take a reply without a call; returns the answer, unless the episode has ended. Does not block."""
+        """Take a reply without a call and return the answer, [] if the episode has ended. It does not block."""
         ...
 
 
 class WritingEpisode(Episode, Protocol):
-    """The episode of an environment whose policy writes its actions as text."""
+    """Plays the episode of an environment whose policy writes its actions as text."""
 
     def step(self, reply: str) -> list[Message]:
-        """Take a reply; returns the answer, unless the episode has ended."""
+        """Take a reply and return the answer, [] if the episode has ended."""
         ...
 
 
@@ -93,54 +93,58 @@ class Split:
 
 
 class Playable(Protocol):
-    """What playing an episode needs of an environment."""
+    """Offers what is needed to play an episode of an environment."""
 
     tools: list[dict[str, Any]]
     """Tools in chat-completions form; empty if the policy writes its actions as text."""
 
     @abstractmethod
     def messages(self, task: Any) -> list[Message]:
-        """The first prompt."""
+        """Return the first prompt."""
         ...
 
     @abstractmethod
     def history(self, messages: Sequence[Message]) -> list[Message]:
-        """What the policy reads of the conversation so far."""
+        """Return the part of the conversation that the policy reads."""
         ...
 
     @abstractmethod
     def open(self, task: Any, limits: AgentConfig) -> Any:
-        """A fresh `CallingEpisode`, or a `WritingEpisode` where there are no tools. May block.
+        """Open a new `CallingEpisode`, or a `WritingEpisode` if there are no tools. It may block.
 
         Raises:
-            TableError, BackendUnavailable, EpisodeLostError: it cannot be opened; the last two also while it goes on.
+            TableError, BackendUnavailable, EpisodeLostError: it cannot be opened; its methods may raise the last two.
         """
         ...
 
     @abstractmethod
     def judge(self, episode: Any) -> Score:
-        """The verdict on an episode as it stands, a number in [0, 1]: 1 where the task is solved, which is what counts
-        as success, less where it is solved in part; or, under `OWN_REWARD`, the reward itself. May block."""
+        """Return the verdict on an episode in its current state; it may block.
+
+        The verdict is a number in [0, 1]: 1 if the task is solved, which alone counts as success, and less if it is
+        solved in part. With the reason `OWN_REWARD` the number is the reward itself.
+        """
         ...
 
     @abstractmethod
     def max_replies(self, limits: AgentConfig) -> int:
-        """Replies that a rollout may take."""
+        """Return the number of replies that a rollout may take."""
         ...
 
 
 class Environment(Playable, ABC):
-    """One per process. It is entered where episodes are opened; everything else works without."""
+    """Provides tasks and episodes, one environment per process. It must be entered before episodes are opened."""
 
     name: ClassVar[str]
     """Its key in `ENVIRONMENTS`."""
     judged: ClassVar[bool] = True
-    """Whether there is a judge; without one, `judge` returns None under `rewards.NO_JUDGE`."""
+    """Whether there is a judge; without one, `judge` returns None with the reason `rewards.NO_JUDGE`."""
 
     @classmethod
     @abstractmethod
     def from_settings(cls, settings: EnvironmentSettings) -> Self:
-        """
+        """Make the environment from its settings.
+
         Raises:
             ValueError: a setting does not fit.
         """
@@ -150,62 +154,62 @@ class Environment(Playable, ABC):
 
     @property
     def prepared(self) -> bool:
-        """Whether everything that `prepare` makes is there."""
+        """Return whether everything that `prepare` makes exists."""
         return True
 
     def prepare(self, say: Callable[[str], None]) -> None:
-        """Make what this machine can make by itself; called before anything else.
+        """Make files that this machine can make by itself; called before anything else.
 
         Raises:
-            ValueError: with what is missing and how to get it.
+            ValueError: something is missing; the message says how to get it.
         """
 
     def check_episodes(self) -> None:
-        """Find out whether episodes can be opened on this machine; called before anything that takes long.
+        """Check that episodes can be opened on this machine; called before anything that takes long.
 
         Raises:
-            ValueError: with what is missing and how to get it.
-            BackendUnavailable: the same, of a database that is not there.
+            ValueError: something is missing; the message says how to get it.
+            BackendUnavailable: a database is missing; the message says how to get it.
         """
 
     @abstractmethod
     def load_split(self, data: DataConfig, seed: int) -> Split:
-        """Tasks to train on and all held-out ones; `sql_agent.data.drawn` takes `data.val_limit` of those.
+        """Load the tasks to train on and all held-out ones, of which `sql_agent.data.drawn` takes `data.val_limit`.
 
         Raises:
-            ValueError: a file is missing, or names a row that does not parse.
+            ValueError: a file is missing, or a row does not parse; the message names it.
         """
 
     def shortened(self, task: Any, prompt_tokens: Callable[[Any], int], limit: int) -> Any:
-        """The task with a first prompt of at most `limit` tokens, where the environment can shorten it."""
+        """Return the task with a first prompt of at most `limit` tokens, if the environment can shorten it."""
         return task
 
     def describe(self, tasks: Sequence[Any]) -> list[str]:
-        """Lines about the tasks of a run, for the person who starts it."""
+        """Return lines about the tasks of a run, for the person who starts it."""
         return []
 
     def reference_replies(self, task: Any) -> list[Message]:
-        """The replies of an assistant that knows the solution, in order; empty if no solution is known."""
+        """Return the replies of an assistant that knows the solution, in order; [] if no solution is known."""
         return []
 
     def read_tasks(self, file: Path) -> list[Any]:
-        """Every task of a file, as `python -m sql_agent.evaluate --tasks` takes it.
+        """Read every task of a file, in the form of `python -m sql_agent.evaluate --tasks`.
 
         Raises:
-            ValueError: the file is missing, or names a row that does not parse.
+            ValueError: the file is missing, or a row does not parse; the message names it.
         """
         raise ValueError(f"environment {self.name} reads no file of tasks")
 
     def row(self, task: Any) -> dict[str, Any]:
-        """The task as a row of such a file."""
+        """Return the task as a row of such a file."""
         return task.to_dict()
 
     @abstractmethod
     def task(self, fields: dict[str, Any]) -> Any:
-        """The inverse of a task's `to_dict`."""
+        """Return the task with these fields; the inverse of a task's `to_dict`."""
 
     def verl_rows(self, tasks: Sequence[Any]) -> list[dict[str, Any]]:
-        """Rows of verl's parquet; `extra_info.task` is the task as JSON."""
+        """Return the rows of verl's parquet file; `extra_info.task` is the task as JSON."""
         from dbbench_adapter.export import AGENT_NAME
 
         return [
@@ -228,7 +232,7 @@ class Environment(Playable, ABC):
 
 
 def with_observation(messages: list[Message], episode: Episode) -> list[Message]:
-    """The first prompt as the policy reads it: what the episode's opening showed follows in its last message."""
+    """Return the first prompt with the observation of the episode's opening appended to its last message."""
     observation = getattr(episode, "observation", "")
     if not observation:
         return messages
@@ -237,7 +241,7 @@ def with_observation(messages: list[Message], episode: Episode) -> list[Message]
 
 
 def make_environment(settings: EnvironmentSettings) -> Environment:
-    """The environment that `settings.type` names: a registered one, or one of the user's own.
+    """Make the environment that `settings.type` names: a registered one, or one of the user's own.
 
     Raises:
         ValueError: a file, a class or its tools, or another setting does not fit.

@@ -1,7 +1,7 @@
-"""What a policy could break in an environment, found by playing it without a model.
+"""Finds what a policy could break in an environment, by playing it without a model.
 
-Looks for exceptions, hangs, verdicts without effort, state that one episode leaves to the next, and prompts that
-contain the answer. Finding nothing proves nothing: random calls solve no hard task, and a verdict may be wrong in other
+It looks for exceptions, hangs, verdicts without effort, state that leaks from one episode to the next, and prompts that
+contain the answer. An empty report proves nothing: random calls solve no hard task, and a verdict may be wrong in other
 ways.
 """
 
@@ -36,9 +36,9 @@ LONG_RESULT = 4_000
 """Characters; about a thousand tokens, more than a row of the default data.max_response_tokens."""
 SLOW_S = 1.0
 MOST_HANGS = 3
-"""Plays that may hang before the rest is left out."""
+"""Number of hanging plays after which the others are skipped."""
 FAULTS = (AttributeError, NameError, TypeError, LookupError, AssertionError, ArithmeticError, RecursionError)
-"""What a tool raises by mistake rather than to tell the policy something."""
+"""Errors that a tool raises by mistake rather than to tell the policy something."""
 GOLD = re.compile(r"answers?|gold|gold_\w+|solutions?|targets?|labels?|secret|expected|ground_truth|sql|query|result")
 """Names of columns that hold the answer."""
 
@@ -62,10 +62,10 @@ class Report:
 
 
 def check(make: Callable[[], Environment], tasks: Sequence[Any]) -> Report:
-    """Play every task in all ways and look at what came of it.
+    """Play every task in all ways and report what is wrong.
 
     Args:
-        make: a fresh environment; it is entered here.
+        make: makes a new environment, which is entered here.
         tasks: at least one.
     """
     report = Report()
@@ -78,7 +78,7 @@ def check(make: Callable[[], Environment], tasks: Sequence[Any]) -> Report:
         for task in tasks:
             for name, replies in _plays(environment, task):
                 if sum((each.lost or "").endswith("_deadline") for each in report.played) == MOST_HANGS:
-                    continue  # each takes the whole timeout
+                    continue  # each hanging play takes the whole timeout
                 at[0] = name
                 report.played.append(play(environment, task, name, replies))
     if not environment.judged:
@@ -107,7 +107,7 @@ def _plays(environment: Environment, task: Any) -> list[tuple[str, list[Any]]]:
 
 
 def _repeat(make: Callable[[], Environment], tasks: Sequence[Any], report: Report) -> None:
-    """Play the same replies first of all, on a fresh environment again, after other tasks, and beside one."""
+    """Play the same replies four times: first, on a new environment, after other tasks, and beside another task."""
     task, other = tasks[0], tasks[-1]
 
     def script(environment: Environment, of: Any) -> list[Any]:
@@ -170,7 +170,7 @@ def _raised(raised: Sequence[tuple[str, RaisedError]], report: Report) -> None:
 
 
 def _effort(report: Report) -> None:
-    """Look for verdicts that cost nothing, and for references that are worth nothing."""
+    """Look for rewards without effort, and for references that do not solve their task."""
     for name in PLAYS[:-1]:
         plays = report.of(name)
         solved = [each for each in plays if each.success == 1.0]

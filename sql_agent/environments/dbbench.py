@@ -1,4 +1,4 @@
-"""DB-Bench's tasks: `dbbench_adapter` as an environment."""
+"""Offers DB-Bench's tasks: `dbbench_adapter` as an environment."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from sql_agent.environments.base import Environment, Split
 
 
 class DbBench(Environment):
-    """
+    """Plays DB-Bench's tasks.
+
     Args:
-        backend: where episodes get their databases: an open one, or a spec for `open_backend`, opened on entry.
+        backend: gives episodes their databases; an open one, or a spec for `open_backend`, opened on entry.
     Raises:
         ValueError: that spec names no backend.
     """
@@ -74,7 +75,7 @@ class DbBench(Environment):
             check_backend(self._backend)
 
     def load_split(self, data: DataConfig, seed: int) -> Split:
-        """No table is in both halves.
+        """Load or generate the tasks; no table is in both halves.
 
         Raises:
             ValueError: a file is missing or has no task of `data.skills`, or generated tasks never show them.
@@ -92,7 +93,7 @@ class DbBench(Environment):
         return load_tasks(file)
 
     def reference_replies(self, task: Task) -> list[Message]:
-        from sql_agent.oracle import solution  # brings a web server, which nothing else here needs
+        from sql_agent.oracle import solution  # imports a web server, which nothing else here needs
 
         return solution(task, self._name)
 
@@ -112,16 +113,17 @@ class DbBench(Environment):
 
 
 def generated(n: int, split: HalfName, skills: Sequence[str], seed: int) -> list[Task]:
-    """The first `n` generated tasks that show one of `skills`; of any kind without skills."""
-    of_skills(generate_tasks(len(DRAFTS), seed=seed, split=split), skills)  # one of each kind: ends what would not
+    """Return the first `n` generated tasks that show one of `skills`; tasks of any kind if `skills` is empty."""
+    of_skills(generate_tasks(len(DRAFTS), seed=seed, split=split), skills)  # raises for skills that no kind shows
     shown = (task for task in task_stream(seed=seed, split=split) if not skills or skills_of(task) & set(skills))
     return list(itertools.islice(shown, n))
 
 
 def of_skills(tasks: Sequence[Task], skills: Sequence[str]) -> list[Task]:
-    """
+    """Return the tasks that show one of `skills`; all of them if `skills` is empty.
+
     Raises:
-        ValueError: none shows one of `skills`; names those that are there.
+        ValueError: no task shows one of `skills`; the message lists the known ones.
     """
     kept = [task for task in tasks if not skills or skills_of(task) & set(skills)]
     if tasks and not kept:

@@ -1,4 +1,4 @@
-"""Tools, and the episode of an environment with one tool: the policy calls it until it answers without a call."""
+"""Implements the episode of an environment with one tool: a reply without a call is the answer and ends it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def tool(name: str, description: str, arguments: Mapping[str, str]) -> dict[str,
 
 
 class OneToolEpisode(ABC):
-    """A `sql_agent.environments.base.CallingEpisode`; a subclass names its tool and says what a call does."""
+    """Implements `sql_agent.environments.base.CallingEpisode`; a subclass names its tool and says what a call does."""
 
     tool_name: ClassVar[str]
     argument: ClassVar[str]
-    """The tool's one argument, a text."""
+    """Name of the tool's only argument, a text."""
     example: ClassVar[str]
     """A value of that argument, for the message that says what the tool takes."""
 
@@ -43,7 +43,7 @@ class OneToolEpisode(ABC):
 
     @abstractmethod
     def use_tool(self, value: str) -> str:
-        """The result of a call. May block."""
+        """Return the result of a call; it may block."""
 
     @property
     def done(self) -> bool:

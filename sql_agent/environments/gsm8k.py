@@ -1,4 +1,4 @@
-"""GSM8K's word problems as an environment, judged by their final number."""
+"""Offers GSM8K's word problems as an environment that judges the final number."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Gsm8k(Environment):
         return Gsm8kEpisode(task, self.max_replies(limits))
 
     def judge(self, episode: Gsm8kEpisode) -> Score:
-        """Right is the same number, however it is written (72, 72.0, $72); every end is judged.
+        """Compare the final numbers by value (72, 72.0 and $72 are equal); every ended episode gets a verdict.
 
         Returns:
-            1.0 under `match`, or 0.0 under `wrong_answer`, `no_final_number` (nothing behind a last `####` that is one
-            number) or `no_answer` (out of rounds or tokens, or an empty reply).
+            1.0 with the reason `match`, or 0.0 with `wrong_answer`, `no_final_number` (no single number follows the
+            last `####`) or `no_answer` (out of rounds or tokens, or an empty reply).
         """
         if not (episode.answer or "").strip():
             return Score(0.0, "no_answer")
@@ -51,7 +51,7 @@ class Gsm8k(Environment):
         return limits.max_turns or MAX_ROUNDS
 
     def load_split(self, data: DataConfig, seed: int) -> Split:
-        """`data.train_file` is a file of problems, or `gsm8k` for the hub's; None makes problems up."""
+        """Load the problems; `data.train_file` is a file, or `gsm8k` for the hub's, or None for generated ones."""
         if data.train_file is not None and data.val_file is not None:
             return Split(read_problems(data.train_file), read_problems(data.val_file))
         source, made = str(data.train_file or "generated"), data.train_file is None
@@ -66,7 +66,7 @@ class Gsm8k(Environment):
         return read_problems(file)
 
     def reference_replies(self, task: WordProblem) -> list[Message]:
-        from sql_agent.gsm8k.expert import expert_messages  # brings a web server, which nothing else here needs
+        from sql_agent.gsm8k.expert import expert_messages  # imports a web server, which nothing else here needs
 
         try:
             return [message for message in expert_messages(task) if message["role"] == "assistant"]

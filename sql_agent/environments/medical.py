@@ -1,4 +1,4 @@
-"""Medical question answering as an environment without a judge: the reward model's score is the reward."""
+"""Offers medical question answering as an environment without a judge; the reward model's score is the reward."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ INVENTED = Path(__file__).resolve().parents[2] / "data" / "medical" / "medical.d
 
 
 class Medical(Environment):
-    """
+    """Plays questions about a medical database.
+
     Args:
-        database: SQLite file; None: the one of invented entries, which `prepare` makes.
+        database: SQLite file; None: a database of invented entries, which `prepare` makes.
     """
 
     name: ClassVar[str] = "medical"
@@ -72,7 +73,7 @@ class Medical(Environment):
             say(f"{self._database} lacks {', '.join(lacking)}; nothing is asked about them")
 
     def load_split(self, data: DataConfig, seed: int) -> Split:
-        """No entry is in both halves, unless the user's two files have it so."""
+        """Load or make the questions; no entry is in both halves, unless the user's own two files share entries."""
         fraction = data.held_out_fraction
         if data.train_file is None:
             train = self._made(data.generate, "train", fraction, seed)

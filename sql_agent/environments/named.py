@@ -1,7 +1,7 @@
-"""The class that names an environment of the user's own, and the tools of a class in TRL's form.
+"""Finds the class of a user's own environment, and the tools of a class in TRL's form.
 
-Every message names file, line and remedy. Leaves out the import of the file (`sql_agent.own_files`) and what is done
-with the class (`own`).
+Every message names file, line and remedy. Leaves out the import of the file (`sql_agent.own_files`) and the use of the
+class (`own`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from sql_agent.environments.registry import installed
 from sql_agent.own_files import OwnFileError, Source, find, place
 
 NO_TOOLS = frozenset({"reset", "get_reward"})
-"""Public methods that TRL takes for no tool (trl/trainer/grpo_trainer.py, 1.16)."""
+"""Public methods that TRL does not offer as tools (trl/trainer/grpo_trainer.py, 1.16)."""
 
 
 def named(name: str) -> tuple[Any, Source]:
-    """What `FILE.py:NAME`, `module:NAME` or an installed package's entry point names, and where it stands.
+    """Return what `FILE.py:NAME`, `module:NAME` or an installed package's entry point names, and its source.
 
     Raises:
         OwnFileError: there is no such file, module or name, or importing it raises.
@@ -28,7 +28,7 @@ def named(name: str) -> tuple[Any, Source]:
 
 
 def tool_methods(kind: type) -> dict[str, Callable[..., Any]]:
-    """The tools of a class by name: its public functions, as TRL lists them.
+    """Return the tools of a class by name: its public functions, as TRL lists them.
 
     Raises:
         OwnFileError: the class has no `reset`.
@@ -44,7 +44,7 @@ def tool_methods(kind: type) -> dict[str, Callable[..., Any]]:
 
 @functools.lru_cache(maxsize=64)
 def _schema(method: Callable[..., Any]) -> dict[str, Any]:
-    from transformers.utils.chat_template_utils import (  # 1.4 s of imports
+    from transformers.utils.chat_template_utils import (  # the import takes 1.4 s
         DocstringParsingException,
         TypeHintParsingException,
         get_json_schema,
@@ -64,7 +64,7 @@ def _schema(method: Callable[..., Any]) -> dict[str, Any]:
 
 
 def tool_schemas(kind: type) -> list[dict[str, Any]]:
-    """The tools of a class in chat-completions form, as transformers derives them.
+    """Return the tools of a class in chat-completions form, as transformers derives them.
 
     Raises:
         OwnFileError: a tool has no docstring, or an argument no type hint or no description.

@@ -1,8 +1,8 @@
-"""An environment of the user's own as one of ours: a class in TRL's form, or a subclass of `base.Environment`.
+"""Runs a user's own environment as one of ours: a class in TRL's form, or a subclass of `base.Environment`.
 
-What TRL does with such a class (trl/trainer/grpo_trainer.py, 1.16) is done here: objects are made once and used again,
-`reset(**row)` starts an episode and may add to the prompt, every public method is a tool, what a tool raises is
-answered as `{'error': ...}`, and `get_reward()` is asked once at the end, however the rollout ended. Leaves out TRL's
+It does what TRL does with such a class (trl/trainer/grpo_trainer.py, 1.16): objects are made once and reused,
+`reset(**row)` starts an episode and may add to the prompt, every public method is a tool, an exception of a tool is
+answered as `{'error': ...}`, and `get_reward()` is called once at the end, however the rollout ended. Leaves out TRL's
 dict of several environments, images, and reward functions beside the class.
 """
 
@@ -37,16 +37,16 @@ from sql_agent.rewards import NO_JUDGE
 logger = logging.getLogger(__name__)
 
 MAX_TURNS = 10
-"""Replies per rollout where neither the class nor `agent.max_turns` says how many."""
+"""Replies per rollout if neither the class nor `agent.max_turns` says how many."""
 _reported: set[str] = set()
 """Errors of tools that this process has logged; each is logged once."""
 
 
 def open_own(settings: EnvironmentSettings) -> Environment:
-    """The environment that `settings.type` names.
+    """Make the environment that `settings.type` names.
 
     Raises:
-        OwnFileError: what it names cannot be imported, or is no environment.
+        OwnFileError: it cannot be imported, or is not an environment.
     """
     thing, _ = named(settings.type)
     if isinstance(thing, type) and issubclass(thing, Environment):
@@ -62,15 +62,15 @@ def open_own(settings: EnvironmentSettings) -> Environment:
 
 
 class Instance:
-    """An object of the user's class and the thread in which all of its code runs.
+    """Holds an object of the user's class and the thread in which all of its code runs.
 
     Raises:
-        EpisodeLostError: making it raised or hung.
+        EpisodeLostError: making the object raised or hung.
     """
 
     def __init__(self, factory: Callable[[], Any], timeout_s: float) -> None:
         self._worker, self._timeout_s, self.given_up = Worker(), timeout_s, False
-        weakref.finalize(self, self._worker.stop)  # of an episode that nobody closed
+        weakref.finalize(self, self._worker.stop)  # in case an episode was not closed
         try:
             self.object = self.run("construction", factory)
         except EpisodeLostError:
@@ -78,10 +78,10 @@ class Instance:
             raise
 
     def call(self, what: str, function: Callable[[], Any]) -> Any:
-        """Run `function`; what it raises is a RaisedError.
+        """Run `function`; its own exceptions arrive as RaisedError.
 
         Raises:
-            EpisodeLostError: it hung, ended the interpreter, or raised `Lost`.
+            EpisodeLostError: it hung, called for the end of the interpreter, or raised `Lost`.
             RaisedError: it raised anything else.
         """
         try:
@@ -98,7 +98,7 @@ class Instance:
             raise
 
     def run(self, what: str, function: Callable[[], Any]) -> Any:
-        """As `call`, where nothing may be raised at all."""
+        """Do the same as `call`, but turn every exception into an EpisodeLostError."""
         try:
             return self.call(what, function)
         except RaisedError as raised:
@@ -109,10 +109,11 @@ class Instance:
 
 
 class OwnEnvironment(Environment):
-    """
+    """Plays a class in TRL's form.
+
     Args:
-        factory: the class, or what makes its objects.
-        timeout_s: of each call of the user's code, in seconds.
+        factory: the class, or a function that makes its objects.
+        timeout_s: limit of each call of the user's code, in seconds.
     Raises:
         OwnFileError: the class has no `reset`, or a public method that cannot be a tool.
     """
@@ -126,9 +127,9 @@ class OwnEnvironment(Environment):
         self.methods = frozenset(tool_methods(self.kind))
         self.says = frozenset(name for name in ("done", "solved") if _declares(self.kind, name))
         self._verdict_from = _verdict_method(self.kind)
-        self.judged = self._verdict_from is not None  # pyright: ignore[reportAttributeAccessIssue]  known of the class
+        self.judged = self._verdict_from is not None  # pyright: ignore[reportAttributeAccessIssue]  depends on the class
         self.on_raise: Callable[[RaisedError], None] = _log_once
-        """Is told what a tool raises, which the policy reads as a result."""
+        """Called with each exception of a tool, which the policy reads as a result."""
         self._idle: list[Instance] = []
         self._lock = threading.Lock()
 
@@ -137,9 +138,10 @@ class OwnEnvironment(Environment):
         raise TypeError("made by `open_own`, which knows the class")
 
     def messages(self, task: RowTask) -> list[Message]:
-        """
+        """Return the first prompt.
+
         Raises:
-            ValueError: the task has no prompt that can be read.
+            ValueError: the task has no valid prompt.
         """
         return self._prompt(PlacedTask(task, f"task {task.id!r}"))
 
@@ -152,12 +154,13 @@ class OwnEnvironment(Environment):
             raise
 
     def judge(self, episode: OwnEpisode) -> Score:
-        """
+        """Return the verdict or the reward of an episode.
+
         Returns:
-            What `judge` says as it is, what `get_reward` says under `OWN_REWARD`. None under `no_reward` or the class's
-            own reason, and under `NO_JUDGE` where the class has neither.
+            The verdict of `judge`, or the number of `get_reward` with the reason `OWN_REWARD`. None has the reason
+            `no_reward`, the class's own reason, or `NO_JUDGE` if the class has neither method.
         Raises:
-            EpisodeLostError: it raised, hung, or returned what is no number.
+            EpisodeLostError: the method raised, hung, or did not return a number.
         """
         if self._verdict_from is None:
             return Score(None, NO_JUDGE)
@@ -186,7 +189,7 @@ class OwnEnvironment(Environment):
         return Split(*split_rows(train, data.held_out_fraction, seed))
 
     def read_tasks(self, file: Path) -> list[RowTask]:
-        """Every row, once it is known that it has a prompt and that `reset` takes its columns."""
+        """Read every row, and check that it has a prompt and that `reset` takes its columns."""
         placed = read_rows(file, self.kind.__name__)
         for each in placed:
             self._prompt(each)
@@ -200,7 +203,7 @@ class OwnEnvironment(Environment):
         return RowTask.from_dict(fields)
 
     def reference_replies(self, task: RowTask) -> list[Message]:
-        """A row's `reference` column: calls, `{"name": ..., "arguments": {...}}`, and texts, which are replies."""
+        """Return the replies of a row's `reference` column: calls, `{"name": ..., "arguments": {...}}`, and texts."""
         steps = task.row.get("reference")
         return [_reference(step, k) for k, step in enumerate(steps)] if isinstance(steps, list) else []
 
@@ -251,7 +254,7 @@ class OwnEnvironment(Environment):
 
 
 class OwnEpisode:
-    """A `CallingEpisode`, or a `WritingEpisode` where the class has no tool.
+    """Implements `CallingEpisode`, or `WritingEpisode` if the class has no tool.
 
     Raises:
         EpisodeLostError: `reset` raised, hung, or returned something other than a text or None.
@@ -279,7 +282,7 @@ class OwnEpisode:
             return self._malformed(f"the arguments of {name} are a JSON object, its arguments by name")
         method = getattr(self._instance.object, name)
         fits = _binds(method, values)
-        self.malformed_calls += not fits  # answered below, in Python's words as TRL answers it
+        self.malformed_calls += not fits  # answered below with Python's own message, as in TRL
         try:
             result = self._instance.call("tool", functools.partial(method, **values))
             answer = self._instance.call("tool", functools.partial(text_of, result))
@@ -305,7 +308,7 @@ class OwnEpisode:
         return self._says("solved")
 
     def close(self) -> None:
-        """Give the object back, or let it go where its `close` fails."""
+        """Give the object back, or drop it if its `close` fails."""
         if self._closed:
             return
         self._closed = True
@@ -320,7 +323,7 @@ class OwnEpisode:
             self._environment.give_back(self._instance)
 
     def _says(self, name: str) -> bool | None:
-        """An attribute that the class declares; None where it declares none, or it is None."""
+        """Return an attribute that the class declares; None if it is not declared, or is None."""
         if name not in self._environment.says:
             return None
         value = self._instance.run(name, functools.partial(getattr, self._instance.object, name))
@@ -332,7 +335,7 @@ class OwnEpisode:
 
 
 def _made_kind(factory: Callable[[], Any], timeout_s: float) -> type:
-    """The class of what a function makes; it has to be made once to be known."""
+    """Return the class of a function's objects; one has to be made to know it."""
     try:
         instance = Instance(factory, timeout_s)
     except EpisodeLostError as lost:
@@ -350,7 +353,7 @@ def _binds(method: Callable[..., Any], values: dict[str, Any]) -> bool:
 
 
 def _declares(kind: type, name: str) -> bool:
-    """Whether a class has an attribute or a property of that name. TRL ignores both; a method would be a tool."""
+    """Return whether a class has an attribute or a property `name`. TRL ignores both; a method would be a tool."""
     return hasattr(kind, name) and not inspect.isfunction(getattr(kind, name))
 
 
@@ -364,7 +367,7 @@ def _verdict_method(kind: type) -> str | None:
 
 def _reset(thing: Any, row: dict[str, Any]) -> str:
     if isinstance(thing, ToolEnvironment):
-        for name in ("done", "solved", "reply"):  # of the episode before; back to what the class says
+        for name in ("done", "solved", "reply"):  # resets what the previous episode set to the class's values
             vars(thing).pop(name, None)
     observation = thing.reset(**row)
     if inspect.isawaitable(observation):
@@ -381,7 +384,7 @@ def _verdict(thing: Any, method: str, reply: str | None) -> Any:
 
 
 def _score(value: Any, where: str) -> Score:
-    """A verdict of `judge`."""
+    """Turn a verdict of `judge` into a Score."""
     value, reason = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     if value is None:
         return Score(None, str(reason or "not_judged"))
@@ -389,14 +392,14 @@ def _score(value: Any, where: str) -> Score:
     if not 0.0 <= number <= 1.0:
         raise EpisodeLostError(
             "judge_error",
-            f"{where} returned {number:g}, expected a number in [0, 1], 1 where the task is solved; what is no verdict "
-            "but a reward belongs into get_reward",
+            f"{where} returned {number:g}, expected a number in [0, 1], 1 if the task is solved; return a reward that "
+            "is not a verdict from get_reward",
         )
     return Score(number, str(reason or ("solved" if number == 1.0 else "not_solved")))
 
 
 def _reward(value: Any, solved: bool | None, where: str) -> Score:
-    """What `get_reward` returned, and whether the class says that the task is solved."""
+    """Turn the reward of `get_reward` into a Score, with `correctness` if the class says whether the task is solved."""
     if value is None:
         return Score(None, "no_reward")
     number = _number(value, where, "get_reward_error")
@@ -422,7 +425,7 @@ def _reference(step: Any, position: int) -> Message:
 
 
 def _log_once(raised: RaisedError) -> None:
-    """An error of a tool is the policy's to read, but its first one may be a fault in the file."""
+    """Log a tool's error once per place; the policy reads the error, but it may be a fault in the file."""
     frames = str(raised).rpartition("\n")[0]
     if frames not in _reported and len(_reported) < 100:
         _reported.add(frames)

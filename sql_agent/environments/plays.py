@@ -1,6 +1,6 @@
-"""Scripted and random plays of an environment, without a model: what a policy may come to write.
+"""Plays an environment without a model, with scripted and random replies that a policy might write.
 
-Every play is a list of assistant messages; the same seed gives the same play. Leaves out what plays show (`check`).
+Every play is a list of assistant messages; the same seed gives the same play. Leaves out the evaluation (`check`).
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ MOST_REPLIES = 8
 LONG = 100_000
 """Characters of a very long text."""
 ODD_ARGUMENTS = ("", "null", "[]", '"a text"', "{", "{}", '{"a": 1}', "[" * LONG, '{"\\ud800": "\\ud800"}')
-"""Arguments as a policy may write them; a JSON object with the tool's arguments is what is expected."""
+"""Wrong arguments that a policy may write; a JSON object with the tool's arguments is expected."""
 ODD_VALUES: tuple[Any, ...] = (None, True, 0, -1, 10**30, 1.5, "", "1", "\ud800", "' OR 1=1 --", [], {}, [[None]])
 
 
 @dataclass
 class Played:
-    """What became of one play."""
+    """Holds the course and the result of one play."""
 
     play: str
     task_id: str
     answers: list[str] = field(default_factory=list)
-    """What reset showed, then every result in order."""
+    """The first prompt with the observation of `reset`, then every result in order."""
     called: list[str] = field(default_factory=list)
     score: Score | None = None
     lost: str | None = None
@@ -46,7 +46,7 @@ class Played:
 
     @property
     def value(self) -> float | None:
-        """The verdict, or the reward where the environment gives that."""
+        """Return the verdict, or the reward if the environment gives one."""
         return self.score.value if self.score else None
 
     @property
@@ -57,7 +57,7 @@ class Played:
 
 
 def play(environment: Environment, task: Any, name: str, replies: Sequence[Message]) -> Played:
-    """Play one episode whole."""
+    """Play one whole episode."""
     played = Played(name, task.id)
     for _ in _steps(environment, task, replies, played):
         pass
@@ -115,7 +115,7 @@ def _answer(environment: Environment, episode: Any, reply: Message, played: Play
 
 
 class Lots:
-    """What a file draws from `random` and numpy's own generator is the same in every play, another beside it or not."""
+    """Gives every play the same numbers from `random` and numpy's generator, even if other plays run beside it."""
 
     def __init__(self) -> None:
         self._states = random.Random(0).getstate(), numpy.random.RandomState(0).get_state()
@@ -151,7 +151,7 @@ TALK = [say("I do not know. " * (LONG // 15))]
 
 
 def random_calls(tools: Sequence[dict[str, Any]], words: Sequence[str], seed: int) -> list[Message]:
-    """Calls as the schemas want them, with texts made of the prompt's words, then a reply without a call."""
+    """Make calls that fit the schemas, with texts from the prompt's words, then a reply without a call."""
     rng = random.Random(seed)
     calls = [rng.choice(tools)["function"] for _ in range(MOST_REPLIES - 1)] if tools else []
     made = [call(t["name"], json.dumps(_arguments(t["parameters"], words, rng), ensure_ascii=False)) for t in calls]
@@ -159,8 +159,10 @@ def random_calls(tools: Sequence[dict[str, Any]], words: Sequence[str], seed: in
 
 
 def odd_calls(tools: Sequence[dict[str, Any]], words: Sequence[str], seed: int) -> list[Message]:
-    """Calls that are wrong in one way each: arguments that do not parse, of other types, missing or too many, tools
-    that are not there, very long values."""
+    """Make calls that are each wrong in one way.
+
+    Arguments do not parse, have other types, are missing or too many; tools do not exist; values are very long.
+    """
     rng = random.Random(seed)
     replies = [call(name, "{}") for name in ("no_such_tool", "__init__", "reset", "get_reward", "")]
     for tool in (each["function"] for each in tools):

@@ -1,7 +1,7 @@
-"""The registry of what a policy can be trained on. Adding an environment is a module and a line here.
+"""Lists the environments that a policy can be trained on. A new environment needs a module and a line here.
 
-An environment of the user's own is named by `FILE.py:NAME`, `module:NAME` or an installed package's entry point; it
-needs no line. Leaves out the interface (`base.Environment`) and the making (`base.make_environment`), so that importing
+A user's own environment needs no line: it is named by `FILE.py:NAME`, `module:NAME` or an installed package's entry
+point. Leaves out the interface (`base.Environment`) and the construction (`base.make_environment`), so that importing
 this is instant.
 """
 
@@ -14,25 +14,26 @@ ENVIRONMENTS = {
     "text2sql": "sql_agent.environments.text_to_sql:TextToSql",
     "agent": "sql_agent.own_agents.tasks:AgentTasks",
 }
-"""Keyed by the config's `env.type`: the subclass of `base.Environment`, imported when it is made."""
+"""Subclasses of `base.Environment` by the config's `env.type`; each is imported when it is made."""
 
 ENTRY_POINTS = "agentgrpo.environments"
-"""The group under which an installed package names its environments."""
+"""The entry-point group in which an installed package names its environments."""
 OWN = "sql_agent.environments.own:open_own"
-"""Makes the environments that are not in the registry."""
+"""The function that makes environments that are not in the registry."""
 
 
 def installed(name: str) -> str | None:
-    """The `module:NAME` of an installed package's environment; None where none has that name."""
+    """Return the `module:NAME` of an installed package's environment; None if none has that name."""
     from importlib.metadata import entry_points
 
     return next((entry.value for entry in entry_points(group=ENTRY_POINTS, name=name)), None)
 
 
 def check_name(name: str) -> None:
-    """
+    """Check that `name` names an environment; `FILE.py:NAME` and `module:NAME` are only looked up when it is made.
+
     Raises:
-        ValueError: it names no environment; a `FILE.py:NAME` and a `module:NAME` are only looked up when it is made.
+        ValueError: it names no environment.
     """
     if name in ENVIRONMENTS or ":" in name or installed(name) is not None:
         return

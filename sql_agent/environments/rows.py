@@ -1,4 +1,7 @@
-"""Rows of a file as tasks: any JSON objects, one a line, or a parquet file. Leaves out what a row means (`own`)."""
+"""Reads tasks from the rows of a file: JSON objects of any form, one per line, or parquet.
+
+Leaves out what a row means (`own`).
+"""
 
 from __future__ import annotations
 
@@ -36,12 +39,12 @@ class PlacedTask:
 
 
 def read_rows(file: Path, kind: str) -> list[PlacedTask]:
-    """Every row of a file in its order. A column that a row lacks is None there, as in a `datasets.Dataset`.
+    """Read every row of a file in order. A column that a row lacks becomes None, as in a `datasets.Dataset`.
 
-    A row's own `id` and `kind` are its task's; else its place in the file, and `kind`.
+    A task has its row's own `id` and `kind`, or else its place in the file and the argument `kind`.
 
     Raises:
-        ValueError: the file is missing, a row is no JSON object, or two rows have the same `id`.
+        ValueError: the file is missing, a row is not a JSON object, or two rows have the same `id`.
     """
     if not file.is_file():
         raise ValueError(f"{file}: no such file; expected rows of JSON, one object per line, or a .parquet file")
@@ -68,7 +71,7 @@ def read_rows(file: Path, kind: str) -> list[PlacedTask]:
 
 
 def split_rows(tasks: Sequence[RowTask], held_out_fraction: float, seed: int) -> tuple[list[RowTask], list[RowTask]]:
-    """(train, held out), drawn by the seed; rows that say the same stay together.
+    """Return (train, held out), drawn by the seed; rows that differ only in their `id` stay together.
 
     Raises:
         ValueError: all rows are the same.
@@ -84,10 +87,10 @@ def split_rows(tasks: Sequence[RowTask], held_out_fraction: float, seed: int) ->
 
 
 def as_messages(prompt: Any) -> list[Message]:
-    """A prompt as messages of text.
+    """Return a prompt as text messages.
 
     Raises:
-        ValueError: the end of a sentence that says what is wrong with it.
+        ValueError: the prompt is invalid; the message continues a sentence about it.
     """
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
@@ -103,10 +106,10 @@ def as_messages(prompt: Any) -> list[Message]:
 
 
 def text_of(content: Any) -> str:
-    """What TRL makes of a tool's result: the text of a list of text blocks, and `str` of anything else.
+    """Turn a tool's result into text as TRL does: a list of text blocks is joined, anything else goes through `str`.
 
     Raises:
-        ValueError: it contains an image; the policies here read text.
+        ValueError: it contains an image; the policies here read text only.
     """
     if isinstance(content, str):
         text = content
@@ -116,11 +119,11 @@ def text_of(content: Any) -> str:
         text = "".join(str(block.get("text", "")) for block in content)
     else:
         text = str(content)
-    return text.encode("utf-8", "replace").decode()  # half a surrogate pair cannot be sent
+    return text.encode("utf-8", "replace").decode()  # a lone surrogate cannot be sent
 
 
 def _plain(value: Any) -> Any:
-    """A parquet file holds dates and bytes too; a task travels as JSON."""
+    """Return a value as JSON; a parquet file may also hold dates and bytes."""
     return json.loads(json.dumps(value, default=str))
 
 

@@ -1,4 +1,4 @@
-"""Questions about a person's own SQLite databases, judged by the result of the submitted query."""
+"""Offers questions about a user's own SQLite databases, judged by the result of the submitted query."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ from sql_agent.text_to_sql.sandbox import MAX_RESULT_ROWS, UserDatabase
 from sql_agent.text_to_sql.schema import TableInfo, lengths, read_schema, render
 
 JUDGED_S = 30.0
-"""A reference, and what is submitted, may take longer than a look at the tables, as in BIRD's evaluator."""
+"""Seconds that a reference or a submitted query may take, longer than other statements, as in BIRD's evaluator."""
 PROGRESS_S = 10.0
 
 
 class _ReferenceFailedError(Exception):
-    """The message says why. It is raised so that no cache keeps it: the next try may find more memory or time."""
+    """Says why a reference failed. A cache keeps no exception, so the next try may succeed with more memory or time."""
 
 
 class TextToSql(Environment):
-    """
+    """Plays questions that are answered by a query.
+
     Args:
         path: a SQLite file, or a folder in the layout of Spider and BIRD.
     Raises:
@@ -51,7 +52,7 @@ class TextToSql(Environment):
         self._watchdog = Watchdog()
         self.tools = TOOLS
         self._schemas: dict[str, tuple[TableInfo, ...]] = {}
-        self._reference_rows = lru_cache(maxsize=256)(self._run_reference)  # a group's rollouts ask for the same one
+        self._reference_rows = lru_cache(maxsize=256)(self._run_reference)  # a group's rollouts share a reference
 
     @classmethod
     def from_settings(cls, settings: EnvironmentSettings) -> Self:
@@ -76,7 +77,7 @@ class TextToSql(Environment):
         return messages(task, render(self.schema(task.db_id), task.schema_chars)[0])
 
     def shortened(self, task: Question, prompt_tokens: Callable[[Question], int], limit: int) -> Question:
-        """The question with the longest schema that fits, or with the shortest one."""
+        """Return the question with the longest schema that fits, or else with the shortest one."""
         shorter = task
         for chars in lengths(self.schema(task.db_id)):
             if prompt_tokens(shorter) <= limit:
@@ -85,7 +86,7 @@ class TextToSql(Environment):
         return shorter
 
     def describe(self, tasks: Sequence[Question]) -> list[str]:
-        """What was cut off the schemas."""
+        """Return lines about the parts of schemas that were cut off."""
         cut = Counter((task.db_id, task.schema_chars) for task in tasks if task.schema_chars is not None)
         return [
             f"the schema of {db_id} is cut to {chars} characters in {count} of {len(tasks)} prompts, to fit "
@@ -99,10 +100,11 @@ class TextToSql(Environment):
         return TextToSqlEpisode(task, database, self.max_replies(limits))
 
     def judge(self, episode: TextToSqlEpisode) -> Score:
-        """
+        """Compare the results of the submitted query and the reference.
+
         Returns:
-            1 under `match`; 0 under `wrong_result`, `sql_error`, `too_many_rows` or `no_answer`; None under
-            `reference_failed`, which is looked for before a run.
+            1 with the reason `match`; 0 with `wrong_result`, `sql_error`, `too_many_rows` or `no_answer`; None with
+            `reference_failed`, for which references are checked before a run.
         """
         if episode.submitted is None:
             return Score(0.0, "no_answer")
@@ -119,7 +121,7 @@ class TextToSql(Environment):
         return Score(1.0, "match") if right else Score(0.0, "wrong_result")
 
     def expected(self, question: Question) -> Rows | None:
-        """The rows of the answer; None where the reference cannot be run or gives too many."""
+        """Return the rows of the answer; None if the reference cannot be run or gives too many."""
         if question.query is None:
             return question.answer
         try:
@@ -128,7 +130,7 @@ class TextToSql(Environment):
             return None
 
     def reference_fault(self, question: Question) -> str | None:
-        """Why nothing can be judged by the question's reference; None if it can."""
+        """Return why the question's reference cannot be used to judge; None if it can."""
         try:
             self._reference_rows(question.db_id, as_run(self._judge, question.query or "SELECT 1"))
         except _ReferenceFailedError as fault:
@@ -159,8 +161,11 @@ class TextToSql(Environment):
             self.schema(db_id)
 
     def load_split(self, data: DataConfig, seed: int) -> Split:
-        """Questions whose reference fails are left out, and to train on also those whose answer is empty: every query
-        that finds nothing would be right. Without `data.val_file` some of the training questions are held out."""
+        """Load the questions, and leave out those whose reference fails.
+
+        Training questions with an empty answer are left out too, because every query that finds nothing would be right.
+        Without `data.val_file`, some of the training questions are held out.
+        """
         if data.train_file is None:
             raise ValueError("env.type=text2sql needs questions to train on: --train-file FILE, JSON or JSONL")
         train = read_questions(data.train_file, self.databases)

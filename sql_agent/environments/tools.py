@@ -1,10 +1,10 @@
-"""The public base class of environments of your own: TRL's form, and what TRL lacks.
+"""Defines the public base class of your own environments: TRL's form, and what TRL lacks.
 
     from sql_agent.environments.tools import Lost, ToolEnvironment
 
-TRL's form (`GRPOTrainer(environment_factory=...)`, TRL 1.16): every public method is a tool, `reset(**row)` starts an
-episode, `get_reward()` ends it. A class of that form needs no base class. Everything here is an attribute, a
-classmethod or a method that TRL takes for no tool, so a subclass runs in TRL as well. Imports nothing heavy.
+In TRL's form (`GRPOTrainer(environment_factory=...)`, TRL 1.16), every public method is a tool, `reset(**row)` starts
+an episode, and `get_reward()` ends it. A class of that form needs no base class. Everything here is an attribute, a
+classmethod or a method that TRL does not offer as a tool, so a subclass also runs in TRL. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Verdict = float | bool | None | tuple[float | None, str]
 
 
 class Lost(Exception):
-    """Raised in a tool, `reset`, `judge` or `get_reward`: the rollout is lost, and nothing is learned from it.
+    """Says that the rollout is lost and not trained on; raise it in a tool, `reset`, `judge` or `get_reward`.
 
     Args:
         reason: a name such as `server_down`, counted as `rollout/lost/REASON`.
@@ -31,7 +31,7 @@ class Lost(Exception):
 
 
 class Hidden:
-    """A method that is no tool: TRL takes the public functions of a class for tools, and does not see this one."""
+    """Hides a method from TRL, which offers all public functions of a class as tools."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
@@ -45,23 +45,23 @@ class Hidden:
 
 
 class ToolEnvironment:
-    """One object plays one episode after the other; several play at once. All its code runs in one thread of its own.
+    """Plays one episode after the other; several objects play at once. Each object's code runs in its own thread.
 
     A subclass defines its tools as public methods with type hints and a Google-style docstring, and `judge` or
-    `get_reward`. It may set `done` to end the episode after a tool, and `max_turns` for itself.
+    `get_reward`. It may set `done` to end the episode after a tool, and its own `max_turns`.
     """
 
     max_turns: int | None = None
-    """Replies per rollout; None: 10. The setting `agent.max_turns` wins."""
+    """Replies per rollout; None: 10. The setting `agent.max_turns` has precedence."""
     done: bool = False
-    """The episode ends after the tool that sets it; otherwise with a reply without a call."""
+    """A tool sets it to end the episode; otherwise a reply without a call ends it."""
     solved: bool | None = None
-    """With `get_reward`, whether the task is solved; None: nobody knows, and the rollout is in no rate of success."""
+    """With `get_reward`, whether the task is solved; None: unknown, and the rollout is in no success rate."""
     reply: str | None = None
     """The reply without a call that ended the episode, set before `judge` or `get_reward`; None if there was none. TRL
     does not set it."""
     row: dict[str, Any]
-    """The task, as its file has it."""
+    """The task as in its file."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -73,25 +73,27 @@ class ToolEnvironment:
 
     @classmethod
     def prompt(cls, row: dict[str, Any]) -> str | list[dict[str, Any]]:
-        """The first prompt of a task: a text, which becomes a user message, or messages. TRL reads the column."""
+        """Return a task's first prompt: messages, or a text, which becomes a user message. TRL reads the column."""
         return row["prompt"]
 
     def reset(self, **row: Any) -> str | None:
-        """Start an episode; a text that it returns is appended to the prompt."""
+        """Start an episode; a returned text is appended to the prompt."""
         self.row = row
         return None
 
     def get_reward(self) -> float | None:
-        """The reward, any finite number; it is taken as it is. None: the rollout is lost."""
+        """Return the reward, any finite number, which is used unchanged; None: the rollout is lost."""
         verdict = self.judge()
         return verdict[0] if isinstance(verdict, tuple) else verdict
 
     @Hidden
     def judge(self) -> Verdict:
-        """A verdict: a number in [0, 1], 1 where the task is solved; None where nobody can tell. With a reason as a
-        pair, `(0.0, "wrong_rows")`. The preset `rollout.reward` makes it a reward."""
+        """Return a verdict: a number in [0, 1], 1 if the task is solved; None if that is unknown.
+
+        A pair adds a reason, `(0.0, "wrong_rows")`. The preset `rollout.reward` turns the verdict into a reward.
+        """
         return None
 
     @Hidden
     def close(self) -> None:
-        """Give back what `reset` opened; called once after every episode."""
+        """Release what `reset` opened; called once after every episode."""

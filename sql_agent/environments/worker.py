@@ -1,8 +1,8 @@
-"""Runs a stranger's code in a thread of its own, with a deadline for each call.
+"""Runs the user's code in a thread of its own, with a deadline for each call.
 
-A thread and not a process: an object's calls all run in one thread, as SQLite's connections and event loops want it,
-and sixteen of them cost no memory. Leaves out what only a process could keep off: code that crashes the interpreter
-ends the process, and a call that hangs outside of Python keeps its thread until it returns.
+It uses a thread and not a process: all calls of an object run in one thread, as SQLite's connections and event loops
+require, and sixteen threads cost no memory. It does not guard against what only a process could: code that crashes the
+interpreter ends the process, and a call that hangs outside of Python keeps its thread until it returns.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 
 
 class DeadlineError(RuntimeError):
-    """A call did not return in time; its thread was given up."""
+    """Says that a call did not return in time; its thread was given up."""
 
 
 class RaisedError(RuntimeError):
-    """A call raised `error`; the text is its traceback, from the stranger's code on."""
+    """Says that a call raised `error`; the text is its traceback, beginning in the user's code."""
 
     def __init__(self, error: BaseException) -> None:
         frames = traceback.extract_tb(error.__traceback__)
@@ -34,7 +34,7 @@ class RaisedError(RuntimeError):
 
 
 class _GivenUp(BaseException):
-    """Raised inside a call that nobody waits for any more; user code that catches `Exception` does not catch it."""
+    """Interrupts a call that nothing waits for any more; user code that catches `Exception` does not catch it."""
 
 
 class Worker:
@@ -45,12 +45,12 @@ class Worker:
         self._thread.start()
 
     def call(self, function: Callable[[], Any], timeout_s: float) -> Any:
-        """Run `function` in the thread and wait for what it returns, awaited if it is awaitable.
+        """Run `function` in the thread and return its result, awaited if it is awaitable.
 
         Raises:
             RaisedError: it raised anything, `SystemExit` included.
-            DeadlineError: `timeout_s` passed. The worker is of no use any more: a loop in Python is broken off, a call
-                that hangs in C is left behind.
+            DeadlineError: `timeout_s` passed. The worker cannot be used any more: a loop in Python is interrupted, and
+                a call that hangs in C is abandoned.
         """
         done = self.submit(function)
         wait([done], timeout_s)
@@ -62,18 +62,18 @@ class Worker:
         return done.result()
 
     def submit(self, function: Callable[[], Any]) -> Future[Any]:
-        """Run `function` after the calls before; the future has what it returns or raises."""
+        """Run `function` after earlier calls and return a future of its result or exception."""
         done: Future[Any] = Future()
         self._calls.put((function, done))
         return done
 
     def stop(self) -> None:
-        """Let the thread end after the calls before; does not wait."""
+        """Let the thread end after earlier calls; this does not wait."""
         self._calls.put(None)
 
     def give_up(self) -> None:
-        """Break off the call that runs now, at its next line of Python; what waits for it waits in vain."""
-        if self._thread.ident is not None:  # before it may end: its number could then be another thread's
+        """Interrupt the running call at its next line of Python; its future never gets a result."""
+        if self._thread.ident is not None:  # before `stop`: after the thread's end, another may have its number
             identity, raised = ctypes.c_ulong(self._thread.ident), ctypes.py_object(_GivenUp)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, raised)
         self.stop()
@@ -82,18 +82,18 @@ class Worker:
         try:
             while (call := self._calls.get()) is not None:
                 function, done = call
-                if not done.set_running_or_notify_cancel():  # nobody waits for it any more
+                if not done.set_running_or_notify_cancel():  # the future was cancelled
                     continue
                 try:
                     result = function()
                     done.set_result(self._awaited(result) if inspect.isawaitable(result) else result)
                 except _GivenUp:
                     return
-                except BaseException as error:  # a stranger's `sys.exit()` ends one rollout, not the run
+                except BaseException as error:  # the user's `sys.exit()` ends one rollout, not the run
                     done.set_exception(error)
-                del call, function, done  # or the last call would keep its object alive
+                del call, function, done  # otherwise the last call would keep its object alive
         except _GivenUp:
-            pass  # it came between two calls
+            pass  # it arrived between two calls
         finally:
             if self._loop is not None:
                 self._loop.close()

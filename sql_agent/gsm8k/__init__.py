@@ -1,1 +1,1 @@
-"""Grade-school word problems for an agent with a calculator, in the form of GSM8K. doc/gsm8k.md describes it."""
+"""Defines grade-school word problems in the form of GSM8K, for an agent with a calculator (doc/gsm8k.md)."""

@@ -1,7 +1,7 @@
-"""The calculator: the exact value of an arithmetic expression. A pure function that never runs code.
+"""Calculates the exact value of an arithmetic expression, without running code. Pure.
 
-It knows numbers, + - * / // % ** and parentheses, but no names. Numbers may be written as in GSM8K: commas between
-thousands, `$` in front, a percent sign behind (`20%` is 0.2). A `%` before another number or a parenthesis is the
+It knows numbers, + - * / // % ** and parentheses, but no names. Numbers may be written as in GSM8K: with commas between
+thousands, `$` in front, or a percent sign behind (`20%` is 0.2). A `%` before another number or a parenthesis is the
 remainder of a division. Leaves out functions, and powers whose exponent is not a whole number.
 """
 
@@ -16,10 +16,10 @@ from fractions import Fraction
 
 MAX_CHARS = 300
 MAX_DEPTH = 100
-"""Deepest parsed expression; a sum of n numbers is n - 1 deep."""
+"""Largest depth of a parsed expression; a sum of n numbers is n - 1 deep."""
 MAX_EXPONENT = 100
 MAX_BITS = 512
-"""Largest numerator and denominator of every intermediate number: 154 digits."""
+"""Largest size of numerator and denominator of every intermediate number, 154 digits."""
 SIGNIFICANT_DIGITS = 12
 
 _NUMBER = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)"
@@ -40,15 +40,15 @@ _BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | int]
 
 
 class _Refused(ValueError):
-    """An expression has no value here; the message says why."""
+    """Says that an expression has no value here; the message says why."""
 
 
 def calculate(expression: str) -> str:
-    """The value in digits, or `Error: ...`; never raises.
+    """Return the value in digits, or `Error: ...`; it never raises.
 
     Returns:
-        The whole part in full and so many decimals that both have `SIGNIFICANT_DIGITS` together, rounded half to even,
-        without trailing zeros.
+        The whole part in full, and decimals up to `SIGNIFICANT_DIGITS` digits in total, rounded half to even, without
+        trailing zeros.
     """
     try:
         return _format_number(_evaluate(expression))
@@ -68,7 +68,7 @@ def _evaluate(expression: str) -> Fraction:
 
 
 def _plain(text: str) -> str:
-    """The expression without commas, dollar and percent signs."""
+    """Return the expression without commas, dollar and percent signs."""
     if not text:
         raise _Refused("the expression is empty; write one such as 48/2")
     if foreign := _FOREIGN.search(text):
@@ -119,7 +119,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1 or abs(exponent) > MAX_EXPONENT:
         raise _Refused(f"an exponent has to be a whole number from -{MAX_EXPONENT} to {MAX_EXPONENT}")
     if max(base.numerator.bit_length(), base.denominator.bit_length()) * abs(exponent) > 2 * MAX_BITS:
-        raise _Refused("a number becomes too large")  # before it is made
+        raise _Refused("a number becomes too large")  # checked before it is computed
     try:
         return Fraction(base ** int(exponent))
     except ZeroDivisionError:

@@ -1,4 +1,4 @@
-"""The record of a word problem, and the reading of an answer's number. Importing this module is instant."""
+"""Defines the record of a word problem, and reads the number of an answer. Importing this module is instant."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _FINAL = re.compile(rf"[^\S\n]*{_NUMBER}")
 
 @dataclass(frozen=True)
 class WordProblem:
-    """One question. Its answer and its solution never enter a prompt or a tool result."""
+    """Holds one question. Its answer and its solution never enter a prompt or a tool result."""
 
     id: str
     question: str
     answer: str
     """The final number as digits, such as `72`, `-3` or `2.50`."""
     solution: str | None = None
-    """In GSM8K's form: sentences with `<<48/2=24>>` behind each calculation, and a last line `#### 72`."""
+    """Solution in GSM8K's form: sentences with `<<48/2=24>>` at each calculation, and a last line `#### 72`."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # a misspelt key stops the load
 
@@ -42,7 +42,7 @@ class WordProblem:
         return "gsm8k"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; `from_dict` is the inverse."""
+        """Return plain JSON values; `from_dict` is the inverse."""
         return _PROBLEM.dump_python(self, mode="json")
 
     @staticmethod
@@ -54,9 +54,9 @@ _PROBLEM: TypeAdapter[WordProblem] = TypeAdapter(WordProblem)
 
 
 def final_number(text: str) -> Decimal | None:
-    """The number directly behind the last `####`, on the same line; None if there is none.
+    """Return the number directly after the last `####`, on the same line; None if there is none.
 
-    A dollar sign in front, commas between thousands and words behind it (`$1,000 in all`) are ignored. A calculation or
+    A dollar sign in front, commas between thousands and words after it (`$1,000 in all`) are ignored. A calculation or
     a fraction is not a number.
     """
     _, mark, rest = text.rpartition("####")
@@ -68,6 +68,6 @@ def final_number(text: str) -> Decimal | None:
 
 
 def in_split(key: str, split: Split, held_out_fraction: float) -> bool:
-    """Whether a problem belongs to that split, which depends on its `key` alone."""
+    """Return whether a problem belongs to that split; only its `key` decides."""
     digest = hashlib.sha256(key.encode()).digest()
     return (int.from_bytes(digest[:8], "big") < held_out_fraction * 2**64) == (split == "test")

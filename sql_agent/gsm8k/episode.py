@@ -1,4 +1,4 @@
-"""The rules, the tool and the episode of an agent that solves a word problem. Leaves out the judge (`environments`)."""
+"""Defines rules, tool and episode of an agent that solves a word problem. Leaves out the judge (`environments`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sql_agent.gsm8k.calculator import calculate
 from sql_agent.gsm8k.datatypes import WordProblem
 
 MAX_ROUNDS = 10
-"""Replies, the answer included."""
+"""Number of replies, the answer included."""
 TOOL_NAME = "calculator"
 RULES = f"""\
 You solve word problems. Call {TOOL_NAME} for every calculation, with one expression such as 48/2. A reply without a \
@@ -21,7 +21,7 @@ TOOL = tool(
 
 
 def messages(problem: WordProblem) -> list[Message]:
-    """The first prompt: the rules, then the question. Nothing of its answer is in it."""
+    """Return the first prompt: the rules, then the question, without anything of its answer."""
     return [{"role": "system", "content": RULES}, {"role": "user", "content": problem.question}]
 
 

@@ -15,13 +15,13 @@ _ANNOTATION = re.compile(r"<<([^<>]*)=([^<>=]*)>>")
 
 
 def expert_messages(problem: WordProblem) -> list[Message]:
-    """The whole conversation: the first prompt, then the solution in turns.
+    """Return the whole conversation: the first prompt, then the solution in turns.
 
     Each annotation becomes a call: `16-3 = <<16-3=13>>13 eggs` ends an assistant's text at `=`, calls the calculator
-    with `16-3`, has its result as the tool's message, and goes on with `13 eggs`. The last text ends with `#### n`.
+    with `16-3`, has its result as the tool's message, and continues with `13 eggs`. The last text ends with `#### n`.
     Raises:
-        ValueError: the problem has no solution, an annotation cannot be read or does not say what the calculator
-            says (a rounded result does not), or the solution ends with another number than the answer.
+        ValueError: the problem has no solution, an annotation cannot be read or differs from the calculator's result
+            (a rounded number differs), or the solution does not end with the answer.
     """
     if problem.solution is None:
         raise ValueError(f"problem {problem.id!r} has no solution to show")

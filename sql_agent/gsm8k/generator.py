@@ -1,7 +1,7 @@
-"""Generates word problems in GSM8K's form without a network: the stories of `stories` with random names and numbers.
+"""Generates word problems in GSM8K's form without a network, from `stories` with random names and numbers.
 
-Each has a solution of two to four calculations whose results are whole numbers above 0. Leaves out the difficulty of
-GSM8K's own texts: these problems teach the form, the tool and short chains of steps.
+Each has a solution of two to four calculations whose results are whole numbers above 0. The problems are easier than
+GSM8K's own: they teach the form, the tool and short chains of steps.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from sql_agent.gsm8k.stories import PEOPLE, PRONOUNS, STORIES, TIMES, Story
 
 HELD_OUT_FRACTION = 0.2
 MAX_DRAWS = 10_000
-"""Draws in a row without a new problem after which the generator stops."""
+"""Number of draws in a row without a new problem after which the generator stops."""
 
 _CALCULATION = re.compile(r"\[(\w): (\$?)([^\]]+)\]")
 
 
 def generate_problems(count: int, *, split: Split = "train", seed: int = 0) -> list[WordProblem]:
-    """Problems of which no two tell the same story with the same numbers.
+    """Generate problems, no two of which have the same story with the same numbers.
 
     A story with its numbers belongs to one split, whatever the seed and the names.
     Raises:
-        ValueError: the generator does not have that many.
+        ValueError: the generator does not have that many problems.
     """
     problems = list(islice(_problems(split, seed), count))
     if len(problems) < count:
@@ -55,7 +55,7 @@ def _problems(split: Split, seed: int) -> Iterator[WordProblem]:
 
 
 def _fill_story(story: Story, numbers: dict[str, int], problem_id: str, draw: random.Random) -> WordProblem | None:
-    """The story with these numbers, or None if a result is not a whole number above 0."""
+    """Return the story with these numbers, or None if a result is not a whole number above 0."""
     (name, she), (other, _) = draw.sample(PEOPLE, 2)
     words = {"name": name, "other": other, "she": she, "She": she.capitalize(), "her": PRONOUNS[she]}
     words |= {"thing": draw.choice(story.things)}

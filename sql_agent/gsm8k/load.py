@@ -16,7 +16,7 @@ from sql_agent.gsm8k.generator import HELD_OUT_FRACTION, generate_problems
 
 HUB_NAME = "openai/gsm8k"
 GENERATED = 1_000
-"""Problems that the generator makes where no limit is given."""
+"""Number of problems that the generator makes if no limit is given."""
 _OTHERS = "give a .jsonl or .parquet file of rows with question and answer, or `generated` for made-up problems"
 
 
@@ -28,17 +28,17 @@ def load_problems(
     seed: int = 0,
     held_out_fraction: float = HELD_OUT_FRACTION,
 ) -> list[WordProblem]:
-    """One split's problems in the seed's order; `read_problems` reads a file whole.
+    """Load one split's problems in the seed's order; `read_problems` reads a whole file.
 
     Args:
-        source: `gsm8k`: from the hub, or from its cache; `generated`; or a JSONL or parquet file whose rows have a
-            `question` and an `answer` that ends with `#### n`.
-        split: of the hub, its own; of a file, `test` is the share `held_out_fraction` of its questions, chosen by their
-            text alone; of the generator, no story with its numbers is in both.
-        limit: at most so many, drawn by the seed; None: all, of the generator `GENERATED`.
+        source: `gsm8k` for the hub or its cache; `generated`; or a JSONL or parquet file whose rows have a `question`
+            and an `answer` that ends with `#### n`.
+        split: the hub has its own splits. In a file, `test` is the share `held_out_fraction` of its questions, chosen
+            only by their text. The generator has no story with the same numbers in both.
+        limit: largest number of problems, drawn by the seed; None: all, or `GENERATED` from the generator.
     Raises:
-        ValueError: the source cannot be reached or read, a row does not parse, nothing of a file is in the split, or
-            the generator does not have that many.
+        ValueError: the source cannot be reached or read, a row does not parse, no row of a file is in the split, or the
+            generator does not have that many problems.
     """
     if source == "generated":
         return generate_problems(GENERATED if limit is None else limit, split=split, seed=seed)
@@ -48,10 +48,10 @@ def load_problems(
 
 
 def read_problems(path: Path) -> list[WordProblem]:
-    """Every problem of a file, in its order.
+    """Read every problem of a file, in order.
 
     Raises:
-        ValueError: the file cannot be read, holds no row, or a row does not parse.
+        ValueError: the file cannot be read, has no row, or a row does not parse.
     """
     if not path.is_file():
         raise ValueError(f"{path}: no such file, and no other source of problems; `gsm8k` is the hub's; {_OTHERS}")
@@ -59,7 +59,7 @@ def read_problems(path: Path) -> list[WordProblem]:
 
 
 def _from_hub(split: Split) -> list[WordProblem]:
-    import datasets  # seconds of imports
+    import datasets  # the import takes seconds
 
     try:
         rows = datasets.load_dataset(HUB_NAME, "main", split=split)

@@ -1,4 +1,4 @@
-"""What the generated word problems tell: plain data, all of it written for this project."""
+"""Holds the stories of the generated word problems as plain data, all of it written for this project."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 class Story:
     name: str
     numbers: dict[str, Sequence[int]]
-    """What is drawn, by the letter that stands for it; `{k_times}` says a number in words (`three times`)."""
+    """Values to draw from, by the letter that stands for them; `{k_times}` is a number in words (`three times`)."""
     question: str
     steps: tuple[str, ...]
-    """Sentences with one `[letter: expression]` each: the calculation, whose result the letter then stands for."""
+    """Sentences with one calculation `[letter: expression]` each; the letter then stands for its result."""
     things: tuple[str, ...] = ("",)
-    """One of them is `{thing}`."""
+    """Words from which `{thing}` is drawn."""
 
 
 PEOPLE = (
@@ -24,7 +24,7 @@ PEOPLE = (
     *(("Mateo", "he"), ("Nadia", "she"), ("Omar", "he"), ("Petra", "she"), ("Quinn", "he"), ("Rosa", "she")),
     *(("Sven", "he"), ("Tessa", "she"), ("Umar", "he"), ("Vera", "she"), ("Wanda", "she"), ("Yusuf", "he")),
 )
-"""Names and what they are called afterwards; `{name}` and `{other}` are two of them."""
+"""Names with their pronouns; `{name}` and `{other}` are two of them."""
 PRONOUNS = {"she": "her", "he": "his"}
 TIMES = {2: "twice", 3: "three times", 4: "four times", 5: "five times"}
 

@@ -1,1 +1,1 @@
-"""A conversation with a policy in a terminal, over a database of the user."""
+"""Lets a person talk with a policy in a terminal, over their own database."""

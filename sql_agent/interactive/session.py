@@ -1,7 +1,7 @@
-"""A person talks with a trained agent: their questions, or the tasks of a file, one after another as one conversation.
+"""Lets a person talk with a trained agent: typed questions, or the tasks of a file, in one continued conversation.
 
-The agent's turns are those of training: the same `Conversation`, the same `Rollout`, ids continued as they were
-sampled. Leaves out the terminal (`scripts.test_interactive`) and what things look like (`.transcript`).
+The agent's turns are those of training, with the same `Conversation` and `Rollout`, and the sampled ids are continued
+unchanged. Leaves out the terminal (`scripts.test_interactive`) and the layout (`.transcript`).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from sql_agent.local.rollouts import Rollout
 from sql_agent.rewards import NO_JUDGE
 
 OWN = "own question"
-"""Id of a question that somebody typed: nobody can judge its answer."""
+"""Id of a typed question, whose answer cannot be judged."""
 UNJUDGED = Score(None, NO_JUDGE)
 
 
 class Subject(Playable, Protocol):
-    """What is talked about: an environment whose questions may also come from a person."""
+    """Describes an environment whose questions may also come from a person."""
 
     tasks: Sequence[Any]
 
@@ -42,15 +42,15 @@ class Subject(Playable, Protocol):
         ...
 
     def choose(self, task: Any) -> None:
-        """Talk about that task's tables from now on."""
+        """Use that task's tables from now on."""
         ...
 
     def renew(self) -> None:
-        """Put the tables back to what they were at first."""
+        """Restore the tables to their first state."""
         ...
 
     def tables(self) -> list[Table]:
-        """The tables as they are now; none where there is no database."""
+        """Return the tables in their current state; [] if there is no database."""
         ...
 
 
@@ -66,22 +66,22 @@ class WordProblems(Gsm8k):
         return UNJUDGED if episode.problem.id == OWN else super().judge(episode)
 
     def choose(self, task: WordProblem) -> None:
-        """Nothing is held."""
+        """Do nothing, since there are no tables."""
 
     def renew(self) -> None:
-        """Nothing is held."""
+        """Do nothing, since there are no tables."""
 
     def tables(self) -> list[Table]:
         return []
 
 
 class OneDatabase:
-    """Questions to one database, a copy of a task's; the next question meets what an earlier one changed.
+    """Answers questions about one database, a copy of a task's; changes of one question stay for the next.
 
     Args:
-        bench: entered.
-        tasks: to be asked by number.
-        first: the task whose tables are talked about until `choose`.
+        bench: the environment, entered.
+        tasks: tasks that can be asked by number.
+        first: the task whose tables are used until `choose`.
     """
 
     def __init__(self, bench: DbBench, tasks: Sequence[Task], first: Task) -> None:
@@ -111,7 +111,7 @@ class OneDatabase:
     def open(self, task: Task, limits: AgentConfig) -> Any:
         if self._episode is None:
             self._episode = self._bench.open(task, limits)
-        else:  # the database stays; the counts of an episode begin anew
+        else:  # the database stays, and the episode's counts start at 0 again
             self._episode.task, self._episode.status, self._episode.answers = task, "running", None
             self._episode.replies_used, self._episode.malformed_calls, self._episode.sql_run = 0, 0, []
         return self._episode
@@ -121,37 +121,37 @@ class OneDatabase:
 
 
 class Watcher(Protocol):
-    """Is told what happens, as it happens."""
+    """Receives the events of a conversation as they happen."""
 
     def writing(self, text: str) -> None:
-        """The whole reply so far; called with every token."""
+        """Take the whole reply so far; called with every token."""
         ...
 
     def reply(self, message: Message) -> None:
-        """The finished reply; its calls have not run yet."""
+        """Take the finished reply, whose calls have not run yet."""
         ...
 
     def answers(self, messages: Sequence[Message]) -> None:
-        """What the environment answered to the reply."""
+        """Take the environment's answers to the reply."""
         ...
 
 
 @dataclass(frozen=True)
 class Answered:
-    """How a question ended."""
+    """Says how a question ended."""
 
     record: RolloutRecord
     stopped: bool
-    """Whether the person stopped it in the middle of a reply."""
+    """Whether the person stopped it during a reply."""
     cut: bool
-    """Whether the last reply reached the limit of tokens."""
+    """Whether the last reply reached the token limit."""
 
 
 class Chat:
-    """One conversation after another with one policy.
+    """Holds one conversation after another with one policy.
 
     Args:
-        limits: turns and tokens of one question; without `max_turns` the protocol's own number of turns.
+        limits: turns and tokens of one question; without `max_turns`, the protocol's own limit of turns.
     Raises:
         ChatTemplateError: the model's template cannot be used.
     """
@@ -171,10 +171,10 @@ class Chat:
         self._subject.renew()
 
     def stop(self) -> None:
-        """End the present reply after its next token; a second call during one question ends it at once.
+        """End the current reply after its next token; a second call during one question ends it at once.
 
         Raises:
-            KeyboardInterrupt: the second time.
+            KeyboardInterrupt: on the second call.
         """
         if self._stop.wanted:
             raise KeyboardInterrupt
@@ -220,7 +220,9 @@ class _Stop(StoppingCriteria):
 
 class _Streamer(BaseStreamer):
     """Passes on the text so far with each token, one token late, because the last one may be the end token.
-    transformers' own streamer waits for the end of each word and prints the end token."""
+
+    transformers' own streamer waits for the end of each word and prints the end token.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, say: Callable[[str], None]) -> None:
         self._tokenizer, self._say = tokenizer, say
@@ -236,7 +238,7 @@ class _Streamer(BaseStreamer):
             self._say(text)
 
     def end(self) -> None:
-        """Nothing: `Watcher.reply` gets the whole reply."""
+        """Do nothing, since `Watcher.reply` gets the whole reply."""
 
 
 # Commands -------------------------------------------------------------------------------------------------------------
@@ -253,7 +255,7 @@ COMMANDS = {
 
 @dataclass(frozen=True)
 class Line:
-    """What somebody typed: a command, or a question."""
+    """Holds a typed line: a command or a question."""
 
     command: str | None
     rest: str = ""
@@ -264,7 +266,7 @@ def read_line(text: str, num_tasks: int) -> Line:
     """Split a line into a command and the rest.
 
     Raises:
-        ValueError: the command is unknown, or does not take what follows it.
+        ValueError: the command is unknown, or does not take the text after it.
     """
     text = text.strip()
     if not text.startswith(":"):

@@ -1,7 +1,7 @@
-"""What a conversation with an agent looks like in a terminal, or in a file where standard output is none.
+"""Prints a conversation with an agent in a terminal, or to a file if standard output is not a terminal.
 
-Thoughts appear with every token. A call is written in one line that passes, then shown whole, its SQL highlighted.
-Nothing that a model or a database says can control the terminal: control characters become visible ones.
+Thoughts appear token by token. While a call is being written, one temporary line shows it; then it is printed whole
+with highlighted SQL. Text of a model or a database cannot control the terminal: control characters become visible ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dbbench_adapter.protocols import Message
 from sql_agent.interactive.session import COMMANDS, OWN, Answered
 
 MARKERS = ("<tool_call>", "```sql\n")
-"""What a call begins with: Hermes' form, and the text protocols'."""
+"""Beginnings of a call, in Hermes' form and in that of the text protocols."""
 SHOWN_ROWS, SHOWN_TASKS = 5, 50
 _FENCED = re.compile(r"```sql\n(.*?)\n```", re.DOTALL)
 
@@ -31,13 +31,13 @@ class Transcript:
     """Prints what a `Chat` does.
 
     Args:
-        max_new_tokens: named where a reply was cut there.
+        max_new_tokens: the limit to name when a reply was cut.
     """
 
     def __init__(self, console: Console, *, max_new_tokens: int) -> None:
         self._console, self._max_new_tokens = console, max_new_tokens
         self._written = 0
-        """How many characters of the present reply are printed."""
+        """Number of characters of the current reply that are printed."""
         self._in_line = False
         self._live: Live | None = None
 
@@ -71,7 +71,7 @@ class Transcript:
             self._print(Text("  → ", style="dim"), Text(visible(str(message["content"])), style="cyan"))
 
     def ended(self, answered: Answered) -> None:
-        """How a question ended, and what the judge says."""
+        """Print how a question ended, and the judge's verdict."""
         record = answered.record
         if why := self._why(answered):
             self._print(Text(visible(why), style="yellow"))
@@ -165,7 +165,7 @@ class Transcript:
 
 
 def call_start(text: str) -> int:
-    """Where a call begins, or may be about to begin, in an unfinished reply; its length where none does."""
+    """Return where a call begins, or may be about to begin, in an unfinished reply; its length if none does."""
     starts = [place for marker in MARKERS if (place := text.find(marker)) >= 0]
     if starts:
         return min(starts)
@@ -177,14 +177,14 @@ def call_start(text: str) -> int:
 
 
 def sql(statement: str, *, indent: int) -> Text:
-    """The statement with highlighting; lines after the first are indented."""
+    """Return the statement with highlighting; lines after the first are indented."""
     text = Syntax("", "mysql", theme="ansi_dark").highlight(visible(statement).replace("\n", "\n" + " " * indent))
     text.rstrip()
     return text
 
 
 def visible(text: str) -> str:
-    """The text with control characters, except line break and tab, replaced by visible symbols."""
+    """Return the text with control characters, except line break and tab, replaced by visible symbols."""
     return "".join(
         chr(0x2400 + ord(c)) if c < " " and c not in "\n\t" else "␡" if "\x7f" <= c <= "\x9f" else c for c in text
     )

@@ -1,4 +1,4 @@
-"""A person's own SQLite file as tables for an episode. The file is only read: an episode works on a copy.
+"""Reads a user's own SQLite file as tables for an episode. The file is only read: an episode works on a copy.
 
 Leaves out views, virtual tables, indexes, keys and triggers: an episode's tables have columns and rows.
 """
@@ -16,7 +16,7 @@ from dbbench_adapter.datatypes import Cell, Column, Gold, Row, Table, Task
 from dbbench_adapter.generator import NOTE
 
 MAX_ROWS = 200_000
-"""Most rows of all tables together; they are held in memory."""
+"""Largest number of rows of all tables together, since they are held in memory."""
 _LISTED = """\
 SELECT list.name, list.type FROM pragma_table_list AS list JOIN sqlite_master AS made USING (name)
 WHERE list.schema = 'main' ORDER BY made.rowid"""
@@ -27,15 +27,15 @@ class DatabaseCopy:
     task: Task
     """A task with the tables of the file and an empty question."""
     left_out: tuple[str, ...]
-    """What was not copied, or is shown in another form, in words."""
+    """Descriptions of what was not copied, or is shown in another form."""
 
 
 def read_database(path: Path) -> DatabaseCopy:
     """Copy the tables of a SQLite file.
 
-    A column whose cells are all whole numbers becomes BIGINT, one of finite numbers DOUBLE, every other TEXT.
+    A column of whole numbers becomes BIGINT, one of finite numbers DOUBLE, and every other TEXT.
     Raises:
-        ValueError: there is no such file, it is no SQLite database, or it has no table or more than `MAX_ROWS` rows.
+        ValueError: there is no such file, it is not a SQLite database, or it has no table or more than `MAX_ROWS` rows.
     """
     if not path.is_file():
         raise ValueError(f"--database {path}: no such file; expected a SQLite database")

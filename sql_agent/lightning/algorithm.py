@@ -1,8 +1,8 @@
-"""verl's GRPO trainer as an agent-lightning algorithm.
+"""Runs verl's GRPO trainer as an agent-lightning algorithm.
 
-The trainer runs in a child process (`sql_agent.verl_side.driver`), the LLM proxy in another; both begin their imports
+The trainer runs in one child process (`sql_agent.verl_side.driver`), the LLM proxy in another. Both begin their imports
 at once, and both end with this process, which only waits, reports events and keeps a heartbeat in the store. Leaves out
-the order that the driver gets (`sql_agent.launch.prepare`).
+how the driver's order is made (`sql_agent.launch.prepare`).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class VerlGrpo(agl.Algorithm):
 
     Args:
         cfg: the resolved config, as saved in the run directory.
-        order: what `sql_agent.verl_side.driver` reads: verl's config, environment, run id.
-        driver: its process, from `start_driver`; it is importing verl already and waits for its order.
+        order: the input of `sql_agent.verl_side.driver`: verl's config, environment, run id.
+        driver: its process, from `start_driver`; it already imports verl and waits for its order.
         show: called with every event of the run (`phase`, `step`, `finished`, `failed`).
     """
 
@@ -116,7 +116,7 @@ class VerlGrpo(agl.Algorithm):
         raise TrainingFailedError(f"{error}\nlog: {log}")
 
     async def _until_no_runner_is_left(self) -> None:
-        """Raise when no runner of this command is left: the trainer would wait for rollouts that nobody plays."""
+        """Raise when no runner of this command is left; the trainer would wait for rollouts that nobody plays."""
         runners = multiprocessing.active_children()
         while not runners or any(runner.is_alive() for runner in runners):
             await asyncio.sleep(HEARTBEAT_S)
@@ -124,7 +124,7 @@ class VerlGrpo(agl.Algorithm):
         raise TrainingFailedError(f"no runner is left ({ends}); their logs are in {self.cfg.run_dir / 'logs'}")
 
     async def _start_proxy(self, proxy: subprocess.Popen[str], servers: dict[str, Any]) -> str:
-        """Point the LLM proxy at the model servers; returns its address."""
+        """Send the LLM proxy the addresses of the model servers and return the proxy's own address."""
         tell(proxy, {"model": servers["model"], "backends": servers["backends"]})
         line = await _read_line(proxy, PROXY_START_S)
         if not line:
@@ -138,14 +138,14 @@ class VerlGrpo(agl.Algorithm):
             await asyncio.sleep(HEARTBEAT_S)
 
     async def _cancel_leftovers(self, store: Any) -> None:
-        """Cancel rollouts of an earlier run that was killed: they would send our runners to a model that is gone."""
+        """Cancel rollouts of an earlier run that was killed; they would send our runners to a model that is gone."""
         for rollout in await store.query_rollouts(status_in=UNFINISHED):
             if (rollout.metadata or {}).get("run_id", self.order["run_id"]) != self.order["run_id"]:
                 await store.update_rollout(rollout.rollout_id, status="cancelled")
 
 
 async def _first_of(*works: Coroutine[Any, Any, None]) -> None:
-    """Wait until the first of them ends, and raise its error if it has one; the others are cancelled."""
+    """Wait until the first of `works` ends, raise its error if it has one, and cancel the others."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -157,7 +157,7 @@ async def _first_of(*works: Coroutine[Any, Any, None]) -> None:
 
 
 def store_address(store: Any) -> str:
-    """The base address of the store, whether it is kept outside or served by this run."""
+    """Return the base address of the store, whether it is external or served by this run."""
     address = getattr(store, "server_address_root", None) or getattr(store, "endpoint", None)
     if address is None:
         raise TrainingFailedError(f"{type(store).__name__} has no address that other processes could reach")
@@ -169,8 +169,8 @@ def log_file(cfg: TrainConfig, name: str) -> Path:
 
 
 def start_driver(cfg: TrainConfig, environment: dict[str, str]) -> subprocess.Popen[str]:
-    """Start verl's process; it imports for 13 s (measured) before it needs its order."""
-    token = {"RAY_AUTH_TOKEN": secrets.token_hex(32)}  # otherwise Ray leaves one in the home folder
+    """Start verl's process; its imports take 13 s (measured) before it needs its order."""
+    token = {"RAY_AUTH_TOKEN": secrets.token_hex(32)}  # otherwise Ray writes one to the home folder
     return spawn("sql_agent.verl_side.driver", log=log_file(cfg, "driver"), environment=environment | token)
 
 
@@ -181,7 +181,7 @@ def spawn(module: str, *args: str, log: Path, environment: dict[str, str] | None
     with log.open("a") as out:
         return subprocess.Popen(
             [sys.executable, "-m", module, *args],
-            # where `python -m` looks first
+            # `python -m` looks here first
             cwd=Path(__file__).resolve().parents[2],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -201,7 +201,7 @@ async def _tell_store(store: Any, stats: dict[str, Any]) -> None:
 
 
 async def _read_line(process: subprocess.Popen[str], timeout_s: float | None) -> str:
-    """The next line that the process writes; empty when it has ended."""
+    """Return the next line that the process writes, or an empty string when it has ended."""
     assert process.stdout is not None
     return await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), timeout_s)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 KEPT = 8192
-"""Attempts that are remembered, about 2 MiB: many times the number that runners have in flight."""
+"""Number of attempts to remember, about 2 MiB; runners have far fewer in flight."""
 
 
 class CallCounter:
-    """
+    """Counts the model calls of each attempt.
+
     Args:
-        kept: attempts to remember; an attempt is forgotten once so many others have called after its last call.
+        kept: attempts to remember; an attempt is forgotten once this many others have called after its last call.
     """
 
     def __init__(self, kept: int = KEPT) -> None:
@@ -21,7 +22,7 @@ class CallCounter:
         return len(self._calls)
 
     def next(self, rollout_id: str, attempt_id: str) -> int:
-        """1 for the first call of an attempt, 2 for its second."""
+        """Return 1 for the first call of an attempt, 2 for its second, and so on."""
         number = self._calls.pop((rollout_id, attempt_id), 0) + 1
         self._calls[rollout_id, attempt_id] = number
         if len(self._calls) > self._kept:

@@ -1,7 +1,7 @@
-"""What the calls of one rollout said, as conversations that people can read. Pure.
+"""Records the calls of one rollout as conversations that people can read. Pure.
 
-An agent of the user's own is known by its requests alone. A request that repeats a whole conversation goes on with it;
-any other begins one of its own. Leaves out the token ids, which are in the spans of the calls.
+All that is known of a user's own agent are its requests. A request that repeats a whole conversation continues it; any
+other request begins a new one. Leaves out the token ids, which are in the spans of the calls.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ class CallLog:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     refused: str | None = None
-    """The newest answer that says that a request cannot be served as it is."""
+    """The newest answer that refused a request as invalid (a 4xx status)."""
     _conversations: list[list[Message]] = field(default_factory=list)
     _said: list[tuple[int, int]] = field(default_factory=list)
-    """Conversation, and place in it, of each reply."""
+    """For each reply, the conversation and the place in it."""
     _failures: dict[str, str] = field(default_factory=dict)
-    """Why a request got no reply, by what it said."""
+    """Why a request got no reply, by the request's messages."""
 
     def add(self, sent: Sequence[Mapping[str, Any]], response: Mapping[str, Any]) -> None:
-        """
+        """Add a call that was answered.
+
         Args:
             sent: the messages of a request.
             response: its chat completion.
@@ -50,12 +51,15 @@ class CallLog:
         self.completion_tokens += usage.get("completion_tokens") or 0
 
     def fail(self, sent: Sequence[Mapping[str, Any]], why: str) -> None:
-        """Remember a request that the machine did not answer, until the same one is answered."""
+        """Remember a request that failed on the server's side, until the same request is answered."""
         self._failures[json.dumps([_key(message) for message in sent])] = why
 
     def to_dict(self) -> dict[str, Any]:
-        """`messages`, all conversations one after another, `replies`, the places of the model's among them, in the
-        order of the calls, and `failure`: why a request that was never answered was not; None where each was."""
+        """Return the log as JSON values.
+
+        `messages` has all conversations one after another, `replies` the indices of the model's replies in it, in the
+        order of the calls, and `failure` why some request was never answered; None if every request was.
+        """
         starts = [sum(map(len, self._conversations[:number])) for number in range(len(self._conversations))]
         return {
             "messages": [message for conversation in self._conversations for message in conversation],
@@ -68,7 +72,7 @@ class CallLog:
         }
 
     def _repeated_by(self, keys: Sequence[str]) -> int | None:
-        """The longest conversation that a request begins with."""
+        """Return the number of the longest conversation that a request begins with."""
         found = [
             number
             for number, conversation in enumerate(self._conversations)
@@ -78,12 +82,12 @@ class CallLog:
 
 
 def _reply(message: Mapping[str, Any]) -> Message:
-    """A reply without its empty fields."""
+    """Return a reply without its empty fields."""
     return {"role": "assistant", "content": None} | {k: v for k, v in message.items() if v not in (None, [], "")}
 
 
 def _key(message: Mapping[str, Any]) -> str:
-    """What a message says; a client may reorder its fields, leave out empty ones and write arguments anew."""
+    """Return what identifies a message; clients may reorder fields, leave out empty ones and re-serialise arguments."""
     calls = [call.get("function") or {} for call in message.get("tool_calls") or () if isinstance(call, dict)]
     said = [[call.get("name"), _parsed(call.get("arguments"))] for call in calls]
     where = message.get("tool_call_id")

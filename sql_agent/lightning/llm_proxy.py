@@ -1,15 +1,15 @@
-"""agent-lightning's LLM proxy in a process of its own, set up to cost little and to record what training needs.
+"""Runs agent-lightning's LLM proxy in a process of its own, at little cost, and records what training needs.
 
 A rollout's calls of the policy bypass LiteLLM (`rollout_route`), which takes 9 to 14 ms of CPU a call (measured) and
-has nothing to translate between two OpenAI-compatible ends; all other calls go through it. Each call that was answered
-leaves one span, named and laid out as `LlmProxyTraceToTriplet` reads it. Sequence ids are counted here, without asking
+has nothing to translate between two OpenAI-compatible ends. All other calls go through it. Each answered call writes
+one span with the name and attributes that `LlmProxyTraceToTriplet` reads. Sequence ids are counted here, without asking
 the store.
 
     python -m sql_agent.lightning.llm_proxy --store http://127.0.0.1:9999 --port 0
 
-accepts the token in AGENTGRPO_TOKEN and sends it to the model servers. It reads one JSON line from standard input,
-`{"model": NAME, "backends": [URL, ...]}`, so its imports overlap with the start of those servers; then it writes one
-line, `{"url": ...}`, and ends when standard input closes.
+The command accepts the token in AGENTGRPO_TOKEN and sends it to the model servers. It reads one JSON line from standard
+input, `{"model": NAME, "backends": [URL, ...]}`, so its imports overlap with the start of those servers. Then it writes
+one line, `{"url": ...}`, and ends when standard input closes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 def turn_span(turn: Turn) -> Span:
-    """The span of one model call that has just ended."""
+    """Return the span of one model call that has just ended."""
     fields = SpanCoreFields(
         name=TURN_SPAN,
         attributes=turn_attributes(turn.answer) | ({} if turn.agent is None else {AGENT: turn.agent}),
@@ -67,7 +67,7 @@ async def write(turn: Turn) -> None:
 
 
 def model_list(model: str, servers: dict[str, str], timeout_s: float) -> list[dict[str, Any]]:
-    """LiteLLM's entries for the same servers, for calls that belong to no rollout."""
+    """Return LiteLLM's entries for the same servers, for calls that belong to no rollout."""
     return [
         {
             "model_name": name,
@@ -109,7 +109,7 @@ async def serve(store_url: str, port: int, timeout_s: float, events: Events) -> 
     )
     await proxy.start()
     events.emit({"url": f"http://127.0.0.1:{proxy.server_launcher_args.port}"})
-    await stdin.read()  # until whoever started us is gone
+    await stdin.read()  # returns when the parent process is gone
     await proxy.stop()
 
 

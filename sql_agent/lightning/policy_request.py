@@ -1,4 +1,4 @@
-"""What the model server is asked for a call of an agent of the user's own, and its answer as a stream. Pure."""
+"""Turns a call of a user's own agent into a request to the model server, and the answer into a stream. Pure."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 from sql_agent.lightning.signed_address import RolloutSampling
 
 ASKED = ("messages", "parallel_tool_calls", "stop", "chat_template_kwargs", "stream", "stream_options")
-"""Fields of a request that are the agent's own, beside its tools; how the policy samples is the run's."""
+"""Fields of a request that the agent decides, beside its tools; the run decides how the policy samples."""
 
 
 def policy_request(request: dict[str, Any], sampling: RolloutSampling, sequence_id: int) -> dict[str, Any]:
-    """What the model server is asked for a call of an agent of the user's own.
+    """Return the request to the model server for a call of a user's own agent.
 
-    Temperature, top_p and penalties are not the agent's: the update takes every sample for one of the policy at the
-    run's temperature. Nor is what constrains the sampler to a grammar (`response_format`, strict tools, a forced tool),
-    whose samples the policy would not have made. The name of the model is not either, so that agents within the agent
-    need not know it.
+    The agent's temperature, top_p and penalties are dropped, because the update assumes that every token was sampled
+    from the policy at the run's temperature. Constraints on the sampler (`response_format`, strict tools, a forced
+    tool) are dropped too, because the policy would not have sampled such tokens itself. The model's name is replaced,
+    so that sub-agents need not know it.
 
     Raises:
-        ValueError: it asks for several replies, or holds no messages.
+        ValueError: the call asks for several replies, or holds no messages.
     """
     if request.get("n") not in (None, 1):
         raise ValueError(f"n is {request['n']}; ask for one reply a call, each is trained as a turn of its own")
@@ -39,26 +39,26 @@ def policy_request(request: dict[str, Any], sampling: RolloutSampling, sequence_
             "model": sampling.model,
             "temperature": sampling.temperature,
             "max_tokens": min([sampling.max_tokens, *limits]),
-            # each call has a seed of its own: one seed for all would draw the same numbers in every turn
+            # each call has its own seed: with one seed for all, every turn would draw the same random numbers
             **({} if sampling.seed is None else {"seed": (sampling.seed + 0x9E3779B1 * sequence_id) % 2**31}),
-            # tells two rollouts apart that say the same words in other tokens
+            # the server tells two rollouts apart by it that have the same text in different tokens
             "user": sampling.attempt_id,
         }
     )
 
 
 def _loose(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Tools whose arguments are as the policy writes them."""
+    """Return the tools without `strict`, so that no grammar constrains the arguments that the policy writes."""
     return [
         {**tool, "function": {k: v for k, v in (tool.get("function") or {}).items() if k != "strict"}} for tool in tools
     ]
 
 
 async def stream_of(answer: dict[str, Any], *, usage: bool) -> AsyncIterator[str]:
-    """A chat completion as the events of a stream, its whole reply in one.
+    """Yield a chat completion as the events of a stream, with the whole reply in one event.
 
     Args:
-        usage: whether a last event names the number of tokens (`stream_options.include_usage`).
+        usage: True adds a last event with the number of tokens (`stream_options.include_usage`).
     """
     (choice, *_), head = answer["choices"], {"id": answer["id"], "object": "chat.completion.chunk"}
     head |= {"created": answer.get("created", 0), "model": answer.get("model", "")}

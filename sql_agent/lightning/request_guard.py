@@ -1,9 +1,10 @@
 """Checks every request to a server of a run: the host name it asks for, the page it comes from, and its token.
 
-Store, LLM proxy and model servers listen on loopback, which every process of the machine can reach, also those of other
-users and browsers. A web page can reach it under the page's own host name (DNS rebinding), so an unknown host name is
-refused. What a foreign page may send without permission (a form, text, an embedded resource) is refused. No answer
-allows other pages to read it. Leaves out TLS: whoever can read loopback packets can read the environment as well.
+Store, LLM proxy and model servers listen on loopback, which every process of the machine can reach, including those of
+other users and browsers. A web page can reach them under its own host name (DNS rebinding), so unknown host names are
+refused. Requests that a foreign page may send without permission (a form, text, an embedded resource) are refused too.
+No answer allows other pages to read it. Leaves out TLS: whoever can read loopback packets can also read the
+environment.
 """
 
 from __future__ import annotations
@@ -20,27 +21,27 @@ from typing import Any
 RUN_TOKEN = "AGENTGRPO_TOKEN"
 """Variable with the token of the LLM proxy and the model servers of a run, and of the store that the run keeps."""
 STORE_TOKEN = "AGENTGRPO_STORE_TOKEN"
-"""Variable with the store's token. A store that is kept outside asks for none where it is unset."""
+"""Variable with the store's token. An external store asks for none if it is unset."""
 OPEN_PATHS = frozenset({"/v1/agl/health", "/health/liveliness"})
-"""The launchers of store and LLM proxy ask these until they answer; the answers hold nothing else."""
+"""Health checks that the launchers of store and LLM proxy poll; their answers hold no other information."""
 MEDIA_TYPES = frozenset({"application/json", "application/x-protobuf"})
-"""Types of bodies that our clients and OpenTelemetry send. No page can send them to another origin without asking."""
+"""Body types that our clients and OpenTelemetry send. A page cannot send them to another origin without a preflight."""
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?")
 _TOKEN = re.compile(r"[!-~]{16,}")
 
 
 class TokenError(ValueError):
-    """A run has no token that its servers could ask for."""
+    """Says that a run has no token that its servers could ask for."""
 
 
 def give_token(*, shared: bool, own_store: bool) -> None:
-    """Put the token of a run into the environment, where every process that it starts finds it.
+    """Put the token of a run into the environment, where every process that the run starts finds it.
 
     Args:
         shared: another command takes part in the run (AGL_CURRENT_ROLE), so the token has to exist already.
-        own_store: the run keeps its store itself.
+        own_store: the run serves its store itself.
     Raises:
-        TokenError: it does not.
+        TokenError: the token has to exist and does not.
     """
     if not shared:
         os.environ[RUN_TOKEN] = secrets.token_urlsafe(32)
@@ -55,13 +56,13 @@ def give_token(*, shared: bool, own_store: bool) -> None:
 
 
 def authorization(variable: str) -> dict[str, str]:
-    """The header with the token from an environment variable; none where it is unset."""
+    """Return the header with the token from an environment variable; {} if it is unset."""
     token = os.environ.get(variable)
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 _OWN_SITES = frozenset([b"same-origin", b"none"])
-"""Values of Sec-Fetch-Site in requests that no other page makes (W3C Fetch Metadata)."""
+"""Values of Sec-Fetch-Site that requests of foreign pages never have (W3C Fetch Metadata)."""
 
 
 class _RefusedError(Exception):
@@ -71,11 +72,11 @@ class _RefusedError(Exception):
 
 
 class RequestGuard:
-    """Wraps an ASGI application.
+    """Wraps an ASGI application and refuses requests from others.
 
     Args:
-        token: every request has to show it; None: no request needs one.
-        names: host names that are accepted besides loopback's and the address that a connection came to.
+        token: the token that every request has to show; None: no request needs one.
+        names: host names that are accepted besides those of loopback and the address that a connection came to.
     """
 
     def __init__(self, app: Any, token: str | None, names: Collection[str] = ()) -> None:
@@ -105,7 +106,8 @@ class RequestGuard:
             await self._app(scope, receive, to_nobody_else)
 
     def _check(self, scope: dict[str, Any]) -> None:
-        """
+        """Check host name, origin, token and media type of a request.
+
         Raises:
             _RefusedError: the request is refused.
         """
@@ -115,7 +117,7 @@ class RequestGuard:
         host = self._host(headers.get(b"host", []), scope.get("server"))
         own_origin = f"{scope.get('scheme', 'http')}://{host}".lower()
         foreign = any(origin.decode("latin-1").lower() != own_origin for origin in headers.get(b"origin", []))
-        # a page requests pictures and frames without an origin; following a link is a person's request
+        # pages load images and frames without an Origin header; only a person follows a link (navigate, document)
         fetch = headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest")
         if foreign or (
             fetch != ([b"navigate"], [b"document"]) and not _OWN_SITES.issuperset(headers.get(b"sec-fetch-site", []))
@@ -129,7 +131,7 @@ class RequestGuard:
                 raise _RefusedError(415, f"a body has to be {' or '.join(sorted(MEDIA_TYPES))}, and its header say so")
 
     def _host(self, sent: list[bytes], server: Any) -> str:
-        """The Host header, after a check that it names this server."""
+        """Return the Host header after a check that it names this server."""
         text = sent[0].decode("latin-1") if len(sent) == 1 else ""
         match = _HOST.fullmatch(text)
         if match is None or not self._is_ours(match[1].strip("[]").lower(), server[0] if server else None):
@@ -151,10 +153,10 @@ class RequestGuard:
 
 
 class RunRequestGuard(RequestGuard):
-    """The guard of the LLM proxy and the model servers of a run.
+    """Guards the LLM proxy and the model servers of a run.
 
     Raises:
-        TokenError: the environment names no token; a server without one does not start.
+        TokenError: the environment has no token; a server without one does not start.
     """
 
     def __init__(self, app: Any) -> None:
@@ -164,7 +166,7 @@ class RunRequestGuard(RequestGuard):
 
 
 def is_loopback(name: str) -> bool:
-    """Whether only this machine is reached by it; a name other than localhost counts as reachable from others."""
+    """Return whether `name` reaches only this machine; a name other than localhost counts as reachable from others."""
     address = _ip(name)
     return name == "localhost" if address is None else address.is_loopback
 
@@ -180,7 +182,7 @@ def _ip(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 async def _answer(send: Any, error: _RefusedError) -> None:
     body = json.dumps({"detail": str(error)}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    headers += [(b"connection", b"close")]  # a body that nobody reads may follow
+    headers += [(b"connection", b"close")]  # the request's body may follow, and nothing reads it
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": error.status, "headers": headers})

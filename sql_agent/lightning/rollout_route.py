@@ -1,11 +1,11 @@
-"""The LLM proxy's route for rollouts: forwards an agent's calls of the policy and hands on each turn that was answered.
+"""Serves the LLM proxy's route for rollouts: forwards an agent's calls of the policy and passes on each answered turn.
 
-A rollout's calls are forwarded unchanged, with a request for token ids and log-probs added. A call whose client
-disconnects is cancelled. A stream is collected first and then written, since a streamed reply of vLLM has no ids.
+A rollout's calls are forwarded unchanged, except that they ask for token ids and log-probs. A call whose client
+disconnects is cancelled. A streamed call is collected first and then streamed, because vLLM's streams carry no ids.
 
-An agent of the user's own asks under an address that is signed (`signed_address`). Its rollout samples as the address
-says; what its calls said is kept (`call_log`) until the runner asks for it at `ended`, after which none is answered.
-Leaves out the store and LiteLLM (`llm_proxy`), so that `sql_agent.evaluate` can serve an agent without either.
+A user's own agent calls a signed address (`signed_address`). The address says how its rollout samples. The
+conversations are kept (`call_log`) until the runner asks for them at `ended`; later calls are refused. Leaves out the
+store and LiteLLM (`llm_proxy`), so that `sql_agent.evaluate` can serve an agent without either.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from sql_agent.lightning.signed_address import AGENT_HEADER, RolloutSampling, re
 T = TypeVar("T")
 _ROLLOUT_PATH = re.compile(r"/rollout/([^/]+)/attempt/([^/]+)(?:/v1)?/(.+)")
 WRITTEN_S = 20.0
-"""How long the end of a rollout waits for the spans of its calls to be in the store."""
+"""Seconds that the end of a rollout waits until the spans of its calls are in the store."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A call of the policy that was answered."""
+    """Holds a call of the policy that was answered."""
 
     rollout_id: str
     attempt_id: str
@@ -48,12 +48,12 @@ class Turn:
     """The model server's chat completion, with token ids and log-probs."""
     started: float
     agent: str | None
-    """The name of the agent that asked, where it said one."""
+    """The name of the agent that made the call, if it sent one."""
 
 
 @dataclass
 class _Attempt:
-    """A rollout of an agent of the user's own."""
+    """Tracks one rollout of a user's own agent."""
 
     log: CallLog = field(default_factory=CallLog)
     asking: set[asyncio.Future[Any]] = field(default_factory=set)
@@ -62,22 +62,21 @@ class _Attempt:
 
 
 class RolloutRoute:
-    """Serves `/rollout/{id}/attempt/{id}/chat/completions`, with and without a signature before it; every other path
-    goes to LiteLLM.
+    """Serves `/rollout/{id}/attempt/{id}/chat/completions`, signed or not, and passes every other path to LiteLLM.
 
     It replaces agent-lightning's `RolloutAttemptMiddleware`, which asks the store for every sequence id. One proxy
-    process serves a run, so counting here gives the same numbers; the store adopts the highest number it sees.
+    process serves a run, so counting here gives the same numbers. The store adopts the highest number it sees.
     """
 
     servers: ClassVar[dict[str, str]] = {}
-    """Base URL up to `/v1` by the name agents ask for."""
+    """Base URLs up to `/v1`, by the model name that agents ask for."""
     served_model: ClassVar[str] = ""
     """The name under which every one of these servers serves the policy."""
     headers: ClassVar[dict[str, str]] = {}
-    """Of each request to them."""
+    """Headers of each request to the model servers."""
     timeout_s: ClassVar[float] = 120.0
     write: ClassVar[Callable[[Turn], Awaitable[None]] | None] = None
-    """Keeps a turn; None: nobody trains on it, and the servers are not asked for ids and log-probs."""
+    """Saves a turn. None: nothing trains on the turns, and the servers are not asked for ids and log-probs."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -85,7 +84,7 @@ class RolloutRoute:
         self._session: aiohttp.ClientSession | None = None
         self._writing: set[asyncio.Future[None]] = set()
         self._attempts: OrderedDict[tuple[str, str], _Attempt] = OrderedDict()
-        """Those that were played last; the entry of one that has ended says that it has."""
+        """The newest attempts; the entry of an ended one stays, so that later calls of it are refused."""
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         path, sampling = str(scope.get("path", "")), None
@@ -122,7 +121,7 @@ class RolloutRoute:
         receive: Any,
         agent: str | None,
     ) -> JSONResponse | StreamingResponse | None:
-        """The answer to a call; None if its client is gone."""
+        """Return the answer to a call; None if its client is gone."""
         attempt = None if sampling is None else self._attempt(rollout_id, attempt_id)
         if attempt is not None and attempt.ended:
             return JSONResponse(_error("this rollout has ended; nothing that it asks now would be trained"), 410)
@@ -146,7 +145,7 @@ class RolloutRoute:
             return None
         status, answer = answered
         if attempt is not None and status == 200 and answer["choices"][0].get("finish_reason") == "abort":
-            status, answer = 502, _error("the model server broke its reply off (finish_reason abort); look at its log")
+            status, answer = 502, _error("the model server aborted its reply (finish_reason abort); look at its log")
         if status == 200:
             self._keep(Turn(rollout_id, attempt_id, sequence_id, answer, started, agent), attempt)
             answer = without_tokens(answer)
@@ -187,7 +186,7 @@ class RolloutRoute:
         return attempt
 
     async def _ask(self, request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """Status and answer of the policy's server."""
+        """Return status and answer of the policy's server."""
         url = self.servers.get(request.get("model", ""))
         if url is None:
             return 404, _error(f"the policy is served as {', '.join(self.servers)}, not as {request.get('model')!r}")
@@ -209,7 +208,7 @@ class RolloutRoute:
 
 
 class ProxyRequestGuard(RunRequestGuard):
-    """Lets a request pass without the run's token where its address is signed with it."""
+    """Lets a request pass without the run's token if its address is signed with that token."""
 
     def _needs_no_token(self, scope: dict[str, Any]) -> bool:
         return read_signed(scope["path"], os.environ[RUN_TOKEN]) is not None or super()._needs_no_token(scope)
@@ -225,12 +224,12 @@ def _note(log: CallLog, request: dict[str, Any], status: int, answer: dict[str, 
 
 
 async def unless_gone(work: Coroutine[Any, Any, T] | asyncio.Future[T], receive: Any) -> T | None:
-    """The result of `work`; None if it was cancelled, or if the client disconnects first, and it is cancelled then.
+    """Return the result of `work`; None if it was cancelled, or if the client disconnected first.
 
-    That closes the connection to the model server, and vLLM aborts a request whose connection is closed.
+    A disconnect cancels `work`, which closes the connection to the model server, and vLLM then aborts the request.
 
     Args:
-        receive: the ASGI request's, after its body was read: what comes next is its end.
+        receive: of the ASGI request, after its body was read, so that the next message is the disconnect.
     """
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
     try:
@@ -251,6 +250,6 @@ def _error(message: str) -> dict[str, Any]:
 
 
 def without_tokens(response: dict[str, Any]) -> dict[str, Any]:
-    """The answer without ids and log-probs: the agent did not ask for them, and parsing them costs milliseconds."""
+    """Return the answer without ids and log-probs; the agent did not ask for them, and parsing them costs time (ms)."""
     choices = [{**choice, "logprobs": None, "token_ids": None} for choice in response["choices"]]
     return {**response, "choices": choices, "prompt_token_ids": None, "prompt_logprobs": None}

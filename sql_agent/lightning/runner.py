@@ -1,9 +1,10 @@
-"""The agent as agent-lightning sees it, and the process that runs many of its rollouts at once.
+"""Makes the agent known to agent-lightning and runs many of its rollouts at once in a runner process.
 
 Upstream's runner plays one rollout at a time and polls every five seconds. A sampler batches requests, so this runner
 keeps `runner_concurrency` rollouts in flight and asks every `poll_s` for as many as it has room for. A rollout that the
-store assigns to it but that it does not play goes back into the queue. It ends when the store or the trainer is gone;
-upstream's keeps polling. Leaves out the restart of a killed runner (`sql_agent.lightning.runner_processes`).
+store assigned to this runner but that it does not play goes back into the queue. The runner ends when the store or the
+trainer is gone, while upstream's keeps polling. Leaves out the restart of a killed runner
+(`sql_agent.lightning.runner_processes`).
 """
 
 from __future__ import annotations
@@ -46,23 +47,23 @@ TRAINER_WORKER = "trainer"
 STORE_GONE_S = 30.0
 TRAINER_GONE_S = 60.0
 RETRY_PAUSE_S = 3.0
-"""Pause before a rollout whose infrastructure failed goes back into the queue: what failed may be restarting."""
+"""Pause before a rollout goes back into the queue after an infrastructure failure; a server may be restarting."""
 GIVE_BACK_S = 5.0
-"""How often a runner looks for rollouts that are assigned to it but that it does not play."""
+"""Seconds between two looks for rollouts that are assigned to this runner but not played by it."""
 CANCELLED_S = 0.4
-"""How often a runner looks for cancelled rollouts among those it plays."""
+"""Seconds between two looks for cancelled rollouts among those that are played."""
 END_S = 5.0
-"""How long a runner that ends waits for its rollouts to close their databases."""
+"""Seconds that a runner that ends waits for its rollouts to close their databases."""
 
 
 class RolloutLostError(RuntimeError):
-    """The infrastructure failed under a rollout; the store gives it another attempt."""
+    """Says that the infrastructure failed during a rollout; the store gives the rollout another attempt."""
 
 
 class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
-    """Plays one task of the environment against the endpoint the resources name and reports reward and reason.
+    """Plays one task of the environment against the endpoint that the resources name, and reports reward and reason.
 
-    The input is the task's `to_dict()`; the metadata names the served model and, for validation, the temperature.
+    The input is the task's `to_dict()`. The metadata names the served model and, for validation, the temperature.
     """
 
     def __init__(self, cfg: TrainConfig) -> None:
@@ -74,10 +75,12 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         self._scorer: RolloutScorer | None = None
 
     async def environment(self) -> Environment:
-        """Entered at the first rollout, once per runner process; rollouts that start together share one try.
+        """Return the environment, which the first rollout of the process enters.
+
+        Rollouts that start together share one try.
 
         Raises:
-            BackendUnavailable: this try failed; the next rollout makes another.
+            BackendUnavailable: this try failed; the next rollout tries again.
         """
         if self._environment is not None:
             return self._environment
@@ -88,7 +91,7 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
 
     @property
     def scorer(self) -> RolloutScorer | None:
-        """The reward model's client, once per runner process; None in a run without a reward model."""
+        """Return the reward model's client, one per runner process; None in a run without a reward model."""
         if self._scorer is None and self.cfg.reward_model.url is not None:
             self._scorer = RolloutScorer(self.cfg.reward_model)
         return self._scorer
@@ -107,7 +110,7 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
     async def rollout_async(self, task: dict[str, Any], resources: Any, rollout: Any) -> list[Any]:
         try:
             return await self._play(task, resources, rollout)
-        except asyncio.CancelledError:  # which agent-lightning would report as success
+        except asyncio.CancelledError:  # agent-lightning would report it as success
             raise RolloutLostError("it was cancelled, or its runner was told to end") from None
 
     async def _play(self, task: dict[str, Any], resources: Any, rollout: Any) -> list[Any]:
@@ -140,8 +143,8 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             model=metadata.get("model", llm.model),
             config=agent,
             api_key=os.environ.get(RUN_TOKEN) or "-",
-            # Without the LLM proxy this process traces the turns; the proxy asks for ids and writes spans itself. By
-            # `user` the server tells two rollouts of a task apart that say the same words in other tokens.
+            # Without the LLM proxy this process traces the turns; the proxy asks for ids and writes spans itself. The
+            # server tells two rollouts apart by `user` that have the same text in different tokens.
             extra_body={"user": rollout.attempt.attempt_id}
             | ({} if self.cfg.llm_proxy else {"return_token_ids": True, "logprobs": True}),
             on_reply=None if self.cfg.llm_proxy else write_turn,
@@ -152,12 +155,13 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         return await self._ended(record, rollout)
 
     async def _ended(self, record: RolloutRecord, rollout: Any) -> list[Any]:
-        """
+        """Return the last span of a rollout, with its reward.
+
         Raises:
             RolloutLostError: the rollout is to be played again.
         """
         last_attempt = rollout.attempt.sequence_id >= self.cfg.rollout.max_attempts
-        # a second try after a deadline would end after the step's deadline
+        # a second attempt after a deadline would end after the step's deadline
         ended = record.stop_reason in ("timeout", "environment_error")  # code that raised or hung will do so again
         final = ended or record.score.reason == NO_JUDGE or last_attempt
         if record.score.value is None and not final:
@@ -167,12 +171,12 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         asked = record.score.value is not None or record.score.reason == NO_JUDGE
         given = await self.functions.ask(RewardRecord.of(record, rollout.input)) if asked else {}
         replies = (self._environment or make_environment(self.cfg.environment)).max_replies(self.cfg.agent)
-        last = replies * (MAX_RETRIES + 1) + 1  # after every call, those that were tried again included
+        last = replies * (MAX_RETRIES + 1) + 1  # higher than the number of any call, retries included
         return [self._span(self._outcome_fields(record, scorer_result, given), rollout, last)]
 
     @staticmethod
     def _span(fields: Any, rollout: Any, sequence_id: int) -> Any:
-        """A span with its sequence id; without one agent-lightning would ask the store for it."""
+        """Return a span with its sequence id; without one agent-lightning would ask the store for it."""
         ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
         return agl.Span.from_core_fields(fields, **ids, sequence_id=sequence_id)
 
@@ -182,17 +186,17 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         scorer_result: ScorerResult | None,
         given: Mapping[str, FunctionReward] = MappingProxyType({}),
     ) -> Any:
-        """The last span of a rollout: its record, its reward and what the reward model said.
+        """Return the last span of a rollout, with its record, its reward and the reward model's result.
 
         Args:
-            given: what the reward functions said, by label.
+            given: the results of the reward functions, by label.
         """
         try:
             worth = self._worth(record, scorer_result, given)
-        except Exception:  # a verdict that is none is the environment's fault: it loses this rollout, not the run
+        except Exception:  # an invalid verdict is the environment's fault and loses this rollout, not the run
             logger.exception("the reward of task %s raised", record.task_id)
             worth = Reward(None, "reward_error", error=traceback.format_exc())
-        # only a rollout that asked in vain knows something new of the service
+        # only a rollout whose own request failed has news about the service
         in_vain = scorer_result is not None and scorer_result.reason == "scorer_unavailable"
         down_s = self.scorer.down_s if self.scorer and in_vain else 0.0
         outcome = RolloutOutcome(
@@ -218,7 +222,7 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
 
 
 def turn_fields(response: dict[str, Any]) -> Any:
-    """The span of one model call, as the LLM proxy would have written it."""
+    """Return the span of one model call, as the LLM proxy would have written it."""
     now = time.time()
     status = agl.TraceStatus(status_code="OK")
     attributes = turn_attributes(response)
@@ -226,7 +230,7 @@ def turn_fields(response: dict[str, Any]) -> Any:
 
 
 class PassiveTracer(agl.OtelTracer):
-    """An `OtelTracer` that leaves the process-wide tracer provider alone.
+    """Replaces `OtelTracer` and leaves the process-wide tracer provider alone.
 
     `OtelTracer.trace_context` writes the current rollout's ids into the one provider of the process, which allows only
     one rollout at a time. The LLM proxy or the agent records the turns, so nothing is lost here.
@@ -244,7 +248,7 @@ class PassiveTracer(agl.OtelTracer):
 
 
 class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
-    """agent-lightning's runner with many rollouts in flight and an end of its own."""
+    """Extends agent-lightning's runner: it has many rollouts in flight, and ends when store or trainer are gone."""
 
     def __init__(self, tracer: Any, *, concurrency: int, poll_s: float, store_url: str) -> None:
         super().__init__(tracer, poll_interval=poll_s)
@@ -254,7 +258,7 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
         super().init_worker(worker_id, PatientStore(self._store_url), **kwargs)
 
     def get_worker_id(self) -> str:
-        """Unique to one runner of one run: a rollout assigned to it is played here or nowhere."""
+        """Return an id that no other runner of any run has; a rollout assigned to it is played here or nowhere."""
         return f"{super().get_worker_id()}-{os.environ.get(RUN_ID, os.getpid())}"
 
     async def iter(self, *, event: Any = None) -> None:
@@ -282,7 +286,7 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
             await store.close()  # type: ignore[attr-defined]
 
     async def _work(self, store: Any, playing: dict[asyncio.Task[str], Any], event: Any) -> None:
-        """Claim and play until told to end; `playing` holds the rollouts in flight."""
+        """Claim and play rollouts until told to end; `playing` holds the rollouts in flight."""
         next_look = next_cancelled = 0.0
         while not (event is not None and event.is_set()):
             if time.monotonic() > next_look:
@@ -303,8 +307,11 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
                 await asyncio.sleep(self._poll_s)
 
     async def _let_go(self, store: Any, playing: dict[asyncio.Task[str], Any]) -> None:
-        """Stop playing rollouts that have been cancelled. A model call ends with its connection, which frees the slot
-        at once; a running statement holds its thread and its database until it ends."""
+        """Stop playing rollouts that have been cancelled.
+
+        A model call ends with its connection, which frees the slot at once. A running statement keeps its thread and
+        its database until it ends.
+        """
         ended = await store.wait_for_rollouts(rollout_ids=[r.rollout_id for r in playing.values()], timeout=0)
         cancelled = {rollout.rollout_id for rollout in ended if rollout.status == "cancelled"}
         for task, rollout in playing.items():
@@ -314,8 +321,9 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
                 task.cancel()
 
     async def _give_back(self, store: Any, playing: Collection[str]) -> None:
-        """Fail the attempts that are assigned to this runner but not played, so that the store queues them again. Their
-        process was killed, the answer to their claim was lost, or their end could not be reported.
+        """Fail the attempts that are assigned to this runner but not played, so that the store queues them again.
+
+        Their process was killed, the answer to their claim was lost, or their end could not be reported.
 
         Args:
             playing: attempts in flight, read before the query and while no claim is pending; otherwise an attempt that
@@ -331,7 +339,7 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
                 await store.update_attempt(rollout.rollout_id, attempt.attempt_id, status="failed")
 
     async def _until_alone(self) -> None:
-        """Return when the store has not answered for STORE_GONE_S, or the trainer has finished or fallen silent."""
+        """Return when the store has not answered for STORE_GONE_S, or the trainer has finished or is silent."""
         store, last_answer, trainer_seen = self.get_store(), time.monotonic(), False
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
             while True:
@@ -353,7 +361,7 @@ class ConcurrentRunner(agl.LitAgentRunner[dict[str, Any]]):
                 running = (trainer.heartbeat_stats or {}).get("state") == "running"
                 trainer_seen |= running and not silent
                 if not trainer_seen:
-                    continue  # this heartbeat is an earlier run's
+                    continue  # this heartbeat belongs to an earlier run
                 if not running:
                     return
                 if silent:

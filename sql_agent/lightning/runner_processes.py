@@ -1,8 +1,8 @@
-"""Runner processes that are restarted: agent-lightning starts each once and does not notice when one is killed.
+"""Restarts runner processes that die; agent-lightning starts each once and does not notice when one is killed.
 
-Each runner is the child of a process that only starts it again, and that ends with the command. Runners are told to end
-by SIGTERM alone: the event that upstream shares among them stays locked for all of them if one is killed while it reads
-it. Leaves out the rollouts of a killed runner, which its successor gives back (`sql_agent.lightning.runner`).
+Each runner is the child of a process that only restarts it and that ends with the command. SIGTERM alone tells runners
+to end: upstream's shared event stays locked for all of them if one is killed while it reads it. Leaves out the rollouts
+of a killed runner, which its successor gives back (`sql_agent.lightning.runner`).
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from sql_agent.store_server import StoreServer
 logger = logging.getLogger(__name__)
 
 END_S = 12.0
-"""How long a runner that is told to end may take before it is killed."""
+"""Seconds that a runner that is told to end may take before it is killed."""
 MOST_DEATHS = 5
 DEATHS_WITHIN_S = 60.0
-"""A runner that dies `MOST_DEATHS` times in so many seconds is not started again."""
+"""A runner that dies `MOST_DEATHS` times within this many seconds is not started again."""
 RESTART_PAUSE_S = 0.5
 
 
 class LastingRunners(agl.ClientServerExecutionStrategy):
-    """
+    """Runs agent-lightning's execution strategy with runners that are restarted when they die.
+
     Args:
-        logs: folder of `runner-N.log`, to which the N-th runner's output goes.
+        logs: folder of `runner-N.log`, which has the N-th runner's output.
         options: upstream's.
     """
 
@@ -58,7 +59,7 @@ class LastingRunners(agl.ClientServerExecutionStrategy):
         return processes
 
     async def _execute_algorithm(self, algorithm: Any, store: Any, stop_evt: Any) -> None:
-        """As upstream's, but with a server that checks its clients."""
+        """Do what upstream does, but with a store server that checks its clients."""
         if not self.managed_store:
             return await super()._execute_algorithm(algorithm, store, stop_evt)
         server = StoreServer(store, host=self.server_host, port=self.server_port)
@@ -74,7 +75,7 @@ class LastingRunners(agl.ClientServerExecutionStrategy):
 
 
 class NeverSet:
-    """Takes the place of the stop event that upstream shares among its runners."""
+    """Replaces the stop event that upstream shares among its runners."""
 
     def is_set(self) -> bool:
         return False
@@ -84,7 +85,7 @@ class NeverSet:
 
 
 async def _until_told(work: Any) -> None:
-    """Await `work` until SIGTERM, which cancels it; its clean-up is awaited as well."""
+    """Await `work`; SIGTERM cancels it, and its clean-up is awaited too."""
     task = asyncio.ensure_future(work)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     await asyncio.wait({task})
@@ -93,11 +94,11 @@ async def _until_told(work: Any) -> None:
 
 
 def keep_going(play: Callable[[int], None], number: int, logs: Path) -> None:
-    """Run `play(number)` in a child process, again and again until it succeeds or SIGTERM arrives."""
+    """Run `play(number)` in a child process, and again after each failure, until it succeeds or SIGTERM arrives."""
     end_with_parent()
     wear_name()
     for sign in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(sign, signal.SIG_IGN)  # the command receives them too, and ends us
+        signal.signal(sign, signal.SIG_IGN)  # the command receives them too, and ends this process
     signals = {signal.SIGTERM, signal.SIGCHLD}
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
@@ -140,7 +141,7 @@ def _start(play: Callable[[int], None], number: int, log: Path, blocked: set[sig
 
 
 def _end_of(child: int, signals: set[signal.Signals]) -> int:
-    """The child's exit code as `subprocess` has it; 0 when it was told to end."""
+    """Wait for the child's end and return its exit code as `subprocess` does; 0 when it was told to end."""
     while signal.sigwait(signals) != signal.SIGTERM:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:

@@ -1,8 +1,8 @@
-"""The address under which an agent of the user's own asks the policy: it says how a rollout samples, and is signed.
+"""Makes and reads the signed address at which a user's own agent calls the policy. Pure.
 
-Any client of any framework reaches the policy by its base URL alone. So the URL carries what the proxy has to know and
-no client would send: the model server, the sampling that is trained, the seed. Signed with the run's token, it is also
-the right to ask, for this rollout and nothing else. Pure.
+The only thing that every client of every framework accepts is a base URL. So the URL carries what the proxy has to know
+and no client would send: the model server, the sampling parameters of the run, the seed. It is signed with the run's
+token, so it also permits calls, for this rollout and nothing else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SIGNED = re.compile(r"/as/([A-Za-z0-9_-]{1,2000})\.([0-9a-f]{64})(/rollout/([^/
 
 @dataclass(frozen=True)
 class RolloutSampling:
-    """How the calls of one rollout sample, whatever its agent asks for."""
+    """Says how the calls of one rollout sample, whatever its agent asks for."""
 
     rollout_id: str
     attempt_id: str
@@ -31,23 +31,25 @@ class RolloutSampling:
     """Name of the model server."""
     temperature: float
     max_tokens: int
-    """A reply has no more tokens; an agent may ask for less."""
+    """Longest reply, in tokens; an agent may ask for fewer."""
     seed: int | None = None
 
 
 def signed_prefix(sampling: RolloutSampling, token: str) -> str:
-    """The beginning of the path of every request of the rollout; `/rollout/ID/attempt/ID/v1` follows.
+    """Return the beginning of the path of the rollout's requests; `/rollout/ID/attempt/ID/v1` follows.
 
     Args:
-        token: of the run.
+        token: the run's token.
     """
     said = base64.urlsafe_b64encode(json.dumps(asdict(sampling)).encode()).decode().rstrip("=")
     return f"{PREFIX}{said}.{_signature(said, token)}"
 
 
 def read_signed(path: str, token: str) -> tuple[RolloutSampling, str] | None:
-    """What a path was signed with, and the rest of it from `/rollout/`; None where the signature does not fit the
-    run, or belongs to another rollout."""
+    """Return the sampling that a path carries, and the rest of the path from `/rollout/`.
+
+    None if the signature is not one of this run, or belongs to another rollout.
+    """
     match = _SIGNED.fullmatch(path)
     if match is None or not hmac.compare_digest(match[2], _signature(match[1], token)):
         return None

@@ -1,8 +1,8 @@
-"""The client of agent-lightning's store that every part of a run uses: it keeps trying while the store is away.
+"""Talks to agent-lightning's store, and keeps trying while the store is away. Every part of a run uses this client.
 
-Upstream's client gives up within a second of an outage, takes half an answer for the end, queues rollouts a second time
-when only the answer to the first request was lost, and queues a cancelled rollout again when its runner reports a
-failure. Leaves out a store that comes back empty.
+Upstream's client gives up within a second of an outage and on a truncated answer. It queues rollouts a second time when
+only the answer to the first request was lost, and queues a cancelled rollout again when its runner reports a failure.
+Leaves out a store that comes back empty.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from sql_agent.lightning.request_guard import STORE_TOKEN, authorization
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0
-"""How long one call is repeated."""
+"""Seconds for which one call is repeated."""
 REQUEST_TIMEOUT_S = 15.0
 LONGEST_PAUSE_S = 2.0
-"""The longest pause between two tries; the first is a tenth of a second, each further one twice as long."""
+"""The longest pause between two tries; the first is 0.1 s, and each further one is twice as long."""
 UNFINISHED: list[Any] = ["queuing", "preparing", "running", "requeuing"]
 """States of a rollout that a runner may still play."""
 READ = "spans_read"
 """Metadata key of a rollout whose spans have been read; `sql_agent.store_server` frees them."""
 _ENQUEUE = "/queues/rollouts/enqueue"
 _FAILURES = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
-"""Errors of a call; ValueError: the answer is no JSON."""
+"""Errors of a call; ValueError means that the answer is not JSON."""
 
 
 class StoreUnavailableError(ConnectionError):
-    """Every try of a call failed for `PATIENCE_S`."""
+    """Says that every try of a call failed for `PATIENCE_S`."""
 
 
 class StoreClient(agl.LightningStoreClient):
-    """Upstream's client, which sends the store's token if the environment has one."""
+    """Extends upstream's client: it sends the store's token if the environment has one."""
 
     async def _get_session(self) -> aiohttp.ClientSession:
         session = await super()._get_session()
@@ -70,10 +70,10 @@ class PatientStore(StoreClient):
                 await patience.wait(error)
 
     async def enqueue_many_rollouts(self, rollouts: Sequence[Any]) -> Sequence[Any]:
-        """Queue rollouts once: before they are sent again, the store is asked whether they have arrived.
+        """Queue rollouts once; before they are sent again, the store is asked whether they have arrived.
 
-        A request that arrives after that question leaves its rollouts in the store twice, so the caller cancels what is
-        unfinished once it has all its results.
+        If a request arrives after that question, its rollouts are in the store twice. So the caller cancels unfinished
+        rollouts once it has all its results.
         """
         sent = uuid.uuid4().hex
         marked = [
@@ -86,14 +86,14 @@ class PatientStore(StoreClient):
                 return await super().enqueue_many_rollouts(marked)
             except _FAILURES as error:
                 await patience.wait(error)
-            # two requests that were given up may both arrive late, in order or mixed
+            # two requests that timed out may both arrive late, in order or interleaved
             newest = await self.query_rollouts(sort_by="start_time", sort_order="desc", limit=2 * len(marked))
             arrived = {r.metadata["number"]: r for r in newest if (r.metadata or {}).get("sent") == sent}
             if len(arrived) == len(marked):
                 return [arrived[number] for number in range(len(marked))]
 
     async def update_attempt(self, rollout_id: str, attempt_id: str, **changes: Any) -> Any:
-        """As upstream's, but the failure of a cancelled rollout is not reported: the store would queue it again."""
+        """Update as upstream does, but report no failure of a cancelled rollout; the store would queue it again."""
         if changes.get("status") == "failed":
             ended = await self.wait_for_rollouts(rollout_ids=[rollout_id], timeout=0)
             if any(rollout.status == "cancelled" for rollout in ended):
@@ -101,18 +101,19 @@ class PatientStore(StoreClient):
         return await super().update_attempt(rollout_id, attempt_id, **changes)
 
     async def mark_read(self, rollout: Any) -> None:
-        """Let the store free this rollout's spans; a store of `agl store` only notes it and frees nothing."""
+        """Mark this rollout's spans as read, so that our store frees them; a store of `agl store` frees nothing."""
         await self.update_rollout(rollout.rollout_id, metadata={**(rollout.metadata or {}), READ: True})
 
 
 class _Patience:
-    """The retries of one call: a growing pause after each failure, and an end."""
+    """Paces the retries of one call: the pause grows after each failure, until `PATIENCE_S` have passed."""
 
     def __init__(self, call: str) -> None:
         self._call, self._give_up, self._pause_s = call, time.monotonic() + PATIENCE_S, 0.1
 
     async def wait(self, error: Exception) -> None:
-        """
+        """Pause before the next try.
+
         Raises:
             StoreUnavailableError: `PATIENCE_S` have passed.
             aiohttp.ClientResponseError: the store refused the call; another try would get the same answer.

@@ -1,4 +1,4 @@
-"""Checkpoints of a local run. They are written whole or not at all, and a resumed run ends as an unbroken one.
+"""Writes and reads checkpoints of a local run atomically; a resumed run ends like an uninterrupted one.
 
 A checkpoint is a folder `step_000123` with the adapter, the learner's state, the random generators, the progress of the
 loop and the lengths of the run's line files (`state.json`), and a signed manifest of sizes and hashes. Only checkpoints
@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 KEPT = 2
-"""Checkpoints that stay: the newest, and the one before it in case the newest gets damaged."""
+"""Number of checkpoints that stay: the newest, and the one before it in case the newest gets damaged."""
 
 
 class CheckpointError(ValueError):
-    """A run cannot be resumed; the message says what to do."""
+    """Says that a run cannot be resumed, and what to do."""
 
 
 def save_checkpoint(
@@ -42,8 +42,8 @@ def save_checkpoint(
     """Write `folder/step_…` and remove all but the newest `KEPT` checkpoints.
 
     Args:
-        state: of the loop, as JSON.
-        lines: files that the run appends to; `resume` cuts them back to their present length.
+        state: the loop's state as JSON values.
+        lines: files that the run appends to; `resume` cuts them back to their length at this checkpoint.
     """
     target = folder / f"step_{step:06d}"
     with written(target) as unfinished:
@@ -62,11 +62,11 @@ def save_checkpoint(
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint, None where there is none at all; damaged ones are skipped with a warning.
+    """Return the newest whole checkpoint, None if there is none at all; damaged ones are skipped with a warning.
 
     Raises:
         CheckpointError: there are checkpoints, and none of them is whole.
-        NotOursError: another user wrote it.
+        NotOursError: another user wrote the checkpoint.
     """
     faults: list[str] = []
     for candidate in sorted(folder.glob("step_??????"), reverse=True):
@@ -84,10 +84,10 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 
 def resume(checkpoint: Path, policy: LocalPolicy, learner: Learner, lines: Sequence[Path] = ()) -> dict[str, Any]:
-    """Restore adapter, learner, random generators and line files; returns the loop's `state`.
+    """Restore adapter, learner, random generators and line files, and return the loop's `state`.
 
     Raises:
-        ValueError: the adapter is of another shape than this run's.
+        ValueError: the adapter's shape differs from this run's.
     """
     policy.load_adapter(checkpoint)
     training = torch.load(checkpoint / "training.pt", weights_only=False, map_location="cpu")

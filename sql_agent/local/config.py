@@ -1,4 +1,4 @@
-"""Settings of local training. Importing this module is instant."""
+"""Defines the settings of local training. Importing this module is instant."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CpuPrecision = Literal["auto", "float32", "bfloat16"]
 
 
 def also(earlier: str, default: Any, **limits: Any) -> Any:
-    """A field that has an earlier name too: flags and YAML files take both, and a run's files keep the earlier one."""
+    """Return a field with an earlier name too; flags and YAML files take both, and a run's files keep the earlier."""
     return Field(default, validation_alias=earlier, serialization_alias=earlier, **limits)
 
 
@@ -29,7 +29,7 @@ class AdapterConfig(Settings):
     alpha: int = Field(default=32, ge=1)
     """The adapter's output is scaled by alpha / r."""
     dropout: float = Field(default=0.05, ge=0, lt=1)
-    """Dropout on the adapter's input while the update runs; sampling has none."""
+    """Dropout on the adapter's input during the update; sampling has none."""
     target_modules: str | tuple[str, ...] = "all-linear"
     """Linear layers that get an adapter, e.g. q_proj,v_proj; all-linear: all but the output layer."""
 
@@ -40,7 +40,7 @@ class AdapterConfig(Settings):
 
 
 class OptimConfig(Settings):
-    """AdamW."""
+    """Holds the settings of AdamW."""
 
     learning_rate: float = Field(default=2e-5, gt=0, le=1)
     weight_decay: float = Field(default=0.01, ge=0, le=1)
@@ -49,22 +49,22 @@ class OptimConfig(Settings):
     grad_accum: int = Field(default=1, ge=1, validation_alias="gradient_accumulation_steps")
     """Batches (groups, under greedy-then-GRPO) whose gradients are averaged into one step."""
     micro_batch_tokens: int | None = Field(default=None, ge=1)
-    """Tokens, padding included, of one forward and backward pass; a longer trajectory is alone in its own and
-    computes activations twice. None: 1024 on a CPU, 4096 on a GPU. Changes memory, not the result."""
+    """Tokens, padding included, of one forward and backward pass; a longer trajectory has its own pass and computes
+    activations twice. None: 1024 on a CPU, 4096 on a GPU. It changes memory use, not the result."""
 
 
 class ModelConfig(Settings):
     model_path: str
     """A Hugging Face model, or an adapter on one: a folder, or its id on the hub, ORG/NAME."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: a GPU where there is one."""
+    """auto: a GPU if there is one."""
     load_in_4bit: bool = False
-    """Hold the base in 4 bits (NF4); needs bitsandbytes and a GPU."""
+    """Hold the base model in 4 bits (NF4); needs bitsandbytes and a GPU."""
     precision: CpuPrecision = "auto"
-    """Precision of the update's matrix products on a CPU. auto: bfloat16 where the CPU has it in hardware (AVX-512
-    BF16, AMX) and the model has 20 million weights or more. Weights and sampling stay float32. A GPU takes bfloat16."""
+    """Precision of the update's matrix products on a CPU. auto: bfloat16 if the CPU has it in hardware (AVX-512 BF16,
+    AMX) and the model has 20 million weights or more. Weights and sampling stay float32. A GPU uses bfloat16."""
     gradient_checkpointing: bool = False
-    """Compute activations twice instead of keeping them: a third slower, a fraction of the memory."""
+    """Compute activations twice instead of storing them: a third slower, with a fraction of the memory."""
 
 
 class LossConfig(Settings):
@@ -72,14 +72,14 @@ class LossConfig(Settings):
     clip_ratio: float = also("clip_param", 0.2, gt=0, lt=1)
     """PPO's epsilon."""
     kl_coef: float = also("beta", 0.04, ge=0)
-    """Weight of KL(policy, reference), k3 estimator; 0 runs no reference."""
+    """Weight of KL(policy, reference), k3 estimator; with 0 there is no reference."""
     scale: bool = True
     """Divide advantages by the group's std; False only centres (arXiv:2503.20783)."""
     aggregation: Literal["seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm"] = "seq-mean-token-mean"
-    """How tokens add up: as in GRPO's paper, each sequence alike; each token alike; or without length normalisation,
-    divided by `max_tokens` (arXiv:2503.20783)."""
+    """How token losses are averaged: with equal weight per sequence, as in GRPO's paper; with equal weight per token;
+    or without length normalisation, divided by `max_tokens` (arXiv:2503.20783)."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """The divisor of `seq-mean-token-sum-norm`; no other aggregation takes it."""
+    """The divisor of `seq-mean-token-sum-norm`; no other aggregation uses it."""
 
     @model_validator(mode="after")
     def _has_its_constant(self) -> Self:
@@ -89,11 +89,11 @@ class LossConfig(Settings):
 
 
 class GrpoConfig(Settings):
-    """The settings that both GRPO commands have."""
+    """Holds the settings that both GRPO commands have."""
 
     model: ModelConfig
     reference_model_path: str | None = None
-    """Model that the KL is measured against; none: the policy as it was loaded, its adapter switched off."""
+    """Model that the KL is measured against; none: the policy as it was loaded, without the trained adapter."""
     group_size: int = Field(default=4, ge=2, le=1024)
     """Sampled episodes per task."""
     max_turns: int = also("max_rounds", 3, ge=1, le=100)
@@ -103,8 +103,7 @@ class GrpoConfig(Settings):
     temperature: float = Field(default=0.8, gt=0, le=10)
     """Temperature of the sampled episodes."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus of the sampled episodes. Below 1 the gradient is not that of the policy that sampled: log-probs are
-    before the cut."""
+    """Top-p of the sampled episodes. Below 1 the update is off-policy, since log-probs are taken before the cut."""
     adapter: AdapterConfig = AdapterConfig()
     optim: OptimConfig = OptimConfig()
     loss: LossConfig = LossConfig()
@@ -120,18 +119,18 @@ class GrpoConfig(Settings):
 
 
 class GreedyGrpoConfig(GrpoConfig):
-    """`scripts/run_dbbench_greedy_grpo.py`: its flags, their defaults."""
+    """Holds the flags of `scripts/run_dbbench_greedy_grpo.py` with their defaults."""
 
     data: Path | None = None
-    """Task file, in any form that DB-Bench tasks come in; none: `num_tasks` are generated."""
+    """Task file, in any known form of DB-Bench tasks; none: `num_tasks` are generated."""
     num_tasks: int = Field(default=200, ge=1)
-    """Tasks to train on: generated, or drawn from `data` by the seed, of every kind the same number."""
+    """Tasks to train on: generated, or drawn from `data` by the seed, the same number of every kind."""
     skills: tuple[str, ...] = ()
     """Skills, separated by commas, that generated tasks show, e.g. select,delete; none: tasks of every kind."""
     eval_tasks: int = Field(default=0, ge=0)
-    """Held-out generated tasks that are played before and after, greedily and sampled at temperature 1; 0: none."""
+    """Held-out generated tasks that are played before and after training, greedily and at temperature 1; 0: none."""
     eval_every: int = Field(default=0, ge=0)
-    """Tasks between further such evaluations; 0: none in between."""
+    """Tasks between further evaluations; 0: none in between."""
     backend: BackendSpec = "sqlite"
     """Database of the episodes: sqlite, mariadb (a private server) or mysql://user:password@host:port."""
     judge: JudgeName = "strict"
@@ -142,7 +141,7 @@ class GreedyGrpoConfig(GrpoConfig):
     run_dir: Path = also("save_dir", Path("outputs/dbbench_greedy_grpo"))
     """Folder of the run."""
     save_every: int = Field(default=20, ge=1)
-    """Tasks between checkpoints; a run that is killed loses at most so many."""
+    """Tasks between checkpoints; a run that is killed loses at most this many."""
 
     @field_validator("skills", mode="before")
     @classmethod
@@ -161,19 +160,19 @@ class GreedyGrpoConfig(GrpoConfig):
 
 
 class Gsm8kGrpoConfig(GrpoConfig):
-    """`scripts/train_gsm8k_agent.py`: its flags, their defaults."""
+    """Holds the flags of `scripts/train_gsm8k_agent.py` with their defaults."""
 
     dataset: str
     """gsm8k, from the hub, fetched if it is not in the cache; a JSONL or parquet file of the same form; or generated.
-    gsm8k:FILE and gsm8k:generated, as in fine-tuning, are the same."""
+    gsm8k:FILE and gsm8k:generated, as in fine-tuning, work too."""
     max_samples: int | None = Field(default=None, ge=1)
-    """Problems to train on; none: all of the dataset, 1000 of generated ones."""
+    """Problems to train on; none: the whole dataset, or 1000 generated ones."""
     eval_samples: int = Field(default=0, ge=0)
     """Held-out problems of the same dataset that are played greedily before training and after each epoch; 0: none."""
     group_size: int = also("samples_per_prompt", 4, ge=2, le=1024)
     """Sampled episodes per problem."""
     batch_size: int = Field(default=8, ge=1)
-    """Problems whose episodes are played side by side, then trained on together."""
+    """Problems whose episodes are played side by side and then trained on together."""
     max_turns: int = also("max_rounds", 10, ge=1, le=100)
     """Replies per episode, the answer included."""
     max_new_tokens: int = Field(default=256, ge=1)
@@ -183,7 +182,7 @@ class Gsm8kGrpoConfig(GrpoConfig):
     run_dir: Path = also("output_dir", Path("outputs/gsm8k_grpo"))
     """Folder of the run."""
     save_every: int = Field(default=10, ge=1)
-    """Batches between checkpoints; a run that is killed loses at most so many."""
+    """Batches between checkpoints; a run that is killed loses at most this many."""
 
     @property
     def source(self) -> str:
@@ -191,7 +190,7 @@ class Gsm8kGrpoConfig(GrpoConfig):
 
 
 class InteractiveConfig(Settings):
-    """`scripts/test_interactive.py`: its flags, their defaults."""
+    """Holds the flags of `scripts/test_interactive.py` with their defaults."""
 
     model: ModelConfig
     task: Literal["dbbench", "gsm8k"] = "dbbench"
@@ -199,9 +198,9 @@ class InteractiveConfig(Settings):
     data: str | None = None
     """File of tasks or problems for :tasks and :task N, in any form that training takes; none: generated ones."""
     database: Path | None = None
-    """Your own SQLite file; its tables are copied, the file is only read."""
+    """Your own SQLite file; its tables are copied, and the file is only read."""
     backend: BackendSpec = "sqlite"
-    """Where the database is held: sqlite, mariadb (a private server) or mysql://user:password@host:port."""
+    """Server of the database: sqlite, mariadb (a private server) or mysql://user:password@host:port."""
     judge: JudgeName = "strict"
     protocol: ProtocolName = "fc"
     """How the agent acts: by tool calls (fc), or in plain text as AgentBench (text) and LifelongAgentBench (lab)."""

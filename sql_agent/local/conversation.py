@@ -1,7 +1,7 @@
-"""Conversations in token ids: the first prompt, what comes after a reply, and the tool calls inside a reply.
+"""Builds conversations in token ids: the first prompt, the ids after a reply, and the tool calls inside a reply.
 
-A reply keeps the ids that were sampled. What follows it (tool results, the next generation prompt) is cut out of the
-template's text and appended, so a rollout of many turns is one sequence and nothing sampled is tokenised again.
+A reply keeps the ids that were sampled. The text after it (tool results, the next generation prompt) is cut out of the
+rendered template and appended, so a rollout of many turns is one sequence and nothing sampled is tokenised again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PROBE_CALL = {"type": "function", "function": {"name": "probe", "arguments": {"q
 
 
 class ChatTemplateError(ValueError):
-    """The model's chat template cannot be trained on; the message says why and what to do."""
+    """Says that the model's chat template cannot be used for training, with the reason and what to do."""
 
 
 def render(
@@ -33,7 +33,7 @@ def render(
     add_generation_prompt: bool = False,
     remedy: str = "write one that can into chat_template.jinja of its folder",
 ) -> str:
-    """What the chat template makes of the messages.
+    """Render messages with the chat template.
 
     Raises:
         ChatTemplateError: the template raised an error; the message ends with `remedy`.
@@ -51,13 +51,13 @@ def render(
 
 
 class Conversation:
-    """Writes prompts and reads replies by a tokenizer's chat template.
+    """Writes prompts and reads replies with a tokenizer's chat template.
 
     Args:
-        tools: offered in each prompt, in chat-completions form; none for protocols of plain text.
+        tools: tools of each prompt, in chat-completions form; none for plain-text protocols.
     Raises:
-        ChatTemplateError: no template; one that changes earlier messages when later ones come, and that TRL has no
-            version of that does not; or one that writes tool calls in a form that cannot be read back.
+        ChatTemplateError: there is no template; or it renders earlier messages differently once later ones follow, and
+            TRL has no prefix-preserving version of it; or it writes tool calls in a form that cannot be parsed.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[dict[str, Any]] = ()) -> None:
@@ -75,7 +75,7 @@ class Conversation:
             )
         try:
             add_response_schema(tokenizer)
-        except ValueError:  # TRL does not know the template: take Hermes' form of calls, the most common one
+        except ValueError:  # TRL does not know the template; Hermes' form of calls is the most common one
             tokenizer.response_schema = qwen3_schema
         try:
             self._check()
@@ -97,12 +97,12 @@ class Conversation:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def after_reply(self, first: Sequence[Message], reply: Message, answers: Sequence[Message]) -> list[int]:
-        """The ids between a reply's end token and the next reply.
+        """Return the ids between a reply's end token and the next reply.
 
         Args:
             first: the messages of the first prompt.
-            reply: as `read_reply` gave it; only the names and arguments of its calls matter.
-            answers: what the episode answered.
+            reply: the result of `read_reply`; only the names and arguments of its calls matter.
+            answers: the episode's answers.
         """
         said: Message = {"role": "assistant", "content": "-" if not reply.get("tool_calls") else ""}
         if reply.get("tool_calls"):
@@ -110,11 +110,11 @@ class Conversation:
         return self._tokenizer.encode(self._eos + self._between([*first, said], answers), add_special_tokens=False)[1:]
 
     def read_reply(self, ids: Sequence[int]) -> Message:
-        """The assistant message of a reply. Calls that cannot be parsed stay text, as with vLLM's Hermes parser.
+        """Return the assistant message of a reply; unparsable calls stay text, as with vLLM's Hermes parser.
 
         Returns:
-            `content` as it was sampled without the end token where there are no calls; `tool_calls` with arguments as
-            JSON text where there are and tools were offered.
+            `content` as it was sampled, without the end token; and `tool_calls` with arguments as JSON text, if there
+            are calls and tools were offered.
         """
         ids = [*ids]
         text = self._tokenizer.decode(ids[:-1] if ids and ids[-1] == self.eos_id else ids)
@@ -133,11 +133,11 @@ class Conversation:
     def _calls(self, ids: list[int]) -> list[dict[str, Any]] | None:
         try:
             return parse_response(self._tokenizer, ids).get("tool_calls")
-        except RecursionError:  # brackets nested a thousand deep are no call, but text
+        except RecursionError:  # brackets nested a thousand deep are text and not a call
             return None
 
     def _between(self, before: Sequence[Message], answers: Sequence[Message]) -> str:
-        """The text from the last end token of `before` to the beginning of the next reply, `answers` included."""
+        """Return the text from the last end token of `before` to the beginning of the next reply, with `answers`."""
         earlier = render(self._tokenizer, before, self._tools)
         whole = render(self._tokenizer, [*before, *answers], self._tools, add_generation_prompt=True)
         end = earlier.rfind(self._eos) + len(self._eos)
@@ -181,8 +181,10 @@ def _as_text(function: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_object(call: dict[str, Any]) -> dict[str, Any]:
-    """The call with its arguments as an object, which templates print (vLLM's chat endpoints do the same); arguments
-    that are no object stay text."""
+    """Return the call with its arguments as an object, as templates expect (vLLM's chat endpoints do the same).
+
+    Arguments that are not a JSON object stay text.
+    """
     function = call["function"]
     try:
         arguments = json.loads(function["arguments"])

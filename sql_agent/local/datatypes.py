@@ -1,4 +1,4 @@
-"""The records of local training. Importing this module is instant."""
+"""Defines the records of local training. Importing this module is instant."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from sql_agent.success import Rate
 
 
 class DivergedError(RuntimeError):
-    """Loss or gradient was not finite several times in a row; the weights are those of the last good step."""
+    """Says that loss or gradient was not finite several times in a row; the weights are those of the last good step."""
 
 
 class UnjudgedError(RuntimeError):
-    """Several batches in a row got no verdict at all; the message says why."""
+    """Says that several batches in a row got no verdict at all; the message says why."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one row of a batch is sampled."""
+    """Says how one row of a batch is sampled."""
 
     temperature: float = 1.0
     """0 is greedy."""
@@ -34,10 +34,10 @@ GREEDY = Sampling(temperature=0.0)
 
 @dataclass(frozen=True)
 class Sample:
-    """One reply as it was sampled."""
+    """Holds one reply as it was sampled."""
 
     ids: tuple[int, ...]
-    """The end token included, where the reply came to it."""
+    """Token ids, the end token included if the reply reached it."""
     log_probs: tuple[float, ...]
     """Log-probs of `ids`, in nats, under softmax(logits / temperature) before top-p; greedy: temperature 1."""
     finish_reason: Literal["stop", "length"]
@@ -45,41 +45,41 @@ class Sample:
 
 @dataclass(frozen=True)
 class LocalRollout:
-    """One played episode: what happened, and the one sequence it is trained as."""
+    """Holds one played episode: its record, and the one sequence that is trained on."""
 
     record: RolloutRecord
     trajectory: Trajectory | None
-    """None where the policy never came to speak."""
+    """None if the policy gave no reply."""
 
 
 @dataclass
 class BatchEpisode:
-    """One episode of a batch that is trained on."""
+    """Holds one episode of a batch, with its reward and advantage."""
 
     task: Any
     skill: str
-    """What the task is listed under."""
+    """The skill or kind under which the task is counted."""
     greedy: bool
-    """Whether it was played greedily, for the accuracy alone; nothing is learnt from it."""
+    """Whether it was played greedily, only to measure accuracy; it is not trained on."""
     rollout: LocalRollout
     reward: float | None
-    """None where the episode could not be judged."""
+    """None if the episode could not be judged."""
     advantage: float | None = None
-    """None where nothing is learnt from the episode."""
+    """None if the episode is not trained on."""
 
 
 @dataclass
 class Progress:
-    """Where a run is, and what it has counted so far. The values are JSON; checkpoints hold them."""
+    """Holds how far a run has come, and its counts so far. The values are JSON; checkpoints hold them."""
 
     batches: int = 0
-    """Batches that were played and learnt from, over all epochs."""
+    """Batches that were played and trained on, over all epochs."""
     skipped: dict[str, int] = field(default_factory=dict)
-    """Groups that taught nothing, by reason."""
+    """Groups that were not trained on, by reason."""
     unjudged: dict[str, int] = field(default_factory=dict)
     """Sampled episodes that could not be judged, by reason."""
     unjudged_in_a_row: int = 0
-    """The newest batches of which no episode could be judged."""
+    """Number of newest batches in which no episode could be judged."""
     judged: int = 0
     correct: int = 0
     """Greedy episodes that were judged, and those of them that were right."""
@@ -88,12 +88,12 @@ class Progress:
 
     @property
     def accuracy(self) -> Rate:
-        """Success of the greedy episodes, where each batch has one."""
+        """Return the success rate of the greedy episodes, if each batch has one."""
         return Rate(self.batches, self.judged, self.correct)
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """The progress in a checkpoint; earlier versions named the count of batches differently."""
+        """Return the progress of a checkpoint; earlier versions had other names for the number of batches."""
         batches = next((state[name] for name in ("batches", "place", "updates") if name in state), 0)
         own = {name: value for name, value in state.items() if name in cls.__dataclass_fields__ and value is not None}
         own["batches"] = batches

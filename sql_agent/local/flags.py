@@ -1,4 +1,4 @@
-"""Command-line flags out of a settings class, so that name, default, meaning and range of each stand in one place."""
+"""Makes command-line flags from a settings class, so that name, default, meaning and range are defined in one place."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _PREFIX = {"adapter": "lora_"}
 @dataclass(frozen=True)
 class Flag:
     names: tuple[str, ...]
-    """Its own name, and the earlier one where it has one."""
+    """The flag's name, and its earlier name if it has one."""
     place: tuple[str, ...]
-    """Where its value belongs in the settings, e.g. ("adapter", "r")."""
+    """Path of its value in the settings, e.g. ("adapter", "r")."""
     field: FieldInfo
 
     @property
     def spelling(self) -> str:
-        """How messages name it, e.g. --clip_ratio/--clip_param."""
+        """Return the flag's name in messages, e.g. --clip_ratio/--clip_param."""
         return "/".join(f"--{name}" for name in self.names)
 
 
 def flags_of(config: type[BaseModel], prefix: str = "", place: tuple[str, ...] = ()) -> Iterator[Flag]:
-    """A flag for each field, those of nested settings included."""
+    """Yield a flag for each field, including those of nested settings."""
     for name, field in config.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from flags_of(field.annotation, _PREFIX.get(name, ""), (*place, name))
@@ -44,7 +44,7 @@ def flags_of(config: type[BaseModel], prefix: str = "", place: tuple[str, ...] =
 
 
 def add_flags(parser: argparse.ArgumentParser, config: type[BaseModel], *, hidden: Sequence[str] = ()) -> None:
-    """Add the flags of a settings class to a parser, but for those in `hidden`."""
+    """Add the flags of a settings class to a parser, except those in `hidden`."""
     for flag in flags_of(config):
         name, field = flag.names[0], flag.field
         if name in hidden:
@@ -62,7 +62,7 @@ def add_flags(parser: argparse.ArgumentParser, config: type[BaseModel], *, hidde
 
 
 def read_flags(parser: argparse.ArgumentParser, config: type[Config], args: argparse.Namespace) -> Config:
-    """The settings that the flags name; one that is out of range ends the command with the flag and its range."""
+    """Return the settings from the flags; a value out of range ends the command with the flag and its range."""
     given: dict[str, Any] = {}
     for flag in flags_of(config):
         value = getattr(args, flag.names[0], None)

@@ -1,7 +1,8 @@
-"""Greedy, then sample, then update: the policy changes after every task, so the next task meets the updated one.
+"""Trains with GRPO task by task: greedy episode, sampled episodes, update.
 
-For each task one greedy episode, which counts for the accuracy, and `group_size` sampled ones, all in one batch since
-one policy plays them all; then a GRPO update. Groups without spread teach nothing: they are skipped and counted.
+Each task is played once greedily, which counts for the accuracy, and `group_size` times sampled, all in one batch,
+because the same policy plays them all. Then a GRPO update follows, so the next task is played by the updated policy.
+Groups without spread teach nothing; they are skipped and counted.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from sql_agent.local.trainer import (
 from sql_agent.rewards import REWARDS, reward
 
 REWARD = REWARDS["rllm"]
-"""Correct +1, wrong -1, out of turns -0.8, illegal -0.2."""
+"""Rewards: correct +1, wrong -1, out of turns -0.8, illegal -0.2."""
 CUT_REWARD = dataclasses.replace(REWARD, out_of_limits=REWARD.incorrect)
 
 
 class GreedyGrpo(Recipe):
-    """One task a batch. One epoch is the whole run: gradients are accumulated across passes over the tasks."""
+    """Plays one task per batch. One epoch is the whole run: gradients accumulate across passes over the tasks."""
 
     unit = "tasks"
     greedy_first = True
@@ -51,8 +52,10 @@ class GreedyGrpo(Recipe):
         return self._tasks[:100]
 
     def reward(self, record: RolloutRecord) -> float | None:
-        """A reply that `max_new_tokens` cut counts as wrong, not as out of turns: at -0.8 writing without end would
-        pay for a policy that is mostly wrong."""
+        """Reward a reply that `max_new_tokens` cut as wrong, not as out of turns.
+
+        At -0.8, endless writing would pay for a policy that is mostly wrong.
+        """
         return reward(record, CUT_REWARD if record.stop_reason == "max_tokens" else REWARD).value
 
     def metrics(self, groups: Sequence[Group], progress: Progress) -> dict[str, Any]:

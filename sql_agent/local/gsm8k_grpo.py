@@ -1,8 +1,8 @@
-"""GRPO on word problems: each epoch plays every problem as a group of episodes, batch by batch, and learns from each
-batch before the next one is played.
+"""Trains with GRPO on word problems.
 
-The reward is the judge's verdict, 1 or 0, and nothing for form. Groups without spread teach nothing: they are skipped
-and counted. After each epoch the adapter is written to `epoch_N`.
+Each epoch plays every problem as a group of episodes, batch by batch, and trains on each batch before it plays the
+next. The reward is the judge's verdict, 1 or 0, without a reward for form. Groups without spread teach nothing; they
+are skipped and counted. After each epoch the adapter is written to `epoch_N`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sql_agent.local.trainer import Group, Recipe, describe_loss, evaluate, succ
 
 
 class Gsm8kGrpo(Recipe):
-    """A run goes on without verdicts: the prompts of a few long problems may fill the model's positions."""
+    """Plays batches of problems. A run continues without verdicts: prompts of long problems may fill all positions."""
 
     writes_epochs = True
 
@@ -84,5 +84,5 @@ class Gsm8kGrpo(Recipe):
 
 
 def epoch_order(problems: Sequence[WordProblem], seed: int, epoch: int) -> list[WordProblem]:
-    """The problems in the order of that epoch, which depends on nothing else."""
+    """Return the problems in the order of that epoch, which depends only on the seed and the epoch."""
     return random.Random(f"{seed}/{epoch}").sample(problems, len(problems))

@@ -1,8 +1,8 @@
-"""Log-probs of chosen tokens without the logits of all tokens: the output layer sees only the positions in question,
-and only a tile of the vocabulary at a time.
+"""Computes log-probs of chosen tokens without the logits of all tokens.
 
-The kernel is TRL's `ChunkedLogProbFunction`, exact in value and gradient, in float32 whatever the layer computes in. It
-is called here because TRL's trainers on a CPU make the logits of every position, prompts and padding included. Leaves
+The output layer sees only the chosen positions, and only a tile of the vocabulary at a time. The kernel is TRL's
+`ChunkedLogProbFunction`, exact in value and gradient, which computes in float32 whatever the layer's dtype is. It is
+called here because TRL's trainers on a CPU compute the logits of every position, prompts and padding included. Leaves
 out adapters on the output layer.
 """
 
@@ -16,19 +16,19 @@ from torch import Tensor
 from trl.kernels import ChunkedLogProbFunction
 
 VOCAB_TILE = 4096
-"""Columns of a tile. 1,000 positions take 16 MiB of logits, several times; wider tiles are slower on a CPU."""
+"""Columns of a tile. 1,000 positions take several copies of 16 MiB of logits; wider tiles are slower on a CPU."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What the model says of the chosen tokens, row by row; every field has shape (N,), float32."""
+    """Holds the model's values for the chosen tokens, row by row; every field has shape (N,), float32."""
 
     log_probs: Tensor
     """With gradient, in nats."""
     entropy: Tensor
     """Entropy of the distribution that each token is drawn from, in nats, without gradient."""
     is_top1: Tensor
-    """Whether the token is the likeliest, bool."""
+    """Whether the token is the most likely one, bool."""
 
 
 def score_tokens(
@@ -41,8 +41,8 @@ def score_tokens(
         ids: tokens, padded right, shape (B, T).
         attention: 1 on tokens, 0 on padding, shape (B, T).
         chosen: True where a token's log-prob is wanted, shape (B, T); no first token can be.
-        temperature: what logits are divided by, above 0.
-        metrics: whether entropy and is_top1 are wanted; empty otherwise.
+        temperature: divisor of the logits, above 0.
+        metrics: whether entropy and is_top1 are computed; they are empty otherwise.
     Raises:
         ValueError: the output layer carries an adapter.
     """
@@ -61,10 +61,10 @@ def score_tokens(
 
 
 def output_layer(base: Any) -> torch.nn.Linear:
-    """The plain output layer of a model.
+    """Return the plain output layer of a model.
 
     Raises:
-        ValueError: it carries an adapter, whose part the kernel would leave out.
+        ValueError: it carries an adapter, which the kernel would ignore.
     """
     head = base.get_output_embeddings()
     if type(head) is not torch.nn.Linear:
@@ -76,7 +76,7 @@ def output_layer(base: Any) -> torch.nn.Linear:
 
 
 def _of_logits(config: Any) -> tuple[float | None, float]:
-    """The cap and the factor that some architectures apply to their logits, as in TRL's `add_fused_lm_head`."""
+    """Return the cap and the factor that some architectures apply to their logits, as in TRL's `add_fused_lm_head`."""
     names = ("logit_scale", "output_multiplier", "lm_head_multiplier")
     scale = next((found for name in names if (found := getattr(config, name, None)) is not None), None)
     if scale is None and (given := getattr(config, "logits_scaling", None)) is not None:

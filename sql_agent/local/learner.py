@@ -1,4 +1,4 @@
-"""The update: it turns trajectories and their advantages into one step of the adapter, and leaves bad steps out."""
+"""Turns trajectories and their advantages into one step of the adapter, and leaves bad steps out."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Learner:
     """Trains a policy's adapter with AdamW.
 
     Args:
-        loss: which loss, and its settings.
+        loss: the loss and its settings.
     """
 
     def __init__(self, policy: LocalPolicy, optim: OptimConfig, loss: LossConfig) -> None:
         self._policy, self._optim, self._loss = policy, optim, loss
         self.optimiser = torch.optim.AdamW(policy.parameters(), lr=optim.learning_rate, weight_decay=optim.weight_decay)
         self.steps = self.bad_steps = 0
-        """Steps of the optimiser so far, and those that were left out because loss or gradient was not finite."""
+        """Optimiser steps so far, and steps that were left out because loss or gradient was not finite."""
         self._bad_in_a_row = self._accumulated = 0
 
     def learn(
@@ -40,9 +40,9 @@ class Learner:
         Args:
             trajectories: sampled by this policy since its last step, so that the ratio starts at 1.
             advantages: one per trajectory.
-            temperature: the one they were sampled with.
+            temperature: the sampling temperature of the trajectories.
         Returns:
-            Metrics of the batch; `policy/grad_norm` only where a step was due.
+            Metrics of the batch; `policy/grad_norm` only if a step was due.
         Raises:
             DivergedError: loss or gradient is not finite for the third time in a row.
         """
@@ -56,14 +56,14 @@ class Learner:
         return self._step(metrics)
 
     def flush(self) -> dict[str, float] | None:
-        """Make a step with the gradients that are being accumulated, as at the end of the data; None without any."""
+        """Make a step with the gradients accumulated so far, as at the end of the data; None if there are none."""
         return self._step({}) if self._accumulated else None
 
     def _backward(
         self, trajectories: Sequence[Trajectory], advantages: Sequence[float], temperature: float
     ) -> dict[str, float]:
-        # micro-batches hold trajectories of similar length; weights are made over all trajectories, so that the losses
-        # add up to that of the whole batch
+        # micro-batches hold trajectories of similar length; weights are computed over all trajectories, so that the
+        # losses add up to that of the whole batch
         most = micro_batch_tokens(self._optim.micro_batch_tokens, self._policy.device.type)
         parts = micro_batches([num_tokens(t) for t in trajectories], most)
         total, done = 0.0, GrpoStats()
@@ -97,8 +97,8 @@ class Learner:
             return reinforce_loss(log_probs, advantages, weights), GrpoStats()
         reference = self._policy.reference_log_probs(rows, temperature=temperature) if self._loss.kl_coef else None
         # Sampling is in float32; in bfloat16 the same weights give other log-probs (ratios of 0.86 to 1.17 were
-        # measured). With one update per group the policy is the one that sampled, so its present log-probs are also the
-        # old ones.
+        # measured). With one update per group the policy is still the one that sampled, so its current log-probs are
+        # also the old ones.
         old_log_probs = log_probs.detach() if self._policy.bfloat16 else rows.old_log_probs
         return grpo_loss(
             log_probs,
@@ -131,7 +131,7 @@ class Learner:
         self.bad_steps += 1
         self._bad_in_a_row += 1
         if self._bad_in_a_row >= MAX_BAD_STEPS:
-            self._bad_in_a_row = 0  # a run that is resumed with other settings has three again
+            self._bad_in_a_row = 0  # a run that is resumed with other settings starts to count anew
             raise DivergedError(
                 f"loss or gradient was not finite {MAX_BAD_STEPS} times in a row. The last good state is saved "
                 f"as a checkpoint: resume with a lower learning_rate (now {self._optim.learning_rate:g}) or "
@@ -144,7 +144,7 @@ class Learner:
         self._accumulated = 0
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs beside the adapter; gradients that are being accumulated are part of it."""
+        """Return what a resumed run needs beside the adapter, including gradients that are being accumulated."""
         return {
             "optimiser": self.optimiser.state_dict(),
             "gradients": [None if p.grad is None else p.grad.clone() for p in self._policy.parameters()],
@@ -153,7 +153,7 @@ class Learner:
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.optimiser.load_state_dict(state["optimiser"])
-        for group in self.optimiser.param_groups:  # the present settings count, not the earlier ones
+        for group in self.optimiser.param_groups:  # the current settings apply, not the earlier ones
             group["lr"], group["weight_decay"] = self._optim.learning_rate, self._optim.weight_decay
         for parameter, gradient in zip(self._policy.parameters(), state["gradients"], strict=True):
             parameter.grad = None if gradient is None else gradient.to(parameter.device)

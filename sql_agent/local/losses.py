@@ -1,10 +1,10 @@
-"""What the local trainers minimise: REINFORCE and GRPO, with group advantages, KL estimators and token weights.
+"""Computes the local trainers' losses: REINFORCE and GRPO, with group advantages, KL estimators and token weights.
 
-Pure functions on tensors of shape (B, T): B sequences, T tokens. `mask` is 1 on the tokens that the policy sampled, 0
-on prompts, tool results and padding; what stands at a 0 may be anything, NaN included, and touches neither loss nor
-gradient. A loss is a weighted sum over tokens: `token_weights` is made once for the whole batch, so the losses of its
-micro-batches add up to that of the batch. Leaves out the model, the optimiser and what to do about a loss that is not
-finite; nothing is clamped to hide one. Formulas and differences to verl and TRL: doc/local_losses.md.
+These are pure functions on tensors of shape (B, T): B sequences, T tokens. `mask` is 1 on the tokens that the policy
+sampled, 0 on prompts, tool results and padding. Values where it is 0 may be anything, even NaN, and affect neither loss
+nor gradient. A loss is a weighted sum over tokens: `token_weights` is computed once for the whole batch, so the losses
+of its micro-batches add up to that of the batch. Leaves out the model, the optimiser and the treatment of a loss that
+is not finite; nothing is clamped to hide one. doc/local_losses.md has formulas and differences to verl and TRL.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from torch import Tensor
 from sql_agent.rollouts.advantages import masked_group_advantages
 
 Aggregation = Literal["seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm"]
-"""How token losses become one number, by verl's names: GRPO's paper, DAPO, Dr. GRPO."""
+"""How token losses become one number, with verl's names: GRPO's paper, DAPO, Dr. GRPO."""
 
 
 def has_spread(rewards_G: Sequence[float | None]) -> bool:
-    """Whether a group teaches anything: two or more judged rewards that differ.
+    """Return whether a group has spread: two or more judged rewards that differ.
 
     Raises:
         ValueError: a reward is NaN or infinite.
@@ -40,13 +40,13 @@ def group_advantages(rewards_G: Sequence[float | None], *, scale: bool = True) -
         rewards_G: one reward per rollout, None for one that could not be judged.
         scale: divide by the group's unbiased std; False only centres (arXiv:2503.20783).
     Returns:
-        One advantage per rollout; None stays None and has no place in mean and std. Exactly 0 where nothing differs.
+        One advantage per rollout; None stays None and is left out of mean and std. Exactly 0 if all rewards are equal.
     Raises:
         ValueError: a reward is NaN or infinite.
     Source:
         `sql_agent.rollouts.advantages.masked_group_advantages`, GRPO, arXiv:2402.03300 sec. 4.1.2, in float64.
     """
-    if not has_spread(rewards_G):  # 0.1, 0.1, 0.1 have a mean of 0.1 + 1 ulp, and eps would blow that up
+    if not has_spread(rewards_G):  # 0.1, 0.1, 0.1 have a mean of 0.1 + 1 ulp, and dividing by eps would amplify that
         return [None if reward is None else 0.0 for reward in rewards_G]
     returns = torch.tensor([0.0 if reward is None else reward for reward in rewards_G], dtype=torch.float64)
     judged = torch.tensor([reward is not None for reward in rewards_G])
@@ -62,19 +62,20 @@ def _judged(rewards_G: Sequence[float | None]) -> list[float]:
 
 
 def log_prob_ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
-    """PPO's ratio: how much more likely a token is than when it was sampled, exp(new - old), arXiv:1707.06347 sec. 3.
+    """Return PPO's ratio of a token's new and old probability, exp(new - old), arXiv:1707.06347 sec. 3.
 
     Args:
         log_probs: under the policy that is trained, shape (B, T).
-        old_log_probs: under the policy that sampled, recorded then, shape (B, T); constants, no gradient goes there.
+        old_log_probs: under the policy that sampled, recorded then, shape (B, T); constants without gradient.
     """
     return torch.exp(log_probs - old_log_probs.detach())
 
 
 def kl_k3(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
-    """KL(policy, reference) per token, k3 = q / p - 1 - log(q / p): unbiased, at least 0, low variance; GRPO's term.
+    """Estimate KL(policy, reference) per token by k3 = q / p - 1 - log(q / p), GRPO's term.
 
-    Its expected gradient is that of KL(reference, policy), the other direction.
+    The estimate is unbiased, at least 0, and has low variance. Its expected gradient is that of KL(reference, policy),
+    the other direction.
 
     Args:
         log_probs: log p of tokens sampled from the policy, in nats, shape (B, T).
@@ -89,18 +90,19 @@ def kl_k3(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
 def token_weights(mask_B_T: Tensor, aggregation: Aggregation, *, max_tokens: int | None = None) -> Tensor:
     """Weigh each token so that `loss = (weights * per_token_loss).sum()`.
 
-    Made once over the whole batch and then cut with it, the losses of micro-batches add up to the batch's.
+    The weights are computed once over the whole batch and then cut with it, so that the losses of micro-batches add up
+    to the batch's.
 
     Args:
         mask_B_T: 1 on sampled tokens, shape (B, T), bool or number.
-        aggregation: `seq-mean-token-mean` weighs sequences alike (GRPO), `token-mean` weighs tokens alike (DAPO),
-            `seq-mean-token-sum-norm` divides each sequence's sum by `max_tokens`, whatever its length (Dr. GRPO).
-        max_tokens: the constant divisor, only read by `seq-mean-token-sum-norm`; the most a sequence may sample.
+        aggregation: `seq-mean-token-mean` gives sequences equal weight (GRPO), `token-mean` gives tokens equal weight
+            (DAPO), `seq-mean-token-sum-norm` divides each sequence's sum by `max_tokens` (Dr. GRPO).
+        max_tokens: the constant divisor of `seq-mean-token-sum-norm`; the most tokens that a sequence may sample.
     Returns:
         Weights, shape (B, T), float32, float64 for a float64 mask; 0 where the mask is 0. A row without a 1 weighs 0
-        and does not count as a sequence: a batch of nothing else has weights of 0, not of NaN.
+        and does not count as a sequence, so a batch of only such rows has weights of 0, not of NaN.
     Raises:
-        ValueError: a mask of another shape, an unknown aggregation, or one that lacks its `max_tokens`.
+        ValueError: the mask has another shape, the aggregation is unknown, or its `max_tokens` is missing.
     Source:
         verl core_algos.py `agg_loss`.
     """
@@ -123,7 +125,7 @@ def token_weights(mask_B_T: Tensor, aggregation: Aggregation, *, max_tokens: int
 
 
 def reinforce_loss(log_probs: Tensor, advantages_B: Tensor, weights: Tensor) -> Tensor:
-    """REINFORCE: minus the weighted sum of advantage times log-prob.
+    """Compute the REINFORCE loss: minus the weighted sum of advantage times log-prob.
 
     Args:
         log_probs: under the policy that is trained and sampled, shape (B, T).
@@ -143,14 +145,14 @@ def reinforce_loss(log_probs: Tensor, advantages_B: Tensor, weights: Tensor) -> 
 
 @dataclass(frozen=True)
 class GrpoStats:
-    """What an update did, over its sampled tokens alike; of no token by default.
+    """Holds statistics of an update over its sampled tokens; the default has no token.
 
-    Holds sums and a count, so that the stats of micro-batches add up to those of the batch: `total = total + stats`.
+    They are sums and a count, so that the stats of micro-batches add up to those of the batch: `total = total + stats`.
     """
 
     tokens: int = 0
     clipped: int = 0
-    """Tokens whose ratio the clip kept from the loss, and so from the gradient."""
+    """Tokens whose ratio was clipped and so has no gradient."""
     ratio_sum: float = 0.0
     ratio_max: float = math.nan
     kl_k3_sum: float | None = None
@@ -158,17 +160,17 @@ class GrpoStats:
 
     @property
     def clip_frac(self) -> float:
-        """Share of clipped tokens, as verl's `pg_clipfrac` and TRL's `clip_ratio/region_mean`; NaN without a token."""
+        """Return the share of clipped tokens, verl's `pg_clipfrac`, TRL's `clip_ratio/region_mean`; NaN if no token."""
         return self.clipped / self.tokens if self.tokens else math.nan
 
     @property
     def ratio_mean(self) -> float:
-        """Near 1 while the policy is near the one that sampled; NaN without a token."""
+        """Return the mean ratio, near 1 while the policy is near the one that sampled; NaN without a token."""
         return self.ratio_sum / self.tokens if self.tokens else math.nan
 
     @property
     def kl_k3(self) -> float | None:
-        """KL(policy, reference), nats per token, k3; None without a reference or a token."""
+        """Return KL(policy, reference), nats per token, k3; None without a reference or a token."""
         return None if self.kl_k3_sum is None else self.kl_k3_sum / self.tokens
 
     def __add__(self, other: GrpoStats) -> GrpoStats:
@@ -195,7 +197,7 @@ def grpo_loss(
     kl_coef: float = 0.0,
     ref_log_probs: Tensor | None = None,
 ) -> tuple[Tensor, GrpoStats]:
-    """GRPO: PPO's clipped surrogate plus `kl_coef` times KL(policy, reference) by k3.
+    """Compute the GRPO loss: PPO's clipped surrogate plus `kl_coef` times KL(policy, reference) by k3.
 
     Args:
         log_probs: under the policy that is trained, shape (B, T).
@@ -203,16 +205,16 @@ def grpo_loss(
         advantages_B: one per sequence, shape (B,); constants.
         mask: 1 on sampled tokens, shape (B, T); where it is 0, the other tensors may hold anything.
         weights: from `token_weights` of the whole batch, shape (B, T).
-        clip_ratio: the ratio counts within 1 - clip_ratio and 1 + clip_ratio, between 0 and 1.
+        clip_ratio: PPO's epsilon, between 0 and 1; the ratio is clipped to 1 - clip_ratio and 1 + clip_ratio.
         kl_coef: weight of the KL, 0 or more.
         ref_log_probs: under the frozen reference, shape (B, T); with `kl_coef` 0 only measured.
     Returns:
         The loss, a scalar, and its stats. A NaN or an infinity on a sampled token reaches both.
     Raises:
-        ValueError: shapes that do not fit together, `clip_ratio` or `kl_coef` out of range, `kl_coef` without a
+        ValueError: shapes do not fit together, `clip_ratio` or `kl_coef` is out of range, or `kl_coef` has no
             reference.
     Source:
-        arXiv:2402.03300 eq. 3 with an advantage per rollout; verl `compute_policy_loss_vanilla`, TRL `_compute_loss`.
+        arXiv:2402.03300 eq. 3 with one advantage per rollout; verl `compute_policy_loss_vanilla`, TRL `_compute_loss`.
     """
     if not 0 < clip_ratio < 1:
         raise ValueError(f"clip_ratio must lie between 0 and 1, got {clip_ratio}; 0.2 is usual")
@@ -247,7 +249,7 @@ def _stats(sampled: Tensor, ratio: Tensor, clipped: Tensor, kl: Tensor | None) -
 
 
 def _only(counted: Tensor, values: Tensor) -> Tensor:
-    """0 outside; chosen, not multiplied: 0 * NaN is NaN, in the loss and in its gradient."""
+    """Set values outside `counted` to 0 with `where`; a product would keep NaN, in the loss and in its gradient."""
     return torch.where(counted, values, 0.0)
 
 

@@ -1,8 +1,8 @@
-"""How much memory local training needs, computed from a model's config.json before anything is loaded.
+"""Estimates the memory that local training needs, from a model's config.json, before anything is loaded.
 
-The formulas are for models built like Llama and Qwen (`KNOWN_TYPES`): what autograd keeps of each layer with a LoRA
-adapter, the KV cache, a tile of logits; libraries such as accelerate estimate weights alone. Leaves out what CUDA needs
-for itself (about 0.5 GB), fragmentation, and models of other kinds. How far off it is: doc/benchmarks.md.
+The formulas are for models built like Llama and Qwen (`KNOWN_TYPES`). They count what autograd keeps of each layer with
+a LoRA adapter, the KV cache, and a tile of logits; libraries such as accelerate only estimate weights. Leaves out
+CUDA's own memory (about 0.5 GB), fragmentation, and models of other kinds. doc/benchmarks.md has the estimate's error.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from sql_agent.local.model_files import base_folder
 from sql_agent.model_check import read_json
 
 Precision = Literal["float32", "autocast", "bfloat16", "4bit"]
-"""autocast: weights in float32, the matrix products of the update in bfloat16, as on a CPU that has it."""
+"""autocast: weights in float32, matrix products of the update in bfloat16, on a CPU that supports it."""
 KNOWN_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 NF4_BYTES = 0.516
 """Bytes of a parameter: 4 bits, and a scale per 64 of them that is itself 8 bits (double quantisation)."""
 VOCAB_TILE, PLACE_TILE = 4096, 4096
-"""Tokens of the vocabulary, and places, whose logits exist at a time (`sql_agent.local.head`)."""
+"""Tokens of the vocabulary, and positions, whose logits exist at a time (`sql_agent.local.head`)."""
 LOGIT_COPIES = 9
-"""Copies of a tile of logits that exist at most, while its gradient is made."""
+"""Largest number of copies of a tile of logits, which exist while its gradient is computed."""
 CPU_RUNTIME = 96 * 2**20
-"""Measured: what updates of four sizes held beyond their tensors."""
+"""Bytes beyond the tensors, measured for updates of four sizes."""
 ANSWER_TOKENS = 128
-"""Tokens that a database's answer to a reply may have, with the template around it."""
+"""Assumed tokens of a database's answer to a reply, with the template around it."""
 MIN_NEW_TOKENS = 64
-"""The least that is proposed for a reply; a statement needs about so many."""
+"""Lowest limit of a reply that is proposed; a statement needs about this many tokens."""
 
 
 M_MMAP_THRESHOLD, THRESHOLD_BYTES = -3, 256 * 1024
@@ -45,8 +45,8 @@ M_MMAP_THRESHOLD, THRESHOLD_BYTES = -3, 256 * 1024
 def give_back_freed_memory() -> None:
     """Have glibc give every freed tensor of 256 KiB or more back to the system.
 
-    By itself it raises that limit to 32 MiB and leaves holes in its heap: the update of a small model then held half as
-    much again as its tensors need. Elsewhere (musl, macOS) nothing is done.
+    By default glibc raises that limit to 32 MiB and leaves holes in its heap; the update of a small model then held 1.5
+    times the memory of its tensors. With other C libraries (musl, macOS) nothing is done.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -55,7 +55,7 @@ def give_back_freed_memory() -> None:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What a model's config.json says of its size."""
+    """Holds the dimensions of a model from its config.json."""
 
     hidden: int
     intermediate: int
@@ -74,7 +74,7 @@ class ModelShape:
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
-        """Inputs and outputs of one layer's linear layers."""
+        """Return the number of inputs and outputs of each linear layer in one transformer layer."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         return {
             "q_proj": (self.hidden, queries),
@@ -88,7 +88,7 @@ class ModelShape:
 
     @property
     def linear_parameters(self) -> int:
-        """Parameters that 4 bits hold: the matrices of all layers."""
+        """Return the number of parameters that 4-bit loading quantises: the matrices of all layers."""
         return self.layers * sum(inputs * outputs for inputs, outputs in self.linears.values())
 
     @property
@@ -99,7 +99,7 @@ class ModelShape:
         return self.linear_parameters + self.layers * (biases + norms) + embeddings + self.hidden
 
     def adapted(self, adapter: AdapterConfig) -> list[str]:
-        """Linear layers that get an adapter."""
+        """Return the linear layers that get an adapter."""
         wanted = adapter.target_modules
         if isinstance(wanted, str):
             wanted = tuple(self.linears) if wanted == "all-linear" else (wanted,)
@@ -110,9 +110,10 @@ class ModelShape:
 
 
 def read_shape(path: str) -> ModelShape:
-    """
+    """Read the dimensions of a model.
+
     Args:
-        path: a model, or an adapter, whose base counts; a folder or a name in the Hugging Face cache.
+        path: a model, or an adapter, whose base is read; a folder or a name in the Hugging Face cache.
     Raises:
         ValueError: there is no config.json, or the model is of another kind.
     """
@@ -120,11 +121,12 @@ def read_shape(path: str) -> ModelShape:
 
 
 def shape_of(config: dict[str, Any]) -> ModelShape:
-    """
+    """Return the dimensions that a config names.
+
     Args:
         config: the contents of config.json.
     Raises:
-        ValueError: a model of another kind.
+        ValueError: the model is of another kind.
     """
     kind = config.get("model_type")
     if kind not in KNOWN_TYPES:
@@ -151,7 +153,7 @@ def shape_of(config: dict[str, Any]) -> ModelShape:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes of memory, by what they are for."""
+    """Holds bytes of memory by purpose."""
 
     weights: int
     adapter: int
@@ -159,11 +161,11 @@ class Estimate:
     reference: int
     kv_cache: int
     sampling: int
-    """One layer's activations while prompts are read, and what is done with a row of logits."""
+    """One layer's activations while prompts are read, and copies of a row of logits."""
     activations: int
     logits: int
     runtime: int = 0
-    """Code and scratch of torch that come into memory with the first update on a CPU."""
+    """torch's code and scratch memory that are loaded with the first update on a CPU."""
 
     @property
     def at_sampling(self) -> int:
@@ -190,15 +192,16 @@ def estimate(
     gradient_checkpointing: bool,
     reference: bool,
 ) -> Estimate:
-    """
+    """Estimate the memory of one run.
+
     Args:
         precision: float32 or autocast on a CPU; bfloat16 and 4bit on a GPU.
         group_size: episodes sampled side by side.
-        sequence_tokens: of the longest trajectory, prompt included.
-        sampled_tokens: of these, from the first reply on; only they get logits.
-        reference: whether a separate reference model is held; it is of the same shape here, and never in 4 bits.
+        sequence_tokens: tokens of the longest trajectory, prompt included.
+        sampled_tokens: the part of these from the first reply on; only they get logits.
+        reference: whether there is a separate reference model, assumed to have the same shape and never in 4 bits.
     """
-    act = 2 if precision == "bfloat16" else 4  # in 4 bits everything between the matrices is float32, as PEFT has it
+    act = 2 if precision == "bfloat16" else 4  # with 4 bits, PEFT keeps everything between the matrices in float32
     others = shape.parameters - shape.linear_parameters
     plain = shape.parameters * (4 if precision in ("float32", "autocast") else 2)
     weights = int(shape.linear_parameters * NF4_BYTES) + 4 * others if precision == "4bit" else plain
@@ -213,7 +216,7 @@ def estimate(
     else:
         activations = shape.layers * tokens * kept
         if precision == "autocast":
-            activations += 2 * shape.linear_parameters  # frozen matrices in bfloat16, kept for the way back
+            activations += 2 * shape.linear_parameters  # frozen matrices in bfloat16, kept for the backward pass
     keys = shape.kv_heads * shape.head_dim
     return Estimate(
         weights=weights,
@@ -228,30 +231,30 @@ def estimate(
 
 
 def _kept_by_layer(shape: ModelShape, adapter: AdapterConfig, precision: Precision, sequence_tokens: int) -> int:
-    """Bytes that autograd keeps of one token in one layer."""
+    """Return the bytes that autograd keeps of one token in one layer."""
     act = 2 if precision in ("bfloat16", "autocast") else 4
-    noise = 4 if precision in ("float32", "autocast") else 1  # of dropout: numbers on a CPU, a mask of bytes on a GPU
+    noise = 4 if precision in ("float32", "autocast") else 1  # dropout keeps floats on a CPU, a byte mask on a GPU
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     adapted = shape.adapted(adapter)
     inputs = {name: shape.linears[name][0] for name in adapted}
     base = 4 * 2 * shape.hidden + act * (4 * queries + 3 * shape.intermediate) + 4 * sequence_tokens
     if shape.head_norms:
         base += 4 * (queries + keys)
-    if precision == "autocast":  # each adapter casts its input for itself
+    if precision == "autocast":  # each adapter casts its input separately
         lora = (2 + (noise if adapter.dropout else 0)) * sum(inputs.values())
     elif adapter.dropout:
         lora = (4 + noise) * sum(inputs.values())
     elif precision == "bfloat16":
-        lora = 4 * sum(inputs.values())  # each adapter casts its input for itself
+        lora = 4 * sum(inputs.values())  # each adapter casts its input separately
     else:
-        # queries, keys and values share their input, so do gate and up; that of o is the attention's output
+        # queries, keys and values share their input, and so do gate and up; o's input is the attention's output
         shared = {"q_proj": "attention", "k_proj": "attention", "v_proj": "attention", "down_proj": "down"}
         lora = 4 * sum({shared.get(name, "mlp"): size for name, size in inputs.items() if name != "o_proj"}.values())
     return base + lora + (2 if precision == "autocast" else 4) * adapter.r * len(adapted)
 
 
 def available_bytes(device: str) -> int:
-    """Memory that is free now: of the GPU, or of this machine and, in a container, of its limit.
+    """Return the free memory of the GPU, or of this machine within the limit of its container.
 
     Args:
         device: cpu or cuda.
@@ -268,7 +271,7 @@ def available_bytes(device: str) -> int:
 
 @dataclass(frozen=True)
 class Demand:
-    """What a run asks of memory: the settings that can be lowered, and those that cannot."""
+    """Holds the settings that decide how much memory a run needs, those that can be lowered and the others."""
 
     shape: ModelShape
     adapter: AdapterConfig
@@ -283,7 +286,7 @@ class Demand:
 
     @property
     def estimate(self) -> Estimate:
-        """If every reply runs to its limit."""
+        """Return the estimate for the case that every reply reaches its limit."""
         longest = self.prompt_tokens + self.replies * (self.max_new_tokens + ANSWER_TOKENS)
         sequence_tokens = min(longest, self.shape.positions)
         return estimate(
@@ -299,7 +302,7 @@ class Demand:
         )
 
     def lowered(self) -> Iterator[tuple[str, Demand]]:
-        """One setting after the other, each on top of those before: its name, and what is then asked."""
+        """Yield (change, new demand) for one lowered setting after the other; each change adds to those before."""
         now = self
         if now.precision == "bfloat16":
             now = replace(now, precision="4bit")
@@ -320,10 +323,10 @@ class Demand:
 
 @dataclass(frozen=True)
 class Workload:
-    """What a run will ask of the memory."""
+    """Describes the part of a run that decides its memory."""
 
     first_prompts: Sequence[Sequence[Message]]
-    """Some of the first prompts; the longest counts."""
+    """Some of the first prompts; the longest one is used."""
     rows: int
     """Episodes that are sampled side by side."""
     limits: AgentConfig
@@ -333,15 +336,15 @@ class Workload:
 def memory_warning(
     model: ModelConfig, adapter: AdapterConfig, workload: Workload, *, device: str, prompt_tokens: int, reference: bool
 ) -> str | None:
-    """What to say before a run starts whose estimate exceeds what is there; None where it fits.
+    """Return a warning for a run whose estimate exceeds the free memory; None if it fits.
 
     Args:
-        device: cpu or cuda, as the run will use it.
-        prompt_tokens: of the longest first prompt.
+        device: cpu or cuda, whichever the run will use.
+        prompt_tokens: tokens of the longest first prompt.
         reference: whether a separate reference model is loaded.
     Returns:
-        The estimate, what is there, and the settings to lower in order until it fits. For a model of another kind, that
-        nothing was estimated.
+        The estimate, the free memory, and the settings to lower in order until it fits. For a model of another kind,
+        the text says that nothing was estimated.
     """
     try:
         shape = read_shape(model.model_path)
@@ -369,7 +372,7 @@ def _precision(model: ModelConfig, device: str, parameters: int) -> Precision:
 
 
 def warning_of(demand: Demand, available: int) -> str | None:
-    """What to say where this demand exceeds `available` bytes; None where it fits."""
+    """Return a warning if this demand exceeds `available` bytes; None if it fits."""
     expected = demand.estimate
     if expected.peak <= available:
         return None

@@ -1,6 +1,6 @@
-"""Is a model usable? Its files, and the device it is to run on, are checked before anything heavy is loaded.
+"""Checks the files of a model and the device it is to run on, before anything heavy is loaded.
 
-Leaves out loading it (`sql_agent.local.policy`) and what its chat template can do (`sql_agent.local.conversation`).
+Leaves out loading it (`sql_agent.local.policy`) and checking its chat template (`sql_agent.local.conversation`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ADAPTER_FILE = "adapter_config.json"
 
 
 class StartError(ValueError):
-    """The run cannot start as asked; the message says what to do."""
+    """Says that the run cannot start with these settings, and what to do."""
 
 
 def is_adapter(folder: Path) -> bool:
@@ -32,24 +32,24 @@ def is_adapter(folder: Path) -> bool:
 
 
 def base_name(adapter: Path) -> str:
-    """The base model that an adapter names: a folder or an id on the hub."""
+    """Return the base model that an adapter names: a folder or an id on the hub."""
     return read_json(adapter / ADAPTER_FILE)["base_model_name_or_path"]
 
 
 def base_folder(model: Path) -> Path:
-    """The folder of the model itself; of an adapter, that of the model at the bottom of its chain of bases."""
+    """Return the folder of a model; for an adapter, that of the model at the end of its chain of bases."""
     while is_adapter(model):
         model = model_folder(base_name(model), fetch=False)
     return model
 
 
 def check_fit(path: str) -> None:
-    """Check that the weights are a language model's, with the names and shapes that its config gives them.
+    """Check that the weights are a language model's, with the names and shapes that its config requires.
 
     Args:
         path: a model, or an adapter, whose base is checked too; `check_model` has found their files whole.
     Raises:
-        StartError: names the weights that do not fit.
+        StartError: weights do not fit; the message names them.
     """
     from core.weights import adapter_misfit, misfit, wrong_head
 
@@ -62,7 +62,7 @@ def check_fit(path: str) -> None:
 
 
 def check_device(device: str, *, load_in_4bit: bool, has_gpu: bool) -> None:
-    """Check that the device is there and can hold the weights as asked.
+    """Check that the device exists and can hold the weights as requested.
 
     Raises:
         StartError: there is no such device, or it cannot hold 4-bit weights.
@@ -76,15 +76,15 @@ def check_device(device: str, *, load_in_4bit: bool, has_gpu: bool) -> None:
 
 
 def check_model(path: str, _adapters: tuple[str, ...] = ()) -> str:
-    """Check that a model or an adapter is there and whole; fetch one that is named by its id on the hub.
+    """Check that a model or an adapter exists and is whole; fetch one that is named by its id on the hub.
 
     Returns:
-        What to load: `path` itself, because adapters name their base by it; for the id of an adapter its folder.
+        The path to load: `path` itself, because adapters name their base by it; for an adapter's id its folder.
     Raises:
         StartError: the files are missing or damaged and cannot be fetched.
     """
     go_offline()
-    # torch reads it when it is imported: without it, threads that wait keep their cores busy
+    # torch reads this at import; without it, waiting threads keep their cores busy
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     folder = Path(path)
     if is_adapter(folder):
@@ -112,7 +112,7 @@ def check_model(path: str, _adapters: tuple[str, ...] = ()) -> str:
             raise StartError(str(problems[0]))
         return path
     try:
-        found = model_folder(path, fetch=not _adapters)  # an adapter's base was named by the adapter, not by the user
+        found = model_folder(path, fetch=not _adapters)  # an adapter's base is not fetched
     except ModelNotFoundError as error:
         raise StartError(str(error)) from None
     check_model(str(found), _adapters)

@@ -1,7 +1,7 @@
-"""The policy in this process: a Hugging Face causal LM with a LoRA adapter that samples, scores and is trained.
+"""Holds the policy in this process: a Hugging Face causal LM with a LoRA adapter that samples, scores and is trained.
 
-Sampling is transformers' `generate` in batches with a KV cache; log-probs for training come from one forward pass over
-whole trajectories, padded right. Leaves out tensor parallelism and anything that needs a server;
+It samples with transformers' `generate` in batches with a KV cache; log-probs for training come from one forward pass
+over whole trajectories, padded right. Leaves out tensor parallelism and anything that needs a server;
 `sql_agent.train_sql_agent` has those.
 """
 
@@ -36,12 +36,12 @@ from sql_agent.rollouts.stitch import Trajectory
 
 REFERENCE = "reference"
 NUCLEUS = 512
-"""Likeliest tokens among which top-p is looked for first; sorting all 152,000 for a batch of 8 takes 0.1 s on a CPU."""
+"""Most likely tokens that top-p searches first; sorting all 152,000 for a batch of 8 takes 0.1 s on a CPU."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Trajectories as tensors, padded right; every field has shape (B, T), T over prompt and response."""
+    """Holds trajectories as tensors, padded right; every field has shape (B, T), T over prompt and response."""
 
     ids: Tensor
     attention: Tensor
@@ -71,10 +71,10 @@ class Rows:
 
 
 class LocalPolicy:
-    """A model, its tokenizer, its adapter, and the reference policy.
+    """Holds a model, its tokenizer, its adapter, and the reference policy.
 
     Args:
-        model: with the trained adapter active.
+        model: the model, with the trained adapter active.
         reference: a separate frozen model; None: the model as it was loaded (see `reference_log_probs`).
         bfloat16: whether log-probs are computed under bfloat16 autocast on a CPU; sampling is not.
     Raises:
@@ -94,7 +94,7 @@ class LocalPolicy:
         pad: Any = tokenizer.pad_token_id
         self._stop_ids: list[int] = sorted({i for i in (*stops, eos) if i is not None})
         self.pad_id: int = self._stop_ids[0] if pad is None else pad
-        # a folder's own sampling settings (Qwen's repetition penalty, say) would change what the log-probs are of
+        # a folder's own sampling settings (for example Qwen's repetition penalty) would not match the log-probs
         base.generation_config = GenerationConfig(eos_token_id=self._stop_ids, pad_token_id=self.pad_id)
         model.eval()
 
@@ -103,26 +103,26 @@ class LocalPolicy:
         return self.model.device
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        """What is trained."""
+        """Return the trained parameters."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     @torch.no_grad()
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sequence[Sampling], *, max_new_tokens: int, **more: Any
     ) -> list[Sample]:
-        """Sample one reply to each prompt, all in one batch; a beginning that all prompts share is read once.
+        """Sample one reply to each prompt, all in one batch; a prefix that all prompts share is computed once.
 
         Args:
             prompts: token ids; each shorter than the model's positions by 1 or more.
             sampling: one per prompt.
-            max_new_tokens: of each reply; less for a prompt that leaves less room.
-            more: for `transformers`' generate, e.g. a streamer.
+            max_new_tokens: limit of each reply; less for a prompt that leaves less room.
+            more: further arguments of `transformers`' generate, e.g. a streamer.
         """
         longest, shared = max(map(len, prompts)), self._shared(prompts)
         ids = torch.full((len(prompts), longest), self.pad_id)
         attention = torch.zeros_like(ids)
         ids[:, :shared], attention[:, :shared] = torch.tensor(prompts[0][:shared], dtype=torch.long), 1
-        for row, prompt in enumerate(prompts):  # the shared beginning, padding, the rest of each prompt
+        for row, prompt in enumerate(prompts):  # the shared prefix, padding, the rest of each prompt
             ids[row, longest - len(prompt) + shared :] = torch.tensor(prompt[shared:])
             attention[row, longest - len(prompt) + shared :] = 1
         if shared:
@@ -148,7 +148,7 @@ class LocalPolicy:
         ]
 
     def _shared(self, prompts: Sequence[Sequence[int]]) -> int:
-        """How many tokens all prompts begin with, at most all but one of each; 0 where reading them once is no gain."""
+        """Return the length of the prefix that all prompts share, shorter than each; 0 if sharing brings nothing."""
         config: Any = self.model.get_base_model().config
         windows = DynamicCache(config=config).is_sliding  # padding would fill a window
         if len(prompts) == 1 or any(windows):
@@ -158,23 +158,26 @@ class LocalPolicy:
         return min(same, *(len(prompt) - 1 for prompt in prompts))
 
     def _sample(self, reply: list[int], log_probs: list[float], room: int) -> Sample:
-        reply = reply[:room]  # a shorter prompt beside it may have had more
+        reply = reply[:room]  # a shorter prompt in the batch may have had more room
         end = next((place for place, token in enumerate(reply) if token in self._stop_ids), None)
         kept = len(reply) if end is None else end + 1
         return Sample(tuple(reply[:kept]), tuple(log_probs[:kept]), "length" if end is None else "stop")
 
     def log_probs(self, rows: Rows, *, temperature: float = 1.0) -> Tensor:
-        """Log-probs of the sampled tokens, with gradient, shape (B, T); 0 where the mask is False.
+        """Compute log-probs of the sampled tokens, with gradient, shape (B, T); 0 where the mask is False.
 
         Args:
-            temperature: the one they were sampled with.
+            temperature: the sampling temperature of the tokens.
         """
         return self._log_probs(self.model, rows, temperature)
 
     @torch.no_grad()
     def reference_log_probs(self, rows: Rows, *, temperature: float = 1.0) -> Tensor:
-        """The same under the reference policy: the separate model where there is one, else the model as it was loaded
-        (the base with its adapter switched off, or with the adapter that it came with)."""
+        """Compute the same log-probs under the reference policy, without gradient.
+
+        The reference is the separate model if there is one, else the model as it was loaded: the base with the adapter
+        disabled, or with the adapter that it came with.
+        """
         if self._reference is not None:
             return self._log_probs(self._reference, rows, temperature)
         with self._as_loaded():
@@ -211,7 +214,7 @@ class LocalPolicy:
         """Replace the adapter's weights by those of an adapter of the same shape, as a resumed run does.
 
         Raises:
-            ValueError: its tensors are not those of the present adapter.
+            ValueError: its tensors differ in name or shape from this adapter's.
         """
         from peft import get_peft_model_state_dict, set_peft_model_state_dict
         from safetensors.torch import load_file
@@ -226,7 +229,7 @@ class LocalPolicy:
 
 
 class _SampleAndRecord(LogitsProcessor):
-    """Applies each row's own temperature and top-p, and records the log-prob of the token that was then chosen."""
+    """Applies each row's own temperature and top-p, and records the log-prob of the chosen token."""
 
     def __init__(self, sampling: Sequence[Sampling], device: torch.device) -> None:
         self._greedy = torch.tensor([s.temperature == 0 for s in sampling], device=device)
@@ -249,7 +252,7 @@ class _SampleAndRecord(LogitsProcessor):
         return allowed
 
     def finish(self, last_ids: Tensor) -> Tensor:
-        """Log-probs of the whole batch, shape (B, new tokens); values behind a row's end have no meaning."""
+        """Return log-probs of the whole batch, shape (B, new tokens); values after a row's end have no meaning."""
         self._note(last_ids)
         return torch.stack(self._recorded, dim=-1)
 
@@ -259,7 +262,7 @@ class _SampleAndRecord(LogitsProcessor):
 
 
 def _keep_nucleus(log_probs: Tensor, top_p: Tensor) -> Tensor:
-    """Put -inf on all but the fewest likeliest tokens whose probabilities add up to top_p (arXiv:1904.09751)."""
+    """Keep the smallest set of most likely tokens with total probability top_p, others -inf (arXiv:1904.09751)."""
     ordered, order = log_probs.topk(min(NUCLEUS, log_probs.shape[-1]), dim=-1)
     if bool((ordered.exp().sum(-1, keepdim=True) < top_p).any()):
         ordered, order = log_probs.sort(dim=-1, descending=True)
@@ -282,12 +285,12 @@ def load_policy(
     """Load a policy that is ready to sample and to be trained.
 
     Args:
-        path: a Hugging Face model, or the folder of an adapter: then that adapter is trained on, and a frozen copy of
-            it is the reference; its own rank counts.
+        path: a Hugging Face model, or the folder of an adapter. Then training continues with that adapter, which keeps
+            its own rank, and a frozen copy of it is the reference.
         device: cpu or cuda.
         reference_path: a separate frozen reference model.
-        precision: of log-probs and their gradient on a CPU.
-        tokenizer: the model's, where it has been loaded already.
+        precision: precision of log-probs and their gradient on a CPU.
+        tokenizer: the model's tokenizer, if it has been loaded already.
     Raises:
         ValueError: 4-bit without bitsandbytes or without a GPU; an adapter on the output layer.
     """
@@ -320,8 +323,10 @@ def load_policy(
 
 
 def load_model(path: str | Path, *, device: str, load_in_4bit: bool = False) -> Any:
-    """Load a causal LM in evaluation mode: float32 on a CPU, bfloat16 or 4-bit (NF4) on a GPU. For the folder of an
-    adapter it is the base with the adapter merged in."""
+    """Load a causal LM in evaluation mode: float32 on a CPU, bfloat16 or 4-bit (NF4) on a GPU.
+
+    For the folder of an adapter it is the base with the adapter merged in.
+    """
     folder = Path(path)
     if is_adapter(folder):
         base = load_model(base_name(folder), device=device)

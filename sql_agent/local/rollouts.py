@@ -1,4 +1,4 @@
-"""Plays episodes side by side in this process: replies are sampled in one batch, databases answer in threads."""
+"""Plays episodes side by side in this process: it samples replies in one batch, and databases answer in threads."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Player:
     """Plays tasks of one environment with one policy.
 
     Args:
-        environment: entered, where it is a context manager.
-        limits: turns, tokens per reply and the statement timeout; its sampling settings are those of the main job's
-            agent and are not read here.
+        environment: an environment that has been entered, if it is a context manager.
+        limits: turns, tokens per reply and the statement timeout; its sampling settings belong to the main job's agent
+            and are not read here.
         batch_size: episodes that are played, and replies that are sampled, side by side.
     Raises:
         ChatTemplateError: the model's template cannot be used.
@@ -41,7 +41,7 @@ class Player:
         """Play each task once, from its first prompt to a named end, and judge the result.
 
         Args:
-            sampling: how the replies to each task are sampled, one per task.
+            sampling: sampling settings of the replies, one per task.
         Returns:
             One rollout per task, in order. A rollout that could not be judged has a score of None and the reason.
         """
@@ -76,11 +76,11 @@ def _play_batch(
 
 
 class Rollout:
-    """One episode and its conversation, as messages and as ids.
+    """Plays one episode and keeps its conversation, as messages and as token ids.
 
     Args:
-        after: an ended rollout with at least one reply; its conversation, and its ids as they are, go on with this
-            task's question. None starts a conversation.
+        after: an ended rollout with at least one reply; its conversation, with the same ids, continues with this
+            task's question. None starts a new conversation.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Rollout:
         elif self._replies >= self._max_replies:
             self._stop = "max_turns"
         elif self._environment.history(self.messages) != self.messages:
-            self._stop = "max_tokens"  # the protocol would cut the conversation, and it would be two sequences
+            self._stop = "max_tokens"  # the protocol would cut the conversation, which would make two sequences
         else:
             if self.ids[-1] != self._conversation.eos_id:
                 self._append([self._conversation.eos_id])
@@ -198,7 +198,7 @@ class Rollout:
         return self._environment.judge(self._episode)
 
     def _guarded(self, work: Callable[[], T]) -> T | None:
-        """Do `work`; a failure of the database ends this rollout under the failure's name, without a score."""
+        """Do `work`; a failure of the database ends this rollout with the failure's name as reason, without a score."""
         try:
             return work()
         except BackendUnavailable as failure:
@@ -213,4 +213,4 @@ _ENDS: dict[str, StopReason] = {
     "task limit reached": "max_turns",
     "task_limit_reached": "max_turns",
 }
-"""The episode's status and the rollout's stop reason; every other status is the policy's fault: `malformed`."""
+"""Stop reasons of rollouts by the episode's status; every other status is the policy's fault: `malformed`."""

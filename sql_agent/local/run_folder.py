@@ -1,4 +1,4 @@
-"""The folder of a local run: its settings, its two line files, its checkpoints, and the adapter it ends with."""
+"""Manages the folder of a local run: its settings, its two line files, its checkpoints, and the final adapter."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ FREE = tuple(
     for group in groups
     for name in names
 )
-"""Settings that a run which diverged or ran out of memory is advised to lower, so they may differ on `--resume`."""
+"""Settings that may differ on `--resume`, because a run that diverged or ran out of memory is advised to lower them."""
 
 
 class RunFolderError(ValueError):
-    """The folder cannot be used as asked; the message says what to do."""
+    """Says that the folder cannot be used for this run, and what to do."""
 
 
 class RunFolder:
     """Checks the folder of a run; `begin` makes it.
 
     Args:
-        path: the folder; it must not hold a run unless that is resumed.
-        config: saved on the first start; a resumed run must have the same.
-        free: settings that may change when a run is resumed, e.g. how often it saves, by their names in the file.
+        path: the folder; it must not hold a run unless that run is resumed.
+        config: settings, saved on the first start; a resumed run must have the same.
+        free: settings that may change when a run is resumed, by their names in the file, e.g. how often it saves.
     Raises:
-        RunFolderError: it holds something, or nothing that could be resumed, or a run with other settings.
+        RunFolderError: a new run's folder is not empty, or a resumed run is missing or has other settings.
     """
 
     SETTINGS, METRICS, TRAJECTORIES = "config.json", "metrics.jsonl", "trajectories.jsonl"
     resume_flag = "--resume"
-    """How the command is told to go on with this run."""
+    """The flag that resumes this run."""
 
     def __init__(self, path: Path, config: BaseModel, *, resumed: bool, free: Iterable[str] = ()) -> None:
         self.path, self.metrics, self.trajectories = path, path / self.METRICS, path / self.TRAJECTORIES
@@ -55,7 +55,7 @@ class RunFolder:
         own = config.model_dump(mode="json")
         if path.is_file():
             raise RunFolderError(f"{path} is a file; name a folder")
-        user_key()  # made, or found missing, before anything starts
+        user_key()  # is made, or raises, before anything starts
         if resumed:
             if not self._settings.is_file():
                 raise RunFolderError(f"{path} holds no run ({self.SETTINGS} is missing); start it without --resume")
@@ -75,7 +75,7 @@ class RunFolder:
             raise RunFolderError(f"{path} is not empty; go on with its run by --resume, or name another folder")
 
     def begin(self) -> None:
-        """Make the folder and write the settings; nothing is written before."""
+        """Make the folder and write the settings; nothing is written before this call."""
         with failures_of_the_disk(self.path):
             for file in (self._settings, self.metrics, self.trajectories):
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,7 @@ class RunFolder:
         save_checkpoint(self.checkpoints, step, policy, learner, state, (self.metrics, self.trajectories))
 
     def resume(self, policy: LocalPolicy, learner: Learner) -> dict[str, Any] | None:
-        """Restore the newest whole checkpoint and return the loop's state; None without one: the run begins anew."""
+        """Restore the newest whole checkpoint and return the loop's state; None if there is none, to begin anew."""
         checkpoint = newest_checkpoint(self.checkpoints)
         if checkpoint is None:
             self.metrics.unlink(missing_ok=True)
@@ -101,7 +101,7 @@ class RunFolder:
         return resume(checkpoint, policy, learner, (self.metrics, self.trajectories))
 
     def finish(self, policy: LocalPolicy, name: str = "adapter") -> Path:
-        """Write adapter and tokenizer, whole or not at all; returns their folder."""
+        """Write adapter and tokenizer atomically and return their folder."""
         with written(self.path / name) as unfinished:
             policy.save(unfinished)
         return self.path / name
@@ -115,4 +115,4 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _append(path: Path, line: Mapping[str, Any]) -> None:
-    append_line(path, json.dumps(line))  # ASCII, because a policy may write half a surrogate pair
+    append_line(path, json.dumps(line))  # ASCII, because a policy may write a lone surrogate

@@ -1,8 +1,8 @@
-"""Single-skill REINFORCE: each episode draws a skill, then a task of it; one adapter learns them all.
+"""Trains single-skill REINFORCE: each episode draws a skill, then a task of it; one adapter learns all skills.
 
-One update is `grad_accum` episodes, played side by side since the policy does not change among them, and the gradient
-of their mean of -(reward - baseline) * sum of the sampled tokens' log-probs (Williams 1992: a sum over tokens, no
-mean). What could not be judged is left out of that mean and counted. Leaves out where tasks and settings come from.
+One update plays `grad_accum` episodes side by side, because the policy does not change among them. Its loss is their
+mean of -(reward - baseline) * sum of the sampled tokens' log-probs (Williams 1992: a sum over tokens, not a mean).
+Episodes that could not be judged are left out of that mean and counted. Leaves out the sources of tasks and settings.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sql_agent.rewards import reward
 
 
 class SessionFolder(RunFolder):
-    """A run's folder with sessions/, logs/ and checkpoints/."""
+    """Manages a run's folder with sessions/, logs/ and checkpoints/."""
 
     SETTINGS, METRICS, TRAJECTORIES = "logs/config.json", "logs/metrics.jsonl", "sessions/episodes.jsonl"
 
@@ -33,7 +33,7 @@ class SessionFolder(RunFolder):
 
 
 class SingleSkill(Recipe):
-    """A batch is one update; each of its tasks is played once.
+    """Plays one update per batch, and each of its tasks once.
 
     Raises:
         TaskFileError, ValueError: see `draws` and `held_out_tasks`.
@@ -53,7 +53,7 @@ class SingleSkill(Recipe):
         self.evaluate_every, self.save_every = callback.evaluate_every, callback.save_every
 
     def draw(self, batch: int) -> list[tuple[str, Any]]:
-        """The next tasks; the tasks of earlier batches, which a resumed run has played already, are skipped."""
+        """Draw the next tasks; tasks of earlier batches, which a resumed run has already played, are skipped."""
         while self._drawn < batch * self._size:
             self._next()
         return [self._next() for _ in range(self._size)]
@@ -110,7 +110,7 @@ class SingleSkill(Recipe):
         )
 
     def evaluate(self, player: Player, batches: int) -> tuple[dict[str, Any], str]:
-        """Each task is played once and counts for every skill it is listed under."""
+        """Play each held-out task once; it counts for every skill that lists it."""
         rollouts = {task.id: r for task, r in zip(self.held_out, evaluate(player, self.held_out), strict=True)}
         overall = success_rate([*rollouts.values()])
         line = {
@@ -131,15 +131,15 @@ class SingleSkill(Recipe):
 def take_baseline(
     skills: Sequence[str], rewards: Sequence[float | None], means: Mapping[str, float], decay: float
 ) -> tuple[list[float | None], dict[str, float]]:
-    """Take off each reward its skill's running mean as it was before that episode.
+    """Subtract from each reward its skill's running mean before that episode.
 
     Args:
-        skills: of the episodes, in the order in which they were drawn.
+        skills: skills of the episodes, in the order in which they were drawn.
         rewards: one per episode; None for one that could not be judged, which changes no mean.
-        means: by skill; a skill's first reward is its first mean, and nothing is taken off it.
+        means: running means by skill; a skill's first reward becomes its first mean and is not reduced.
         decay: weight of the old mean against the new reward, in [0, 1).
     Returns:
-        One advantage per episode, None where the reward is, and the means after the last one.
+        One advantage per episode, None where the reward is None, and the means after the last episode.
     """
     after, advantages = dict(means), list[float | None]()
     for skill, value in zip(skills, rewards, strict=True):

@@ -1,8 +1,9 @@
-"""Settings of single-skill REINFORCE, read from YAML files that import and override one another. Importing is instant.
+"""Reads the settings of single-skill REINFORCE from YAML files that import and override one another.
 
-A mapping may say `import: other.yaml`, or a list of files, by paths relative to its own file, and `overwrite: {...}`.
-Imports come first, in order, then the mapping's own keys, then `overwrite`: mappings are merged key by key, everything
-else is replaced. An import at the top brings whole settings, one below `agent:` those of the agent.
+A mapping may have `import: other.yaml`, or a list of files, with paths relative to its own file, and `overwrite:
+{...}`. Imports come first, in order, then the mapping's own keys, then `overwrite`. Mappings are merged key by key;
+other values are replaced. An import at the top level adds whole settings, one below `agent:` those of the agent.
+Importing this module is instant.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class AttentionAdapterConfig(AdapterConfig):
 
 class LanguageModelConfig(ModelConfig):
     four_bit_below_gib: float | None = Field(default=None, gt=0)
-    """On a GPU with less memory than this the base is loaded in 4 bits; null: as `load_in_4bit` says."""
+    """On a GPU with less memory than this the base model is loaded in 4 bits; null: `load_in_4bit` decides."""
     adapter: AttentionAdapterConfig = AttentionAdapterConfig()
 
 
@@ -48,18 +49,18 @@ class SamplingAgentConfig(Settings):
     temperature: float = Field(default=1.0, gt=0, le=10)
     """Temperature of the episodes that are trained on; evaluation is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Below 1 the gradient is no longer that of the policy that sampled: log-probs are those before the cut."""
+    """Top-p. Below 1 the update is off-policy, since log-probs are taken before the cut."""
 
 
 class RewardsConfig(Settings):
-    """The reward of an episode by its outcome; the defaults are the preset `agent_peft`."""
+    """Holds the reward of an episode by its outcome; the defaults are the preset `agent_peft`."""
 
     correct: float = 1.0
     incorrect: float = -0.1
     out_of_rounds: float = -0.3
-    """Turns or tokens were spent without an answer."""
+    """Turns or tokens ran out without an answer."""
     malformed: float = -0.1
-    """The conversation could not go on because of what the policy wrote."""
+    """The policy wrote something with which the conversation could not continue."""
 
     @property
     def preset(self) -> RewardPreset:
@@ -68,15 +69,15 @@ class RewardsConfig(Settings):
 
 class TaskConfig(Settings):
     data: Path | None = None
-    """Task file in any form, one sorted by scripts/prepare_single_skill_data.py included; null: tasks are generated."""
+    """Task file in any known form, also one from scripts/prepare_single_skill_data.py; null: tasks are generated."""
     held_out_data: Path | None = None
-    """The same for the evaluation; needed with `data` where the run evaluates."""
+    """Task file for the evaluation; needed with `data` if the run evaluates."""
     generate_missing: int = Field(default=0, ge=0)
-    """Tasks that --prepare makes for `data`, and a quarter of it for `held_out_data`, where the file is missing."""
+    """Tasks that --prepare makes for `data`, and a quarter of them for `held_out_data`, if the file is missing."""
     generator: Literal["plain", "synthesis"] = "plain"
     """Without `data`: dbbench_adapter.generator (seven skills over small tables) or dbbench_adapter.generate (22)."""
     skills: dict[str, float] | None = None
-    """Chance of each skill relative to the others; null: all that there are tasks of, alike."""
+    """Relative probability of each skill; null: all skills that have tasks, with equal probability."""
     backend: BackendSpec = "sqlite"
     """Database of the episodes: sqlite, mariadb (a private server) or mysql://user:password@host:port."""
     judge: JudgeName = "strict"
@@ -95,7 +96,7 @@ class TaskConfig(Settings):
 
 
 SUM_OVER_TOKENS = LossConfig(name="reinforce", aggregation="seq-mean-token-sum-norm", max_tokens=1)
-"""REINFORCE: the loss of an episode is a sum over its tokens, and that of an update a mean over its episodes."""
+"""REINFORCE's loss: a sum over the tokens of an episode, and a mean over the episodes of an update."""
 
 
 class ReinforceConfig(OptimConfig):
@@ -104,26 +105,26 @@ class ReinforceConfig(OptimConfig):
     """Episodes whose gradients are averaged into one update. The policy does not change among them, so they are played
     side by side."""
     baseline: Literal["none", "running_mean"] = "none"
-    """What is taken off a reward: nothing (plain REINFORCE), or its skill's mean over the episodes before it."""
+    """What is subtracted from a reward: nothing (plain REINFORCE), or its skill's mean over earlier episodes."""
     baseline_decay: float = Field(default=0.9, ge=0, lt=1)
-    """Weight of the running mean's past against one new reward."""
+    """Weight of the old running mean against one new reward."""
 
 
 class TrainingCallbackConfig(Settings):
-    """What happens beside the updates; may change when a run is resumed."""
+    """Holds settings of checkpoints, evaluation and length; they may change when a run is resumed."""
 
     save_every: int = Field(default=20, ge=1)
-    """Updates between checkpoints; a run that is killed loses at most so many."""
+    """Updates between checkpoints; a run that is killed loses at most this many."""
     evaluate_every: int = Field(default=0, ge=0)
-    """Updates between greedy evaluations on held-out tasks, one before the first update and one after the last
-    included; 0: none at all."""
+    """Updates between greedy evaluations on held-out tasks, which also run before the first update and after the last;
+    0: none at all."""
     evaluate_tasks_per_skill: int = Field(default=16, ge=1)
     stop_after_episodes: int = Field(default=1000, ge=1)
     """A multiple of `training.grad_accum`."""
 
 
 class ExperimentConfig(Settings):
-    """`scripts/run_experiment.py`: one file, most of it imported from others."""
+    """Holds the settings of `scripts/run_experiment.py`: one file, most of it imported from others."""
 
     language_model: LanguageModelConfig
     agent: SamplingAgentConfig = SamplingAgentConfig()
@@ -147,7 +148,7 @@ class ExperimentConfig(Settings):
 
     @property
     def optim(self) -> OptimConfig:
-        """The settings for the learner, which gets the episodes of an update as one batch."""
+        """Return the settings for the learner, which gets the episodes of an update as one batch."""
         return self.training.model_copy(update={"grad_accum": 1})
 
     @property
@@ -183,16 +184,16 @@ class ExperimentConfig(Settings):
 
 
 FILE_NAMES = {"max_turns": "max_rounds"}
-"""Keys that the main job spells otherwise; both are read, and the one of these files is kept."""
+"""Keys that the main job spells otherwise; both are read, and the spelling of these files is saved."""
 Leaves = dict[tuple[str, ...], tuple[Any, str]]
-"""A tree of settings as its ends: the path of each to its value and to where that was said."""
+"""The leaves of a tree of settings: paths to pairs of a value and the file or flag that it comes from."""
 
 
 def load_experiment(file: Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
-    """Read a file with all that it imports, then apply `a.b=c`, whose values are YAML and replace what was there.
+    """Read a file with its imports, then apply overrides `a.b=c`, whose values are YAML and replace earlier ones.
 
     Raises:
-        ValueError: a file is missing, no mapping, or imports itself; a key is unknown; a value does not fit.
+        ValueError: a file is missing, is not a mapping, or imports itself; a key is unknown; a value does not fit.
     """
     leaves = _read(file, ())
     for override in overrides:
@@ -220,7 +221,7 @@ def _read(file: Path, importing: tuple[Path, ...]) -> Leaves:
 
 
 def _resolved(mapping: Mapping[Any, Any], place: tuple[str, ...], file: Path, importing: tuple[Path, ...]) -> Leaves:
-    """One mapping of a file: what it imports, its own keys over that, `overwrite` over both."""
+    """Resolve one mapping of a file: its imports, its own keys over them, and `overwrite` over both."""
     leaves: Leaves = {}
     imports = mapping.get("import", [])
     for name in imports if isinstance(imports, list) else [imports]:
@@ -262,7 +263,7 @@ def _leaves(value: Any, place: tuple[str, ...], said: str) -> Leaves:
 
 
 def _merge(under: Leaves, over: Leaves) -> Leaves:
-    """`over` wins; a value replaces a mapping, and a mapping a value."""
+    """Merge two sets of leaves; `over` has precedence, and a value may replace a mapping and a mapping a value."""
 
     def replaced(path: tuple[str, ...]) -> bool:
         return any(path[: len(new)] == new or new[: len(path)] == path for new in over)

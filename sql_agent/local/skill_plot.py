@@ -1,4 +1,4 @@
-"""Success by skill over a single-skill run: its numbers out of metrics.jsonl, and its picture."""
+"""Reads success by skill over a single-skill run from metrics.jsonl, and plots it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from core.json_text import parse_json
 from sql_agent.success import Rate
 
 BINS = 10
-"""Points of the training curve; a single update has too few episodes of a skill for a point of its own."""
+"""Points of the training curve; a single update has too few episodes of a skill for its own point."""
 ALL = "all skills"
 Curve = list[tuple[float, Rate]]
-"""Episodes so far, and success there."""
+"""Pairs of the number of episodes and the success rate."""
 
 
 def read_lines(metrics: Path) -> list[dict[str, Any]]:
@@ -22,7 +22,7 @@ def read_lines(metrics: Path) -> list[dict[str, Any]]:
 
 
 def held_out_curves(lines: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
-    """Held-out success by skill, all skills together first; empty without an evaluation."""
+    """Return held-out success by skill, all skills together first; {} without an evaluation."""
     found: dict[str, Curve] = {}
     for line in lines:
         if "held_out" in line:
@@ -32,7 +32,7 @@ def held_out_curves(lines: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
 
 
 def training_curves(lines: Sequence[Mapping[str, Any]], bins: int = BINS) -> dict[str, Curve]:
-    """Sampled success, added up over equal parts of the run; each point in the middle of its part."""
+    """Return sampled success, summed over equal parts of the run; each point is in the middle of its part."""
     updates = [line for line in lines if "success" in line]
     found: dict[str, Curve] = {}
     size = math.ceil(len(updates) / bins)
@@ -50,8 +50,10 @@ def _sum(rates: Sequence[Mapping[str, int]]) -> Rate:
 
 
 def draw(lines: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """A panel per skill: sampled success while training as a line, greedy success on held-out tasks as dots with their
-    95 % intervals."""
+    """Draw one panel per skill.
+
+    A line shows sampled success during training, dots show greedy success on held-out tasks with 95 % intervals.
+    """
     import matplotlib
 
     matplotlib.use("Agg")

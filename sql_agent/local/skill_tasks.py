@@ -1,4 +1,4 @@
-"""The tasks of a single-skill run: what it draws from, and what it is evaluated on."""
+"""Provides the tasks of a single-skill run, for training and for evaluation."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from dbbench_adapter.tasks.single_skill import (
 from sql_agent.local.single_skill_config import TaskConfig
 
 HELD_OUT_SEED = 1
-"""Whatever the run's seed: runs of several seeds are compared on the same tasks."""
+"""The seed of held-out tasks, fixed so that runs with different seeds are compared on the same tasks."""
 
 
 def draws(cfg: TaskConfig, *, seed: int) -> SingleSkillTaskGenerator:
-    """The training tasks, without end; the same seed gives the same ones.
+    """Return an endless stream of training tasks; the same seed gives the same tasks.
 
     Raises:
-        TaskFileError: `data` is missing or of no known form.
-        ValueError: no tasks of a skill that is asked for.
+        TaskFileError: `data` is missing or has no known form.
+        ValueError: a requested skill has no tasks.
     """
     if cfg.data:
         return SingleSkillTaskGenerator.from_file(cfg.data, seed=seed, weights=cfg.skills)
@@ -40,11 +40,11 @@ def draws(cfg: TaskConfig, *, seed: int) -> SingleSkillTaskGenerator:
 
 
 def held_out_tasks(cfg: TaskConfig, per_skill: int) -> dict[str, list[Task]]:
-    """So many held-out tasks of each skill that is trained, evenly over their kinds; fewer where the file has no more.
+    """Return `per_skill` held-out tasks of each trained skill, evenly over their kinds; fewer if the file has fewer.
 
     Raises:
         TaskFileError: see `draws`.
-        ValueError: no held-out task of a skill.
+        ValueError: a skill has no held-out task.
     """
     skills = trained_skills(cfg)
     if cfg.held_out_data:
@@ -75,7 +75,7 @@ def _synthesised(weights: Mapping[str, float] | None, split: Split, seed: int) -
 
 
 def _plain_sources(split: Split, seed: int) -> dict[str, Iterator[Task]]:
-    """For each skill of the plain kinds the tasks that show it with the fewest others, without end."""
+    """Return for each skill of the plain kinds an endless stream of tasks that show it with the fewest others."""
     one_of_each_kind = plain.generate_tasks(len(plain.DRAFTS), seed=0)
     return {
         skill: _of_skill(skill, num_others(skill, skills_of(tasks[0])), split, seed * len(SKILLS) + SKILLS.index(skill))
@@ -92,7 +92,7 @@ def _of_skill(skill: str, others: int, split: Split, seed: int) -> Iterator[Task
 
 
 def write_generated(file: Path, count: int, split: Split) -> None:
-    """Write a single-skill file of generated tasks, as many of each skill: `count` in all, rounded up."""
+    """Write a single-skill file of `count` generated tasks, rounded up to the same number of each skill."""
     each = -(-count // len(SKILLS))
     sources = {skill: _synthesised({skill: 1.0}, split, seed=0) for skill in SKILLS}
     write_single_skill(file, {skill: list(itertools.islice(source, each)) for skill, source in sources.items()})

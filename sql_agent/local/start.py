@@ -1,7 +1,7 @@
-"""How a local run starts: the model is checked, then seeds are set, then the policy is loaded; and how a command ends
-when something fails.
+"""Starts a local run, and ends its command with one line when something fails.
 
-Importing this module is instant: torch and transformers are imported where they are used.
+It checks the model, sets seeds, and loads the policy. Importing this module is instant, because torch and transformers
+are imported where they are used.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def failures_in_words(resume: str) -> Iterator[None]:
-    """End the command within with one line where it fails in a known way, and with status 130 where it is interrupted.
+    """End the command with one line if it fails in a known way, and with status 130 if it is interrupted.
 
     Args:
-        resume: how to go on; it is said where work would be lost.
+        resume: how to resume; it is printed if work would be lost.
     """
     try:
         yield
@@ -44,13 +44,13 @@ def failures_in_words(resume: str) -> Iterator[None]:
 
 
 def load_libraries() -> None:
-    """Do the imports that take seconds before anything is begun that Ctrl-C would have to end in order."""
+    """Do the imports that take seconds, before anything starts that Ctrl-C would have to end properly."""
     import sql_agent.local.learner
     import sql_agent.local.rollouts  # noqa: F401
 
 
 def out_of_memory(error: RuntimeError) -> str:
-    """A line about torch's lack of memory, and what to lower; every other error is raised again."""
+    """Return a line about torch's out-of-memory error and what to lower; every other error is raised again."""
     first = str(error).split("\n")[0]
     if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in first:
         raise error
@@ -72,10 +72,10 @@ def start_policy(
     """Load the policy from this machine's files; nothing random happens before `seed` is set.
 
     Args:
-        tools: what the environment offers; the chat template is tried on them before the weights are read.
-        workload: of a run that trains; a warning is logged, before the weights are read, if memory will be short.
+        tools: the environment's tools; the chat template is tried on them before the weights are read.
+        workload: for a training run; a warning is logged before the weights are read if memory may not suffice.
     Raises:
-        StartError: the model is not there, not whole or no language model, or 4 bits lack what they need.
+        StartError: the model is missing, not whole or not a language model, or 4-bit loading is not possible.
         ChatTemplateError: see `Conversation`.
     """
     model = model.model_copy(update={"model_path": check_model(model.model_path)})

@@ -1,8 +1,8 @@
-"""The loop of the local trainers: play a batch, learn from it, write down what happened, evaluate, save.
+"""Runs the loop of the local trainers: play a batch, train on it, log it, evaluate, save.
 
-What differs between the trainers is a `Recipe` (`greedy_grpo`, `gsm8k_grpo`, `single_skill`): its tasks, its rewards
-and advantages, and the names of its metrics. Leaves out the update (`learner`), the playing (`rollouts`) and the
-command lines (`scripts`).
+The trainers differ in their `Recipe` (`greedy_grpo`, `gsm8k_grpo`, `single_skill`): its tasks, its rewards and
+advantages, and the names of its metrics. Leaves out the update (`learner`), the playing (`rollouts`) and the command
+lines (`scripts`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from sql_agent.local.start import start_policy
 from sql_agent.success import Rate
 
 EVALUATED_TOGETHER = 32
-"""Held-out episodes that are played side by side, where a batch has not more."""
+"""Held-out episodes that are played side by side, unless a batch has more."""
 MAX_UNJUDGED = 3
 """Batches in a row without any verdict after which a run stops."""
 
@@ -50,11 +50,11 @@ Say = Callable[[str], None]
 
 
 class Recipe(ABC):
-    """What one trainer does differently from the others. Without changes it is GRPO on groups of `group_size`."""
+    """Defines how one trainer differs from the others; by default it trains GRPO on groups of `group_size`."""
 
     unit: str | None = None
-    """What batches are called, e.g. "tasks", where the run stops after `MAX_UNJUDGED` of them without any verdict;
-    None: it goes on."""
+    """Name of batches in messages, e.g. "tasks", for a run that stops after `MAX_UNJUDGED` of them without any verdict;
+    None: it does not stop."""
     greedy_first = False
     """Whether each task is also played greedily, beside its group."""
     writes_epochs = False
@@ -65,31 +65,31 @@ class Recipe(ABC):
     num_batches: int
     """Batches of the whole run."""
     batches_per_epoch: int
-    """After so many batches an optimiser step is made with the gradients that are still being accumulated."""
+    """Number of batches after which gradients that are still being accumulated get their optimiser step."""
     group_size: int
     sampling: Sampling
     rows: int
-    """Episodes that are played side by side at most."""
+    """Largest number of episodes that are played side by side."""
     held_out: Sequence[Any]
-    """Evaluated before the first batch, every `evaluate_every` batches and after the last; empty: never."""
+    """Tasks for evaluation before the first batch, every `evaluate_every` batches and after the last; empty: never."""
     evaluate_every: int
     """0: only before the first batch and after the last."""
     save_every: int
 
     @abstractmethod
     def draw(self, batch: int) -> list[tuple[str, Any]]:
-        """The tasks of a batch, each after the name it is listed under; batches are asked for in order."""
+        """Return pairs of skill and task for a batch; batches are requested in order."""
 
     @abstractmethod
     def some_tasks(self) -> Sequence[Any]:
-        """Some of the tasks that are trained on; their prompts tell how much memory the run needs."""
+        """Return some of the training tasks, whose prompts are used to estimate the memory of the run."""
 
     @abstractmethod
     def reward(self, record: RolloutRecord) -> float | None:
-        """The reward of an episode; None where it could not be judged."""
+        """Return the reward of an episode; None if it could not be judged."""
 
     def credit(self, groups: Sequence[Group], means: dict[str, float]) -> dict[str, float]:
-        """Give the episodes that are learnt from their advantages.
+        """Set the advantages of the episodes that are trained on.
 
         Args:
             means: running mean of the reward by skill.
@@ -106,27 +106,27 @@ class Recipe(ABC):
 
     @abstractmethod
     def metrics(self, groups: Sequence[Group], progress: Progress) -> dict[str, Any]:
-        """What the line of a batch says beyond what all trainers write; `progress` counts the batch already."""
+        """Return the recipe's own metrics of a batch; `progress` already counts the batch."""
 
     @abstractmethod
     def labels(self, episode: BatchEpisode, batches: int) -> dict[str, Any]:
-        """What the line of an episode says before its record; `batches` counts its own."""
+        """Return the fields that come before an episode's record in its line; `batches` counts the episode's batch."""
 
     @abstractmethod
     def describe(self, line: dict[str, Any], groups: Sequence[Group], progress: Progress) -> str:
-        """One line on the screen about a batch; `line` is the one in metrics.jsonl."""
+        """Return one line for the screen about a batch; `line` is the one in metrics.jsonl."""
 
     @abstractmethod
     def evaluate(self, player: Player, batches: int) -> tuple[dict[str, Any], str]:
-        """Play the held-out tasks; returns the line for metrics.jsonl and the one on the screen."""
+        """Play the held-out tasks and return the line for metrics.jsonl and the one for the screen."""
 
     @abstractmethod
     def describe_done(self, progress: Progress) -> str:
-        """Where a resumed run goes on, e.g. "task 12"."""
+        """Return the place from which a resumed run continues, e.g. "task 12"."""
 
 
 class Trainer:
-    """One run of a recipe. `train` goes through the batches from `progress` on and keeps it up to date."""
+    """Runs a recipe. `train` goes through the batches from `progress` on and updates it."""
 
     def __init__(
         self,
@@ -142,7 +142,8 @@ class Trainer:
         self._learner, self._player, self._recipe, self._folder, self._say = learner, player, recipe, folder, say
 
     def train(self) -> None:
-        """
+        """Train from the current progress to the last batch.
+
         Raises:
             DivergedError: see `Learner.learn`; a checkpoint is saved before.
             UnjudgedError: no episode of `MAX_UNJUDGED` batches in a row could be judged.
@@ -269,10 +270,10 @@ def start_trainer(
     resumed: bool,
     opening: str | None = None,
 ) -> Trainer:
-    """Load the policy, begin the folder and, where a run is resumed, put everything back as its checkpoint has it.
+    """Load the policy, begin the folder and, for a resumed run, restore everything from its checkpoint.
 
     Args:
-        opening: a line to say once the run has begun.
+        opening: a line that is printed once the run has begun.
     """
     policy = start_policy(
         cfg.model,
@@ -297,7 +298,7 @@ def start_trainer(
 
 
 def evaluate(player: Player, tasks: Sequence[Any], sampling: Sampling = GREEDY) -> list[LocalRollout]:
-    """Play held-out tasks; the random numbers of the run stay as they are."""
+    """Play held-out tasks without changing the run's random state."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return player.play(tasks, [sampling] * len(tasks))
@@ -310,12 +311,12 @@ def success_rate(rollouts: Sequence[LocalRollout]) -> Rate:
 
 
 def sampled_of(group: Group) -> Group:
-    """The episodes of a group that may be learnt from."""
+    """Return the sampled episodes of a group."""
     return [episode for episode in group if not episode.greedy]
 
 
 def why_without_spread(sampled: Group) -> str:
-    """The reason under which a group without spread is counted."""
+    """Return the reason under which a group without spread is counted."""
     verdicts = [score.value for e in sampled if (score := e.rollout.record.score).value is not None]
     if len(verdicts) < 2:
         return "unjudged"
@@ -323,5 +324,5 @@ def why_without_spread(sampled: Group) -> str:
 
 
 def describe_loss(line: dict[str, Any], reason: str) -> str:
-    """The loss of a batch, or `reason` where there was no update."""
+    """Return the loss of a batch as text, or `reason` if there was no update."""
     return f"loss {line['policy/loss']:+.4f}" if "policy/loss" in line else f"{reason}, no update"

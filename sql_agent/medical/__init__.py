@@ -1,1 +1,1 @@
-"""Medical question answering over a read-only SQLite database: a task without a judge. doc/medical.md describes it."""
+"""Defines medical question answering over a read-only SQLite database, a task without a judge (doc/medical.md)."""

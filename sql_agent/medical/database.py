@@ -1,7 +1,7 @@
-"""A read-only medical database: the checks of its contents, and what an agent's statements may use of it.
+"""Checks a medical database and runs an agent's read-only statements on it.
 
-They may read `drugs_info` and `disease` alone, no other table of the file and no schema, and call functions that work
-in time proportional to what they read (`dbbench_adapter.backends.sqlite.read_only` has the other limits).
+Statements may read only `drugs_info` and `disease`, no other table of the file and no schema. They may call functions
+whose time is proportional to their input (`dbbench_adapter.backends.sqlite.read_only` has the other limits).
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from sql_agent.medical.datatypes import TABLES, MedicalDataError, Question, Sche
 
 MAX_ROWS = 200
 MAX_FETCHED_CHARS = 100_000
-"""Longest result in the sandbox, counted over its texts; rows beyond it are dropped."""
+"""Longest result in the sandbox, counted over its texts; further rows are dropped."""
 MAX_RESULT_CHARS = 2_000
-"""Longest result as the policy reads it; a field of a label fits, a whole table does not."""
+"""Longest result that the policy reads; a field of a label fits, a whole table does not."""
 TRUNCATED = "[TRUNCATED]"
 _OURS = ("like", "instr", "replace", "lower", "upper", "concat")
-"""Replacements of SQLite's functions: none searches a long text in quadratic time, and each obeys the time limit."""
+"""Replacements of SQLite's functions; none takes quadratic time on a long text, and each obeys the time limit."""
 _BUILT_IN = "abs avg coalesce count group_concat ifnull iif length max min nullif round substr substring sum total"
 _CALLABLE = frozenset([*_OURS, *_BUILT_IN.split()])
 
 
 def read_schema(path: Path) -> Schema:
-    """The tables and columns of a database that can be used: at least one of `TABLES`, with `id`, a name and rows.
+    """Return the usable tables and columns of a database: at least one of `TABLES`, with `id`, a name and rows.
 
     Raises:
-        MedicalDataError: says what is missing.
+        MedicalDataError: something is missing; the message says what.
     """
     if not path.is_file():
         raise MedicalDataError(
@@ -72,7 +72,7 @@ def read_schema(path: Path) -> Schema:
 
 
 def missing(schema: Schema) -> list[str]:
-    """The tables of doc/medical.md that the database lacks, and missing columns of those that it has."""
+    """Return the tables of doc/medical.md that the database lacks, and missing columns of those that it has."""
     tables = [table for table in TABLES if table not in schema]
     columns = [f"{table}.{name}" for table in schema for name in TABLES[table].columns if name not in schema[table]]
     return tables + columns
@@ -82,7 +82,7 @@ def check_questions(questions: Sequence[Question], path: Path, schema: Schema) -
     """Refuse questions about fields that are empty or missing in the database.
 
     Raises:
-        MedicalDataError: names the first such question and their number.
+        MedicalDataError: there are such questions; the message has the first and their number.
     """
     with closing(connect(path)) as connection:
         unfounded = [q for q in questions if q.table is not None and not _holds(connection, schema, q)]
@@ -104,14 +104,14 @@ def _holds(connection: sqlite3.Connection, schema: Schema, question: Question) -
 
 
 def _columns(connection: sqlite3.Connection, table: str) -> tuple[str, ...]:
-    """A table's columns, spelled as in doc/medical.md where that names them; SQLite ignores case."""
+    """Return a table's columns, spelled as in doc/medical.md if that names them; SQLite ignores case."""
     ours = {"id", TABLES[table].name_column, *TABLES[table].columns}
     names = [row[0] for row in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))]
     return tuple(name.lower() if name.lower() in ours else name for name in names)
 
 
 def _wrong_ids(connection: sqlite3.Connection, table: str) -> list[str]:
-    """The reasons why `id` does not identify a row. It is compared as text: to a question 7 and '7' are the same."""
+    """Return why `id` does not identify a row; it is compared as text, because questions do not tell 7 from '7'."""
     sql = f"SELECT count(*), count(DISTINCT CAST(id AS TEXT)) FROM {table} WHERE typeof(id) IN ('integer', 'text')"
     good, distinct = connection.execute(sql).fetchone()
     (total,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
@@ -120,10 +120,10 @@ def _wrong_ids(connection: sqlite3.Connection, table: str) -> list[str]:
 
 
 class MedicalDatabase(ReadOnlyDatabase):
-    """The database of one episode: SELECT over the tables of the schema, with common functions.
+    """Opens the database for one episode, for SELECT over the tables of the schema with common functions.
 
     Raises:
-        BackendUnavailable: the file cannot be opened; so does `run` when it can no longer be read.
+        BackendUnavailable: the file cannot be opened; `run` raises it when the file can no longer be read.
     """
 
     def __init__(self, path: Path, schema: Schema, watchdog: Watchdog, *, statement_timeout_s: float) -> None:
@@ -141,7 +141,7 @@ class MedicalDatabase(ReadOnlyDatabase):
 
 
 def format_result(result: Result) -> str:
-    """The text of a result for the policy: columns and rows as JSON, cut at `MAX_RESULT_CHARS`, or the error."""
+    """Return a result's text for the policy: columns and rows as JSON, cut at `MAX_RESULT_CHARS`, or the error."""
     if result.error is not None:
         text = f"Error: {result.error}"
     else:

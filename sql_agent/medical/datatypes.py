@@ -1,4 +1,4 @@
-"""The records of questions and tables, and the reading of question files. Importing this module is instant."""
+"""Defines the records of questions and tables, and reads question files. Importing this module is instant."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Schema = dict[str, tuple[str, ...]]
 
 
 class MedicalDataError(ValueError):
-    """A database or a file of questions cannot be used; the message says what is missing and how to get it."""
+    """Says that a database or a file of questions cannot be used, what is missing and how to get it."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ TABLES: dict[str, MedicalTable] = {
 
 @dataclass(frozen=True)
 class Question:
-    """One question. The fields behind its answer are for people and for preference pairs; no reward reads them."""
+    """Holds one question. `table` to `answer` are for people and for preference pairs; no reward reads them."""
 
     id: str
     question: str
@@ -66,11 +66,11 @@ class Question:
 
     @property
     def entry(self) -> str:
-        """The key that must not be in both halves of a split: the row, or the question itself if it names no row."""
+        """Return the key that must be in only one half of a split: the row, or the question's id if it names no row."""
         return self.id if self.row_id is None else f"{self.table}/{self.row_id}"
 
     def to_dict(self) -> dict[str, Any]:
-        """One line of a questions file; `from_dict` is the inverse."""
+        """Return one line of a questions file; `from_dict` is the inverse."""
         return _QUESTION.dump_python(self, mode="json")
 
     @staticmethod
@@ -85,7 +85,7 @@ def read_questions(path: Path) -> list[Question]:
     """Read a JSONL file of questions; line 1 is its first.
 
     Raises:
-        MedicalDataError: it is missing or empty, a line is no question, or an id occurs twice.
+        MedicalDataError: the file is missing or empty, a line is not a question, or an id occurs twice.
     """
     if not path.is_file():
         raise MedicalDataError(f"{path} does not exist; scripts/make_medical_db.py --questions writes such files")

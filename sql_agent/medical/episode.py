@@ -1,4 +1,4 @@
-"""The rules, the tool and the episode of an agent that answers medical questions."""
+"""Defines the rules, the tool and the episode of an agent that answers medical questions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sql_agent.medical.database import MedicalDatabase, format_result
 from sql_agent.medical.datatypes import Question, Schema
 
 MAX_ROUNDS = 8
-"""Replies, the answer included."""
+"""Number of replies, the answer included."""
 TOOL_NAME = "query_database_by_sql"
 RULES = f"""\
 You answer questions about drugs and diseases from a read-only SQLite database. Call {TOOL_NAME} with one SELECT \
@@ -20,7 +20,7 @@ TOOL = tool(TOOL_NAME, "Run one SELECT statement and return its rows.", {"sql": 
 
 
 def messages(question: Question, schema: Schema) -> list[Message]:
-    """The first prompt: rules, tables and columns, then the question. Nothing of its answer is in it."""
+    """Return the first prompt: rules, tables and columns, then the question, without anything of its answer."""
     tables = "\n".join(f"{table}({', '.join(columns)})" for table, columns in schema.items())
     return [{"role": "system", "content": RULES + tables}, {"role": "user", "content": question.question}]
 

@@ -18,7 +18,7 @@ _SLOT = re.compile(r"\{(\w+)(?:-(\d+))?\}")
 
 
 def make_database(path: Path, *, n_drugs: int = 200, n_diseases: int = 120, seed: int = 0) -> None:
-    """Write the database as a whole; an existing file is replaced.
+    """Write the database atomically; an existing file is replaced.
 
     Args:
         n_drugs, n_diseases: rows of `drugs_info` and `disease`, alternately English and Chinese.
@@ -37,7 +37,7 @@ def make_database(path: Path, *, n_drugs: int = 200, n_diseases: int = 120, seed
 
 
 def entries(table: str, count: int, draw: random.Random) -> Iterator[tuple[int | str, ...]]:
-    """Rows of a table: id, name, then its columns; no name occurs twice."""
+    """Yield rows of a table: id, name, then its columns; no name occurs twice."""
     used: set[str] = set()
     for number in range(1, count + 1):
         language = LANGUAGES[number % 2]

@@ -31,7 +31,7 @@ from sql_agent.rollouts.scoring import conversation
 Kind = Literal["wrong_row", "wrong_field", "refusal"]
 KINDS: tuple[Kind, ...] = ("wrong_row", "wrong_field", "refusal")
 CANDIDATES = 12
-"""Other entries that are tried for one pair."""
+"""Number of other entries that are tried for one pair."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Pair:
 
     @property
     def longer(self) -> int:
-        """Length of the better side minus that of the worse one, in characters."""
+        """Return the length of the better side minus that of the worse one, in characters."""
         return num_chars(self.preference.chosen) - num_chars(self.preference.rejected)
 
 
@@ -55,7 +55,7 @@ def make_pairs(path: Path, schema: Schema, questions: Sequence[Question], *, see
             for kind in KINDS if question.column else ():
                 longer = -1 if balance[kind] > 0 else 1
                 made = [pair for pair in sides.pairs(question, kind, draw) if pair.longer]
-                if made:  # the nearest in length, on the side that is wanted where there is one
+                if made:  # takes the smallest difference in length, with the wanted sign if possible
                     pairs.append(min(made, key=lambda pair: (pair.longer * longer < 0, abs(pair.longer))))
                     balance[kind] += 1 if pairs[-1].longer > 0 else -1
     return _even(pairs, draw)
@@ -92,7 +92,7 @@ class _Sides:
         self._connection.close()
 
     def pairs(self, question: Question, kind: Kind, draw: random.Random) -> Iterator[Pair]:
-        """Candidates of one kind; none for a question whose entry or field is not there."""
+        """Yield candidates of one kind; none for a question whose entry or field does not exist."""
         entry = self._entries.get((question.table, question.row_id))  # pyright: ignore[reportArgumentType]
         column = question.column or ""
         if entry is None or column not in self._schema[entry.table]:
@@ -135,7 +135,7 @@ class _Sides:
             )
 
     def _elsewhere(self, entry: Entry, column: str, kind: Kind, draw: random.Random) -> Iterator[tuple[Entry, str]]:
-        """The fields that a wrong answer may come from."""
+        """Yield the fields from which a wrong answer may come."""
         if kind == "wrong_field":
             yield from ((entry, other) for other in askable(entry.table, self._schema) if other != column)
         else:

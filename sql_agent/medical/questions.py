@@ -1,7 +1,7 @@
 """Makes questions about the entries of a medical database, each about one field of one entry.
 
-An entry belongs to the training or the held-out half by its table and id alone. An entry whose name occurs twice in its
-table is left out, because the question would be ambiguous.
+The table and id of an entry alone decide whether it belongs to the training or the held-out half. An entry whose name
+occurs twice in its table is left out, because the question would be ambiguous.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def make_questions(
     """Make `count` questions over one half of the entries; every entry gets its first before any gets its second.
 
     Returns:
-        Fewer questions if the entries of that half do not have so many fields with a text.
+        The questions; fewer than `count` if the entries of that half have fewer fields with text.
     """
     draw = random.Random(f"{seed}/{half}")
     with closing(connect(path)) as connection:
@@ -54,7 +54,7 @@ def make_questions(
 
 
 def entries(connection: sqlite3.Connection, schema: Schema) -> list[Entry]:
-    """The entries whose names are unique in their table."""
+    """Return the entries whose names are unique in their table."""
     found = []
     for table in schema:
         name = TABLES[table].name_column
@@ -65,13 +65,13 @@ def entries(connection: sqlite3.Connection, schema: Schema) -> list[Entry]:
 
 
 def in_half(entry: str, half: Half, held_out_fraction: float) -> bool:
-    """Whether an entry, named as `Question.entry` names it, belongs to that half; depends on nothing else."""
+    """Return whether an entry (`Question.entry`) belongs to that half; the result depends on nothing else."""
     digest = hashlib.sha256(entry.encode()).digest()
     return (int.from_bytes(digest[:8], "big") < held_out_fraction * 2**64) == (half == "held_out")
 
 
 def label(column: str, language: Language) -> str:
-    """What people call a column."""
+    """Return the name that people use for a column."""
     return LABELS[language].get(column, column.replace("_", " "))
 
 
@@ -82,7 +82,7 @@ def askable(table: str, schema: Schema) -> list[str]:
 def _fields(
     connection: sqlite3.Connection, schema: Schema, wanted: list[Entry], draw: random.Random
 ) -> Iterator[tuple[Entry, str, str]]:
-    """Every field of these entries that holds something, in rounds of one per entry."""
+    """Yield every field with text of these entries, in rounds of one field per entry."""
     orders = {entry: draw.sample(askable(entry.table, schema), len(askable(entry.table, schema))) for entry in wanted}
     for k in range(max(map(len, orders.values()), default=0)):
         for entry in wanted:
@@ -93,7 +93,7 @@ def _fields(
 
 
 def text_of(connection: sqlite3.Connection, entry: Entry, column: str) -> str | None:
-    """The text of a field; None if it is empty or holds bytes."""
+    """Return the text of a field; None if it is empty or binary."""
     sql = f'SELECT "{column}" FROM {entry.table} WHERE id = ?'
     (value,) = connection.execute(sql, (entry.id,)).fetchone()
     return None if value is None or isinstance(value, bytes) or not str(value).strip() else str(value)

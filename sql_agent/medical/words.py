@@ -1,6 +1,6 @@
-"""The words of invented entries. Nothing here is a fact: none of these drugs, diseases or companies exists.
+"""Holds the words of invented entries. Nothing here is a fact: none of these drugs, diseases or companies exists.
 
-A template's `{name}` stands for one of the words of that name, `{2-9}` for a number of that range. Every entry is in
+A template's `{name}` stands for one of the words under that name, `{2-9}` for a number in that range. Every entry is in
 one language.
 """
 
@@ -200,7 +200,7 @@ LABELS: dict[Language, dict[str, str]] = {
         "prognosis": "预后",
     },
 }
-"""What people call a column; in English a column without a line here is called by its name, blanks for underscores."""
+"""Names that people use for columns; other columns use their own English name, with blanks for underscores."""
 
 ASK: dict[Language, tuple[str, ...]] = {
     "en": (

@@ -1,4 +1,4 @@
-"""What an agent of the user's own gets, and what is left of its rollout. Importing this is instant."""
+"""Defines what a user's own agent gets, and how its rollout ended. Importing this is instant."""
 
 from __future__ import annotations
 
@@ -10,51 +10,53 @@ from sql_agent.datatypes import StopReason
 
 @dataclass(frozen=True)
 class Policy:
-    """The policy as one rollout reaches it."""
+    """Tells one rollout how to call the policy."""
 
     base_url: str
-    """Up to and including `/v1`; every call under it is traced as this rollout's."""
+    """Address up to and including `/v1`; every call under it is traced as part of this rollout."""
     model: str
     temperature: float
-    """Every call samples at it, whatever the agent asks for."""
+    """Every call samples at this temperature, whatever the agent asks for."""
     max_tokens: int
     turn_timeout_s: float
     max_turns: int | None
-    """Replies, where a framework counts them; None: its own limit."""
+    """Limit of replies, if the framework counts them; None: the framework's own limit."""
     rollout: Any
     """agent-lightning's `AttemptedRollout`."""
     api_key: str = "none-is-needed"
-    """Clients want one; the address itself is the right to ask."""
+    """A placeholder, because clients want a key; the signed address itself permits the calls."""
 
 
 @dataclass(frozen=True)
 class AgentEnd:
-    """How an agent ended that was neither lost nor late."""
+    """Says how an agent ended that was neither lost nor late."""
 
     output: Any = None
-    """What it answered: of an `agents.Agent` its final output."""
+    """The agent's answer; for an `agents.Agent` its final output."""
     reward: Any = None
-    """What the agent itself says it is worth; None where it says nothing."""
+    """The reward that the agent itself gives; None if it gives none."""
     stop_reason: StopReason = "answered"
     error: str | None = None
-    """What the policy did that ended it, where that is no answer."""
+    """What the policy did, if it ended the rollout without an answer."""
 
 
 class OwnAgent(Protocol):
     rewards_itself: bool
-    """Whether a rollout brings its reward."""
+    """Whether a rollout of the agent comes with its own reward."""
 
     def check_row(self, row: dict[str, Any]) -> None:
-        """
+        """Check that a task has what the agent needs.
+
         Raises:
-            ValueError: a task without what the agent needs; the end of a sentence that begins with its place.
+            ValueError: something is missing; the message continues a sentence that begins with the task's place.
         """
         ...
 
     async def play(self, row: dict[str, Any], policy: Policy) -> AgentEnd:
-        """
+        """Play one task.
+
         Raises:
-            Exception: whatever the user's code raises.
+            Exception: any error of the user's code.
         """
         ...
 

@@ -1,7 +1,7 @@
-"""openai-agents' default client, which asks the policy of the rollout whose code uses it.
+"""Replaces openai-agents' default client by one that calls the policy of the current rollout.
 
-A tool, a guardrail or a function that calls `Runner.run` by itself passes no address on. So the default client of the
-process, which it uses then, finds the rollout's address in a context variable, and the name of the agent that asks in
+A tool, a guardrail or a function that calls `Runner.run` by itself passes no address on and uses the default client of
+the process. So that client finds the rollout's address in a context variable, and the name of the calling agent in
 openai-agents' own tracing.
 """
 
@@ -30,13 +30,13 @@ from sql_agent.lightning.signed_address import AGENT_HEADER
 from sql_agent.own_agents.datatypes import Policy
 
 GRACE_S = 5.0
-"""How much later than the LLM proxy a client gives a call up."""
+"""Seconds that a client waits for a call after the LLM proxy has given it up."""
 _NOWHERE = "http://policy.invalid/v1"
 _policy: ContextVar[Policy] = ContextVar("policy")
 
 
 class RolloutTransport(httpx.AsyncBaseTransport):
-    """Sends a request to the policy of the rollout whose code makes it. Event loops do not share connections."""
+    """Sends a request to the policy of the rollout that makes it. Event loops do not share connections."""
 
     def __init__(self) -> None:
         self._transports: dict[asyncio.AbstractEventLoop, httpx.AsyncHTTPTransport] = {}
@@ -48,7 +48,7 @@ class RolloutTransport(httpx.AsyncBaseTransport):
             raise UserError("the policy was asked outside of a rollout; ask it in what the rollout awaits")
         request.url = httpx.URL(policy.base_url + str(request.url).removeprefix(_NOWHERE))
         request.headers["host"] = request.url.netloc.decode()
-        # the proxy's own deadline comes first, and is known as a failure of the machine
+        # the proxy's own deadline comes first and is counted as an infrastructure failure
         patience = httpx.Timeout(policy.turn_timeout_s + GRACE_S).as_dict()
         request.extensions = {**request.extensions, "timeout": patience}
         if (name := AGENTS.current()) is not None:
@@ -56,19 +56,19 @@ class RolloutTransport(httpx.AsyncBaseTransport):
         return await self._transport().handle_async_request(request)
 
     def _transport(self) -> httpx.AsyncHTTPTransport:
-        """The running event loop has one of its own; those of ended loops are let go with their connections."""
+        """Return the transport of the running event loop; those of ended loops are dropped with their connections."""
         loop = asyncio.get_running_loop()
         with self._lock:
             for ended in [other for other in self._transports if other.is_closed()]:
                 del self._transports[ended]
             if loop not in self._transports:
-                # a TLS context takes 20 ms and means nothing to http://
+                # a TLS context takes 20 ms to make, and http:// needs none
                 self._transports[loop] = httpx.AsyncHTTPTransport(verify=False)
             return self._transports[loop]
 
 
 class AgentNames(TracingProcessor):
-    """Knows the agent of every open span of openai-agents' tracing: its own, or that of the span around it."""
+    """Keeps the agent's name for every open span of openai-agents' tracing: its own, or that of its parent span."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
@@ -104,8 +104,8 @@ AGENTS = AgentNames()
 
 
 def install_default_client() -> AsyncOpenAI:
-    """Make ours the default of this process; returns it."""
-    set_trace_processors([AGENTS])  # in place of the one that posts them
+    """Make our client the default of this process and return it."""
+    set_trace_processors([AGENTS])  # replaces the one that uploads traces
     set_tracing_disabled(False)
     http_client = httpx.AsyncClient(transport=RolloutTransport())
     client = AsyncOpenAI(base_url=_NOWHERE, api_key="-", http_client=http_client)
@@ -116,7 +116,7 @@ def install_default_client() -> AsyncOpenAI:
 
 @contextmanager
 def asking(policy: Policy) -> Iterator[None]:
-    """Code that starts within, in this thread or in one that gets its context, asks this policy by default."""
+    """Make `policy` the default for code that starts within, in this thread or in one that gets its context."""
     token = _policy.set(policy)
     try:
         yield

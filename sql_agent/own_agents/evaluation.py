@@ -1,7 +1,7 @@
-"""Plays an agent of the user's own against a model server that is there, without a run: for `sql_agent.evaluate`.
+"""Plays a user's own agent against a running model server, without a run, for `sql_agent.evaluate`.
 
 The agent reaches the model as in a run, under a signed address of the LLM proxy's route for rollouts, which this
-process serves on loopback. So it samples as it would in a run, and its record is the same. The turns are not kept.
+process serves on loopback. So it samples as in a run, and its record is the same. The turns are not saved.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ SERVER = "policy-0"
 
 @contextmanager
 def policy_served(base_url: str, model: str, api_key: str, timeout_s: float) -> Iterator[str]:
-    """Serve the model to agents while the context lasts; yields the address before the signature.
+    """Serve the model to agents while the context lasts, and yield the part of the address before the signature.
 
     Args:
-        base_url: of the model server, up to and including `/v1`.
-        timeout_s: longest model call.
+        base_url: address of the model server, up to and including `/v1`.
+        timeout_s: limit of one model call.
     """
     give_token(shared=False, own_store=False)
     RolloutRoute.servers, RolloutRoute.served_model = {SERVER: base_url.rstrip("/")}, model
@@ -62,11 +62,11 @@ async def evaluate_rollout(
     functions: RewardFunctions,
     weights: Mapping[str, float],
 ) -> RolloutRecord:
-    """One rollout. Its score is the reward, under `OWN_REWARD`: the agent's own, or the weighted sum of the functions.
+    """Play one rollout; its score is the reward, under `OWN_REWARD`: the agent's own, or the functions' weighted sum.
 
     Args:
-        address: of `policy_served`.
-        weights: of the functions, by the name under which each was given.
+        address: the one that `policy_served` yields.
+        weights: weights of the functions, by the name under which each was given.
     """
     started = time.time()
     attempt = agl.Attempt(

@@ -1,8 +1,9 @@
 """Plays an agent of agent-lightning: `@agl.rollout`, `@agl.llm_rollout`, or a subclass of `LitAgent`.
 
-What upstream's runner does with it (agentlightning/runner/agent.py, 0.3.0) is done here: the method of its mode, its
-resources, and its reward, which is the number that it returns, the last one in the spans that it returns, or the last
-that it emitted. A synchronous one runs in a thread of its own. Leaves out hooks and spans of the user's own.
+It does what upstream's runner does (agentlightning/runner/agent.py, 0.3.0): it calls the method for the rollout's mode,
+passes the resources, and reads the reward, which is the number that the agent returns, the last one in the spans that
+it returns, or the last one that it emitted. A synchronous agent runs in a thread of its own. Leaves out the user's own
+hooks and spans.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _emitted: ContextVar[list[Any]] = ContextVar("emitted")
 
 
 class KeepingTracer(DummyTracer):
-    """Takes what a rollout emits (`agl.emit_reward`) and keeps it for that rollout."""
+    """Keeps what a rollout emits (`agl.emit_reward`) for that rollout."""
 
     def create_span(self, *args: Any, **kwargs: Any) -> Any:
         span = super().create_span(*args, **kwargs)
@@ -36,16 +37,17 @@ class KeepingTracer(DummyTracer):
 
 
 class _Trainer:
-    """What an agent may ask its trainer and its runner for."""
+    """Offers what an agent may ask its trainer and its runner for."""
 
     def __init__(self, tracer: Any) -> None:
         self.tracer = tracer
 
 
 class LightningAgent:
-    """
+    """Plays an agent of agent-lightning.
+
     Raises:
-        OwnFileError: the agent has no rollout, or wants something that a run does not have.
+        OwnFileError: the agent has no rollout method, or wants something that a run does not have.
     """
 
     rewards_itself = True
@@ -63,7 +65,7 @@ class LightningAgent:
         agent.set_runner(self._trainer)
 
     def check_row(self, row: dict[str, Any]) -> None:
-        pass  # its task is the row, whatever there is in it
+        pass  # the agent gets the row as it is, and any row is valid
 
     async def play(self, row: dict[str, Any], policy: Policy) -> AgentEnd:
         llm = agl.LLM(

@@ -1,4 +1,4 @@
-"""Finds an agent of the user's own and tells what it is. Leaves out the import (`sql_agent.own_files`)."""
+"""Finds a user's own agent and wraps it for its framework. Leaves out the import (`sql_agent.own_files`)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from sql_agent.own_files import OwnFileError, find, place
 
 
 def load_agent(name: str) -> OwnAgent:
-    """What `FILE.py:NAME` or `module:NAME` names, ready to play.
+    """Load the agent that `FILE.py:NAME` or `module:NAME` names, ready to play.
 
     Raises:
-        OwnFileError: it cannot be imported, or is no agent that can be played.
+        OwnFileError: it cannot be imported, or is not an agent that can be played.
     """
-    from agents import Agent  # a second and a half
+    from agents import Agent  # takes a second and a half
 
     from sql_agent.lightning.agl_without_litellm import agl
     from sql_agent.own_agents.lit_agents import LightningAgent

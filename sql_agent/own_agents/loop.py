@@ -1,7 +1,7 @@
 """Runs the user's coroutines in an event loop of their own, beside the runner's, and functions in threads.
 
-As in agent-lightning all coroutines share one loop, so clients and locks of a module are at home in it. The runner's
-own loop stays free: code that blocks holds up other rollouts of the user's agent, and neither heartbeats nor deadlines.
+As in agent-lightning, all coroutines share one loop, so they can share the clients and locks of a module. The runner's
+own loop stays free: code that blocks delays other rollouts of the user's agent, but not heartbeats and deadlines.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 STUCK_S = 10.0
-"""Later rollouts get another loop where one has not answered for so long after a deadline."""
+"""Later rollouts get another loop if this one has not answered for so many seconds after a deadline."""
 
 
 class ExitError(RuntimeError):
-    """The code called `sys.exit()`, which would end the loop."""
+    """Says that the user's code called `sys.exit()`, which would end the loop."""
 
 
 class AgentLoop:
@@ -32,7 +32,7 @@ class AgentLoop:
         self._looking: set[asyncio.Task[None]] = set()
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of `work()`, which sees the caller's context variables. A cancelled call cancels it."""
+        """Return the result of `work()`, which sees the caller's context variables; cancelling the call cancels it."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=_serve, args=(self._loop,), daemon=True, name="agents").start()
@@ -54,10 +54,10 @@ class AgentLoop:
                 return
         if self._loop is loop:
             logger.error("an agent blocks its event loop, in code that does not await; later rollouts get another loop")
-            self._loop = None  # it goes on with the rollouts that it has, once it is free
+            self._loop = None  # the old loop continues its rollouts once it is free
 
     def close(self) -> None:
-        """What still runs is left where it is."""
+        """Stop the loop; coroutines that still run are abandoned."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._loop = None
@@ -67,7 +67,7 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
     while True:
         try:
             loop.run_forever()
-        except (SystemExit, KeyboardInterrupt):  # of a task within a rollout; whoever awaits that task gets it too
+        except (SystemExit, KeyboardInterrupt):  # raised by a task within a rollout; its awaiter gets it too
             continue
         return
 
@@ -80,9 +80,9 @@ async def _without_exit(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 async def in_thread(function: Callable[[], T]) -> T:
-    """The result of `function`, which runs in a thread of its own with the caller's context variables.
+    """Return the result of `function`, which runs in a thread of its own with the caller's context variables.
 
-    A cancelled call breaks it off at its next line of Python.
+    Cancelling the call interrupts it at its next line of Python.
     """
     worker, context = Worker(), contextvars.copy_context()
     try:

@@ -1,7 +1,7 @@
 """Plays an agent of openai-agents: the user's own tools, instructions, guardrails, handoffs and sub-agents.
 
-Every model of a run that is named by a text, or not named, is the policy; one that is a `Model` object stays what it
-is, and its calls are not trained.
+The policy replaces every model that is given as a string or not at all. A `Model` object is used as it is, and its
+calls are not trained.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ TRIPWIRES = (
 
 
 class OpenAIAgent:
-    """
+    """Plays an agent of openai-agents, or a function that makes or runs agents.
+
     Args:
         thing: an `agents.Agent`, or a function of the task's row. It returns an agent, or an agent and its context
             object, to be run on the row's prompt; or it runs agents itself and returns the answer.
@@ -71,7 +72,7 @@ class OpenAIAgent:
             return AgentEnd(await self._run(row, max_turns))
         except MaxTurnsExceeded as error:
             return AgentEnd(stop_reason="max_turns", error=str(error))
-        except (ModelBehaviorError, ModelRefusalError) as error:  # no such tool; arguments, an output that do not parse
+        except (ModelBehaviorError, ModelRefusalError) as error:  # unknown tool, or unparsable arguments or output
             return AgentEnd(stop_reason="malformed", error=f"{type(error).__name__}: {error}")
         except TRIPWIRES as error:
             return AgentEnd(error=f"{type(error).__name__}: {error}")
@@ -88,7 +89,7 @@ class OpenAIAgent:
         return result.final_output
 
     async def _made(self, row: dict[str, Any]) -> Any:
-        """The agent, or what the function makes of the row; a plain function may block, and run agents itself."""
+        """Return the agent, or the function's result for the row; a plain function may block and run agents itself."""
         thing = self._thing
         if isinstance(thing, Agent):
             return thing
@@ -100,10 +101,10 @@ class OpenAIAgent:
 
 
 def _prompt(row: dict[str, Any]) -> Any:
-    """What an agent is run on.
+    """Return the row's prompt, on which an agent is run.
 
     Raises:
-        ValueError: the end of a sentence that says what is wrong with it.
+        ValueError: the prompt is missing or invalid; the message continues a sentence about the task.
     """
     if row.get("prompt") is None:
         raise ValueError(f"has no `prompt`, a text or messages that the agent is run on; it has {', '.join(row)}")
@@ -117,7 +118,7 @@ def _prompt(row: dict[str, Any]) -> Any:
 def _check_function(function: Any) -> None:
     try:
         signature = inspect.signature(function)
-    except ValueError:  # of a function that is not written in Python
+    except ValueError:  # the function is not written in Python
         return
     try:
         signature.bind({})

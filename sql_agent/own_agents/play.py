@@ -1,7 +1,7 @@
-"""Plays one task with an agent of the user's own, and tells how it ended.
+"""Plays one task with a user's own agent and records how it ended.
 
-Whatever the user's code does ends this rollout at most, under a name. What the calls of the policy said comes from the
-LLM proxy, which answers none after that. Leaves out the frameworks (`openai_agents`, `lit_agents`).
+A failure of the user's code ends at most this rollout, with a named reason. The conversations come from the LLM proxy,
+which answers no further call after that. Leaves out the frameworks (`openai_agents`, `lit_agents`).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from sql_agent.own_agents.datatypes import AgentEnd, OwnAgent, Policy
 from sql_agent.rewards import NO_JUDGE
 
 ENDED_S = 30.0
-"""How long the LLM proxy may take to say what the calls of a rollout were."""
+"""Seconds that the LLM proxy may take to return the calls of a rollout."""
 OUTPUT_CHARS = 20_000
-"""A longer output is kept as a text that is cut there."""
+"""A longer output is saved as a text that is cut to this length."""
 
 
 def policy_of(address: str, model: str, agent: AgentConfig, rollout: Any, *, seed: int | None) -> Policy:
-    """The policy as one rollout reaches it, under an address that is signed with the token of this process.
+    """Return the policy for one rollout, under an address that is signed with the token of this process.
 
     Args:
-        address: of the LLM proxy.
-        model: name of the model server there.
+        address: address of the LLM proxy.
+        model: name of the model server at the proxy.
         rollout: agent-lightning's `AttemptedRollout`.
     """
     ids = rollout.rollout_id, rollout.attempt.attempt_id
@@ -58,15 +58,16 @@ def policy_of(address: str, model: str, agent: AgentConfig, rollout: Any, *, see
 async def play(
     agent: OwnAgent, task: RowTask, policy: Policy, limits: AgentConfig, *, others_reward: bool
 ) -> RolloutRecord:
-    """
+    """Play one task and return its record.
+
     Args:
-        others_reward: whether anybody else says what the rollout is worth: a reward function, a reward model.
+        others_reward: whether a reward function or a reward model rewards the rollout too.
     Returns:
-        The record; its score is the agent's own reward under `OWN_REWARD`, or None under `NO_JUDGE` where it gives none
-        and others are asked. None with another reason where the rollout is lost: `rollout_deadline`,
-        `model_unavailable` (a call of the policy failed and was not repeated with success), `agent_error` (the agent
-        raised; the traceback is the record's error), `no_call` (it never asked the policy), `no_reply` (its first call
-        was refused), `reward_error` (its reward is no finite number), `no_reward` (nobody says what it is worth).
+        The record. Its score is the agent's own reward under `OWN_REWARD`, or None under `NO_JUDGE` if the agent gives
+        none and others do. For a lost rollout it is None with another reason: `rollout_deadline`, `model_unavailable`
+        (a call of the policy failed, and no retry succeeded), `agent_error` (the agent raised; the traceback is the
+        record's error), `no_call` (it never called the policy), `no_reply` (its first call was refused), `reward_error`
+        (its reward is not a finite number), `no_reward` (nothing gives a reward).
     """
     started = time.perf_counter()
     deadline = asyncio.timeout(limits.rollout_timeout_s)
@@ -79,7 +80,7 @@ async def play(
             end, lost = _late(limits) if deadline.expired() else _raised(late, policy)
         except asyncio.CancelledError as error:
             current = asyncio.current_task()
-            if current is None or current.cancelling():  # the rollout was, and not something in the user's code
+            if current is None or current.cancelling():  # the rollout was cancelled, not a task of the user's code
                 raise
             end, lost = _raised(error, policy)
         except (Exception, SystemExit) as error:
@@ -109,14 +110,14 @@ async def play(
 
 
 Lost = tuple[StopReason, str]
-"""How a rollout ended, and the reason under which it is lost."""
+"""The stop reason of a lost rollout, and the reason under which it is lost."""
 
 
 def _verdict(
     end: AgentEnd, lost: Lost | None, calls: dict[str, Any], *, others_reward: bool
 ) -> tuple[StopReason, Score, str | None]:
     if calls.get("failure") is not None and (lost is None or lost[1] == "agent_error"):
-        # an agent that goes on without an answer must not be judged for what the machine did
+        # an agent that continues without an answer must not be judged for an infrastructure failure
         error = "\n".join(filter(None, [calls["failure"], end.error]))
         return "model_unavailable", Score(None, "model_unavailable"), error
     if not calls.get("calls") and (lost is None or lost[1] == "agent_error"):
@@ -150,19 +151,21 @@ def _late(limits: AgentConfig) -> tuple[AgentEnd, Lost]:
 
 
 def _raised(error: BaseException, policy: Policy) -> tuple[AgentEnd, Lost | None]:
-    """What an exception of the agent means; frameworks wrap those of their clients. What another service than the
-    policy's server refuses is the code's affair."""
+    """Return how a rollout ended whose agent raised; frameworks wrap the errors of their clients.
+
+    Refusals of other services than the policy's server count as errors of the user's code.
+    """
     for cause in _causes(error):
-        if isinstance(cause, UserError):  # openai-agents' word for a mistake in the code, also where a client wraps it
+        if isinstance(cause, UserError):  # openai-agents' error for a mistake in the code, even if a client wraps it
             break
         if isinstance(cause, UnicodeEncodeError) and cause.reason == "surrogates not allowed":
-            # half a character, which the policy wrote, cannot be sent back
+            # the policy wrote a lone surrogate, which cannot be sent back
             return AgentEnd(stop_reason="malformed", error=_traceback(cause)), None
         if not isinstance(cause, APIError) or not str(cause.request.url).startswith(policy.base_url):
             continue
         if isinstance(cause, BadRequestError) and "maximum context length" in str(cause):
             return AgentEnd(stop_reason="max_tokens", error=str(cause)), None  # the policy filled its context
-        if isinstance(cause, BadRequestError):  # what the policy wrote is refused when it is sent back
+        if isinstance(cause, BadRequestError):  # the policy's own text is refused when it is sent back
             return AgentEnd(stop_reason="malformed", error=_traceback(cause)), None
         if isinstance(cause, APIConnectionError) or (isinstance(cause, APIStatusError) and cause.status_code >= 500):
             lost: Lost = ("model_unavailable", "model_unavailable")
@@ -171,7 +174,7 @@ def _raised(error: BaseException, policy: Policy) -> tuple[AgentEnd, Lost | None
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """The error and what caused it, the innermost last, but a `UserError` before all others."""
+    """Return the error and its causes, the innermost last, but a `UserError` before all others."""
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in seen:
@@ -186,7 +189,7 @@ def _traceback(error: BaseException) -> str:
 
 
 async def _calls(policy: Policy) -> dict[str, Any]:
-    """What the LLM proxy knows of the rollout's calls; it answers none after that. Where it does not say, a failure."""
+    """Return the rollout's calls from the LLM proxy, which then answers no more; a `failure` if it does not respond."""
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ENDED_S)) as session,
@@ -195,11 +198,11 @@ async def _calls(policy: Policy) -> dict[str, Any]:
             response.raise_for_status()
             return await response.json()
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        return {"failure": f"the LLM proxy did not say what was asked: {type(error).__name__}: {error}"}
+        return {"failure": f"the LLM proxy did not return the rollout's calls: {type(error).__name__}: {error}"}
 
 
 def _end_behind(policy: Policy) -> None:
-    """End a cancelled rollout at the proxy too, without holding up who cancelled it."""
+    """End a cancelled rollout at the proxy too, in the background, so that the cancellation is not delayed."""
     ending = asyncio.get_running_loop().create_task(_calls(policy))
     _endings.add(ending)
     ending.add_done_callback(_endings.discard)
@@ -211,13 +214,13 @@ _endings: set[asyncio.Task[Any]] = set()
 def _plain_output(end: AgentEnd) -> tuple[Any, AgentEnd]:
     try:
         return plain(end.output), end
-    except Exception as error:  # of the user's own types
+    except Exception as error:  # the user's own types may raise anything
         words = f"its output could not be written down: {type(error).__name__}: {error}"
         return None, dataclasses.replace(end, error="\n".join(filter(None, [end.error, words])))
 
 
 def plain(output: Any) -> Any:
-    """An agent's output as JSON values; as a text where it has no such form, or is too long."""
+    """Return an agent's output as JSON values, or as text if it is not JSON or too long."""
     if isinstance(output, BaseModel):
         output = output.model_dump(mode="json")
     elif dataclasses.is_dataclass(output) and not isinstance(output, type):

@@ -1,4 +1,4 @@
-"""The tasks of an agent of the user's own: rows of a file, of any shape. Leaves out the playing (`play`)."""
+"""Reads the tasks of a user's own agent: rows of a file, of any shape. Leaves out the playing (`play`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class AgentTasks(Environment):
-    """It opens no episodes: the agent plays its rollouts itself.
+    """Provides the tasks of a user's own agent; it opens no episodes, because the agent plays its rollouts itself.
 
     Raises:
         OwnFileError: see `load_agent`.
@@ -31,8 +31,8 @@ class AgentTasks(Environment):
 
     def __init__(self, agent: OwnAgent) -> None:
         self.agent = agent
-        self.judged = agent.rewards_itself  # pyright: ignore[reportAttributeAccessIssue]  known of the agent
-        self.tools: list[dict[str, Any]] = []  # known to the agent alone
+        self.judged = agent.rewards_itself  # pyright: ignore[reportAttributeAccessIssue]  depends on the agent
+        self.tools: list[dict[str, Any]] = []  # only the agent knows its tools
 
     @classmethod
     def from_settings(cls, settings: EnvironmentSettings) -> Self:
@@ -41,7 +41,7 @@ class AgentTasks(Environment):
         return cls(load_agent(settings.agent))
 
     def messages(self, task: RowTask) -> list[Message]:
-        """What stands for the first prompt, which the agent writes itself."""
+        """Return a stand-in for the first prompt, which the agent writes itself."""
         return [{"role": "user", "content": task.id}]
 
     def open(self, task: Any, limits: AgentConfig) -> Any:
@@ -51,7 +51,7 @@ class AgentTasks(Environment):
         return Score(None, NO_JUDGE)
 
     def max_replies(self, limits: AgentConfig) -> int:
-        return 1_000_000  # nobody knows how often it asks
+        return 1_000_000  # the number of its calls is not known
 
     def load_split(self, data: DataConfig, seed: int) -> Split:
         if data.train_file is None:

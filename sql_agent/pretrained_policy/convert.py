@@ -1,7 +1,7 @@
-"""From a GGUF file to a Hugging Face folder in float32 that every command here takes as a model.
+"""Converts a GGUF file to a Hugging Face folder in float32 that every command here takes as a model.
 
-The weights are the file's, dequantised. What the file says wrongly or not at all is set: what ends a reply, what pads,
-and a chat template with tools.
+The weights are the file's, dequantised. Settings that the file has wrong or not at all are added: the token that ends a
+reply, the padding token, and a chat template with tools.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def convert(gguf: Path, folder: Path) -> None:
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(pieces)
     tokenizer.backend_tokenizer.decoder = decoders.ByteLevel()
     tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token = START, END, PAD  # the file: replies end with START
-    tokenizer.clean_up_tokenization_spaces = False  # decoded text is the text that was sampled, blanks included
+    tokenizer.clean_up_tokenization_spaces = False  # decoding returns exactly the sampled text, blanks included
     tokenizer.padding_side = "left"
     tokenizer.model_max_length = model.config.max_position_embeddings
     bos, eos, pad = tokenizer.convert_tokens_to_ids([START, END, PAD])

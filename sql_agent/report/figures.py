@@ -1,4 +1,4 @@
-"""The figures of the report: which metrics each one shows, and its SVG. Leaves out the page around them (`page`)."""
+"""Draws the report's figures as SVG and defines their metrics. Leaves out the page around them (`page`)."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from core.stats import wilson_interval
 from sql_agent.report.reading import Row, held_out
 
 Points = list[tuple[int, float]]
-"""Train step and value."""
+"""Pairs of train step and value."""
 
 
 @dataclass(frozen=True)
 class Figure:
     title: str
     lines: dict[str, Points]
-    """From label to points; a line that was never logged is left out."""
+    """Points by label; a line that was never logged is left out."""
     note: str = ""
     stacked: bool = False
     intervals: tuple[str, list[tuple[float, float]]] | None = None
-    """The label of the line that has 95 % intervals, and the intervals."""
+    """The label of the line with 95 % intervals, and the intervals."""
     limit: float | None = None
     empty: str = "Nothing was logged."
     """The text if there are no lines."""
 
 
 def series(rows: Sequence[Row], names: dict[str, str]) -> dict[str, Points]:
-    """The points of the metrics that were logged, by label; `names` maps labels to metrics."""
+    """Return the points of the metrics that were logged, by label; `names` maps labels to metrics."""
     found = {label: [(r["train_step"], r[name]) for r in rows if name in r] for label, name in names.items()}
     return {label: points for label, points in found.items() if points}
 
 
 def by_prefix(rows: Sequence[Row], prefix: str, *, absent: float | None = None) -> dict[str, Points]:
-    """A line for each metric that begins with `prefix`; `absent` replaces a count that is not logged when it is 0."""
+    """Return a line for each metric with `prefix`; `absent` replaces a count that is not logged when it is 0."""
     names = sorted({name for row in rows for name in row if name.startswith(prefix)})
     if absent is None:
         return series(rows, {name.removeprefix(prefix): name for name in names})
@@ -91,8 +91,8 @@ def all_figures(rows: Sequence[Row]) -> list[Figure]:
                 "set aside, of those played": "group/set_aside_frac",
             }),
             limit=0.3,
-            note="A group whose rewards are all equal teaches nothing; one that is set aside cost its rollouts. "
-            "Dashed: what is healthy for those trained on.",
+            note="A group whose rewards are all equal teaches nothing, and the rollouts of one that is set aside are "
+            "not used. Dashed: the healthy limit for groups that are trained on.",
         ),
         Figure(
             "Groups set aside, by cause",
@@ -110,7 +110,7 @@ def all_figures(rows: Sequence[Row]) -> list[Figure]:
         Figure(
             "Prefix breaks, by cause",
             by_prefix(rows, "prefix/break/", absent=0.0),
-            note="Rollouts whose next prompt did not begin with what was sampled.",
+            note="Rollouts in which a prompt did not begin with the sampled tokens.",
             stacked=True,
             empty=_none(rows, "prefix/broken_frac"),
         ),
@@ -153,13 +153,13 @@ def all_figures(rows: Sequence[Row]) -> list[Figure]:
 
 
 def _none(rows: Sequence[Row], counted: str) -> str:
-    """The text if no cause was logged: nothing happened, provided that the count itself was logged."""
+    """Return the text for a figure without causes; it says "None" if the count itself was logged."""
     steps = sum(counted in row for row in rows)
     return f"None in {steps} train steps." if steps else "Nothing was logged."
 
 
 def skills(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
-    """For each skill: its name, and held-out success with its interval at the first and at the last validation."""
+    """Return for each skill its name and its held-out success with interval, at the first and last validation."""
     validated = [row for row in rows if any(name.startswith("val/skill/") for name in row)]
     if not validated:
         return []
@@ -182,7 +182,7 @@ def _skill(row: Row, name: str) -> str:
 
 
 def svg(figure: Figure, number: int) -> str:
-    """The figure as an SVG element with real text in the page's colour and ids that no other figure has."""
+    """Return the figure as an SVG element, with real text in the page's colour and ids that no other figure has."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -222,14 +222,14 @@ def _draw(axes: Any, figure: Figure) -> None:
 
 
 def _escape_dollars(label: str) -> str:
-    """Escape dollar signs, which a user's skills and rewards may contain: matplotlib would read formulas."""
+    """Escape dollar signs, which a user's skills and rewards may contain; matplotlib would read formulas."""
     return label.replace("$", r"\$")
 
 
 def _own_ids(text: str, number: int) -> str:
     """Make the ids unique within the page, and replace black by the colour of the page's text."""
     text = re.sub(r'(id="|href="#|url\(#)', rf"\1f{number}-", text)
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)  # links to vocabularies, of no use here
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)  # unused links to vocabularies
     text = text.replace("stroke: #000000", "stroke: currentColor").replace("fill: #000000", "fill: currentColor")
     text = re.sub(r"<text ", '<text fill="currentColor" ', text)
     return re.sub(r' width="[^"]*pt" height="[^"]*pt"', "", text, count=1)

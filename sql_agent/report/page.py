@@ -1,6 +1,6 @@
-"""The report as one HTML page that needs no network. A policy's text enters it as data, never as markup.
+"""Renders the report as one HTML page that needs no network. A policy's text enters it as data, never as markup.
 
-Leaves out what is drawn (`figures`) and how a run is read (`reading`).
+Leaves out the figures (`figures`) and how a run is read (`reading`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 TEMPLATE = Path(__file__).with_name("page.html")
 MOST_TRAJECTORIES = 1000
 RELOAD_S = 10
-"""How often the page of a running run reloads itself."""
+"""Seconds after which the page of a running run reloads itself."""
 
 
 def render(run: Run) -> str:
@@ -81,7 +81,7 @@ def _clock(seconds: float) -> str:
 
 
 def dashboard(run: Run) -> str:
-    """A link to the store's dashboard if the store is kept outside of the run and may still be up."""
+    """Return a link to the store's dashboard if the store is external and may still be up."""
     address = run.config.store.address or ""
     if not address.startswith(("http://", "https://")):
         return ""
@@ -97,14 +97,14 @@ def counted(run: Run, kept: int) -> str:
 
 
 def spread(rows: Sequence[T], most: int) -> list[T]:
-    """`most` of the rows or fewer, spread evenly over their order."""
+    """Return at most `most` rows, spread evenly over their order."""
     if len(rows) <= most:
         return list(rows)
     return [rows[i * len(rows) // most] for i in range(most)]
 
 
 def outcome(row: Row) -> str:
-    """`lost`, `set aside` (filtered), `right` or `wrong`; `unjudged` if the environment has no judge."""
+    """Return `lost`, `set aside` (filtered), `right` or `wrong`; `unjudged` if the environment has no judge."""
     if row.get("lost"):
         return "lost"
     if row.get("set_aside"):
@@ -114,7 +114,7 @@ def outcome(row: Row) -> str:
 
 
 def browser_row(row: Row) -> Row:
-    """The fields of a trajectory that the browser needs, under short names."""
+    """Return the fields of a trajectory that the browser needs, under short names."""
     score, messages = row.get("score") or {}, row.get("messages") or []
     names = ("task_id", "kind", "skills", "lost", "unshaped", "set_aside", "reward", "advantage", "stop_reason")
     names += ("num_turns", "chains", "first_prompt_tokens", "sampled_tokens", "response_tokens")
@@ -139,7 +139,7 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_data(value: Any) -> str:
-    """JSON that is safe in a script element: no text in it can end the element or begin a comment."""
+    """Return JSON that is safe in a script element: no text in it can end the element or begin a comment."""
     text = json.dumps(value)  # ASCII: U+2028 is escaped
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

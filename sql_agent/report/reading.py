@@ -1,5 +1,6 @@
-"""Reads what a run has left in its folder so far. Every file may be incomplete: the run may still be running, or have
-been killed. Leaves out what is shown of it (`figures`, `page`).
+"""Reads the files in a run's folder, any of which may be incomplete.
+
+The run may still be running, or may have been killed. Leaves out how they are shown (`figures`, `page`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ State = Literal["running", "finished", "stopped"]
 
 @dataclass(frozen=True)
 class HeldOut:
-    """One validation: how many of the held-out tasks the greedy policy solved."""
+    """Holds one validation: how many of the held-out tasks the greedy policy solved."""
 
     step: int
     solved: int
@@ -40,7 +41,7 @@ class HeldOut:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson's 95 % interval."""
+        """Return Wilson's 95 % interval."""
         return wilson_interval(self.solved, self.judged)
 
     def __str__(self) -> str:
@@ -50,17 +51,17 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Change:
-    """The same held-out tasks at the first and at the last validation."""
+    """Compares the same held-out tasks at the first and at the last validation."""
 
     tasks: int
     gained: int
-    """Solved at the last one only."""
+    """Tasks solved only at the last validation."""
     lost: int
-    """Solved at the first one only."""
+    """Tasks solved only at the first validation."""
 
     @property
     def p_value(self) -> float:
-        """McNemar's exact test, two-sided: the probability of so uneven a split if both are equally likely."""
+        """Return McNemar's exact test, two-sided: the chance of a split this uneven if both are equally likely."""
         n = self.gained + self.lost
         tail = sum(comb(n, k) for k in range(min(self.gained, self.lost) + 1))
         return min(1.0, 2 * tail / 2**n)
@@ -80,10 +81,10 @@ class Run:
     facts: Row
     """run.json: run id, commit, start, device, command."""
     rows: list[Row]
-    """metrics.jsonl, one row a train step."""
+    """metrics.jsonl, one row per train step."""
     trajectories: list[Row]
     unreadable: int
-    """Lines of trajectories that are no JSON; a kill leaves one."""
+    """Lines of trajectories that are not JSON; a killed run leaves one."""
     state: State
 
     @property
@@ -92,7 +93,8 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """
+    """Read the folder of a run.
+
     Raises:
         ValueError: this is not the folder of a run, or its first step has not ended.
     """
@@ -122,7 +124,7 @@ def read_run(folder: Path) -> Run:
 
 
 def is_running(folder: Path) -> bool:
-    """Whether a training command holds the folder's lock (`sql_agent.run_dir.claim`)."""
+    """Return whether a training command holds the folder's lock (`sql_agent.run_dir.claim`)."""
     try:
         lock = os.open(folder / ".lock", os.O_RDONLY)
     except OSError:
@@ -137,7 +139,7 @@ def is_running(folder: Path) -> bool:
 
 
 def read_lines(file: Path) -> tuple[list[Row], int]:
-    """The lines of a file that name their train step, and the number of other lines.
+    """Return the lines of a file that name their train step, and the number of other lines.
 
     Numbers that are not finite become None, because a browser's JSON does not know them.
     """
@@ -155,7 +157,7 @@ def read_lines(file: Path) -> tuple[list[Row], int]:
 
 
 def read_metrics(file: Path) -> list[Row]:
-    """One row per train step. If a step was logged in two lines, they are merged, and the later number wins.
+    """Read one row per train step; if a step has two lines, they are merged, and the later number counts.
 
     Raises:
         ValueError: the file does not exist, or is still empty.
@@ -172,9 +174,9 @@ def read_metrics(file: Path) -> list[Row]:
 
 
 def read_trajectories(folder: Path) -> tuple[list[Row], int]:
-    """Every saved rollout in the order of steps, and the number of unreadable lines.
+    """Read every saved rollout in the order of steps, and count the unreadable lines.
 
-    A validation that was repeated after a resume holds each task twice; the later one counts.
+    A validation that was repeated after a resume has each task twice; the later one counts.
     """
     found: list[Row] = []
     unreadable = 0
@@ -195,7 +197,7 @@ def held_out(rows: Sequence[Row]) -> list[HeldOut]:
 
 
 def change(trajectories: Sequence[Row]) -> Change | None:
-    """The change of the held-out tasks from the first validation to the last; None if there are not two."""
+    """Return the change of the held-out tasks from the first validation to the last; None if there are not two."""
     solved: dict[int, dict[str, bool]] = {}
     for row in trajectories:
         value = (row.get("score") or {}).get("value")
@@ -209,6 +211,6 @@ def change(trajectories: Sequence[Row]) -> Change | None:
 
 
 def checkpoints(run_dir: Path) -> list[Path]:
-    """Hugging Face folders of the run, oldest first."""
+    """Return the Hugging Face folders of the run's checkpoints, oldest first."""
     folders = run_dir.glob("checkpoints/global_step_*/actor/huggingface")
     return sorted(folders, key=lambda folder: int(folder.parts[-3].rsplit("_", 1)[1]))

@@ -1,9 +1,9 @@
 """Calls reward functions for rollouts that have ended, many at once, each within its deadline.
 
-A function runs in a thread of a pool of its own, so that one that computes or hangs holds up neither the runner's event
-loop nor its databases; what an `async def` returns is awaited in that loop. A failure loses the rollout, or with
-`RewardUnavailable` the function's part in the group, and never the runner. Leaves out a function that hangs for ever:
-its thread is not ended, and when all are taken every later call runs into its deadline.
+Functions run in a thread pool of their own, so that a slow or hanging one blocks neither the runner's event loop nor
+its databases. The coroutine of an `async def` is awaited in that loop. A failure loses the rollout, or with
+`RewardUnavailable` the function's part in the group, but never the runner. Leaves out a function that hangs for ever:
+its thread is not ended, and when all threads are taken, every later call misses its deadline.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from sql_agent.reward_functions.datatypes import Function, LoadedReward, RewardR
 logger = logging.getLogger(__name__)
 
 TRACEBACK_CHARS = 4_000
-"""A longer traceback loses its beginning."""
+"""Only the last characters of a longer traceback are kept."""
 
 
 class RewardFunctions:
-    """
+    """Calls the reward functions of one run.
+
     Args:
-        functions: those of one run.
+        functions: the functions of the run.
         threads: calls that may compute at the same time in this process.
     """
 
@@ -42,7 +43,7 @@ class RewardFunctions:
         return bool(self._functions)
 
     async def ask(self, record: RewardRecord) -> dict[str, FunctionReward]:
-        """What each function says of the rollout, by its label."""
+        """Return the result of each function for the rollout, by its label."""
         said = await asyncio.gather(*(self._ask(function, record) for function in self._functions))
         return {function.label: given for function, given in zip(self._functions, said, strict=True)}
 
@@ -74,9 +75,9 @@ class RewardFunctions:
 
 
 def number(label: str, value: Any, num_turns: int) -> FunctionReward:
-    """What a function returned, as a finite number, as one for each turn, or as none."""
+    """Turn what a function returned into a finite number, one for each turn, or None with a reason."""
     if hasattr(value, "tolist"):
-        value = value.tolist()  # of numpy
+        value = value.tolist()  # a numpy or torch value
     if isinstance(value, list | tuple):
         return _numbers(label, list(value), num_turns)
     if value is None:
@@ -111,17 +112,17 @@ def _wrong(what: str) -> FunctionReward:
 
 
 def _call(function: Function, record: RewardRecord) -> tuple[Any, BaseException | None]:
-    """The result, or what was raised: a future cannot carry StopIteration, and SystemExit would end the loop."""
+    """Return the result, or the exception; a future cannot carry StopIteration, and SystemExit would end the loop."""
     try:
         return function(record.copy()), None
-    except BaseException as error:  # a stranger's code: whatever it raises loses its rollout, and not the runner
+    except BaseException as error:  # the user's code may raise anything; it loses its rollout, but not the runner
         return None, error
 
 
 def _failed(function: LoadedReward, error: BaseException) -> FunctionReward:
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next  # our own frames are no news
+        trace = trace.tb_next  # leaves out our own frames
     what = "".join(traceback.format_exception(type(error), error, trace))[-TRACEBACK_CHARS:]
     logger.error("reward %s failed\n%s", function.label, what)
     return FunctionReward(None, "reward_error", what)

@@ -1,6 +1,6 @@
-"""What a reward function gets and may raise. Importing this is instant.
+"""Defines what a reward function gets and may raise. Importing this is instant.
 
-`RewardRecord` and `RewardUnavailable` are public: CHANGELOG names every change to them.
+`RewardRecord` and `RewardUnavailable` are public; the changelog names every change to them.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ from sql_agent.rewards import OWN_LOSSES
 
 @dataclass(frozen=True)
 class RewardRecord:
-    """One rollout that has ended, as a reward function sees it; each function gets a copy of its own.
+    """Holds one rollout that has ended, as a reward function sees it; each function gets its own copy.
 
-    Wall clock is left out: the speed of the machine must not choose what is trained on.
+    Wall-clock time is left out, because the speed of the machine must not decide what is trained on.
     """
 
     task: dict[str, Any]
-    """The task as it stands in the run's data, gold included: `id`, and what the environment keeps."""
+    """The task as in the run's data, gold answer included: `id`, and the environment's own fields."""
     messages: list[dict[str, Any]]
-    """The conversation in chat-completions form, first prompt included: tool calls and results, never gold."""
+    """The conversation in chat-completions form, with first prompt, tool calls and results, never the gold answer."""
     verdict: float | None
-    """The environment's judge: 1 right, 0 wrong, between them right in part; None on tasks that nobody judges. Under
-    the reason `own_reward` it is the reward that an environment of the user's own gave, any number."""
+    """The judge's verdict: 1 right, 0 wrong, in between partly right; None if the task has no judge. With the reason
+    `own_reward` it is the reward of a user's own environment, which may be any number."""
     verdict_reason: str
-    """`match`, `wrong_rows`, `no_answer`, ... as the judge names it."""
+    """The judge's reason: `match`, `wrong_rows`, `no_answer`, ..."""
     stop_reason: StopReason
     """How the rollout ended; `answered` unless it was cut short."""
     num_turns: int
     """Replies of the model."""
     malformed_calls: int
-    """Calls that could not be read."""
+    """Tool calls that could not be parsed."""
     prompt_tokens: int
     """Summed over the turns; a shared prefix counts once per turn."""
     completion_tokens: int
     """Sampled tokens of all turns."""
     output: Any = None
-    """What an agent of the user's own answered (`--agent`), as JSON values: of an `agents.Agent` its final output. None
-    of the built-in agent, and of one that ended without an answer."""
+    """The answer of a user's own agent (`--agent`) as JSON values; for an `agents.Agent` its final output. None for the
+    built-in agent, and for an agent that ended without an answer."""
     error: str | None = None
     """What ended the rollout without an answer, for example a guardrail of the user's agent."""
     said_at: list[int] | None = None
-    """Places of `replies` in `messages`, where several conversations stand there one after another; else None."""
+    """Indices of `replies` in `messages`, if that has several conversations one after another; else None."""
 
     @property
     def replies(self) -> list[dict[str, Any]]:
-        """The model's messages, the examples of the first prompt left out, in order."""
+        """Return the model's messages in order, without the examples in the first prompt."""
         if self.said_at is not None:
             return [self.messages[place] for place in self.said_at]
         said = [message for message in self.messages if message.get("role") == "assistant"]
@@ -59,12 +59,12 @@ class RewardRecord:
 
     @property
     def answer(self) -> str:
-        """The text of the model's last reply; empty where that is a call without a text."""
+        """Return the text of the model's last reply; empty if that is a tool call without text."""
         return str(self.replies[-1].get("content") or "") if self.replies else ""
 
     @property
     def calls(self) -> list[tuple[str, str]]:
-        """Name and arguments (JSON text) of every tool call, in order."""
+        """Return name and arguments (JSON text) of every tool call, in order."""
         made = [call.get("function") or {} for reply in self.replies for call in reply.get("tool_calls") or ()]
         return [(str(call.get("name")), str(call.get("arguments"))) for call in made]
 
@@ -86,20 +86,21 @@ class RewardRecord:
         )
 
     def copy(self) -> RewardRecord:
-        """A record whose messages and task may be changed without harm."""
+        """Return a deep copy, whose messages and task may be changed."""
         return copy.deepcopy(self)
 
 
 class RewardUnavailable(Exception):
-    """A reward function's way to say that its number cannot be had now, whatever the rollout is like: a service is
-    away, a budget is spent. All rollouts of the group then do without the function, so that nothing depends on which of
-    them were asked meanwhile. A function that cannot tell about this rollout returns None instead.
+    """Says that a reward function has no number now, for any rollout: a service is down, a budget is spent.
+
+    All rollouts of the group are then rewarded without the function, so that the result does not depend on which of
+    them were asked in time. A function that cannot rate this one rollout returns None instead.
 
     Args:
-        reason: one word for the metrics (`rollout/unshaped/REASON`), as `judge_unavailable`.
-        what: for the log and the trajectory.
+        reason: one word for the metrics (`rollout/unshaped/REASON`), such as `judge_unavailable`.
+        what: text for the log and the trajectory.
     Raises:
-        ValueError: the reason is no word, or one that says how a single rollout is lost.
+        ValueError: the reason is not a word, or is one that says how a single rollout is lost.
     """
 
     def __init__(self, reason: str, what: str = "") -> None:
@@ -118,12 +119,12 @@ Function = Callable[[RewardRecord], RewardValue | Awaitable[RewardValue]]
 
 @dataclass(frozen=True)
 class LoadedReward:
-    """A function that was found."""
+    """Holds a reward function that was found, and where it comes from."""
 
     label: str
     call: Function
     file: Path
-    """The file that defines it; the rubric of the LLM as judge."""
+    """The file that defines it; for the LLM as judge its rubric."""
     sha256: str
-    """The hash of that file as it was read."""
+    """The hash of that file when it was read."""
     timeout_s: float = 30.0

@@ -1,7 +1,7 @@
-"""Finds reward functions before a run, and refuses what cannot be called with a record.
+"""Finds reward functions before a run, and refuses those that cannot be called with a record.
 
-Every error names the file, the line where there is one, and what to do. Leaves out the import (`sql_agent.own_files`)
-and the calls (`ask`).
+Every error names the file, the line if there is one, and what to do. Leaves out the import (`sql_agent.own_files`) and
+the calls (`ask`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sql_agent.rewards import JUDGE, functions, label
 
 
 def load_functions(cfg: TrainConfig) -> list[LoadedReward]:
-    """What `rollout.reward` names beside presets, in its order.
+    """Load the functions that `rollout.reward` names beside presets, in its order.
 
     Raises:
         ValueError: a function cannot be imported, or does not take one argument; the judge's rubric cannot be read.
@@ -29,10 +29,11 @@ def load_functions(cfg: TrainConfig) -> list[LoadedReward]:
 
 
 def load_function(name: str, timeout_s: float) -> LoadedReward:
-    """
+    """Load one reward function.
+
     Args:
         name: FILE.py:NAME or module:NAME.
-        timeout_s: of one call.
+        timeout_s: limit of one call.
     Raises:
         ValueError: see `load_functions`.
     """
@@ -45,7 +46,8 @@ def load_function(name: str, timeout_s: float) -> LoadedReward:
 
 
 def _check_call(function: Any, name: str, source: Source) -> None:
-    """
+    """Check that a function can be called with a record.
+
     Raises:
         OwnFileError: it cannot be called with one argument.
     """
@@ -54,7 +56,7 @@ def _check_call(function: Any, name: str, source: Source) -> None:
         raise OwnFileError(f"{name} in {source.file} is {kind}, expected a function of the rollout's record")
     try:
         signature = inspect.signature(function)
-    except ValueError:  # of a function that is not written in Python
+    except ValueError:  # the function is not written in Python
         return
     try:
         signature.bind(object())

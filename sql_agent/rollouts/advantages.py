@@ -1,7 +1,7 @@
-"""Group-relative advantages that leave out rollouts without a reward, for whole rollouts and for their turns.
+"""Computes group-relative advantages of whole rollouts and of their turns, without the lost rollouts.
 
-verl's own estimator counts every row in its group's mean and std. A lost rollout has no reward, which is not a reward
-of 0, so it is left out here; its empty response mask marks it. Leaves out which group is trained on
+verl's own estimator counts every row in its group's mean and std. A lost rollout has no reward, which is not the same
+as a reward of 0, so it is left out here. Its empty response mask marks it. Leaves out which group is trained on
 (`dynamic_sampling`).
 """
 
@@ -52,8 +52,8 @@ def _with_peers(judged: torch.Tensor, groups: np.ndarray) -> list[list[int]]:
 
 
 ZERO_REWARD = 1e-30
-"""What stands in a row of rewards for a turn that earned 0: tokens that do not end a turn have the 0. Far below what
-float32 tells from 0 beside any other reward."""
+"""Stands for a reward of 0 at the end of a turn, because 0 itself marks tokens that do not end a turn. Added to any
+other reward, it disappears in float32."""
 
 
 def masked_turn_advantages(
@@ -62,18 +62,18 @@ def masked_turn_advantages(
     """Credit each turn with its own reward and those of later turns, relative to all turns of its group.
 
     Args:
-        rewards: shape (P * G, T), at the end of each turn what it earned (`ZERO_REWARD` for 0) and 0 elsewhere; T
-            counts tokens, or turns. A row without any is a rollout that earned 0, at its end.
+        rewards: shape (P * G, T): the reward of each turn at its end (`ZERO_REWARD` for 0), and 0 elsewhere. T
+            counts tokens or turns. A row of zeros is a rollout with a reward of 0 at its end.
         judged: bool, shape (P * G,); False for a lost rollout.
         groups: the group each rollout belongs to, shape (P * G,).
         scale: divide by the unbiased std of the group's rewards; False only centres.
         eps: keeps an all-equal group at 0 rather than NaN.
     Returns:
-        Advantages, shape (P * G, T): the sum of the normalised rewards at that place and after it. 0 for lost rollouts,
-        for groups with fewer than two others, and where all rewards of the group are equal.
+        Advantages, shape (P * G, T): the sum of the normalised rewards from that place to the end. 0 for lost rollouts,
+        for groups with fewer than two judged rollouts, and where all rewards of the group are equal.
     Source:
-        GRPO with process supervision, arXiv:2402.03300 sec. 4.1.3. Where each rollout has one reward, at its end, it is
-        `masked_group_advantages`. verl 0.9.1 (core_algos.py) has outcome supervision only.
+        GRPO with process supervision, arXiv:2402.03300 sec. 4.1.3. Equal to `masked_group_advantages` where each
+        rollout has one reward, at its end. verl 0.9.1 (core_algos.py) has outcome supervision only.
     """
     advantages = torch.zeros_like(rewards)
     for rows in _with_peers(judged, groups):
@@ -92,7 +92,7 @@ def masked_turn_advantages(
 
 
 def rewarded_by_turn(rewards: torch.Tensor, groups: np.ndarray) -> torch.Tensor:
-    """The rows whose group has a rollout with the rewards of several turns, bool, shape (P * G,)."""
+    """Return which rows belong to a group with a rollout that has rewards for several turns, bool, shape (P * G,)."""
     several = {group for group, row in zip(groups, rewards, strict=True) if int((row != 0).sum()) > 1}
     return torch.tensor([group in several for group in groups], dtype=torch.bool)
 
@@ -100,7 +100,7 @@ def rewarded_by_turn(rewards: torch.Tensor, groups: np.ndarray) -> torch.Tensor:
 def masked_grpo(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, config: Any = None, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """verl's advantage-estimator interface; registered as `masked_grpo` by `sql_agent.verl_side.plugin`.
+    """Compute advantages behind verl's estimator interface; `sql_agent.verl_side.plugin` registers it as `masked_grpo`.
 
     Args:
         token_level_rewards: shape (P * G, T).
@@ -108,8 +108,8 @@ def masked_grpo(
         index: verl's `uid`, the group of each row.
         config: verl's `AlgoConfig`; `norm_adv_by_std_in_grpo` chooses the scaling.
     Returns:
-        Advantages and returns, the same tensor twice as in verl's GRPO, shape (P * G, T): the rollout's advantage at
-        each sampled token, or its turn's in a group with rewards of turns (`masked_turn_advantages`), 0 elsewhere.
+        Advantages and returns, the same tensor twice as in verl's GRPO, shape (P * G, T): at each sampled token the
+        rollout's advantage, or the turn's (`masked_turn_advantages`) in a group with rewards of turns; 0 elsewhere.
     """
     scale = True if config is None else bool(config.get("norm_adv_by_std_in_grpo", True))
     with torch.no_grad():

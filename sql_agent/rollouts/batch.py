@@ -1,4 +1,4 @@
-"""Rows of one batch in verl's tensor layout. Pure torch; imports nothing of verl."""
+"""Puts the rows of one batch into verl's tensor layout. It is pure torch and imports nothing of verl."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from sql_agent.rollouts.datatypes import Trajectory
 def to_tensors(
     rows: Sequence[Trajectory | None], rewards: Sequence[float | None], *, pad_id: int
 ) -> dict[str, torch.Tensor]:
-    """Prompts padded left, responses right, to the longest of this batch; the reward on the last response token.
+    """Pad prompts on the left and responses on the right, and put each reward on the last response token.
 
-    Positions begin anew with each chain of a row. That keeps the chains apart: verl hands a micro-batch to the model as
-    one sequence of rows, and a token attends to those before it whose positions lead up to its own without a gap
-    (transformers, `find_packed_sequence_indices`). So a rollout stays one row, whatever conversations it had: it has
-    one advantage, and weighs as one wherever verl counts rows (its group, a mini-batch, `loss.aggregation`).
+    Rows are as wide as the longest prompt and the longest response of this batch. Position ids begin anew with each
+    chain of a row, which keeps the chains apart: verl hands a micro-batch to the model as one packed sequence, and a
+    token attends only to those before it whose positions lead up to its own without a gap (transformers,
+    `find_packed_sequence_indices`). So a rollout of several conversations is still one row: it has one advantage and
+    counts once wherever verl counts rows (its group, a mini-batch, `loss.aggregation`).
 
     A row without a trajectory or without a reward is lost: it has one pad token on each side, an empty mask, and a
     reward of 0 that no statistic may use (`sql_agent.rollouts.advantages` leaves it out by its empty mask).
@@ -25,7 +26,7 @@ def to_tensors(
     Args:
         rows: one trajectory per rollout, or None.
         rewards: one reward per rollout, or None.
-        pad_id: fills up.
+        pad_id: the token id that rows are padded with.
     Returns:
         `prompts` (B, P), `responses`, `response_mask`, `rm_scores`, `rollout_log_probs` (B, T), and `input_ids`,
         `attention_mask`, `position_ids` (B, P + T), as verl's `AgentLoopManager.generate_sequences` returns them.

@@ -1,7 +1,8 @@
-"""The records of a train step's rollouts, from one model call to the group that is trained. Importing this is instant.
+"""Defines the records of a train step's rollouts, from one model call to the group that is trained.
 
-`Turn` and `Trajectory` hold the engine's token ids, `RolloutOutcome` is what a runner reports, `RolloutResult` is what
-the manager made of one rollout, and `GroupSlot` is one group's place in the batch. Leaves out everything that decides.
+`Turn` and `Trajectory` hold the engine's token ids, `RolloutOutcome` is the runner's report, `RolloutResult` is what
+the manager knows of one rollout, and `GroupSlot` is one group's place in the batch. Leaves out all decisions. Importing
+this is instant.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Task = dict[str, Any]
 
 @dataclass(frozen=True)
 class Turn:
-    """One model call, in the engine's own ids."""
+    """Holds one model call in the engine's own token ids."""
 
     prompt_ids: tuple[int, ...]
     sampled_ids: tuple[int, ...]
@@ -30,21 +31,21 @@ class Turn:
     finish_reason: str
     has_tool_calls: bool = False
     agent: str | None = None
-    """The agent that asked, where it is known by name."""
+    """Name of the agent that made the call, where it is known."""
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One rollout as one row: its chains of turns, one after another. The three response fields have the same length T.
+    """Holds one rollout as one row: its chains of turns, one after another.
 
-    A chain is a conversation in which each prompt continues the ids of the turn before; a rollout of one conversation
-    has one.
+    A chain is a conversation in which each prompt continues the token ids of the turn before. A rollout of one
+    conversation has one chain. The three response fields have the same length T.
     """
 
     prompt_ids: tuple[int, ...]
     """The first prompt of the first chain."""
     response_ids: tuple[int, ...]
-    """Everything after it, the first prompts of further chains included."""
+    """Everything after that prompt, the first prompts of further chains included."""
     response_mask: tuple[int, ...]
     """1 where the policy sampled, 0 on tool results, template text and prompts."""
     log_probs: tuple[float, ...]
@@ -52,11 +53,11 @@ class Trajectory:
     num_turns: int
     """Turns that are in the row."""
     prefix_break: BreakCause | None = None
-    """Why a prompt did not continue the ids of the turn before, the first time; None where every prompt did."""
+    """Why a prompt did not continue the ids of the turn before, at the first break; None if every prompt did."""
     dropped_turns: int = 0
     """Turns that are not in the row because it is full."""
     chain_starts: tuple[int, ...] = ()
-    """Where the prompts of further chains begin in `response_ids`. A chain sees nothing of those before it."""
+    """Where the prompts of further chains begin in `response_ids`. No chain attends to an earlier one."""
 
     @property
     def num_chains(self) -> int:
@@ -65,23 +66,23 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class RolloutOutcome:
-    """What the runner reports at the end of a rollout, as JSON in its last span."""
+    """Holds what the runner reports at the end of a rollout, as JSON in its last span."""
 
     record: RolloutRecord
     reward: Reward
     scorer: ScorerResult | None = None
-    """None where no reward model was asked."""
+    """None if no reward model was asked."""
     scorer_down_s: float = 0.0
-    """How long the reward model had given no score, if this rollout asked in vain; else 0."""
+    """Seconds for which the reward model had given no score, if this rollout got none either; else 0."""
     ended_at: float = 0.0
     """Unix time."""
     one_conversation: bool = True
-    """Whether the agent holds one conversation: a prompt that does not continue the turn before is a break then, and
-    one that comes twice a call that was tried again. False for an agent with handoffs, sub-agents or parallel calls."""
+    """Whether the agent holds one conversation. If so, a prompt that does not continue the turn before is a break, and
+    a prompt that comes twice is a retried call. False for an agent with handoffs, sub-agents or parallel calls."""
 
     @property
     def score_failure(self) -> str | None:
-        """Why the score that this rollout asked for is missing; None if it has it, and if it did not ask."""
+        """Return why the requested score is missing; None if it is there, and if no score was requested."""
         return self.scorer.failure if self.scorer else None
 
     def to_json(self) -> str:
@@ -99,7 +100,7 @@ class RolloutOutcome:
 
 @dataclass
 class RolloutResult:
-    """What became of one rollout."""
+    """Holds what became of one rollout."""
 
     group: str
     task: Task
@@ -107,23 +108,23 @@ class RolloutResult:
     """Tasks that its slot of the batch had drawn before this one."""
     trajectory: Trajectory | None = None
     turn_ends: tuple[int, ...] = ()
-    """For each turn of the trajectory the number of response tokens up to its end; () where its turns are of several
+    """For each turn of the trajectory, the number of response tokens up to its end; () if its turns belong to several
     conversations."""
     outcome: RolloutOutcome | None = None
     lost: str | None = None
     """Why it has no reward; None for a judged one."""
     unused_turns: dict[str, int] = field(default_factory=dict)
-    """Model calls that `trajectory` does not know of, by cause: `repeated`, `given_up`."""
+    """Model calls that are not in `trajectory`, by cause: `repeated`, `given_up`, `other_agent`."""
     unshaped: str | None = None
-    """Why the reward model's score is in no reward of its group; None where it is, or where there is none."""
+    """Why the rewards of its group leave out the reward model's score; None if they include it or there is none."""
     settled: bool = False
     """Whether everything above is final."""
     filtered: str | None = None
-    """Why its group is not trained on: a `NoSpread`, or `lost`; None for one that is."""
+    """Why its group is not trained on: a `NoSpread`, or `lost`; None if the group is trained on."""
     advantage: float | None = None
-    """None where it is not trained on. Where rewards are credited by turn, that of the first turn."""
+    """None if the rollout is not trained on. If rewards are credited by turn, the advantage of the first turn."""
     turn_advantages: list[float] | None = None
-    """Those of the turns, where the group's rewards are credited by turn."""
+    """Advantages of the turns, if the group's rewards are credited by turn."""
 
     @property
     def task_id(self) -> str:
@@ -131,7 +132,7 @@ class RolloutResult:
 
     @property
     def skills(self) -> list[str]:
-        """What the task exercises: its skills where it names them, else its kind."""
+        """Return the skills that the task names, or else its kind."""
         return list(self.task.get("skills") or [self.task.get("kind", "")])
 
     @property
@@ -140,9 +141,11 @@ class RolloutResult:
 
     @property
     def turn_rewards(self) -> list[float] | None:
-        """What each turn of the trajectory earned; None where the rollout has one reward, and where its turns are of
-        several conversations, which stand in the row one after another. What turns earned that the row had no room for
-        is the last one's."""
+        """Return the reward of each turn of the trajectory.
+
+        None if the rollout has one reward, or if its turns belong to several conversations, whose order in the row is
+        another one. Rewards of turns that the row had no room for are added to the last turn's.
+        """
         row = self.trajectory
         if self.reward is None or self.outcome is None or row is None or not self.turn_ends:
             return None
@@ -152,17 +155,17 @@ class RolloutResult:
 
     @property
     def success(self) -> float | None:
-        """See `RolloutRecord.success`; a lost rollout may have a verdict all the same."""
+        """Return `RolloutRecord.success`; a lost rollout may have a verdict too."""
         return self.outcome.record.success if self.outcome else None
 
 
 @dataclass
 class GroupSlot:
-    """The rows of one group in the batch, and the groups that were played for them."""
+    """Holds the rows of one group in the batch, and the groups that were played for them."""
 
     number: int
     rows: list[int]
     replacements: list[Task] = field(default_factory=list)
-    """Tasks that may still be played instead, next one first."""
+    """Tasks that may still be played instead, the next one first."""
     draws: list[list[RolloutResult]] = field(default_factory=list)
-    """Groups that were played, the last one newest; one of them is trained on."""
+    """Groups that were played, the newest last; one of them is trained on."""

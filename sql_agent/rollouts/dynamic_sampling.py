@@ -1,9 +1,9 @@
-"""Groups without spread are filtered and another task is played instead; every rollout has a seed. Pure functions.
+"""Filters groups without spread, draws the tasks that replace them, and gives every rollout a seed. Pure functions.
 
-GRPO learns nothing from a group whose rewards are all equal, so such a group gives way to a replacement task, a limited
-number of times (dynamic sampling, DAPO, arXiv:2503.14476 sec. 3.2; verl calls it `filter_groups`). Which task replaces
-which depends on the run's seed, the train step and the slot in the batch alone, never on what finished first, so a
-resumed run draws what the unbroken one would have drawn. Leaves out the waiting and the playing (`manager`).
+GRPO learns nothing from a group whose rewards are all equal, so a replacement task is played instead of it, a limited
+number of times (dynamic sampling, DAPO, arXiv:2503.14476 sec. 3.2; verl calls it `filter_groups`). The replacement
+depends only on the run's seed, the train step and the slot in the batch, not on which rollout finished first, so a
+resumed run draws the same tasks as an uninterrupted one. Leaves out the waiting and the playing (`manager`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from sql_agent.rollouts.lost_scores import level_rewards
 
 
 def no_spread(group: Sequence[RolloutResult]) -> NoSpread | None:
-    """Why a group teaches nothing; None if it does, or if fewer than two of its rollouts have a reward.
+    """Return why a group has no spread; None if it has, or if fewer than two of its rollouts have a reward.
 
-    Equal rewards count as right or wrong only where somebody judges: a reward model's score above 0 is not "right".
+    Equal rewards count as right or wrong only with a judge's verdict: a reward model's score above 0 is not "right".
     """
     known = [result for result in group if result.reward is not None]
     if len(known) < 2 or len({reward for result in known for reward in result.turn_rewards or [result.reward]}) > 1:
@@ -28,7 +28,7 @@ def no_spread(group: Sequence[RolloutResult]) -> NoSpread | None:
 
 
 def gives_way(slot: GroupSlot) -> bool:
-    """Whether the newest group of a slot has ended without spread and a replacement task is left."""
+    """Return whether the newest group of a slot has ended without spread and a replacement task is left."""
     newest = slot.draws[-1]
     if not slot.replacements or not all(result.settled for result in newest):
         return False
@@ -37,15 +37,15 @@ def gives_way(slot: GroupSlot) -> bool:
 
 
 def draw_replacement(slot: GroupSlot) -> None:
-    """Give a slot that `gives_way` a new group, for its next replacement task; its rollouts are still to be played."""
+    """Give a slot a new group for its next replacement task, whose rollouts are still to be played."""
     newest, task = slot.draws[-1], slot.replacements.pop(0)
     slot.draws.append([RolloutResult(result.group, task, draw=len(slot.draws)) for result in newest])
 
 
 def choose_group(slot: GroupSlot) -> list[RolloutResult]:
-    """The group that is trained on: one with spread if there is one, else the one that lost least.
+    """Return the group that is trained on: one with spread if there is one, else the one with the fewest lost rollouts.
 
-    The rollouts of the others are marked as `filtered`, each with its cause.
+    The rollouts of the other groups are marked as `filtered`, each with its cause.
     """
     for group in slot.draws:
         level_rewards(group)
@@ -61,13 +61,13 @@ def choose_group(slot: GroupSlot) -> list[RolloutResult]:
 def replacement_tasks(
     tasks: Sequence[Task], taken: Collection[str], *, slots: int, draws: int, seed: int, step: int
 ) -> list[list[Task]]:
-    """What each slot of a batch may play after its first task; no task is played twice in a step.
+    """Return the tasks that each slot of a batch may play after its first; no task is played twice in a step.
 
     Args:
         tasks: the training tasks.
         taken: ids of the tasks that the batch begins with.
         slots: groups of the batch, P.
-        draws: most replacements of one slot.
+        draws: the largest number of replacements of one slot.
     Returns:
         P lists of at most `draws` tasks, shorter where the tasks run out.
     """
@@ -77,5 +77,5 @@ def replacement_tasks(
 
 
 def rollout_seed(seed: int, step: int, slot: int, draw: int, member: int) -> int:
-    """The sampler's seed, 31 bits, for the `member`-th rollout of the group that `slot` plays at its `draw`-th draw."""
+    """Return the sampler's seed (31 bits) of rollout `member` in the group that `slot` plays at draw number `draw`."""
     return random.Random(f"{seed} {step} {slot} {draw} {member}").getrandbits(31)

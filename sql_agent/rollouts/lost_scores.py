@@ -1,11 +1,10 @@
-"""What a group does when one of its rollouts got no score from the reward model, because it was down for example, or no
-number from a reward function that was unavailable.
+"""Keeps the rewards of a group comparable when one rollout got no score, or no number from a reward function.
 
-The group is trained without scores: with a judge its rewards become those of correctness alone, without one the whole
-group is lost. Likewise it is trained without the function; where `rollout.reward` has no other entry, it is lost.
-`sql_agent.rewards.without_score` has the reasons. Counted in `metrics` (`rollout/unshaped/REASON`,
-`reward_model/unscored_frac`, `reward/NAME/none_frac`), shown by the progress line and the report; `stops` ends a run
-whose scorer stays away.
+The reward model may have been down, or the reward function unavailable. Without one score the group is trained without
+any: with a judge its rewards become those of correctness alone, and without a judge the whole group is lost. In the
+same way it is trained without the function, or lost if `rollout.reward` has no other entry. The reasons are in
+`sql_agent.rewards.without_score`. `metrics` counts the cases (`rollout/unshaped/REASON`, `reward_model/unscored_frac`,
+`reward/NAME/none_frac`), the progress line and the report show them, and `stops` ends a run whose scorer stays away.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from sql_agent.rollouts.datatypes import RolloutResult
 
 
 def level_rewards(group: Sequence[RolloutResult]) -> None:
-    """Take the reward model's score out of every reward of a group in which a rollout lost its score, and a function's
-    number out of every reward of a group in which it was unavailable for one."""
+    """Take what one rollout lacks, the score or a function's number, out of every reward of its group."""
     failures = Counter(why for r in group if r.outcome and (why := r.outcome.score_failure))
     if failures:
         [(why, _)] = failures.most_common(1)

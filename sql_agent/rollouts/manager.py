@@ -1,11 +1,11 @@
-"""verl asks this class for rollouts; it gets them from agent-lightning's store.
+"""Gets the rollouts that verl asks for from agent-lightning's store.
 
-verl's config names it (`actor_rollout_ref.rollout.agent.agent_loop_manager_class`); `generate_sequences` returns one
-row per prompt row (verl experimental/agent_loop/agent_loop.py, `AgentLoopManager`). It publishes the model's address,
-enqueues one rollout per row, reads and stitches each one as soon as it ends, and hands verl the batch. A rollout that
-could not be judged comes back as a masked row and is counted under its reason. A training group without spread is
-filtered and the group of another task takes its rows. Leaves out the decisions: `dynamic_sampling` (which group is
-trained on), `stops` (when a run ends), `batch` and `metrics`.
+verl's config names the class (`actor_rollout_ref.rollout.agent.agent_loop_manager_class`); `generate_sequences` returns
+one row per prompt row (verl experimental/agent_loop/agent_loop.py, `AgentLoopManager`). It publishes the model's
+address, enqueues one rollout per row, reads and stitches each one as soon as it ends, and hands verl the batch. A
+rollout that could not be judged comes back as a masked row and is counted under its reason. A training group without
+spread is filtered, and the group of another task takes its rows. Leaves out the decisions: `dynamic_sampling` (which
+group is trained on), `stops` (when a run ends), `batch` and `metrics`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class LightningRolloutManager:
-    """One per trainer; its own event loop runs beside verl's synchronous one."""
+    """Plays rollouts for one trainer, on an event loop in a thread beside verl's synchronous loop."""
 
     def __init__(self, config: Any, llm_client: Any, **_: Any) -> None:
         run = run_context.current()
@@ -129,7 +129,7 @@ class LightningRolloutManager:
         return slots
 
     def _trained(self, slots: Sequence[GroupSlot]) -> list[RolloutResult]:
-        """The result of each row, in the order of the rows."""
+        """Return the result of each row with its advantage, in the order of the rows."""
         by_row: dict[int, RolloutResult] = {}
         for slot in slots:
             by_row |= zip(slot.rows, choose_group(slot), strict=True)
@@ -164,21 +164,21 @@ class LightningRolloutManager:
                 pending |= await self._enqueue(redrawn, validate=validate, step=step)
             if pending or reading:
                 await asyncio.sleep(self.cfg.rollout.poll_s)
-        for result in pending.values():  # nobody asks for the ids of late ones again
+        for result in pending.values():  # nothing asks for the ids of late rollouts again
             result.lost = "step_deadline"
         await asyncio.gather(*reading)
         await self._cancel_unfinished(pending)
         check_scorer_down(_results(slots), self.cfg.reward_model)
 
     async def _cancel_unfinished(self, late: Iterable[str]) -> None:
-        """Cancel this run's rollouts that are late (they may have ended by now) or that a fault has queued twice."""
+        """Cancel this run's rollouts that are late (they may have ended by now) or were queued twice after a fault."""
         unfinished = await self.store.query_rollouts(status_in=UNFINISHED)
         ours = [r.rollout_id for r in unfinished if (r.metadata or {}).get("run_id") == self.run.run_id]
         for rollout_id in {*ours, *late}:
             await self.store.update_rollout(rollout_id, status="cancelled")
 
     async def _publish(self) -> str:
-        """The id of the resource that names the model's address; it is published once, because no store removes one."""
+        """Return the id of the resource with the model's address, published once because no store removes one."""
         if self._resources_id is None:
             resources = await self.store.add_resources({"main_llm": self._resource()})
             self._resources_id = str(resources.resources_id)
@@ -190,17 +190,17 @@ class LightningRolloutManager:
         return agl.ProxyLLM(endpoint=self.proxy_url, model="policy-0")
 
     def _server(self, number: int) -> dict[str, str]:
-        """Rollout metadata that selects a model server; a group stays with one server and its prefix cache."""
+        """Return metadata that selects a model server; a group stays with one server and its prefix cache."""
         if self.proxy_url is None:
             return {"base_url": f"{self.backends[number]}/v1"}
         return {"model": f"policy-{number}"}
 
     async def _enqueue(self, slots: Sequence[GroupSlot], *, validate: bool, step: int) -> dict[str, RolloutResult]:
-        """Queue the newest group of each slot, all in one request; returns the results by rollout id."""
+        """Queue the newest group of each slot, all in one request, and return the results by rollout id."""
         resources_id = await self._publish()
         retry = agl.RolloutConfig(
-            # The runner ends a rollout, and the wait for its score, itself; this limit is for a runner that died, and a
-            # rollout that it met while it was judged would be played a second time.
+            # The runner itself ends a rollout and the wait for its score. This limit is for a runner that died. If it
+            # struck a rollout that is still being judged, that rollout would be played a second time.
             timeout_seconds=self.cfg.agent.rollout_timeout_s + self.cfg.ending_s + self._scoring_s + 30.0,
             max_attempts=self.cfg.rollout.max_attempts,
             retry_condition=["failed", "timeout", "unresponsive"],
@@ -236,7 +236,7 @@ class LightningRolloutManager:
         await self.store.mark_read(rollout)
 
     async def _read_spans(self, rollout: Any, result: RolloutResult) -> None:
-        """Read one finished rollout's spans into `result`; spans may arrive a moment after its end."""
+        """Read the spans of one finished rollout into `result`; they may arrive a moment after its end."""
         if rollout.status != "succeeded":
             result.lost = f"rollout_{rollout.status}"
             return
@@ -291,7 +291,7 @@ class LightningRolloutManager:
 
 
 def read_tasks(parquet: str) -> list[Task]:
-    """The tasks of a file that verl reads, in its order."""
+    """Read the tasks of verl's data file, in the file's order."""
     return [json.loads(row["task"]) for row in pq.read_table(parquet, columns=["extra_info"])["extra_info"].to_pylist()]
 
 
@@ -300,7 +300,7 @@ def _results(slots: Iterable[GroupSlot]) -> list[RolloutResult]:
 
 
 def _unfinished(reading: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
-    """The tasks that are not done; the failure of one that is done is raised here."""
+    """Return the asyncio tasks that are not done, and raise the exception of one that is done and failed."""
     for task in reading:
         if task.done():
             task.result()

@@ -1,4 +1,4 @@
-"""The metrics of one batch of rollouts. Pure functions; `doc/metrics.md` says what each number means.
+"""Computes the metrics of one batch of rollouts. Pure functions; `doc/metrics.md` says what each number means.
 
 Leaves out verl's metrics and where numbers are written (`sql_agent.verl_side.tracking`).
 """
@@ -17,12 +17,15 @@ from sql_agent.rollouts.dynamic_sampling import no_spread
 
 
 def batch_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
-    """Means are over rollouts with a reward, shares over all of them. `group/...` counts groups that are trained on,
-    except `group/played` and `group/set_aside...`. Success is over what the environment judged, lost ones included.
+    """Compute the metrics of the rollouts of one step.
 
-    Rewards and success are those of the tasks that the batch began with. Replacement tasks are no plain sample: over
-    all rollouts the mean would be 0.76 where the policy's is 0.8 (two groups a step, of tasks of which three in five
-    are always solved and the others half the time).
+    Means are over rollouts with a reward, shares over all of them. `group/...` counts groups that are trained on,
+    except `group/played` and `group/set_aside...`. Success is over the rollouts that the environment judged, lost ones
+    included.
+
+    Rewards and success are those of the tasks that the batch began with, because replacement tasks are a biased
+    sample. Example: a step has two groups, three tasks in five are always solved, and the others half the time. The
+    policy's mean is 0.8, but the mean over all rollouts would be 0.76.
 
     Args:
         results: every rollout that was played, those of filtered groups included.
@@ -57,11 +60,11 @@ def batch_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
 
 
 def _none_fracs(results: Sequence[RolloutResult]) -> dict[str, float]:
-    """For each reward function, the share of the rollouts that it was asked about in which it gave no number."""
+    """Return for each reward function the share of its rollouts for which it gave no number."""
     rewards = [r.outcome.reward for r in results if r.draw == 0 and r.outcome]
     named = {name for reward in rewards for name in (*reward.terms, *reward.lacking) if name not in REWARDS}
     shares = {}
-    for name in sorted(named):  # the number of a function that its group does without stays among the parts
+    for name in sorted(named):  # `parts` keeps a function's number even if the group's rewards leave it out
         lacking = [name in reward.lacking for reward in rewards if name in reward.parts or name in reward.lacking]
         shares[f"reward/{name}/none_frac"] = sum(lacking) / len(lacking)
     return shares
@@ -71,9 +74,9 @@ SCORER_LOST = frozenset({"scorer_unavailable", "scorer_refused", "score_not_fini
 
 
 def score_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
-    """Numbers of the reward model over all rollouts that it was asked about, wrong ones too; {} without one.
+    """Compute the reward model's metrics over all rollouts that it was asked about, wrong ones too; {} without one.
 
-    A correlation is Pearson's, and left out where one side does not vary.
+    Correlations are Pearson's. They are left out where one side does not vary.
     """
     asked = [
         (r.outcome, scorer)
@@ -131,16 +134,16 @@ def _shape_metrics(judged: Sequence[RolloutResult]) -> dict[str, float]:
 def clip_metrics(
     results: Sequence[RolloutResult], max_prompt_tokens: int, max_response_tokens: int
 ) -> dict[str, float]:
-    """verl's `clip_ratio`s as they are meant; they take the place of verl's own in a step's metrics.
+    """Compute verl's `clip_ratio`s against the limits; they replace verl's own in a step's metrics.
 
     verl (trainer/ppo/metric_utils.py, `compute_data_metrics`) compares the length of a row with the width of the
-    batch. Ours is as wide as its longest row, which so always counted as clipped.
+    batch. Our batch is as wide as its longest row, so verl would always count that row as clipped.
 
     Args:
-        results: of the rows of the batch; those whose turns are not known are left out.
+        results: of the rows of the batch; those without a trajectory are left out.
     Returns:
-        The share of rollouts that a limit cut: what follows the first prompt of a chain is as long as may be, or a
-        turn that would not fit is left out. Of prompts, the share that is as long as may be. NaN where no row is known.
+        For responses, the share of rollouts that a limit cut: a chain is at the limit after its first prompt, or a
+        turn did not fit and was left out. For prompts, the share at the limit. NaN if no row has a trajectory.
     """
     rows = [result.trajectory for result in results if result.trajectory is not None]
     full = [row.dropped_turns > 0 or max(_response_lengths(row)) >= max_response_tokens for row in rows]
@@ -154,13 +157,13 @@ def clip_metrics(
 
 
 def _response_lengths(row: Trajectory) -> list[int]:
-    """Tokens after the first prompt of each chain; a chain's first sampled token is the first one after it."""
+    """Return the number of tokens after the first prompt of each chain; a chain's first sampled token follows it."""
     ends = (*row.chain_starts, len(row.response_ids))
     return [ends[0], *(end - row.response_mask.index(1, start) for start, end in pairwise(ends))]
 
 
 def _group_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
-    """Groups of at least two rows; validation, one row per task, has none."""
+    """Compute the metrics of groups of at least two rows; validation has one row per task, so {}."""
     trained = [result for result in results if result.filtered is None]
     groups: defaultdict[str, list[RolloutResult]] = defaultdict(list)
     for result in trained:
@@ -182,7 +185,7 @@ def _group_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
 
 
 def _filtered_metrics(results: Sequence[RolloutResult], trained: int) -> dict[str, float]:
-    """Groups that were played in vain, by cause; every rollout of a filtered group carries the cause."""
+    """Count the filtered groups by cause; every rollout of a filtered group carries the cause."""
     causes = Counter((r.group, r.task_id, r.filtered) for r in results if r.filtered)
     by_cause = Counter(cause for _, _, cause in causes)
     played = trained + sum(by_cause.values())
@@ -194,7 +197,7 @@ def _filtered_metrics(results: Sequence[RolloutResult], trained: int) -> dict[st
 
 
 def skill_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
-    """Success and judged rollouts per skill; a task with several skills counts under each."""
+    """Compute success and the number of judged rollouts per skill; a task with several skills counts under each."""
     success: defaultdict[str, list[float]] = defaultdict(list)
     for result in results:
         if result.success is not None:
@@ -211,7 +214,7 @@ def skill_metrics(results: Sequence[RolloutResult]) -> dict[str, float]:
 
 
 def _score_only(results: Sequence[RolloutResult]) -> dict[str, float]:
-    """Share of groups that differ by nothing but the reward model's score; {} without a reward model."""
+    """Compute the share of groups whose rewards differ only in the reward model's score; {} without a reward model."""
     groups: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for result in results:
         groups[result.group]  # one that lost all its rollouts counts as well

@@ -1,8 +1,8 @@
-"""Detects that the reward model's score rises while correctness falls: the policy pleases the scorer, not the judge.
+"""Detects reward hacking: the reward model's score rises while correctness falls.
 
-It looks at the last `WINDOW` train steps that have both numbers. A trend counts if the slope of a straight line through
-them is at least `TREND` of its standard errors away from 0; ten steps of noise alone reach that about one time in 25 on
-each side. Tasks without a judge have no correctness and so no alarm.
+It looks at the last `WINDOW` train steps that have both numbers. A trend counts if the slope of the fitted line is at
+least `TREND` standard errors away from 0. Ten steps of pure noise reach that about once in 25 on each side. Tasks
+without a judge have no correctness, so there is no alarm for them.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class RewardHackingAlarm:
             self.look(int(metrics["train_step"]), metrics)
 
     def look(self, train_step: int, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Add one step's metrics; returns `reward_model/alarm`, 1 or 0, once the window is full.
+        """Add one step's metrics and return `reward_model/alarm`, 1 or 0, once the window is full.
 
-        Remembered metrics of this step and later ones are dropped: a resumed run takes these steps again.
+        Remembered metrics of this step and later ones are dropped, because a resumed run takes these steps again.
         """
         self._steps = {step: both for step, both in self._steps.items() if step < train_step}
         if SCORE in metrics and CORRECT in metrics:
@@ -45,12 +45,12 @@ class RewardHackingAlarm:
 
 
 def trend(values: Sequence[float]) -> float:
-    """Slope of the least-squares line through equally spaced values, in its standard errors.
+    """Return the slope of the least-squares line through equally spaced values, in its standard errors.
 
     Args:
         values: at least three.
     Returns:
-        Its t value; 0 for a flat line, infinite for points that lie on a rising or falling one.
+        The slope's t value: 0 for a flat line, infinite for points exactly on a rising or falling line.
     """
     x = np.arange(len(values)) - (len(values) - 1) / 2
     y = np.asarray(values) - np.mean(values)

@@ -1,6 +1,6 @@
-"""What the parts of one run inside verl's driver process share: settings, addresses, the run directory.
+"""Holds what the parts of one run share inside verl's driver process: settings, addresses, the run directory.
 
-`driver` makes it, the rollout manager and the metrics sink read it. Leaves out everything that another process needs.
+`driver` makes it; the rollout manager and the metrics sink read it. Leaves out what other processes need.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sql_agent.rollouts.datatypes import RolloutResult
 
 
 class TrainingFailedError(RuntimeError):
-    """verl's process, or one that it needs, ended without finishing the run; the message names the log."""
+    """Says that verl's process, or one that it needs, ended before the run did; the message names the log."""
 
 
 @dataclass
@@ -27,7 +27,7 @@ class RunContext:
     store_url: str
     pad_id: int
     publish: Callable[[dict[str, Any]], str | None]
-    """Hands over `{"model", "backends"}` of the model servers; returns the LLM proxy's address, None without one."""
+    """Passes on `{"model", "backends"}` of the model servers and returns the LLM proxy's address, None without one."""
     step_metrics: dict[str, float] = field(default_factory=dict)
     """Filled by the rollout manager, emptied by the metrics sink after each step."""
 
@@ -38,7 +38,8 @@ class RunContext:
     def save_trajectories(self, results: Sequence[RolloutResult], *, step: int, validate: bool) -> None:
         """Write whole rollouts: all of a validation, a few of training spread over the reward range, every lost one.
 
-        One JSON object a line: fields of the training (`train_step`, `advantage`, ...), then those of `RolloutRecord`.
+        Each line is a JSON object with the fields of training (`train_step`, `advantage`, ...), then those of
+        `RolloutRecord`.
         """
         judged = sorted((r for r in results if r.reward is not None), key=lambda r: r.reward or 0.0)
         wanted = len(judged) if validate else min(self.cfg.rollout.trajectories_per_step, len(judged))
@@ -52,7 +53,7 @@ class RunContext:
 
 
 def trajectory_line(result: RolloutResult, step: int, *, validate: bool) -> dict[str, Any]:
-    """One rollout as a line of `trajectories/*.jsonl`; the keys are a file format and stay."""
+    """Return one rollout as a line of `trajectories/*.jsonl`; the keys are a file format and must not change."""
     line: dict[str, Any] = {
         "train_step": step,
         "validate": validate,

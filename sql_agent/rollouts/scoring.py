@@ -1,7 +1,7 @@
 """Asks the reward model to score a finished rollout: the link between `sql_agent.rewards` and `reward_model.client`.
 
 The conversation is scored up to the policy's last message, in the form that `reward_model.pairs_from_rollouts` trains
-on. Leaves out what a score is worth (`sql_agent.rewards`).
+on. Leaves out how a score becomes a reward (`sql_agent.rewards`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RolloutScorer:
     async def score(self, record: RolloutRecord) -> ScorerResult | None:
         """Ask the reward model about a rollout; None for one that could not be judged, which is lost anyway.
 
-        Wrong rollouts are scored too, although it does not change their reward: the correlation of score and
+        Wrong rollouts are scored too. The score does not change their reward, but the correlation of score and
         correctness needs both.
         """
         if record.score.reason == NO_JUDGE:
@@ -56,7 +56,7 @@ class RolloutScorer:
 
     @property
     def down_s(self) -> float:
-        """Seconds since the first failure after the last score; 0 while the service answers."""
+        """Return the seconds since the first failure after the last score; 0 while the service answers."""
         return self._client.down_s
 
     async def aclose(self) -> None:
@@ -64,7 +64,7 @@ class RolloutScorer:
 
 
 def conversation(messages: Sequence[dict[str, Any]]) -> list[Message]:
-    """A rollout's messages up to the policy's last one, in the form of `reward_model.pairs_from_rollouts`.
+    """Return a rollout's messages up to the policy's last one, in the form of `reward_model.pairs_from_rollouts`.
 
     Raises:
         RowError: the reward model does not know a message's form, for example a call without a name.
@@ -75,13 +75,13 @@ def conversation(messages: Sequence[dict[str, Any]]) -> list[Message]:
 
 
 def start_command(url: str) -> str:
-    """The command that starts a scoring service at the port of `url`."""
+    """Return the command that starts a scoring service at the port of `url`."""
     port = urlsplit(url).port or 8008
     return f"python reward_model/inference_api.py --model_path MERGED --port {port}"
 
 
 async def check_scorer(cfg: RewardModelConfig) -> None:
-    """Find out before a run whether the scoring service gives scores.
+    """Check before a run that the scoring service gives scores.
 
     Raises:
         ValueError: it does not answer, or refuses to score; the message says what to do.

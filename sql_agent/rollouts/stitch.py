@@ -1,8 +1,9 @@
 """Turns the spans of one rollout into one training row. Pure functions.
 
-Every token id is the engine's own; nothing is tokenised again. The turns of a rollout may form several conversations: a
-handoff, an agent as a tool, a reset of the context, parallel calls. They become chains that stand in the row one after
-another. Leaves out how spans are fetched (`manager`) and how chains are kept apart in the row (`batch`).
+Every token id is the engine's own; nothing is tokenised again. The turns of a rollout may form several conversations,
+because of a handoff, an agent as a tool, a reset of the context, or parallel calls. Each becomes a chain, and the row
+holds the chains one after another. Leaves out how spans are fetched (`manager`) and how chains are kept apart in the
+row (`batch`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from sql_agent.rollouts.datatypes import BreakCause, RolloutOutcome, Trajectory,
 TURN_SPAN = "litellm_request"
 """Span of one model call; agent-lightning's `LlmProxyTraceToTriplet` reads the same name and attributes."""
 AGENT = "agentgrpo.agent"
-"""Attribute of a turn's span: the name of the agent that asked."""
+"""Attribute of a turn's span: the name of the agent that made the call."""
 OUTCOME = "agentgrpo.outcome"
 """Attribute of the reward span the runner writes last: a `RolloutOutcome` as JSON text."""
 
@@ -28,7 +29,7 @@ class SpanLike(Protocol):
 
 
 def turn_attributes(response: dict[str, Any]) -> dict[str, Any]:
-    """Span attributes of one chat completion as vLLM answers it; the ids are empty where the server gave none."""
+    """Return the span attributes of one of vLLM's chat completions; the ids are empty if the server gave none."""
     choice = response["choices"][0]
     log_probs = (choice.get("logprobs") or {}).get("content") or []
     return {
@@ -42,10 +43,10 @@ def turn_attributes(response: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_turns(spans: Sequence[SpanLike], *, one_conversation: bool = True) -> list[Turn]:
-    """The model calls of one attempt, ordered by sequence id; other spans are ignored.
+    """Return the model calls of one attempt, ordered by sequence id; other spans are ignored.
 
-    A call that the client repeated left a span each time; the client used the reply of the last one. An agent of
-    several conversations may mean to ask the same twice, and all its calls are kept.
+    A call that the client repeated has a span for each try, and the client used the last reply. An agent of several
+    conversations may ask the same twice on purpose, so all its calls are kept.
 
     Raises:
         ValueError: a model call came back without token ids, so nothing of this rollout can be trained on.
@@ -71,7 +72,7 @@ def read_turns(spans: Sequence[SpanLike], *, one_conversation: bool = True) -> l
 
 
 def read_outcome(spans: Sequence[SpanLike]) -> RolloutOutcome | None:
-    """What the runner reported; None if it has not reported yet."""
+    """Return what the runner reported; None if it has not reported yet."""
     for span in spans:
         if OUTCOME in span.attributes:
             return RolloutOutcome.from_json(span.attributes[OUTCOME])
@@ -79,10 +80,10 @@ def read_outcome(spans: Sequence[SpanLike]) -> RolloutOutcome | None:
 
 
 def all_there(turns: Sequence[Turn], outcome: RolloutOutcome) -> bool:
-    """Whether `turns` begin with the replies that the agent got.
+    """Return whether `turns` begin with the replies that the agent got.
 
-    If the agent's last request was sent twice, the span of the reply that it used may be the missing one: the number of
-    turns is right then, but the number of tokens is not.
+    If the agent's last request was sent twice, the span of the reply that it used may be missing. The number of turns
+    is right then, but the number of tokens is not, so both are compared.
     """
     expected = outcome.record
     sampled = sum(len(turn.sampled_ids) for turn in turns[: expected.num_turns])
@@ -91,7 +92,7 @@ def all_there(turns: Sequence[Turn], outcome: RolloutOutcome) -> bool:
 
 @dataclass
 class _Chain:
-    """Turns of which each one's prompt continues the ids of the one before."""
+    """Collects turns in which each prompt continues the token ids of the turn before."""
 
     prompt: tuple[int, ...]
     seen: tuple[int, ...]
@@ -100,9 +101,9 @@ class _Chain:
     mask: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     turns: int = 0
-    """Those in the row."""
+    """Turns that are in the row."""
     full: bool = False
-    """Whether a turn was dropped; what continues it is dropped as well."""
+    """Whether a turn was dropped; the turns that continue it are dropped as well."""
 
     def add(self, turn: Turn, *, trained: bool) -> None:
         between = turn.prompt_ids[len(self.seen) :]
@@ -123,22 +124,22 @@ def stitch(
 ) -> Trajectory:
     """Join the turns of a rollout into chains, and the chains into one row.
 
-    A turn belongs to the longest chain whose ids, prompt and sampled ones, its prompt begins with; what follows them in
-    the prompt (tool results, the template's own tokens) is masked. A turn without such a chain begins one of its own,
-    with its whole prompt masked. So each sampled id is trained once, also where two turns continue the same one: the
-    second repeats what came before as its prompt.
+    A turn's prompt may begin with the ids of a chain, prompts and sampled ones; the turn belongs to the longest such
+    chain. The rest of its prompt (tool results, the template's own tokens) is masked. A turn without such a chain
+    begins a new one, with its whole prompt masked. So each sampled id is trained once, even if two turns continue the
+    same turn: the second one repeats the history as its prompt.
 
     Args:
         turns: at least one, in order.
-        max_response_tokens: what may follow the first prompt of a chain; a turn that would exceed it is dropped, and so
+        max_response_tokens: limit of a chain after its first prompt. A turn that would exceed it is dropped, and so
             is every turn that continues it, so that no turn is trained in part.
-        max_row_tokens: tokens of the whole row, all prompts included; a turn that would exceed it is dropped likewise.
+        max_row_tokens: limit of the whole row, all prompts included; a turn that would exceed it is dropped likewise.
             None: no limit. A row of one chain is limited by `max_response_tokens` alone.
-        one_conversation: whether every prompt should continue the turn before, so that one that does not is a break.
-            False: a break is only a reply that was written down anew, with the prompt before it intact.
-        agents: names of those whose turns are trained; what others sampled is masked. Empty: all.
+        one_conversation: True: every prompt should continue the turn before, and one that does not is a break.
+            False: it is a break only if a reply was rendered differently while the prompt before it is intact.
+        agents: names of the agents whose turns are trained; tokens of other agents are masked. Empty: all agents.
     Returns:
-        The row; chains are in the order of their first turns, and those in which nothing is trained are left out.
+        The row; chains are in the order of their first turns, and chains without a trained token are left out.
     Raises:
         ValueError: no turns.
     """
@@ -168,7 +169,7 @@ def stitch(
 
 
 def _owners(turns: Sequence[Turn]) -> list[int]:
-    """For each turn the number of its chain, which is that of the chain's first turn."""
+    """Return for each turn the number of its chain, which is the number of the chain's first turn."""
     seen: dict[int, tuple[int, ...]] = {}
     owners = []
     for number, turn in enumerate(turns):
@@ -196,12 +197,12 @@ def _begins_with(ids: tuple[int, ...], beginning: tuple[int, ...]) -> bool:
 
 
 def prefix_break(turns: Sequence[Turn], *, one_conversation: bool) -> BreakCause | None:
-    """Why a prompt does not continue the ids of the turn before, for the first one that does not; None if all do.
+    """Return why a prompt does not continue the ids of the turn before, for the first such prompt; None if all do.
 
     Args:
         turns: in order.
-        one_conversation: False: a prompt is compared with the turns that it shares most of their prompt with; one that
-            holds no earlier prompt whole is a new conversation, and no break.
+        one_conversation: False: a prompt is compared with the turns whose prompt is its longest prefix. A prompt
+            that begins with no earlier prompt is a new conversation and no break.
     """
     for number, turn in enumerate(turns):
         before = turns[max(number - 1, 0) : number] if one_conversation else _same_prompt_before(turns[:number], turn)
@@ -211,14 +212,14 @@ def prefix_break(turns: Sequence[Turn], *, one_conversation: bool) -> BreakCause
 
 
 def _same_prompt_before(earlier: Sequence[Turn], turn: Turn) -> list[Turn]:
-    """Those of the earlier turns whose prompt is the longest that `turn`'s prompt goes on from."""
+    """Return the earlier turns whose prompt is the longest proper prefix of `turn`'s prompt."""
     prompts = {t.prompt_ids for t in earlier if len(t.prompt_ids) < len(turn.prompt_ids)}
     longest = max((p for p in prompts if _begins_with(turn.prompt_ids, p)), key=len, default=None)
     return [t for t in earlier if t.prompt_ids == longest]
 
 
 def break_cause(before: Turn, after: Turn) -> BreakCause:
-    """Why `after` does not begin with `before`'s prompt and sampled ids.
+    """Return why `after` does not begin with `before`'s prompt and sampled ids.
 
     `template`: the earlier prompt itself changed (a template that rewrites history, for example drops reasoning).
     `tool_call_rendering`: the prompt is intact; the reply held a tool call, which was rendered differently.

@@ -1,4 +1,4 @@
-"""What stops a run because its rollouts are not worth training on: too many are lost, broken, or without a score.
+"""Stops a run with too many rollouts that are lost, broken, or without a score.
 
 Each error says which setting is the limit and what to do. Leaves out alarms that only warn (`reward_hacking_alarm`,
 `sql_agent.verl_side.engine_alarm`).
@@ -15,7 +15,7 @@ from sql_agent.rollouts.metrics import SCORER_LOST
 from sql_agent.rollouts.scoring import start_command
 
 STEPS = 3
-"""Train steps in a row above the limit of breaks that stop a run; one step may have met an unlucky task."""
+"""Train steps in a row above the limit of breaks before the run stops; a single step may have met an unlucky task."""
 
 _BREAK_ADVICE = {
     "template": "The history itself changed: `python -m scripts.doctor --model MODEL --protocol PROTOCOL` tries the "
@@ -34,12 +34,12 @@ _LOST_ADVICE = {
     "db_deadline": "The database was too slow for agent.rollout_timeout_s; raise it, or play fewer at once.",
     "rollout_deadline": "The machine was too busy for agent.rollout_timeout_s, or an agent of your own too slow; raise "
     "it, or play fewer at once.",
-    "agent_error": "Your agent raised; trajectories/ has the traceback of each rollout (`error`). What the policy can "
-    "cause belongs into a reward: catch it and return one.",
+    "agent_error": "Your agent raised; trajectories/ has the traceback of each rollout (`error`). Catch errors that "
+    "the policy can cause, and return a reward for them.",
     "no_call": "Your agent never asked the policy: give its client the address that it gets, llm.endpoint.",
     "no_trained_agent": "No turn was one of rollout.train_agents. The names come from openai-agents' tracing, which "
     "must not be disabled then (doc/own_agent.md).",
-    "no_reward": "Nobody said what the rollouts are worth: return a number, or give a function, --reward FILE.py:NAME.",
+    "no_reward": "Nothing rewards the rollouts: return a number, or give a function, --reward FILE.py:NAME.",
     "model_unavailable": "The model server or the LLM proxy did not answer; their logs are in the run directory.",
     "scorer_unavailable": "The reward model (reward_model.url) did not answer; the runners' logs say how.",
     "scorer_refused": "The reward model takes no such conversations; the runners' logs name the field.",
@@ -48,10 +48,10 @@ _LOST_ADVICE = {
     "reward_deadline": "A reward function was slower than rollout.reward_timeout_s; raise it, or play fewer at once.",
     "judge_unavailable": "The LLM as judge (judge.url) did not answer in time; the runners' logs say how. If many "
     "rollouts wait for it at once, raise judge.concurrency or judge.timeout_s.",
-    "judge_refused": "The LLM as judge refused the request; the runners' logs have its words. Its key is read from "
+    "judge_refused": "The LLM as judge refused the request; the runners' logs have its answer. Its key is read from "
     "JUDGE_API_KEY.",
-    "judge_nonsense": "The LLM as judge answered no JSON object with a score; the runners' logs have its words. Say in "
-    "the rubric what it may leave out, or raise judge.max_tokens.",
+    "judge_nonsense": "The LLM as judge did not reply with a JSON object with a score; the runners' logs have its "
+    "reply. Say in the rubric what it may leave out, or raise judge.max_tokens.",
     "judge_budget": "The run has made judge.max_calls calls of the judge; raise it and start the run again.",
     **dict.fromkeys(
         ("reset_error", "reset_deadline", "tool_error", "tool_deadline", "get_reward_error", "judge_error"),
@@ -63,20 +63,20 @@ _LOST_ADVICE = {
 
 
 class TooManyLostError(RuntimeError):
-    """A step lost more of its rollouts than `rollout.max_lost_fraction` allows."""
+    """Says that a step lost more of its rollouts than `rollout.max_lost_fraction` allows."""
 
 
 class ScorerDownError(RuntimeError):
-    """The reward model has given no score for `reward_model.give_up_s` seconds."""
+    """Says that the reward model has given no score for `reward_model.give_up_s` seconds."""
 
 
 def check_lost(results: Sequence[RolloutResult], max_fraction: float) -> None:
     """Stop a step that lost too many of its rollouts.
 
     Raises:
-        TooManyLostError: more than `max_fraction` of the rollouts have no reward, were refused a score, or do without
-            a reward function that was unavailable to their group. A scoring service that is away is not counted: it may
-            come back, and has a limit of its own (`check_scorer_down`).
+        TooManyLostError: more than `max_fraction` of the rollouts have no reward, were refused a score, or lack a
+            reward function that was unavailable for their group. A scoring service that does not answer is not
+            counted here: it may come back, and has a limit of its own (`check_scorer_down`).
     """
     reasons = Counter(why for result in results if (why := result.lost or _refused(result)))
     lost = reasons.total()
@@ -97,7 +97,7 @@ def _refused(result: RolloutResult) -> str | None:
 
 
 def check_scorer_down(results: Sequence[RolloutResult], cfg: RewardModelConfig) -> None:
-    """Stop a step whose reward model is gone.
+    """Stop a step whose reward model has been down for too long.
 
     Raises:
         ScorerDownError: a runner has had no score for `give_up_s`.
@@ -112,14 +112,14 @@ def check_scorer_down(results: Sequence[RolloutResult], cfg: RewardModelConfig) 
 
 
 class PrefixBrokenError(RuntimeError):
-    """Train steps in a row broke more of their rollouts than `rollout.max_broken_fraction` allows."""
+    """Says that train steps in a row broke more of their rollouts than `rollout.max_broken_fraction` allows."""
 
 
 class PrefixStop:
     """Watches `prefix/broken_frac` over the train steps of a run.
 
-    What follows a break is trained, as a chain of its own. But the policy was shown another history than the one that
-    it wrote, and each break repeats the history in the row, which is computed again and gets full.
+    Turns after a break are still trained, as a chain of their own. But the policy was shown another history than the
+    one that it wrote, and each break repeats the history in the row, which costs compute and fills the row.
 
     Args:
         max_fraction: share of a step's rollouts that may break.
@@ -129,13 +129,13 @@ class PrefixStop:
         self._max_fraction, self._steps = max_fraction, 0
 
     def add(self, metrics: Mapping[str, float]) -> None:
-        """Take the rollout metrics of one train step.
+        """Add the rollout metrics of one train step.
 
         Raises:
             PrefixBrokenError: this is the last of `STEPS` steps in a row above the limit.
         """
         broken = metrics.get("prefix/broken_frac")
-        if broken is None:  # no rollout was judged: nothing is known of this step
+        if broken is None:  # no rollout was judged in this step
             return
         self._steps = self._steps + 1 if broken > self._max_fraction else 0
         if self._steps < STEPS:

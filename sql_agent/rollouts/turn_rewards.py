@@ -1,4 +1,4 @@
-"""Rewards of turns between the records of rollouts and the rows of a batch. Leaves out the maths (`advantages`)."""
+"""Carries rewards of turns from the records of rollouts to the rows of a batch. Leaves out the maths (`advantages`)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from sql_agent.rollouts.stitch import prefix_break
 
 
 def turn_ends(turns: Sequence[Turn], row: Trajectory) -> tuple[int, ...]:
-    """For each turn that the row holds, the number of the row's response tokens up to its end; () where the turns are
-    of several conversations, of which the row may have lost any turn.
+    """Return for each turn in the row the number of the row's response tokens up to its end.
+
+    The result is () if the turns belong to several conversations, because then any turn may be missing in the row.
 
     Args:
-        turns: those that the row was stitched of, in order; of one conversation the row may have lost the last ones.
+        turns: those that the row was stitched from, in order. With one conversation only the last ones may be missing.
     """
     if prefix_break(turns, one_conversation=True):
         return ()
@@ -26,7 +27,7 @@ def turn_ends(turns: Sequence[Turn], row: Trajectory) -> tuple[int, ...]:
 
 
 def place_turn_rewards(scores: torch.Tensor, results: Sequence[RolloutResult]) -> None:
-    """Write what each turn earned onto its last token, in the rows of rollouts that have rewards of turns.
+    """Write the reward of each turn onto its last token, in the rows of rollouts that have rewards of turns.
 
     Args:
         scores: `rm_scores` (B, T), with each rollout's whole reward on its last token; changed in place.
@@ -40,10 +41,10 @@ def place_turn_rewards(scores: torch.Tensor, results: Sequence[RolloutResult]) -
 
 
 def credit_turns(results: Sequence[RolloutResult], *, scale: bool) -> None:
-    """Set the advantages of the results whose group has rewards of turns, as `masked_grpo` will find them in the batch.
+    """Set the advantages of results whose group has rewards of turns, as `masked_grpo` computes them for the batch.
 
     Args:
-        results: of the rows of the batch, their `advantage` that of whole rollouts.
+        results: of the rows of the batch; `advantage` is that of the whole rollout so far.
         scale: see `masked_turn_advantages`.
     """
     width = max((len(result.turn_rewards or ()) for result in results), default=0)

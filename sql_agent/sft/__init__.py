@@ -1,1 +1,1 @@
-"""Supervised fine-tuning on conversations whose assistant turns alone are learnt."""
+"""Runs supervised fine-tuning on conversations, with the loss on assistant turns only."""

@@ -1,4 +1,4 @@
-"""Settings of supervised fine-tuning. Importing this module is instant."""
+"""Defines the settings of supervised fine-tuning. Importing this module is instant."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from dbbench_adapter.protocols import ProtocolName
 from sql_agent.local.config import CpuPrecision
 
 GENERATED = 512
-"""Demonstrations made where neither a file nor `max_samples` says how many."""
+"""Number of generated demonstrations if neither a file nor `max_samples` says how many."""
 
 
 class SftConfig(Settings):
-    """`scripts/train_sft.py`: its flags, their defaults."""
+    """Holds the flags of `scripts/train_sft.py` with their defaults."""
 
     model_path: str
-    """A Hugging Face chat model, or an adapter, which is trained on: a folder, or an id on the hub, ORG/NAME."""
+    """A Hugging Face chat model, or an adapter to train further: a folder, or an id on the hub, ORG/NAME."""
     dataset: str
-    """What to learn from: dbbench, text2sql, gsm8k, or a JSONL file of messages."""
+    """The data: dbbench, text2sql, gsm8k, or a JSONL file of messages."""
     output_dir: Path = Path("outputs/sft")
     """Folder of the run, new or empty."""
     num_epochs: int = Field(default=3, ge=1)
@@ -31,11 +31,11 @@ class SftConfig(Settings):
     gradient_accumulation_steps: int = Field(default=1, ge=1)
     """Batches per update; the loss is the mean over the tokens of all of them."""
     micro_batch_tokens: int | None = Field(default=None, ge=1)
-    """Tokens, padding included, of one forward and backward pass; a longer conversation is alone in its own and
-    computes activations twice. None: 1024 on a CPU, 4096 on a GPU. Changes memory, not the result."""
+    """Tokens, padding included, of one forward and backward pass; a longer conversation has its own pass and computes
+    activations twice. None: 1024 on a CPU, 4096 on a GPU. It changes memory use, not the result."""
     max_samples: int | None = Field(default=None, ge=1)
-    """Most conversations to take, from task files evenly over the kinds; none: all of a file, 512 where they are
-    generated."""
+    """Largest number of conversations, taken evenly over the kinds of a task file; none: the whole file, or 512
+    generated ones."""
     learning_rate: float = Field(default=2e-4, gt=0, le=1)
     """Learning rate at the start; it falls linearly to 0."""
     lora_r: int = Field(default=16, ge=0, le=1024)
@@ -43,11 +43,11 @@ class SftConfig(Settings):
     lora_alpha: int = Field(default=32, ge=1)
     """The adapter's output is scaled by alpha / r."""
     lora_dropout: float = Field(default=0.05, ge=0, lt=1)
-    """Dropout on the adapter's input, in training."""
+    """Dropout on the adapter's input during training."""
     max_length: int = Field(default=2048, ge=16)
-    """Most tokens of a conversation; longer ones are left out and counted, never cut."""
+    """Largest number of tokens of a conversation; longer ones are left out and counted, never cut."""
     tasks: Path | None = None
-    """For dbbench: task file whose reference statements are played; none: generated tasks. For text2sql: rows of
+    """For dbbench: task file whose reference statements are played; none: generated tasks. For text2sql: rows with
     `question` and `query`."""
     database: Path | None = None
     """For text2sql: a SQLite file, or a folder with DB_ID/DB_ID.sqlite."""
@@ -56,14 +56,14 @@ class SftConfig(Settings):
     chat_template_path: Path | None = None
     """A Jinja file, or a model folder with the template to use; it is saved with the tokenizer."""
     save_steps: int = Field(default=100, ge=1)
-    """Updates between checkpoints; a run that is killed loses at most so many."""
+    """Updates between checkpoints; a run that is killed loses at most this many."""
     seed: int = Field(default=0, ge=0)
-    """Seeds the new adapter, the order, dropout, generated tasks and the draw of `max_samples`."""
+    """Seed of the new adapter, the order, dropout, generated tasks and the draw of `max_samples`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: a GPU where there is one."""
+    """auto: a GPU if there is one."""
     precision: CpuPrecision = "auto"
-    """Precision of matrix products on a CPU. auto: bfloat16 where the CPU has it in hardware (AVX-512 BF16, AMX) and
-    the model has 20 million weights or more. Weights stay float32. A GPU takes bfloat16."""
+    """Precision of matrix products on a CPU. auto: bfloat16 if the CPU has it in hardware (AVX-512 BF16, AMX) and the
+    model has 20 million weights or more. Weights stay float32. A GPU uses bfloat16."""
 
     @property
     def source(self) -> Literal["dbbench", "text2sql", "gsm8k", "file"]:

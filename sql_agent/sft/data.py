@@ -1,7 +1,8 @@
-"""Demonstrations to learn from: DB-Bench tasks played by the scripted oracle, questions with their reference queries,
-GSM8K solutions with calculator calls, or JSONL of messages.
+"""Makes or reads the demonstrations to train on.
 
-Leaves out the training (`sql_agent.sft.run`), packing and truncation: what is too long is left out and counted.
+They are DB-Bench tasks played by the scripted oracle, questions with their reference queries, GSM8K solutions with
+calculator calls, or JSONL of messages. Leaves out the training (`sql_agent.sft.run`), packing and truncation:
+conversations that are too long are left out and counted.
 """
 
 from __future__ import annotations
@@ -34,42 +35,42 @@ from sql_agent.sft.encoding import NOT_TRAINED, Encoded, encode_conversation, is
 
 
 class DataError(ValueError):
-    """There is nothing to train on, or a row cannot be used; the message names file and line, and what to do."""
+    """Says that there is nothing to train on, or that a row cannot be used, with file and line and what to do."""
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """A conversation in which every assistant message is one to imitate, unless its `weight` is 0."""
+    """Holds a conversation; every assistant message is trained on, unless its `weight` is 0."""
 
     messages: list[Message]
-    """In chat-completions form; arguments of calls as JSON text or as an object."""
+    """Messages in chat-completions form; arguments of calls are JSON text or an object."""
     tools: list[dict[str, Any]]
     where: str
-    """What to call it in a message: file and line, or a task's id."""
+    """Its name in error messages: file and line, or a task's id."""
 
 
 @dataclass
 class Demonstrations:
-    """The demonstrations of a source."""
+    """Holds the demonstrations of a source."""
 
     kept: list[Demonstration] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
-    """How many were left out, by reason."""
+    """Number of those left out, by reason."""
     notes: Counter[str] = field(default_factory=Counter)
-    """Further remarks, such as fields of a file that are not read, and how often each applies."""
+    """Further notes, such as fields of a file that are not read, with the number of times each applies."""
 
 
 # Sources --------------------------------------------------------------------------------------------------------------
 
 
 def dbbench_demonstrations(tasks: Iterable[Task], backend: Backend, protocol: ProtocolName = "fc") -> Demonstrations:
-    """Play the oracle's replies through a real episode of each task, and keep what the strict judge calls right.
+    """Play the oracle's replies through a real episode of each task, and keep those that the strict judge finds right.
 
     The others are left out by reason: `no_reference` (the task has no statement, so the oracle would have to guess),
     the judge's reason, `table_error`, or `history_cut` (the protocol would not show the policy the whole conversation).
 
     Raises:
-        BackendUnavailable: the database server is gone.
+        BackendUnavailable: the database server does not answer.
     """
     found = Demonstrations()
     for task in tasks:
@@ -91,7 +92,7 @@ def dbbench_demonstrations(tasks: Iterable[Task], backend: Backend, protocol: Pr
 
 
 def _played(task: Task, backend: Backend, protocol: ProtocolName) -> tuple[list[Message], str | None]:
-    """The conversation, and why the judge does not call it right; None where it does."""
+    """Return the conversation, and why the judge does not find it right, or None if it does."""
     messages = [
         {**message, NOT_TRAINED: 0} if message["role"] == "assistant" else message
         for message in PROTOCOLS[protocol].messages(task)
@@ -106,12 +107,12 @@ def _played(task: Task, backend: Backend, protocol: ProtocolName) -> tuple[list[
 
 
 def reference_demonstrations(tasks: Iterable[Any], environment: Environment) -> Demonstrations:
-    """Play the reference of each task through a real episode, and keep what the judge calls right.
+    """Play the reference of each task through a real episode, and keep those that the judge finds right.
 
     The others are left out by reason: `no_reference`, or the judge's reason.
 
     Raises:
-        BackendUnavailable: the database is gone.
+        BackendUnavailable: the database does not answer.
     """
     found = Demonstrations()
     for task in tasks:
@@ -128,7 +129,7 @@ def reference_demonstrations(tasks: Iterable[Any], environment: Environment) -> 
                     messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
             score = environment.judge(episode)
         if score.value == 1.0:
-            said = messages[:-1] if episode.done else messages  # nobody reads the result of the last call
+            said = messages[:-1] if episode.done else messages  # the policy never reads the result of the last call
             found.kept.append(Demonstration(said, environment.tools, f"task {task.id!r}"))
         else:
             found.left_out[score.reason] += 1
@@ -136,8 +137,11 @@ def reference_demonstrations(tasks: Iterable[Any], environment: Environment) -> 
 
 
 def gsm8k_demonstrations(problems: Iterable[WordProblem]) -> Demonstrations:
-    """The solutions as conversations with a calculator. A solution that contradicts its own annotations is left out as
-    `solution_not_played`; the notes name the first one and why."""
+    """Return the solutions as conversations with a calculator.
+
+    A solution that contradicts its own annotations is left out as `solution_not_played`; the notes name the first one
+    and the reason.
+    """
     found, tools = Demonstrations(), Gsm8k().tools
     for problem in problems:
         try:
@@ -150,13 +154,13 @@ def gsm8k_demonstrations(problems: Iterable[WordProblem]) -> Demonstrations:
 
 
 def read_messages(path: Path, limit: int | None = None) -> Demonstrations:
-    """JSONL of {"messages": [...], "tools": [...]}; `tools` may be missing, or JSON in a text.
+    """Read JSONL of {"messages": [...], "tools": [...]}; `tools` may be missing, or a string of JSON.
 
-    Messages are read as by the reward model's converter: with the names and spellings of OpenAI and ShareGPT; ids of
-    calls are numbered anew. Changes beyond spelling are noted.
+    Messages are read as by the reward model's converter, with the field names of OpenAI and ShareGPT; ids of calls are
+    numbered anew. Other changes are noted.
 
     Args:
-        limit: rows to take, from the top.
+        limit: number of rows to take, from the top.
     Raises:
         DataError: there is no such file or no row, or a row cannot be used; the message names its line.
     """
@@ -212,10 +216,10 @@ def _read_row(line: bytes, where: str, notes: Counter[str]) -> Demonstration:
 def encode_all(
     tokenizer: PreTrainedTokenizerBase, demonstrations: Sequence[Demonstration], *, max_length: int
 ) -> list[Encoded]:
-    """Encode the demonstrations, in order, but for those with more than `max_length` tokens.
+    """Encode the demonstrations in order, except those with more than `max_length` tokens.
 
     Raises:
-        ChatTemplateError: the template cannot be trained on, or refuses a conversation, which is named.
+        ChatTemplateError: the template cannot be used for training, or refuses a conversation, which is named.
         DataError: all are too long.
     """
     encoded = []
@@ -235,7 +239,7 @@ def encode_all(
 
 
 def digest(encoded: Sequence[Encoded]) -> str:
-    """sha256 of what is trained on, in order."""
+    """Return the sha256 of the training tokens and masks, in order."""
     whole = hashlib.sha256()
     for one in encoded:
         whole.update(json.dumps([one.ids, one.mask]).encode())

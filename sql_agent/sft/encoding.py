@@ -1,8 +1,8 @@
-"""Conversations in tokens, with a mask over what the policy has to say: for fine-tuning and for the small policy.
+"""Turns conversations into tokens with a mask over the trained replies, for fine-tuning and for the small policy.
 
-A conversation is cut where generation would begin and end, so what is trained is what will be sampled. TRL's own
-`assistant_only_loss` is not used: it needs `{% generation %}` marks, which it can add to the templates of some families
-only, tokenises the whole text at once, so that a token may span prompt and reply, and knows no `weight`.
+A conversation is cut where generation would begin and end, so the trained tokens are those that will be sampled. TRL's
+own `assistant_only_loss` is not used: it needs `{% generation %}` marks, which it can add to the templates of only some
+families; it tokenises the whole text at once, so that a token may span prompt and reply; and it has no `weight`.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from dbbench_adapter.protocols import Message
 from sql_agent.local.conversation import ChatTemplateError, render, with_object
 
 NOT_TRAINED = "weight"
-"""A message's field, 0 on what an assistant says inside a prompt: OpenAI's name for it in fine-tuning files."""
+"""A message's field, OpenAI's name in fine-tuning files; 0 on assistant messages that belong to a prompt."""
 REMEDY = "leave such rows out or give another --chat_template_path"
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A conversation in tokens, up to the end of its last reply."""
+    """Holds a conversation in tokens, up to the end of its last reply."""
 
     ids: list[int]
     mask: list[int]
-    """1 on the tokens that the policy has to say, the token that ends a reply included; as long as `ids`."""
+    """1 on the tokens of replies, their end tokens included; as long as `ids`."""
 
     @property
     def labels(self) -> list[int]:
-        """As transformers and TRL take them: -100 where nothing is learnt."""
+        """Return the labels for transformers and TRL, -100 on tokens that are not trained."""
         return [token if said else -100 for token, said in zip(self.ids, self.mask, strict=True)]
 
 
@@ -45,13 +45,13 @@ def encode_conversation(
     """Cut a conversation where generation begins and ends: it is rendered up to each reply and after it.
 
     Up to the first reply the ids are exactly `apply_chat_template(messages[:k], tools=tools,
-    add_generation_prompt=True)`; no token spans prompt and reply. What follows the last reply is not encoded.
+    add_generation_prompt=True)`; no token spans prompt and reply. Text after the last reply is not encoded.
 
     Args:
         messages: in chat-completions form; assistant messages with `weight` 0 belong to the prompt.
     Raises:
-        ChatTemplateError: the template refuses the conversation, writes earlier messages otherwise once later ones
-            follow, or ends a reply with no special token.
+        ChatTemplateError: the template refuses the conversation, renders earlier messages differently once later ones
+            follow, or does not end a reply with a special token.
         ValueError: there is no assistant message to imitate.
     """
     plain = [_for_template(message) for message in messages]
@@ -76,7 +76,7 @@ def encode_conversation(
                 f"the chat template of {tokenizer.name_or_path} ends a reply with {reply[-20:]!r}, expected a special "
                 "token: a policy could not learn to stop; give a template that writes one with --chat_template_path"
             )
-        # encoded together with the end of the turn before it, as the engine reads it; that token is in `ids` already
+        # encoded together with the previous turn's end token, as the engine does; that token is already in `ids`
         between = tokenizer.encode(end_of_turn + before[len(written) :], add_special_tokens=False)
         prompt_ids = between[1:] if written else between
         ids += prompt_ids + reply_ids
@@ -88,7 +88,7 @@ def encode_conversation(
 
 
 def _for_template(message: Message) -> Message:
-    """Arguments as an object, and no content as an empty one."""
+    """Return the message as templates expect it: arguments as an object, and missing content as an empty string."""
     said = {key: value for key, value in message.items() if key != NOT_TRAINED}
     said["content"] = said.get("content") or ""
     if calls := said.get("tool_calls"):

@@ -1,4 +1,4 @@
-"""A supervised fine-tuning run: everything is checked and turned into tokens, then trained and saved.
+"""Runs supervised fine-tuning: checks everything, makes tokens, trains and saves.
 
 Leaves out the loop (`sql_agent.sft.trainer`) and validation: `sql_agent.tiny_policy.measure` and
 `sql_agent.evaluate` play held-out tasks.
@@ -60,21 +60,21 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Run:
-    """A run that can start."""
+    """Holds what a run needs to start."""
 
     cfg: SftConfig
     model: Path
     """The folder of the model, or of the adapter."""
     base: Path
-    """The folder of the model, or of the one that the adapter belongs to."""
+    """The folder of the model, or of the adapter's base."""
     lora: Lora | None
-    """The adapter to make; None where all weights are trained, or an existing adapter is."""
+    """The adapter to make; None if all weights or an existing adapter are trained."""
     tokenizer: PreTrainedTokenizerBase
     encoded: list[Encoded]
     device: str
     record: dict[str, Any]
     checkpoint: Path | None
-    """The checkpoint that a resumed run goes on from."""
+    """The checkpoint from which a resumed run continues."""
 
     @property
     def trains_all_weights(self) -> bool:
@@ -82,10 +82,10 @@ class Run:
 
 
 def prepare(cfg: SftConfig, *, resume: bool, say: Say = print) -> Run:
-    """Check everything and make the tokens. Weights are read for their hash only, and nothing is written.
+    """Check everything and make the tokens. Weights are only read for their hash, and nothing is written.
 
     Raises:
-        ValueError: what is wrong and what to do.
+        ValueError: something is wrong; the message says what to do.
     """
     disable_dataset_bars()
     disable_progress_bar()
@@ -119,10 +119,10 @@ def prepare(cfg: SftConfig, *, resume: bool, say: Say = print) -> Run:
 
 
 def train(run: Run, say: Say = print) -> None:
-    """Train, save, and say what was made and what comes next.
+    """Train, save, and print the result and the next commands.
 
     Raises:
-        TrainingError: a loss that is no number.
+        TrainingError: a loss is not finite, or the disk fails.
     """
     cfg = run.cfg
     with failures_of_the_disk(cfg.output_dir):
@@ -145,7 +145,7 @@ def train(run: Run, say: Say = print) -> None:
 
 
 def what_is_left(output: Path) -> str:
-    """Remove unfinished checkpoints, which fill the disk, and say from which one a run goes on."""
+    """Remove unfinished checkpoints, which fill the disk, and say from which one a resumed run continues."""
     newest = remove_torn(output / CHECKPOINTS, RECORD)
     return f"with --resume it goes on from {newest}" if newest else "with --resume, since no checkpoint was whole yet"
 
@@ -192,7 +192,7 @@ def check_positions(base: Path, max_length: int) -> None:
 
 
 def stop_at_end_of_turn(tokenizer: PreTrainedTokenizerBase, end: int, say: Say) -> None:
-    """Sampling stops at the tokenizer's eos_token, which for base models often is not what ends a reply."""
+    """Make the token that ends a reply the tokenizer's eos_token, at which sampling stops; base models often differ."""
     if end != tokenizer.eos_token_id:
         token = str(tokenizer.convert_ids_to_tokens(end))
         say(f"replies end with {token}, which becomes the tokenizer's eos_token (it was {tokenizer.eos_token})")
@@ -200,11 +200,11 @@ def stop_at_end_of_turn(tokenizer: PreTrainedTokenizerBase, end: int, say: Say) 
 
 
 def checkpoint_to_resume(cfg: SftConfig, resume: bool, say: Say) -> Path | None:
-    """The newest whole checkpoint, None to start.
+    """Return the newest whole checkpoint, or None for a new start.
 
     Raises:
-        ValueError: the folder holds something that would be overwritten, nothing to go on with, or files of another
-            user; or it cannot be written.
+        ValueError: the folder holds something that would be overwritten, nothing to resume, or another user's files; or
+            it cannot be written.
     """
     output = cfg.output_dir
     signed.user_key()
@@ -230,7 +230,7 @@ SETTINGS = ("num_epochs", "batch_size", "gradient_accumulation_steps", "learning
 
 
 def _what_counts(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What the weights depend on, as JSON holds it."""
+    """Return the facts that the weights depend on, as JSON values."""
     facts = {
         "model": record["model"]["sha256"],
         "tokenizer or chat template": record["tokenizer_sha256"],
@@ -244,7 +244,7 @@ def _what_counts(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 FLAGS_OF = {"tasks": ("dbbench", "text2sql"), "database": ("text2sql",), "protocol": ("dbbench",)}
-"""Flags that belong to some of the data only."""
+"""Flags that only some of the datasets have."""
 
 
 def demonstrations(cfg: SftConfig) -> Demonstrations:
@@ -273,7 +273,7 @@ def demonstrations(cfg: SftConfig) -> Demonstrations:
 
 
 def describe_data(cfg: SftConfig, found: Demonstrations, encoded: list[Encoded], say: Say) -> None:
-    """Say what there is to train on, and what was left out.
+    """Print how much there is to train on, and what was left out.
 
     Raises:
         TrainingError: there is nothing to train on.

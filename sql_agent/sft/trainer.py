@@ -1,7 +1,7 @@
-"""Supervised fine-tuning on TRL's `SFTTrainer`: settings, log, checkpoints and result.
+"""Fine-tunes with TRL's `SFTTrainer`: settings, log, checkpoints and result.
 
-Loop, optimiser, collator and defaults are TRL's. The loss is ours for the sake of memory: TRL's makes the logits of
-prompts and padding too on a CPU, and has no micro-batches by tokens. Leaves out several processes.
+Loop, optimiser, collator and defaults are TRL's. The loss is ours to save memory: on a CPU, TRL's also computes the
+logits of prompts and padding, and it has no micro-batches by tokens. Leaves out training with several processes.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from sql_agent.sft.config import SftConfig
 from sql_agent.sft.encoding import Encoded
 
 RECORD = "sft.json"
-"""The record of a run, in its output and in each checkpoint. It is written last: where it exists, the rest is whole."""
+"""The record of a run, in its output and in each checkpoint. It is written last; if it exists, the rest is whole."""
 CHECKPOINTS = "checkpoints"
 KEPT_CHECKPOINTS = 2
 
 
 @dataclass(frozen=True)
 class Lora:
-    """A new adapter on all linear layers."""
+    """Describes a new adapter on all linear layers."""
 
     r: int
     alpha: int
@@ -44,15 +44,15 @@ class Lora:
 
 
 class MicroBatchSFTTrainer(SFTTrainer):
-    """TRL's trainer with bounded memory: micro-batches, and logits of the learnt tokens only, a tile at a time.
+    """Trains like TRL's trainer with bounded memory: micro-batches, and logits of trained tokens only, tile by tile.
 
-    It also stops at the first loss that is not finite, and goes on counting tokens from a checkpoint.
+    It also stops at the first loss that is not finite, and continues a checkpoint's count of tokens.
     """
 
     def __init__(self, *args: Any, micro_batch_tokens: int, **kwargs: Any) -> None:
         self._micro_batch_tokens = micro_batch_tokens
         self._seen: list[tuple[int, int, float]] = []
-        """Learnt tokens of each micro-batch, those of them that were likeliest, and the sum of their entropies."""
+        """For each micro-batch: trained tokens, how many of them were most likely, and the sum of their entropies."""
         super().__init__(*args, **kwargs)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
@@ -81,7 +81,7 @@ class MicroBatchSFTTrainer(SFTTrainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """Cross-entropy summed over the learnt tokens, divided by their number in the whole update."""
+        """Return the cross-entropy summed over the trained tokens, divided by their number in the whole update."""
         learnt = _learnt(inputs)
         with self.accelerator.autocast():
             found = score_tokens(model, inputs["input_ids"], inputs["attention_mask"], learnt, metrics=True)
@@ -99,7 +99,7 @@ class MicroBatchSFTTrainer(SFTTrainer):
 
 
 def _learnt(inputs: Any) -> torch.Tensor:
-    """True where a token is learnt, shape (B, T); the first token is not, because nothing comes before it."""
+    """Return True on trained tokens, shape (B, T), never on the first token, which nothing predicts."""
     learnt = inputs["labels"] != -100
     learnt[:, 0] = False
     return learnt
@@ -114,11 +114,11 @@ def make_trainer(
     lora: Lora | None,
     record: dict[str, Any],
 ) -> MicroBatchSFTTrainer:
-    """TRL's trainer over conversations that are in tokens already, one per row, padded right.
+    """Make TRL's trainer for tokenised conversations, one per row, padded right.
 
     Args:
         lora: the adapter to make; None trains the weights of `model` that are not frozen.
-        record: written beside each checkpoint.
+        record: the record that is written beside each checkpoint.
     """
     on_gpu = model.device.type == "cuda"
     on_cpu_bfloat16 = not on_gpu and uses_bfloat16(cfg.precision, model.num_parameters())
@@ -159,12 +159,12 @@ def make_trainer(
 
 
 def as_dataset(encoded: Sequence[Encoded]) -> Dataset:
-    """The columns that TRL uses as they are: `input_ids`, and `labels` with -100 where nothing is learnt."""
+    """Return the columns that TRL uses unchanged: `input_ids`, and `labels` with -100 on tokens without loss."""
     return Dataset.from_dict({"input_ids": [one.ids for one in encoded], "labels": [one.labels for one in encoded]})
 
 
 def load_trainable(folder: Path, base: Path, *, all_weights: bool, device: str) -> Any:
-    """Load the model on its device; where `folder` is an adapter, with that adapter to be trained on.
+    """Load the model on its device; if `folder` is an adapter, with that adapter to train further.
 
     Frozen weights are bfloat16 on a GPU. Trained ones are float32, because bfloat16 would lose small updates.
     """
@@ -192,7 +192,7 @@ RENAMED = {
 
 
 class SftLog(RunLog):
-    """The run's log with the metrics of fine-tuning; the trainer's summary at the end is left out."""
+    """Writes the run's log with the metrics of fine-tuning, without the trainer's summary at the end."""
 
     record_name = RECORD
 
@@ -215,7 +215,7 @@ def metrics_line(metrics: Mapping[str, float]) -> str:
 def save_whole(
     trainer: MicroBatchSFTTrainer, tokenizer: PreTrainedTokenizerBase, output: Path, record: Mapping[str, Any]
 ) -> None:
-    """Write model or adapter, and tokenizer, then the record."""
+    """Write model or adapter and tokenizer, then the record."""
     with tempfile.TemporaryDirectory(dir=output, prefix=".saving-") as scratch, failures_of_the_disk(output):
         model: Any = trainer.model
         model.save_pretrained(scratch)

@@ -1,4 +1,4 @@
-"""The databases that a person brings: one SQLite file, or a folder with one per `db_id`. None of them is written to."""
+"""Finds a user's own databases: one SQLite file, or a folder with one per `db_id`. None of them is written to."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ SUFFIXES = (".sqlite", ".sqlite3", ".db")
 
 
 class DatabaseError(ValueError):
-    """A database cannot be used; the message says why and what to do."""
+    """Says that a database cannot be used; the message says why and what to do."""
 
 
 class Databases:
-    """SQLite files by their ids.
+    """Maps ids to SQLite files.
 
     Args:
-        path: a file, whose id is its stem; or a folder in the layout of Spider and BIRD, `DB_ID/DB_ID.sqlite`, itself
-            or in its subfolder `database`.
+        path: a file, whose id is its stem; or a folder in the layout of Spider and BIRD, `DB_ID/DB_ID.sqlite` in it or
+            in its subfolder `database`.
     Raises:
         DatabaseError: there is no SQLite database.
     """
@@ -26,9 +26,10 @@ class Databases:
         self.files = _files(path)
 
     def file(self, db_id: str | None) -> Path:
-        """
+        """Return the file of a database.
+
         Args:
-            db_id: None where a row names none, which is allowed where there is one database.
+            db_id: None if a row names none, which is allowed if there is only one database.
         Raises:
             DatabaseError: there is no such database, or there are several and none is named.
         """

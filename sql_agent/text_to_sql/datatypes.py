@@ -1,4 +1,4 @@
-"""The record of a question about a database. Importing this module is instant."""
+"""Defines the record of a question about a database. Importing this module is instant."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from dbbench_adapter.datatypes import Rows
 
 @dataclass(frozen=True)
 class Question:
-    """One question with the reference query, or else with the rows that answer it."""
+    """Holds one question with the reference query, or else with the rows of the answer."""
 
     id: str
     """Unique in its file and stable over loads: file stem and position, `dev-17`."""
     question: str
     db_id: str
-    """Which of the databases it is about."""
+    """Id of the database that the question is about."""
     query: str | None = None
     """The reference, in the database's own SQL. It never enters a prompt, a tool result or a span."""
     answer: Rows | None = None
-    """The rows of the answer, where there is no reference."""
+    """The rows of the answer, if there is no reference."""
     evidence: str = ""
-    """What a person should know to answer it (BIRD); part of the prompt."""
+    """Background knowledge for the question (BIRD); part of the prompt."""
     kind: str = "answer"
     """BIRD's difficulty, or what the reference consists of (`load.kind_of`)."""
     schema_chars: int | None = None
-    """The schema in the prompt is cut to so many characters; None: it is whole."""
+    """Characters to which the schema in the prompt is cut; None: it is whole."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; `from_dict` is the inverse."""
+        """Return plain JSON values; `from_dict` is the inverse."""
         return _QUESTION.dump_python(self, mode="json")
 
     @staticmethod

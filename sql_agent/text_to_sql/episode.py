@@ -1,4 +1,4 @@
-"""The rules, the tools and the episode of an agent that answers a question by a query."""
+"""Defines the rules, the tools and the episode of an agent that answers a question with a query."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.sandbox import UserDatabase
 
 MAX_ROUNDS = 8
-"""Replies, the one that submits included."""
+"""Number of replies, the one that submits included."""
 MAX_SHOWN_ROWS = 20
 MAX_SHOWN_CHARS = 1_000
-"""Longest result as the policy reads it."""
+"""Longest result that the policy reads."""
 RULES = """\
 You answer questions about a SQLite database by a query. execute_sql runs a SELECT statement and shows its rows; \
 submit_sql hands in the query whose result is the answer, and ends the task. The query returns the columns that are \
@@ -32,7 +32,7 @@ TOOLS = [
 
 
 def messages(question: Question, schema: str) -> list[Message]:
-    """The first prompt. The schema comes first, so that all questions about a database begin alike."""
+    """Return the first prompt; the schema comes first, so that all questions about a database share a prefix."""
     evidence = f"\n{question.evidence}" if question.evidence else ""
     return [
         {"role": "system", "content": f"{RULES}\n{schema}"},
@@ -41,7 +41,7 @@ def messages(question: Question, schema: str) -> list[Message]:
 
 
 def submission(query: str) -> Message:
-    """The reply of an assistant that knows the query."""
+    """Return the reply of an assistant that knows the query."""
     call = {
         "id": "call_0",
         "type": "function",
@@ -51,7 +51,7 @@ def submission(query: str) -> Message:
 
 
 class TextToSqlEpisode:
-    """A `sql_agent.environments.base.CallingEpisode`."""
+    """Implements `sql_agent.environments.base.CallingEpisode`."""
 
     def __init__(self, question: Question, database: UserDatabase, max_rounds: int) -> None:
         self.question, self.database, self.max_rounds = question, database, max_rounds
@@ -79,7 +79,7 @@ class TextToSqlEpisode:
         return ""
 
     def without_call(self, reply: str) -> list[Message]:
-        """A reply without a call ends the episode without an answer."""
+        """End the episode without an answer, since the reply has no call."""
         self.status = "completed"
         return []
 
@@ -92,7 +92,7 @@ class TextToSqlEpisode:
 
 
 def format_result(result: Result) -> str:
-    """The columns and rows as JSON, one row a line, or the error; what is cut off is counted."""
+    """Return columns and rows as JSON, one row per line, or the error; rows that are cut off are counted."""
     if result.error is not None:
         text = f"Error: {result.error}"
     else:

@@ -1,6 +1,6 @@
-"""Whether a query's result is the reference's: our own rule, and those of Spider's and BIRD's published evaluators.
+"""Compares a query's result with the reference's, by our own rule or those of Spider's and BIRD's published evaluators.
 
-Leaves out the running of queries (`sql_agent.environments.text_to_sql`).
+Leaves out the execution of queries (`sql_agent.environments.text_to_sql`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dbbench_adapter.judges.strict import same_rows
 from sql_agent.text_to_sql.load import orders_rows
 
 ExecutionJudge = Literal["strict", "spider", "bird"]
-"""`strict`: rows as multisets, in order where the reference orders them, numbers as in `dbbench_adapter.judges.strict`.
+"""`strict`: rows as multisets, in order if the reference orders them, numbers as in `dbbench_adapter.judges.strict`.
 `spider`: as `eval_exec_match` of taoyds/test-suite-sql-eval with its defaults, on one database. `bird`: as
 `evaluation_ex.py` of bird-bench/mini_dev, sets of rows."""
 EXECUTION_JUDGES: dict[str, ExecutionJudge] = {name: name for name in get_args(ExecutionJudge)}
@@ -24,8 +24,10 @@ _THIS_YEAR = re.compile(r"year\s*\(\s*curdate\s*\(\s*\)\s*\)\s*", re.IGNORECASE)
 
 
 def as_run(judge: ExecutionJudge, query: str) -> str:
-    """The query as the judge runs it, prediction and reference alike. Spider's evaluator leaves out DISTINCT, takes
-    the year of today for 2020, and joins operators that were split."""
+    """Return the query as the judge runs it, for predictions and references.
+
+    Spider's evaluator removes DISTINCT, replaces the current year by 2020, and joins operators that were split.
+    """
     if judge != "spider":
         return query
     joined = query.replace("> =", ">=").replace("< =", "<=").replace("! =", "!=")
@@ -33,11 +35,12 @@ def as_run(judge: ExecutionJudge, query: str) -> str:
 
 
 def same_result(judge: ExecutionJudge, given: Rows, expected: Rows, reference: str | None) -> bool:
-    """
+    """Return whether two results are equal by the judge's rule.
+
     Args:
         given, expected: the rows of the two queries `as_run`.
-        reference: the reference query, which says whether the order counts; None where there are only rows, as a
-            multiset.
+        reference: the reference query, which decides whether the order counts; None if there are only rows, which are
+            compared as a multiset.
     """
     if judge == "bird":
         return set(given) == set(expected)
@@ -49,13 +52,12 @@ def same_result(judge: ExecutionJudge, given: Rows, expected: Rows, reference: s
 
 
 def _plain(rows: Rows) -> Rows:
-    """Binary cells as texts of their hex digits, which `strict` can compare."""
+    """Return rows with binary cells as hex text, which `strict` can compare."""
     return tuple(tuple(f"x'{cell.hex()}'" if isinstance(cell, bytes) else cell for cell in row) for row in rows)
 
 
 def _same_but_for_columns(given: Rows, expected: Rows, *, ordered: bool) -> bool:
-    """Whether the rows are equal once the columns of one result are put into some order; two empty results are equal,
-    whatever their columns."""
+    """Return whether some order of the columns makes the results equal; two empty results always are."""
     if not given and not expected:
         return True
     if len(given) != len(expected) or len(given[0]) != len(expected[0]):
@@ -63,21 +65,24 @@ def _same_but_for_columns(given: Rows, expected: Rows, *, ordered: bool) -> bool
     columns = list(zip(*given, strict=True)), list(zip(*expected, strict=True))
     if ordered:
         return Counter(columns[0]) == Counter(columns[1])
-    if _by_cells(given) != _by_cells(expected):  # else a wrong result might be tried in every order of its columns
+    if _by_cells(given) != _by_cells(expected):  # otherwise every order of the columns might be tried
         return False
     return _placed([()] * len(given), [()] * len(given), columns[1], columns[0])
 
 
 def _by_cells(rows: Rows) -> Counter[frozenset[tuple[Any, int]]]:
-    """The rows, each without the order of its cells."""
+    """Return the rows as a multiset in which the order of a row's cells does not count."""
     return Counter(frozenset(Counter(row).items()) for row in rows)
 
 
 def _placed(
     given: Sequence[Row], expected: Sequence[Row], wanted: Sequence[tuple[Any, ...]], left: Sequence[tuple[Any, ...]]
 ) -> bool:
-    """Whether the columns `left` can be put into an order in which the rows, begun as `given`, become those that begin
-    as `expected` and go on with the columns `wanted`, as multisets. Beginnings that differ are not pursued."""
+    """Return whether some order of the columns `left` completes `given` to the rows of `expected` and `wanted`.
+
+    Rows are compared as multisets. `given` and `expected` hold the columns placed so far; a column that makes them
+    differ is not tried further.
+    """
     if not wanted:
         return True
     begun = [(*row, cell) for row, cell in zip(expected, wanted[0], strict=True)]

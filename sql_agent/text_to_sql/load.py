@@ -27,14 +27,14 @@ REFERENCE_KEYS = ("query", "SQL", "sql")
 
 
 class QuestionFileError(ValueError):
-    """A file of questions cannot be read; the message names file and row."""
+    """Says that a file of questions cannot be read; the message names file and row."""
 
 
 def read_questions(path: Path, databases: Databases) -> list[Question]:
     """Read a JSON array, or JSONL.
 
     Raises:
-        QuestionFileError: the file is missing or empty, or a row is no question about one of the databases.
+        QuestionFileError: the file is missing or empty, or a row is not a question about one of the databases.
     """
     if not path.is_file():
         raise QuestionFileError(f"{path} does not exist; expected rows with `question` and `query`, JSON or JSONL")
@@ -50,8 +50,7 @@ def read_questions(path: Path, databases: Databases) -> list[Question]:
 
 
 def split_questions(questions: Sequence[Question], fraction: float, seed: int) -> tuple[list[Question], list[Question]]:
-    """Hold out a share of the questions: whole databases where there are several, else all questions with the same
-    reference together.
+    """Hold out a share of the questions: whole databases if there are several, else groups with the same reference.
 
     Returns:
         Questions to train on, and held-out ones.
@@ -71,8 +70,10 @@ def split_questions(questions: Sequence[Question], fraction: float, seed: int) -
 
 
 def kind_of(query: str) -> str:
-    """What a reference consists of, the first that holds: `nested`, `set`, `join`, `group`, `aggregate` or `plain`;
-    `other` where it does not parse."""
+    """Classify a reference: the first that fits of `nested`, `set`, `join`, `group`, `aggregate` and `plain`.
+
+    A reference that does not parse is `other`.
+    """
     tree = _parsed(query)
     if tree is None:
         return "other"
@@ -93,8 +94,7 @@ _KINDS: dict[str, tuple[Any, ...]] = {
 
 
 def orders_rows(query: str) -> bool:
-    """Whether the outermost query orders its rows; one that does not parse is taken to order them if its text ends with
-    such a clause."""
+    """Return whether the outermost query orders its rows; if it does not parse, an ORDER BY at its end decides."""
     tree = _parsed(query)
     if tree is None:
         return "order by" in query.lower().rpartition(")")[2]
@@ -102,7 +102,7 @@ def orders_rows(query: str) -> bool:
 
 
 def _parsed(query: str) -> exp.Expr | None:
-    """The first statement, without what follows its semicolon: a comment there is parsed as one more statement."""
+    """Return the first statement; a comment after its semicolon would be parsed as one more statement."""
     try:
         return next(filter(None, sqlglot.parse(query, read="sqlite")), None)
     except (SqlglotError, RecursionError):
@@ -110,13 +110,13 @@ def _parsed(query: str) -> exp.Expr | None:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """The rows with what to call them in a message."""
+    """Yield the rows, each with its name in messages."""
     try:
         text = path.read_text("utf-8-sig")
     except UnicodeDecodeError:
         raise QuestionFileError(f"{path} is no text, expected JSON or JSONL in UTF-8") from None
     if not text.lstrip().startswith("["):
-        for number, line in enumerate(text.split("\n"), 1):  # JSON's texts may hold other line ends
+        for number, line in enumerate(text.split("\n"), 1):  # JSON strings may contain other line ends
             if line.strip():
                 try:
                     yield f"line {number}", parse_json(line)
@@ -159,7 +159,7 @@ def _text(row: dict[str, Any], key: str) -> str:
 
 
 def _answer(value: Any) -> Rows:
-    """A value is one row of one column, a list of values one column, a list of lists whole rows."""
+    """Return the rows of an answer: a value is one cell, a list of values one column, a list of lists whole rows."""
     rows = value if isinstance(value, list) else [value]
     return tuple(tuple(map(_cell, row)) if isinstance(row, list) else (_cell(row),) for row in rows)
 

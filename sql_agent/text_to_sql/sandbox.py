@@ -1,8 +1,8 @@
-"""What an agent's statements may use of a SQLite file that a person brings: all of its tables, and SQLite's functions.
+"""Runs an agent's statements on a user's own SQLite file; they may use all of its tables, and SQLite's functions.
 
-The functions are SQLite's own, so a statement gives here what it gives in a `sqlite3` shell and in the evaluators of
-Spider and BIRD. Left out are those that change something, read files, tell the version or draw numbers at random. Where
-SQLite's own takes quadratic time, the longest value bounds it.
+The functions are SQLite's own, so a statement gives the same result as in a `sqlite3` shell and in the evaluators of
+Spider and BIRD. Not allowed are functions that change something, read files, return the version or draw random numbers.
+The limit of a value's length bounds functions of SQLite that take quadratic time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_RESULT_CHARS = 1_000_000
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: 200_000,  # instr and replace then take 0.5 s at most (measured)
     sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1_000,
-    sqlite3.SQLITE_LIMIT_COLUMN: 2_000,  # as wide as a table can be
+    sqlite3.SQLITE_LIMIT_COLUMN: 2_000,  # SQLite's widest table
     sqlite3.SQLITE_LIMIT_FUNCTION_ARG: 100,
     sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 50,
 }
@@ -41,8 +41,11 @@ _BUILT_IN = (
 
 
 def _strip(left: bool, right: bool) -> Callable[[Any, Any], Any]:
-    """SQLite's own compares every character of the text with every one of the set, and so does Python's `str.strip`,
-    which no other thread may interrupt."""
+    """Return a replacement of `trim`, `ltrim` or `rtrim` that takes linear time.
+
+    SQLite's own compares every character of the text with every one of the set. So does Python's `str.strip`, which no
+    other thread can interrupt.
+    """
 
     def stripped(text: Any, characters: Any) -> Any:
         if text is None or characters is None:
@@ -56,7 +59,7 @@ def _strip(left: bool, right: bool) -> Callable[[Any, Any], Any]:
 
 
 def _text(value: Any) -> str:
-    """The value as SQLite casts it to text."""
+    """Return the value as SQLite casts it to text."""
     if not isinstance(value, float):
         return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
     if math.isinf(value):
@@ -68,11 +71,11 @@ def _text(value: Any) -> str:
 _STRIPS = {"trim": (True, True), "ltrim": (True, False), "rtrim": (False, True)}
 _WIDTHS = re.compile(r"%[^a-zA-Z%]*[a-zA-Z%]")
 _MAX_WIDTH = 4
-"""Digits of a width or a precision in a format."""
+"""Largest number of digits of a width or a precision in a format."""
 
 
 def _formatted(*values: Any) -> Any:
-    """SQLite's own writes as many characters as it is told to before it looks at the longest value."""
+    """Format with limited widths; SQLite's own `printf` writes the whole width before it checks the length limit."""
     for spec in _WIDTHS.findall(str(values[0]) if values else ""):
         if "*" in spec or any(len(digits) > _MAX_WIDTH for digits in re.findall(r"\d+", spec)):
             raise ValueError(f"{spec} is wider than 9999 characters, or takes its width from an argument")
@@ -93,10 +96,10 @@ _FUNCTIONS: Functions = {
 
 
 class UserDatabase(ReadOnlyDatabase):
-    """The database of one episode, or of a judge, which gives the statements more time.
+    """Opens the database for one episode, or for a judge, which gives statements more time.
 
     Raises:
-        BackendUnavailable: the file cannot be opened; so does `run` when it can no longer be read.
+        BackendUnavailable: the file cannot be opened; `run` raises it when the file can no longer be read.
     """
 
     def __init__(self, path: Path, watchdog: Watchdog, *, statement_timeout_s: float) -> None:
@@ -109,15 +112,17 @@ class UserDatabase(ReadOnlyDatabase):
             refusal=REFUSAL,
             statement_timeout_s=statement_timeout_s,
             max_sort_opcodes=None,  # a table may have millions of rows
-            max_rows=MAX_RESULT_ROWS + 1,  # one more tells that there are too many
+            max_rows=MAX_RESULT_ROWS + 1,  # one more shows that there are too many
             max_chars=MAX_RESULT_CHARS,
             limits=_LIMITS,
-            trusted_schema=True,  # what is added stands for functions of SQLite's, which a view may call
+            trusted_schema=True,  # the added functions replace SQLite's own, which a view may call
         )
 
     def run(self, sql: str) -> Result:
-        """Run one statement of the agent. A result of which rows were dropped for their length is an error: a judge
-        would take what is left for the whole."""
+        """Run one statement of the agent.
+
+        A result that is too long is an error, because a judge would take the rows that are left for the whole result.
+        """
         result = super().run(sql)
         chars = sum(len(cell) if isinstance(cell, str | bytes) else 1 for row in result.rows or () for cell in row)
         return Result(error="the result is too long; ask for less") if chars > MAX_RESULT_CHARS else result

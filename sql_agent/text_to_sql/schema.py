@@ -1,5 +1,6 @@
-"""The schema of a SQLite file as the policy reads it: tables, columns with types, keys and a few values of each column,
-cut to a length. Leaves out indexes, triggers and checks.
+"""Renders the schema of a SQLite file for the policy, cut to a length.
+
+It shows tables, columns with types, keys, and a few values of each column. Leaves out indexes, triggers and checks.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dbbench_adapter.backends.sqlite.read_only import connect
 from sql_agent.text_to_sql.databases import DatabaseError
 
 SAMPLED_ROWS = 1_000
-"""The values of a column that are shown are among those of the first rows, so that a large table is not read."""
+"""Example values come from this many first rows, so that a large table is not read whole."""
 SAMPLES = 2
 SAMPLE_CHARS = 24
 _KEYWORDS = (
@@ -25,14 +26,14 @@ _KEYWORDS = (
     "group having in index insert intersect into is isnull join limit not nothing notnull null on or order primary "
     "raise references returning select set table then to transaction union unique update using values when where"
 )
-"""Words that SQLite reads as no name unless they are quoted."""
+"""Words that are names in SQLite only if they are quoted."""
 
 
 @dataclass(frozen=True)
 class ColumnInfo:
     name: str
     type: str
-    """As declared; empty where nothing is."""
+    """The declared type; empty if none is declared."""
     samples: tuple[str, ...] = ()
     """Values as SQL literals."""
 
@@ -48,11 +49,13 @@ class TableInfo:
 
 
 def read_schema(path: Path) -> tuple[TableInfo, ...]:
-    """The tables and views of a file in their order. Left out are SQLite's own, and what no statement may read: virtual
-    tables, and views that name what is not there.
+    """Read the tables and views of a file in their order.
+
+    SQLite's own tables are left out, and so are those that no statement can read: virtual tables, and views that name
+    missing tables or columns.
 
     Raises:
-        DatabaseError: it cannot be read, or holds no table.
+        DatabaseError: the file cannot be read, or has no table.
     """
     try:
         with closing(connect(path)) as connection:
@@ -71,14 +74,14 @@ def read_schema(path: Path) -> tuple[TableInfo, ...]:
 
 
 def render(tables: Sequence[TableInfo], max_chars: int | None = None) -> tuple[str, str]:
-    """The schema as a text, and what was left out of it.
+    """Return the schema as a text, and a description of what was left out.
 
-    What is too long loses, in this order: the values; the columns of wide tables; the last tables.
+    A schema that is too long loses, in this order: example values; columns of wide tables; the last tables.
 
     Args:
         max_chars: the longest text; None: no limit.
     Returns:
-        The text, never empty; what was left out, in words for the policy and for a person, empty if nothing was.
+        The text, never empty; and what was left out, in words for the policy and for people, empty if nothing was.
     """
     for said, statements in _cuts(tables):
         text = _text(said, statements)
@@ -88,7 +91,7 @@ def render(tables: Sequence[TableInfo], max_chars: int | None = None) -> tuple[s
 
 
 def lengths(tables: Sequence[TableInfo]) -> list[int]:
-    """The lengths, in characters, of the ever smaller schemas that `render` chooses from, the whole one left out."""
+    """Return the lengths, in characters, of the shortened schemas that `render` chooses from, longest first."""
     return [len(_text(said, statements)) for said, statements in _cuts(tables)][1:]
 
 
@@ -97,7 +100,7 @@ def _text(said: str, statements: Sequence[str]) -> str:
 
 
 def _cuts(tables: Sequence[TableInfo]) -> Iterator[tuple[str, Sequence[str]]]:
-    """The statements of ever smaller schemas, each with what it leaves out."""
+    """Yield the statements of ever smaller schemas, each with a description of what it leaves out."""
     yield "", [*map(_statement, tables)]
     cut, left_out = [_without_values(table) for table in tables], ["example values"]
     statements = [*map(_statement, cut)]
@@ -119,7 +122,7 @@ def _without_values(table: TableInfo) -> TableInfo:
 
 
 def _narrow(table: TableInfo, most: int) -> TableInfo:
-    """At most so many columns, those of keys first."""
+    """Return the table with at most `most` columns, those of keys first."""
     if len(table.columns) <= most:
         return table
     keys = {*table.primary_key, *(column for column, _, _ in table.foreign_keys)}
@@ -146,9 +149,9 @@ def _name(name: str) -> str:
 
 
 def _read_table(connection: sqlite3.Connection, name: str, is_view: bool) -> TableInfo | None:
-    """None for a view that names what is not there, since no statement can read it."""
+    """Read one table; None for a view that names missing tables or columns, since no statement can read it."""
     quoted = '"' + name.replace('"', '""') + '"'
-    try:  # generated columns are in table_xinfo alone; 1 are the hidden columns of virtual tables
+    try:  # only table_xinfo lists generated columns; hidden = 1 marks hidden columns of virtual tables
         found = connection.execute(
             "SELECT name, type, pk FROM pragma_table_xinfo(?) WHERE hidden <> 1", (name,)
         ).fetchall()
@@ -170,7 +173,7 @@ def _foreign_keys(connection: sqlite3.Connection, name: str) -> tuple[tuple[str,
 
 
 def _key(connection: sqlite3.Connection, table: str, place: int, default: str) -> str:
-    """The column that a foreign key without a column means: that of the primary key."""
+    """Return the column that a foreign key without a named column refers to: that of the primary key."""
     found = connection.execute("SELECT name FROM pragma_table_info(?) WHERE pk = ?", (table, place + 1)).fetchone()
     return found[0] if found else default
 

@@ -1,9 +1,9 @@
-"""The small policy before any training: a random Qwen3 with a circuit that copies built in.
+"""Builds the small policy before any training: a random Qwen3 with a copy circuit.
 
-A policy of one million parameters does not learn to copy unseen names out of its prompt in minutes; with the circuit in
-place at initialisation it only has to learn when to. The circuit is the induction head of arXiv:2209.11895: layer 0
-notes down at each position which token came before, layer 1 looks for a position whose token before is the present
-token and makes the token there the likely next one. Leaves out training, which may change all of these weights.
+A policy of one million parameters does not learn to copy unseen names from its prompt in minutes. With the circuit in
+place at initialisation, it only has to learn when to copy. The circuit is the induction head of arXiv:2209.11895. Layer
+0 stores at each position which token came before. Layer 1 looks for a position whose previous token equals the current
+token, and makes the token there likely as the next one. Leaves out training, which may change all of these weights.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from sql_agent.tiny_policy.tokenizer import END_ID, MAX_POSITIONS, PAD_ID
 
 ROPE_THETA = 1e6
 HEADS = 2
-"""Copies of the circuit, one per key-value head, each matching and copying through projections of its own."""
+"""Copies of the circuit, one per key-value head; each has its own projections for matching and copying."""
 EMBEDDING_STD = 0.1
 CONSTANT = 6.0
-"""Feature 0 of every embedding, in units of `EMBEDDING_STD`: what position-only queries and keys are made of."""
+"""Feature 0 of every embedding, in units of `EMBEDDING_STD`; position-only queries and keys are made from it."""
 DAMPING = 0.1
-"""Scale of everything else that writes into the residual stream, so that the circuit is heard."""
+"""Scale of everything else that writes into the residual stream, so that the circuit dominates."""
 SHARPNESS = (2.5, 1.8)
-"""Norm weights of the rotary dimensions that the two layers attend by: how peaked their attention is."""
+"""Norm weights of the rotary dimensions that the two layers attend by; they decide how peaked the attention is."""
 COPY_GAIN = 8.0
-"""How loud the copied token is beside the present one."""
+"""Strength of the copied token relative to the current one."""
 NEIGHBOUR_RAD = 0.15
-"""Rotary pairs turning faster than this per position tell neighbours apart."""
+"""Rotary pairs that turn faster than this per position distinguish neighbours."""
 STEADY_RAD = 0.02
-"""Rotary pairs turning slower than this hardly notice distance and can carry what a token is."""
+"""Rotary pairs that turn slower than this hardly depend on distance and can encode which token it is."""
 
 
 def build_model(vocab_size: int, *, seed: int) -> Qwen3ForCausalLM:
-    """The untrained policy, circuit included: 0.9 million parameters, float32, the same for the same seed.
+    """Build the untrained policy with the circuit: 0.9 million parameters, float32, the same for the same seed.
 
-    Leaves the global random state of torch as it was.
+    The global random state of torch does not change.
     """
     config = Qwen3Config(
         vocab_size=vocab_size,
@@ -65,7 +65,7 @@ def build_model(vocab_size: int, *, seed: int) -> Qwen3ForCausalLM:
 
 @torch.no_grad()
 def seed_copy_circuit(model: Qwen3ForCausalLM) -> None:
-    """Write the circuit into layers 0 and 1 of a freshly initialised model; draws from torch's random state."""
+    """Write the circuit into layers 0 and 1 of a newly initialised model, with torch's random state."""
     config = model.config
     embedding = model.model.embed_tokens.weight
     embedding.mul_(EMBEDDING_STD / embedding.std())
@@ -93,13 +93,13 @@ def seed_copy_circuit(model: Qwen3ForCausalLM) -> None:
 
 
 def _radians_per_position(config: Qwen3Config) -> Tensor:
-    """How far each rotary pair turns per position, shape (head_dim / 2,), falling from 1."""
+    """Return the angle that each rotary pair turns per position, shape (head_dim / 2,), falling from 1."""
     half = config.head_dim // 2
     return ROPE_THETA ** (-torch.arange(half) / half)
 
 
 def _directions(n: int, hidden_size: int) -> Tensor:
-    """n random orthonormal directions of the residual stream, blind to the constant feature; shape (n, hidden)."""
+    """Return n random orthonormal directions of the residual stream without the constant feature; (n, hidden)."""
     directions = torch.nn.init.orthogonal_(torch.empty(n, hidden_size))
     directions[:, 0] = 0
     return directions
@@ -111,9 +111,12 @@ def _sharpen(attention: Qwen3Attention, dims: Tensor, weight: float) -> None:
 
 
 def _look_one_back(attention: Qwen3Attention, kv_head: int, pairs: Tensor, turns: Tensor) -> None:
-    """Attend to the position before: a constant query, and as key that query turned on by one position, so that
-    after rotary embedding the two agree at distance one."""
-    query, key = (rows * 0.3 for rows in _head_weights(attention, kv_head))  # a little noise, to train from
+    """Attend to the previous position.
+
+    The query is constant, and the key is that query rotated by one position, so that after rotary embedding the two
+    agree at distance one.
+    """
+    query, key = (rows * 0.3 for rows in _head_weights(attention, kv_head))  # some noise, as a start for training
     query[:, 0] = key[:, 0] = 0
     query[pairs, 0] = 0.3
     key[pairs, 0] = 0.3 * torch.cos(turns[pairs])
@@ -122,14 +125,14 @@ def _look_one_back(attention: Qwen3Attention, kv_head: int, pairs: Tensor, turns
 
 
 def _match(attention: Qwen3Attention, kv_head: int, dims: Tensor, *, query: Tensor, key: Tensor) -> None:
-    """Attend to where the residual stream holds along `key` what it holds here along `query`, both (dims, hidden)."""
+    """Attend to positions whose residual stream along `key` equals the one here along `query`, both (dims, hidden)."""
     query_rows, key_rows = (torch.zeros_like(rows) for rows in _head_weights(attention, kv_head))
     query_rows[dims], key_rows[dims] = query, key
     _set_head_weights(attention, kv_head, query_rows, key_rows)
 
 
 def _move(attention: Qwen3Attention, kv_head: int, *, read: Tensor, write: Tensor) -> None:
-    """Add along `write` what the attended position holds along `read`, both of shape (n <= head_dim, hidden)."""
+    """Add along `write` the attended position's values along `read`, both of shape (n <= head_dim, hidden)."""
     head, size = kv_head * attention.num_key_value_groups, attention.head_dim
     value = torch.zeros(size, read.shape[1])
     value[: len(read)] = read
@@ -140,7 +143,7 @@ def _move(attention: Qwen3Attention, kv_head: int, *, read: Tensor, write: Tenso
 
 
 def _head_weights(attention: Qwen3Attention, kv_head: int) -> tuple[Tensor, Tensor]:
-    """Rows of the first query head that shares this key-value head, and of its key, each (head_dim, hidden)."""
+    """Return the weights of the first query head of this key-value head, and of its key, each (head_dim, hidden)."""
     head, size = kv_head * attention.num_key_value_groups, attention.head_dim
     query, key = attention.q_proj.weight, attention.k_proj.weight
     return query[head * size : (head + 1) * size], key[kv_head * size : (kv_head + 1) * size]

@@ -1,7 +1,7 @@
-"""Oracle episodes to learn from: the reference statement, what the database answers, and the answer that it shows.
+"""Makes oracle episodes to train on: the reference statement, the database's result, and the answer in it.
 
-They are made from generated train tasks on SQLite, through the same episode that the policy will meet. Leaves out the
-tokens (`sql_agent.sft.encoding`).
+They come from generated train tasks on SQLite, with the same messages that the policy will meet. Leaves out the tokens
+(`sql_agent.sft.encoding`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from sql_agent.sft.encoding import Encoded
 from sql_agent.tiny_policy.tokenizer import Message, conversation
 
 POOL = 16
-"""Batches that are sorted by length together, so that little of a batch is padding."""
+"""Number of batches whose examples are sorted by length together, so that batches have little padding."""
 
 
 def oracle_conversation(task: Task, backend: Backend) -> list[Message]:
-    """A rollout that is right: run the reference, then commit each value as the result shows it (none for a change).
+    """Return a correct rollout: it runs the reference, then commits the result's values (none for a change).
 
     Raises:
         ValueError: the task has no reference statement.
@@ -35,7 +35,7 @@ def oracle_conversation(task: Task, backend: Backend) -> list[Message]:
 
 
 def batches(examples: Iterable[Encoded], *, batch_size: int, seed: int) -> Iterator[list[Encoded]]:
-    """Batches of examples of like length, in random order within each pool of `POOL` batches."""
+    """Yield batches of examples of similar length, in random order within each pool of `POOL` batches."""
     rng, stream = random.Random(seed), iter(examples)
     while pool := list(islice(stream, POOL * batch_size)):
         pool.sort(key=lambda example: len(example.ids))

@@ -1,4 +1,4 @@
-"""The parts of this package put together: tokenizer, model and warm start become a Hugging Face folder.
+"""Makes a Hugging Face folder from the parts of this package: tokenizer, model and warm start.
 
 Leaves out the command line (`scripts.make_tiny_policy`). Importing this module is instant.
 """
@@ -19,14 +19,14 @@ from core.commands import interruptible
 from core.outputs import failures_of_the_disk
 
 STEPS = 400
-"""More makes a better policy and leaves GRPO less to do: 320 gave 31 % of 96 held-out tasks, greedy, 400 gave 50 %."""
+"""More steps make a better policy and leave less for GRPO: 320 solved 31 % of 96 held-out tasks, greedy, 400 50 %."""
 BATCH_SIZE = 8
 TOKENIZER_TASKS = 2000
 REWORDED_SHARE = 0.5
-"""Share of the episodes that are worded like real task files. With 0 and 300 steps, half of the replies to such files
-held no call."""
+"""Share of the episodes that are worded like real task files. With a share of 0 and 300 steps, half of the replies to
+such files had no call."""
 THREADS = 1
-"""Fixed, because the order of a sum, and with it the last digits of the weights, depends on it."""
+"""Fixed, because the order of sums, and so the last digits of the weights, depends on it."""
 RECIPE_FILE = "recipe.json"
 
 
@@ -35,10 +35,10 @@ def make_tiny_policy(
 ) -> None:
     """Build, warm-start and save the policy, unless `output` holds it already.
 
-    The folder appears whole or not at all. It is the same for the same seed and steps on the same machine.
+    The folder is written atomically. It is the same for the same seed and steps on the same machine.
 
     Args:
-        steps: of the warm start, each over `BATCH_SIZE` oracle episodes.
+        steps: steps of the warm start, each over `BATCH_SIZE` oracle episodes.
         progress: receives one line at a time.
     Raises:
         FileExistsError: `output` holds something that was not made here.
@@ -66,7 +66,7 @@ def make_tiny_policy(
 
 
 def _recipe(seed: int, steps: int) -> dict[str, str | int]:
-    """What the policy depends on: its settings, and the source of this package, of the tasks, prompts and tokens."""
+    """Return what the policy depends on: its settings, and the source of this package, of tasks, prompts and tokens."""
     from dbbench_adapter import generator
     from dbbench_adapter.generate import phrasebook
     from dbbench_adapter.protocols import fc

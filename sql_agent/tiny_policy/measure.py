@@ -1,7 +1,7 @@
-"""How good is a small policy? This measures its success on held-out tasks, greedy and sampled, without any server.
+"""Measures the success of a small policy on held-out tasks, greedy and sampled, without any server.
 
-The episodes are those of the local trainers, judged strictly: a quick look at what the warm start gave. Evaluations
-through vLLM are `sql_agent.evaluate`.
+The episodes are those of the local trainers, with the strict judge: a quick check of the warm start.
+`sql_agent.evaluate` evaluates through vLLM.
 
     python -m sql_agent.tiny_policy.measure [models/tiny-sql] [--tasks FILE] [--limit 96]
 """
@@ -33,7 +33,7 @@ from sql_agent.local.policy import load_policy
 from sql_agent.local.rollouts import Player
 
 LIMITS = AgentConfig(max_turns=3, max_tokens=128)
-"""The longest reply of 1,000 held-out oracle episodes has 89 tokens, the longest of reworded ones 100."""
+"""The longest reply of 1,000 held-out oracle episodes has 89 tokens, that of reworded ones 100."""
 BATCH_SIZE = 48
 SEED = 1
 
@@ -54,7 +54,7 @@ def report(records: Sequence[RolloutRecord], name: str, seconds: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Success of a small policy, greedy and at temperature 1.")
-    parser.add_argument("model", type=Path, nargs="?", default=Path("models/tiny-sql"), help="its folder")
+    parser.add_argument("model", type=Path, nargs="?", default=Path("models/tiny-sql"), help="folder of the policy")
     parser.add_argument("--tasks", type=Path, help="task file (default: generated held-out tasks)")
     parser.add_argument("--limit", type=int, default=96, help="tasks to play (default 96)")
     args = parser.parse_args()

@@ -1,9 +1,8 @@
-"""The small policy's tokenizer: byte-level BPE with short prompts built in.
+"""Builds the small policy's tokenizer: byte-level BPE with tokens for whole pieces of the prompt.
 
-Letters, digits, white space and punctuation never share a token, so that a word has the same pieces wherever it stands
-and can be copied. What every conversation has in common (the rules, the prefixes of the user message, the JSON around
-a tool call) is one token a piece; these are plain added tokens, so they survive decoding and mean the text they stand
-for.
+Letters, digits, white space and punctuation never share a token, so that a word has the same pieces everywhere and can
+be copied. Text that all conversations share (the rules, the prefixes of the user message, the JSON around a tool call)
+has one token per piece. These are plain added tokens, so decoding returns their text.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from dbbench_adapter.generator import NOTE
 from dbbench_adapter.protocols import fc
 
 VOCAB_SIZE = 1000
-"""Bytes, merges and control tokens; boilerplate tokens come on top."""
+"""Bytes, merges and control tokens; the boilerplate tokens are added to these."""
 MAX_POSITIONS = 4096
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 PAD_ID, START_ID, END_ID = range(3)
@@ -35,7 +34,7 @@ _HOLE = "\N{REPLACEMENT CHARACTER}"
 
 
 def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Train the merges on these texts and add the boilerplate of the conversations; the same for the same texts."""
+    """Train the merges on these texts and add the conversations' boilerplate; equal texts give an equal tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(_WORDS_DIGITS_SPACES_SIGNS), "isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -62,9 +61,9 @@ def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
 
 def boilerplate() -> list[str]:
-    """Every text of three characters or more that conversations share, longest first.
+    """Return every text of three characters or more that conversations share, longest first.
 
-    Found by rendering conversations whose variable parts are holes, so it follows the protocol's wording by itself.
+    It renders conversations whose variable parts are holes, so it follows the protocol's wording automatically.
     """
     rendered = []
     for note, evidence, answers in itertools.product(["", _HOLE.join(("", *NOTE, ""))], ["", _HOLE], range(3)):
@@ -75,7 +74,7 @@ def boilerplate() -> list[str]:
 
 
 def conversation(task: Task, query: str, result: str, answers: Sequence[str]) -> list[Message]:
-    """The messages of a rollout that runs one statement, sees its result and commits."""
+    """Return the messages of a rollout that runs one statement, sees its result and commits."""
     return [
         *fc.messages(task),
         _call("execute_sql", {"query": query}),
@@ -85,7 +84,7 @@ def conversation(task: Task, query: str, result: str, answers: Sequence[str]) ->
 
 
 def render(messages: Sequence[Message]) -> str:
-    """The conversation as the policy reads it, no generation prompt at its end."""
+    """Render the conversation as the policy reads it, without a generation prompt."""
     texts, _ = render_jinja_template([list(messages)], chat_template=CHAT_TEMPLATE)
     return texts[0]
 
@@ -96,6 +95,6 @@ def _call(name: str, arguments: dict[str, Any]) -> Message:
 
 
 def task_texts(tasks: Iterable[Task]) -> Iterable[str]:
-    """What conversations about these tasks say apart from boilerplate, to train the merges on."""
+    """Yield the texts of conversations about these tasks without boilerplate, to train the merges on."""
     for task in tasks:
         yield from (task.question, task.table_note, task.gold.sql or "", *(task.gold.answers or ()))

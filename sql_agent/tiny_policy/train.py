@@ -1,4 +1,4 @@
-"""The warm start: supervised steps on oracle episodes, loss on the policy's own tokens only."""
+"""Trains the warm start: supervised steps on oracle episodes, with the loss on the policy's own tokens only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REPORT_EVERY = 50
 
 
 def learning_rate_factor(step: int, steps: int) -> float:
-    """Linear warm-up, then constant, then linear decay over the last `DECAY_FRACTION` of the steps; in (0, 1]."""
+    """Return a factor in (0, 1]: linear warm-up, constant, then linear decay over the last `DECAY_FRACTION`."""
     return min(1.0, (step + 1) / WARMUP_STEPS, (steps - step) / (DECAY_FRACTION * steps))
 
 
@@ -52,7 +52,7 @@ def warm_start(
 
 
 def reply_loss(model: Qwen3ForCausalLM, batch: list[Encoded]) -> Tensor:
-    """Mean cross-entropy in nats over the tokens of the replies; logits are made for these alone."""
+    """Return the mean cross-entropy in nats over the tokens of the replies; only these get logits."""
     length = max(len(example.ids) for example in batch)
     ids = torch.zeros(len(batch), length, dtype=torch.long)
     is_reply = torch.zeros(len(batch), length, dtype=torch.bool)

@@ -1,7 +1,8 @@
-"""Tasks in the manner of real task files, so that a policy raised on generated ones is not thrown by the others.
+"""Rewords generated tasks in the style of real task files, so that a policy trained on them can handle both.
 
-The generator writes names in backticks and says no more than it must. People write compound names, quote values and
-talk around the question. The task stays the same: same rows, same reference but for the names, same answers.
+The generator writes names in backticks and no unneeded words. People write compound names, quote values and add
+sentences around the question. The task stays the same: same rows, same answers, and the same reference except for the
+names.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ MAX_ASIDE_WORDS = 30
 
 
 def reworded(task: Task, rng: random.Random) -> Task:
-    """The task with compound names, another table note, and words before or after the question that mean nothing.
+    """Return the task with compound names, another table note, and meaningless words around the question.
 
     Args:
-        task: a generated one, with one table.
-        rng: decides on every part by itself.
+        task: a generated task with one table.
+        rng: decides independently on every part.
     """
     table = task.tables[0]
     names = {old: _compound(old, rng) for old in (table.name, *(column.name for column in table.columns))}

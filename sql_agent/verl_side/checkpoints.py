@@ -1,10 +1,10 @@
-"""Checkpoints of the main job. One is valid once its manifest is written, and is loaded only if its files still match
-the manifest and this user wrote them (`core.signed`).
+"""Seals, checks and removes the checkpoints of the main job.
 
-verl writes `global_step_N` file by file (trainer/ppo/ray_trainer.py, `_save_checkpoint`) and then a number into
-`latest_checkpointed_iteration.txt`; neither shows whether every byte arrived or is still there. The manifest, written
-last, has the size and SHA-256 of every file. Leaves out the contents of the files, which verl writes and reads. Several
-nodes need a run directory that all of them share. Imports nothing heavy.
+A checkpoint is valid once its manifest is written, and is loaded only if its files still match the manifest and this
+user wrote them (`core.signed`). verl writes `global_step_N` file by file (trainer/ppo/ray_trainer.py,
+`_save_checkpoint`) and then a number into `latest_checkpointed_iteration.txt`; neither shows whether every byte arrived
+or is still there. The manifest, written last, has the size and SHA-256 of every file. Leaves out the contents of the
+files, which verl writes and reads. Several nodes need a run directory that all of them share. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Say = Callable[[str], None]
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be written, or none can be loaded; the message says why and what to do."""
+    """Says that a checkpoint cannot be written, or that none can be loaded, with the reason and what to do."""
 
 
 def step_of(checkpoint: Path) -> int:
@@ -38,16 +38,16 @@ def step_of(checkpoint: Path) -> int:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Everything in `folder` that is named as verl names checkpoints, newest first."""
+    """Return everything in `folder` that is named as verl names checkpoints, newest first."""
     found = [path for path in folder.glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdecimal()]
     return sorted(found, key=step_of, reverse=True)
 
 
 def describe(checkpoint: Path, facts: dict[str, Any]) -> dict[str, Any]:
-    """The manifest of a checkpoint that was just written; this also flushes its files to the disk.
+    """Return the manifest of a checkpoint that was just written, after flushing its files to the disk.
 
     Args:
-        facts: of the run: its id and commit.
+        facts: id and commit of the run.
     """
     for path in (*checkpoint.rglob("*"), checkpoint):
         sync(path)
@@ -60,12 +60,12 @@ def describe(checkpoint: Path, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def seal(checkpoint: Path, manifest: dict[str, Any]) -> None:
-    """Sign the manifest and write it, whole or not at all; after that the checkpoint is valid."""
+    """Sign the manifest and write it atomically; after that the checkpoint is valid."""
     _write(checkpoint / MANIFEST, json.dumps(signed.signed(manifest), indent=1) + "\n")
 
 
 def fault_of(checkpoint: Path, *, hashes: bool = True) -> str | None:
-    """What is wrong with a checkpoint's files; None if they are unchanged.
+    """Return what is wrong with a checkpoint's files; None if they are unchanged.
 
     Args:
         hashes: False compares sizes only, which reads no file.
@@ -75,13 +75,13 @@ def fault_of(checkpoint: Path, *, hashes: bool = True) -> str | None:
 
 
 def newest_whole(folder: Path, say: Say) -> Path | None:
-    """The newest whole checkpoint of a run; None if it never finished one.
+    """Return the newest whole checkpoint of a run; None if the run never finished one.
 
     Args:
-        say: is called for each newer one that is skipped, with its fault.
+        say: called for each newer checkpoint that is skipped, with its fault.
     Raises:
         CheckpointError: the run has finished checkpoints, and none is whole.
-        NotOursError: this user did not write it.
+        NotOursError: another user wrote the checkpoint.
     """
     faults = []
     for checkpoint in checkpoints(folder):
@@ -108,8 +108,8 @@ def point_verl_at(checkpoint: Path) -> None:
 def prune(sealed: Path, keep: int) -> list[Path]:
     """Remove all checkpoints except `keep` whole ones: the one that was just sealed and the newest before it.
 
-    Checkpoints of a higher step failed the check when the run started, so they are removed too. Older ones are checked
-    by their sizes only, since hashes would read all files again. verl's own `max_actor_ckpt_to_keep` starts counting
+    Checkpoints of a higher step failed the check when the run started, so they are removed too. Of older ones only the
+    sizes are checked, since hashing would read all files again. verl's own `max_actor_ckpt_to_keep` starts to count
     anew at each start, and leaves folders without an actor behind.
 
     Returns:
@@ -119,7 +119,7 @@ def prune(sealed: Path, keep: int) -> list[Path]:
     older = [path for path in others if step_of(path) < step_of(sealed) and fault_of(path, hashes=False) is None]
     removed = [checkpoint for checkpoint in others if checkpoint not in older[: keep - 1]]
     for checkpoint in removed:
-        (checkpoint / MANIFEST).unlink(missing_ok=True)  # a half removed one does not count
+        (checkpoint / MANIFEST).unlink(missing_ok=True)  # a half removed checkpoint must not be valid
         shutil.rmtree(checkpoint, ignore_errors=True)
     return removed
 
@@ -127,8 +127,8 @@ def prune(sealed: Path, keep: int) -> list[Path]:
 def name_dtype(model: Path) -> None:
     """Write the real dtype of the tensors into a Hugging Face folder's config.
 
-    verl saves through an empty bfloat16 model, whatever it saves (utils/checkpoint/fsdp_checkpoint_manager.py,
-    `save_checkpoint`), so the config names bfloat16 for float32 weights.
+    verl saves every model through an empty bfloat16 one (utils/checkpoint/fsdp_checkpoint_manager.py,
+    `save_checkpoint`), so its config says bfloat16 even for float32 weights.
     """
     from safetensors import safe_open
 
@@ -145,7 +145,7 @@ def name_dtype(model: Path) -> None:
 def _version(package: str) -> str | None:
     try:
         return version(package)
-    except PackageNotFoundError:  # vLLM for CPUs is a package of another name
+    except PackageNotFoundError:  # vLLM for CPUs is a package with another name
         return None
 
 

@@ -41,7 +41,7 @@ UNLISTED_KEYS = (
 
 @dataclass(frozen=True)
 class Files:
-    """The files of a run that exist before verl starts."""
+    """Names the files of a run that exist before verl starts."""
 
     model: Path
     train: Path
@@ -49,7 +49,7 @@ class Files:
     checkpoint: Path | None = None
     """The checkpoint that the run resumes from; None: it starts anew."""
     chat_template: str | None = None
-    """Replaces the model's own, for the sampler and for the tokenizer that is saved with checkpoints."""
+    """Replaces the model's own template, in the sampler and in the tokenizer that is saved with checkpoints."""
 
 
 FIXED_KEYS = (
@@ -77,14 +77,14 @@ FIXED_KEYS = (
     "trainer.resume_from_path.",
     "trainer.use_v1.",
 )
-"""Keys that nobody may change: rows, rewards, checkpoints or the guards of a run would not be what the docs say."""
+"""Keys that must not be changed; otherwise rows, rewards, checkpoints or request guards would not be as documented."""
 
 
 def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
-    """verl's overrides for one run, as nested plain values, `cfg.verl` merged in; pure but for `precision`.
+    """Return verl's overrides for one run as nested plain values, with `cfg.verl` merged in; pure but for `precision`.
 
     Raises:
-        ValueError: `cfg.verl` has a key that a setting of ours decides, or that is fixed.
+        ValueError: `cfg.verl` has a key that one of our settings decides, or that is fixed.
     """
     return merged(_from_settings(cfg, files, cpu=cpu), _checked(cfg))
 
@@ -101,7 +101,7 @@ def _checked(cfg: TrainConfig) -> dict[str, Any]:
 
 
 def _keys_of_settings(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """(verl's key, our setting) of every setting that says which of verl's keys it is."""
+    """Yield (verl's key, our setting) for every setting whose description names verl's key."""
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from _keys_of_settings(field.annotation, f"{prefix}{name}.")
@@ -115,8 +115,8 @@ def _from_settings(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, An
     context = prompt + response
     micro_batch = cfg.micro_batch_tokens(cpu=cpu)
     dtype = precision(cfg, files.model, cpu=cpu)
-    # On a CPU the engine uses autocast, and what runs through the layers stays float32. FSDP would cast the weights
-    # before the forward pass, and everything with them.
+    # On a CPU the engine uses autocast, and the residual stream stays float32. FSDP would cast the weights before the
+    # forward pass, and the activations with them.
     param_dtype = "bf16" if dtype == "bfloat16" and not cpu else "fp32"
     mixed = {"param_dtype": param_dtype, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     checkpointing = cfg.engine.gradient_checkpointing
@@ -124,9 +124,9 @@ def _from_settings(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, An
     vllm: dict[str, Any] = {"enable_auto_tool_choice": True, "tool_call_parser": cfg.rollout.tool_parser}
     if files.chat_template is not None:
         vllm["chat_template"] = files.chat_template
-    # Otherwise the chat server's defaults are the folder's sampling settings. verl overrides some (temperature, top-p,
-    # top-k, repetition penalty) but not all (min-p), and the trained log-probs ignore them. Where a reply ends is still
-    # read from there.
+    # Otherwise the chat server takes its defaults from the folder's generation_config.json. verl overrides some of them
+    # (temperature, top-p, top-k, repetition penalty) but not all (min-p), and the trained log-probs ignore them. The
+    # tokens that end a reply are still read from that file.
     vllm["generation_config"] = "vllm"
     # the outermost middleware; vLLM's own --api-key does not protect half of its routes
     vllm["middleware"] = "sql_agent.lightning.request_guard.RunRequestGuard"
@@ -141,7 +141,7 @@ def _from_settings(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, An
         "clip_ratio_low": cfg.loss.clip_ratio,
         "clip_ratio_high": cfg.loss.clip_ratio,
         "loss_agg_mode": cfg.loss.aggregation,
-        "loss_scale_factor": cfg.data.max_response_tokens,  # verl's default, the longest row, changes with each step
+        "loss_scale_factor": cfg.data.max_response_tokens,  # verl's default, the longest row, varies between steps
         "use_kl_loss": cfg.loss.kl_coef > 0,
         "kl_loss_coef": cfg.loss.kl_coef,
         "kl_loss_type": "low_var_kl",
@@ -155,7 +155,7 @@ def _from_settings(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, An
             "lr_warmup_steps": cfg.optim.warmup_steps,
         },
         "fsdp_config": fsdp,
-        # With a Hugging Face folder beside verl's own shards, every checkpoint can be served as it is.
+        # With a Hugging Face folder beside verl's own shards, every checkpoint can be served without conversion.
         "checkpoint": {"save_contents": ["model", "optimizer", "extra", "hf_model"]},
     }
     rollout = {
@@ -185,12 +185,12 @@ def _from_settings(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, An
     }
     trainer = {
         "device": "cpu" if cpu else "cuda",
-        "use_v1": False,  # the V1 trainer needs TransferQueue, whose pins contradict agentops'
+        "use_v1": False,  # the V1 trainer needs TransferQueue, whose pins conflict with those of agentops
         "nnodes": 1,
         "n_gpus_per_node": 1 if cpu else cfg.engine.n_gpus,
         "total_training_steps": cfg.trainer.steps,
         "total_epochs": 1_000_000,  # `steps` ends the run
-        # a resumed run was validated at that step already; verl would log a second line for it
+        # a resumed run was already validated at that step, and verl would log a second line for it
         "val_before_train": cfg.trainer.val_before_train and files.checkpoint is None,
         "test_freq": cfg.trainer.val_every or -1,
         "save_freq": cfg.trainer.save_every or -1,
@@ -223,15 +223,15 @@ def _from_settings(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, An
                 "custom_chat_template": files.chat_template,
                 "lora_rank": cfg.lora.rank,
                 "lora_alpha": cfg.lora.alpha,
-                # Without merging, vLLM's chat server answers with the bare base model: verl loads the adapter under a
-                # name that only its token-level `generate` asks for.
+                # Without merging, vLLM's chat server answers with the base model, because verl loads the adapter under
+                # a name that only its token-level `generate` uses.
                 "lora": {"merge": cfg.lora.rank > 0},
                 "target_modules": cfg.lora.target_modules,
                 "use_remove_padding": True,
                 "enable_gradient_checkpointing": not cpu if checkpointing is None else checkpointing,
-                # torch's own; verl's default is the package flash_attn, which neither set of versions contains
+                # torch's own attention; verl's default is flash_attn, which neither requirements file contains
                 "override_config": {"attn_implementation": "sdpa"},
-                # otherwise verl holds all logits of a micro-batch and takes their log-probs token by token
+                # otherwise verl keeps all logits of a micro-batch in memory and takes their log-probs token by token
                 "use_fused_kernels": not cpu,
                 "fused_kernel_options": {"impl_backend": "torch"},
             },
@@ -256,18 +256,18 @@ def _from_settings(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, An
 
 
 def precision(cfg: TrainConfig, model: Path, *, cpu: bool) -> str:
-    """The dtype in which trainer and sampler compute, "float32" or "bfloat16", after `engine.precision`."""
+    """Return the dtype in which trainer and sampler compute, "float32" or "bfloat16", from `engine.precision`."""
     if not cpu:
         return "bfloat16" if cfg.engine.precision == "auto" else cfg.engine.precision
-    parameters = sum(file.stat().st_size for file in model.glob("*.safetensors")) // 4  # of 16-bit files, half of them
+    parameters = sum(file.stat().st_size for file in model.glob("*.safetensors")) // 4  # half as many for 16-bit files
     return "bfloat16" if uses_bfloat16(cfg.engine.precision, parameters) else "float32"
 
 
 def compose(overrides: dict[str, Any]) -> Any:
-    """The installed verl's own configuration with `overrides` merged in (an OmegaConf `DictConfig`).
+    """Return the installed verl's own configuration with `overrides` merged in (an OmegaConf `DictConfig`).
 
     Raises:
-        ValueError: the installed verl does not have a key; names it in full.
+        ValueError: the installed verl does not have a key; the message names the key in full.
     """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
@@ -290,7 +290,7 @@ def compose(overrides: dict[str, Any]) -> Any:
 
 
 def worker_environment(cfg: TrainConfig, *, cpu: bool) -> dict[str, str]:
-    """Environment variables of the verl driver and of every Ray actor that it starts."""
+    """Return the environment variables of the verl driver and of every Ray actor that it starts."""
     root = Path(__file__).resolve().parents[2]
     env = {
         "PYTHONPATH": os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])]),
@@ -315,8 +315,8 @@ def worker_environment(cfg: TrainConfig, *, cpu: bool) -> dict[str, str]:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # lets the engine run its one worker itself (platforms/cpu.py)
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-            "TORCHDYNAMO_DISABLE": "1",  # vLLM would have a C++ compiler make one loop of its sampler, in /tmp
-            # Ray sets OMP_NUM_THREADS=1 where it is unset; the training worker raises its own count to train_threads.
+            "TORCHDYNAMO_DISABLE": "1",  # vLLM would compile one loop of its sampler with a C++ compiler, in /tmp
+            # Ray sets OMP_NUM_THREADS=1 if it is unset; the training worker raises its own count to train_threads.
             "OMP_NUM_THREADS": str(cfg.engine.sampler_threads),
             "OMP_WAIT_POLICY": "PASSIVE",  # idle threads of one process would otherwise spin against the others
             "AGENTGRPO_TRAIN_THREADS": str(threads),

@@ -1,9 +1,9 @@
-"""verl's trainer in a process of its own: `python -m sql_agent.verl_side.driver`.
+"""Runs verl's trainer in a process of its own: `python -m sql_agent.verl_side.driver`.
 
 `sql_agent.lightning.algorithm` starts it. It runs verl's own `TaskRunner.run` in this process; upstream uses a Ray
 actor, one more process that imports everything. It exchanges JSON lines with its parent: it reads its order and then
 the address of the LLM proxy from standard input, and writes events to standard output. The output of verl and Ray goes
-to the log. Leaves out what a checkpoint has to hold (`checkpoints`).
+to the log. Leaves out the contents of a checkpoint (`checkpoints`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> None:
 
     line = sys.stdin.readline()
     if not line:
-        return  # our parent found a fault in the settings
+        return  # the parent process found a fault in the settings
     order = json.loads(line)
     cfg = load_config(Path(order["config"]))
 
@@ -56,7 +56,7 @@ def main() -> None:
 
     for name in ("TENSORBOARD_DIR", "WANDB_DIR", "SWANLAB_LOG_DIR"):
         os.environ.setdefault(name, str(cfg.run_dir))
-    usable_loggers(cfg.trainer.loggers)  # lets those without a key write to disk
+    usable_loggers(cfg.trainer.loggers)  # sinks without an API key write to disk
     context = RunContext(cfg, order["run_id"], order["store_url"], order["pad_id"], publish)
     enter(context)
     keeper = CheckpointKeeper(
@@ -95,22 +95,22 @@ def main() -> None:
         code = 130
     except Exception as error:
         events.emit({"event": "failed", "error": last_line(error)})
-        with contextlib.suppress(OSError):  # the log's disk may be what is full
+        with contextlib.suppress(OSError):  # the error may be that the log's disk is full
             traceback.print_exc()
     ray.shutdown()
     _exit(code)
 
 
 class CheckpointKeeper:
-    """Lets verl's trainer write checkpoints that show whether they are whole, and resume exactly where one was written.
+    """Seals the checkpoints of verl's trainer, and resumes it exactly where one was written.
 
-    A checkpoint is sealed after its step's metrics, validation included, are logged: a run that is killed in between
-    takes the step again instead of losing its metrics.
+    A checkpoint is sealed after its step's metrics, validation included, are logged. A run that is killed in between
+    repeats the step instead of losing its metrics.
 
     Args:
         folder: the folder of the run's checkpoints.
-        facts: of the run, for the manifest.
-        keep: how many whole checkpoints stay.
+        facts: facts of the run, for the manifest.
+        keep: number of whole checkpoints that stay.
     """
 
     def __init__(self, folder: Path, facts: dict[str, Any], *, keep: int) -> None:
@@ -118,7 +118,7 @@ class CheckpointKeeper:
         self._unsealed: tuple[Path, dict[str, Any]] | None = None
 
     def install(self, trainer: type[Any]) -> None:
-        """Wrap the two methods of verl's `RayPPOTrainer`."""
+        """Wrap the two checkpoint methods of verl's `RayPPOTrainer`."""
         save, load = trainer._save_checkpoint, trainer._load_checkpoint
 
         def save_checkpoint(self_: Any) -> None:
@@ -132,14 +132,14 @@ class CheckpointKeeper:
         trainer._save_checkpoint, trainer._load_checkpoint = save_checkpoint, load_checkpoint
 
     def save(self, step: int, write: Callable[[], None]) -> None:
-        """Let verl write a checkpoint, read it back for its manifest, and keep that until the step is logged.
+        """Let verl write a checkpoint, make its manifest from the files, and keep it until the step is logged.
 
         Raises:
-            CheckpointError: it could not be written.
+            CheckpointError: the checkpoint could not be written.
         """
         checkpoint = self._folder / f"{checkpoints.PREFIX}{step}"
         try:
-            shutil.rmtree(checkpoint, ignore_errors=True)  # one that a killed run left torn
+            shutil.rmtree(checkpoint, ignore_errors=True)  # a killed run may have left an incomplete one
             write()
             checkpoints.name_dtype(checkpoint / "actor" / "huggingface")
             self._unsealed = checkpoint, checkpoints.describe(checkpoint, self._facts)
@@ -162,13 +162,16 @@ class CheckpointKeeper:
         checkpoints.prune(checkpoint, self._keep)
 
     def restore_order(self, step: int, loader: Any) -> None:
-        """Restore the order of the tasks after a whole pass. verl restores it only within a pass; after one it restarts
-        the order's generator, and the first pass's order would come again."""
+        """Restore the order of the tasks when the checkpoint is at the end of a pass over them.
+
+        verl restores it only within a pass. At the end of one it restarts the generator of the order, and the order of
+        the first pass would come again.
+        """
         import torch
 
         if step % len(loader) == 0:
             loader.load_state_dict(torch.load(self._folder / f"global_step_{step}" / "data.pt", weights_only=False))
-            for _ in loader:  # the state of a pass that has ended: this yields nothing
+            for _ in loader:  # yields nothing, since the restored pass has ended
                 raise CheckpointError(f"data.pt of step {step} is not at the end of a pass over {len(loader)} batches")
 
     def _write_error(self, checkpoint: Path, error: Exception) -> CheckpointError:
@@ -181,7 +184,7 @@ class CheckpointKeeper:
 
 
 def last_line(error: Exception) -> str:
-    """The error in one line; Ray wraps it in the whole remote traceback, which is in the log."""
+    """Return the error in one line; Ray's message has the whole remote traceback, which is in the log."""
     return str(error).strip().rsplit("\n", 1)[-1] if "ray::" in str(error) else f"{type(error).__name__}: {error}"
 
 
@@ -192,7 +195,7 @@ def _stop(*_: Any) -> None:
 
 
 def _exit(code: int) -> None:
-    """End every process of the run before this one: the parent may have been killed."""
+    """End every other process of the run, then this one; the parent may have been killed."""
     end_run(os.environ[RUN_ID], patience_s=2.0)
     with contextlib.suppress(OSError):
         sys.stderr.flush()

@@ -1,7 +1,7 @@
-"""The addresses of a run's model servers, in the place of verl's load balancer (`rollout.router_config_path`).
+"""Replaces verl's load balancer by a list of the model servers' addresses (`rollout.router_config_path`).
 
-verl's load balancer serves its token-level client, which is not used here. It would be one more Ray actor, which has to
-import verl and vLLM to receive the servers' handles: 16 s of CPU.
+verl's load balancer serves its token-level client, which is not used here. It would be one more Ray actor, which needs
+16 s of CPU to import verl and vLLM before it can receive the servers' handles.
 """
 
 from __future__ import annotations
@@ -17,5 +17,5 @@ class ServerList:
 
 
 Router: Any = ray.remote(ServerList)
-# verl (workers/rollout/router.py) creates whatever actor class it is given with `.remote(servers, config)`.
+# verl (workers/rollout/router.py) creates the actor class that it is given with `.remote(servers, config)`.
 Router.remote = lambda servers, _config: ServerList(servers)

@@ -1,8 +1,8 @@
 """Writes a step's metrics: to metrics.jsonl always, to the command's progress line, and to verl's sinks on request.
 
-verl calls `Tracking.log` once per step; `RunTracking` adds what the rollout manager counted and renames the metrics
-that people watch (doc/metrics.md). A sink whose package is not installed is left out with a warning. Leaves out how
-metrics are computed (`sql_agent.rollouts.metrics`).
+verl calls `Tracking.log` once per step. `RunTracking` adds the rollout manager's metrics and renames those that people
+watch (doc/metrics.md). A sink whose package is not installed is left out with a warning. Leaves out how metrics are
+computed (`sql_agent.rollouts.metrics`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ RENAMED = {
 
 
 def usable_loggers(wanted: tuple[str, ...]) -> list[str]:
-    """The sinks that are installed; wandb and swanlab write to disk if there is no key."""
+    """Return the sinks that are installed; wandb and swanlab write to disk if they have no API key."""
     usable = []
     for name in wanted:
         if importlib.util.find_spec(name) is None:
@@ -65,12 +65,12 @@ def usable_loggers(wanted: tuple[str, ...]) -> list[str]:
 
 
 def rename(metrics: dict[str, Any]) -> dict[str, float]:
-    """verl's metrics under our names, scalars only."""
+    """Return verl's metrics under our names, scalars only."""
     return {RENAMED.get(k, k): float(v) for k, v in metrics.items() if isinstance(v, int | float) or hasattr(v, "item")}
 
 
 def earlier_steps(path: Path) -> list[dict[str, float]]:
-    """The metrics that a run has logged, in order; for a step that was taken again after a resume, the later ones."""
+    """Return the metrics that a run has logged, in order; for a step repeated after a resume, the later ones."""
     if not path.is_file():
         return []
     *lines, _torn = path.read_text(encoding="utf-8", errors="replace").split("\n")
@@ -85,7 +85,7 @@ def earlier_steps(path: Path) -> list[dict[str, float]]:
 
 
 def drop_torn_line(path: Path) -> None:
-    """Remove an incomplete last line, which a kill may leave; the next step would be appended to it."""
+    """Remove an incomplete last line, which a killed run may leave; the next step would be appended to it."""
     written = path.read_bytes() if path.is_file() else b""
     whole = written.rfind(b"\n") + 1
     if whole < len(written):
@@ -94,7 +94,7 @@ def drop_torn_line(path: Path) -> None:
 
 
 def make_tracking(context: RunContext, emit: Callable[[dict[str, Any]], None]) -> type:
-    """A replacement for `verl.utils.tracking.Tracking` that belongs to this run.
+    """Return a replacement for `verl.utils.tracking.Tracking` that belongs to this run.
 
     Args:
         context: its `step_metrics` are logged and emptied at each step.

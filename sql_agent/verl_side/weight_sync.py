@@ -1,11 +1,11 @@
-"""verl's weight sync without open calls (`actor_rollout_ref.rollout.checkpoint_manager_class`).
+"""Ends open calls before verl's weight sync (`actor_rollout_ref.rollout.checkpoint_manager_class`).
 
-The trainer sends new weights when its rollouts have ended, but a call may still be open: of a late rollout, or of a
-client that has gone. vLLM then keeps its prefix cache and returns False; verl ignores that, and the next step would
-sample on keys and values of the old weights. Here every open call is ended, and the cache emptied, as soon as a batch
-of rollouts is complete; a call that comes later waits until its server has the new weights.
-`sql_agent.verl_side.plugin.model_server` checks what vLLM returned. Source: verl checkpoint_engine/base.py,
-`CheckpointEngineManager`; trainer/ppo/ray_trainer.py calls the two methods in turn.
+The trainer sends new weights when its rollouts have ended, but a call of a late rollout or of a disconnected client may
+still be open. vLLM then keeps its prefix cache and returns False. verl ignores that, and the next step would sample on
+keys and values of the old weights. Here every open call is aborted and the cache emptied as soon as a batch of rollouts
+is complete, and a later call waits until its server has the new weights. `sql_agent.verl_side.plugin.model_server`
+checks vLLM's return value. Source: verl checkpoint_engine/base.py, `CheckpointEngineManager`;
+trainer/ppo/ray_trainer.py calls the two methods in turn.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from verl.utils.ray_utils import auto_await
 class QuietWeightSync(CheckpointEngineManager):
     @auto_await
     async def sleep_replicas(self) -> None:
-        """End open calls and hold back new ones, then free the servers' memory if that is configured."""
+        """Abort open calls and hold back new ones, then free the servers' memory if that is configured."""
         await self.abort_replicas()
         await super().sleep_replicas()
 

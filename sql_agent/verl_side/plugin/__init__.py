@@ -1,8 +1,8 @@
-"""Our changes to verl and vLLM, which every verl process loads through `VERL_USE_EXTERNAL_MODULES`.
+"""Makes our changes to verl and vLLM; every verl process loads it through `VERL_USE_EXTERNAL_MODULES`.
 
-They are our advantage estimator, exact prompts in vLLM's chat server, merged weights from LoRA runs, no update on a
-mini-batch that was lost whole, states that end with their conversation, and with `VERL_PLATFORM=cpu` the CPU platform.
-Each module names the upstream line that it replaces; the table of `sql_agent.upstream_patches` lists them all.
+The changes are our advantage estimator, exact prompts in vLLM's chat server, merged weights from LoRA runs, no update
+on a mini-batch whose rows are all lost, recurrent states that end with their conversation, and with `VERL_PLATFORM=cpu`
+the CPU platform. Each module names the upstream code that it replaces; `sql_agent.upstream_patches` lists them all.
 """
 
 import logging

@@ -1,9 +1,9 @@
-"""Lets layers that carry a state from token to token begin anew with each chain of a row.
+"""Resets the state of recurrent layers at the beginning of each chain of a row.
 
-Attention is parted by positions (`sql_agent.rollouts.batch`). Models with other layers beside it (Qwen3.5's gated delta
-net) are told by verl where each row of a micro-batch ends (`cu_seqlens`, workers/engine/fsdp/transformer_impl.py,
-`prepare_model_inputs`), and a state goes on up to there: a rollout's second conversation would begin with what the
-first one left. Leaves out the CPU, where such models are refused (`cpu_engine`).
+Position ids keep the chains of a row apart in attention (`sql_agent.rollouts.batch`). For recurrent layers (Qwen3.5's
+gated delta net), verl passes the ends of the rows of a micro-batch (`cu_seqlens`, workers/engine/fsdp/
+transformer_impl.py, `prepare_model_inputs`), and a state is carried to the end of a row. So a rollout's second
+conversation would begin with the state of the first. Leaves out the CPU, where such models are refused (`cpu_engine`).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 
 
 def chain_ends(positions: torch.Tensor, row_ends: torch.Tensor) -> torch.Tensor:
-    """Where the chains of a micro-batch end, as verl says where its rows do.
+    """Return the ends of the chains of a micro-batch, in the form of verl's `cu_seqlens`.
 
     Args:
-        positions: of the tokens of all rows, one row after another, shape (L,); 0 where a chain begins.
-        row_ends: 0, then where each row ends; where verl pads, the end of the padding comes last.
+        positions: position ids of the tokens of all rows, one row after another, shape (L,); 0 where a chain begins.
+        row_ends: 0, then the end of each row, then the end of the padding if verl pads.
     Returns:
-        0, then where each chain ends, then the padding's end if there is one.
+        0, then the end of each chain, then the end of the padding if there is one.
     """
     return torch.cat([(positions == 0).nonzero().flatten().to(row_ends), row_ends[row_ends >= len(positions)]])
 

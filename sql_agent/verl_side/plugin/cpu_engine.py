@@ -1,9 +1,9 @@
-"""verl's FSDP engine as a CPU needs it: shared prompts once, and the head on trained positions only.
+"""Adapts verl's FSDP engine to a CPU: it computes shared prompts once, and logits only at trained positions.
 
-verl computes all of every row of a micro-batch, and the logits of every token: eight rollouts of 750 tokens at a
+verl computes every row of a micro-batch in full, and the logits of every token: eight rollouts of 750 tokens at a
 vocabulary of 49,152 are 1.2 GB of float32 logits before the first copy. Here the rows of a group are packed
-(`shared_prefix`), and the head gets only the positions whose next token the policy sampled; it returns their log-probs
-and entropies, a chunk of logits at a time. Everything else (FSDP2, loss, optimiser, checkpoints) is verl's.
+(`shared_prefix`), and the output layer gets only the positions whose next token the policy sampled. It returns their
+log-probs and entropies, a chunk of logits at a time. The rest (FSDP2, loss, optimiser, checkpoints) is verl's.
 
 Leaves out images, top-k distillation and sequence parallelism, which verl refuses or ignores on this platform anyway.
 Source of the two methods that are overridden: verl workers/engine/fsdp/transformer_impl.py, `forward_backward_batch`
@@ -30,10 +30,10 @@ from sql_agent.verl_side.plugin.shared_prefix import PackedRows, pack_chains
 CHUNK = 256
 """Positions whose logits exist at a time: 50 MB in float32 at a vocabulary of 49,152."""
 UNSUPPORTED = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier")
-"""Fields of a model's config that change logits after the head, where they are neither None nor 1."""
+"""Fields of a model's config that change logits after the output layer, unless they are None or 1."""
 
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
-"""Kinds of layers (`layer_types` of a model's config) that see other tokens through attention alone."""
+"""Layer types (`layer_types` of a model's config) that see other tokens only through attention."""
 
 
 class LogProbHead:
@@ -46,14 +46,14 @@ class LogProbHead:
     def __init__(self, head: torch.nn.Module) -> None:
         self._head = head
         self.rows = self.labels = torch.empty(0, dtype=torch.long)
-        """Shape (K,): for each trained position, which of the U hidden states is its, and its next token."""
+        """Shape (K,): for each trained position, the index of its hidden state among U, and its next token."""
         self.temperature = 1.0
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Shape (1, U, D) to (1, K, 2): log-prob of the label and entropy in nats.
+        """Turn hidden states (1, U, D) into the log-prob of the label and the entropy in nats, shape (1, K, 2).
 
-        In float32 always: at a logit of 20, bfloat16 is off by up to 0.06 nats (arXiv:2506.13585 sec. 3.2 saw what that
-        does to training).
+        It always computes in float32: at a logit of 20, bfloat16 is off by up to 0.06 nats (arXiv:2506.13585 sec. 3.2
+        reports the effect on training).
         """
         with torch.autocast("cpu", enabled=False):
             log_probs, entropies = FusedLinearForPPOFunction.apply(
@@ -64,7 +64,7 @@ class LogProbHead:
 
 @EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")
 class CpuEngine(FSDPEngineWithLMHead):
-    """verl's FSDP2 engine for language models on a CPU."""
+    """Trains language models on a CPU with verl's FSDP2 engine."""
 
     def _build_module(self) -> torch.nn.Module:
         module: Any = super()._build_module()  # pyright: ignore[reportAttributeAccessIssue]
@@ -100,9 +100,9 @@ class CpuEngine(FSDPEngineWithLMHead):
         limit = data["max_token_len_per_gpu"]
         rows = _chains(data)
         size = group_size(tu.get(data, "uid", default=None), len(rows))
-        # as many rows of a group together as fit into a micro-batch with their prompt counted once
+        # take as many rows of a group together as fit into a micro-batch with their prompt counted once
         together = next(n for n in range(size, 0, -1) if size % n == 0 and (n == 1 or _tokens(rows, n) <= limit))
-        # verl counts a shared prompt in every row, so groups that share little may make up to `alone` tokens together
+        # verl counts a shared prompt in every row, so the limit for verl has to allow `alone` tokens
         lengths = [sum(map(len, row)) for row in rows]
         alone = max(sum(lengths[i : i + together]) for i in range(0, len(rows), together))
         tu.assign_non_tensor(data, force_group_size=together, max_token_len_per_gpu=max(limit, alone))
@@ -116,8 +116,8 @@ class CpuEngine(FSDPEngineWithLMHead):
         packed = pack_chains(_chains(micro_batch))
         at, labels, places = trained_positions(micro_batch, packed)
         head = self._log_prob_head
-        # Each hidden state is kept once. Rows that share a sampled turn share its positions, and several threads add up
-        # the gradient of indexing by repeated positions in any order; index_select's is added up in one.
+        # Each hidden state is kept once, although rows that share a sampled turn share its positions. The gradient of
+        # indexing with repeated positions is summed by several threads in any order, that of index_select by one.
         kept_at, head.rows = at.unique(return_inverse=True)
         head.labels, head.temperature = labels, _temperature(micro_batch["temperature"])
         with torch.autocast("cpu", torch.bfloat16, enabled=os.environ.get("AGENTGRPO_PRECISION") == "bfloat16"):
@@ -140,7 +140,7 @@ class CpuEngine(FSDPEngineWithLMHead):
 
 
 def group_size(uids: Sequence[str] | None, rows: int) -> int:
-    """Rows of a group, where the rows of every group stand together and all groups are alike; else 1."""
+    """Return the rows per group if the rows of each group are adjacent and all groups have equal size; else 1."""
     if uids is None or rows == 0:
         return 1
     sizes = {len(list(group)) for _, group in groupby(uids)}
@@ -148,13 +148,13 @@ def group_size(uids: Sequence[str] | None, rows: int) -> int:
 
 
 def trained_positions(micro_batch: Any, packed: PackedRows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Which positions are trained on, K over all rows.
+    """Find the positions that are trained on, K over all rows.
 
     Args:
         micro_batch: with `input_ids` (nested, B rows), `attention_mask` (B, P + T), `response_mask` (B, T).
     Returns:
-        Where each one's hidden state stands in the packed sequence; the token that follows it there; where it stands
-        among the tokens of all rows one after another, which is where verl looks for its log-prob. Shape (K,) each.
+        For each position, shape (K,) each: the index of its hidden state in the packed sequence; the token that follows
+        it; its index in the concatenation of all rows, where verl looks for the log-prob.
     """
     mask = micro_batch["response_mask"].bool()
     prompts = micro_batch["attention_mask"][:, : -mask.shape[1]].sum(1).tolist()
@@ -167,25 +167,25 @@ def trained_positions(micro_batch: Any, packed: PackedRows) -> tuple[torch.Tenso
 
 
 def _nested(kept: torch.Tensor, places: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """One value per token of each row, as verl wants it; 0 where nothing is trained."""
+    """Return one value per token of each row, as verl expects it; 0 where nothing is trained."""
     values = kept.new_zeros(int(offsets[-1])).index_put((places,), kept)
     return torch.nested.nested_tensor_from_jagged(values, offsets)
 
 
 def _chains(data: Any) -> list[list[list[int]]]:
-    """The token ids of each row, parted where its positions begin anew (`sql_agent.rollouts.batch`)."""
+    """Return the token ids of each row, split where its position ids begin anew (`sql_agent.rollouts.batch`)."""
     rows = zip(data["input_ids"].unbind(), data["position_ids"].unbind(), strict=True)
     return [[chain.tolist() for chain in ids.tensor_split((at == 0).nonzero().flatten()[1:])] for ids, at in rows]
 
 
 def _tokens(rows: Sequence[list[list[int]]], together: int) -> int:
-    """Tokens of the largest micro-batch when so many rows are computed together."""
+    """Return the tokens of the largest micro-batch if `together` rows are computed at once."""
     groups = (rows[i : i + together] for i in range(0, len(rows), together))
     return max(len(pack_chains(group).input_ids) for group in groups)
 
 
 def _temperature(value: Any) -> float:
-    """verl hands one number, or one per row."""
+    """Return the temperature as one number; verl passes one number, or one per row."""
     if not isinstance(value, torch.Tensor):
         return float(value)
     if (value != value.flatten()[0]).any():

@@ -1,6 +1,6 @@
-"""A verl platform for machines without a GPU: FSDP2 over gloo, float32 weights, one worker that Ray knows as a "GPU".
+"""Defines a verl platform for machines without a GPU: FSDP2 over gloo, float32 weights, one worker as Ray's "GPU".
 
-Left out: several CPU workers on one node (verl's device index is always 0 here) and every profiler.
+Leaves out several CPU workers on one node (verl's device index is always 0 here) and all profilers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _memory() -> tuple[int, int]:
 
 
 def _device_module() -> types.ModuleType:
-    """Stands in for `torch.cuda` where verl asks it for memory figures, random state and synchronisation."""
+    """Return a stand-in for `torch.cuda`, which verl asks for memory figures, random state and synchronisation."""
     module = types.ModuleType("cpu_device")
     members: dict[str, Any] = {
         "is_available": lambda: False,
@@ -59,7 +59,7 @@ _DEVICE = _device_module()
 
 
 class CpuPlatform(PlatformBase):
-    """The answers verl needs from a device; see verl/plugin/platform/platform_base.py for what each one means."""
+    """Answers verl's questions about the device; verl/plugin/platform/platform_base.py says what each one means."""
 
     device_name = property(lambda self: "cpu")  # type: ignore[assignment]
     vendor_name = property(lambda self: "cpu")  # type: ignore[assignment]
@@ -69,7 +69,7 @@ class CpuPlatform(PlatformBase):
         return True
 
     def current_device(self) -> Any:
-        return torch.device("cpu")  # verl hands this on as device=...; an index would mean cuda:0
+        return torch.device("cpu")  # verl passes this on as device=...; an index would mean cuda:0
 
     def device_count(self) -> int:
         return 1
@@ -126,15 +126,15 @@ def install() -> None:
 
 
 def _reference_stays(module: types.ModuleType) -> None:
-    """verl keeps the reference policy in pinned CPU memory and moves it to the GPU for use; here it stays in place."""
+    """Keep the reference policy in place; verl keeps it in pinned CPU memory and moves it to the GPU for use."""
     module.CPUOffloadPolicy = lambda **_: None  # type: ignore[attr-defined]
 
 
 def _join_gloo(module: types.ModuleType) -> None:
-    """verl joins "cpu:gloo" and "<device>:<backend>"; on a CPU that names cpu twice, which torch refuses.
+    """Name the gloo backend once; verl joins "cpu:gloo" and "<device>:<backend>", and torch refuses cpu twice.
 
-    Only training workers get here, so this is also where they take their threads (Ray starts them with one). There is
-    one of them, which meets nobody: torch's rendezvous server, which would listen on every interface, is left out.
+    Only training workers call this, so it also sets their number of threads (Ray starts them with one). A single worker
+    needs no rendezvous, so torch's rendezvous server, which would listen on every interface, is left out.
     """
     upstream = module.init_process_group
 

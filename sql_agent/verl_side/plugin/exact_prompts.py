@@ -1,15 +1,15 @@
-"""Token-exact conversations: the next prompt contains exactly the ids that the engine sampled.
+"""Keeps conversations token-exact: the next prompt contains exactly the token ids that the engine sampled.
 
 A chat server renders every request anew: it parses a tool call out of the sampled text, the agent sends the parsed call
 back, the template writes it again and the tokenizer may split it differently. Then the next prompt may not begin with
 the ids that were sampled, and the rollout breaks into pieces that cannot be trained as one sequence.
 
-Here vLLM's chat server is a prefix cache of ids: it keeps, for the latest conversations, the ids up to and including
-each sampled reply. When a request continues one of them, those ids are used unchanged, and only what follows the reply
-comes from the template (`sql_agent.exact_continuation`). This works for every model family whose template ends an
-assistant turn with a token that the engine stops at, however the agent changes the tool call and the template earlier
-turns. A conversation that is unknown (another replica's, an evicted one) or ambiguous is rendered as usual, and the
-rollout manager counts the break if there is one.
+Here vLLM's chat server remembers, for the latest conversations, the ids up to and including each sampled reply. When a
+request continues one of them, those ids are used unchanged, and the template provides only the part after the reply
+(`sql_agent.exact_continuation`). This works for every model family whose template ends an assistant turn with a token
+that the engine stops at, even if the agent changes the tool call and the template changes earlier turns. A conversation
+that is unknown (another replica's, an evicted one) or ambiguous is rendered as usual, and the rollout manager counts
+the break if there is one.
 
 Leaves out multi-modal prompts. Source of the two methods that are wrapped: vLLM
 entrypoints/openai/chat_completion/serving.py, `render_chat_request` and `chat_completion_full_generator`.
@@ -33,23 +33,23 @@ from sql_agent.exact_continuation import another_reply, continue_exactly
 CAPACITY_BYTES = 64 * 2**20
 """Memory for a server's replies: 16,000 of 1,000 tokens each, far more than a batch of rollouts has open."""
 ENTRY_BYTES = 512
-"""Memory of an entry besides its ids: key, array and table (about 390 were measured)."""
+"""Memory of an entry besides its ids: key, array and table (about 390 bytes measured)."""
 RANDOM_ID = "chatcmpl-tool-"
-"""The prefix of vLLM's `make_tool_call_id`. Some parsers (kimi_k2) count instead: equal ids in every conversation."""
+"""The prefix of vLLM's `make_tool_call_id`. Some parsers (kimi_k2) count, so ids repeat in every conversation."""
 
 
 def conversation_key(messages: Sequence[Mapping[str, Any]], scope: str | None = None) -> str:
-    """A key for the conversation that ends with an assistant message, as its client will send it back.
+    """Return a key for the conversation that ends with an assistant message, as its client will send it back.
 
-    A reply with tool calls whose ids the server drew at random is named by them, so an agent may re-render it, and put
-    the results of parallel calls in any order. What else it changes makes another conversation: other instructions
-    after a handoff, or a history that was cut, are read by the policy as they were sent.
+    A reply with tool calls is identified by the ids of the calls if the server drew them at random. So an agent may
+    re-render the reply, and return the results of parallel calls in any order. Every other change makes it another
+    conversation (other instructions after a handoff, a history that was cut), and the policy reads that as it was sent.
 
     Args:
-        scope: what else is the same in every request of the conversation, such as the client's name; conversations of
-            two scopes have different keys.
+        scope: other values that all requests of the conversation share, such as the client's name; conversations of
+            different scopes have different keys.
     Returns:
-        A digest: 64 characters however long the conversation is.
+        A digest of 64 characters.
     """
     said: list[Any] = []
     for is_result, group in itertools.groupby(messages, lambda message: message.get("role") == "tool"):
@@ -59,12 +59,12 @@ def conversation_key(messages: Sequence[Mapping[str, Any]], scope: str | None = 
 
 
 class ReplyMemory:
-    """The ids of the latest conversations, by `conversation_key`; the least recently used one goes first.
+    """Keeps the token ids of the latest conversations by `conversation_key`; evicts the least recently used one first.
 
-    Two rollouts of a task may say the same text in different tokens. Such a conversation is then unknown.
+    Two rollouts of a task may have the same text in different tokens. Such a conversation counts as unknown.
 
     Args:
-        capacity: of all entries together, in bytes.
+        capacity: size of all entries together, in bytes.
     """
 
     def __init__(self, capacity: int = CAPACITY_BYTES) -> None:
@@ -83,7 +83,7 @@ class ReplyMemory:
             self._bytes -= _size(self._ids.popitem(last=False)[1])
 
     def recall(self, messages: Sequence[Mapping[str, Any]], scope: str | None = None) -> tuple[int, list[int]] | None:
-        """Number of messages covered and their ids, for the last assistant message; None if it is not known."""
+        """Return the number of messages up to the last assistant message and their ids; None if they are not known."""
         last = max((i for i, m in enumerate(messages) if m.get("role") == "assistant"), default=None)
         if last is None:
             return None
@@ -106,8 +106,8 @@ def _wrap_chat_server(module: ModuleType) -> None:
     ends = functools.cache(_ends)  # reads a file; a process has one server
 
     async def render_chat_request(self: Any, request: Any) -> Any:
-        # Pydantic leaves `tool_calls` as one-shot iterators, and rendering parses their arguments in place; what the
-        # client sent is needed again below, and to name the conversation when its reply is there.
+        # Pydantic leaves `tool_calls` as one-shot iterators, and rendering parses their arguments in place. The
+        # original messages are needed again below, and for the conversation's key when its reply is there.
         for message in request.messages:
             if isinstance(message, dict) and message.get("tool_calls") is not None:
                 message["tool_calls"] = list(message["tool_calls"])
@@ -151,14 +151,16 @@ def _wrap_chat_server(module: ModuleType) -> None:
 
 
 def _ends(server: Any) -> frozenset[int]:
-    """The tokens that the engine stops at, as in vLLM (`SamplingParams.update_from_generation_config`): turns of Gemma
-    and Llama do not end with the tokenizer's EOS."""
+    """Return the tokens that the engine stops at, as in vLLM (`SamplingParams.update_from_generation_config`).
+
+    Turns of Gemma and Llama do not end with the tokenizer's EOS.
+    """
     more = server.model_config.try_get_generation_config().get("eos_token_id") or []
     return frozenset([server.renderer.tokenizer.eos_token_id, *([more] if isinstance(more, int) else more)])
 
 
 def _check_length(ids: Sequence[int], max_model_len: int) -> None:
-    """Refuse a prompt that is too long, as vLLM's renderer does; it saw the template's, which may be shorter."""
+    """Refuse a prompt that is too long, as vLLM's renderer does; it only saw the template's, which may be shorter."""
     if len(ids) >= max_model_len:
         from vllm.exceptions import VLLMValidationError
 
@@ -168,8 +170,10 @@ def _check_length(ids: Sequence[int], max_model_len: int) -> None:
 
 
 def _utf8(text: str) -> str:
-    """The text without lone surrogates (\\ud83d), which JSON may hold and no answer can carry: vLLM would refuse its
-    own reply, and the rollout would be lost because of the policy's text."""
+    """Return the text without lone surrogates (\\ud83d), which JSON may hold but UTF-8 cannot encode.
+
+    vLLM would refuse its own reply, and the rollout would be lost because of the policy's text.
+    """
     return text.encode("utf-8", "replace").decode()
 
 
@@ -182,7 +186,7 @@ def _named(message: Mapping[str, Any]) -> list[Any]:
 
 
 def _scope(request: Any) -> str:
-    """What every request of a conversation repeats: its client's name, and the tools that its prompt describes."""
+    """Return what all requests of a conversation share: the client's name, and the tools that the prompt describes."""
     tools = [tool if isinstance(tool, dict) else tool.model_dump(mode="json") for tool in request.tools or []]
     return json.dumps([request.user, tools], sort_keys=True)
 

@@ -18,7 +18,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         if fullname != self.name:
             return None
         sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)  # asks all other finders, also one that changes the same module
+        spec = importlib.util.find_spec(fullname)  # asks all other finders, including one that changes the same module
         if spec is None or spec.loader is None:
             return spec
         run = spec.loader.exec_module

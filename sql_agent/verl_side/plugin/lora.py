@@ -1,11 +1,11 @@
-"""Merges the weights of LoRA runs wherever they go: into the checkpoint's Hugging Face folder and to a CPU's sampler.
+"""Merges the weights of LoRA runs, for the checkpoint's Hugging Face folder and for a CPU's sampler, and seeds workers.
 
 verl saves that folder with PEFT's names and separate adapters (utils/checkpoint/fsdp_checkpoint_manager.py), which no
-server loads; here it holds merged weights, as in any other run. verl's own shards beside it keep the adapter separate,
+server loads. Here it holds merged weights, as in any other run. verl's own shards beside it keep the adapter separate,
 and resuming reads those. verl rounds merged weights to bfloat16 for the sampler (workers/engine/fsdp/
 transformer_impl.py, `_merged_lora_per_tensor_param`); in float32 that made a difference of 9e-3 between the sampler's
 probabilities and the actor's (measured). verl does not seed its workers either, so each start would initialise another
-adapter; here they begin with the run's seed, which a model with dropout needs too.
+adapter. Here they begin with the run's seed, which a model with dropout needs too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Leaves a mini-batch whose rows are all lost out of the update, and counts it.
 
-verl divides a mini-batch's loss by its sampled tokens (trainer/ppo/core_algos.py, `agg_loss`): without any, it is NaN,
-and so are the step's means of loss, KL and gradient norm. Under its other aggregations the loss is 0, and AdamW still
-moves the weights by its moments and by weight decay. Here there is no pass over the rows and no step of the optimiser.
-The learning rate's schedule continues, because it counts train steps.
+verl divides a mini-batch's loss by its sampled tokens (trainer/ppo/core_algos.py, `agg_loss`). Without any, the loss is
+NaN, and so are the step's means of loss, KL and gradient norm. Under verl's other aggregations the loss is 0, and AdamW
+still moves the weights by its moments and by weight decay. Here there is no pass over the rows and no step of the
+optimiser. The learning rate's schedule continues, because it counts train steps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 SKIPPED = "skipped_updates"
-"""Metric of a mini-batch that was left out; verl writes `actor/` before it and adds them up over the step."""
+"""Metric of a mini-batch that was left out; verl prefixes it with `actor/` and sums it over the step."""
 
 
 def _skip(module: ModuleType) -> None:
@@ -30,7 +30,7 @@ def _skip(module: ModuleType) -> None:
 
 
 def _sampled_tokens(worker: Any, data: Any) -> int:
-    """The mini-batch's sampled tokens over all workers, which take part in an update together or not at all."""
+    """Return the mini-batch's sampled tokens over all workers, which take part in an update together or not at all."""
     import torch.distributed as dist
     from verl.utils.device import get_device_id
 
@@ -40,10 +40,10 @@ def _sampled_tokens(worker: Any, data: Any) -> int:
 
 
 def _left_out(module: ModuleType, worker: Any, data: Any) -> Any:
-    """What upstream's `train_batch` would return for an update of nothing."""
+    """Return what upstream's `train_batch` would return for an update that changes nothing."""
     tu, metric = module.tu, module.Metric
     logger.warning("a mini-batch of %d rows has no judged rollout and is left out of the update", data.shape[0])
-    # verl's trainer needs `mfu`, the share of the machine's arithmetic that was used
+    # verl's trainer needs `mfu`, the model FLOPs utilisation
     metrics: dict[str, Any] = {SKIPPED: metric("sum", 1.0), "mfu": 0.0}
     if tu.get(data, key="update_lr_scheduler", default=False):
         metrics["lr"] = worker.engine.lr_scheduler_step()

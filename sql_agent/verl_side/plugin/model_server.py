@@ -1,5 +1,7 @@
-"""Two checks in verl's model server (workers/rollout/vllm_rollout/vllm_async_server.py, `vLLMHttpServer`): none of our
-changes is missing when it begins to serve, and vLLM's prefix cache is empty when it has new weights."""
+"""Adds two checks to verl's model server (workers/rollout/vllm_rollout/vllm_async_server.py, `vLLMHttpServer`).
+
+All our changes are in place before it serves, and vLLM's prefix cache is empty when it has new weights.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from sql_agent import upstream_patches as patches
 
 
 class StaleCacheError(RuntimeError):
-    """vLLM keeps keys and values of the old weights."""
+    """Says that vLLM keeps keys and values of the old weights."""
 
 
 def _check_before_serving(module: ModuleType) -> None:

@@ -1,13 +1,13 @@
-"""Lets a reply use what is left of its rollout's row.
+"""Lets a reply use the rest of its rollout's row.
 
 vLLM's chat server (entrypoints/openai/chat_completion/protocol.py, `build_tok_params`) refuses a prompt that leaves
-less than `max_tokens` of `max_model_len`. That would end a rollout long before its row is full: with 512 tokens a reply
-and a row of 512 + 768, a rollout whose first prompt has 500 tokens could use 268 of its 768. Here the prompt may fill
-the row except for one token, and the reply gets the rest, `max_tokens` at most. So `max_model_len` stays the longest
-row: the KV cache needs no more, and a model with just so many positions can be served.
+less than `max_tokens` of `max_model_len`. That would end a rollout long before its row is full: with 512 tokens per
+reply and a row of 512 + 768, a rollout whose first prompt has 500 tokens could use 268 of its 768. Here the prompt may
+fill the row except for one token, and the reply gets the rest, `max_tokens` at most. So `max_model_len` can be the
+length of the longest row: the KV cache needs no more, and a model with exactly that many positions can be served.
 
-The client says where the row ends, in `vllm_xargs` (`sql_agent.datatypes.ROW_END`): first prompts differ in length, and
-only the engine knows how long the next prompt is.
+The client sends the row's end in `vllm_xargs` (`sql_agent.datatypes.ROW_END`), because first prompts differ in length.
+The engine knows the length of the next prompt.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def _reply_may_be_shorter(module: ModuleType) -> None:
 
 
 def reply_tokens(asked: int, row_end: int, prompt: int) -> int:
-    """Tokens that a reply may have.
+    """Return the number of tokens that a reply may have.
 
     Args:
         asked: the request's `max_tokens`.
         row_end: tokens of the whole row.
         prompt: tokens of this request's prompt.
     Raises:
-        VLLMValidationError: the prompt fills the row; a client takes it for a full context.
+        VLLMValidationError: the prompt fills the row; clients read the message as a full context.
     """
     if prompt >= row_end:
         from vllm.exceptions import VLLMValidationError

@@ -1,12 +1,12 @@
-"""Computes the shared beginning of rows only once.
+"""Computes the shared prefix of rows only once.
 
-The rollouts of a group share their first prompt, often their first turns. Computed apart, a prompt of 440 tokens costs
-as much in each of the eight rows as the 310 tokens that are trained. Here the rows of a micro-batch become a trie: one
-sequence of segments, each of which holds the tokens that the same rows share and attends to the segments before it in
-those rows and, causally, to itself. Every token keeps its position in its row, so log-probs and gradients are those of
-separate rows up to rounding (Tree Training, arXiv:2511.00413, does the same for GPUs).
+The rollouts of a group share their first prompt and often their first turns. Computed separately, a prompt of 440
+tokens costs more in each of the eight rows than the 310 tokens that are trained. Here the rows of a micro-batch become
+a trie: one sequence of segments. A segment holds tokens that the same rows share. It attends to the segments before it
+in those rows and, causally, to itself. Every token keeps its position in its row, so log-probs and gradients are those
+of separate rows up to rounding (Tree Training, arXiv:2511.00413, does the same for GPUs).
 
-A rollout of several conversations is a row of several chains, and each chain is packed as a row would be.
+A rollout of several conversations is a row of several chains, and each chain is packed like a row.
 
 Leaves out sliding windows and capped scores; a row may hold any number of turns.
 """
@@ -23,31 +23,31 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 NAME = "sdpa"
-"""The name of transformers' own implementation, which is replaced in verl's processes: verl writes the name into every
-checkpoint's config, and other processes could not load a name that they do not know."""
+"""The name of transformers' own implementation, which is replaced in verl's processes. verl writes the name into every
+checkpoint's config, and other processes cannot load a checkpoint with an unknown name."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Tokens that the same rows share."""
+    """Holds tokens that the same rows share."""
 
     start: int
-    """Where the segment begins in the packed sequence."""
+    """Start of the segment in the packed sequence."""
     length: int
     depth: int
     """Position of its first token in its rows."""
     ancestors: tuple[int, ...]
-    """Numbers of the segments that precede it in its rows, first one first."""
+    """Numbers of the segments that precede it in its rows, the first one first."""
 
     @functools.cached_property
     def mask(self) -> torch.Tensor:
-        """What its tokens attend to, shape (length, depth + length): all before the segment, then up to each token."""
+        """Return the attention mask, shape (length, depth + length): all before the segment, then causal within it."""
         return torch.ones(self.length, self.depth + self.length, dtype=torch.bool).tril(self.depth)
 
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Rows as one sequence in which a shared beginning stands once."""
+    """Holds rows as one sequence that contains each shared prefix once."""
 
     input_ids: torch.Tensor
     """Shape (L,)."""
@@ -55,11 +55,11 @@ class PackedRows:
     """Shape (L,): the position of each token in its rows."""
     segments: tuple[Segment, ...]
     places: tuple[torch.Tensor, ...]
-    """The positions of each row's tokens in the packed sequence; shape (length of the row,)."""
+    """For each row, the indices of its tokens in the packed sequence; shape (length of the row,)."""
 
 
 def pack_rows(rows: Sequence[list[int]]) -> PackedRows:
-    """Pack rows of token ids so that each shared beginning is computed once.
+    """Pack rows of token ids so that each shared prefix is computed once.
 
     Args:
         rows: token ids, each row with at least one.
@@ -72,7 +72,7 @@ def pack_rows(rows: Sequence[list[int]]) -> PackedRows:
     positions: list[int] = []
     segments: list[Segment] = []
     places: list[list[int]] = [[] for _ in rows]
-    # members, the depth at which they part from the others, their ancestors
+    # members, the depth at which they split from the others, their ancestors
     branches: list[tuple[list[int], int, tuple[int, ...]]] = [(list(range(len(rows))), 0, ())]
     while branches:
         members, depth, ancestors = branches.pop()
@@ -102,7 +102,7 @@ def pack_chains(rows: Sequence[Sequence[list[int]]]) -> PackedRows:
     Args:
         rows: the token ids of each row's chains.
     Returns:
-        `places` has one entry per row again: those of its chains, one after another.
+        The packed rows; `places` has one entry per row, with the indices of its chains one after another.
     """
     packed = pack_rows([chain for row in rows for chain in row])
     places = iter(packed.places)
@@ -110,7 +110,7 @@ def pack_chains(rows: Sequence[Sequence[list[int]]]) -> PackedRows:
 
 
 def _shared_beginning(rows: Sequence[list[int]]) -> list[int]:
-    first, last = min(rows), max(rows)  # all rows between these two share what they share
+    first, last = min(rows), max(rows)  # in sorted order, all rows share the common prefix of these two
     end = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     return first[:end]
 
@@ -128,22 +128,22 @@ def shared_prefix_attention(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention of each row to itself, for rows that `pack_rows` has packed.
+    """Compute causal attention within each row, for rows that `pack_rows` has packed.
 
     Args:
         module: the attention layer; named in errors.
         query: shape (1, heads, L, D).
         key: shape (1, kv_heads, L, D); heads is a multiple of kv_heads.
         value: as `key`.
-        attention_mask: None; the segments say who sees whom.
+        attention_mask: None; the segments take its place.
         scaling: factor of the products; None: 1 / sqrt(D).
-        segments: of `PackedRows`, in the order in which they stand in the sequence.
+        segments: of `PackedRows`, in the order of the sequence.
         sliding_window: of the layer, in tokens; the longest row has to fit into it.
         softcap: of the layer; has to be None.
     Returns:
         Shape (1, L, heads, D), as transformers' attention functions return it, and no weights.
     Raises:
-        NotImplementedError: the layer asks for something else than full causal attention.
+        NotImplementedError: the layer needs something other than full causal attention.
     """
     longest = max(segment.depth + segment.length for segment in segments)
     if softcap is not None or (sliding_window is not None and sliding_window < longest):

@@ -1,5 +1,8 @@
-"""Hides TRL from verl, which patches a class of TRL for critics if TRL is installed. TRL 1.16 no longer has that class,
-so no model would load. Source: verl models/transformers/monkey_patch.py, `apply_monkey_patch`."""
+"""Hides TRL from verl, which patches a class of TRL for critics if TRL is installed.
+
+TRL 1.16 no longer has that class, so no model would load. Source: verl models/transformers/monkey_patch.py,
+`apply_monkey_patch`.
+"""
 
 from __future__ import annotations
 

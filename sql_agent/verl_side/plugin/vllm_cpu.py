@@ -1,8 +1,8 @@
-"""Two changes to vLLM on a CPU: new weights can be loaded while it runs, and it starts without importing itself again.
+"""Changes vLLM on a CPU: it loads new weights while it runs, and it starts without importing itself again.
 
 Weights: vLLM's CPU linear layers repack their weight for the kernel and drop the original (model_executor/layers/
 utils.py, `dispatch_cpu_unquantized_gemm`), so the first weight sync finds no `weight_loader`. Keeping the plain weight
-and torch's own linear costs nothing measurable at the sizes a CPU trains.
+and torch's own linear costs nothing measurable at the model sizes that a CPU trains.
 
 Start: vLLM spawns its engine on a CPU (platforms/cpu.py) and inside Ray actors (utils/system_utils.py), because OpenMP
 or Ray may be in use already. Here the parent has used neither before, so the engine is forked and inherits the imports,
