@@ -39,8 +39,8 @@ def evaluate(scorer: Any, rows: Sequence[Preference]) -> dict[str, Any]:
 
     from reward_model.calibration import calibration_bins, expected_calibration_error
 
-    chosen = score_sides(scorer, [(row, row.chosen) for row in rows])
-    rejected = score_sides(scorer, [(row, row.rejected) for row in rows])
+    chosen = score_sides(scorer, [(row, row.chosen) for row in rows], "chosen")
+    rejected = score_sides(scorer, [(row, row.rejected) for row in rows], "rejected")
     margins = [a["score"] - b["score"] for a, b in zip(chosen, rejected, strict=True)]
     prompts = [prompt_key(row) for row in rows]
     won = wins([side["score"] for side in chosen], [side["score"] for side in rejected])
@@ -64,12 +64,16 @@ def evaluate(scorer: Any, rows: Sequence[Preference]) -> dict[str, Any]:
     }
 
 
-def score_sides(scorer: Any, sides: Sequence[tuple[Preference, Sequence[Message]]]) -> list[dict[str, Any]]:
-    """Score each side after its row's prompt; sides of similar length share a batch."""
+def score_sides(scorer: Any, sides: Sequence[tuple[Preference, Sequence[Message]]], name: str) -> list[dict[str, Any]]:
+    """Score each side after its row's prompt; sides of similar length share a batch. A bar shows the progress."""
+    from rich.console import Console
+    from rich.progress import track
+
     encoded = [scorer.encode([*row.prompt, *side], row.tools) for row, side in sides]
     order = sorted(range(len(encoded)), key=lambda i: len(encoded[i].ids))
     results: list[dict[str, Any]] = [{} for _ in encoded]
-    for start in range(0, len(order), BATCH_SIZE):
+    starts = range(0, len(order), BATCH_SIZE)
+    for start in track(starts, f"scoring: {name}", console=Console(stderr=True), transient=True):
         batch = order[start : start + BATCH_SIZE]
         for i, score in zip(batch, scorer.score([encoded[i] for i in batch]), strict=True):
             results[i] = {"score": score.value, "tokens": len(encoded[i].ids), "truncated": score.truncated}
@@ -143,7 +147,7 @@ def adversarial(
     found = {}
     for name in dict.fromkeys(name for bad in sides for name in bad):
         having = [i for i, bad in enumerate(sides) if name in bad]
-        scored = [side["score"] for side in score_sides(scorer, [(rows[i], sides[i][name]) for i in having])]
+        scored = [side["score"] for side in score_sides(scorer, [(rows[i], sides[i][name]) for i in having], name)]
         won = wins(scored, [chosen[i] for i in having])
         about = {"pairs": len(having), "score": sum(scored) / len(scored)}
         found[name] = share(won, [prompts[i] for i in having]) | about

@@ -90,7 +90,7 @@ def merge(
     )
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
     model = PeftModel.from_pretrained(model, str(adapter))
-    before = score_sides(Scorer(model, tokenizer, length_limit(record, model.config)), sides)
+    before = score_sides(Scorer(model, tokenizer, length_limit(record, model.config)), sides, "before the merge")
     lora = model.peft_config["default"]
     merged: Any = model.merge_and_unload(safe_merge=True)  # type: ignore[operator]
 
@@ -105,7 +105,7 @@ def merge(
         tokenizer.save_pretrained(folder)
         (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
         read_back = Scorer.load(folder, device="cpu")
-        after = score_sides(read_back, sides)
+        after = score_sides(read_back, sides, "after the merge")
         difference = max(abs(a["score"] - b["score"]) for a, b in zip(before, after, strict=True))
         if not difference <= bound:
             raise MergeError(

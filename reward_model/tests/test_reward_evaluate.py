@@ -116,7 +116,7 @@ def test_pairs_of_one_length_difference_are_one_bin():
 def test_like_lengths_share_a_batch_and_scores_come_back_in_order():
     scorer = Scripted({"x" * n: n for n in range(1, 33)})
     sides = [(ROWS[0], (assistant("x" * n),)) for n in range(32, 0, -1)]
-    assert [side["score"] for side in score_sides(scorer, sides)] == list(range(32, 0, -1))
+    assert [side["score"] for side in score_sides(scorer, sides, "chosen")] == list(range(32, 0, -1))
     assert scorer.batches == [list(range(1, 17)), list(range(17, 33))]
 
 
