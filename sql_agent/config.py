@@ -1,7 +1,7 @@
 """Defines the settings of a training run: defaults, then a YAML file, then `--set a.b=c`; later ones have precedence.
 
-`sql_agent.verl_side.config.to_verl` is the only place that turns them into verl's keys. Importing this module is
-instant.
+Where a small model is trained, `configs/small.yaml` replaces some defaults. `sql_agent.verl_side.config.to_verl` is the
+only place that turns settings into verl's keys. Importing this module is instant.
 """
 
 from __future__ import annotations
@@ -489,7 +489,10 @@ def load_config(file: Path | None, overrides: list[str] | None = None) -> TrainC
 
 
 def _is_small(model: Any) -> bool:
-    """Return whether a model folder has fewer than `LARGE` weights; without a model the small policy is made."""
+    """Return whether a model folder has fewer than `LARGE` float32 weights; without a model the small policy is made.
+
+    The size of the files decides, so that nothing is imported.
+    """
     if model is None:
         return True
     folder = Path(str(model))

@@ -62,7 +62,8 @@ class _Attempt:
 
 
 class RolloutRoute:
-    """Serves `/rollout/{id}/attempt/{id}/chat/completions`, signed or not, and passes every other path to LiteLLM.
+    """Serves `/rollout/{id}/attempt/{id}/chat/completions`, signed or not, and passes every other path to `app`, which
+    is LiteLLM in a run.
 
     It replaces agent-lightning's `RolloutAttemptMiddleware`, which asks the store for every sequence id. One proxy
     process serves a run, so counting here gives the same numbers. The store adopts the highest number it sees.
@@ -194,7 +195,7 @@ class RolloutRoute:
             timeout = aiohttp.ClientTimeout(total=self.timeout_s)
             self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
         request |= {"model": self.served_model}
-        if self.write is not None:
+        if type(self).write is not None:
             request |= {"return_token_ids": True, "logprobs": True}
         try:
             asked = self._session.post(f"{url}/chat/completions", json=request, headers=self.headers)

@@ -26,7 +26,7 @@ from sql_agent.own_agents.datatypes import OwnAgent
 from sql_agent.own_agents.play import play, policy_of
 from sql_agent.reward_functions import RewardRecord
 from sql_agent.reward_functions.ask import RewardFunctions
-from sql_agent.rewards import summed_reward
+from sql_agent.rewards import NO_JUDGE, summed_reward
 
 SERVER = "policy-0"
 
@@ -77,7 +77,8 @@ async def evaluate_rollout(
     )
     policy = policy_of(address, SERVER, limits, rollout, seed=None)
     record = await play(agent, task, policy, limits, others_reward=bool(functions))
-    if not functions:
+    judged = record.score.value is not None or record.score.reason == NO_JUDGE
+    if not functions or not judged:  # a function is not asked about a lost rollout, as in a run
         return record
     worth = summed_reward(record, weights, await functions.ask(RewardRecord.of(record, task.to_dict())))
     errors = "\n".join(filter(None, [record.error, worth.error])) or None

@@ -66,11 +66,14 @@ def test_an_agent_of_agent_lightning_brings_its_own_reward(evaluate, tmp_path):
     assert {request["temperature"] for request in asked} == {0.0}  # the command's, as in a validation
 
 
-def test_what_the_model_server_fails_is_counted_and_in_no_mean(evaluate, capsys):
-    rollouts, _ = evaluate(*AGENT, script=lambda messages: {"status": 500})
+def test_what_the_model_server_fails_is_counted_and_in_no_mean(evaluate, tmp_path, capsys):
+    (tmp_path / "mine.py").write_text("def asked(record):\n    open(__file__ + '.asked', 'w').close()\n    return 1\n")
+    flags = [*AGENT, "--reward", f"{tmp_path}/mine.py:asked"]
+    rollouts, _ = evaluate(*flags, script=lambda messages: {"status": 500})
     assert {(row["score"]["value"], row["score"]["reason"]) for row in rollouts} == {(None, "model_unavailable")}
     printed = " ".join(capsys.readouterr().out.split())
     assert "not judged: model_unavailable 2" in printed and "mean reward" not in printed
+    assert not (tmp_path / "mine.py.asked").exists()  # nobody says what a lost rollout is worth
 
 
 @pytest.mark.parametrize(
