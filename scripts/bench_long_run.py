@@ -26,6 +26,7 @@ from typing import Any
 
 import psutil
 
+from core.agl_without_litellm import agl
 from core.machine import free_port
 from core.processes import tell
 from dbbench_adapter.generator import generate_tasks
@@ -36,7 +37,6 @@ from scripts.bench.overhead import CHAIN_SETTINGS
 from scripts.bench.report import Row, facts, finish
 from sql_agent import oracle
 from sql_agent.config import load_config
-from sql_agent.lightning.agl_without_litellm import agl
 from sql_agent.lightning.store import PatientStore
 from sql_agent.rollouts.stitch import TURN_SPAN
 from sql_agent.verl_side.config import worker_environment

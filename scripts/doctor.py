@@ -196,7 +196,7 @@ def examine(model: Path | None, port: int, protocol: ProtocolName = "fc") -> lis
 
 def check_database(path: Path, tasks: Path | None) -> Finding:
     """Check what a run with `--database` would find: files, tables, and whether the reference queries run."""
-    from sql_agent.environments.text_to_sql import TextToSql
+    from sql_agent.text_to_sql.environment import TextToSql
     from sql_agent.text_to_sql.load import read_questions
 
     mend = "doc/own_database.md has the forms of databases and questions"

@@ -16,7 +16,7 @@ from pydantic import Field, field_validator, model_validator
 from core.cpu_features import LARGE
 from core.passwords import BackendSpec, masked
 from core.settings import Settings, merged, parse_yaml, read_settings
-from sql_agent.datatypes import AgentConfig, EnvironmentSettings, JudgeConfig, RewardModelConfig
+from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings, JudgeConfig, RewardModelConfig
 from sql_agent.environments.registry import ENVIRONMENTS, check_name
 from sql_agent.rewards import FUNCTION, JUDGE, REWARDS, functions, label
 
@@ -51,29 +51,6 @@ class EnvConfig(Settings):
                 f"env.database belongs to env.type=text2sql or medical, this run's is {self.type}; leave it out"
             )
         return self
-
-
-class DataConfig(Settings):
-    train_file: Path | None = None
-    """Tasks to train on: AgentBench JSONL, LifelongAgentBench entry_dict.json or generated JSONL; None generates."""
-    val_file: Path | None = None
-    """Held-out tasks. None: generated with words and tables that training never uses, or split off `train_file`."""
-    held_out_fraction: float = Field(default=0.2, gt=0, lt=1)
-    """Share of tables kept out of training when `train_file` comes without `val_file`; no table is in both."""
-    generate: int = Field(default=512, ge=1)
-    """Tasks to generate for training when there is no `train_file`."""
-    skills: tuple[str, ...] = ()
-    """Keep tasks that show one of these skills, to train on and held out; empty keeps all. dbbench only."""
-    val_limit: int = Field(default=64, ge=1)
-    """Held-out tasks evaluated at each validation, of every kind the same number; the seed draws them, once for a
-    run."""
-    train_batch_size: int = Field(default=8, ge=1)
-    """Tasks per train step. verl: data.train_batch_size"""
-    max_prompt_tokens: int = Field(default=1024, ge=16)
-    """First-turn prompt; longer tasks are left out and counted. verl: data.max_prompt_length"""
-    max_response_tokens: int = Field(default=2048, ge=16)
-    """Everything after the first prompt of a conversation: sampled turns and tool results; a reply is cut where it is
-    full. verl: data.max_response_length"""
 
 
 class RolloutConfig(Settings):

@@ -77,6 +77,29 @@ class AgentConfig(Settings):
         return self
 
 
+class DataConfig(Settings):
+    train_file: Path | None = None
+    """Tasks to train on: AgentBench JSONL, LifelongAgentBench entry_dict.json or generated JSONL; None generates."""
+    val_file: Path | None = None
+    """Held-out tasks. None: generated with words and tables that training never uses, or split off `train_file`."""
+    held_out_fraction: float = Field(default=0.2, gt=0, lt=1)
+    """Share of tables kept out of training when `train_file` comes without `val_file`; no table is in both."""
+    generate: int = Field(default=512, ge=1)
+    """Tasks to generate for training when there is no `train_file`."""
+    skills: tuple[str, ...] = ()
+    """Keep tasks that show one of these skills, to train on and held out; empty keeps all. dbbench only."""
+    val_limit: int = Field(default=64, ge=1)
+    """Held-out tasks evaluated at each validation, of every kind the same number; the seed draws them, once for a
+    run."""
+    train_batch_size: int = Field(default=8, ge=1)
+    """Tasks per train step. verl: data.train_batch_size"""
+    max_prompt_tokens: int = Field(default=1024, ge=16)
+    """First-turn prompt; longer tasks are left out and counted. verl: data.max_prompt_length"""
+    max_response_tokens: int = Field(default=2048, ge=16)
+    """Everything after the first prompt of a conversation: sampled turns and tool results; a reply is cut where it is
+    full. verl: data.max_response_length"""
+
+
 @dataclass(frozen=True)
 class EnvironmentSettings:
     """Holds the settings for `sql_agent.environments.base.make_environment`; each environment reads its own."""

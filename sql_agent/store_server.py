@@ -5,8 +5,8 @@ HTTP interface removes anything. A run's own store is this one, and this command
 
     python -m sql_agent.store_server --port 9999
 
-It replaces `agl store` and serves the same interface and dashboard, behind `sql_agent.lightning.request_guard`. Leaves
-out backends other than memory.
+It replaces `agl store` and serves the same interface and dashboard, behind `sql_agent.model_address.request_guard`.
+Leaves out backends other than memory.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from typing import Any
 import psutil
 from pydantic import BaseModel
 
+from core.agl_without_litellm import agl
 from core.machine import memory_limits, port_number
-from sql_agent.lightning.agl_without_litellm import agl
-from sql_agent.lightning.request_guard import STORE_TOKEN, RequestGuard, is_loopback
-from sql_agent.lightning.store import READ
+from sql_agent.model_address.request_guard import STORE_TOKEN, RequestGuard, is_loopback
 
 UNSET = agl.store.base.UNSET  # importing it from agentlightning would load LiteLLM
 
 logger = logging.getLogger(__name__)
 
+READ = "spans_read"
+"""Key of the metadata by which a client says that it has read the spans of a rollout."""
 KEPT_ROLLOUTS = 1024
 """Rollouts that stay listed, without spans, after they were read; older ones are forgotten."""
 UNREAD_S = 3600.0
@@ -47,7 +48,7 @@ _TOUCHED: list[Any] = ["rollouts", "attempts", "spans", "span_sequence_ids"]
 
 
 class BoundedStore(agl.InMemoryLightningStore):
-    """Keeps the spans of a rollout until it is marked as read (`sql_agent.lightning.store.READ`) or cancelled."""
+    """Keeps the spans of a rollout until it is marked as read (`READ`) or cancelled."""
 
     def __init__(self) -> None:
         budget = int(SPANS_SHARE * min([psutil.virtual_memory().total, *memory_limits()]))

@@ -29,11 +29,12 @@ from core.disk_errors import in_words
 from core.passwords import masked, revealed
 from sql_agent.config import TrainConfig, dump_config
 from sql_agent.environments.base import make_environment
-from sql_agent.flags import parse_args, resolve
-from sql_agent.launch import train
-from sql_agent.lightning.request_guard import give_token
-from sql_agent.plan import describe_plan
-from sql_agent.preflight import (
+from sql_agent.model_address.request_guard import give_token
+from sql_agent.rollouts.run_context import TrainingFailedError
+from sql_agent.startup.flags import parse_args, resolve
+from sql_agent.startup.launch import train
+from sql_agent.startup.plan import describe_plan
+from sql_agent.startup.preflight import (
     TINY_POLICY,
     check_environment,
     check_episodes,
@@ -50,9 +51,8 @@ from sql_agent.preflight import (
     use_cpu,
     with_store,
 )
-from sql_agent.resume import go_on_from
-from sql_agent.rollouts.run_context import TrainingFailedError
-from sql_agent.run_dir import claim
+from sql_agent.startup.resume import go_on_from
+from sql_agent.startup.run_dir import claim
 from sql_agent.upstream_patches import check_installed
 from sql_agent.verl_side.checkpoints import step_of
 from sql_agent.verl_side.config import Files, compose, to_verl

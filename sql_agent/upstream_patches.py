@@ -190,7 +190,7 @@ PATCHES = (
     # private methods that our classes override, and a module that ours replaces
     Patch(
         "own",
-        "sql_agent.lightning.agl_without_litellm",
+        "core.agl_without_litellm",
         "agentlightning.llm_proxy",
         ("LLMProxy",),
         "processes without an LLM proxy do not import LiteLLM",
@@ -327,7 +327,7 @@ _wanted: set[Patch] = set()
 
 def install(*, cpu: bool) -> None:
     """Make the plugin's changes, in imported modules now and in others right after their import."""
-    from sql_agent.verl_side.plugin.import_hook import after_import
+    from core.import_hook import after_import
 
     _wanted.update(patch for patch in PATCHES if patch.process != "own" and (cpu or not patch.cpu))
     for patch in PATCHES:

@@ -22,16 +22,16 @@ from typing import Any
 
 import psutil
 
+from core.agl_without_litellm import agl
 from core.processes import RUN_ID, Events, end_run, end_with_parent, tell
 from scripts.bench.children import answer, cpu_s
 from scripts.bench.overhead import AT_ONCE, ROUNDS
 from sql_agent.config import load_config
-from sql_agent.launch import fit
-from sql_agent.lightning.agl_without_litellm import agl
 from sql_agent.lightning.algorithm import log_file, spawn
-from sql_agent.lightning.request_guard import give_token
 from sql_agent.lightning.runner import TRAINER_WORKER
+from sql_agent.model_address.request_guard import give_token
 from sql_agent.rollouts import run_context
+from sql_agent.startup.launch import fit
 
 
 class Chain(agl.Algorithm):
@@ -60,7 +60,7 @@ class Chain(agl.Algorithm):
         raise NotImplementedError
 
     def _manager(self) -> Any:
-        from sql_agent.rollouts.manager import LightningRolloutManager
+        from sql_agent.lightning.rollout_manager import LightningRolloutManager
 
         self.context = run_context.RunContext(self.cfg, "bench", self.order["store_url"], 0, self._start_proxy)
         run_context.enter(self.context)

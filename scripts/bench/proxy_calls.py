@@ -9,11 +9,11 @@ from typing import Any
 
 import aiohttp
 
+from core.agl_without_litellm import agl
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols import fc
-from sql_agent.lightning.agl_without_litellm import agl
-from sql_agent.lightning.request_guard import RUN_TOKEN, authorization
 from sql_agent.lightning.runner import turn_fields
+from sql_agent.model_address.request_guard import RUN_TOKEN, authorization
 
 STORED_S = 60.0
 

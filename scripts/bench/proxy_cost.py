@@ -20,7 +20,7 @@ from dbbench_adapter.tasks.load import write_tasks
 from scripts.bench.children import Server, answer, cpu_s, oracle, python, started, store
 from scripts.bench.proxy_calls import Order, call_all
 from scripts.bench.report import Row
-from sql_agent.lightning.request_guard import give_token
+from sql_agent.model_address.request_guard import give_token
 
 AT_ONCE = 16
 LATENCY_MS = 100

@@ -1,10 +1,7 @@
-"""What the layout promises: no circle of imports, and no code that nothing uses. `lint-imports` checks the layers."""
+"""No code that nothing uses. `lint-imports` checks the layers, and that no two folders import each other."""
 
 from pathlib import Path
 
-import grimp
-import networkx
-import pytest
 from vulture import Vulture
 
 from scripts.bench_main_job import PARTS
@@ -33,20 +30,6 @@ CALLED_BY_FRAMEWORKS = {
 """Methods and classes that only a library calls, by library."""
 DECORATED = ["@model_validator*", "@field_validator*", "@app.*", "@*.get", "@*.post"]
 """Functions that a decorator hands to pydantic or FastAPI."""
-
-
-@pytest.fixture(scope="module")
-def imports() -> networkx.DiGraph:
-    """One edge from each module to those it imports, inside functions and for type checkers included."""
-    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
-    edges = networkx.DiGraph()
-    for module in graph.modules:
-        edges.add_edges_from((module, imported) for imported in graph.find_modules_directly_imported_by(module))
-    return edges
-
-
-def test_no_modules_import_each_other_in_a_circle(imports):
-    assert [sorted(circle) for circle in networkx.strongly_connected_components(imports) if len(circle) > 1] == []
 
 
 def test_every_function_class_and_method_is_used_outside_the_tests():

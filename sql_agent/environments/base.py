@@ -12,15 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Message, Status
-from sql_agent.datatypes import AgentConfig, EnvironmentSettings
+from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.registry import ENVIRONMENTS, OWN
-
-if TYPE_CHECKING:
-    from sql_agent.config import DataConfig
 
 
 class EpisodeLostError(RuntimeError):
@@ -174,7 +171,7 @@ class Environment(Playable, ABC):
 
     @abstractmethod
     def load_split(self, data: DataConfig, seed: int) -> Split:
-        """Load the tasks to train on and all held-out ones, of which `sql_agent.data.drawn` takes `data.val_limit`.
+        """Load the tasks to train on and all held-out ones, of which `startup.data.drawn` takes `data.val_limit`.
 
         Raises:
             ValueError: a file is missing, or a row does not parse; the message names it.

@@ -19,8 +19,7 @@ from dbbench_adapter.protocols import PROTOCOLS, Episode, Message, ProtocolName,
 from dbbench_adapter.splits import split_by_table
 from dbbench_adapter.tasks.load import load_tasks
 from dbbench_adapter.tasks.single_skill import skills_of
-from sql_agent.config import DataConfig
-from sql_agent.datatypes import AgentConfig, EnvironmentSettings
+from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, Split
 
 

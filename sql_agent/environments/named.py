@@ -1,6 +1,6 @@
 """Finds the class of a user's own environment, and the tools of a class in TRL's form.
 
-Every message names file, line and remedy. Leaves out the import of the file (`sql_agent.own_files`) and the use of the
+Every message names file, line and remedy. Leaves out the import of the file (`core.own_files`) and the use of the
 class (`own`).
 """
 
@@ -11,8 +11,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from core.own_files import OwnFileError, Source, find, place
 from sql_agent.environments.registry import installed
-from sql_agent.own_files import OwnFileError, Source, find, place
 
 NO_TOOLS = frozenset({"reset", "get_reward"})
 """Public methods that TRL does not offer as tools (trl/trainer/grpo_trainer.py, 1.16)."""

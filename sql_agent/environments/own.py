@@ -22,16 +22,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
+from core.own_files import OwnFileError, place
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Message, Status
-from sql_agent.config import DataConfig
-from sql_agent.datatypes import OWN_REWARD, AgentConfig, EnvironmentSettings
+from sql_agent.datatypes import OWN_REWARD, AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, EpisodeLostError, Split
 from sql_agent.environments.named import named, tool_methods, tool_schemas
 from sql_agent.environments.rows import PlacedTask, RowTask, as_messages, read_rows, short, split_rows, text_of
 from sql_agent.environments.tools import Hidden, Lost, ToolEnvironment
 from sql_agent.environments.worker import DeadlineError, RaisedError, Worker
-from sql_agent.own_files import OwnFileError, place
 from sql_agent.rewards import NO_JUDGE
 
 logger = logging.getLogger(__name__)

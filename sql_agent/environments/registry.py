@@ -9,9 +9,9 @@ from __future__ import annotations
 
 ENVIRONMENTS = {
     "dbbench": "sql_agent.environments.dbbench:DbBench",
-    "medical": "sql_agent.environments.medical:Medical",
-    "gsm8k": "sql_agent.environments.gsm8k:Gsm8k",
-    "text2sql": "sql_agent.environments.text_to_sql:TextToSql",
+    "medical": "sql_agent.medical.environment:Medical",
+    "gsm8k": "sql_agent.gsm8k.environment:Gsm8k",
+    "text2sql": "sql_agent.text_to_sql.environment:TextToSql",
     "agent": "sql_agent.own_agents.tasks:AgentTasks",
 }
 """Subclasses of `base.Environment` by the config's `env.type`; each is imported when it is made."""

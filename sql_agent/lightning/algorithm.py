@@ -2,7 +2,7 @@
 
 The trainer runs in one child process (`sql_agent.verl_side.driver`), the LLM proxy in another. Both begin their imports
 at once, and both end with this process, which only waits, reports events and keeps a heartbeat in the store. Leaves out
-how the driver's order is made (`sql_agent.launch.prepare`).
+how the driver's order is made (`sql_agent.startup.launch.prepare`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import Any
 
 import aiohttp
 
+from core.agl_without_litellm import agl
 from core.processes import tell
 from sql_agent.config import TrainConfig
-from sql_agent.lightning.agl_without_litellm import agl
 from sql_agent.lightning.runner import TRAINER_WORKER
 from sql_agent.lightning.store import UNFINISHED
 from sql_agent.rollouts.run_context import TrainingFailedError

@@ -36,9 +36,9 @@ from agentlightning.llm_proxy import get_active_llm_proxy
 from agentlightning.types import Span, SpanCoreFields, TraceStatus
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 
-from sql_agent.lightning.request_guard import RUN_TOKEN, authorization
-from sql_agent.lightning.rollout_route import ProxyRequestGuard, RolloutRoute, Turn
 from sql_agent.lightning.store import PatientStore
+from sql_agent.model_address.request_guard import RUN_TOKEN, authorization
+from sql_agent.model_address.rollout_route import ProxyRequestGuard, RolloutRoute, Turn
 from sql_agent.rollouts.stitch import AGENT, TURN_SPAN, turn_attributes
 
 logger = logging.getLogger(__name__)

@@ -21,15 +21,15 @@ from typing import Any
 
 import aiohttp
 
+from core.agl_without_litellm import agl
 from core.processes import RUN_ID
 from dbbench_adapter.backends import BackendUnavailable
 from sql_agent.agent import MAX_RETRIES, run_rollout, size_thread_pool, unplayed
 from sql_agent.config import TrainConfig
 from sql_agent.datatypes import FunctionReward, Reward, RolloutRecord, ScorerResult
 from sql_agent.environments.base import Environment, make_environment
-from sql_agent.lightning.agl_without_litellm import agl
-from sql_agent.lightning.request_guard import RUN_TOKEN
 from sql_agent.lightning.store import PatientStore, StoreClient
+from sql_agent.model_address.request_guard import RUN_TOKEN
 from sql_agent.own_agents.play import play, policy_of
 from sql_agent.own_agents.tasks import AgentTasks
 from sql_agent.reward_functions import RewardRecord

@@ -16,8 +16,9 @@ from typing import Any, Literal
 
 import aiohttp
 
-from sql_agent.lightning.agl_without_litellm import agl
-from sql_agent.lightning.request_guard import STORE_TOKEN, authorization
+from core.agl_without_litellm import agl
+from sql_agent.model_address.request_guard import STORE_TOKEN, authorization
+from sql_agent.store_server import READ
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +29,6 @@ LONGEST_PAUSE_S = 2.0
 """The longest pause between two tries; the first is 0.1 s, and each further one is twice as long."""
 UNFINISHED: list[Any] = ["queuing", "preparing", "running", "requeuing"]
 """States of a rollout that a runner may still play."""
-READ = "spans_read"
-"""Metadata key of a rollout whose spans have been read; `sql_agent.store_server` frees them."""
 _ENQUEUE = "/queues/rollouts/enqueue"
 _FAILURES = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
 """Errors of a call; ValueError means that the answer is not JSON."""

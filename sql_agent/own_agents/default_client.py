@@ -26,7 +26,7 @@ from agents import (
 from agents.tracing import AgentSpanData, Span, Trace, TracingProcessor, TurnSpanData, get_current_span
 from openai import AsyncOpenAI
 
-from sql_agent.lightning.signed_address import AGENT_HEADER
+from sql_agent.model_address.signed_address import AGENT_HEADER
 from sql_agent.own_agents.datatypes import Policy
 
 GRACE_S = 5.0

@@ -15,12 +15,12 @@ from typing import Any
 
 from starlette.applications import Starlette
 
+from core.agl_without_litellm import agl
 from dbbench_adapter.datatypes import Score
 from sql_agent.datatypes import OWN_REWARD, AgentConfig, RolloutRecord
 from sql_agent.environments.rows import RowTask
-from sql_agent.lightning.agl_without_litellm import agl
-from sql_agent.lightning.request_guard import give_token
-from sql_agent.lightning.rollout_route import ProxyRequestGuard, RolloutRoute
+from sql_agent.model_address.request_guard import give_token
+from sql_agent.model_address.rollout_route import ProxyRequestGuard, RolloutRoute
 from sql_agent.oracle import serve
 from sql_agent.own_agents.datatypes import OwnAgent
 from sql_agent.own_agents.play import play, policy_of

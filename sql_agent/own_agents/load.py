@@ -1,12 +1,12 @@
-"""Finds a user's own agent and wraps it for its framework. Leaves out the import (`sql_agent.own_files`)."""
+"""Finds a user's own agent and wraps it for its framework. Leaves out the import (`core.own_files`)."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from core.own_files import OwnFileError, find, place
 from sql_agent.environments.rows import short
 from sql_agent.own_agents.datatypes import OwnAgent
-from sql_agent.own_files import OwnFileError, find, place
 
 
 def load_agent(name: str) -> OwnAgent:
@@ -17,7 +17,7 @@ def load_agent(name: str) -> OwnAgent:
     """
     from agents import Agent  # takes a second and a half
 
-    from sql_agent.lightning.agl_without_litellm import agl
+    from core.agl_without_litellm import agl
     from sql_agent.own_agents.lit_agents import LightningAgent
     from sql_agent.own_agents.openai_agents import OpenAIAgent
 

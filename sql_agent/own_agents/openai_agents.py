@@ -25,11 +25,11 @@ from agents import (
 )
 from agents.result import RunResultBase
 
+from core.own_files import OwnFileError, place
 from sql_agent.environments.rows import as_messages
 from sql_agent.own_agents.datatypes import AgentEnd, Policy
 from sql_agent.own_agents.default_client import asking, install_default_client
 from sql_agent.own_agents.loop import AgentLoop, in_thread
-from sql_agent.own_files import OwnFileError, place
 
 TRIPWIRES = (
     InputGuardrailTripwireTriggered,

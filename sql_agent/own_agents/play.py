@@ -23,8 +23,8 @@ from pydantic import BaseModel
 from dbbench_adapter.datatypes import Score
 from sql_agent.datatypes import OWN_REWARD, AgentConfig, RolloutRecord, StopReason
 from sql_agent.environments.rows import RowTask, short
-from sql_agent.lightning.request_guard import RUN_TOKEN
-from sql_agent.lightning.signed_address import RolloutSampling, signed_prefix
+from sql_agent.model_address.request_guard import RUN_TOKEN
+from sql_agent.model_address.signed_address import RolloutSampling, signed_prefix
 from sql_agent.own_agents.datatypes import AgentEnd, OwnAgent, Policy
 from sql_agent.rewards import NO_JUDGE
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
+from core.own_files import OwnFileError
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Message
-from sql_agent.datatypes import AgentConfig, EnvironmentSettings
+from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, Split
 from sql_agent.environments.rows import RowTask, read_rows, split_rows
 from sql_agent.own_agents.datatypes import OwnAgent
 from sql_agent.own_agents.load import load_agent
-from sql_agent.own_files import OwnFileError
 from sql_agent.rewards import NO_JUDGE
-
-if TYPE_CHECKING:
-    from sql_agent.config import DataConfig
 
 
 class AgentTasks(Environment):

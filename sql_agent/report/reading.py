@@ -124,7 +124,7 @@ def read_run(folder: Path) -> Run:
 
 
 def is_running(folder: Path) -> bool:
-    """Return whether a training command holds the folder's lock (`sql_agent.run_dir.claim`)."""
+    """Return whether a training command holds the folder's lock (`sql_agent.startup.run_dir.claim`)."""
     try:
         lock = os.open(folder / ".lock", os.O_RDONLY)
     except OSError:

@@ -26,8 +26,8 @@ from dbbench_adapter.datatypes import Task
 from dbbench_adapter.protocols import PROTOCOLS, Message, ProtocolName, open_episode
 from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.base import Environment
-from sql_agent.environments.gsm8k import Gsm8k
 from sql_agent.gsm8k.datatypes import WordProblem
+from sql_agent.gsm8k.environment import Gsm8k
 from sql_agent.gsm8k.expert import expert_messages
 from sql_agent.local.conversation import ChatTemplateError
 from sql_agent.oracle import solution

@@ -1,6 +1,6 @@
 """What a rollout's calls said, as conversations, and where in them the model's replies stand."""
 
-from sql_agent.lightning.call_log import CallLog
+from sql_agent.model_address.call_log import CallLog
 
 
 def user(text):

@@ -1,6 +1,6 @@
-"""`sql_agent.console`: the line of a step."""
+"""`sql_agent.startup.console`: the line of a step."""
 
-from sql_agent.console import step_line
+from sql_agent.startup.console import step_line
 
 
 def test_a_step_without_scores_and_rewards_says_so():

@@ -7,11 +7,11 @@ import pytest
 
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import write_tasks
-from sql_agent.config import DataConfig
-from sql_agent.data import PromptTokenizer, describe_kinds, describe_out_of_reach, drawn, fitting, kinds_of
+from sql_agent.datatypes import DataConfig
 from sql_agent.environments.base import Split
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.model_check import chat_template
+from sql_agent.startup.data import PromptTokenizer, describe_kinds, describe_out_of_reach, drawn, fitting, kinds_of
 
 
 @pytest.fixture

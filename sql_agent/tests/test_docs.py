@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from sql_agent.config import TrainConfig
-from sql_agent.flags import parse_args
+from sql_agent.startup.flags import parse_args
 from sql_agent.verl_side.tracking import RENAMED
 
 DOC = Path(__file__).parents[2] / "doc"

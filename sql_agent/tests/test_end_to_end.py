@@ -22,9 +22,9 @@ from types import SimpleNamespace
 import pyarrow.parquet as pq
 import pytest
 
+from core.agl_without_litellm import agl
 from core.machine import free_port
 from core.processes import processes_of
-from sql_agent.lightning.agl_without_litellm import agl
 from sql_agent.rollouts.stitch import read_outcome, read_turns
 from sql_agent.tests.conftest import wait_for
 from sql_agent.verl_side.checkpoints import checkpoints, fault_of

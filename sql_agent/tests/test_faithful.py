@@ -79,7 +79,7 @@ class Chain:
         self.model, self.address = str(model), f"127.0.0.1:{port}"
 
     def start(self):
-        from sql_agent.rollouts.manager import LightningRolloutManager
+        from sql_agent.lightning.rollout_manager import LightningRolloutManager
 
         wait_for(f"http://{self.address}/health", self.server, 300)
         self.runner.start()

@@ -14,12 +14,12 @@ import pytest
 
 from dbbench_adapter.datatypes import Score
 from sql_agent.agent import run_rollout
-from sql_agent.config import DataConfig, load_config
-from sql_agent.datatypes import AgentConfig
+from sql_agent.config import load_config
+from sql_agent.datatypes import AgentConfig, DataConfig
 from sql_agent.environments.base import make_environment
-from sql_agent.environments.gsm8k import Gsm8k
 from sql_agent.gsm8k.calculator import calculate
 from sql_agent.gsm8k.datatypes import WordProblem
+from sql_agent.gsm8k.environment import Gsm8k
 from sql_agent.gsm8k.episode import RULES, TOOL
 from sql_agent.gsm8k.expert import expert_messages
 from sql_agent.gsm8k.generator import generate_problems

@@ -13,8 +13,8 @@ from dbbench_adapter.datatypes import Column, Score, Table
 from dbbench_adapter.generator import generate_tasks
 from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.dbbench import DbBench
-from sql_agent.environments.gsm8k import Gsm8k
 from sql_agent.gsm8k.datatypes import WordProblem
+from sql_agent.gsm8k.environment import Gsm8k
 from sql_agent.interactive.session import Chat, Line, OneDatabase, WordProblems, read_line
 from sql_agent.interactive.transcript import Transcript, call_start, visible
 from sql_agent.interactive.user_database import read_database

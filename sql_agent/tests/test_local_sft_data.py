@@ -12,7 +12,6 @@ from dbbench_adapter.backends.sqlite.backend import SqliteBackend
 from dbbench_adapter.datatypes import Gold
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols import PROTOCOLS, fc
-from sql_agent.environments.text_to_sql import TextToSql
 from sql_agent.gsm8k.datatypes import WordProblem
 from sql_agent.local.conversation import ChatTemplateError, Conversation
 from sql_agent.oracle import call, calls
@@ -27,6 +26,7 @@ from sql_agent.sft.data import (
 )
 from sql_agent.sft.encoding import Encoded, encode_conversation
 from sql_agent.text_to_sql.datatypes import Question
+from sql_agent.text_to_sql.environment import TextToSql
 from sql_agent.tiny_policy.tokenizer import build_tokenizer
 
 BACKEND = SqliteBackend()

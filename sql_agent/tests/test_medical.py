@@ -11,11 +11,10 @@ from core.messages import num_tool_calls
 from dbbench_adapter.backends.sqlite.read_only import connect
 from dbbench_adapter.datatypes import Score
 from sql_agent.agent import run_rollout
-from sql_agent.config import DataConfig
-from sql_agent.datatypes import AgentConfig, Reward, ScorerResult
-from sql_agent.environments.medical import Medical
+from sql_agent.datatypes import AgentConfig, DataConfig, Reward, ScorerResult
 from sql_agent.medical.database import read_schema
 from sql_agent.medical.datatypes import TABLES, MedicalDataError, Question, read_questions, write_questions
+from sql_agent.medical.environment import Medical
 from sql_agent.medical.invent import make_database
 from sql_agent.medical.pairs import KINDS, make_pairs
 from sql_agent.medical.questions import make_questions

@@ -6,10 +6,10 @@ import math
 import pytest
 from pydantic import BaseModel
 
+from core.own_files import OwnFileError
 from sql_agent.own_agents.datatypes import AgentEnd
 from sql_agent.own_agents.play import plain
 from sql_agent.own_agents.tasks import AgentTasks
-from sql_agent.own_files import OwnFileError
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ import httpx
 import pytest
 from openai import BadRequestError, OpenAI
 
+from core.agl_without_litellm import agl
 from sql_agent import oracle
 from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.rows import RowTask
-from sql_agent.lightning.agl_without_litellm import agl
-from sql_agent.lightning.request_guard import RUN_TOKEN, RunRequestGuard
-from sql_agent.lightning.signed_address import RolloutSampling, signed_prefix
+from sql_agent.model_address.request_guard import RUN_TOKEN, RunRequestGuard
+from sql_agent.model_address.signed_address import RolloutSampling, signed_prefix
 from sql_agent.own_agents.datatypes import Policy
 from sql_agent.own_agents.play import play
 from sql_agent.reward_functions import RewardRecord

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from core.own_files import OwnFileError
 from dbbench_adapter.datatypes import Score
 from sql_agent import oracle
 from sql_agent.agent import run_rollout
-from sql_agent.config import DataConfig, load_config
-from sql_agent.datatypes import OWN_REWARD, AgentConfig, EnvironmentSettings, Reward, RolloutRecord
+from sql_agent.config import load_config
+from sql_agent.datatypes import OWN_REWARD, AgentConfig, DataConfig, EnvironmentSettings, Reward, RolloutRecord
 from sql_agent.environments.base import EpisodeLostError, make_environment, with_observation
-from sql_agent.own_files import OwnFileError
 from sql_agent.rewards import REWARDS, reward
 from sql_agent.tests.conftest import forget_own_files
 
@@ -480,5 +480,5 @@ def test_a_sqlite_connection_of_the_class_would_refuse_another_thread():
 
 def test_a_class_of_the_interface_itself_is_taken_as_it_is(own, tmp_path):
     (tmp_path / "rows.jsonl").touch()
-    name = f"{Path(__file__).parents[1]}/environments/gsm8k.py:Gsm8k"
+    name = f"{Path(__file__).parents[1]}/gsm8k/environment.py:Gsm8k"
     assert make_environment(EnvironmentSettings(name)).tools[0]["function"]["name"] == "calculator"

@@ -3,7 +3,7 @@
 from safetensors.numpy import load_file
 
 from sql_agent.config import load_config
-from sql_agent.plan import describe_plan
+from sql_agent.startup.plan import describe_plan
 
 SETTINGS = [
     "data.generate=16",

@@ -16,12 +16,13 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from core.agl_without_litellm import agl
 from core.machine import free_port
 from sql_agent import oracle
 from sql_agent.config import load_config
 from sql_agent.lightning import store
-from sql_agent.lightning.agl_without_litellm import agl
-from sql_agent.lightning.request_guard import (
+from sql_agent.lightning.runner_processes import LastingRunners
+from sql_agent.model_address.request_guard import (
     RUN_TOKEN,
     STORE_TOKEN,
     RequestGuard,
@@ -30,7 +31,6 @@ from sql_agent.lightning.request_guard import (
     authorization,
     give_token,
 )
-from sql_agent.lightning.runner_processes import LastingRunners
 from sql_agent.store_server import BoundedStore
 from sql_agent.verl_side.config import Files, to_verl, worker_environment
 

@@ -11,16 +11,16 @@ import pytest
 from dbbench_adapter.datatypes import Score
 from sql_agent.config import dump_config, load_config
 from sql_agent.datatypes import FunctionReward
-from sql_agent.flags import parse_args, resolve
 from sql_agent.lightning.runner import SqlLitAgent
 from sql_agent.oracle import call, calls
-from sql_agent.preflight import UsageError, check_judged
 from sql_agent.reward_functions import RewardRecord, RewardUnavailable
 from sql_agent.reward_functions.ask import RewardFunctions
 from sql_agent.reward_functions.datatypes import LoadedReward
 from sql_agent.reward_functions.load import load_function
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.rollouts.stitch import read_outcome
+from sql_agent.startup.flags import parse_args, resolve
+from sql_agent.startup.preflight import UsageError, check_judged
 from sql_agent.tests.records import make_record
 from sql_agent.train_sql_agent import main
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import requests
 
+from core.agl_without_litellm import agl
 from core.machine import free_port
 from dbbench_adapter.export import write_verl_parquet
 from dbbench_adapter.generator import generate_tasks
 from sql_agent import oracle
 from sql_agent.config import load_config
-from sql_agent.lightning.agl_without_litellm import agl
 from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
 from sql_agent.lightning.store import PatientStore
 from sql_agent.rollouts import run_context, stops
@@ -42,7 +42,7 @@ def play(store_url, tmp_path):
         import torch
         from verl import DataProto
 
-        from sql_agent.rollouts.manager import LightningRolloutManager
+        from sql_agent.lightning.rollout_manager import LightningRolloutManager
 
         cfg = load_config(None, [f"run_dir={tmp_path}", *SETTINGS, *settings])
         train_file = tmp_path / "train.parquet"

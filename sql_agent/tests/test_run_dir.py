@@ -11,9 +11,9 @@ import pytest
 
 from dbbench_adapter.export import write_rows
 from sql_agent.config import dump_config, load_config
-from sql_agent.preflight import UsageError, find_model
-from sql_agent.resume import check_resume, refuse_other_tasks
-from sql_agent.run_dir import claim, set_aside, write_start
+from sql_agent.startup.preflight import UsageError, find_model
+from sql_agent.startup.resume import check_resume, refuse_other_tasks
+from sql_agent.startup.run_dir import claim, set_aside, write_start
 from sql_agent.tests.conftest import checkpoint_of
 from sql_agent.verl_side.checkpoints import checkpoints
 
@@ -139,7 +139,7 @@ def test_a_folder_is_free_when_its_command_is_dead_though_a_fork_of_it_is_not(tm
     script = f"""
 import os, time
 from pathlib import Path
-from sql_agent.run_dir import claim
+from sql_agent.startup.run_dir import claim
 with claim(Path({str(tmp_path)!r})):
     os.fork()
     os.write(1, b"up\\n")  # each of the two, in one piece

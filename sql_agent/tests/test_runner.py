@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from core.agl_without_litellm import agl
 from core.machine import free_port
 from dbbench_adapter.backends import BackendUnavailable, open_backend
 from dbbench_adapter.datatypes import Score
@@ -20,11 +21,10 @@ from sql_agent.datatypes import Reward, RolloutRecord, ScorerResult
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.environments.rows import RowTask
 from sql_agent.lightning import runner
-from sql_agent.lightning.agl_without_litellm import agl
-from sql_agent.lightning.request_guard import RunRequestGuard
 from sql_agent.lightning.runner import TRAINER_WORKER, ConcurrentRunner, PassiveTracer, SqlLitAgent
 from sql_agent.medical.datatypes import Question
 from sql_agent.medical.invent import make_database
+from sql_agent.model_address.request_guard import RunRequestGuard
 from sql_agent.rollouts.datatypes import RolloutOutcome
 from sql_agent.rollouts.stitch import OUTCOME, read_outcome, read_turns, stitch
 from sql_agent.tests.conftest import HangingServer, serve_scores, start_store

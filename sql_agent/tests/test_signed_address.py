@@ -2,7 +2,7 @@
 
 import pytest
 
-from sql_agent.lightning.signed_address import RolloutSampling, read_signed, signed_prefix
+from sql_agent.model_address.signed_address import RolloutSampling, read_signed, signed_prefix
 
 TOKEN = "the-token-of-a-run"
 SAMPLING = RolloutSampling("ro-1", "at-1", "policy-0", 1.0, 96, seed=7)

@@ -5,10 +5,9 @@ import time
 
 import pytest
 
+from core.agl_without_litellm import agl
 from sql_agent import store_server as module
-from sql_agent.lightning.agl_without_litellm import agl
-from sql_agent.lightning.store import READ
-from sql_agent.store_server import BoundedStore, span_bytes
+from sql_agent.store_server import READ, BoundedStore, span_bytes
 
 
 def span(rollout, number=1):

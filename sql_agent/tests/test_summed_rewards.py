@@ -7,16 +7,16 @@ import pytest
 from dbbench_adapter.datatypes import Score
 from sql_agent.config import dump_config
 from sql_agent.datatypes import OWN_REWARD, FunctionReward, Reward, RewardModelConfig, ScorerResult
-from sql_agent.flags import parse_args, resolve
-from sql_agent.preflight import UsageError
 from sql_agent.report.figures import all_figures
-from sql_agent.resume import check_resume, own_files
 from sql_agent.rewards import NO_JUDGE, REWARDS, reward, summed_reward
 from sql_agent.rollouts.datatypes import RolloutOutcome
 from sql_agent.rollouts.lost_scores import level_rewards
 from sql_agent.rollouts.metrics import batch_metrics
 from sql_agent.rollouts.run_context import trajectory_line
 from sql_agent.rollouts.stops import TooManyLostError, check_lost
+from sql_agent.startup.flags import parse_args, resolve
+from sql_agent.startup.preflight import UsageError
+from sql_agent.startup.resume import check_resume, own_files
 from sql_agent.tests.conftest import checkpoint_of, forget_own_files
 from sql_agent.tests.records import make_record, make_result
 

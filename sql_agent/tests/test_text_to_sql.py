@@ -16,14 +16,13 @@ from core.forked import forked
 from dbbench_adapter.backends import BackendUnavailable, Result
 from dbbench_adapter.backends.sqlite.sandbox import Watchdog
 from dbbench_adapter.tests.hostile import STATEMENTS
-from sql_agent.config import DataConfig
-from sql_agent.data import fitting
-from sql_agent.datatypes import AgentConfig, EnvironmentSettings
-from sql_agent.environments import text_to_sql
+from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import make_environment
-from sql_agent.environments.text_to_sql import TextToSql
+from sql_agent.startup.data import fitting
+from sql_agent.text_to_sql import environment as text_to_sql
 from sql_agent.text_to_sql.databases import DatabaseError, Databases
 from sql_agent.text_to_sql.datatypes import Question
+from sql_agent.text_to_sql.environment import TextToSql
 from sql_agent.text_to_sql.episode import format_result
 from sql_agent.text_to_sql.judges import EXECUTION_JUDGES, as_run, same_result
 from sql_agent.text_to_sql.load import QuestionFileError, kind_of, orders_rows, read_questions, split_questions

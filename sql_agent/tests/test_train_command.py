@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from core.agl_without_litellm import agl
 from core.machine import free_port
-from sql_agent import preflight
 from sql_agent import upstream_patches as patches
 from sql_agent.config import dump_config, load_config
-from sql_agent.flags import parse_args, resolve
-from sql_agent.lightning.agl_without_litellm import agl
 from sql_agent.lightning.algorithm import spawn
-from sql_agent.preflight import UsageError, check_model, use_cpu
 from sql_agent.report.page import render
 from sql_agent.report.reading import read_run
-from sql_agent.run_dir import write_start
+from sql_agent.startup import preflight
+from sql_agent.startup.flags import parse_args, resolve
+from sql_agent.startup.preflight import UsageError, check_model, use_cpu
+from sql_agent.startup.run_dir import write_start
 from sql_agent.tests.conftest import checkpoint_of, serve_scores, start_store, wait_for
 from sql_agent.train_sql_agent import main
 

@@ -28,7 +28,7 @@ def rollouts(group, *rewards):
 
 
 def test_results_stand_in_the_order_of_the_rows_and_lost_ones_have_no_advantage():
-    from sql_agent.rollouts.manager import LightningRolloutManager
+    from sql_agent.lightning.rollout_manager import LightningRolloutManager
 
     manager = object.__new__(LightningRolloutManager)
     manager.cfg = load_config(None)
@@ -66,7 +66,7 @@ def scored(*ends, preset="agentbench"):
 
 
 def trained(results):
-    from sql_agent.rollouts.manager import LightningRolloutManager
+    from sql_agent.lightning.rollout_manager import LightningRolloutManager
 
     manager = object.__new__(LightningRolloutManager)
     manager.cfg = load_config(None)
@@ -151,7 +151,7 @@ FIRST, SECOND, LATE = span(1, [1], [2]), span(2, [1, 2, 9], [3]), span(3, [1, 2,
 
 async def read(*answers, status="succeeded", settings=()):
     """The result after the store gave these answers one after the other, and what it was asked."""
-    from sql_agent.rollouts.manager import LightningRolloutManager
+    from sql_agent.lightning.rollout_manager import LightningRolloutManager
 
     left, asked, marked = list(answers), [], []
 

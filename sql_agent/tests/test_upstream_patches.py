@@ -164,7 +164,7 @@ HARMLESS = {
     "core/hub.py": {"HF_HUB_OFFLINE"},  # huggingface_hub reads it before each request; its test asks the hub
     "core/processes.py": {"tempdir"},  # the standard library's, which documents it
     "sql_agent/verl_side/server_list.py": {"remote"},  # of our own actor class
-    "sql_agent/lightning/agl_without_litellm.py": {"LLMProxy", "__all__"},  # of the module that stands in
+    "core/agl_without_litellm.py": {"LLMProxy", "__all__"},  # of the module that stands in
 }
 
 

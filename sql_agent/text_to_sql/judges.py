@@ -1,6 +1,6 @@
 """Compares a query's result with the reference's, by our own rule or those of Spider's and BIRD's published evaluators.
 
-Leaves out the execution of queries (`sql_agent.environments.text_to_sql`).
+Leaves out the execution of queries (`sql_agent.text_to_sql.environment`).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from core.cpu_features import uses_bfloat16
 from core.settings import merged
 from sql_agent.config import TrainConfig
 
-ROLLOUT_MANAGER = "sql_agent.rollouts.manager.LightningRolloutManager"
+ROLLOUT_MANAGER = "sql_agent.lightning.rollout_manager.LightningRolloutManager"
 WEIGHT_SYNC = "sql_agent.verl_side.weight_sync.QuietWeightSync"
 PLUGIN = "sql_agent.verl_side.plugin"
 ROUTER = Path(__file__).with_name("plugin") / "router.yaml"
@@ -129,7 +129,7 @@ def _from_settings(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, An
     # tokens that end a reply are still read from that file.
     vllm["generation_config"] = "vllm"
     # the outermost middleware; vLLM's own --api-key does not protect half of its routes
-    vllm["middleware"] = "sql_agent.lightning.request_guard.RunRequestGuard"
+    vllm["middleware"] = "sql_agent.model_address.request_guard.RunRequestGuard"
     if cpu:
         vllm["distributed_executor_backend"] = "uni"  # saves a process that imports torch and vLLM
     actor = {

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from core.agl_without_litellm import agl
 from core.processes import Events, end_with_parent, own_run
 from sql_agent.config import TrainConfig, load_config
-from sql_agent.launch import fit
-from sql_agent.lightning.agl_without_litellm import agl
 from sql_agent.lightning.algorithm import log_file, spawn
 from sql_agent.lightning.runner import TRAINER_WORKER
 from sql_agent.oracle import MODEL
 from sql_agent.rollouts import run_context
+from sql_agent.startup.launch import fit
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Player(agl.Algorithm):
             await asyncio.sleep(5)
 
     def _manager(self) -> Any:
-        from sql_agent.rollouts.manager import LightningRolloutManager
+        from sql_agent.lightning.rollout_manager import LightningRolloutManager
 
         self.context = Context(self.cfg, "faults", str(self.cfg.store.address), 0, self._start_proxy)
         run_context.enter(self.context)

@@ -19,11 +19,11 @@ from typing import Any
 
 import psutil
 
+from core.agl_without_litellm import agl
 from core.machine import free_port
 from dbbench_adapter.backends.mysql.server import PrivateServer
 from dbbench_adapter.datatypes import Task
 from sql_agent import oracle
-from sql_agent.lightning.agl_without_litellm import agl
 from sql_agent.tests.conftest import serve_scores, start_store
 from sql_agent.tests.faults.proxy import Fault, FaultProxy
 

@@ -22,8 +22,8 @@ patches.install(cpu=_CPU)
 logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
 
 if _CPU:
+    from core.import_hook import after_import
     from sql_agent.verl_side.plugin import cpu_platform
-    from sql_agent.verl_side.plugin.import_hook import after_import
 
     def register_cpu_engine(_: ModuleType) -> None:
         import sql_agent.verl_side.plugin.cpu_engine  # noqa: F401  its decorator registers it with verl

@@ -1,7 +1,7 @@
 """Manages the folder of a run: its lock, the record of its start, and files of an earlier start.
 
 A run holds a lock on its folder for as long as it lives. Leaves out the choice of the checkpoint from which a run
-resumes (`sql_agent.resume`) and its contents (`sql_agent.verl_side.checkpoints`).
+resumes (`sql_agent.startup.resume`) and its contents (`sql_agent.verl_side.checkpoints`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from core.json_text import parse_json
 from core.outputs import written
 from core.passwords import masked
-from sql_agent.preflight import UsageError
+from sql_agent.startup.preflight import UsageError
 from sql_agent.verl_side.checkpoints import MANIFEST, checkpoints, step_of
 from sql_agent.verl_side.tracking import earlier_steps
 

@@ -9,8 +9,8 @@ from core.outputs import named_path
 from core.passwords import Parser
 from sql_agent.config import TrainConfig, load_config
 from sql_agent.environments.registry import ENVIRONMENTS
-from sql_agent.preflight import USUAL_STORE, UsageError
 from sql_agent.rewards import weights_of
+from sql_agent.startup.preflight import USUAL_STORE, UsageError
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

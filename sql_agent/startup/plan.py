@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from sql_agent.config import TrainConfig
-from sql_agent.data import PromptTokenizer, describe_kinds, drawn, fitting
 from sql_agent.environments.base import Environment, Split, make_environment
 from sql_agent.model_check import template_of_run
-from sql_agent.preflight import protocol_of
+from sql_agent.startup.data import PromptTokenizer, describe_kinds, drawn, fitting
+from sql_agent.startup.preflight import protocol_of
 
 TRAINED_BYTES = 16
 """Bytes of a trained weight in memory: the weight, its gradient and AdamW's two moments, each in float32."""

@@ -1,7 +1,7 @@
 """Starts a run that has been checked.
 
 It starts verl's driver with its tasks and its order, then agent-lightning's trainer, which forks the runners. Leaves
-out the checks (`sql_agent.preflight`).
+out the checks (`sql_agent.startup.preflight`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 from core.machine import free_port, git_commit
 from core.outputs import written
 from sql_agent.config import TrainConfig, dump_config
-from sql_agent.preflight import UsageError
-from sql_agent.resume import own_files, refuse_other_tasks
-from sql_agent.run_dir import set_aside, write_start
+from sql_agent.startup.preflight import UsageError
+from sql_agent.startup.resume import own_files, refuse_other_tasks
+from sql_agent.startup.run_dir import set_aside, write_start
 from sql_agent.verl_side.checkpoints import point_verl_at, step_of
 from sql_agent.verl_side.config import Files, compose, to_verl, worker_environment
 
@@ -36,8 +36,8 @@ def train(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) 
 
 
 def make_algorithm(cfg: TrainConfig, checkpoint: Path | None, run_id: str, ray_dir: Path, *, cpu: bool) -> Any:
-    from sql_agent.console import Console
     from sql_agent.lightning.algorithm import VerlGrpo, start_driver
+    from sql_agent.startup.console import Console
 
     driver = start_driver(cfg, worker_environment(cfg, cpu=cpu))
     commit = git_commit() or "unknown"
@@ -63,9 +63,9 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
     from omegaconf import OmegaConf
 
     from dbbench_adapter.export import write_rows
-    from sql_agent.data import describe_out_of_reach, kinds_of
     from sql_agent.model_check import chat_template
-    from sql_agent.plan import choose_tasks
+    from sql_agent.startup.data import describe_out_of_reach, kinds_of
+    from sql_agent.startup.plan import choose_tasks
     from sql_agent.verl_side.tracking import usable_loggers
 
     assert cfg.model is not None
@@ -111,7 +111,7 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
 
 def fit(cfg: TrainConfig, algorithm: Any, *, debug: bool) -> None:
     """Start agent-lightning's trainer, which forks the runners and runs the algorithm in this process."""
-    from sql_agent.lightning.agl_without_litellm import agl
+    from core.agl_without_litellm import agl
     from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
     from sql_agent.lightning.runner_processes import LastingRunners
     from sql_agent.lightning.store import PatientStore

@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Self
 from dbbench_adapter.backends.sqlite.sandbox import Watchdog
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Message
-from sql_agent.config import DataConfig
-from sql_agent.datatypes import AgentConfig, EnvironmentSettings
+from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, Split
 from sql_agent.medical.database import MedicalDatabase, check_questions, missing, read_schema
 from sql_agent.medical.datatypes import Question, Schema, read_questions

@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Self
 
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Message
-from sql_agent.config import DataConfig
-from sql_agent.datatypes import AgentConfig, EnvironmentSettings
+from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, Split
 from sql_agent.gsm8k.datatypes import WordProblem, final_number
 from sql_agent.gsm8k.episode import MAX_ROUNDS, TOOL, Gsm8kEpisode, messages

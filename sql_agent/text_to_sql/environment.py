@@ -15,8 +15,7 @@ from dbbench_adapter.backends import Result
 from dbbench_adapter.backends.sqlite.sandbox import Watchdog
 from dbbench_adapter.datatypes import Rows, Score
 from dbbench_adapter.protocols import Message
-from sql_agent.config import DataConfig
-from sql_agent.datatypes import AgentConfig, EnvironmentSettings
+from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, Split
 from sql_agent.text_to_sql.databases import Databases
 from sql_agent.text_to_sql.datatypes import Question

@@ -2,7 +2,7 @@
 
 Every check is cheap. It raises a ValueError that says what to do, or prints a warning if the run can start anyway.
 `use_cpu`, `with_store`, `find_model` and `protocol_of` fill in settings that were left open. Leaves out the run's
-folder (`sql_agent.run_dir`).
+folder (`sql_agent.startup.run_dir`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sql_agent.environments.base import make_environment
 from sql_agent.environments.registry import ENVIRONMENTS
 from sql_agent.rewards import functions
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TINY_POLICY = ROOT / "models" / "tiny-sql"
 USUAL_STORE = "http://localhost:9999"
 """The address of `agl store --port 9999`, used for AGL_MANAGED_STORE=0 without an address."""
@@ -121,8 +121,8 @@ def check_store(cfg: TrainConfig) -> None:
     import psutil
     import requests
 
-    from sql_agent.lightning.request_guard import STORE_TOKEN, authorization
     from sql_agent.lightning.runner import TRAINER_GONE_S, TRAINER_WORKER
+    from sql_agent.model_address.request_guard import STORE_TOKEN, authorization
     from sql_agent.store_server import BoundedStore
 
     asked: dict[str, Any] = {"timeout": 5, "headers": authorization(STORE_TOKEN)}

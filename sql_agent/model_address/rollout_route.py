@@ -25,11 +25,11 @@ import aiohttp
 from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 
-from sql_agent.lightning.call_counter import KEPT, CallCounter
-from sql_agent.lightning.call_log import CallLog
-from sql_agent.lightning.policy_request import policy_request, stream_of
-from sql_agent.lightning.request_guard import RUN_TOKEN, RunRequestGuard
-from sql_agent.lightning.signed_address import AGENT_HEADER, RolloutSampling, read_signed
+from sql_agent.model_address.call_counter import KEPT, CallCounter
+from sql_agent.model_address.call_log import CallLog
+from sql_agent.model_address.policy_request import policy_request, stream_of
+from sql_agent.model_address.request_guard import RUN_TOKEN, RunRequestGuard
+from sql_agent.model_address.signed_address import AGENT_HEADER, RolloutSampling, read_signed
 
 T = TypeVar("T")
 _ROLLOUT_PATH = re.compile(r"/rollout/([^/]+)/attempt/([^/]+)(?:/v1)?/(.+)")

@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from sql_agent.lightning.signed_address import RolloutSampling
+from sql_agent.model_address.signed_address import RolloutSampling
 
 ASKED = ("messages", "parallel_tool_calls", "stop", "chat_template_kwargs", "stream", "stream_options")
 """Fields of a request that the agent decides, beside its tools; the run decides how the policy samples."""
