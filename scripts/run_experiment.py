@@ -48,7 +48,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--config_path", type=Path, required=True, metavar="FILE", help="experiment; files it imports are found from it"
     )
     parser.add_argument(
-        "--set", action="append", default=[], metavar="A.B=C", dest="overrides", help="one setting; repeat for more"
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="A.B=C",
+        dest="overrides",
+        help="one setting or several, e.g. --set training.grad_accum=8 seed=1",
     )
     parser.add_argument(
         "--resume", type=Path, metavar="RUN_DIR", help="go on with this run from its last checkpoint, same settings"
