@@ -1,6 +1,6 @@
 """Runs the loop of the local trainers: play a batch, train on it, log it, evaluate, save.
 
-The trainers differ in their `Recipe` (`greedy_grpo`, `gsm8k_grpo`, `single_skill`): its tasks, its rewards and
+The trainers differ in their `Recipe` (`greedy_grpo`, `batch_grpo`, `single_skill`): its tasks, its rewards and
 advantages, and the names of its metrics. Leaves out the update (`learner`), the playing (`rollouts`) and the command
 lines (`scripts`).
 """
@@ -206,7 +206,7 @@ class Trainer:
             lost = episodes[0].rollout.record
             raise UnjudgedError(
                 f"no episode of the last {MAX_UNJUDGED} {recipe.unit} could be judged ({lost.score.reason}: "
-                f"{lost.error or lost.stop_reason}); look at the database, then go on with {self._folder.resume_flag}"
+                f"{lost.error or lost.stop_reason}); correct that, then go on with {self._folder.resume_flag}"
             )
 
     def _play(self) -> list[Group]:
