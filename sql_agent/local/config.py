@@ -89,6 +89,24 @@ class LossConfig(Settings):
         return self
 
 
+def check_environment(name: str, database: Path | None, call_timeout_s: float = 30.0) -> None:
+    """Check that flags name an environment that a local command can play.
+
+    Raises:
+        ValueError: there is no such environment, it does not go with a database, or it is an agent of the user's own.
+    """
+    if name == "agent":
+        raise ValueError(
+            "--env agent: an agent of your own calls the policy over HTTP, which only the main job serves; train "
+            "it with `python sql_agent/train_sql_agent.py --agent FILE.py:NAME`, or give its tools as a class, "
+            "--env FILE.py:NAME (doc/own_environment.md)"
+        )
+    try:
+        EnvConfig(type=name, database=database, call_timeout_s=call_timeout_s)
+    except ValidationError as error:
+        raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+
+
 class EnvironmentConfig(Settings):
     """Holds the flags that name an environment, as in the main job and in `evaluate`."""
 
@@ -109,16 +127,7 @@ class EnvironmentConfig(Settings):
 
     @model_validator(mode="after")
     def _has_an_environment(self) -> Self:
-        if self.env_type == "agent":
-            raise ValueError(
-                "--env agent: an agent of your own calls the policy over HTTP, which only the main job serves; train "
-                "it with `python sql_agent/train_sql_agent.py --agent FILE.py:NAME`, or give its tools as a class, "
-                "--env FILE.py:NAME (doc/own_environment.md)"
-            )
-        try:
-            EnvConfig(type=self.env_type, database=self.database, call_timeout_s=self.call_timeout_s)
-        except ValidationError as error:
-            raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+        check_environment(self.env_type, self.database, self.call_timeout_s)
         return self
 
     @property
