@@ -16,6 +16,8 @@ from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.local.datatypes import Sampling
 
 LossName = Literal["grpo", "reinforce"]
+Judge = Literal["strict", "text", "fc", "lab", "spider", "bird"]
+"""Judges of all environments; each environment knows its own."""
 CpuPrecision = Literal["auto", "float32", "bfloat16"]
 
 
@@ -117,7 +119,7 @@ class EnvironmentConfig(Settings):
     """For text2sql: your own SQLite file, or a folder with DB_ID/DB_ID.sqlite. It is only read."""
     backend: BackendSpec = "sqlite"
     """For dbbench: database of the episodes: sqlite, mariadb (a private server) or mysql://user:password@host:port."""
-    judge: Literal["strict", "text", "fc", "lab", "spider", "bird"] = "strict"
+    judge: Judge = "strict"
     """For dbbench strict, text, fc or lab; for text2sql strict, spider or bird."""
     protocol: ProtocolName = "fc"
     """For dbbench: how the agent acts, by tool calls (fc), or in plain text as AgentBench (text) and LifelongAgentBench
@@ -290,17 +292,24 @@ class InteractiveConfig(Settings):
     """Holds the flags of `scripts/test_interactive.py` with their defaults."""
 
     model: ModelConfig
-    task: Literal["dbbench", "gsm8k"] = "dbbench"
-    """What to talk about: a database, or word problems."""
-    data: str | None = None
-    """File of tasks or problems for :tasks and :task N, in any form that training takes; none: generated ones."""
+    env: str = also("task", "dbbench")
+    """What the model was trained on: dbbench, text2sql, gsm8k or another one of this project; or your own environment,
+    FILE.py:NAME, module:NAME or an installed package's entry point."""
+    data: str | None = Field(default=None, validation_alias="train-file")
+    """File of tasks for :tasks and :task N, in any form that training takes; none: generated ones, if the environment
+    makes tasks."""
     database: Path | None = None
-    """Your own SQLite file; its tables are copied, and the file is only read."""
+    """Your own SQLite file, which is only read. For dbbench its tables are copied; text2sql also takes a folder with
+    DB_ID/DB_ID.sqlite."""
     backend: BackendSpec = "sqlite"
-    """Server of the database: sqlite, mariadb (a private server) or mysql://user:password@host:port."""
-    judge: JudgeName = "strict"
+    """For dbbench: server of the database: sqlite, mariadb (a private server) or mysql://user:password@host:port."""
+    judge: Judge = "strict"
+    """For dbbench strict, text, fc or lab; for text2sql strict, spider or bird."""
     protocol: ProtocolName = "fc"
-    """How the agent acts: by tool calls (fc), or in plain text as AgentBench (text) and LifelongAgentBench (lab)."""
+    """For dbbench: how the agent acts, by tool calls (fc), or in plain text as AgentBench (text) and LifelongAgentBench
+    (lab)."""
+    max_prompt_tokens: int = Field(default=1024, ge=16)
+    """Longest first prompt, as in training; the schema of a longer one is shortened."""
     max_new_tokens: int = Field(default=512, ge=1)
     """Tokens of one reply."""
     temperature: float = Field(default=0.0, ge=0, le=10)
@@ -310,12 +319,20 @@ class InteractiveConfig(Settings):
 
     @model_validator(mode="after")
     def _belongs_together(self) -> Self:
-        if self.data is not None and self.database is not None:
+        if self.env == "dbbench" and self.data is not None and self.database is not None:
             raise ValueError("give --data or --database, not both")
-        foreign = sorted(self.model_fields_set & {"database", "backend", "judge", "protocol"})
-        if self.task == "gsm8k" and foreign:
-            raise ValueError(f"--{foreign[0]} belongs to --task dbbench, this one is gsm8k; leave it out")
+        flags = {"database": ("dbbench", "text2sql"), "judge": ("dbbench", "text2sql")}
+        flags |= dict.fromkeys(("backend", "protocol"), ("dbbench",))
+        for name, environments in flags.items():
+            if name in self.model_fields_set and self.env not in environments:
+                known = " or ".join(environments)
+                raise ValueError(f"--{name} belongs to --env {known}, this one is {self.env}; leave it out")
+        check_environment(self.env, self.database if self.env == "text2sql" else None)
         return self
+
+    @property
+    def environment(self) -> EnvironmentSettings:
+        return EnvironmentSettings(self.env, self.protocol, self.judge, self.backend, self.database)
 
     @property
     def limits(self) -> AgentConfig:
