@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from core.passwords import Parser
 from core.processes import ends_in_order
+from sql_agent.datatypes import EnvironmentSettings
 from sql_agent.local.config import GreedyGrpoConfig
 from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.local.model_files import check_model
@@ -57,20 +58,16 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run(cfg: GreedyGrpoConfig, *, resumed: bool) -> None:
-    from dbbench_adapter.backends import BackendUnavailable
-    from sql_agent.environments.dbbench import DbBench
     from sql_agent.local.greedy_grpo import GreedyGrpo
     from sql_agent.local.run_folder import RunFolder
+    from sql_agent.local.tasks import entered
     from sql_agent.local.trainer import start_trainer
 
     folder = RunFolder(cfg.run_dir, cfg, resumed=resumed, free=FREE_ON_RESUME)
-    try:
-        with DbBench(cfg.judge, cfg.protocol, cfg.backend) as environment:
-            recipe = GreedyGrpo(cfg, *load_split(cfg))
-            trainer = start_trainer(cfg, recipe, environment, folder, resumed=resumed)
-            trainer.train()
-    except BackendUnavailable as error:
-        raise ValueError(f"--backend {cfg.backend.split('@')[-1]}: {error}") from error
+    with entered(EnvironmentSettings("dbbench", cfg.protocol, cfg.judge, cfg.backend)) as environment:
+        recipe = GreedyGrpo(cfg, *load_split(cfg))
+        trainer = start_trainer(cfg, recipe, environment, folder, resumed=resumed)
+        trainer.train()
     say(f"greedy accuracy while training: {trainer.progress.accuracy}")
     say(f"adapter: {folder.finish(trainer.policy)}")
 

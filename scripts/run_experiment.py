@@ -29,6 +29,7 @@ import yaml
 
 from core.passwords import Parser
 from core.processes import ends_in_order
+from sql_agent.datatypes import EnvironmentSettings
 from sql_agent.local.model_files import StartError, check_device, check_model
 from sql_agent.local.single_skill_config import ExperimentConfig, LanguageModelConfig, load_experiment
 from sql_agent.local.start import failures_in_words, load_libraries
@@ -48,7 +49,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--config_path", type=Path, required=True, metavar="FILE", help="experiment; files it imports are found from it"
     )
     parser.add_argument(
-        "--set", action="append", default=[], metavar="A.B=C", dest="overrides", help="one setting; repeat for more"
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="A.B=C",
+        dest="overrides",
+        help="one setting or several, e.g. --set training.grad_accum=8 seed=1",
     )
     parser.add_argument(
         "--resume", type=Path, metavar="RUN_DIR", help="go on with this run from its last checkpoint, same settings"
@@ -77,23 +84,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(cfg: ExperimentConfig, resumed: Path | None) -> None:
-    from dbbench_adapter.backends import BackendUnavailable
-    from sql_agent.environments.dbbench import DbBench
     from sql_agent.local.single_skill import SessionFolder, SingleSkill
+    from sql_agent.local.tasks import entered
     from sql_agent.local.trainer import start_trainer
 
-    try:
-        with DbBench(cfg.task.judge, cfg.agent.protocol, cfg.task.backend) as environment:
-            cfg = cfg.model_copy(update={"language_model": for_this_machine(cfg.language_model)})
-            folder = SessionFolder(resumed or new_run_dir(cfg), cfg, resumed=resumed is not None)
-            opening, again = f"run: {folder.path}", resumed is not None
-            trainer = start_trainer(cfg, SingleSkill(cfg), environment, folder, resumed=again, opening=opening)
-            try:
-                trainer.train()
-            finally:
-                _report(folder.metrics)
-    except BackendUnavailable as error:
-        raise ValueError(f"task.backend {cfg.task.backend.split('@')[-1]}: {error}") from error
+    settings = EnvironmentSettings("dbbench", cfg.agent.protocol, cfg.task.judge, cfg.task.backend)
+    with entered(settings, backend_setting="task.backend") as environment:
+        cfg = cfg.model_copy(update={"language_model": for_this_machine(cfg.language_model)})
+        folder = SessionFolder(resumed or new_run_dir(cfg), cfg, resumed=resumed is not None)
+        opening, again = f"run: {folder.path}", resumed is not None
+        trainer = start_trainer(cfg, SingleSkill(cfg), environment, folder, resumed=again, opening=opening)
+        try:
+            trainer.train()
+        finally:
+            _report(folder.metrics)
     say(f"adapter: {folder.finish(trainer.policy, 'checkpoints/adapter')}")
 
 

@@ -1,12 +1,15 @@
-"""Talk with a trained agent in the terminal: about a database, or about word problems.
+"""Talk with a trained agent in the terminal: about a database, or about the tasks of any environment.
 
     python scripts/test_interactive.py --model_path outputs/dbbench_greedy_grpo/adapter
     python scripts/test_interactive.py --model_path MODEL --database my.sqlite
-    python scripts/test_interactive.py --model_path outputs/gsm8k_grpo/epoch_1 --task gsm8k
+    python scripts/test_interactive.py --model_path MODEL --env text2sql --database my.sqlite
+    python scripts/test_interactive.py --model_path MODEL --env FILE.py:NAME --data rows.jsonl
+    python scripts/test_interactive.py --model_path outputs/gsm8k_grpo/epoch_1 --env gsm8k
 
 The command shows thoughts, tool calls and results as they happen. Questions follow one another in one conversation
-until :new; :tasks and :task N ask the tasks of --data (or generated ones), whose answers are judged. :help lists the
-commands, Ctrl-C stops a reply, Ctrl-D ends. doc/interactive.md shows a conversation.
+until :new; :tasks and :task N ask the tasks of --data (or generated ones), whose answers are judged. --env says what
+the model was trained on. :help lists the commands, Ctrl-C stops a reply, Ctrl-D ends. doc/interactive.md shows a
+conversation.
 """
 
 import os
@@ -29,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from core.disk_errors import in_words
 from core.passwords import Parser
+from sql_agent.datatypes import DataConfig
 from sql_agent.local.config import AdapterConfig, InteractiveConfig
 from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.local.model_files import check_model
@@ -36,7 +40,7 @@ from sql_agent.local.start import load_libraries
 
 if TYPE_CHECKING:
     from dbbench_adapter.datatypes import Task
-    from sql_agent.gsm8k.datatypes import WordProblem
+    from sql_agent.environments.base import Environment
     from sql_agent.interactive.session import Chat, Subject
     from sql_agent.interactive.transcript import Transcript
 
@@ -67,35 +71,29 @@ def run(cfg: InteractiveConfig) -> None:
     load_libraries()
     from rich.console import Console
 
-    from sql_agent.interactive.session import OneDatabase, WordProblems
+    from sql_agent.environments.dbbench import DbBench
+    from sql_agent.interactive.session import OneDatabase, Tasks
     from sql_agent.interactive.transcript import Transcript
+    from sql_agent.local.tasks import entered
 
     show = Transcript(Console(highlight=False), max_new_tokens=cfg.max_new_tokens)
-    if cfg.task == "gsm8k":
-        _converse(cfg, WordProblems(_problems(cfg)), show)
-        return
-    from dbbench_adapter.backends import BackendUnavailable
-    from sql_agent.environments.dbbench import DbBench
-
-    tasks, first = _databases(cfg, show)
-    try:
-        with DbBench(cfg.judge, cfg.protocol, cfg.backend) as bench:
-            _converse(cfg, OneDatabase(bench, tasks, first), show)
-    except BackendUnavailable as error:
-        raise ValueError(f"--backend {cfg.backend.split('@')[-1]}: {error}") from error
+    databases = _databases(cfg, show) if cfg.env == "dbbench" else None
+    with entered(cfg.environment) as environment:
+        if databases is not None and isinstance(environment, DbBench):
+            _converse(cfg, OneDatabase(environment, *databases), show)
+        else:
+            _converse(cfg, Tasks(environment, _tasks(cfg, environment)), show)
 
 
-def _problems(cfg: InteractiveConfig) -> "list[WordProblem]":
-    from sql_agent.gsm8k.load import load_problems, read_problems
-
+def _tasks(cfg: InteractiveConfig, environment: "Environment") -> "Sequence[Any]":
+    """Return the tasks of the file; without one, held-out tasks that the environment makes, if it makes any."""
     source = (cfg.data or "generated").removeprefix("gsm8k:")
-    match source:
-        case "generated":
-            return load_problems(source, split="test", limit=GENERATED, seed=cfg.seed)
-        case "gsm8k":
-            return load_problems(source, split="test", seed=cfg.seed)
-        case _:
-            return read_problems(Path(source))
+    if source == "generated" and cfg.env == "text2sql":
+        return []
+    if source == "generated" or (source, cfg.env) == ("gsm8k", "gsm8k"):
+        file = None if source == "generated" else Path(source)
+        return environment.load_split(DataConfig(train_file=file, generate=1, val_limit=GENERATED), cfg.seed).val
+    return environment.read_tasks(Path(source))
 
 
 def _databases(cfg: InteractiveConfig, show: "Transcript") -> "tuple[list[Task], Task]":
@@ -130,7 +128,7 @@ def _talk(cfg: InteractiveConfig, subject: "Subject", show: "Transcript") -> Non
     from sql_agent.local.start import start_policy
 
     policy = start_policy(cfg.model, AdapterConfig(), tools=subject.tools, seed=cfg.seed)
-    chat = Chat(policy, subject, cfg.limits, Sampling(cfg.temperature), show)
+    chat = Chat(policy, subject, cfg.limits, Sampling(cfg.temperature), show, cfg.max_prompt_tokens)
     how = "greedy" if cfg.temperature == 0 else f"temperature {cfg.temperature:g}"
     show.note(f"{cfg.model.model_path} on {policy.device}, {how}, at most {cfg.max_new_tokens} tokens a reply", "dim")
     show.note(":help lists the commands, Ctrl-C stops a reply, Ctrl-D ends", "dim")
@@ -158,15 +156,17 @@ def _handle(text: str, chat: "Chat", subject: "Subject", show: "Transcript") -> 
                 chat.new()
                 show.note("a new conversation", "dim")
             case ":tables":
-                show.tables(subject.tables())
+                show.tables(tables := subject.tables())
+                if not tables:
+                    show.note("there are no tables to show")
             case ":tasks":
-                show.tasks(subject.tasks)
+                show.tasks([(task.kind, subject.question(task)) for task in subject.tasks])
             case ":task":
                 task = subject.tasks[int(line.rest) - 1]
                 chat.new()
                 subject.choose(task)
                 show.tables(subject.tables())
-                show.note(task.question, "bold")
+                show.note(subject.question(task), "bold")
                 _ask(task, chat, show)
             case None if line.rest:
                 _ask(subject.own(line.rest), chat, show)

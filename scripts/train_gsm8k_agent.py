@@ -4,9 +4,10 @@
     python scripts/train_gsm8k_agent.py --model_path models/tiny-sql --dataset generated --max_samples 64
 
 Each epoch plays --group_size episodes of every problem, --batch_size problems side by side, and updates a LoRA adapter
-after each batch. Reward: 1 for the right number after ####, else 0. --dataset is gsm8k (from the hub or its cache), a
-JSONL or parquet FILE of the same form, or generated (no network). The command writes epoch_N/ (adapter and tokenizer),
-metrics.jsonl, trajectories.jsonl and checkpoints/ into --output_dir. doc/gsm8k.md explains it.
+after each batch, as scripts/train_local_grpo.py does on any environment. Reward: 1 for the right number after ####,
+else 0. --dataset is gsm8k (from the hub or its cache), a JSONL or parquet FILE of the same form, or generated (no
+network). The command writes epoch_N/ (adapter and tokenizer), metrics.jsonl, trajectories.jsonl and checkpoints/ into
+--output_dir. doc/gsm8k.md explains it.
 """
 
 import os
@@ -23,14 +24,22 @@ if __name__ == "__main__":
 import argparse
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from core.processes import ends_in_order
+from sql_agent.datatypes import DataConfig, EnvironmentSettings
 from sql_agent.local.config import Gsm8kGrpoConfig
 from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.local.model_files import check_model
 from sql_agent.local.start import failures_in_words, load_libraries
 
+if TYPE_CHECKING:
+    from sql_agent.environments.base import Environment, Split
+
 FREE_ON_RESUME = ("output_dir", "save_every")
+GENERATED = 1_000
+"""Number of generated problems to train on if --max_samples does not say how many."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -39,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_flags(parser, Gsm8kGrpoConfig, hidden=("name", "scale", "aggregation", "max_tokens"))
+    add_flags(parser, Gsm8kGrpoConfig, hidden=("name", "scale", "aggregation", "max_tokens", "reward"))
     parser.add_argument(
         "--resume", action="store_true", help="go on with the run in --output_dir from its last checkpoint"
     )
@@ -56,20 +65,34 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run(cfg: Gsm8kGrpoConfig, *, resumed: bool) -> None:
-    from sql_agent.gsm8k.environment import Gsm8k
-    from sql_agent.gsm8k.load import load_problems
-    from sql_agent.local.gsm8k_grpo import Gsm8kGrpo
+    from sql_agent.local.batch_grpo import BatchGrpo
     from sql_agent.local.run_folder import RunFolder
+    from sql_agent.local.tasks import entered, fitting
     from sql_agent.local.trainer import start_trainer
 
     folder = RunFolder(cfg.run_dir, cfg, resumed=resumed, free=FREE_ON_RESUME)
-    problems = load_problems(cfg.source, limit=cfg.max_samples, seed=cfg.seed)
-    held_out = load_problems(cfg.source, split="test", limit=cfg.eval_samples, seed=1) if cfg.eval_samples else []
-    recipe = Gsm8kGrpo(cfg, problems, held_out)
-    opening = f"{len(problems)} problems of {cfg.dataset}, {len(held_out)} held out"
-    start_trainer(cfg, recipe, Gsm8k(), folder, resumed=resumed, opening=opening).train()
+    with entered(EnvironmentSettings("gsm8k")) as environment:
+        split = fitting(load_split(cfg, environment), environment, cfg.model.model_path, cfg.max_prompt_tokens)
+        recipe = BatchGrpo(cfg, split.train, split.val)
+        opening = f"{len(split.train)} problems of {cfg.dataset}, {len(split.val)} held out"
+        opening += f", {split.too_long} left out as too long" if split.too_long else ""
+        start_trainer(cfg, recipe, environment, folder, resumed=resumed, opening=opening).train()
     model = shlex.quote(f"{cfg.run_dir}/epoch_{cfg.num_epochs}")
     say(f"next: python scripts/test_interactive.py --task gsm8k --model_path {model}")
+
+
+def load_split(cfg: Gsm8kGrpoConfig, environment: "Environment") -> "Split":
+    """Return the problems to train on, in the seed's order, and held-out ones, which are the same for every seed.
+
+    Raises:
+        ValueError: the dataset cannot be reached or read.
+    """
+    from sql_agent.environments.base import Split
+
+    file = None if cfg.source == "generated" else Path(cfg.source)
+    data = DataConfig(train_file=file, generate=cfg.max_samples or GENERATED, val_limit=max(cfg.eval_samples, 1))
+    train = environment.load_split(data, cfg.seed).train[: cfg.max_samples]
+    return Split(train, environment.load_split(data, seed=1).val[: cfg.eval_samples])
 
 
 if __name__ == "__main__":

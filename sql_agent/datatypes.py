@@ -237,14 +237,18 @@ class RolloutRecord:
 
         None if there is no verdict, or if the environment gives a reward without saying whether the task is solved.
         """
-        if self.score.reason == OWN_REWARD:
-            return self.score.parts.get("correctness")
-        verdict = self.score.value
-        return None if verdict is None or not 0.0 <= verdict <= 1.0 else float(verdict == 1.0)
+        return success_of(self.score)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, one line of a trajectories file."""
         return asdict(self)
+
+
+def success_of(score: Score) -> float | None:
+    """Return what a verdict says about success, as in `RolloutRecord.success`."""
+    if score.reason == OWN_REWARD:
+        return score.parts.get("correctness")
+    return None if score.value is None or not 0.0 <= score.value <= 1.0 else float(score.value == 1.0)
 
 
 @dataclass(frozen=True)

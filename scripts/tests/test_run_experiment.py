@@ -50,6 +50,12 @@ def test_a_dry_run_prints_settings_that_load_again(tmp_path, capsys):
     assert load_experiment(tmp_path / "again.yaml") == load_experiment(TINY, ["seed=4"])
 
 
+def test_one_set_takes_several_settings_and_may_be_repeated(capsys):
+    assert run("--set", "seed=4", "agent.max_rounds=2", "--config_path", TINY, "--set", "seed=5", "--dry-run") == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert (shown["seed"], shown["agent"]["max_rounds"]) == (5, 2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -144,8 +144,10 @@ def test_through_pipes_a_persons_own_database_is_asked_about_and_stays_as_it_was
         (["--data", "a.jsonl", "--database", "b.sqlite"], "give --data or --database, not both"),
         (
             ["--task", "gsm8k", "--protocol", "lab"],
-            "--protocol belongs to --task dbbench, this one is gsm8k; leave it out",
+            "--protocol belongs to --env dbbench, this one is gsm8k; leave it out",
         ),
+        (["--env", "mine.py:Shop", "--database", "b.sqlite"], "--database belongs to --env dbbench or text2sql, this"),
+        (["--env", "agent"], "--env agent: an agent of your own calls the policy over HTTP"),
     ],
 )
 def test_flags_that_cannot_be_meant_are_named(arguments, words, capsys):
@@ -160,6 +162,8 @@ def test_flags_that_cannot_be_meant_are_named(arguments, words, capsys):
         (["--database", "gone.sqlite"], "--database gone.sqlite: no such file"),
         (["--data", "gone.jsonl"], r"gone\.jsonl: no such file"),
         (["--task", "gsm8k", "--data", "gone.jsonl"], r"gone\.jsonl: no such file"),
+        (["--env", "text2sql"], "env.type=text2sql needs a database: --database FILE"),
+        (["--env", "examples/own_environment/orders.py:Orders"], "give a file of rows, --train-file ROWS.jsonl"),
     ],
 )
 def test_what_is_not_there_is_said_before_the_model_is_read(arguments, words, monkeypatch):
@@ -207,7 +211,7 @@ def test_the_flags_have_the_names_and_defaults_that_people_know(capsys):
     shown = " ".join(capsys.readouterr().out.split())
     for flag in ("--max_new_tokens X Tokens of one reply. (default 512)", "--temperature X 0 is greedy. (default 0.0)"):
         assert flag in shown
-    for name in ("model_path", "task {dbbench,gsm8k}", "data", "database", "backend", "protocol", "device"):
+    for name in ("model_path", "env X, --task X", "data", "database", "backend", "protocol", "device"):
         assert f"--{name}" in shown
 
 

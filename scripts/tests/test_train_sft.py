@@ -303,6 +303,13 @@ def test_a_run_writes_an_adapter_its_log_and_its_record_and_says_what_comes_next
                 "python scripts/train_gsm8k_agent.py --model_path out --dataset gsm8k:generated",
             ],
         ),
+        (
+            {"env": "mine.py:Shop", "tasks": Path("rows.jsonl")},
+            [
+                "python scripts/train_local_grpo.py --model_path out --env mine.py:Shop --train-file rows.jsonl",
+                "python sql_agent/train_sql_agent.py --model out --env mine.py:Shop --train-file rows.jsonl",
+            ],
+        ),
         ({"dataset": "rows.jsonl"}, ["python scripts/test_interactive.py --model_path out"]),
     ],
 )
@@ -422,3 +429,25 @@ def test_a_run_that_was_killed_while_it_saved_ends_as_the_unbroken_one(base, row
     (killed / RECORD).unlink()  # as if it had been killed just before its last file
     assert main([*again, "--resume"]) == 0
     assert torch.equal(load_file(killed / "adapter_model.safetensors")[next(iter(ours))], ours[next(iter(ours))])
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "there is nothing to learn from: give --dataset"),
+        (["--dataset", "dbbench", "--env", "mine.py:Shop"], "give --dataset or --env, not both"),
+        (["--env", "agent"], "--env agent: an agent of your own calls the policy over HTTP"),
+        (["--env", "shop"], "unknown environment 'shop'"),
+        (["--env", "mine.py:Shop", "--database", "a.sqlite"], "env.database belongs to env.type=text2sql"),
+    ],
+)
+def test_a_source_that_cannot_be_meant_is_refused(capsys, flags, words):
+    with pytest.raises(SystemExit):
+        main(["--model_path", "x", *flags])
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_environment_without_rows_asks_for_them(base, tmp_path, capsys):
+    where = ["--model_path", str(base), "--output_dir", str(tmp_path / "out"), "--max_length", "256"]
+    assert main([*where, "--device", "cpu", "--env", "mine.py:Shop"]) == 1
+    assert "mine.py:Shop needs --tasks, rows that hold references" in capsys.readouterr().err

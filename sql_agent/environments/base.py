@@ -189,6 +189,17 @@ class Environment(Playable, ABC):
         """Return the replies of an assistant that knows the solution, in order; [] if no solution is known."""
         return []
 
+    def typed(self, id: str, question: str, like: Any | None) -> Any:
+        """Return a task without a solution for a question that a person types.
+
+        Args:
+            id: the task's id.
+            like: the task that was asked last; None if there is none.
+        Raises:
+            ValueError: it takes more than a question to make a task.
+        """
+        raise ValueError("this environment takes no questions of your own; ask its tasks, :task N")
+
     def read_tasks(self, file: Path) -> list[Any]:
         """Read every task of a file, in the form of `python -m sql_agent.evaluate --tasks`.
 

@@ -16,11 +16,9 @@ from transformers.generation.streamers import BaseStreamer
 
 from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
 from dbbench_adapter.protocols import Message
-from sql_agent.datatypes import AgentConfig, RolloutRecord
+from sql_agent.datatypes import AgentConfig, DataConfig, RolloutRecord
+from sql_agent.environments.base import Environment
 from sql_agent.environments.dbbench import DbBench
-from sql_agent.gsm8k.datatypes import WordProblem
-from sql_agent.gsm8k.environment import Gsm8k
-from sql_agent.gsm8k.episode import Gsm8kEpisode
 from sql_agent.local.conversation import Conversation
 from sql_agent.local.datatypes import Playable, Sample, Sampling
 from sql_agent.local.policy import LocalPolicy
@@ -38,7 +36,19 @@ class Subject(Playable, Protocol):
     tasks: Sequence[Any]
 
     def own(self, question: str) -> Any:
-        """Turn a typed question into a task without a solution."""
+        """Turn a typed question into a task without a solution.
+
+        Raises:
+            ValueError: the environment takes none.
+        """
+        ...
+
+    def question(self, task: Any) -> str:
+        """Return a task's question, to be shown."""
+        ...
+
+    def shortened(self, task: Any, prompt_tokens: Callable[[Any], int], limit: int) -> Any:
+        """Return the task with a first prompt of at most `limit` tokens, if the environment can shorten it."""
         ...
 
     def choose(self, task: Any) -> None:
@@ -54,25 +64,46 @@ class Subject(Playable, Protocol):
         ...
 
 
-class WordProblems(Gsm8k):
-    def __init__(self, tasks: Sequence[WordProblem]) -> None:
-        super().__init__()
-        self.tasks = tasks
+class Tasks:
+    """Asks the tasks of an environment, each in an episode of its own, and typed questions if it takes them.
 
-    def own(self, question: str) -> WordProblem:
-        return WordProblem(OWN, question, answer="0")
+    Args:
+        environment: the environment, entered.
+        tasks: tasks that can be asked by number.
+    """
 
-    def judge(self, episode: Gsm8kEpisode) -> Score:
-        return UNJUDGED if episode.problem.id == OWN else super().judge(episode)
+    def __init__(self, environment: Environment, tasks: Sequence[Any]) -> None:
+        self.tools, self.messages, self.history = environment.tools, environment.messages, environment.history
+        self.max_replies, self.shortened = environment.max_replies, environment.shortened
+        self.tasks, self._environment = tasks, environment
+        self._chosen: Any = None
+        self._asked: Any = None
+        self._episode: Any = None
 
-    def choose(self, task: WordProblem) -> None:
-        """Do nothing, since there are no tables."""
+    def own(self, question: str) -> Any:
+        return self._environment.typed(OWN, question, self._chosen)
+
+    def question(self, task: Any) -> str:
+        return str(self.messages(task)[-1]["content"])
+
+    def choose(self, task: Any) -> None:
+        self._chosen = task
 
     def renew(self) -> None:
-        """Do nothing, since there are no tables."""
+        if self._episode is not None:
+            self._episode.close()
+        self._episode = None
 
     def tables(self) -> list[Table]:
         return []
+
+    def open(self, task: Any, limits: AgentConfig) -> Any:
+        self.renew()
+        self._asked, self._episode = task, self._environment.open(task, limits)
+        return self._episode
+
+    def judge(self, episode: Any) -> Score:
+        return UNJUDGED if self._asked.id == OWN else self._environment.judge(episode)
 
 
 class OneDatabase:
@@ -92,6 +123,12 @@ class OneDatabase:
 
     def own(self, question: str) -> Task:
         return replace(self._chosen, id=OWN, question=question, kind="other", evidence="", gold=Gold())
+
+    def question(self, task: Task) -> str:
+        return task.question
+
+    def shortened(self, task: Task, prompt_tokens: Callable[[Task], int], limit: int) -> Task:
+        return task
 
     def choose(self, task: Task) -> None:
         self.renew()
@@ -151,16 +188,23 @@ class Chat:
     """Holds one conversation after another with one policy.
 
     Args:
-        limits: turns and tokens of one question; without `max_turns`, the protocol's own limit of turns.
+        limits: turns and tokens of one question; without `max_turns`, the environment's own limit of turns.
+        max_prompt_tokens: limit of a first prompt, as in training; the environment shortens a longer one if it can.
     Raises:
         ChatTemplateError: the model's template cannot be used.
     """
 
     def __init__(
-        self, policy: LocalPolicy, subject: Subject, limits: AgentConfig, sampling: Sampling, watcher: Watcher
+        self,
+        policy: LocalPolicy,
+        subject: Subject,
+        limits: AgentConfig,
+        sampling: Sampling,
+        watcher: Watcher,
+        max_prompt_tokens: int = DataConfig().max_prompt_tokens,
     ) -> None:
         self._policy, self._subject, self._limits, self._sampling = policy, subject, limits, sampling
-        self._watcher = watcher
+        self._watcher, self._max_prompt_tokens = watcher, max_prompt_tokens
         self._conversation = Conversation(policy.tokenizer, subject.tools)
         self._last: Rollout | None = None
         self._stop = _Stop()
@@ -187,6 +231,8 @@ class Chat:
             ChatTemplateError: the model's template cannot write this conversation.
         """
         self._stop.wanted = False
+        limit = min(self._max_prompt_tokens, self._policy.max_positions - 1)
+        task = self._subject.shortened(task, self._prompt_tokens, limit)
         rollout = Rollout(task, self._subject, self._conversation, self._limits, after=self._last)
         rollout.start()
         sample: Sample | None = None
@@ -200,6 +246,9 @@ class Chat:
             self._last = rollout
         cut = sample is not None and sample.finish_reason == "length"
         return Answered(rollout.finish().record, self._stop.wanted and cut, cut)
+
+    def _prompt_tokens(self, task: Any) -> int:
+        return len(self._conversation.first_prompt(self._subject.messages(task)))
 
     def _sample(self, ids: list[int]) -> Sample:
         return self._policy.generate(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -19,6 +18,7 @@ from rich.text import Text
 
 from dbbench_adapter.datatypes import Cell, Table
 from dbbench_adapter.protocols import Message
+from sql_agent.datatypes import OWN_REWARD
 from sql_agent.interactive.session import COMMANDS, OWN, Answered
 
 MARKERS = ("<tool_call>", "```sql\n")
@@ -79,6 +79,9 @@ class Transcript:
             verdict = Text("no judge: the question is your own", style="dim")
         elif record.score.value is None:
             verdict = Text(f"not judged ({record.score.reason})", style="yellow")
+        elif record.score.reason == OWN_REWARD:
+            solved = {1.0: ", solved", 0.0: ", not solved"}.get(record.success, "")  # pyright: ignore[reportArgumentType]
+            verdict = Text(f"reward {record.score.value:g}{solved}", style="bold")
         elif record.score.value == 1.0:
             verdict = Text("judge: correct", style="bold green")
         else:
@@ -97,6 +100,7 @@ class Transcript:
             "max_tokens": "the conversation is as long as the model or its protocol can read; :new begins another",
             "malformed": "the reply has no form that the protocol can read",
             "db_unavailable": f"the database is gone: {answered.record.error}; :new opens another",
+            "environment_error": f"the environment failed: {answered.record.error}",
             "table_error": f"the tables cannot be made: {answered.record.error}",
         }.get(stop, "")
 
@@ -121,12 +125,13 @@ class Transcript:
                 grid.add_row("…")
             self._console.print(grid)
 
-    def tasks(self, tasks: Sequence[Any]) -> None:
+    def tasks(self, tasks: Sequence[tuple[str, str]]) -> None:
+        """List tasks, pairs of kind and question."""
         if not tasks:
             self.note("no tasks at hand; they come from --data, or are generated where --database is not given")
-        for number, task in enumerate(tasks[:SHOWN_TASKS], 1):
-            number_and_kind = Text(f"{number:4}  ").append(f"{task.kind:16}  ", "dim")
-            line = number_and_kind.append(_one_line(task.question))
+        for number, (kind, question) in enumerate(tasks[:SHOWN_TASKS], 1):
+            number_and_kind = Text(f"{number:4}  ").append(f"{visible(kind):16}  ", "dim")
+            line = number_and_kind.append(_one_line(question))
             self._console.print(line, overflow="ellipsis", no_wrap=True)
         if len(tasks) > SHOWN_TASKS:
             self.note(f"and {len(tasks) - SHOWN_TASKS} more: :task N takes any up to {len(tasks)}")

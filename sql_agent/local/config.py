@@ -5,16 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from core.passwords import BackendSpec
 from core.settings import Settings
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
-from sql_agent.datatypes import AgentConfig
+from sql_agent.config import EnvConfig
+from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.local.datatypes import Sampling
 
 LossName = Literal["grpo", "reinforce"]
+Judge = Literal["strict", "text", "fc", "lab", "spider", "bird"]
+"""Judges of all environments; each environment knows its own."""
 CpuPrecision = Literal["auto", "float32", "bfloat16"]
 
 
@@ -88,15 +91,67 @@ class LossConfig(Settings):
         return self
 
 
+def check_environment(name: str, database: Path | None, call_timeout_s: float = 30.0) -> None:
+    """Check that flags name an environment that a local command can play.
+
+    Raises:
+        ValueError: there is no such environment, it does not go with a database, or it is an agent of the user's own.
+    """
+    if name == "agent":
+        raise ValueError(
+            "--env agent: an agent of your own calls the policy over HTTP, which only the main job serves; train "
+            "it with `python sql_agent/train_sql_agent.py --agent FILE.py:NAME`, or give its tools as a class, "
+            "--env FILE.py:NAME (doc/own_environment.md)"
+        )
+    try:
+        EnvConfig(type=name, database=database, call_timeout_s=call_timeout_s)
+    except ValidationError as error:
+        raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+
+
+class EnvironmentConfig(Settings):
+    """Holds the flags that name an environment, as in the main job and in `evaluate`."""
+
+    env: str | None = None
+    """The environment: dbbench, text2sql or another one of this project; or your own, FILE.py:NAME, module:NAME or an
+    installed package's entry point. None: text2sql if there is a database, else dbbench."""
+    database: Path | None = None
+    """For text2sql: your own SQLite file, or a folder with DB_ID/DB_ID.sqlite. It is only read."""
+    backend: BackendSpec = "sqlite"
+    """For dbbench: database of the episodes: sqlite, mariadb (a private server) or mysql://user:password@host:port."""
+    judge: Judge = "strict"
+    """For dbbench strict, text, fc or lab; for text2sql strict, spider or bird."""
+    protocol: ProtocolName = "fc"
+    """For dbbench: how the agent acts, by tool calls (fc), or in plain text as AgentBench (text) and LifelongAgentBench
+    (lab)."""
+    call_timeout_s: float = Field(default=30.0, gt=0)
+    """Seconds that one call of your own environment's code may take; a call that takes longer loses its episode."""
+
+    @model_validator(mode="after")
+    def _has_an_environment(self) -> Self:
+        check_environment(self.env_type, self.database, self.call_timeout_s)
+        return self
+
+    @property
+    def env_type(self) -> str:
+        return self.env or ("text2sql" if self.database else "dbbench")
+
+    @property
+    def environment(self) -> EnvironmentSettings:
+        return EnvironmentSettings(
+            self.env_type, self.protocol, self.judge, self.backend, self.database, self.call_timeout_s
+        )
+
+
 class GrpoConfig(Settings):
-    """Holds the settings that both GRPO commands have."""
+    """Holds the settings that all GRPO commands have."""
 
     model: ModelConfig
     reference_model_path: str | None = None
     """Model that the KL is measured against; none: the policy as it was loaded, without the trained adapter."""
     group_size: int = Field(default=4, ge=2, le=1024)
     """Sampled episodes per task."""
-    max_turns: int = also("max_rounds", 3, ge=1, le=100)
+    max_turns: int | None = also("max_rounds", 3, ge=1, le=100)
     """Replies per episode."""
     max_new_tokens: int = Field(default=512, ge=1)
     """Tokens of one reply."""
@@ -159,7 +214,55 @@ class GreedyGrpoConfig(GrpoConfig):
         return super().limits.model_copy(update={"protocol": self.protocol})
 
 
-class Gsm8kGrpoConfig(GrpoConfig):
+class BatchGrpoConfig(GrpoConfig):
+    """Holds the settings of the recipe that trains in batches of tasks, epoch by epoch (`batch_grpo`)."""
+
+    batch_size: int = Field(default=8, ge=1)
+    """Tasks whose episodes are played side by side and then trained on together."""
+    num_epochs: int = Field(default=1, ge=1)
+    """Passes over the tasks."""
+    max_prompt_tokens: int = Field(default=1024, ge=16)
+    """Longest first prompt. The schema of a longer one is shortened; other tasks are left out and counted."""
+    reward: Literal["agentbench", "agent_peft", "rllm"] = "agentbench"
+    """Preset that turns a verdict into a reward, as in the main job; a reward that your own environment gives is
+    used as it is."""
+    run_dir: Path
+    """Folder of the run."""
+    save_every: int = Field(default=10, ge=1)
+    """Batches between checkpoints; a run that is killed loses at most this many."""
+
+
+class LocalGrpoConfig(BatchGrpoConfig, EnvironmentConfig):
+    """Holds the flags of `scripts/train_local_grpo.py` with their defaults."""
+
+    train_file: Path | None = Field(default=None, validation_alias="train-file")
+    """Tasks to train on, in the form that the environment reads; none: generated, if the environment makes tasks."""
+    val_file: Path | None = Field(default=None, validation_alias="val-file")
+    """Held-out tasks; none: a fifth of the training tasks, or generated ones."""
+    num_tasks: int | None = Field(default=None, ge=1)
+    """Tasks to train on, drawn by the seed, the same number of every kind; none: all, or 512 generated ones."""
+    eval_tasks: int = Field(default=64, ge=0)
+    """Held-out tasks that are played greedily before training and after each epoch; 0: none."""
+    max_turns: int | None = Field(default=None, ge=1, le=100)
+    """Replies per episode; none: as many as the environment says."""
+    run_dir: Path = Path("outputs/local_grpo")
+    """Folder of the run."""
+
+    @property
+    def data(self) -> DataConfig:
+        return DataConfig(
+            train_file=self.train_file,
+            val_file=self.val_file,
+            generate=self.num_tasks or DataConfig().generate,
+            val_limit=max(self.eval_tasks, 1),
+        )
+
+    @property
+    def limits(self) -> AgentConfig:
+        return super().limits.model_copy(update={"protocol": self.protocol})
+
+
+class Gsm8kGrpoConfig(BatchGrpoConfig):
     """Holds the flags of `scripts/train_gsm8k_agent.py` with their defaults."""
 
     dataset: str
@@ -171,9 +274,7 @@ class Gsm8kGrpoConfig(GrpoConfig):
     """Held-out problems of the same dataset that are played greedily before training and after each epoch; 0: none."""
     group_size: int = also("samples_per_prompt", 4, ge=2, le=1024)
     """Sampled episodes per problem."""
-    batch_size: int = Field(default=8, ge=1)
-    """Problems whose episodes are played side by side and then trained on together."""
-    max_turns: int = also("max_rounds", 10, ge=1, le=100)
+    max_turns: int | None = also("max_rounds", 10, ge=1, le=100)
     """Replies per episode, the answer included."""
     max_new_tokens: int = Field(default=256, ge=1)
     """Tokens of one reply."""
@@ -181,8 +282,6 @@ class Gsm8kGrpoConfig(GrpoConfig):
     """Passes over the problems."""
     run_dir: Path = also("output_dir", Path("outputs/gsm8k_grpo"))
     """Folder of the run."""
-    save_every: int = Field(default=10, ge=1)
-    """Batches between checkpoints; a run that is killed loses at most this many."""
 
     @property
     def source(self) -> str:
@@ -193,17 +292,24 @@ class InteractiveConfig(Settings):
     """Holds the flags of `scripts/test_interactive.py` with their defaults."""
 
     model: ModelConfig
-    task: Literal["dbbench", "gsm8k"] = "dbbench"
-    """What to talk about: a database, or word problems."""
-    data: str | None = None
-    """File of tasks or problems for :tasks and :task N, in any form that training takes; none: generated ones."""
+    env: str = also("task", "dbbench")
+    """What the model was trained on: dbbench, text2sql, gsm8k or another one of this project; or your own environment,
+    FILE.py:NAME, module:NAME or an installed package's entry point."""
+    data: str | None = Field(default=None, validation_alias="train-file")
+    """File of tasks for :tasks and :task N, in any form that training takes; none: generated ones, if the environment
+    makes tasks."""
     database: Path | None = None
-    """Your own SQLite file; its tables are copied, and the file is only read."""
+    """Your own SQLite file, which is only read. For dbbench its tables are copied; text2sql also takes a folder with
+    DB_ID/DB_ID.sqlite."""
     backend: BackendSpec = "sqlite"
-    """Server of the database: sqlite, mariadb (a private server) or mysql://user:password@host:port."""
-    judge: JudgeName = "strict"
+    """For dbbench: server of the database: sqlite, mariadb (a private server) or mysql://user:password@host:port."""
+    judge: Judge = "strict"
+    """For dbbench strict, text, fc or lab; for text2sql strict, spider or bird."""
     protocol: ProtocolName = "fc"
-    """How the agent acts: by tool calls (fc), or in plain text as AgentBench (text) and LifelongAgentBench (lab)."""
+    """For dbbench: how the agent acts, by tool calls (fc), or in plain text as AgentBench (text) and LifelongAgentBench
+    (lab)."""
+    max_prompt_tokens: int = Field(default=1024, ge=16)
+    """Longest first prompt, as in training; the schema of a longer one is shortened."""
     max_new_tokens: int = Field(default=512, ge=1)
     """Tokens of one reply."""
     temperature: float = Field(default=0.0, ge=0, le=10)
@@ -213,12 +319,20 @@ class InteractiveConfig(Settings):
 
     @model_validator(mode="after")
     def _belongs_together(self) -> Self:
-        if self.data is not None and self.database is not None:
+        if self.env == "dbbench" and self.data is not None and self.database is not None:
             raise ValueError("give --data or --database, not both")
-        foreign = sorted(self.model_fields_set & {"database", "backend", "judge", "protocol"})
-        if self.task == "gsm8k" and foreign:
-            raise ValueError(f"--{foreign[0]} belongs to --task dbbench, this one is gsm8k; leave it out")
+        flags = {"database": ("dbbench", "text2sql"), "judge": ("dbbench", "text2sql")}
+        flags |= dict.fromkeys(("backend", "protocol"), ("dbbench",))
+        for name, environments in flags.items():
+            if name in self.model_fields_set and self.env not in environments:
+                known = " or ".join(environments)
+                raise ValueError(f"--{name} belongs to --env {known}, this one is {self.env}; leave it out")
+        check_environment(self.env, self.database if self.env == "text2sql" else None)
         return self
+
+    @property
+    def environment(self) -> EnvironmentSettings:
+        return EnvironmentSettings(self.env, self.protocol, self.judge, self.backend, self.database)
 
     @property
     def limits(self) -> AgentConfig:

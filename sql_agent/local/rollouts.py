@@ -1,22 +1,25 @@
-"""Plays episodes side by side in this process: it samples replies in one batch, and databases answer in threads."""
+"""Plays episodes side by side in this process: it samples replies in one batch, and environments answer in threads.
+
+A rollout has the same conversation, verdict and end as in `sql_agent.agent`, which plays against a model server.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from contextlib import contextmanager
+from typing import Any
 
 from dbbench_adapter.backends import BackendUnavailable, TableError
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Message
 from sql_agent.datatypes import AgentConfig, RolloutRecord, StopReason
+from sql_agent.environments.base import EpisodeLostError, with_observation
 from sql_agent.local.conversation import Conversation
 from sql_agent.local.datatypes import LocalRollout, Playable, Sample, Sampling
 from sql_agent.local.policy import LocalPolicy
 from sql_agent.rollouts.stitch import Trajectory
-
-T = TypeVar("T")
 
 
 class Player:
@@ -93,22 +96,31 @@ class Rollout:
         after: Rollout | None = None,
     ) -> None:
         self._task, self._environment, self._conversation, self._limits = task, environment, conversation, limits
-        self._first = environment.messages(task)
-        question = self._first[-1]
-        self.messages: list[Message] = [*after.messages, question] if after else list(self._first)
-        self._prompt = after._followed_by(question) if after else conversation.first_prompt(self._first)
-        self.ids = list(self._prompt)
+        self._after, self._first = after, environment.messages(task)
+        self.messages: list[Message] = []
+        self.ids: list[int] = []
+        self._prompt: list[int] = []
         self._mask: list[int] = []
         self._log_probs: list[float] = []
         self._replies = self._prompt_tokens = 0
         self._max_replies = environment.max_replies(limits)
         self._episode: Any = None
         self._stop: StopReason | None = None
+        self._score: Score | None = None
         self._error: str | None = None
         self._started = time.perf_counter()
 
     def start(self) -> None:
-        self._episode = self._guarded(lambda: self._environment.open(self._task, self._limits))
+        """Open the episode and write the first prompt, which ends with what the episode shows at its opening."""
+        with self._losing():
+            self._episode = self._environment.open(self._task, self._limits)
+            self._first = with_observation(self._first, self._episode)
+        question = self._first[-1]
+        self.messages = [*self._after.messages, question] if self._after else list(self._first)
+        self._prompt = (
+            self._after._followed_by(question) if self._after else self._conversation.first_prompt(self._first)
+        )
+        self.ids = list(self._prompt)
 
     def may_go_on(self, max_positions: int) -> bool:
         if self._stop is None and len(self.ids) >= max_positions:
@@ -125,10 +137,12 @@ class Rollout:
         if sample.finish_reason == "length":
             self._stop = "max_tokens"
             return
-        answers = self._guarded(lambda: self._step(reply))
-        if answers is None:
+        replied = len(self.messages)
+        with self._losing():
+            for answer in self._answers(reply):
+                self.messages.append(answer)
+        if self._score is not None:
             return
-        self.messages += answers
         if self._episode.done:
             self._stop = _ENDS.get(self._episode.status, "malformed")
         elif self._replies >= self._max_replies:
@@ -138,7 +152,7 @@ class Rollout:
         else:
             if self.ids[-1] != self._conversation.eos_id:
                 self._append([self._conversation.eos_id])
-            self._append(self._conversation.after_reply(self._first, reply, answers))
+            self._append(self._conversation.after_reply(self._first, reply, self.messages[replied:]))
 
     def _followed_by(self, question: Message) -> list[int]:
         place = max(k for k, message in enumerate(self.messages) if message["role"] == "assistant")
@@ -149,14 +163,18 @@ class Rollout:
         return [*self.ids, *closed, *between]
 
     def finish(self) -> LocalRollout:
-        score = self._guarded(self._judge) or Score(None, self._stop or "db_unavailable")
+        if self._score is None:
+            with self._losing():
+                # the context was full before the first reply, or the environment judges what the policy left behind
+                self._score = self._environment.judge(self._episode) if self._replies else Score(None, "no_reply")
+        assert self._stop is not None and self._score is not None
         response = tuple(self.ids[len(self._prompt) :])
         trajectory = Trajectory(tuple(self._prompt), response, tuple(self._mask), tuple(self._log_probs), self._replies)
         record = RolloutRecord(
             task_id=self._task.id,
             kind=self._task.kind,
-            stop_reason=self._stop or "db_unavailable",
-            score=score,
+            stop_reason=self._stop,
+            score=self._score,
             num_turns=self._replies,
             malformed_calls=self._episode.malformed_calls if self._episode is not None else 0,
             messages=self.messages,
@@ -176,36 +194,32 @@ class Rollout:
         self._mask += [int(log_probs is not None)] * len(ids)
         self._log_probs += log_probs if log_probs is not None else [0.0] * len(ids)
 
-    def _step(self, reply: Message) -> list[Message]:
+    def _answers(self, reply: Message) -> Iterator[Message]:
+        """Give the reply to the episode and yield its answers one by one, so that those before a failure are kept."""
         if not self._environment.tools:
-            return self._episode.step(reply["content"])
+            yield from self._episode.step(reply["content"])
+            return
         calls = reply.get("tool_calls")
         if not calls:
-            return self._episode.without_call(reply["content"])
-        answers: list[Message] = []
+            yield from self._episode.without_call(reply["content"])
+            return
         for call in calls:
             content = self._episode.call_tool(call["function"]["name"], call["function"]["arguments"])
-            answers.append({"role": "tool", "tool_call_id": call["id"], "content": content})
+            yield {"role": "tool", "tool_call_id": call["id"], "content": content}
             if self._episode.done:
-                break
-        return answers
+                return
 
-    def _judge(self) -> Score:
-        if self._replies == 0:
-            return Score(None, self._stop if self._stop not in (None, "max_tokens") else "no_reply")
-        if self._stop in ("db_unavailable", "table_error"):
-            return Score(None, self._stop)
-        return self._environment.judge(self._episode)
-
-    def _guarded(self, work: Callable[[], T]) -> T | None:
-        """Do `work`; a failure of the database ends this rollout with the failure's name as reason, without a score."""
+    @contextmanager
+    def _losing(self) -> Iterator[None]:
+        """End this rollout, with the failure's name as reason and without a verdict, if the environment fails."""
         try:
-            return work()
+            yield
         except BackendUnavailable as failure:
-            self._stop, self._error = "db_unavailable", str(failure)
+            self._stop, self._score, self._error = "db_unavailable", Score(None, "db_unavailable"), str(failure)
         except TableError as failure:
-            self._stop, self._error = "table_error", str(failure)
-        return None
+            self._stop, self._score, self._error = "table_error", Score(None, "table_error"), str(failure)
+        except EpisodeLostError as failure:
+            self._stop, self._score, self._error = "environment_error", Score(None, failure.reason), str(failure)
 
 
 _ENDS: dict[str, StopReason] = {

@@ -20,6 +20,9 @@ from sql_agent.local.memory import Workload, give_back_freed_memory, memory_warn
 from sql_agent.local.model_files import StartError, check_device, check_fit, check_model
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from sql_agent.local.conversation import Conversation
     from sql_agent.local.policy import LocalPolicy
 
 log = logging.getLogger(__name__)
@@ -60,6 +63,24 @@ def out_of_memory(error: RuntimeError) -> str:
     )
 
 
+def load_conversation(model_path: str, tools: Sequence[dict[str, Any]]) -> tuple[PreTrainedTokenizerBase, Conversation]:
+    """Load a model's tokenizer, and try its chat template on the tools.
+
+    Raises:
+        StartError: the template does not end a reply.
+        ChatTemplateError: see `Conversation`.
+    """
+    from transformers import AutoTokenizer
+
+    from core.chat_tokenizer import endless_template
+    from sql_agent.local.conversation import Conversation
+
+    tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
+    if fault := endless_template(tokenizer):
+        raise StartError(fault)
+    return tokenizer, Conversation(tokenizer, tools)
+
+
 def start_policy(
     model: ModelConfig,
     adapter: AdapterConfig,
@@ -87,20 +108,14 @@ def start_policy(
     check_fit(model.model_path)
     if reference_path:
         check_fit(reference_path)
-    from transformers import AutoTokenizer
     from transformers.utils import logging
 
-    from core.chat_tokenizer import endless_template
-    from sql_agent.local.conversation import Conversation
     from sql_agent.local.policy import load_policy
 
     logging.disable_progress_bar()
     if device == "cpu":
         give_back_freed_memory()
-    tokenizer = AutoTokenizer.from_pretrained(model.model_path, trust_remote_code=False)
-    if fault := endless_template(tokenizer):
-        raise StartError(fault)
-    conversation = Conversation(tokenizer, tools)
+    tokenizer, conversation = load_conversation(model.model_path, tools)
     if workload is not None:
         lengths = [len(conversation.first_prompt(messages)) for messages in workload.first_prompts]
         warning = memory_warning(

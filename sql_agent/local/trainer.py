@@ -1,6 +1,6 @@
 """Runs the loop of the local trainers: play a batch, train on it, log it, evaluate, save.
 
-The trainers differ in their `Recipe` (`greedy_grpo`, `gsm8k_grpo`, `single_skill`): its tasks, its rewards and
+The trainers differ in their `Recipe` (`greedy_grpo`, `batch_grpo`, `single_skill`): its tasks, its rewards and
 advantages, and the names of its metrics. Leaves out the update (`learner`), the playing (`rollouts`) and the command
 lines (`scripts`).
 """
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from core.commands import say
-from sql_agent.datatypes import RolloutRecord
+from sql_agent.datatypes import OWN_REWARD, RolloutRecord
 from sql_agent.local.config import GrpoConfig
 from sql_agent.local.datatypes import (
     GREEDY,
@@ -43,6 +43,8 @@ EVALUATED_TOGETHER = 32
 """Held-out episodes that are played side by side, unless a batch has more."""
 MAX_UNJUDGED = 3
 """Batches in a row without any verdict after which a run stops."""
+REWARD_ERROR = "reward_error"
+"""Reason under which an episode is counted whose verdict cannot become a reward."""
 
 Group = list[BatchEpisode]
 """The episodes of one task in one batch."""
@@ -204,7 +206,7 @@ class Trainer:
             lost = episodes[0].rollout.record
             raise UnjudgedError(
                 f"no episode of the last {MAX_UNJUDGED} {recipe.unit} could be judged ({lost.score.reason}: "
-                f"{lost.error or lost.stop_reason}); look at the database, then go on with {self._folder.resume_flag}"
+                f"{lost.error or lost.stop_reason}); correct that, then go on with {self._folder.resume_flag}"
             )
 
     def _play(self) -> list[Group]:
@@ -240,13 +242,13 @@ class Trainer:
             if len(sampled) > 1 and all(episode.advantage is None for episode in sampled):
                 skipped[why_without_spread(sampled)] += 1
             for episode in group:
-                score = episode.rollout.record.score
-                verdict |= score.value is not None
-                if score.value is None and not episode.greedy:
-                    unjudged[score.reason] += 1
-                elif episode.greedy and score.value is not None:
+                record = episode.rollout.record
+                verdict |= episode.reward is not None
+                if episode.reward is None and not episode.greedy:
+                    unjudged[record.score.reason if record.score.value is None else REWARD_ERROR] += 1
+                elif episode.greedy and record.success is not None:
                     progress.judged += 1
-                    progress.correct += score.value == 1.0
+                    progress.correct += record.success == 1.0
         progress.batches += 1
         progress.skipped = dict(Counter(progress.skipped) + skipped)
         progress.unjudged = dict(Counter(progress.unjudged) + unjudged)
@@ -305,9 +307,8 @@ def evaluate(player: Player, tasks: Sequence[Any], sampling: Sampling = GREEDY) 
 
 
 def success_rate(rollouts: Sequence[LocalRollout]) -> Rate:
-    values = [rollout.record.score.value for rollout in rollouts]
-    judged = [value for value in values if value is not None]
-    return Rate(len(values), len(judged), sum(value == 1.0 for value in judged))
+    judged = [success for rollout in rollouts if (success := rollout.record.success) is not None]
+    return Rate(len(rollouts), len(judged), sum(success == 1.0 for success in judged))
 
 
 def sampled_of(group: Group) -> Group:
@@ -317,10 +318,11 @@ def sampled_of(group: Group) -> Group:
 
 def why_without_spread(sampled: Group) -> str:
     """Return the reason under which a group without spread is counted."""
-    verdicts = [score.value for e in sampled if (score := e.rollout.record.score).value is not None]
-    if len(verdicts) < 2:
+    judged = [episode.rollout.record for episode in sampled if episode.reward is not None]
+    if len(judged) < 2:
         return "unjudged"
-    return "all_correct" if set(verdicts) == {1.0} else "all_wrong" if set(verdicts) == {0.0} else "all_equal"
+    verdicts = {record.success if record.score.reason == OWN_REWARD else record.score.value for record in judged}
+    return "all_correct" if verdicts == {1.0} else "all_wrong" if verdicts == {0.0} else "all_equal"
 
 
 def describe_loss(line: dict[str, Any], reason: str) -> str:

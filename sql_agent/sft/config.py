@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from core.settings import Settings
 from dbbench_adapter.protocols import ProtocolName
-from sql_agent.local.config import CpuPrecision
+from sql_agent.local.config import CpuPrecision, check_environment
 
 GENERATED = 512
 """Number of generated demonstrations if neither a file nor `max_samples` says how many."""
@@ -20,8 +20,12 @@ class SftConfig(Settings):
 
     model_path: str
     """A Hugging Face chat model, or an adapter to train further: a folder, or an id on the hub, ORG/NAME."""
-    dataset: str
-    """The data: dbbench, text2sql, gsm8k, or a JSONL file of messages."""
+    dataset: str | None = None
+    """The data: dbbench, text2sql, gsm8k, or a JSONL file of messages. None: the references in the rows of --tasks,
+    played in an environment (`env`, `database`)."""
+    env: str | None = None
+    """An environment whose rows hold references: your own, FILE.py:NAME, module:NAME or an installed package's entry
+    point, or one of this project. None: text2sql if there is a database."""
     output_dir: Path = Path("outputs/sft")
     """Folder of the run, new or empty."""
     num_epochs: int = Field(default=3, ge=1)
@@ -48,7 +52,7 @@ class SftConfig(Settings):
     """Largest number of tokens of a conversation; longer ones are left out and counted, never cut."""
     tasks: Path | None = None
     """For dbbench: task file whose reference statements are played; none: generated tasks. For text2sql: rows with
-    `question` and `query`."""
+    `question` and `query`. For your own environment: its rows, with a column `reference`."""
     database: Path | None = None
     """For text2sql: a SQLite file, or a folder with DB_ID/DB_ID.sqlite."""
     protocol: ProtocolName = "fc"
@@ -65,8 +69,28 @@ class SftConfig(Settings):
     """Precision of matrix products on a CPU. auto: bfloat16 if the CPU has it in hardware (AVX-512 BF16, AMX) and the
     model has 20 million weights or more. Weights stay float32. A GPU uses bfloat16."""
 
+    @model_validator(mode="after")
+    def _has_one_source(self) -> Self:
+        if self.dataset is None and self.env is None and self.database is None:
+            raise ValueError(
+                "there is nothing to learn from: give --dataset (dbbench, text2sql, gsm8k or a file of messages), or "
+                "--env FILE.py:NAME or --database FILE with --tasks ROWS"
+            )
+        if self.dataset is not None and self.env is not None:
+            raise ValueError("give --dataset or --env, not both")
+        if self.source == "environment":
+            check_environment(self.data_name, self.database)
+        return self
+
     @property
-    def source(self) -> Literal["dbbench", "text2sql", "gsm8k", "file"]:
-        if self.dataset in ("dbbench", "text2sql"):
+    def source(self) -> Literal["dbbench", "environment", "gsm8k", "file"]:
+        if self.dataset is None or self.dataset == "text2sql":
+            return "environment"
+        if self.dataset == "dbbench":
             return self.dataset
         return "gsm8k" if self.dataset.partition(":")[0] == "gsm8k" else "file"
+
+    @property
+    def data_name(self) -> str:
+        """Return the name of the data: the dataset, or the environment."""
+        return self.dataset or self.env or "text2sql"

@@ -1,8 +1,8 @@
 """Makes or reads the demonstrations to train on.
 
-They are DB-Bench tasks played by the scripted oracle, questions with their reference queries, GSM8K solutions with
-calculator calls, or JSONL of messages. Leaves out the training (`sql_agent.sft.run`), packing and truncation:
-conversations that are too long are left out and counted.
+They are DB-Bench tasks played by the scripted oracle, references in the rows of an environment (a question's query is
+one), GSM8K solutions with calculator calls, or JSONL of messages. Leaves out the training (`sql_agent.sft.run`),
+packing and truncation: conversations that are too long are left out and counted.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from core.conversations import RowError, legal, read_conversation, read_tools
 from core.conversations import short_repr as shown
 from core.json_text import parse_json
 from dbbench_adapter.backends import Backend, TableError
-from dbbench_adapter.datatypes import Task
+from dbbench_adapter.datatypes import Score, Task
 from dbbench_adapter.protocols import PROTOCOLS, Message, ProtocolName, open_episode
-from sql_agent.datatypes import AgentConfig
-from sql_agent.environments.base import Environment
+from sql_agent.datatypes import OWN_REWARD, AgentConfig, success_of
+from sql_agent.environments.base import Environment, EpisodeLostError, with_observation
 from sql_agent.gsm8k.datatypes import WordProblem
 from sql_agent.gsm8k.environment import Gsm8k
 from sql_agent.gsm8k.expert import expert_messages
 from sql_agent.local.conversation import ChatTemplateError
 from sql_agent.oracle import solution
+from sql_agent.rewards import NO_JUDGE
 from sql_agent.sft.encoding import NOT_TRAINED, Encoded, encode_conversation, is_imitated
 
 
@@ -107,10 +108,14 @@ def _played(task: Task, backend: Backend, protocol: ProtocolName) -> tuple[list[
 
 
 def reference_demonstrations(tasks: Iterable[Any], environment: Environment) -> Demonstrations:
-    """Play the reference of each task through a real episode, and keep those that the judge finds right.
+    """Play the reference of each task through a real episode, and keep those that the environment does not find wrong.
 
-    The others are left out by reason: `no_reference`, or the judge's reason.
+    The others are left out by reason: `no_reference`; the judge's reason, or `not_solved` if the environment gives the
+    reward itself; why the episode was lost; `history_cut`. If the environment never says what is solved, references
+    are kept without a verdict, and the notes say so.
 
+    Args:
+        environment: one that has been entered.
     Raises:
         BackendUnavailable: the database does not answer.
     """
@@ -120,20 +125,50 @@ def reference_demonstrations(tasks: Iterable[Any], environment: Environment) -> 
         if not replies:
             found.left_out["no_reference"] += 1
             continue
-        messages = environment.messages(task)
-        with closing(environment.open(task, AgentConfig())) as episode:
-            for reply in replies:
-                messages.append(reply)
-                for call in reply["tool_calls"]:
-                    result = episode.call_tool(call["function"]["name"], call["function"]["arguments"])
-                    messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
-            score = environment.judge(episode)
-        if score.value == 1.0:
-            said = messages[:-1] if episode.done else messages  # the policy never reads the result of the last call
-            found.kept.append(Demonstration(said, environment.tools, f"task {task.id!r}"))
+        try:
+            messages, score = _played_reference(task, replies, environment)
+        except EpisodeLostError as lost:
+            if not found.left_out[lost.reason]:
+                found.notes[f"first reference that was lost under {lost.reason}: task {task.id!r}, {lost}"] = 1
+            found.left_out[lost.reason] += 1
+            continue
+        except TableError:
+            found.left_out["table_error"] += 1
+            continue
+        success = success_of(score)
+        unknown = success is None and score.reason in (OWN_REWARD, NO_JUDGE)
+        if success != 1.0 and not unknown:
+            found.left_out["not_solved" if score.reason == OWN_REWARD else score.reason] += 1
+        elif environment.history(messages) != messages:
+            found.left_out["history_cut"] += 1
         else:
-            found.left_out[score.reason] += 1
+            found.notes.update(["a reference was kept without a verdict"] if unknown else [])
+            found.kept.append(Demonstration(messages, environment.tools, f"task {task.id!r}"))
     return found
+
+
+def _played_reference(task: Any, replies: Sequence[Message], environment: Environment) -> tuple[list[Message], Score]:
+    """Return the conversation up to the last reply, and the verdict."""
+    with closing(environment.open(task, AgentConfig())) as episode:
+        messages = [
+            {**message, NOT_TRAINED: 0} if message["role"] == "assistant" else message
+            for message in with_observation(environment.messages(task), episode)
+        ]
+        for reply in replies:
+            if episode.done:
+                break
+            messages.append(reply)
+            if not environment.tools:
+                messages += episode.step(reply["content"] or "")
+            elif not reply.get("tool_calls"):
+                messages += episode.without_call(reply["content"] or "")
+            for call in reply.get("tool_calls") or ():
+                result = episode.call_tool(call["function"]["name"], call["function"]["arguments"])
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+        score = environment.judge(episode)
+    while episode.done and messages[-1]["role"] != "assistant":
+        messages.pop()  # the policy never reads what answers its last reply
+    return messages, score
 
 
 def gsm8k_demonstrations(problems: Iterable[WordProblem]) -> Demonstrations:

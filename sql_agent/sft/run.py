@@ -30,8 +30,10 @@ from dbbench_adapter.backends import open_backend
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.splits import draw_by_kind
 from dbbench_adapter.tasks.load import load_tasks
+from sql_agent.datatypes import EnvironmentSettings
 from sql_agent.gsm8k.load import load_problems
 from sql_agent.local.model_files import base_name, check_device, check_fit, check_model, is_adapter
+from sql_agent.local.tasks import entered
 from sql_agent.model_check import read_json
 from sql_agent.sft.config import GENERATED, SftConfig
 from sql_agent.sft.data import (
@@ -52,8 +54,6 @@ from sql_agent.sft.trainer import (
     make_trainer,
     save_whole,
 )
-from sql_agent.text_to_sql.environment import TextToSql
-from sql_agent.text_to_sql.load import read_questions
 
 Say = Callable[[str], None]
 
@@ -106,7 +106,7 @@ def prepare(cfg: SftConfig, *, resume: bool, say: Say = print) -> Run:
     record = {
         "model": {"path": str(model), "sha256": weights_sha256(model)},
         "tokenizer_sha256": tokenizer_sha256(tokenizer),
-        "data": {"source": cfg.dataset, "sha256": digest(encoded), "conversations": len(encoded)},
+        "data": {"source": cfg.data_name, "sha256": digest(encoded), "conversations": len(encoded)},
         "left_out": {**found.left_out, "too_long": len(found.kept) - len(encoded)},
         "settings": {name: getattr(cfg, name) for name in SETTINGS} | {"lora": asdict(lora) if lora else None},
         "versions": versions(),
@@ -138,7 +138,7 @@ def train(run: Run, say: Say = print) -> None:
             save_whole(trainer, run.tokenizer, cfg.output_dir, run.record)
     except OutputError as error:
         raise TrainingError(f"{error}; {what_is_left(cfg.output_dir)}") from error
-    say(f"trained {trainer.state.global_step} steps on {len(run.encoded)} conversations of {cfg.dataset}")
+    say(f"trained {trainer.state.global_step} steps on {len(run.encoded)} conversations of {cfg.data_name}")
     say(f"{'model' if run.trains_all_weights else 'adapter'} and tokenizer: {cfg.output_dir}")
     for command in next_commands(cfg):
         say(f"next: {command}")
@@ -156,11 +156,15 @@ def next_commands(cfg: SftConfig) -> list[str]:
     if cfg.source == "gsm8k":
         return [
             f"{talk} --task gsm8k",
-            f"python scripts/train_gsm8k_agent.py {model} --dataset {shlex.quote(cfg.dataset)}",
+            f"python scripts/train_gsm8k_agent.py {model} --dataset {shlex.quote(cfg.data_name)}",
         ]
-    if cfg.source == "text2sql":
-        files = f"--database {shlex.quote(str(cfg.database))} --train-file {shlex.quote(str(cfg.tasks))}"
-        return [f"python sql_agent/train_sql_agent.py --model {shlex.quote(str(cfg.output_dir))} {files}"]
+    if cfg.source == "environment":
+        given = {"env": cfg.env, "database": cfg.database, "train-file": cfg.tasks}
+        rows = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None)
+        return [
+            f"python scripts/train_local_grpo.py {model} {rows}",
+            f"python sql_agent/train_sql_agent.py --model {shlex.quote(str(cfg.output_dir))} {rows}",
+        ]
     how = "" if cfg.protocol == "fc" else f" --protocol {cfg.protocol}"
     train = f"python -m scripts.run_dbbench_greedy_grpo {model}"
     return [talk + how, train + how] if cfg.source == "dbbench" else [talk]
@@ -243,30 +247,34 @@ def _what_counts(record: Mapping[str, Any]) -> dict[str, Any]:
 # Data -----------------------------------------------------------------------------------------------------------------
 
 
-FLAGS_OF = {"tasks": ("dbbench", "text2sql"), "database": ("text2sql",), "protocol": ("dbbench",)}
-"""Flags that only some of the datasets have."""
+FLAGS_OF = {
+    "tasks": {"dbbench": "--dataset dbbench", "environment": "--env or --database"},
+    "database": {"environment": "--dataset text2sql"},
+    "protocol": {"dbbench": "--dataset dbbench"},
+}
+"""Flags that only some sources have, and how each of those is given."""
 
 
 def demonstrations(cfg: SftConfig) -> Demonstrations:
     for name, sources in FLAGS_OF.items():
         if name in cfg.model_fields_set and cfg.source not in sources:
-            known = " or ".join(sources)
-            raise TrainingError(f"--{name} belongs to --dataset {known}, this one is {cfg.dataset}; leave it out")
+            known = " or ".join(sources.values())
+            raise TrainingError(f"--{name} belongs to {known}, this one is {cfg.data_name}; leave it out")
     if cfg.source == "file":
-        return read_messages(Path(cfg.dataset), cfg.max_samples)
+        return read_messages(Path(cfg.data_name), cfg.max_samples)
     if cfg.source == "gsm8k":
-        where = cfg.dataset.removeprefix("gsm8k:")
+        where = cfg.data_name.removeprefix("gsm8k:")
         limit = cfg.max_samples or (GENERATED if where == "generated" else None)
         return gsm8k_demonstrations(load_problems(where, limit=limit, seed=cfg.seed))
-    if cfg.source == "text2sql":
-        if cfg.tasks is None or cfg.database is None:
+    if cfg.source == "environment":
+        if cfg.tasks is None:
             raise TrainingError(
-                "--dataset text2sql needs --database, a SQLite file or a folder, and --tasks, rows of `question` and "
-                "`query`"
+                f"{cfg.data_name} needs --tasks, rows that hold references: `question` and `query` with --database, a "
+                "column `reference` with an environment of your own (doc/own_environment.md)"
             )
-        with TextToSql(cfg.database) as environment:
-            questions = read_questions(cfg.tasks, environment.databases)
-            return reference_demonstrations(draw_by_kind(questions, cfg.max_samples, cfg.seed), environment)
+        with entered(EnvironmentSettings(cfg.data_name, database=cfg.database)) as environment:
+            tasks = environment.read_tasks(cfg.tasks)
+            return reference_demonstrations(draw_by_kind(tasks, cfg.max_samples, cfg.seed), environment)
     tasks = load_tasks(cfg.tasks) if cfg.tasks else generate_tasks(cfg.max_samples or GENERATED, seed=cfg.seed)
     with open_backend("sqlite") as backend:
         return dbbench_demonstrations(draw_by_kind(tasks, cfg.max_samples, cfg.seed), backend, cfg.protocol)
@@ -283,7 +291,7 @@ def describe_data(cfg: SftConfig, found: Demonstrations, encoded: list[Encoded],
     for note, count in found.notes.most_common():
         say(f"{note}, {count} times" if count > 1 else note)
     if not encoded:
-        raise TrainingError(f"{cfg.dataset} gave nothing to train on; left out: {reasons}; give other data")
+        raise TrainingError(f"{cfg.data_name} gave nothing to train on; left out: {reasons}; give other data")
     tokens, said = sum(len(one.ids) for one in encoded), sum(sum(one.mask) for one in encoded)
-    say(f"{len(encoded)} conversations of {cfg.dataset}, {tokens:,} tokens, {said:,} of them learnt")
+    say(f"{len(encoded)} conversations of {cfg.data_name}, {tokens:,} tokens, {said:,} of them learnt")
     say(f"left out: {reasons}")

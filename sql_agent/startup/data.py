@@ -19,8 +19,7 @@ def fitting(split: Split, environment: Environment, prompt_tokens: Callable[[Any
     Raises:
         ValueError: nothing is left to train or to validate on.
     """
-    shortened = ([environment.shortened(t, prompt_tokens, limit) for t in tasks] for tasks in (split.train, split.val))
-    train, val = ([task for task in tasks if prompt_tokens(task) <= limit] for tasks in shortened)
+    train, val = (fitting_tasks(tasks, environment, prompt_tokens, limit) for tasks in (split.train, split.val))
     too_long = len(split.train) + len(split.val) - len(train) - len(val)
     if not train or not val:
         raise ValueError(
@@ -28,6 +27,14 @@ def fitting(split: Split, environment: Environment, prompt_tokens: Callable[[Any
             f"data.max_prompt_tokens={limit} tokens; raise it"
         )
     return replace(split, train=train, val=val, too_long=too_long)
+
+
+def fitting_tasks(
+    tasks: Sequence[Any], environment: Environment, prompt_tokens: Callable[[Any], int], limit: int
+) -> list[Any]:
+    """Return the tasks whose first prompt has at most `limit` tokens, shortened where the environment can do that."""
+    shortened = (environment.shortened(task, prompt_tokens, limit) for task in tasks)
+    return [task for task in shortened if prompt_tokens(task) <= limit]
 
 
 def drawn(split: Split, val_limit: int, seed: int) -> Split:

@@ -20,7 +20,13 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--config", type=named_path, help="YAML file with settings (see sql_agent/configs)")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="A.B=C", dest="overrides", help="one setting; repeat for more"
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="A.B=C",
+        dest="overrides",
+        help="one setting or several, e.g. --set optim.learning_rate=3e-5 trainer.steps=40",
     )
     parser.add_argument(
         "--model",

@@ -3,6 +3,8 @@
 import io
 import json
 import sqlite3
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,17 +13,19 @@ from transformers import AutoTokenizer
 
 from dbbench_adapter.datatypes import Column, Score, Table
 from dbbench_adapter.generator import generate_tasks
-from sql_agent.datatypes import AgentConfig
+from sql_agent.datatypes import AgentConfig, EnvironmentSettings
+from sql_agent.environments.base import make_environment
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.gsm8k.datatypes import WordProblem
 from sql_agent.gsm8k.environment import Gsm8k
-from sql_agent.interactive.session import Chat, Line, OneDatabase, WordProblems, read_line
+from sql_agent.interactive.session import Chat, Line, OneDatabase, Tasks, read_line
 from sql_agent.interactive.transcript import Transcript, call_start, visible
 from sql_agent.interactive.user_database import read_database
 from sql_agent.local.config import AdapterConfig
 from sql_agent.local.datatypes import GREEDY, Sample
 from sql_agent.local.policy import load_policy
 from sql_agent.local.rollouts import Player
+from sql_agent.text_to_sql.datatypes import Question
 
 TASKS = [task for task in generate_tasks(16, seed=5) if task.kind == "DELETE"]
 PROBLEM = WordProblem("p", "Ann has 3 eggs and eats 1. How many are left?", "2")
@@ -90,6 +94,10 @@ def run(sql: str) -> str:
 COMMIT = called("commit_final_answer", answers=["done"])
 
 
+def word_problems(tasks):
+    return Tasks(Gsm8k(), tasks)
+
+
 @pytest.fixture
 def bench():
     with DbBench("strict") as entered:
@@ -109,13 +117,13 @@ def test_the_agents_turns_are_those_of_training(random_policy_folder):
     policy = load_policy(random_policy_folder, adapter=AdapterConfig(r=2), device="cpu")
     limits = AgentConfig(max_turns=2, max_tokens=12)
     record = Player(policy, Gsm8k(), limits).play([PROBLEM], [GREEDY])[0].record
-    answered = Chat(policy, WordProblems([PROBLEM]), limits, GREEDY, Watcher()).ask(PROBLEM)
+    answered = Chat(policy, word_problems([PROBLEM]), limits, GREEDY, Watcher()).ask(PROBLEM)
     assert answered.record.messages == record.messages
     assert (answered.record.stop_reason, answered.record.score) == (record.stop_reason, record.score)
 
 
 def test_a_second_question_goes_on_with_the_ids_of_the_first(tokenizer):
-    subject = WordProblems([])
+    subject = word_problems([])
     call = called("calculator", expression="3-1")
     chat, policy = talk(tokenizer, subject, call, "two left\n#### 2", "#### 5", "#### 7")
     chat.ask(subject.own("Ann has 3 eggs and eats 1."))
@@ -146,10 +154,58 @@ def test_a_task_is_judged_and_a_persons_own_question_is_not(tokenizer, bench):
     assert chat.ask(subject.own("Is it gone?")).record.score == Score(None, "no_judge")
     chat.new()
     assert chat.ask(TASKS[0]).record.score.value == 0.0
-    problems = WordProblems([PROBLEM])
+    problems = word_problems([PROBLEM])
     chat, _ = talk(tokenizer, problems, "#### 2", "#### 2")
     assert chat.ask(PROBLEM).record.score == Score(1.0, "match")
     assert chat.ask(problems.own(PROBLEM.question)).record.score == Score(None, "no_judge")
+
+
+@pytest.fixture
+def shop(tmp_path):
+    """A database of fish as text2sql plays it, and a question about it."""
+    with closing(sqlite3.connect(tmp_path / "shop.sqlite")) as connection, connection:
+        connection.execute("CREATE TABLE fish (name TEXT, weight INT)")
+        connection.execute("INSERT INTO fish VALUES ('carp', 3), ('pike', 9)")
+        connection.execute(f"CREATE TABLE pond ({', '.join(f'depth_{n} INT' for n in range(30))})")
+    with make_environment(EnvironmentSettings("text2sql", database=tmp_path / "shop.sqlite")) as entered:
+        yield entered, Question("q", "How heavy is a pike?", "shop", "SELECT weight FROM fish WHERE name = 'pike'")
+
+
+def test_ones_own_database_is_asked_about_as_text2sql_trains_it(tokenizer, shop):
+    environment, question = shop
+    subject = Tasks(environment, [question])
+    hand_in = called("submit_sql", sql="SELECT weight FROM fish WHERE name = 'pike'")
+    chat, policy = talk(tokenizer, subject, hand_in, called("execute_sql", sql="SELECT name FROM fish"), hand_in)
+    assert chat.ask(question).record.score == Score(1.0, "match")
+    chat.new()
+    record = chat.ask(subject.own("Which fish are there?")).record
+    assert (record.score, record.messages[3]["content"]) == (Score(None, "no_judge"), '["name"]\n["carp"]\n["pike"]')
+    assert "CREATE TABLE fish" in tokenizer.decode(policy.prompts[1])
+
+
+def test_a_long_schema_is_shortened_as_in_training(tokenizer, shop):
+    environment, question = shop
+    subject = Tasks(environment, [question])
+    policy = Scripted(tokenizer, ["I do not know.", "I do not know."])
+    for limit in (1024, 16):
+        chat = Chat(policy, subject, AgentConfig(), GREEDY, Watcher(), max_prompt_tokens=limit)
+        chat.ask(question)
+    whole, short = map(tokenizer.decode, policy.prompts)
+    assert "'carp'" in whole and "left out" not in whole
+    assert "'carp'" not in short and "-- left out: " in short
+
+
+def test_tasks_of_an_environment_of_ones_own_show_its_reward_and_it_takes_no_typed_questions(tokenizer):
+    examples = Path(__file__).parents[2] / "examples" / "own_environment"
+    with make_environment(EnvironmentSettings(f"{examples}/orders.py:Orders")) as environment:
+        tasks = environment.read_tasks(examples / "rows.jsonl")
+        subject = Tasks(environment, tasks)
+        assert subject.question(tasks[2]).endswith("Question: How many orders are there?\n")
+        committed = called("commit_final_answer", answers=["10"])
+        assert "reward 1, solved  1 reply" in shown(tokenizer, subject, tasks[2], committed)
+        subject.renew()
+        with pytest.raises(ValueError, match="takes no questions of your own; ask its tasks, :task N"):
+            subject.own("How many?")
 
 
 def test_what_one_question_changes_the_next_one_meets_until_a_new_conversation(tokenizer, bench):
@@ -178,7 +234,7 @@ def test_plain_text_protocols_are_talked_with_too(tokenizer, protocol):
 
 
 def test_a_reply_that_is_stopped_stays_in_the_conversation(tokenizer):
-    subject = WordProblems([])
+    subject = word_problems([])
     chat, policy = talk(tokenizer, subject, "one two three four", "#### 1")
     policy.while_writing = chat.stop
     answered = chat.ask(subject.own("Count."))
@@ -190,7 +246,7 @@ def test_a_reply_that_is_stopped_stays_in_the_conversation(tokenizer):
 
 
 def test_stopping_twice_in_one_question_interrupts(tokenizer):
-    subject = WordProblems([])
+    subject = word_problems([])
     chat, policy = talk(tokenizer, subject, "one two three")
 
     def twice():
@@ -203,7 +259,7 @@ def test_stopping_twice_in_one_question_interrupts(tokenizer):
 
 
 def test_a_full_context_is_said_and_the_conversation_is_kept(tokenizer):
-    subject, watcher = WordProblems([]), Watcher()
+    subject, watcher = word_problems([]), Watcher()
     chat, policy = talk(tokenizer, subject, "#### 1", watcher=watcher)
     chat.ask(subject.own("One?"))
     policy.max_positions = len(policy.prompts[0]) + 5
@@ -212,7 +268,7 @@ def test_a_full_context_is_said_and_the_conversation_is_kept(tokenizer):
 
 
 def test_text_is_shown_with_every_token_one_late_and_without_the_end_token(tokenizer):
-    subject, watcher = WordProblems([]), Watcher()
+    subject, watcher = word_problems([]), Watcher()
     chat, _ = talk(tokenizer, subject, "say é now\n#### 2", watcher=watcher)
     chat.ask(subject.own("What?"))
     written = [text for kind, text in watcher.events if kind == "writing"]
@@ -285,7 +341,7 @@ def test_thoughts_calls_results_and_the_verdict_stand_in_their_order(tokenizer, 
 
 def test_an_answer_in_words_is_shown_once_and_a_wrong_one_named(tokenizer):
     call = called("calculator", expression="3+1")
-    text = shown(tokenizer, WordProblems([PROBLEM]), PROBLEM, call, "Four.\n#### 4")
+    text = shown(tokenizer, word_problems([PROBLEM]), PROBLEM, call, "Four.\n#### 4")
     assert text.splitlines()[:4] == ["  calculator  3+1", "  → 4", "Four.", "#### 4"]
     assert "judge: wrong (wrong_answer)  2 replies" in text
 
@@ -309,18 +365,18 @@ def test_the_statement_of_a_text_protocol_stands_by_itself(tokenizer):
     ],
 )
 def test_an_end_without_an_answer_says_why(tokenizer, replies, limits, words):
-    text = shown(tokenizer, WordProblems([]), WordProblems([]).own("?"), *replies, **limits)
+    text = shown(tokenizer, word_problems([]), word_problems([]).own("?"), *replies, **limits)
     assert words in text and "no judge: the question is your own" in text
 
 
 def test_a_call_that_cannot_be_read_is_shown_as_it_was_said(tokenizer):
     broken = '<tool_call>\n{"name": "calculator", "arg'
-    assert broken in shown(tokenizer, WordProblems([]), WordProblems([]).own("?"), broken)
+    assert broken in shown(tokenizer, word_problems([]), word_problems([]).own("?"), broken)
 
 
 def test_on_a_terminal_the_call_under_way_passes_and_the_whole_call_stays(tokenizer):
     call = called("calculator", expression="3+1")
-    text = shown(tokenizer, WordProblems([]), WordProblems([]).own("?"), call, "#### 4", terminal=True)
+    text = shown(tokenizer, word_problems([]), word_problems([]).own("?"), call, "#### 4", terminal=True)
     passing, erased, stays = text.rpartition("\x1b[2K")
     assert '{"name": "calculator", "arguments": {"expression": "3+1"}}' in passing and erased
     assert stays.startswith("  calculator  3+1\n  → 4\n#### 4\n")

@@ -12,6 +12,8 @@ from dbbench_adapter.backends.sqlite.backend import SqliteBackend
 from dbbench_adapter.datatypes import Gold
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols import PROTOCOLS, fc
+from sql_agent.datatypes import EnvironmentSettings
+from sql_agent.environments.base import make_environment
 from sql_agent.gsm8k.datatypes import WordProblem
 from sql_agent.local.conversation import ChatTemplateError, Conversation
 from sql_agent.oracle import call, calls
@@ -25,6 +27,7 @@ from sql_agent.sft.data import (
     reference_demonstrations,
 )
 from sql_agent.sft.encoding import Encoded, encode_conversation
+from sql_agent.tests.conftest import forget_own_files
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql
 from sql_agent.tiny_policy.tokenizer import build_tokenizer
@@ -316,3 +319,74 @@ def test_a_question_about_a_database_is_learnt_as_its_reference_handed_in(tmp_pa
     handed_in = {"id": "call_0", "type": "function", "function": {"name": "submit_sql", "arguments": arguments}}
     assert first.messages[-1] == {"role": "assistant", "content": None, "tool_calls": [handed_in]}
     assert (first.where, found.left_out) == ("task 'q-0'", {"no_reference": 1, "sql_error": 1})
+
+
+COUNTER = """
+class Counter:
+    def reset(self, count, **row):
+        self.count, self.said = count, None
+        if count < 0:
+            raise ValueError("less than nothing")
+        return " Look first."
+
+    def look(self) -> int:
+        '''Count them.'''
+        return self.count
+
+    def submit(self, count: int) -> str:
+        '''Submit the number.
+
+        Args:
+            count: How many there are.
+        '''
+        self.said, self.done = count, True
+        return "Thank you."
+
+    def get_reward(self):
+        return 1.0 if self.said == self.count else 0.0
+
+
+class Telling(Counter):
+    done = False
+    solved = property(lambda self: self.said == self.count)
+"""
+
+
+@pytest.fixture
+def counted(tmp_path):
+    """Demonstrations of a class of COUNTER for rows of counts and references."""
+
+    def counted(name: str, *rows: tuple[int, list | None]):
+        (tmp_path / "mine.py").write_text(COUNTER)
+        prompt = [user("Hello."), assistant("Hello."), user("How many?")]
+        lines = [json.dumps({"prompt": prompt, "count": count, "reference": steps}) for count, steps in rows]
+        (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+        forget_own_files()
+        with make_environment(EnvironmentSettings(f"{tmp_path}/mine.py:{name}")) as environment:
+            return reference_demonstrations(environment.read_tasks(tmp_path / "rows.jsonl"), environment)
+
+    return counted
+
+
+LOOK, SUBMIT = {"name": "look"}, {"name": "submit", "arguments": {"count": 3}}
+
+
+def test_references_of_an_own_environment_are_played_and_what_is_wrong_or_lost_is_left_out_by_reason(counted):
+    found = counted("Telling", (3, [LOOK, SUBMIT, "Never said."]), (4, [LOOK, SUBMIT]), (-1, [SUBMIT]), (5, None))
+    [kept] = found.kept
+    assert [(m["role"], m["content"]) for m in kept.messages] == [
+        ("user", "Hello."), ("assistant", "Hello."), ("user", "How many? Look first."),
+        ("assistant", None), ("tool", "3"), ("assistant", None),
+    ]  # fmt: skip
+    assert kept.messages[1]["weight"] == 0  # it belongs to the prompt
+    assert kept.messages[-1]["tool_calls"][0]["function"] == {"name": "submit", "arguments": '{"count": 3}'}
+    assert found.left_out == {"not_solved": 1, "reset_error": 1, "no_reference": 1}
+    [note] = found.notes
+    assert note.startswith("first reference that was lost under reset_error: task ") and "less than nothing" in note
+
+
+def test_references_are_kept_with_a_note_where_the_environment_does_not_say_what_is_solved(counted):
+    found = counted("Counter", (3, [LOOK, "There are three."]), (4, [SUBMIT]))
+    assert [demonstration.messages[-1]["role"] for demonstration in found.kept] == ["assistant", "tool"]
+    assert found.kept[0].messages[-1] == assistant("There are three.")
+    assert (found.notes, found.left_out) == ({"a reference was kept without a verdict": 2}, {})

@@ -56,6 +56,11 @@ def test_what_cannot_work_is_refused(capsys, tmp_path, arguments, words):
     assert words in error_of(capsys, "--run-dir", str(tmp_path), *arguments)
 
 
+def test_one_set_takes_several_settings_and_may_be_repeated():
+    cfg = resolve(parse_args(["--set", "seed=4", "trainer.steps=3", "--ci", "--set", "seed=5"]))
+    assert (cfg.seed, cfg.trainer.steps) == (5, 3)
+
+
 @pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="there is a GPU here")
 def test_a_gpu_that_is_not_there_is_said(capsys, tmp_path):
     assert "use --device cpu" in error_of(capsys, "--run-dir", str(tmp_path), "--device", "gpu", "--model", "nowhere")

@@ -1,33 +1,35 @@
-"""GRPO on word problems: which episodes count, in which order problems come, and what a run leaves behind."""
+"""GRPO in batches of tasks: which episodes count, in which order tasks come, and what a run leaves behind."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
 from dbbench_adapter.datatypes import Score
-from sql_agent.datatypes import RolloutRecord
-from sql_agent.gsm8k.datatypes import WordProblem
-from sql_agent.local.config import Gsm8kGrpoConfig, LossConfig, ModelConfig
-from sql_agent.local.datatypes import BatchEpisode, LocalRollout, Progress
-from sql_agent.local.gsm8k_grpo import Gsm8kGrpo, epoch_order
+from sql_agent.datatypes import OWN_REWARD, RolloutRecord
+from sql_agent.environments.rows import RowTask
+from sql_agent.local.batch_grpo import BatchGrpo, describe_outcome, epoch_order
+from sql_agent.local.config import BatchGrpoConfig, LossConfig, ModelConfig
+from sql_agent.local.datatypes import BatchEpisode, LocalRollout, Progress, UnjudgedError
 from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.trainer import Trainer
 from sql_agent.rollouts.stitch import Trajectory
+from sql_agent.success import Rate
 
-PROBLEMS = [WordProblem(f"p{n}", f"What is {n} and 1?", str(n + 1)) for n in range(5)]
+TASKS = [RowTask(f"p{n}", "sum", {"prompt": f"What is {n} and 1?"}) for n in range(5)]
 
 
 def rollout(value: float | None, reason: str = "x", task_id: str = "p") -> LocalRollout:
-    record = RolloutRecord(task_id, "gsm8k", "answered", Score(value, reason), 1, 0, [], 3, 2, 0.1)
+    record = RolloutRecord(task_id, "sum", "answered", Score(value, reason), 1, 0, [], 3, 2, 0.1)
     return LocalRollout(record, Trajectory((1,), (2, 3), (1, 1), (-0.5, -0.5), 1))
 
 
 def credited(groups: list[list[float | None]], *, scale: bool) -> list[list[float | None]]:
     """The advantages of groups with these verdicts."""
-    played = [[BatchEpisode(None, "gsm8k", False, rollout(value), value) for value in values] for values in groups]
-    cfg = Gsm8kGrpoConfig(model=ModelConfig(model_path="x"), dataset="generated", loss=LossConfig(scale=scale))
-    Gsm8kGrpo(cfg, PROBLEMS, []).credit(played, {})
+    played = [[BatchEpisode(None, "sum", False, rollout(value), value) for value in values] for values in groups]
+    cfg = BatchGrpoConfig(model=ModelConfig(model_path="x"), run_dir=Path("x"), loss=LossConfig(scale=scale))
+    BatchGrpo(cfg, TASKS, []).credit(played, {})
     return [[episode.advantage for episode in group] for group in played]
 
 
@@ -44,11 +46,11 @@ def test_scaled_advantages_are_in_stds_of_their_own_group():
     assert credited([[1.0, 0.0]], scale=True) == [pytest.approx([0.7071, -0.7071], abs=1e-4)]
 
 
-def test_each_epoch_has_every_problem_once_in_an_order_of_its_own():
-    first, second = (epoch_order(PROBLEMS, 0, epoch) for epoch in (0, 1))
+def test_each_epoch_has_every_task_once_in_an_order_of_its_own():
+    first, second = (epoch_order(TASKS, 0, epoch) for epoch in (0, 1))
     assert sorted(p.id for p in first) == sorted(p.id for p in second) == ["p0", "p1", "p2", "p3", "p4"]
     assert first != second
-    assert epoch_order(PROBLEMS, 0, 0) == first != epoch_order(PROBLEMS, 1, 0)
+    assert epoch_order(TASKS, 0, 0) == first != epoch_order(TASKS, 1, 0)
 
 
 class World:
@@ -80,9 +82,8 @@ class World:
 
 
 def run(tmp_path, monkeypatch, world, held_out=(), **changes):
-    cfg = Gsm8kGrpoConfig(
+    cfg = BatchGrpoConfig(
         model=ModelConfig(model_path="x"),
-        dataset="generated",
         run_dir=tmp_path,
         batch_size=2,
         group_size=2,
@@ -92,13 +93,13 @@ def run(tmp_path, monkeypatch, world, held_out=(), **changes):
     folder.begin()
     monkeypatch.setattr(folder, "save", lambda step, *_: world.events.append(f"checkpoint {step}"))
     progress, said = Progress(), []
-    Trainer(world, world, world, Gsm8kGrpo(cfg, PROBLEMS, held_out), folder, progress, said.append).train()
+    Trainer(world, world, world, BatchGrpo(cfg, TASKS, held_out), folder, progress, said.append).train()
     return folder, progress, said
 
 
 def test_a_run_plays_learns_and_writes_an_adapter_after_each_epoch(tmp_path, monkeypatch):
     world = World()
-    folder, progress, said = run(tmp_path, monkeypatch, world, PROBLEMS[:3], num_epochs=2, save_every=2)
+    folder, progress, said = run(tmp_path, monkeypatch, world, TASKS[:3], num_epochs=2, save_every=2)
     epoch = ["play 4", "learn 4 at 0.8", "play 4", "learn 4 at 0.8", "play 2", "learn 2 at 0.8", "flush", "greedy 3"]
     first, second = epoch.copy(), epoch.copy()
     first.insert(4, "checkpoint 2")
@@ -132,14 +133,42 @@ def test_what_teaches_nothing_or_cannot_be_judged_is_counted_and_shown(tmp_path,
     assert progress.unjudged == {"no_reply": 6}
     assert world.learnt == []
     assert "no spread, no update  groups with spread 0  skipped so far 5 (all_wrong 2, unjudged 3)" in said[2]
-    assert said[2].endswith("not judged so far 6")
+    assert said[2].endswith("not judged so far 6 (no_reply 6)")
     lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
     assert [line["reward/mean"] for line in lines] == [0.0, 0.0, None]
 
 
-def test_held_out_problems_change_nothing_about_the_training(tmp_path, monkeypatch):
+def test_held_out_tasks_change_nothing_about_the_training(tmp_path, monkeypatch):
     torch.manual_seed(3)
     expected = torch.rand(4)[-1]  # three batches take three
     torch.manual_seed(3)
-    run(tmp_path, monkeypatch, World(), PROBLEMS[:3])
+    run(tmp_path, monkeypatch, World(), TASKS[:3])
     assert torch.rand(1) == expected
+
+
+@pytest.mark.parametrize(
+    ("episodes", "words"),
+    [
+        pytest.param([(1.0, 1.0), (0.0, 0.0), (None, None)], "correct 1 of 2", id="the_reward_is_success"),
+        # (1 - 0.3) / 2
+        pytest.param([(1.0, 1.0), (-0.3, 0.0)], "correct 1 of 2  reward +0.350", id="another_preset"),
+        pytest.param([(2.5, None), (0.5, None)], "success unknown  reward +1.500", id="a_reward_alone"),
+        pytest.param([(None, None)], "correct 0 of 0", id="all_lost"),
+    ],
+)
+def test_a_batch_shows_its_rewards_where_they_say_more_than_success(episodes, words):
+    known = [success for _, success in episodes if success is not None]
+    assert describe_outcome(Rate(len(episodes), len(known), sum(map(int, known))), episodes) == words
+
+
+def test_the_reward_is_the_presets_and_a_verdict_out_of_range_loses_its_episode(tmp_path):
+    recipe = BatchGrpo(BatchGrpoConfig(model=ModelConfig(model_path="x"), run_dir=tmp_path, reward="rllm"), TASKS, [])
+    given = [rollout(0.0).record, rollout(1.5).record, rollout(2.5, OWN_REWARD).record, rollout(None).record]
+    assert [recipe.reward(record) for record in given] == [-1.0, None, 2.5, None]
+
+
+def test_three_batches_without_a_reward_stop_the_run_and_say_why(tmp_path, monkeypatch):
+    world = World()
+    monkeypatch.setattr(world, "play", lambda tasks, _: [rollout(None, "reset_error") for _ in tasks])
+    with pytest.raises(UnjudgedError, match=r"no episode of the last 3 batches could be judged \(reset_error"):
+        run(tmp_path, monkeypatch, world)

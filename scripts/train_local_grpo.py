@@ -1,0 +1,99 @@
+"""Train a model by GRPO on any environment, in this process: your own database, your own class, or one that is here.
+
+    python scripts/train_local_grpo.py --model_path MODEL --database FILE.sqlite --train_file train.json
+    python scripts/train_local_grpo.py --model_path MODEL --env FILE.py:NAME --train_file rows.jsonl
+    python scripts/train_local_grpo.py --model_path models/tiny-sql --env dbbench --num_tasks 64
+
+Each epoch plays --group_size episodes of every task, --batch_size tasks side by side, and updates a LoRA adapter after
+each batch. No server is started. --eval_tasks held-out tasks are played before training and after each epoch. The
+command writes epoch_N/ (adapter and tokenizer), metrics.jsonl, trajectories.jsonl and checkpoints/ into --run_dir.
+doc/local_rl.md explains it.
+"""
+
+import os
+import sys
+
+if __package__ in (None, ""):
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
+
+from core.commands import execute, say, starting
+
+if __name__ == "__main__":
+    starting()
+
+import argparse
+import shlex
+from collections.abc import Sequence
+
+from core.passwords import Parser
+from core.processes import ends_in_order
+from sql_agent.local.config import LocalGrpoConfig
+from sql_agent.local.flags import add_flags, read_flags
+from sql_agent.local.model_files import check_model
+from sql_agent.local.start import failures_in_words, load_libraries
+
+FREE_ON_RESUME = ("run_dir", "save_every")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = Parser(
+        prog="python scripts/train_local_grpo.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_flags(parser, LocalGrpoConfig, hidden=("name", "scale", "aggregation", "max_tokens"))
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the run in --run_dir from its last checkpoint"
+    )
+    args = parser.parse_args(argv)
+    cfg = read_flags(parser, LocalGrpoConfig, args)
+    with failures_in_words(f"the same command with --resume goes on from the last checkpoint in {cfg.run_dir}"):
+        for path in filter(None, (cfg.model.model_path, cfg.reference_model_path)):
+            check_model(path)
+        load_libraries()
+        with ends_in_order():
+            run(cfg, resumed=args.resume)
+
+
+def run(cfg: LocalGrpoConfig, *, resumed: bool) -> None:
+    from dataclasses import replace
+
+    from dbbench_adapter.splits import draw_by_kind
+    from sql_agent.local.batch_grpo import BatchGrpo
+    from sql_agent.local.run_folder import RunFolder
+    from sql_agent.local.tasks import check_judged, entered, fitting
+    from sql_agent.local.trainer import start_trainer
+    from sql_agent.startup.data import describe_kinds
+
+    folder = RunFolder(cfg.run_dir, cfg, resumed=resumed, free=FREE_ON_RESUME)
+    with entered(cfg.environment) as environment:
+        check_judged(environment, cfg.env_type)
+        found = environment.load_split(cfg.data, cfg.seed)
+        if not cfg.eval_tasks:
+            found = replace(found, val=[])
+        whole = fitting(found, environment, cfg.model.model_path, cfg.max_prompt_tokens)
+        split = replace(
+            whole,
+            train=draw_by_kind(whole.train, cfg.num_tasks, cfg.seed),
+            val=draw_by_kind(whole.val, cfg.eval_tasks, cfg.seed),
+        )
+        opening = [*describe_kinds(split, len(whole.val)), *environment.describe([*split.train, *split.val])]
+        recipe = BatchGrpo(cfg, split.train, split.val)
+        start_trainer(cfg, recipe, environment, folder, resumed=resumed, opening="\n".join(opening)).train()
+    say(f"next: {next_command(cfg)}")
+
+
+def next_command(cfg: LocalGrpoConfig) -> str:
+    """Return the command that talks with the trained agent about the same environment."""
+    given = {
+        "model_path": cfg.run_dir / f"epoch_{cfg.num_epochs}",
+        "env": cfg.env_type,
+        "database": cfg.database,
+        "data": cfg.val_file or cfg.train_file,
+    }
+    flags = [f"--{name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None]
+    return " ".join(["python scripts/test_interactive.py", *flags])
+
+
+if __name__ == "__main__":
+    execute(main)

@@ -1,0 +1,134 @@
+"""Trains with GRPO in batches of tasks, on any environment that says what a rollout is worth.
+
+Each epoch plays every task as a group of episodes, batch by batch, and trains on each batch before it plays the next.
+The reward is a preset's value for the verdict, or the number that the environment itself gives. Groups without spread
+teach nothing; they are skipped and counted. After each epoch the adapter is written to `epoch_N`.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sql_agent.datatypes import RolloutRecord
+from sql_agent.local.config import BatchGrpoConfig
+from sql_agent.local.datatypes import BatchEpisode, Progress
+from sql_agent.local.rollouts import Player
+from sql_agent.local.trainer import Group, Recipe, describe_loss, evaluate, success_rate
+from sql_agent.rewards import REWARDS, reward
+from sql_agent.success import Rate
+
+log = logging.getLogger(__name__)
+
+
+class BatchGrpo(Recipe):
+    """Plays batches of tasks; the held-out ones are played before the first batch and after each epoch."""
+
+    unit = "batches"
+    writes_epochs = True
+
+    def __init__(self, cfg: BatchGrpoConfig, tasks: Sequence[Any], held_out: Sequence[Any]) -> None:
+        self._cfg, self._tasks, self.held_out = cfg, tasks, held_out
+        self.batches_per_epoch = self.evaluate_every = -(-len(tasks) // cfg.batch_size)
+        self.num_batches, self.save_every = self.batches_per_epoch * cfg.num_epochs, cfg.save_every
+        self.group_size, self.sampling, self.scale = cfg.group_size, cfg.sampling, cfg.loss.scale
+        self.rows = cfg.batch_size * cfg.group_size
+
+    def draw(self, batch: int) -> list[tuple[str, Any]]:
+        epoch, place = divmod(batch, self.batches_per_epoch)
+        ordered = epoch_order(self._tasks, self._cfg.seed, epoch)
+        return [(task.kind, task) for task in ordered[place * self._cfg.batch_size :][: self._cfg.batch_size]]
+
+    def some_tasks(self) -> Sequence[Any]:
+        return self._tasks[:100]
+
+    def reward(self, record: RolloutRecord) -> float | None:
+        """Return the reward; a verdict that is no number in [0, 1] loses its episode, as in the main job."""
+        try:
+            return reward(record, REWARDS[self._cfg.reward]).value
+        except ValueError as error:
+            log.error("%s", error)
+            return None
+
+    def metrics(self, groups: Sequence[Group], progress: Progress) -> dict[str, Any]:
+        epoch, place = divmod(progress.batches - 1, self.batches_per_epoch)
+        rollouts = [episode.rollout for group in groups for episode in group]
+        records = [rollout.record for rollout in rollouts]
+        return {
+            "epoch": epoch + 1,
+            "batch": place + 1,
+            "rollout/success": asdict(success_rate(rollouts)),
+            "rollout/reason": dict(Counter(record.score.reason for record in records)),
+            "rollout/tool_calls": sum(record.tool_calls for record in records) / len(records),
+            "rollout/malformed_calls": sum(record.malformed_calls for record in records),
+            "reward/unjudged": progress.unjudged,
+            "group/with_spread": sum(any(e.advantage is not None for e in group) for group in groups),
+            "group/skipped": progress.skipped,
+        }
+
+    def labels(self, episode: BatchEpisode, batches: int) -> dict[str, Any]:
+        return {"batch": batches, "reward": episode.reward, "advantage": episode.advantage}
+
+    def describe(self, line: dict[str, Any], groups: Sequence[Group], progress: Progress) -> str:
+        skipped, unjudged = (
+            f"{sum(counts.values())}{f' ({listed(counts)})' if counts else ''}"
+            for counts in (progress.skipped, progress.unjudged)
+        )
+        episodes = [(e.reward, e.rollout.record.success) for group in groups for e in group]
+        return (
+            f"epoch {line['epoch']}/{self._cfg.num_epochs}  batch {line['batch']}/{self.batches_per_epoch}  "
+            f"{describe_outcome(Rate(**line['rollout/success']), episodes)}  {describe_loss(line, 'no spread')}  "
+            f"groups with spread {line['group/with_spread']}  skipped so far {skipped}  not judged so far {unjudged}"
+        )
+
+    def evaluate(self, player: Player, batches: int) -> tuple[dict[str, Any], str]:
+        epoch = batches // self.batches_per_epoch
+        rollouts = evaluate(player, self.held_out)
+        found = success_rate(rollouts)
+        rewards = [(self.reward(rollout.record), rollout.record.success) for rollout in rollouts]
+        known = [value for value, _ in rewards if value is not None]
+        lost = dict(Counter(r.record.score.reason for r in rollouts if r.record.score.value is None))
+        line = {
+            "epoch": epoch,
+            "held_out": asdict(found),
+            "held_out/reward": sum(known) / len(known) if known else None,
+            "held_out/unjudged": lost,
+        }
+        words = f"{found}" if found.judged or not known else f"success of {found.n} is unknown"
+        words += describe_rewards(rewards) + (f"  not judged: {listed(lost)}" if lost else "")
+        return line, f"held-out after {epoch} epochs: {words}"
+
+    def describe_done(self, progress: Progress) -> str:
+        return f"{progress.batches} batches"
+
+
+def epoch_order(tasks: Sequence[Any], seed: int, epoch: int) -> list[Any]:
+    """Return the tasks in the order of that epoch, which depends only on the seed and the epoch."""
+    return random.Random(f"{seed}/{epoch}").sample(tasks, len(tasks))
+
+
+def listed(counts: dict[str, int]) -> str:
+    return ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items()))
+
+
+def describe_outcome(success: Rate, episodes: Sequence[tuple[float | None, float | None]]) -> str:
+    """Return how many were right, or that nobody knows, and the mean reward if it says more.
+
+    Args:
+        episodes: pairs of reward and success; None in either is unknown.
+    """
+    unknown = not success.judged and any(value is not None for value, _ in episodes)
+    right = "success unknown" if unknown else f"correct {success.correct} of {success.judged}"
+    return right + describe_rewards(episodes)
+
+
+def describe_rewards(episodes: Sequence[tuple[float | None, float | None]]) -> str:
+    """Return the mean reward as text; empty if each reward is 1 for success and 0 else, or none is known."""
+    rewards = [value for value, _ in episodes if value is not None]
+    if not rewards or all(value == success for value, success in episodes if value is not None):
+        return ""
+    return f"  reward {sum(rewards) / len(rewards):+.3f}"
