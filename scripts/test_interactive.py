@@ -36,7 +36,7 @@ from sql_agent.local.start import load_libraries
 
 if TYPE_CHECKING:
     from dbbench_adapter.datatypes import Task
-    from sql_agent.gsm8k.datatypes import WordProblem
+    from examples.gsm8k.datatypes import WordProblem
     from sql_agent.interactive.session import Chat, Subject
     from sql_agent.interactive.transcript import Transcript
 
@@ -86,7 +86,7 @@ def run(cfg: InteractiveConfig) -> None:
 
 
 def _problems(cfg: InteractiveConfig) -> "list[WordProblem]":
-    from sql_agent.gsm8k.load import load_problems, read_problems
+    from examples.gsm8k.load import load_problems, read_problems
 
     source = (cfg.data or "generated").removeprefix("gsm8k:")
     match source:

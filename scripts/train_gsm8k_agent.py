@@ -56,8 +56,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run(cfg: Gsm8kGrpoConfig, *, resumed: bool) -> None:
-    from sql_agent.gsm8k.environment import Gsm8k
-    from sql_agent.gsm8k.load import load_problems
+    from examples.gsm8k.environment import Gsm8k
+    from examples.gsm8k.load import load_problems
     from sql_agent.local.gsm8k_grpo import Gsm8kGrpo
     from sql_agent.local.run_folder import RunFolder
     from sql_agent.local.trainer import start_trainer

@@ -34,8 +34,8 @@ def guessing_policy(tmp_path_factory, problems) -> Path:
     from torch.nn.utils.rnn import pad_sequence as pad
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from sql_agent.gsm8k.environment import Gsm8k
-    from sql_agent.gsm8k.load import load_problems
+    from examples.gsm8k.environment import Gsm8k
+    from examples.gsm8k.load import load_problems
     from sql_agent.local.conversation import Conversation
     from sql_agent.tiny_policy.tokenizer import END_ID, PAD_ID, build_tokenizer
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 ENVIRONMENTS = {
     "dbbench": "sql_agent.environments.dbbench:DbBench",
-    "medical": "sql_agent.medical.environment:Medical",
-    "gsm8k": "sql_agent.gsm8k.environment:Gsm8k",
+    "medical": "examples.medical.environment:Medical",
+    "gsm8k": "examples.gsm8k.environment:Gsm8k",
     "text2sql": "sql_agent.text_to_sql.environment:TextToSql",
     "agent": "sql_agent.own_agents.tasks:AgentTasks",
 }

@@ -16,11 +16,11 @@ from transformers.generation.streamers import BaseStreamer
 
 from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
 from dbbench_adapter.protocols import Message
+from examples.gsm8k.datatypes import WordProblem
+from examples.gsm8k.environment import Gsm8k
+from examples.gsm8k.episode import Gsm8kEpisode
 from sql_agent.datatypes import AgentConfig, RolloutRecord
 from sql_agent.environments.dbbench import DbBench
-from sql_agent.gsm8k.datatypes import WordProblem
-from sql_agent.gsm8k.environment import Gsm8k
-from sql_agent.gsm8k.episode import Gsm8kEpisode
 from sql_agent.local.conversation import Conversation
 from sql_agent.local.datatypes import Playable, Sample, Sampling
 from sql_agent.local.policy import LocalPolicy

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from examples.gsm8k.datatypes import WordProblem
 from sql_agent.datatypes import RolloutRecord
-from sql_agent.gsm8k.datatypes import WordProblem
 from sql_agent.local.config import Gsm8kGrpoConfig
 from sql_agent.local.datatypes import BatchEpisode, Progress
 from sql_agent.local.rollouts import Player

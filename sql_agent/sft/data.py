@@ -24,11 +24,11 @@ from core.json_text import parse_json
 from dbbench_adapter.backends import Backend, TableError
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.protocols import PROTOCOLS, Message, ProtocolName, open_episode
+from examples.gsm8k.datatypes import WordProblem
+from examples.gsm8k.environment import Gsm8k
+from examples.gsm8k.expert import expert_messages
 from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.base import Environment
-from sql_agent.gsm8k.datatypes import WordProblem
-from sql_agent.gsm8k.environment import Gsm8k
-from sql_agent.gsm8k.expert import expert_messages
 from sql_agent.local.conversation import ChatTemplateError
 from sql_agent.oracle import solution
 from sql_agent.sft.encoding import NOT_TRAINED, Encoded, encode_conversation, is_imitated

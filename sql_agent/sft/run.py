@@ -30,7 +30,7 @@ from dbbench_adapter.backends import open_backend
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.splits import draw_by_kind
 from dbbench_adapter.tasks.load import load_tasks
-from sql_agent.gsm8k.load import load_problems
+from examples.gsm8k.load import load_problems
 from sql_agent.local.model_files import base_name, check_device, check_fit, check_model, is_adapter
 from sql_agent.model_check import read_json
 from sql_agent.sft.config import GENERATED, SftConfig

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from dbbench_adapter.datatypes import Score
+from examples.gsm8k.datatypes import WordProblem
 from sql_agent.datatypes import RolloutRecord
-from sql_agent.gsm8k.datatypes import WordProblem
 from sql_agent.local.config import Gsm8kGrpoConfig, LossConfig, ModelConfig
 from sql_agent.local.datatypes import BatchEpisode, LocalRollout, Progress
 from sql_agent.local.gsm8k_grpo import Gsm8kGrpo, epoch_order

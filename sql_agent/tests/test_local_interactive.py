@@ -11,10 +11,10 @@ from transformers import AutoTokenizer
 
 from dbbench_adapter.datatypes import Column, Score, Table
 from dbbench_adapter.generator import generate_tasks
+from examples.gsm8k.datatypes import WordProblem
+from examples.gsm8k.environment import Gsm8k
 from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.dbbench import DbBench
-from sql_agent.gsm8k.datatypes import WordProblem
-from sql_agent.gsm8k.environment import Gsm8k
 from sql_agent.interactive.session import Chat, Line, OneDatabase, WordProblems, read_line
 from sql_agent.interactive.transcript import Transcript, call_start, visible
 from sql_agent.interactive.user_database import read_database

@@ -12,7 +12,7 @@ from dbbench_adapter.backends.sqlite.backend import SqliteBackend
 from dbbench_adapter.datatypes import Gold
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols import PROTOCOLS, fc
-from sql_agent.gsm8k.datatypes import WordProblem
+from examples.gsm8k.datatypes import WordProblem
 from sql_agent.local.conversation import ChatTemplateError, Conversation
 from sql_agent.oracle import call, calls
 from sql_agent.sft.data import (

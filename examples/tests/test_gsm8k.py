@@ -13,18 +13,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from dbbench_adapter.datatypes import Score
+from examples.gsm8k.calculator import calculate
+from examples.gsm8k.datatypes import WordProblem
+from examples.gsm8k.environment import Gsm8k
+from examples.gsm8k.episode import RULES, TOOL
+from examples.gsm8k.expert import expert_messages
+from examples.gsm8k.generator import generate_problems
+from examples.gsm8k.load import load_problems, read_problems
+from examples.gsm8k.stories import STORIES
 from sql_agent.agent import run_rollout
 from sql_agent.config import load_config
 from sql_agent.datatypes import AgentConfig, DataConfig
 from sql_agent.environments.base import make_environment
-from sql_agent.gsm8k.calculator import calculate
-from sql_agent.gsm8k.datatypes import WordProblem
-from sql_agent.gsm8k.environment import Gsm8k
-from sql_agent.gsm8k.episode import RULES, TOOL
-from sql_agent.gsm8k.expert import expert_messages
-from sql_agent.gsm8k.generator import generate_problems
-from sql_agent.gsm8k.load import load_problems, read_problems
-from sql_agent.gsm8k.stories import STORIES
 from sql_agent.oracle import app, call, calls, recite, serve
 
 HENS = WordProblem(
@@ -117,7 +117,7 @@ def test_the_hubs_rows_keep_the_hubs_split(monkeypatch):
 
 @pytest.mark.slow
 def test_without_the_hub_and_its_cache_the_other_ways_are_named(tmp_path):
-    code = "from sql_agent.gsm8k.load import load_problems; load_problems('gsm8k')"
+    code = "from examples.gsm8k.load import load_problems; load_problems('gsm8k')"
     env = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "HOME": str(tmp_path)}
     ended = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
     assert re.search(
@@ -207,7 +207,7 @@ def test_a_generated_problem_reads_like_this():
 def test_more_problems_than_there_are_is_said(monkeypatch):
     seats = next(story for story in STORIES if story.name == "seats")
     few = SimpleNamespace(**vars(seats) | {"numbers": {"a": (6, 7), "b": (8,), "c": (5,)}})
-    monkeypatch.setattr("sql_agent.gsm8k.generator.STORIES", (few,))
+    monkeypatch.setattr("examples.gsm8k.generator.STORIES", (few,))
     with pytest.raises(ValueError, match=r"has no more than \d train problems, 3 were asked for; take fewer"):
         generate_problems(3)
 

@@ -6,9 +6,9 @@ import re
 from decimal import Decimal
 
 from dbbench_adapter.protocols import Message
-from sql_agent.gsm8k.calculator import calculate
-from sql_agent.gsm8k.datatypes import WordProblem, final_number
-from sql_agent.gsm8k.episode import TOOL_NAME, messages
+from examples.gsm8k.calculator import calculate
+from examples.gsm8k.datatypes import WordProblem, final_number
+from examples.gsm8k.episode import TOOL_NAME, messages
 from sql_agent.oracle import call
 
 _ANNOTATION = re.compile(r"<<([^<>]*)=([^<>=]*)>>")

@@ -10,15 +10,15 @@ import pytest
 from core.messages import num_tool_calls
 from dbbench_adapter.backends.sqlite.read_only import connect
 from dbbench_adapter.datatypes import Score
+from examples.medical.database import read_schema
+from examples.medical.datatypes import TABLES, MedicalDataError, Question, read_questions, write_questions
+from examples.medical.environment import Medical
+from examples.medical.invent import make_database
+from examples.medical.pairs import KINDS, make_pairs
+from examples.medical.questions import make_questions
+from examples.medical.words import NOTICE
 from sql_agent.agent import run_rollout
 from sql_agent.datatypes import AgentConfig, DataConfig, Reward, ScorerResult
-from sql_agent.medical.database import read_schema
-from sql_agent.medical.datatypes import TABLES, MedicalDataError, Question, read_questions, write_questions
-from sql_agent.medical.environment import Medical
-from sql_agent.medical.invent import make_database
-from sql_agent.medical.pairs import KINDS, make_pairs
-from sql_agent.medical.questions import make_questions
-from sql_agent.medical.words import NOTICE
 from sql_agent.oracle import app, call, calls, recite, serve
 from sql_agent.rewards import REWARDS, reward
 

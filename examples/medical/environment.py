@@ -11,13 +11,13 @@ from typing import Any, ClassVar, Self
 from dbbench_adapter.backends.sqlite.sandbox import Watchdog
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Message
+from examples.medical.database import MedicalDatabase, check_questions, missing, read_schema
+from examples.medical.datatypes import Question, Schema, read_questions
+from examples.medical.episode import MAX_ROUNDS, TOOL, MedicalEpisode, messages
+from examples.medical.invent import make_database
+from examples.medical.questions import Half, in_half, make_questions
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, Split
-from sql_agent.medical.database import MedicalDatabase, check_questions, missing, read_schema
-from sql_agent.medical.datatypes import Question, Schema, read_questions
-from sql_agent.medical.episode import MAX_ROUNDS, TOOL, MedicalEpisode, messages
-from sql_agent.medical.invent import make_database
-from sql_agent.medical.questions import Half, in_half, make_questions
 from sql_agent.rewards import NO_JUDGE
 
 INVENTED = Path(__file__).resolve().parents[2] / "data" / "medical" / "medical.db"

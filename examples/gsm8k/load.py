@@ -11,8 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from dbbench_adapter.tasks.load import raw_records
 from dbbench_adapter.tasks.records import Fault, RawRecord
-from sql_agent.gsm8k.datatypes import Split, WordProblem, final_number, in_split
-from sql_agent.gsm8k.generator import HELD_OUT_FRACTION, generate_problems
+from examples.gsm8k.datatypes import Split, WordProblem, final_number, in_split
+from examples.gsm8k.generator import HELD_OUT_FRACTION, generate_problems
 
 HUB_NAME = "openai/gsm8k"
 GENERATED = 1_000

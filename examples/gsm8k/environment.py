@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Self
 
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Message
+from examples.gsm8k.datatypes import WordProblem, final_number
+from examples.gsm8k.episode import MAX_ROUNDS, TOOL, Gsm8kEpisode, messages
+from examples.gsm8k.load import load_problems, read_problems
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, Split
-from sql_agent.gsm8k.datatypes import WordProblem, final_number
-from sql_agent.gsm8k.episode import MAX_ROUNDS, TOOL, Gsm8kEpisode, messages
-from sql_agent.gsm8k.load import load_problems, read_problems
 
 
 class Gsm8k(Environment):
@@ -65,7 +65,7 @@ class Gsm8k(Environment):
         return read_problems(file)
 
     def reference_replies(self, task: WordProblem) -> list[Message]:
-        from sql_agent.gsm8k.expert import expert_messages  # imports a web server, which nothing else here needs
+        from examples.gsm8k.expert import expert_messages  # imports a web server, which nothing else here needs
 
         try:
             return [message for message in expert_messages(task) if message["role"] == "assistant"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dbbench_adapter.protocols import Message
+from examples.gsm8k.calculator import calculate
+from examples.gsm8k.datatypes import WordProblem
 from sql_agent.environments.episode import OneToolEpisode, tool
-from sql_agent.gsm8k.calculator import calculate
-from sql_agent.gsm8k.datatypes import WordProblem
 
 MAX_ROUNDS = 10
 """Number of replies, the answer included."""

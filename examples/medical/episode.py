@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dbbench_adapter.protocols import Message
+from examples.medical.database import MedicalDatabase, format_result
+from examples.medical.datatypes import Question, Schema
 from sql_agent.environments.episode import OneToolEpisode, tool
-from sql_agent.medical.database import MedicalDatabase, format_result
-from sql_agent.medical.datatypes import Question, Schema
 
 MAX_ROUNDS = 8
 """Number of replies, the answer included."""

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 
-from sql_agent.gsm8k.calculator import calculate
-from sql_agent.gsm8k.datatypes import Split, WordProblem, in_split
-from sql_agent.gsm8k.stories import PEOPLE, PRONOUNS, STORIES, TIMES, Story
+from examples.gsm8k.calculator import calculate
+from examples.gsm8k.datatypes import Split, WordProblem, in_split
+from examples.gsm8k.stories import PEOPLE, PRONOUNS, STORIES, TIMES, Story
 
 HELD_OUT_FRACTION = 0.2
 MAX_DRAWS = 10_000
