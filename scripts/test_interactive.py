@@ -36,7 +36,7 @@ from sql_agent.local.start import load_libraries
 
 if TYPE_CHECKING:
     from dbbench_adapter.datatypes import Task
-    from examples.gsm8k.datatypes import WordProblem
+    from sql_agent.environments.rows import RowTask
     from sql_agent.interactive.session import Chat, Subject
     from sql_agent.interactive.transcript import Transcript
 
@@ -85,17 +85,17 @@ def run(cfg: InteractiveConfig) -> None:
         raise ValueError(f"--backend {cfg.backend.split('@')[-1]}: {error}") from error
 
 
-def _problems(cfg: InteractiveConfig) -> "list[WordProblem]":
-    from examples.gsm8k.load import load_problems, read_problems
+def _problems(cfg: InteractiveConfig) -> "list[RowTask]":
+    from examples.gsm8k.problems import as_tasks, load_problems, read_problems
 
     source = (cfg.data or "generated").removeprefix("gsm8k:")
     match source:
         case "generated":
-            return load_problems(source, split="test", limit=GENERATED, seed=cfg.seed)
+            return as_tasks(load_problems(source, split="test", limit=GENERATED, seed=cfg.seed))
         case "gsm8k":
-            return load_problems(source, split="test", seed=cfg.seed)
+            return as_tasks(load_problems(source, split="test", seed=cfg.seed))
         case _:
-            return read_problems(Path(source))
+            return as_tasks(read_problems(Path(source)))
 
 
 def _databases(cfg: InteractiveConfig, show: "Transcript") -> "tuple[list[Task], Task]":

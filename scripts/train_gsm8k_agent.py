@@ -56,8 +56,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run(cfg: Gsm8kGrpoConfig, *, resumed: bool) -> None:
-    from examples.gsm8k.environment import Gsm8k
-    from examples.gsm8k.load import load_problems
+    from examples.gsm8k.problems import as_tasks, load_problems
+    from sql_agent.datatypes import EnvironmentSettings
+    from sql_agent.environments.base import make_environment
     from sql_agent.local.gsm8k_grpo import Gsm8kGrpo
     from sql_agent.local.run_folder import RunFolder
     from sql_agent.local.trainer import start_trainer
@@ -65,9 +66,10 @@ def run(cfg: Gsm8kGrpoConfig, *, resumed: bool) -> None:
     folder = RunFolder(cfg.run_dir, cfg, resumed=resumed, free=FREE_ON_RESUME)
     problems = load_problems(cfg.source, limit=cfg.max_samples, seed=cfg.seed)
     held_out = load_problems(cfg.source, split="test", limit=cfg.eval_samples, seed=1) if cfg.eval_samples else []
-    recipe = Gsm8kGrpo(cfg, problems, held_out)
+    recipe = Gsm8kGrpo(cfg, as_tasks(problems), as_tasks(held_out))
+    environment = make_environment(EnvironmentSettings("gsm8k"))
     opening = f"{len(problems)} problems of {cfg.dataset}, {len(held_out)} held out"
-    start_trainer(cfg, recipe, Gsm8k(), folder, resumed=resumed, opening=opening).train()
+    start_trainer(cfg, recipe, environment, folder, resumed=resumed, opening=opening).train()
     model = shlex.quote(f"{cfg.run_dir}/epoch_{cfg.num_epochs}")
     say(f"next: python scripts/test_interactive.py --task gsm8k --model_path {model}")
 

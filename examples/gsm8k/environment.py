@@ -1,76 +1,90 @@
-"""Offers GSM8K's word problems as an environment that judges the final number."""
+"""Offers GSM8K's word problems with a calculator; the final number of the answer is judged.
+
+A row has `question` and `answer`, as GSM8K has them: the answer is a solution with `<<48/2=24>>` at each calculation,
+and a last line `#### 24`. Leaves out where rows come from (`problems`).
+"""
 
 from __future__ import annotations
 
-from decimal import Decimal
-from pathlib import Path
-from typing import Any, ClassVar, Self
+import re
+from typing import Any
 
-from dbbench_adapter.datatypes import Score
-from dbbench_adapter.protocols import Message
-from examples.gsm8k.datatypes import WordProblem, final_number
-from examples.gsm8k.episode import MAX_ROUNDS, TOOL, Gsm8kEpisode, messages
-from examples.gsm8k.load import load_problems, read_problems
-from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
-from sql_agent.environments.base import Environment, Split
+from examples.gsm8k.calculator import calculate
+from examples.gsm8k.problems import final_answer, final_number, load_problems, read_problems
+from sql_agent.datatypes import DataConfig
+from sql_agent.environments.tools import ToolEnvironment
+
+RULES = """\
+You solve word problems. Call calculator for every calculation, with one expression such as 48/2. A reply without a \
+call is your answer and ends the task: its last line is #### and the final number alone, such as #### 72."""
+_ANNOTATION = re.compile(r"<<([^<>]*)=([^<>=]*)>>")
 
 
-class Gsm8k(Environment):
-    name: ClassVar[str] = "gsm8k"
-
-    def __init__(self) -> None:
-        self.tools = [TOOL]
+class Gsm8k(ToolEnvironment):
+    max_turns = 10
+    strict_tools = True
 
     @classmethod
-    def from_settings(cls, settings: EnvironmentSettings) -> Self:
-        return cls()
+    def prompt(cls, row: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the rules and the question, without anything of its answer.
 
-    def messages(self, task: WordProblem) -> list[Message]:
-        return messages(task)
+        Raises:
+            ValueError: the row is no problem.
+        """
+        final_answer(row)
+        return [{"role": "system", "content": RULES}, {"role": "user", "content": row["question"].strip()}]
 
-    def open(self, task: WordProblem, limits: AgentConfig) -> Gsm8kEpisode:
-        return Gsm8kEpisode(task, self.max_replies(limits))
+    def calculator(self, expression: str) -> str:
+        """Calculate one arithmetic expression and return its exact value.
 
-    def judge(self, episode: Gsm8kEpisode) -> Score:
+        Args:
+            expression: Numbers, + - * / // % ** and parentheses.
+        """
+        return calculate(str(expression))  # a policy may write the number 24 for "24"
+
+    def judge(self) -> tuple[float, str]:
         """Compare the final numbers by value (72, 72.0 and $72 are equal); every ended episode gets a verdict.
 
         Returns:
             1.0 with the reason `match`, or 0.0 with `wrong_answer`, `no_final_number` (no single number follows the
-            last `####`) or `no_answer` (out of rounds or tokens, or an empty reply).
+            last `####`) or `no_answer` (out of replies or tokens, or an empty reply).
         """
-        if not (episode.answer or "").strip():
-            return Score(0.0, "no_answer")
-        number = final_number(episode.answer or "")
+        if not (self.reply or "").strip():
+            return 0.0, "no_answer"
+        number = final_number(self.reply or "")
         if number is None:
-            return Score(0.0, "no_final_number")
-        right = number == Decimal(episode.problem.answer)
-        return Score(1.0, "match") if right else Score(0.0, "wrong_answer")
+            return 0.0, "no_final_number"
+        return (1.0, "match") if number == final_answer(self.row) else (0.0, "wrong_answer")
 
-    def max_replies(self, limits: AgentConfig) -> int:
-        return limits.max_turns or MAX_ROUNDS
-
-    def load_split(self, data: DataConfig, seed: int) -> Split:
-        """Load the problems; `data.train_file` is a file, or `gsm8k` for the hub's, or None for generated ones."""
+    @classmethod
+    def load_split(cls, data: DataConfig, seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Return the problems; `data.train_file` is a file, or `gsm8k` for the hub's, or None for generated ones."""
         if data.train_file is not None and data.val_file is not None:
-            return Split(read_problems(data.train_file), read_problems(data.val_file))
+            return read_problems(data.train_file), read_problems(data.val_file)
         source, made = str(data.train_file or "generated"), data.train_file is None
         fraction = data.held_out_fraction
         train = load_problems(source, limit=data.generate if made else None, seed=seed, held_out_fraction=fraction)
         if data.val_file is not None:
-            return Split(train, read_problems(data.val_file))
+            return train, read_problems(data.val_file)
         limit = data.val_limit if made else None
-        return Split(train, load_problems(source, split="test", limit=limit, seed=seed, held_out_fraction=fraction))
+        return train, load_problems(source, split="test", limit=limit, seed=seed, held_out_fraction=fraction)
 
-    def read_tasks(self, file: Path) -> list[WordProblem]:
-        return read_problems(file)
+    @classmethod
+    def reference(cls, row: dict[str, Any]) -> list[Any]:
+        """Return the solution in turns; [] if it has an annotation that the calculator does not confirm.
 
-    def reference_replies(self, task: WordProblem) -> list[Message]:
-        from examples.gsm8k.expert import expert_messages  # imports a web server, which nothing else here needs
-
-        try:
-            return [message for message in expert_messages(task) if message["role"] == "assistant"]
-        except ValueError:  # no solution, or one that the calculator does not confirm
-            return []
-
-    def task(self, fields: dict[str, Any]) -> WordProblem:
-        return WordProblem.from_dict(fields)
+        Each annotation becomes a call: `16-3 = <<16-3=13>>13 eggs` ends a text at `=`, calls the calculator with
+        `16-3`, and the next text begins with `13 eggs`. The last text ends with `#### n`.
+        """
+        solution, replies, position = row["answer"].strip(), [], 0
+        for annotation in _ANNOTATION.finditer(solution):
+            expression, said = (part.strip() for part in annotation.groups())
+            result = calculate(expression)
+            if result.startswith("Error") or result != calculate(said):  # a rounded number differs too
+                return []
+            text = solution[position : annotation.start()].strip()
+            replies.append({"content": text, "name": "calculator", "arguments": {"expression": expression}})
+            position = annotation.end()
+        last = solution[position:].strip()
+        unread = re.search("<<|>>", _ANNOTATION.sub("", solution))
+        return [] if unread or final_number(last) != final_answer(row) else [*replies, last]

@@ -16,11 +16,10 @@ from transformers.generation.streamers import BaseStreamer
 
 from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
 from dbbench_adapter.protocols import Message
-from examples.gsm8k.datatypes import WordProblem
-from examples.gsm8k.environment import Gsm8k
-from examples.gsm8k.episode import Gsm8kEpisode
-from sql_agent.datatypes import AgentConfig, RolloutRecord
+from sql_agent.datatypes import AgentConfig, EnvironmentSettings, RolloutRecord
+from sql_agent.environments.base import make_environment
 from sql_agent.environments.dbbench import DbBench
+from sql_agent.environments.rows import RowTask
 from sql_agent.local.conversation import Conversation
 from sql_agent.local.datatypes import Playable, Sample, Sampling
 from sql_agent.local.policy import LocalPolicy
@@ -54,18 +53,23 @@ class Subject(Playable, Protocol):
         ...
 
 
-class WordProblems(Gsm8k):
-    def __init__(self, tasks: Sequence[WordProblem]) -> None:
-        super().__init__()
-        self.tasks = tasks
+class WordProblems:
+    def __init__(self, tasks: Sequence[RowTask]) -> None:
+        self._environment, self.tasks, self._asked = make_environment(EnvironmentSettings("gsm8k")), tasks, OWN
+        self.tools, self.messages = self._environment.tools, self._environment.messages
+        self.history, self.max_replies = self._environment.history, self._environment.max_replies
 
-    def own(self, question: str) -> WordProblem:
-        return WordProblem(OWN, question, answer="0")
+    def own(self, question: str) -> RowTask:
+        return RowTask(OWN, "gsm8k", {"question": question, "answer": "#### 0"})
 
-    def judge(self, episode: Gsm8kEpisode) -> Score:
-        return UNJUDGED if episode.problem.id == OWN else super().judge(episode)
+    def open(self, task: RowTask, limits: AgentConfig) -> Any:
+        self._asked = task.id
+        return self._environment.open(task, limits)
 
-    def choose(self, task: WordProblem) -> None:
+    def judge(self, episode: Any) -> Score:
+        return UNJUDGED if self._asked == OWN else self._environment.judge(episode)
+
+    def choose(self, task: RowTask) -> None:
         """Do nothing, since there are no tables."""
 
     def renew(self) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from examples.gsm8k.datatypes import WordProblem
 from sql_agent.datatypes import RolloutRecord
+from sql_agent.environments.rows import RowTask
 from sql_agent.local.config import Gsm8kGrpoConfig
 from sql_agent.local.datatypes import BatchEpisode, Progress
 from sql_agent.local.rollouts import Player
@@ -26,7 +26,7 @@ class Gsm8kGrpo(Recipe):
 
     writes_epochs = True
 
-    def __init__(self, cfg: Gsm8kGrpoConfig, problems: Sequence[WordProblem], held_out: Sequence[WordProblem]) -> None:
+    def __init__(self, cfg: Gsm8kGrpoConfig, problems: Sequence[RowTask], held_out: Sequence[RowTask]) -> None:
         self._cfg, self._problems, self.held_out = cfg, problems, held_out
         self.batches_per_epoch = self.evaluate_every = -(-len(problems) // cfg.batch_size)
         self.num_batches, self.save_every = self.batches_per_epoch * cfg.num_epochs, cfg.save_every
@@ -83,6 +83,6 @@ class Gsm8kGrpo(Recipe):
         return f"{progress.batches} batches"
 
 
-def epoch_order(problems: Sequence[WordProblem], seed: int, epoch: int) -> list[WordProblem]:
+def epoch_order(problems: Sequence[RowTask], seed: int, epoch: int) -> list[RowTask]:
     """Return the problems in the order of that epoch, which depends only on the seed and the epoch."""
     return random.Random(f"{seed}/{epoch}").sample(problems, len(problems))

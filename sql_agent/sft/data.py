@@ -24,9 +24,6 @@ from core.json_text import parse_json
 from dbbench_adapter.backends import Backend, TableError
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.protocols import PROTOCOLS, Message, ProtocolName, open_episode
-from examples.gsm8k.datatypes import WordProblem
-from examples.gsm8k.environment import Gsm8k
-from examples.gsm8k.expert import expert_messages
 from sql_agent.datatypes import AgentConfig
 from sql_agent.environments.base import Environment
 from sql_agent.local.conversation import ChatTemplateError
@@ -124,32 +121,18 @@ def reference_demonstrations(tasks: Iterable[Any], environment: Environment) -> 
         with closing(environment.open(task, AgentConfig())) as episode:
             for reply in replies:
                 messages.append(reply)
-                for call in reply["tool_calls"]:
+                if not reply.get("tool_calls"):
+                    messages += episode.without_call(reply["content"])
+                for call in reply.get("tool_calls") or ():
                     result = episode.call_tool(call["function"]["name"], call["function"]["arguments"])
                     messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
             score = environment.judge(episode)
         if score.value == 1.0:
-            said = messages[:-1] if episode.done else messages  # the policy never reads the result of the last call
+            # the policy never reads the result of a call that ends the episode
+            said = messages[:-1] if episode.done and messages[-1]["role"] == "tool" else messages
             found.kept.append(Demonstration(said, environment.tools, f"task {task.id!r}"))
         else:
             found.left_out[score.reason] += 1
-    return found
-
-
-def gsm8k_demonstrations(problems: Iterable[WordProblem]) -> Demonstrations:
-    """Return the solutions as conversations with a calculator.
-
-    A solution that contradicts its own annotations is left out as `solution_not_played`; the notes name the first one
-    and the reason.
-    """
-    found, tools = Demonstrations(), Gsm8k().tools
-    for problem in problems:
-        try:
-            found.kept.append(Demonstration(expert_messages(problem), tools, f"problem {problem.id!r}"))
-        except ValueError as error:
-            if not found.left_out["solution_not_played"]:
-                found.notes[f"first solution that was not played: {error}"] = 1
-            found.left_out["solution_not_played"] += 1
     return found
 
 

@@ -30,7 +30,8 @@ from dbbench_adapter.backends import open_backend
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.splits import draw_by_kind
 from dbbench_adapter.tasks.load import load_tasks
-from examples.gsm8k.load import load_problems
+from sql_agent.datatypes import DataConfig, EnvironmentSettings
+from sql_agent.environments.base import make_environment
 from sql_agent.local.model_files import base_name, check_device, check_fit, check_model, is_adapter
 from sql_agent.model_check import read_json
 from sql_agent.sft.config import GENERATED, SftConfig
@@ -39,7 +40,6 @@ from sql_agent.sft.data import (
     dbbench_demonstrations,
     digest,
     encode_all,
-    gsm8k_demonstrations,
     read_messages,
     reference_demonstrations,
 )
@@ -257,7 +257,9 @@ def demonstrations(cfg: SftConfig) -> Demonstrations:
     if cfg.source == "gsm8k":
         where = cfg.dataset.removeprefix("gsm8k:")
         limit = cfg.max_samples or (GENERATED if where == "generated" else None)
-        return gsm8k_demonstrations(load_problems(where, limit=limit, seed=cfg.seed))
+        data = DataConfig(train_file=None if where == "generated" else Path(where), generate=limit or GENERATED)
+        with make_environment(EnvironmentSettings("gsm8k")) as environment:
+            return reference_demonstrations(environment.load_split(data, cfg.seed).train[:limit], environment)
     if cfg.source == "text2sql":
         if cfg.tasks is None or cfg.database is None:
             raise TrainingError(

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from dbbench_adapter.datatypes import Score
-from examples.gsm8k.datatypes import WordProblem
 from sql_agent.datatypes import RolloutRecord
+from sql_agent.environments.rows import RowTask
 from sql_agent.local.config import Gsm8kGrpoConfig, LossConfig, ModelConfig
 from sql_agent.local.datatypes import BatchEpisode, LocalRollout, Progress
 from sql_agent.local.gsm8k_grpo import Gsm8kGrpo, epoch_order
@@ -15,7 +15,7 @@ from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.trainer import Trainer
 from sql_agent.rollouts.stitch import Trajectory
 
-PROBLEMS = [WordProblem(f"p{n}", f"What is {n} and 1?", str(n + 1)) for n in range(5)]
+PROBLEMS = [RowTask(f"p{n}", "gsm8k", {"question": f"What is {n} and 1?", "answer": f"#### {n + 1}"}) for n in range(5)]
 
 
 def rollout(value: float | None, reason: str = "x", task_id: str = "p") -> LocalRollout:

@@ -11,10 +11,10 @@ from transformers import AutoTokenizer
 
 from dbbench_adapter.datatypes import Column, Score, Table
 from dbbench_adapter.generator import generate_tasks
-from examples.gsm8k.datatypes import WordProblem
-from examples.gsm8k.environment import Gsm8k
-from sql_agent.datatypes import AgentConfig
+from sql_agent.datatypes import AgentConfig, EnvironmentSettings
+from sql_agent.environments.base import make_environment
 from sql_agent.environments.dbbench import DbBench
+from sql_agent.environments.rows import RowTask
 from sql_agent.interactive.session import Chat, Line, OneDatabase, WordProblems, read_line
 from sql_agent.interactive.transcript import Transcript, call_start, visible
 from sql_agent.interactive.user_database import read_database
@@ -24,7 +24,7 @@ from sql_agent.local.policy import load_policy
 from sql_agent.local.rollouts import Player
 
 TASKS = [task for task in generate_tasks(16, seed=5) if task.kind == "DELETE"]
-PROBLEM = WordProblem("p", "Ann has 3 eggs and eats 1. How many are left?", "2")
+PROBLEM = RowTask("p", "gsm8k", {"question": "Ann has 3 eggs and eats 1. How many are left?", "answer": "#### 2"})
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -108,7 +108,7 @@ def talk(tokenizer, subject, *replies, watcher=None, **limits):
 def test_the_agents_turns_are_those_of_training(random_policy_folder):
     policy = load_policy(random_policy_folder, adapter=AdapterConfig(r=2), device="cpu")
     limits = AgentConfig(max_turns=2, max_tokens=12)
-    record = Player(policy, Gsm8k(), limits).play([PROBLEM], [GREEDY])[0].record
+    record = Player(policy, make_environment(EnvironmentSettings("gsm8k")), limits).play([PROBLEM], [GREEDY])[0].record
     answered = Chat(policy, WordProblems([PROBLEM]), limits, GREEDY, Watcher()).ask(PROBLEM)
     assert answered.record.messages == record.messages
     assert (answered.record.stop_reason, answered.record.score) == (record.stop_reason, record.score)
