@@ -21,7 +21,7 @@ from dbbench_adapter.backends.sqlite.read_only import connect
 from dbbench_adapter.backends.sqlite.sandbox import Watchdog
 from examples.medical.database import MedicalDatabase, format_result
 from examples.medical.datatypes import TABLES, Question, Schema
-from examples.medical.episode import TOOL_NAME, messages
+from examples.medical.environment import TOOL_NAME, messages
 from examples.medical.questions import Entry, askable, entries, label, text_of
 from examples.medical.words import ANSWER, REFUSALS
 from reward_model.datatypes import Preference
