@@ -19,6 +19,7 @@ from examples.gsm8k.environment import RULES, Gsm8k
 from examples.gsm8k.generator import generate_problems
 from examples.gsm8k.problems import as_tasks, final_answer, load_problems, read_problems
 from examples.gsm8k.stories import STORIES
+from scripts.check_env import main as check_env
 from sql_agent.agent import run_rollout
 from sql_agent.config import load_config
 from sql_agent.datatypes import AgentConfig, DataConfig
@@ -339,6 +340,12 @@ def test_the_tool_is_the_one_that_earlier_policies_were_trained_with(environment
             },
         }
     ]
+
+
+def test_check_env_finds_nothing_that_a_policy_could_break(capsys):
+    assert check_env(["gsm8k", "--limit", "2"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "reference 2 1 1 1 2 of 2 0" in shown and "no problems found" in shown
 
 
 # rollouts -------------------------------------------------------------------------------------------------------------

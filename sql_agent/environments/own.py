@@ -264,12 +264,11 @@ class OwnEnvironment(Environment):
                 f"{place(load)}: load_split returned {short(halves, 60)}, expected two lists of rows, to train on and "
                 "held out, or None"
             )
-        return Split(
-            *(
-                self._checked(placed_tasks(_numbered(half, name, place(load)), self._tasks_kind))
-                for name, half in zip(("train", "held_out"), halves, strict=True)
-            )
+        train, held_out = (
+            self._checked(placed_tasks(_numbered(half, name, place(load)), self._tasks_kind))
+            for name, half in zip(("train", "held_out"), halves, strict=True)
         )
+        return Split(train, held_out)
 
     def _checked(self, placed: Sequence[PlacedTask]) -> list[RowTask]:
         """Return the tasks, each of which has a prompt and columns that `reset` takes."""
