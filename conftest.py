@@ -25,9 +25,11 @@ def pytest_addoption(parser):
 CHAINS = {
     "test_caged_runs.py",
     "test_end_to_end.py",
+    "test_examples_end_to_end.py",
     "test_faithful.py",
     "test_medical_end_to_end.py",
     "test_merge_policy.py",
+    "test_own_agent_end_to_end.py",
     "test_own_environment_end_to_end.py",
     "test_served_templates.py",
     "test_vllm_stands_in.py",

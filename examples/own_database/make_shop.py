@@ -1,18 +1,4 @@
-"""Makes a small database and questions about it, as you would bring your own: shop.sqlite, train.json and test.json.
-
-    .venv/bin/python examples/own_database/make_shop.py data/shop
-    .venv/bin/python -m scripts.doctor --database data/shop/shop.sqlite --tasks data/shop/train.json
-    .venv/bin/python sql_agent/train_sql_agent.py --ci-fast --database data/shop/shop.sqlite \
-        --train-file data/shop/train.json --val-file data/shop/test.json --run-dir runs/shop
-
-The first two take seconds. The doctor ends with
-
-    ok       database    1 SQLite, 3 tables and views, 0.0 MiB; 49 questions
-
-and the third, which trains one step with the small policy, ends after some two minutes on two cores with a line
-`step 1/1  reward ...`. The small policy knows other words and solves none of these questions; it only shows the steps.
-doc/own_database.md says which forms of databases and questions are read, and what is called right.
-"""
+"""Makes a small database and questions about it, as you would bring your own: shop.sqlite, train.json and test.json."""
 
 import json
 import random

@@ -1,22 +1,4 @@
-r"""Defines two rewards of your own: functions from the record of a rollout to a number. Copy this file and change it.
-
-    .venv/bin/python sql_agent/train_sql_agent.py --ci-fast --run-dir runs/own-reward --reward agentbench \
-        --reward examples/own_reward/reward.py:concise=0.2 \
-        --reward examples/own_reward/reward.py:looks_first=0.1
-
-trains one step on the reward 1 x agentbench + 0.2 x concise + 0.1 x looks_first. With `--dry-run` behind it the command
-imports this file, checks the functions and prints the settings, in seconds, among them
-
-    rollout:
-      reward:
-        agentbench: 1.0
-        examples/own_reward/reward.py:concise: 0.2
-        examples/own_reward/reward.py:looks_first: 0.1
-
-In the run's folder `metrics.jsonl` has `reward/agentbench`, `reward/concise` and `reward/looks_first` beside
-`reward/mean`, and the lines of `trajectories/` have them as `reward_parts`. doc/training.md, "A reward of your own",
-says what a function may return and what becomes of one that fails.
-"""
+"""Defines two rewards of your own: functions from the record of a rollout to a number. Copy this file and change it."""
 
 import json
 from typing import TYPE_CHECKING

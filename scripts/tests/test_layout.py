@@ -9,9 +9,10 @@ from sql_agent.environments.registry import ENVIRONMENTS, OWN
 from sql_agent.upstream_patches import PATCHES
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("core", "dbbench_adapter", "reward_model", "sql_agent", "scripts")
+PACKAGES = ("core", "dbbench_adapter", "reward_model", "sql_agent", "examples/gsm8k", "examples/medical", "scripts")
 CALLED_BY_FRAMEWORKS = {
     "sqlite3": {"finalize"},
+    "the policy": {"calculator"},
     "transformers": {"on_train_begin", "on_log", "on_save"},
     "uvicorn": {"capture_signals"},
     "openai-agents": {

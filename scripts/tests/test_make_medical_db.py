@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from examples.medical.database import check_questions, read_schema
+from examples.medical.datatypes import read_questions
 from reward_model.data.preferences import read_preferences
 from scripts.make_medical_db import main
-from sql_agent.medical.database import check_questions, read_schema
-from sql_agent.medical.datatypes import read_questions
 
 SMALL = ["--n-drugs", "30", "--n-diseases", "20", "--n-questions", "50"]
 

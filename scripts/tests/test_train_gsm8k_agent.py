@@ -34,18 +34,19 @@ def guessing_policy(tmp_path_factory, problems) -> Path:
     from torch.nn.utils.rnn import pad_sequence as pad
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from sql_agent.gsm8k.environment import Gsm8k
-    from sql_agent.gsm8k.load import load_problems
+    from examples.gsm8k.problems import as_tasks, load_problems
+    from sql_agent.datatypes import EnvironmentSettings
+    from sql_agent.environments.base import make_environment
     from sql_agent.local.conversation import Conversation
     from sql_agent.tiny_policy.tokenizer import END_ID, PAD_ID, build_tokenizer
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
     tokenizer = build_tokenizer(["You solve word problems with a calculator."])
-    environment = Gsm8k()
+    environment = make_environment(EnvironmentSettings("gsm8k"))
     conversation = Conversation(tokenizer, environment.tools)
     pairs: list[tuple[list[int], list[int]]] = []
-    for problem in load_problems(str(problems)):
+    for problem in as_tasks(load_problems(str(problems))):
         prompt = conversation.first_prompt(environment.messages(problem))
         answers = [tokenizer.encode(f"#### {n}<|im_end|>", add_special_tokens=False) for n in (1, 2)]
         pairs += [(prompt, answer) for answer in answers]

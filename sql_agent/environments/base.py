@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol, Self
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Message, Status
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
-from sql_agent.environments.registry import ENVIRONMENTS, OWN
+from sql_agent.environments.registry import OWN
 
 
 class EpisodeLostError(RuntimeError):
@@ -249,11 +249,9 @@ def with_observation(messages: list[Message], episode: Episode) -> list[Message]
 
 
 def make_environment(settings: EnvironmentSettings) -> Environment:
-    """Make the environment that `settings.type` names: a registered one, or one of the user's own.
+    """Make the environment that `settings.type` names, a registered one or one of the user's own.
 
     Raises:
         ValueError: a file, a class or its tools, or another setting does not fit.
     """
-    if settings.type in ENVIRONMENTS:
-        return pkgutil.resolve_name(ENVIRONMENTS[settings.type]).from_settings(settings)
     return pkgutil.resolve_name(OWN)(settings)

@@ -12,19 +12,19 @@ from collections.abc import Callable
 from typing import Any
 
 from core.own_files import OwnFileError, Source, find, place
-from sql_agent.environments.registry import installed
+from sql_agent.environments.registry import ENVIRONMENTS, installed
 
 NO_TOOLS = frozenset({"reset", "get_reward"})
 """Public methods that TRL does not offer as tools (trl/trainer/grpo_trainer.py, 1.16)."""
 
 
 def named(name: str) -> tuple[Any, Source]:
-    """Return what `FILE.py:NAME`, `module:NAME` or an installed package's entry point names, and its source.
+    """Return what a registered name, `FILE.py:NAME`, `module:NAME` or an entry point names, and its source.
 
     Raises:
         OwnFileError: there is no such file, module or name, or importing it raises.
     """
-    return find(name if ":" in name else installed(name) or name)
+    return find(ENVIRONMENTS.get(name) or (name if ":" in name else installed(name) or name))
 
 
 def tool_methods(kind: type) -> dict[str, Callable[..., Any]]:
@@ -66,7 +66,15 @@ def _schema(method: Callable[..., Any]) -> dict[str, Any]:
 def tool_schemas(kind: type) -> list[dict[str, Any]]:
     """Return the tools of a class in chat-completions form, as transformers derives them.
 
+    A class that declares `strict_tools` also forbids arguments that a tool does not have.
+
     Raises:
         OwnFileError: a tool has no docstring, or an argument no type hint or no description.
     """
-    return [_schema(method) for method in tool_methods(kind).values()]
+    schemas = [_schema(method) for method in tool_methods(kind).values()]
+    return [_strict(schema) for schema in schemas] if getattr(kind, "strict_tools", False) else schemas
+
+
+def _strict(schema: dict[str, Any]) -> dict[str, Any]:
+    parameters = {**schema["function"]["parameters"], "additionalProperties": False}
+    return {**schema, "function": {**schema["function"], "parameters": parameters}}

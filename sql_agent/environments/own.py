@@ -17,7 +17,7 @@ import math
 import re
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -28,7 +28,17 @@ from dbbench_adapter.protocols import Message, Status
 from sql_agent.datatypes import OWN_REWARD, AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, EpisodeLostError, Split
 from sql_agent.environments.named import named, tool_methods, tool_schemas
-from sql_agent.environments.rows import PlacedTask, RowTask, as_messages, read_rows, short, split_rows, text_of
+from sql_agent.environments.registry import ENVIRONMENTS
+from sql_agent.environments.rows import (
+    PlacedTask,
+    RowTask,
+    as_messages,
+    placed_tasks,
+    read_rows,
+    short,
+    split_rows,
+    text_of,
+)
 from sql_agent.environments.tools import Hidden, Lost, ToolEnvironment
 from sql_agent.environments.worker import DeadlineError, RaisedError, Worker
 from sql_agent.rewards import NO_JUDGE
@@ -57,7 +67,8 @@ def open_own(settings: EnvironmentSettings) -> Environment:
         raise OwnFileError(f"{settings.type} is a dict of environments; name one of them, a run has one environment")
     if not callable(thing):
         raise OwnFileError(f"{settings.type} is {short(thing, 60)}, expected a class, or a function that makes objects")
-    return OwnEnvironment(thing, timeout_s=settings.call_timeout_s)
+    name = settings.type if settings.type in ENVIRONMENTS else None
+    return OwnEnvironment(thing, timeout_s=settings.call_timeout_s, name=name)
 
 
 class Instance:
@@ -113,15 +124,18 @@ class OwnEnvironment(Environment):
     Args:
         factory: the class, or a function that makes its objects.
         timeout_s: limit of each call of the user's code, in seconds.
+        name: the registered name; None: tasks are named by the class.
     Raises:
         OwnFileError: the class has no `reset`, or a public method that cannot be a tool.
     """
 
     name: ClassVar[str] = "own"
 
-    def __init__(self, factory: Callable[[], Any], *, timeout_s: float = 30.0) -> None:
+    def __init__(self, factory: Callable[[], Any], *, timeout_s: float = 30.0, name: str | None = None) -> None:
         self._factory, self._timeout_s = factory, timeout_s
         self.kind = factory if isinstance(factory, type) else _made_kind(factory, timeout_s)
+        self.name = name or OwnEnvironment.name  # pyright: ignore[reportAttributeAccessIssue]  depends on the class
+        self._tasks_kind = name or self.kind.__name__
         self.tools = tool_schemas(self.kind)
         self.methods = frozenset(tool_methods(self.kind))
         self.says = frozenset(name for name in ("done", "solved") if _declares(self.kind, name))
@@ -178,6 +192,9 @@ class OwnEnvironment(Environment):
             raise OwnFileError(f"{place(self.kind)}: {self.kind.__name__}() cannot be made\n{lost}") from None
 
     def load_split(self, data: DataConfig, seed: int) -> Split:
+        """Load the rows that the class's `load_split` gives, or else those of the files."""
+        if (own := self._own_split(data, seed)) is not None:
+            return own
         if data.train_file is None:
             raise ValueError(
                 f"environment {self.kind.__name__} makes no tasks; give a file of rows, --train-file ROWS.jsonl"
@@ -189,11 +206,7 @@ class OwnEnvironment(Environment):
 
     def read_tasks(self, file: Path) -> list[RowTask]:
         """Read every row, and check that it has a prompt and that `reset` takes its columns."""
-        placed = read_rows(file, self.kind.__name__)
-        for each in placed:
-            self._prompt(each)
-            self._check_reset(each)
-        return [each.task for each in placed]
+        return self._checked(read_rows(file, self._tasks_kind))
 
     def row(self, task: RowTask) -> dict[str, Any]:
         return task.row
@@ -202,9 +215,18 @@ class OwnEnvironment(Environment):
         return RowTask.from_dict(fields)
 
     def reference_replies(self, task: RowTask) -> list[Message]:
-        """Return the replies of a row's `reference` column: calls, `{"name": ..., "arguments": {...}}`, and texts."""
-        steps = task.row.get("reference")
+        """Return the replies that the class's `reference` gives, or else those of the row's column `reference`.
+
+        A reply is a text, or a call, `{"name": ..., "arguments": {...}}`, with a text before it as `content`.
+        """
+        reference = getattr(self.kind, "reference", None)
+        steps = reference(copy.deepcopy(task.row)) if inspect.ismethod(reference) else task.row.get("reference")
         return [_reference(step, k) for k, step in enumerate(steps)] if isinstance(steps, list) else []
+
+    def typed(self, id: str, question: str, like: RowTask | None) -> RowTask:
+        typed = getattr(self.kind, "typed", None)
+        row = typed(question) if inspect.ismethod(typed) else None
+        return super().typed(id, question, like) if row is None else RowTask(id, self._tasks_kind, row)
 
     def give_back(self, instance: Instance) -> None:
         """Keep an object for the next episode."""
@@ -224,6 +246,41 @@ class OwnEnvironment(Environment):
             if self._idle:
                 return self._idle.pop()
         return Instance(self._factory, self._timeout_s)
+
+    def _own_split(self, data: DataConfig, seed: int) -> Split | None:
+        """Return the rows of the class's `load_split`; None if it has none, or leaves the files to us.
+
+        Raises:
+            ValueError: it raised, or did not return two lists of rows.
+        """
+        load = getattr(self.kind, "load_split", None)
+        if not inspect.ismethod(load):
+            return None
+        try:
+            halves = load(data, seed)
+        except ValueError:
+            raise  # the environment's own words
+        except Exception as error:
+            raise OwnFileError(f"{place(load)}: load_split raised {type(error).__name__}: {error}") from error
+        if halves is None:
+            return None
+        if not isinstance(halves, tuple) or len(halves) != 2 or not all(isinstance(half, list) for half in halves):
+            raise OwnFileError(
+                f"{place(load)}: load_split returned {short(halves, 60)}, expected two lists of rows, to train on and "
+                "held out, or None"
+            )
+        train, held_out = (
+            self._checked(placed_tasks(_numbered(half, name, place(load)), self._tasks_kind))
+            for name, half in zip(("train", "held_out"), halves, strict=True)
+        )
+        return Split(train, held_out)
+
+    def _checked(self, placed: Sequence[PlacedTask]) -> list[RowTask]:
+        """Return the tasks, each of which has a prompt and columns that `reset` takes."""
+        for each in placed:
+            self._prompt(each)
+            self._check_reset(each)
+        return [each.task for each in placed]
 
     def _prompt(self, placed: PlacedTask) -> list[Message]:
         prompt, row = getattr(self.kind, "prompt", None), placed.task.row
@@ -343,6 +400,10 @@ def _made_kind(factory: Callable[[], Any], timeout_s: float) -> type:
     return type(instance.object)
 
 
+def _numbered(rows: Sequence[Any], half: str, where: str) -> list[tuple[str, str, Any]]:
+    return [(f"{half}-{k}", f"{where}, row {k} of {half}", row) for k, row in enumerate(rows)]
+
+
 def _binds(method: Callable[..., Any], values: dict[str, Any]) -> bool:
     try:
         inspect.signature(method).bind(**values)
@@ -420,7 +481,7 @@ def _reference(step: Any, position: int) -> Message:
         return {"role": "assistant", "content": str(step)}
     function = {"name": step.get("name"), "arguments": json.dumps(step.get("arguments") or {}, ensure_ascii=False)}
     call = {"id": f"call_{position}", "type": "function", "function": function}
-    return {"role": "assistant", "content": None, "tool_calls": [call]}
+    return {"role": "assistant", "content": step.get("content"), "tool_calls": [call]}
 
 
 def _log_once(raised: RaisedError) -> None:

@@ -1,4 +1,4 @@
-"""Lists the environments that a policy can be trained on. A new environment needs a module and a line here.
+"""Lists the environments that have a name. A new one needs a module and a line here.
 
 A user's own environment needs no line: it is named by `FILE.py:NAME`, `module:NAME` or an installed package's entry
 point. Leaves out the interface (`base.Environment`) and the construction (`base.make_environment`), so that importing
@@ -9,17 +9,17 @@ from __future__ import annotations
 
 ENVIRONMENTS = {
     "dbbench": "sql_agent.environments.dbbench:DbBench",
-    "medical": "sql_agent.medical.environment:Medical",
-    "gsm8k": "sql_agent.gsm8k.environment:Gsm8k",
+    "medical": "examples.medical.environment:Medical",
+    "gsm8k": "examples.gsm8k.environment:Gsm8k",
     "text2sql": "sql_agent.text_to_sql.environment:TextToSql",
     "agent": "sql_agent.own_agents.tasks:AgentTasks",
 }
-"""Subclasses of `base.Environment` by the config's `env.type`; each is imported when it is made."""
+"""Environments by the config's `env.type`, each written as a user's own; a class is imported when one is made."""
 
 ENTRY_POINTS = "agentgrpo.environments"
 """The entry-point group in which an installed package names its environments."""
 OWN = "sql_agent.environments.own:open_own"
-"""The function that makes environments that are not in the registry."""
+"""The function that makes an environment of its settings."""
 
 
 def installed(name: str) -> str | None:

@@ -23,6 +23,12 @@ class RowTask:
     kind: str
     row: dict[str, Any]
 
+    @property
+    def question(self) -> str:
+        """Return what is asked, for lists that a person reads."""
+        asked = self.row.get("question") or self.row.get("prompt") or self.id
+        return str(asked[-1]["content"] if isinstance(asked, list) else asked)
+
     def to_dict(self) -> dict[str, Any]:
         return {"id": self.id, "kind": self.kind, "row": self.row}
 
@@ -48,14 +54,24 @@ def read_rows(file: Path, kind: str) -> list[PlacedTask]:
     """
     if not file.is_file():
         raise ValueError(f"{file}: no such file; expected rows of JSON, one object per line, or a .parquet file")
-    found: list[tuple[str, str, dict[str, Any]]] = []
+    found: list[tuple[str, str, Any]] = []
     for record in raw_records(file):
         if isinstance(record, Fault):
             raise ValueError(f"{file}, {record.where}: {record.problem}")
-        if not isinstance(record.value, dict):
-            there = type(record.value).__name__
-            raise ValueError(f"{file}, {record.where}: expected a JSON object with the columns of a row, found {there}")
         found.append((record.id, f"{file}, {record.where}", record.value))
+    return placed_tasks(found, kind)
+
+
+def placed_tasks(found: Sequence[tuple[str, str, Any]], kind: str) -> list[PlacedTask]:
+    """Return rows as tasks; the rules are those of `read_rows`.
+
+    Args:
+        found: of each row its default id, its place, and the row.
+    """
+    for _, place, row in found:
+        if not isinstance(row, dict):
+            there = type(row).__name__
+            raise ValueError(f"{place}: expected a JSON object with the columns of a row, found {there}")
     columns = dict.fromkeys(name for *_, row in found for name in row)
     places: dict[str, str] = {}
     tasks = []

@@ -13,8 +13,12 @@ import functools
 import inspect
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from sql_agent.datatypes import DataConfig
+
+CLASSMETHODS = ("prompt", "load_split", "reference", "typed")
 Verdict = float | bool | None | tuple[float | None, str]
 
 
@@ -62,19 +66,49 @@ class ToolEnvironment:
     does not set it."""
     row: dict[str, Any]
     """The task as in its file."""
+    strict_tools: bool = False
+    """Whether the schemas forbid arguments that a tool does not have (`additionalProperties: false`). TRL's do not."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name in ("judge", "close"):
             if inspect.isfunction(method := cls.__dict__.get(name)):
                 setattr(cls, name, Hidden(method))
-        if inspect.isfunction(cls.__dict__.get("prompt")):
-            raise TypeError(f"{cls.__name__}.prompt has to be a classmethod, since there is no object yet")
+        for name in CLASSMETHODS:
+            if inspect.isfunction(cls.__dict__.get(name)):
+                raise TypeError(f"{cls.__name__}.{name} has to be a classmethod, since there is no object yet")
 
     @classmethod
     def prompt(cls, row: dict[str, Any]) -> str | list[dict[str, Any]]:
         """Return a task's first prompt: messages, or a text, which becomes a user message. TRL reads the column."""
         return row["prompt"]
+
+    @classmethod
+    def load_split(cls, data: DataConfig, seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]] | None:
+        """Return the rows to train on and the held-out rows; None: they are those of the task files.
+
+        Override it where the environment makes its rows, finds them elsewhere, or splits a file in its own way. A row
+        without an `id` is named by its place. TRL reads a dataset.
+
+        Args:
+            data: `train_file` and `val_file`, None if not given; if there is no file, `generate` and `val_limit` are
+                the numbers of rows to make; `held_out_fraction` is the share to hold out of a file.
+            seed: the same seed has to give the same rows.
+        """
+        return None
+
+    @classmethod
+    def reference(cls, row: dict[str, Any]) -> list[Any]:
+        """Return the replies that solve a task, in order, for `check_env` and fine-tuning; [] if none are known.
+
+        A reply is a text, or a call `{"name": ..., "arguments": {...}}`, with a text before it as `content`.
+        """
+        return row.get("reference") or []
+
+    @classmethod
+    def typed(cls, question: str) -> dict[str, Any] | None:
+        """Return the row of a question that a person types in `scripts/test_interactive.py`; None: it takes none."""
+        return None
 
     def reset(self, **row: Any) -> str | None:
         """Start an episode; a returned text is appended to the prompt."""

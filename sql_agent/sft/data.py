@@ -26,9 +26,6 @@ from dbbench_adapter.datatypes import Score, Task
 from dbbench_adapter.protocols import PROTOCOLS, Message, ProtocolName, open_episode
 from sql_agent.datatypes import OWN_REWARD, AgentConfig, success_of
 from sql_agent.environments.base import Environment, EpisodeLostError, with_observation
-from sql_agent.gsm8k.datatypes import WordProblem
-from sql_agent.gsm8k.environment import Gsm8k
-from sql_agent.gsm8k.expert import expert_messages
 from sql_agent.local.conversation import ChatTemplateError
 from sql_agent.oracle import solution
 from sql_agent.rewards import NO_JUDGE
@@ -169,23 +166,6 @@ def _played_reference(task: Any, replies: Sequence[Message], environment: Enviro
     while episode.done and messages[-1]["role"] != "assistant":
         messages.pop()  # the policy never reads what answers its last reply
     return messages, score
-
-
-def gsm8k_demonstrations(problems: Iterable[WordProblem]) -> Demonstrations:
-    """Return the solutions as conversations with a calculator.
-
-    A solution that contradicts its own annotations is left out as `solution_not_played`; the notes name the first one
-    and the reason.
-    """
-    found, tools = Demonstrations(), Gsm8k().tools
-    for problem in problems:
-        try:
-            found.kept.append(Demonstration(expert_messages(problem), tools, f"problem {problem.id!r}"))
-        except ValueError as error:
-            if not found.left_out["solution_not_played"]:
-                found.notes[f"first solution that was not played: {error}"] = 1
-            found.left_out["solution_not_played"] += 1
-    return found
 
 
 def read_messages(path: Path, limit: int | None = None) -> Demonstrations:

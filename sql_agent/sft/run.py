@@ -30,8 +30,7 @@ from dbbench_adapter.backends import open_backend
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.splits import draw_by_kind
 from dbbench_adapter.tasks.load import load_tasks
-from sql_agent.datatypes import EnvironmentSettings
-from sql_agent.gsm8k.load import load_problems
+from sql_agent.datatypes import DataConfig, EnvironmentSettings
 from sql_agent.local.model_files import base_name, check_device, check_fit, check_model, is_adapter
 from sql_agent.local.tasks import entered
 from sql_agent.model_check import read_json
@@ -41,7 +40,6 @@ from sql_agent.sft.data import (
     dbbench_demonstrations,
     digest,
     encode_all,
-    gsm8k_demonstrations,
     read_messages,
     reference_demonstrations,
 )
@@ -265,7 +263,9 @@ def demonstrations(cfg: SftConfig) -> Demonstrations:
     if cfg.source == "gsm8k":
         where = cfg.data_name.removeprefix("gsm8k:")
         limit = cfg.max_samples or (GENERATED if where == "generated" else None)
-        return gsm8k_demonstrations(load_problems(where, limit=limit, seed=cfg.seed))
+        data = DataConfig(train_file=None if where == "generated" else Path(where), generate=limit or GENERATED)
+        with entered(EnvironmentSettings("gsm8k")) as environment:
+            return reference_demonstrations(environment.load_split(data, cfg.seed).train[:limit], environment)
     if cfg.source == "environment":
         if cfg.tasks is None:
             raise TrainingError(

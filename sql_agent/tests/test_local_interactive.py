@@ -16,8 +16,7 @@ from dbbench_adapter.generator import generate_tasks
 from sql_agent.datatypes import AgentConfig, EnvironmentSettings
 from sql_agent.environments.base import make_environment
 from sql_agent.environments.dbbench import DbBench
-from sql_agent.gsm8k.datatypes import WordProblem
-from sql_agent.gsm8k.environment import Gsm8k
+from sql_agent.environments.rows import RowTask
 from sql_agent.interactive.session import Chat, Line, OneDatabase, Tasks, read_line
 from sql_agent.interactive.transcript import Transcript, call_start, visible
 from sql_agent.interactive.user_database import read_database
@@ -28,7 +27,7 @@ from sql_agent.local.rollouts import Player
 from sql_agent.text_to_sql.datatypes import Question
 
 TASKS = [task for task in generate_tasks(16, seed=5) if task.kind == "DELETE"]
-PROBLEM = WordProblem("p", "Ann has 3 eggs and eats 1. How many are left?", "2")
+PROBLEM = RowTask("p", "gsm8k", {"question": "Ann has 3 eggs and eats 1. How many are left?", "answer": "#### 2"})
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -95,7 +94,7 @@ COMMIT = called("commit_final_answer", answers=["done"])
 
 
 def word_problems(tasks):
-    return Tasks(Gsm8k(), tasks)
+    return Tasks(make_environment(EnvironmentSettings("gsm8k")), tasks)
 
 
 @pytest.fixture
@@ -116,7 +115,7 @@ def talk(tokenizer, subject, *replies, watcher=None, **limits):
 def test_the_agents_turns_are_those_of_training(random_policy_folder):
     policy = load_policy(random_policy_folder, adapter=AdapterConfig(r=2), device="cpu")
     limits = AgentConfig(max_turns=2, max_tokens=12)
-    record = Player(policy, Gsm8k(), limits).play([PROBLEM], [GREEDY])[0].record
+    record = Player(policy, make_environment(EnvironmentSettings("gsm8k")), limits).play([PROBLEM], [GREEDY])[0].record
     answered = Chat(policy, word_problems([PROBLEM]), limits, GREEDY, Watcher()).ask(PROBLEM)
     assert answered.record.messages == record.messages
     assert (answered.record.stop_reason, answered.record.score) == (record.stop_reason, record.score)

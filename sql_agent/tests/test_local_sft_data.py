@@ -14,7 +14,7 @@ from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.protocols import PROTOCOLS, fc
 from sql_agent.datatypes import EnvironmentSettings
 from sql_agent.environments.base import make_environment
-from sql_agent.gsm8k.datatypes import WordProblem
+from sql_agent.environments.rows import RowTask
 from sql_agent.local.conversation import ChatTemplateError, Conversation
 from sql_agent.oracle import call, calls
 from sql_agent.sft.data import (
@@ -22,7 +22,6 @@ from sql_agent.sft.data import (
     Demonstration,
     dbbench_demonstrations,
     encode_all,
-    gsm8k_demonstrations,
     read_messages,
     reference_demonstrations,
 )
@@ -228,15 +227,15 @@ def test_an_episode_that_the_protocol_would_cut_is_left_out():
 # GSM8K ----------------------------------------------------------------------------------------------------------------
 
 
-def test_solutions_that_their_calculator_contradicts_are_left_out_and_the_first_is_named():
-    right = WordProblem("a", "Two and two?", "4", "It is 2+2 = <<2+2=4>>4.\n#### 4")
-    wrong = WordProblem("b", "Two and two?", "5", "It is 2+2 = <<2+2=5>>5.\n#### 5")
-    found = gsm8k_demonstrations([right, wrong, replace(wrong, id="c")])
-    assert [(shown.where, shown.messages[-1]["content"]) for shown in found.kept] == [("problem 'a'", "4.\n#### 4")]
-    assert found.left_out == {"solution_not_played": 2}
-    assert list(found.notes) == [
-        "first solution that was not played: problem 'b': <<2+2=5>> is not what the calculator says, 4; correct it"
-    ]
+def test_solutions_that_their_calculator_contradicts_are_left_out():
+    right, wrong = "It is 2+2 = <<2+2=4>>4.\n#### 4", "It is 2+2 = <<2+2=5>>5.\n#### 5"
+    rows = {"a": right, "b": wrong, "c": wrong}
+    tasks = [RowTask(id, "gsm8k", {"question": "Two and two?", "answer": text}) for id, text in rows.items()]
+    with make_environment(EnvironmentSettings("gsm8k")) as environment:
+        found = reference_demonstrations(tasks, environment)
+    assert [shown.where for shown in found.kept] == ["task 'a'"]
+    assert [message["content"] for message in found.kept[0].messages[2:]] == ["It is 2+2 =", "4", "4.\n#### 4"]
+    assert found.left_out == {"no_reference": 2}
 
 
 # Files ----------------------------------------------------------------------------------------------------------------

@@ -336,6 +336,61 @@ async def test_the_example_of_the_page_plays(own):
     assert (await play(environment, tasks[0], *replies)).score == Score(None, "shelf_away")
 
 
+MAKER = (
+    ORDERS
+    + """
+    @classmethod
+    def load_split(cls, data, seed):
+        if data.train_file is not None:
+            return None
+        made = [{"what": f"pears of tree {seed + n}", "count": n} for n in range(data.generate)]
+        return made, [{"what": "figs", "count": 0, "id": "figs"}]
+
+    @classmethod
+    def reference(cls, row):
+        return [{"content": "I count.", "name": "submit", "arguments": {"count": row["count"]}}]
+"""
+)
+
+
+def test_a_class_may_make_its_own_tasks(own, tmp_path):
+    environment, _ = own(MAKER, "Orders", ORDER_ROWS)
+    split = environment.load_split(DataConfig(generate=2), seed=5)
+    assert [(task.id, task.kind, task.row) for task in (*split.train, *split.val)] == [
+        ("train-0", "Orders", {"what": "pears of tree 5", "count": 0}),
+        ("train-1", "Orders", {"what": "pears of tree 6", "count": 1}),
+        ("figs", "Orders", {"what": "figs", "count": 0, "id": "figs"}),
+    ]
+    of_file = environment.load_split(DataConfig(train_file=tmp_path / "rows.jsonl"), seed=5)
+    assert sorted(task.row["what"] for task in (*of_file.train, *of_file.val)) == ["figs", "pears"]
+
+
+@pytest.mark.parametrize(("returned", "words"), [
+    ("[]", r"mine.py:\d+: load_split returned \[\], expected two lists of rows"),
+    ("[5], []", r"mine.py:\d+, row 0 of train: expected a JSON object .*, found int"),
+    ("[], [{'count': 1}]", r"mine.py:\d+, row 0 of held_out: its prompt .* raised KeyError: 'what'"),
+    ("missing, []", r"mine.py:\d+: load_split raised NameError: name 'missing'"),
+])  # fmt: skip
+def test_own_tasks_that_do_not_fit_are_named(own, returned, words):
+    environment, _ = own(MAKER.replace("return None", f"return {returned}"), "Orders", ORDER_ROWS)
+    with pytest.raises(ValueError, match=words):
+        environment.load_split(DataConfig(train_file=Path("rows.jsonl")), seed=0)
+
+
+async def test_a_class_may_know_the_solution_of_a_row(own):
+    environment, (pears, _) = own(MAKER, "Orders", ORDER_ROWS)
+    (reply,) = environment.reference_replies(pears)
+    assert (reply["content"], reply["tool_calls"][0]["function"]["name"]) == ("I count.", "submit")
+    assert (await play(environment, pears, reply)).score == Score(1.0, "solved")
+
+
+def test_strict_tools_forbid_arguments_that_a_tool_does_not_have(own):
+    (loose,) = own(ORDERS, "Orders", ORDER_ROWS)[0].tools
+    forget_own_files()
+    (strict,) = own(ORDERS.replace("max_turns = 4", "strict_tools = True"), "Orders", ORDER_ROWS)[0].tools
+    assert strict["function"]["parameters"] == {**loose["function"]["parameters"], "additionalProperties": False}
+
+
 # from a reward to success ---------------------------------------------------------------------------------------------
 
 
@@ -402,6 +457,8 @@ def test_a_column_that_a_row_lacks_is_none_as_in_a_dataset(own):
     pytest.param("Game = {'a': int}\n", "Game", "is a dict of environments; name one of them", id="dict"),
     pytest.param(ORDERS.replace("    @classmethod\n", ""), "Orders",
                  r"mine.py:4: .*Orders.prompt has to be a classmethod", id="prompt"),
+    pytest.param(MAKER.replace("    @classmethod\n    def load_split", "    def load_split"), "Orders",
+                 r"mine.py:4: .*Orders.load_split has to be a classmethod", id="load_split"),
 ])  # fmt: skip
 def test_a_file_that_does_not_fit_is_named_with_its_line_and_the_remedy(own, text, name, words):
     with pytest.raises(OwnFileError, match=words):
@@ -480,5 +537,5 @@ def test_a_sqlite_connection_of_the_class_would_refuse_another_thread():
 
 def test_a_class_of_the_interface_itself_is_taken_as_it_is(own, tmp_path):
     (tmp_path / "rows.jsonl").touch()
-    name = f"{Path(__file__).parents[1]}/gsm8k/environment.py:Gsm8k"
-    assert make_environment(EnvironmentSettings(name)).tools[0]["function"]["name"] == "calculator"
+    name = f"{Path(__file__).parents[2]}/examples/medical/environment.py:Medical"
+    assert make_environment(EnvironmentSettings(name)).tools[0]["function"]["name"] == "query_database_by_sql"

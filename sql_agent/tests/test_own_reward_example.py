@@ -20,7 +20,7 @@ from sql_agent.tests.records import make_record
 from sql_agent.train_sql_agent import main
 
 ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "examples" / "own_reward" / "reward.py"
+PAGE = ROOT / "examples" / "own_reward" / "README.md"
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def typed_in_the_clone(monkeypatch):
 
 
 def command():
-    [words] = re.findall(r"train_sql_agent\.py ((?:.*\\\n)+.*)\n", EXAMPLE.read_text())
+    [words] = re.findall(r"train_sql_agent\.py ((?:.*\\\n)+.*)\n", PAGE.read_text())
     return shlex.split(words.replace("\\\n", " "))
 
 
@@ -40,8 +40,8 @@ def functions():
 def test_its_command_is_checked_and_prints_the_settings_that_the_page_shows(capsys, tmp_path):
     assert main([*command(), "--run-dir", str(tmp_path), "--dry-run"]) == 0
     shown = capsys.readouterr().out.split("# verl's keys")[0]
-    [expected] = re.findall(r"\n    rollout:\n((?:      .*\n)+)", EXAMPLE.read_text())
-    assert "".join(line.removeprefix("    ") for line in expected.splitlines(keepends=True)) in shown
+    [expected] = re.findall(r"\nrollout:\n((?:  .*\n)+)", PAGE.read_text())
+    assert expected in shown
 
 
 async def test_its_functions_say_what_they_promise_of_a_rollout_of_the_oracle():

@@ -15,6 +15,8 @@ from core.machine import free_port
 from dbbench_adapter.backends import BackendUnavailable, open_backend
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.generator import generate_tasks
+from examples.medical.datatypes import Question
+from examples.medical.invent import make_database
 from sql_agent import oracle
 from sql_agent.config import load_config
 from sql_agent.datatypes import Reward, RolloutRecord, ScorerResult
@@ -22,8 +24,6 @@ from sql_agent.environments.dbbench import DbBench
 from sql_agent.environments.rows import RowTask
 from sql_agent.lightning import runner
 from sql_agent.lightning.runner import TRAINER_WORKER, ConcurrentRunner, PassiveTracer, SqlLitAgent
-from sql_agent.medical.datatypes import Question
-from sql_agent.medical.invent import make_database
 from sql_agent.model_address.request_guard import RunRequestGuard
 from sql_agent.rollouts.datatypes import RolloutOutcome
 from sql_agent.rollouts.stitch import OUTCOME, read_outcome, read_turns, stitch

@@ -10,15 +10,16 @@ import pytest
 from core.messages import num_tool_calls
 from dbbench_adapter.backends.sqlite.read_only import connect
 from dbbench_adapter.datatypes import Score
+from examples.medical.database import read_schema
+from examples.medical.datatypes import TABLES, MedicalDataError, Question, read_questions, write_questions
+from examples.medical.environment import Medical
+from examples.medical.invent import make_database
+from examples.medical.pairs import KINDS, make_pairs
+from examples.medical.questions import make_questions
+from examples.medical.words import NOTICE
 from sql_agent.agent import run_rollout
 from sql_agent.datatypes import AgentConfig, DataConfig, Reward, ScorerResult
-from sql_agent.medical.database import read_schema
-from sql_agent.medical.datatypes import TABLES, MedicalDataError, Question, read_questions, write_questions
-from sql_agent.medical.environment import Medical
-from sql_agent.medical.invent import make_database
-from sql_agent.medical.pairs import KINDS, make_pairs
-from sql_agent.medical.questions import make_questions
-from sql_agent.medical.words import NOTICE
+from sql_agent.environments.check import check
 from sql_agent.oracle import app, call, calls, recite, serve
 from sql_agent.rewards import REWARDS, reward
 
@@ -131,6 +132,12 @@ def test_a_users_questions_are_split_by_entry(path, schema, tmp_path):
     assert len(split.train) + len(split.val) == 200
     assert split.train and split.val
     assert {q.entry for q in split.train}.isdisjoint(q.entry for q in split.val)
+
+
+def test_the_check_finds_nothing_that_a_policy_could_break(path, schema):
+    report = check(lambda: Medical(path), make_questions(path, schema, 2, half="train"))
+    assert [remark.text for remark in report.remarks if remark.kind == "problem"] == []
+    assert {play.lost for play in report.played} == {None}
 
 
 # pairs ----------------------------------------------------------------------------------------------------------------

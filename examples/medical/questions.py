@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 from dbbench_adapter.backends.sqlite.read_only import connect
-from sql_agent.medical.datatypes import TABLES, Language, Question, Schema
-from sql_agent.medical.words import ASK, LABELS
+from examples.medical.datatypes import TABLES, Language, Question, Schema
+from examples.medical.words import ASK, LABELS
 
 Half = Literal["train", "held_out"]
 

@@ -10,8 +10,8 @@ from contextlib import closing
 from pathlib import Path
 
 from core.outputs import written
-from sql_agent.medical.datatypes import TABLES, Language
-from sql_agent.medical.words import FIELDS, NAMES, NOTICE, WORDS
+from examples.medical.datatypes import TABLES, Language
+from examples.medical.words import FIELDS, NAMES, NOTICE, WORDS
 
 LANGUAGES: tuple[Language, Language] = ("en", "zh")
 _SLOT = re.compile(r"\{(\w+)(?:-(\d+))?\}")

@@ -6,7 +6,7 @@ one language.
 
 from __future__ import annotations
 
-from sql_agent.medical.datatypes import Language
+from examples.medical.datatypes import Language
 
 NOTICE = (
     "Every entry of this database is invented. No drug, disease or company in it exists, nothing in it is medical "

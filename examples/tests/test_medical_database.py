@@ -1,4 +1,4 @@
-"""`sql_agent.medical.database`: what a database has to hold, and what an agent cannot do to it."""
+"""`examples.medical.database`: what a database has to hold, and what an agent cannot do to it."""
 
 import hashlib
 import math
@@ -11,7 +11,7 @@ import pytest
 from dbbench_adapter.backends import BackendUnavailable, Result
 from dbbench_adapter.backends.sqlite.read_only import connect
 from dbbench_adapter.backends.sqlite.sandbox import Watchdog
-from sql_agent.medical.database import (
+from examples.medical.database import (
     MAX_RESULT_CHARS,
     MAX_ROWS,
     TRUNCATED,
@@ -21,8 +21,8 @@ from sql_agent.medical.database import (
     missing,
     read_schema,
 )
-from sql_agent.medical.datatypes import TABLES, MedicalDataError, Question
-from sql_agent.medical.invent import make_database
+from examples.medical.datatypes import TABLES, MedicalDataError, Question
+from examples.medical.invent import make_database
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from core.machine import free_port
-from sql_agent.medical.invent import make_database
+from examples.medical.invent import make_database
 from sql_agent.tests.conftest import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sql_agent.gsm8k.calculator import calculate
+from examples.gsm8k.calculator import calculate
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 

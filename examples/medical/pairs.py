@@ -19,12 +19,12 @@ from typing import Literal
 from core.messages import Message, num_chars
 from dbbench_adapter.backends.sqlite.read_only import connect
 from dbbench_adapter.backends.sqlite.sandbox import Watchdog
+from examples.medical.database import MedicalDatabase, format_result
+from examples.medical.datatypes import TABLES, Question, Schema
+from examples.medical.environment import TOOL_NAME, messages
+from examples.medical.questions import Entry, askable, entries, label, text_of
+from examples.medical.words import ANSWER, REFUSALS
 from reward_model.datatypes import Preference
-from sql_agent.medical.database import MedicalDatabase, format_result
-from sql_agent.medical.datatypes import TABLES, Question, Schema
-from sql_agent.medical.episode import TOOL_NAME, messages
-from sql_agent.medical.questions import Entry, askable, entries, label, text_of
-from sql_agent.medical.words import ANSWER, REFUSALS
 from sql_agent.oracle import call, calls
 from sql_agent.rollouts.scoring import conversation
 

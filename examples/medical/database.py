@@ -16,7 +16,7 @@ from dbbench_adapter.backends import BackendUnavailable, Result
 from dbbench_adapter.backends.mysql_on_sqlite.functions import FUNCTIONS
 from dbbench_adapter.backends.sqlite.read_only import ReadOnlyDatabase, connect, json_cell
 from dbbench_adapter.backends.sqlite.sandbox import Watchdog
-from sql_agent.medical.datatypes import TABLES, MedicalDataError, Question, Schema
+from examples.medical.datatypes import TABLES, MedicalDataError, Question, Schema
 
 MAX_ROWS = 200
 MAX_FETCHED_CHARS = 100_000

@@ -1,7 +1,13 @@
-"""Offers medical question answering as an environment without a judge; the reward model's score is the reward."""
+"""Offers medical question answering as an environment without a judge; the reward model's score is the reward.
+
+It is a subclass of `base.Environment` and not of `ToolEnvironment`, because a run gives it settings (the database, the
+time limit of a statement), it may have to make the database before the run, and its episodes share the tables' columns,
+which are in every prompt, and a watchdog. A database out of reach is played again, where an own tool's error is not.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -10,17 +16,68 @@ from typing import Any, ClassVar, Self
 
 from dbbench_adapter.backends.sqlite.sandbox import Watchdog
 from dbbench_adapter.datatypes import Score
-from dbbench_adapter.protocols import Message
+from dbbench_adapter.protocols import Message, Status
+from examples.medical.database import MedicalDatabase, check_questions, format_result, missing, read_schema
+from examples.medical.datatypes import Question, Schema, read_questions
+from examples.medical.invent import make_database
+from examples.medical.questions import Half, in_half, make_questions
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, Split
-from sql_agent.medical.database import MedicalDatabase, check_questions, missing, read_schema
-from sql_agent.medical.datatypes import Question, Schema, read_questions
-from sql_agent.medical.episode import MAX_ROUNDS, TOOL, MedicalEpisode, messages
-from sql_agent.medical.invent import make_database
-from sql_agent.medical.questions import Half, in_half, make_questions
+from sql_agent.environments.episode import tool
 from sql_agent.rewards import NO_JUDGE
 
 INVENTED = Path(__file__).resolve().parents[2] / "data" / "medical" / "medical.db"
+MAX_ROUNDS = 8
+"""Number of replies, the answer included."""
+TOOL_NAME = "query_database_by_sql"
+RULES = f"""\
+You answer questions about drugs and diseases from a read-only SQLite database. Call {TOOL_NAME} with one SELECT \
+statement; it returns columns and rows as JSON. A reply without a call is your answer and ends the task: say what the \
+database says, in the language of the question, and no more than that.
+Tables:
+"""
+TOOL = tool(TOOL_NAME, "Run one SELECT statement and return its rows.", {"sql": "The SELECT statement."})
+
+
+def messages(question: Question, schema: Schema) -> list[Message]:
+    """Return the first prompt: rules, tables and columns, then the question, without anything of its answer."""
+    tables = "\n".join(f"{table}({', '.join(columns)})" for table, columns in schema.items())
+    return [{"role": "system", "content": RULES + tables}, {"role": "user", "content": question.question}]
+
+
+class MedicalEpisode:
+    """Implements `sql_agent.environments.base.CallingEpisode`: a reply without a call is the answer and ends it."""
+
+    def __init__(self, database: MedicalDatabase, max_rounds: int) -> None:
+        self._database, self.max_rounds, self.malformed_calls = database, max_rounds, 0
+        self.status: Status = "running"
+
+    @property
+    def done(self) -> bool:
+        return self.status != "running"
+
+    def call_tool(self, name: str, arguments: Any) -> str:
+        if name != TOOL_NAME:
+            return self._malformed(f"unknown tool {name!r}; call {TOOL_NAME}")
+        try:
+            values = json.loads(arguments)
+        except (ValueError, TypeError, RecursionError):
+            return self._malformed(f"the arguments of {name} do not parse; they are a JSON object")
+        sql = values.get("sql") if isinstance(values, dict) else None
+        if not isinstance(sql, str) or not sql.strip():
+            return self._malformed(f'{TOOL_NAME} takes {{"sql": "..."}}')
+        return format_result(self._database.run(sql))
+
+    def without_call(self, reply: str) -> list[Message]:
+        self.status = "completed"
+        return []
+
+    def close(self) -> None:
+        self._database.close()
+
+    def _malformed(self, reason: str) -> str:
+        self.malformed_calls += 1
+        return f"Error: {reason}."
 
 
 class Medical(Environment):

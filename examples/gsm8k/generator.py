@@ -6,14 +6,19 @@ GSM8K's own: they teach the form, the tool and short chains of steps.
 
 from __future__ import annotations
 
+import hashlib
 import random
 import re
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any, Literal
 
-from sql_agent.gsm8k.calculator import calculate
-from sql_agent.gsm8k.datatypes import Split, WordProblem, in_split
-from sql_agent.gsm8k.stories import PEOPLE, PRONOUNS, STORIES, TIMES, Story
+from examples.gsm8k.calculator import calculate
+from examples.gsm8k.stories import PEOPLE, PRONOUNS, STORIES, TIMES, Story
+
+Split = Literal["train", "test"]
+Problem = dict[str, Any]
+"""A row: `id`, `question`, and `answer`, the solution with its last line `#### n`."""
 
 HELD_OUT_FRACTION = 0.2
 MAX_DRAWS = 10_000
@@ -22,7 +27,13 @@ MAX_DRAWS = 10_000
 _CALCULATION = re.compile(r"\[(\w): (\$?)([^\]]+)\]")
 
 
-def generate_problems(count: int, *, split: Split = "train", seed: int = 0) -> list[WordProblem]:
+def in_split(key: str, split: Split, held_out_fraction: float) -> bool:
+    """Return whether a problem belongs to that split; only its `key` decides."""
+    digest = hashlib.sha256(key.encode()).digest()
+    return (int.from_bytes(digest[:8], "big") < held_out_fraction * 2**64) == (split == "test")
+
+
+def generate_problems(count: int, *, split: Split = "train", seed: int = 0) -> list[Problem]:
     """Generate problems, no two of which have the same story with the same numbers.
 
     A story with its numbers belongs to one split, whatever the seed and the names.
@@ -37,7 +48,7 @@ def generate_problems(count: int, *, split: Split = "train", seed: int = 0) -> l
     return problems
 
 
-def _problems(split: Split, seed: int) -> Iterator[WordProblem]:
+def _problems(split: Split, seed: int) -> Iterator[Problem]:
     draw, seen, in_vain = random.Random(f"{seed}/{split}"), set(), 0
     while in_vain < MAX_DRAWS:
         story = draw.choice(STORIES)
@@ -54,7 +65,7 @@ def _problems(split: Split, seed: int) -> Iterator[WordProblem]:
         yield problem
 
 
-def _fill_story(story: Story, numbers: dict[str, int], problem_id: str, draw: random.Random) -> WordProblem | None:
+def _fill_story(story: Story, numbers: dict[str, int], problem_id: str, draw: random.Random) -> Problem | None:
     """Return the story with these numbers, or None if a result is not a whole number above 0."""
     (name, she), (other, _) = draw.sample(PEOPLE, 2)
     words = {"name": name, "other": other, "she": she, "She": she.capitalize(), "her": PRONOUNS[she]}
@@ -71,6 +82,5 @@ def _fill_story(story: Story, numbers: dict[str, int], problem_id: str, draw: ra
     sentences = [_CALCULATION.sub(calculation, step) for step in story.steps]
     if not all(value.isdigit() and value != "0" for value in values.values()):
         return None
-    answer = list(values.values())[-1]
-    solution = "\n".join([*sentences, "#### {answer}"]).format(**words, **values, answer=answer)
-    return WordProblem(problem_id, story.question.format(**words, **values), answer, solution)
+    solution = "\n".join([*sentences, f"#### {list(values.values())[-1]}"]).format(**words, **values)
+    return {"id": problem_id, "question": story.question.format(**words, **values), "answer": solution}

@@ -1,0 +1,107 @@
+"""The command of each example's page through the whole chain: store, runners, vLLM, verl, a small policy, one step.
+
+About two minutes each. The small policy solves hardly any of the tasks; what counts is whose tasks, rewards and turns
+are trained. The pages of own_agent, own_environment and medical have tests of their own.
+"""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from examples.gsm8k.environment import RULES
+from examples.gsm8k.generator import generate_problems
+from examples.gsm8k.problems import final_answer, final_number
+from sql_agent.tests.conftest import train_small_policy
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = ["rollout.trajectories_per_step=16", "rollout.redraws=0"]
+OURS = {"--ci-fast": 0, "--device": 1, "--run-dir": 1}
+"""Flags that the test gives itself, with the number of their values."""
+
+
+def flags_of(example):
+    """The flags of the page's training command that say what is trained."""
+    page = (ROOT / "examples" / example / "README.md").read_text()
+    words = iter(shlex.split(re.findall(r"train_sql_agent\.py ((?:.*\\\n)*.*)\n", page)[0].replace("\\\n", " ")))
+    kept = []
+    for word in words:
+        if word in OURS:
+            [next(words) for _ in range(OURS[word])]
+        else:
+            kept.append(word)
+    return kept
+
+
+def check_trained(run):
+    assert "step 1/1  reward" in run.out
+    assert len(run.rollouts) == 16  # four tasks, four rollouts each
+    assert run.metrics["policy/grad_norm"] > 0
+    assert run.metrics["prefix/broken_frac"] == 0.0
+    assert run.metrics["engine/probs_diff_max"] < 1e-3
+
+
+def test_gsm8k_is_rewarded_for_the_right_number(tmp_path):
+    run = train_small_policy(tmp_path, *flags_of("gsm8k"), settings=SETTINGS)
+    check_trained(run)
+    problems = {problem["id"]: problem for problem in generate_problems(32)}
+    for rollout in run.rollouts:
+        assert rollout["messages"][0]["content"] == RULES
+        answer = rollout["messages"][-1]["content"] if rollout["stop_reason"] == "answered" else ""
+        right = final_number(answer or "") == final_answer(problems[rollout["task_id"]])
+        assert (rollout["reward"], rollout["score"]["value"]) == (float(right), float(right))
+
+
+def test_a_database_is_asked_and_stays_as_it_is(tmp_path):
+    subprocess.run([sys.executable, "examples/own_database/make_shop.py", tmp_path / "shop"], cwd=ROOT, check=True)
+    flags = [word.replace("data/shop", str(tmp_path / "shop")) for word in flags_of("own_database")]
+    before = (tmp_path / "shop" / "shop.sqlite").read_bytes()
+    run = train_small_policy(tmp_path / "run", *flags, settings=SETTINGS)
+    check_trained(run)
+    known = {"match": 1.0, "wrong_result": 0.0, "sql_error": 0.0, "too_many_rows": 0.0, "no_answer": 0.0}
+    for rollout in run.rollouts:
+        assert rollout["reward"] == rollout["score"]["value"] == known[rollout["score"]["reason"]]
+    assert (tmp_path / "shop" / "shop.sqlite").read_bytes() == before
+
+
+def test_two_rewards_are_added_to_correctness(tmp_path):
+    run = train_small_policy(tmp_path, *flags_of("own_reward"), settings=SETTINGS)
+    check_trained(run)
+    for rollout in run.rollouts:
+        parts = rollout["reward_parts"]
+        assert rollout["reward"] == pytest.approx(
+            parts["agentbench"] + 0.2 * parts["concise"] + 0.1 * parts["looks_first"]
+        )
+    assert {rollout["reward_parts"]["looks_first"] for rollout in run.rollouts} <= {0.0, 1.0}
+
+
+def test_of_two_agents_the_turns_of_one_are_trained(tmp_path):
+    """The small policy calls nothing but execute_sql, so triage has its tool by that name here, and asks a query."""
+    example = ROOT / "examples" / "multi_agent"
+    file = tmp_path / "by_another_name.py"
+    file.write_text(
+        f"import sys\n\nsys.path.append({str(example)!r})\n"
+        "from agents import Agent\nfrom library_agents import analyst, reward, triage\nfrom pydantic import BaseModel\n"
+        "\n\nclass Query(BaseModel):\n    query: str\n\n\n"
+        "tool = analyst.as_tool('execute_sql', 'Ask.', parameters=Query)\n"
+        "agent = Agent(name=triage.name, instructions=triage.instructions, tools=[tool])\n"
+    )
+    flags = [f"{file}:{word.rpartition(':')[2]}" if ".py:" in word else word for word in flags_of("multi_agent")]
+    flags[flags.index(f"{file}:triage")] = f"{file}:agent"
+    # a rollout in which triage asks nobody is lost, as the small policy often has it
+    more = ["--train-agents", "analyst", "--set", "rollout.max_lost_fraction=0.9"]
+    run = train_small_policy(tmp_path / "run", *flags, *more, settings=[*SETTINGS, "agent.max_turns=4"])
+    check_trained(run)
+    assert {rollout["lost"] for rollout in run.rollouts} <= {None, "no_trained_agent"}
+    kept = [rollout for rollout in run.rollouts if rollout["lost"] is None]
+    for rollout in kept:
+        first, *others = [message["content"] for message in rollout["messages"] if message["role"] == "system"]
+        assert first.startswith("You answer questions about a library.")
+        assert others and all(text.startswith("Answer with the value alone.") for text in others)
+    assert kept
+    assert run.metrics["rollout/unused_turns/other_agent"] > 0
