@@ -1,13 +1,18 @@
-"""GRPO on any environment as a user types it: what is refused before the weights are read."""
+"""GRPO on any environment as a user types it: what is refused before the weights are read, and whole runs."""
 
 import json
+import os
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from scripts.train_local_grpo import main
 from sql_agent.tests.conftest import random_policy_folder  # noqa: F401  a fixture
+from sql_agent.tiny_policy.make import make_tiny_policy
 
 ROOT = Path(__file__).parents[2]
 ORDERS = f"{ROOT}/examples/own_environment/orders.py:Orders"
@@ -85,3 +90,100 @@ def test_what_does_not_fit_is_said_before_the_weights_are_read(random_policy_fol
     assert "no training task has a first prompt of at most 16 tokens, the shortest has " in too_long
     assert too_long.endswith("; raise --max_prompt_tokens")
     assert not (shop / "run").exists()
+
+
+FLAKY = '''
+import itertools
+
+PLAYED = itertools.count()
+
+
+class Flaky:
+    """Some rows fail, and each other episode is worth more than the one before; nobody says what is solved."""
+
+    def reset(self, fault=None, **row):
+        self.fault = fault
+        if fault == "reset":
+            raise OSError("no table")
+
+    def look(self) -> str:
+        """Look."""
+        return "nothing"
+
+    def get_reward(self):
+        if self.fault == "reward":
+            raise ZeroDivisionError("no reward today")
+        return float(next(PLAYED))
+'''
+QUIET = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def run(script: str, *arguments: object) -> str:
+    line = [sys.executable, f"scripts/{script}.py", "--device", "cpu", *map(str, arguments)]
+    done = subprocess.run(line, cwd=ROOT, env=QUIET, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_lost_episodes_are_counted_under_their_reasons_and_the_others_are_trained_on(
+    random_policy_folder,  # noqa: F811
+    tmp_path,
+):
+    (tmp_path / "mine.py").write_text(FLAKY)
+    rows = [{"prompt": f"Look at {n}.", "fault": fault} for n, fault in enumerate(("reset", "reward", None, None))]
+    rows.append({"prompt": "Look. " * 300, "fault": None})  # longer than the limit below
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
+    files = ["--train-file", tmp_path / "rows.jsonl", "--val-file", tmp_path / "held.jsonl"]
+    sizes = ["--batch_size", 4, "--group_size", 2, "--max_new_tokens", 4, "--max_prompt_tokens", 400, "--lora_r", 2]
+    always = ["--model_path", random_policy_folder, "--env", f"{tmp_path}/mine.py:Flaky"]
+    out = tmp_path / "run"
+    said = run("train_local_grpo", *always, *files, *sizes, "--run_dir", out, "--learning_rate", "1e-2")
+    assert "tasks: 4 to train on, 3 held out; left out: too long 1\n" in said
+    assert "held-out after 0 epochs: success of 3 is unknown  reward +" in said
+    assert "not judged: get_reward_error 1, reset_error 1\n" in said
+    assert "groups with spread 2  skipped so far 2 (unjudged 2)  " in said
+    assert "not judged so far 4 (get_reward_error 2, reset_error 2)\n" in said
+    before, batch, after = lines(out / "metrics.jsonl")
+    assert batch["rollout/success"] == {"n": 8, "judged": 0, "correct": 0}
+    assert batch["train/steps"] == 1 and batch["policy/loss"] is not None
+    assert before["held_out"] == after["held_out"] == {"n": 3, "judged": 0, "correct": 0}
+    kept = lines(out / "trajectories.jsonl")
+    assert [row["reward"] for row in kept if row["error"]] == [None] * 4
+    assert sum("ZeroDivisionError: no reward today" in (row["error"] or "") for row in kept) == 2
+    assert all(row["score"]["reason"] == "own_reward" and row["advantage"] for row in kept if not row["error"])
+    assert f"--env {tmp_path}/mine.py:Flaky --data {tmp_path}/held.jsonl\n" in said
+    assert load_file(out / "epoch_1" / "adapter_model.safetensors")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("of", ["own_database", "own_environment"])
+def test_a_policy_that_was_shown_references_is_trained_on_a_database_and_on_a_class(of, shop, tmp_path):
+    """From the rows alone: fine-tuning, then GRPO with updates, then a held-out success before and after."""
+    make_tiny_policy(ROOT / "models" / "tiny-sql")
+    named = {"own_database": ["--database", shop / "shop.sqlite"], "own_environment": ["--env", ORDERS]}[of]
+    rows = shop / "train.json" if of == "own_database" else ROWS
+    shown, out = tmp_path / "shown", tmp_path / "run"
+    settings = ["--lora_r", 0, "--num_epochs", 30 if of == "own_database" else 12, "--learning_rate", "3e-3"]
+    where = ["--max_length", 1024, "--output_dir", shown]
+    said = run("train_sft", "--model_path", ROOT / "models" / "tiny-sql", *named, "--tasks", rows, *settings, *where)
+    assert f"next: python scripts/train_local_grpo.py --model_path {shown} " in said
+    flags = ["--batch_size", 2, "--group_size", 6, "--max_new_tokens", 60, "--num_epochs", 2, "--num_tasks", 6]
+    flags += ["--temperature", 1.2, "--learning_rate", "1e-3", "--eval_tasks", 3, "--run_dir", out]
+    said = run("train_local_grpo", "--model_path", shown, *named, "--train_file", rows, *flags)
+    assert said.startswith("tasks: ")
+    if of == "own_database":
+        assert "left out: too long 0, reference_failed 1\n" in said
+    metrics = lines(out / "metrics.jsonl")
+    held_out = [row["held_out"] for row in metrics if "held_out" in row]
+    assert len(held_out) == 3 and all(row["judged"] == row["n"] for row in held_out)
+    batches = [row for row in metrics if "batch" in row]
+    assert sum(row["group/with_spread"] for row in batches) > 0 and batches[-1]["train/steps"] > 0
+    assert any(row["rollout/success"]["correct"] for row in batches)
+    adapter = load_file(out / "epoch_2" / "adapter_model.safetensors")
+    assert any(weight.abs().max() > 0 for name, weight in adapter.items() if "lora_B" in name)
