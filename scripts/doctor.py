@@ -217,7 +217,7 @@ def check_database(path: Path, tasks: Path | None) -> Finding:
         return Finding("database", found)
     first = "; ".join(f"{name}: {fault}" for name, fault in faults[:3])
     what = f"{len(faults)} references fail and their questions will be left out: {first}"
-    mend = f"correct them in {tasks}; a reference is SQLite's SQL, one SELECT"
+    mend = f"correct them in {tasks}; a reference is SQLite's SQL, one SELECT or what changes data"
     return Finding("database", found, (Problem(what, mend, blocks=len(faults) == len(questions)),))
 
 

@@ -1,10 +1,14 @@
-"""Offers questions about a user's own SQLite databases, judged by the result of the submitted query."""
+"""Offers questions about a user's own SQLite databases, judged by the result of the submitted query.
+
+A task whose reference changes data is judged by what the agent has left behind in its view of the file.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -12,16 +16,18 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from dbbench_adapter.backends import Result
+from dbbench_adapter.backends.sqlite.copy_on_write import Changes
 from dbbench_adapter.backends.sqlite.sandbox import Watchdog
 from dbbench_adapter.datatypes import Rows, Score
 from dbbench_adapter.protocols import Message
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, Split
+from sql_agent.text_to_sql.changes import ChangeableDatabase, same_state
 from sql_agent.text_to_sql.databases import Databases
 from sql_agent.text_to_sql.datatypes import Question
-from sql_agent.text_to_sql.episode import MAX_ROUNDS, TOOLS, TextToSqlEpisode, messages, submission
+from sql_agent.text_to_sql.episode import MAX_ROUNDS, TOOLS, TextToSqlEpisode, messages, solution
 from sql_agent.text_to_sql.judges import EXECUTION_JUDGES, ExecutionJudge, as_run, same_result
-from sql_agent.text_to_sql.load import read_questions, split_questions
+from sql_agent.text_to_sql.load import changes_data, read_questions, split_questions, statements
 from sql_agent.text_to_sql.sandbox import MAX_RESULT_ROWS, UserDatabase
 from sql_agent.text_to_sql.schema import TableInfo, lengths, read_schema, render
 
@@ -52,6 +58,7 @@ class TextToSql(Environment):
         self.tools = TOOLS
         self._schemas: dict[str, tuple[TableInfo, ...]] = {}
         self._reference_rows = lru_cache(maxsize=256)(self._run_reference)  # a group's rollouts share a reference
+        self._reference_changes = lru_cache(maxsize=32)(self._run_change)
 
     @classmethod
     def from_settings(cls, settings: EnvironmentSettings) -> Self:
@@ -94,17 +101,21 @@ class TextToSql(Environment):
         ]
 
     def open(self, task: Question, limits: AgentConfig) -> TextToSqlEpisode:
-        file, timeout_s = self.databases.file(task.db_id), limits.statement_timeout_s
-        database = UserDatabase(file, self._watchdog, statement_timeout_s=timeout_s)
-        return TextToSqlEpisode(task, database, self.max_replies(limits))
+        kind = ChangeableDatabase if changes_data(task.query) else UserDatabase
+        timeout_s = limits.statement_timeout_s
+        database = kind(self.databases.file(task.db_id), self._watchdog, statement_timeout_s=timeout_s)
+        return TextToSqlEpisode(task, database, self.max_replies(limits), submission_timeout_s=JUDGED_S)
 
     def judge(self, episode: TextToSqlEpisode) -> Score:
-        """Compare the results of the submitted query and the reference.
+        """Compare the results of the submitted query and the reference, or what both have left behind.
 
         Returns:
-            1 with the reason `match`; 0 with `wrong_result`, `sql_error`, `too_many_rows` or `no_answer`; None with
-            `reference_failed`, for which references are checked before a run.
+            1 with the reason `match`; 0 with `wrong_result`, `sql_error`, `too_many_rows` or `no_answer`, in a task
+            that changes data `wrong_state` or `no_change`; None with `reference_failed`, for which references are
+            checked before a run.
         """
+        if isinstance(episode.database, ChangeableDatabase):
+            return self._judge_changes(episode.question, episode.database.changes())
         if episode.submitted is None:
             return Score(0.0, "no_answer")
         question = episode.question
@@ -119,6 +130,14 @@ class TextToSql(Environment):
         right = same_result(self._judge, given.rows or (), expected, question.query)
         return Score(1.0, "match") if right else Score(0.0, "wrong_result")
 
+    def _judge_changes(self, question: Question, given: Changes) -> Score:
+        expected = self.expected_changes(question)
+        if expected is None:
+            return Score(None, "reference_failed")
+        if same_state(given, expected):
+            return Score(1.0, "match")
+        return Score(0.0, "wrong_state" if given else "no_change")
+
     def expected(self, question: Question) -> Rows | None:
         """Return the rows of the answer; None if the reference cannot be run or gives too many."""
         if question.query is None:
@@ -128,10 +147,20 @@ class TextToSql(Environment):
         except _ReferenceFailedError:
             return None
 
+    def expected_changes(self, question: Question) -> Changes | None:
+        """Return what the reference of a task that changes data does; None if it cannot be run or changes too much."""
+        try:
+            return self._reference_changes(question.db_id, question.query or "")
+        except _ReferenceFailedError:
+            return None
+
     def reference_fault(self, question: Question) -> str | None:
         """Return why the question's reference cannot be used to judge; None if it can."""
         try:
-            self._reference_rows(question.db_id, as_run(self._judge, question.query or "SELECT 1"))
+            if changes_data(question.query):
+                self._reference_changes(question.db_id, question.query or "")
+            else:
+                self._reference_rows(question.db_id, as_run(self._judge, question.query or "SELECT 1"))
         except _ReferenceFailedError as fault:
             return str(fault)
         return None
@@ -144,13 +173,20 @@ class TextToSql(Environment):
             raise _ReferenceFailedError(f"more than {MAX_RESULT_ROWS} rows")
         return result.rows or ()
 
+    def _run_change(self, db_id: str, query: str) -> Changes:
+        self._watchdog.ensure_alive()
+        file = self.databases.file(db_id)
+        with closing(ChangeableDatabase(file, self._watchdog, statement_timeout_s=JUDGED_S)) as database:
+            for statement in statements(query):
+                if (error := database.run(statement).error) is not None:
+                    raise _ReferenceFailedError(error)
+            return database.changes()
+
     def _run(self, db_id: str, query: str) -> Result:
         self._watchdog.ensure_alive()
-        database = UserDatabase(self.databases.file(db_id), self._watchdog, statement_timeout_s=JUDGED_S)
-        try:
+        file = self.databases.file(db_id)
+        with closing(UserDatabase(file, self._watchdog, statement_timeout_s=JUDGED_S)) as database:
             return database.run(query)
-        finally:
-            database.close()
 
     def max_replies(self, limits: AgentConfig) -> int:
         return limits.max_turns or MAX_ROUNDS
@@ -162,7 +198,8 @@ class TextToSql(Environment):
     def load_split(self, data: DataConfig, seed: int) -> Split:
         """Load the questions, and leave out those whose reference fails.
 
-        Training questions with an empty answer are left out too, because every query that finds nothing would be right.
+        Training questions with an empty answer are left out too, because every query that finds nothing would be
+        right, and so are those whose reference changes nothing.
         Without `data.val_file`, some of the training questions are held out.
         """
         if data.train_file is None:
@@ -179,11 +216,12 @@ class TextToSql(Environment):
     def _usable(self, questions: Sequence[Question], left_out: Counter[str], *, train: bool) -> list[Question]:
         kept, next_line = [], time.monotonic() + PROGRESS_S
         for number, question in enumerate(questions):
-            expected = self.expected(question)
+            changes = changes_data(question.query)
+            expected = self.expected_changes(question) if changes else self.expected(question)
             if expected is None:
                 left_out["reference_failed"] += 1
             elif train and not expected:
-                left_out["empty_answer"] += 1
+                left_out["changes_nothing" if changes else "empty_answer"] += 1
             else:
                 kept.append(question)
             if time.monotonic() > next_line:
@@ -200,7 +238,7 @@ class TextToSql(Environment):
         return {"db_id": task.db_id, "question": task.question, **solution, "evidence": task.evidence, **kind}
 
     def reference_replies(self, task: Question) -> list[Message]:
-        return [] if task.query is None else [submission(task.query)]
+        return [] if task.query is None else solution(task.query)
 
     def task(self, fields: dict[str, Any]) -> Question:
         return Question.from_dict(fields)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import math
 import random
+import sqlite3
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +71,42 @@ def split_questions(questions: Sequence[Question], fraction: float, seed: int) -
     return train, val
 
 
+def statements(query: str) -> list[str]:
+    """Return the statements of a reference, which semicolons part."""
+    found = [""]
+    for part in query.split(";"):
+        found[-1] += part + ";"
+        if sqlite3.complete_statement(found[-1]):
+            found.append("")
+    return [each for each in (text.removesuffix(";").strip() for text in found) if each]
+
+
+@lru_cache(maxsize=10_000)
+def changes_data(query: str | None) -> bool:
+    """Return whether a reference has an INSERT, UPDATE or DELETE, so that its result is the state of the tables."""
+    return any(_kind_of_change(statement) is not None for statement in statements(query or ""))
+
+
+def _kind_of_change(statement: str) -> str | None:
+    tree = _parsed(statement)
+    if tree is None or isinstance(tree, exp.Command):  # SQLite knows forms that sqlglot does not read
+        first = statement.split(None, 1)[0].lower()
+        return first if first in _CHANGES else "insert" if first == "replace" else None
+    return next((name for name, node in _CHANGES.items() if isinstance(tree, node)), None)
+
+
+_CHANGES: dict[str, Any] = {"insert": exp.Insert, "update": exp.Update, "delete": exp.Delete}
+
+
 def kind_of(query: str) -> str:
     """Classify a reference: the first that fits of `nested`, `set`, `join`, `group`, `aggregate` and `plain`.
 
-    A reference that does not parse is `other`.
+    A reference that changes data is `insert`, `update` or `delete`, or `several` if it has several statements. One that
+    does not parse is `other`.
     """
+    if changes_data(query):
+        found = statements(query)
+        return _kind_of_change(found[0]) or "several" if len(found) == 1 else "several"
     tree = _parsed(query)
     if tree is None:
         return "other"
