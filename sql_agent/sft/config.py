@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from core.passwords import DatabaseSpec
 from core.settings import Settings
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.local.config import CpuPrecision
@@ -49,8 +50,8 @@ class SftConfig(Settings):
     tasks: Path | None = None
     """For dbbench: task file whose reference statements are played; none: generated tasks. For text2sql: rows with
     `question` and `query`."""
-    database: Path | None = None
-    """For text2sql: a SQLite file, or a folder with DB_ID/DB_ID.sqlite."""
+    database: DatabaseSpec | None = None
+    """For text2sql: a SQLite file, a folder with DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database."""
     protocol: ProtocolName = "fc"
     """For dbbench: how the oracle acts, by tool calls (fc), or in plain text (text, lab)."""
     chat_template_path: Path | None = None

@@ -261,8 +261,8 @@ def demonstrations(cfg: SftConfig) -> Demonstrations:
     if cfg.source == "text2sql":
         if cfg.tasks is None or cfg.database is None:
             raise TrainingError(
-                "--dataset text2sql needs --database, a SQLite file or a folder, and --tasks, rows of `question` and "
-                "`query`"
+                "--dataset text2sql needs --database, a SQLite file, a folder or mysql://, and --tasks, rows of "
+                "`question` and `query`"
             )
         with TextToSql(cfg.database) as environment:
             questions = read_questions(cfg.tasks, environment.databases)

@@ -13,6 +13,7 @@ from sql_agent.text_to_sql.changes import ChangeableDatabase
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.load import changes_data, statements
 from sql_agent.text_to_sql.sandbox import UserDatabase
+from sql_agent.text_to_sql.server import ServerSession
 
 MAX_ROUNDS = 8
 """Number of replies, the one that submits included."""
@@ -20,12 +21,12 @@ MAX_SHOWN_ROWS = 20
 MAX_SHOWN_CHARS = 1_000
 """Longest result that the policy reads."""
 RULES = """\
-You answer questions about a SQLite database by a query. execute_sql runs a SELECT statement and shows its rows; \
+You answer questions about a {engine} database by a query. execute_sql runs a SELECT statement and shows its rows; \
 submit_sql hands in the query whose result is the answer, and ends the task. The query returns the columns that are \
 asked for and nothing else.
 """
 RULES_OF_CHANGES = """\
-You change the data of a SQLite database as you are asked. execute_sql runs a SELECT, INSERT, UPDATE or DELETE \
+You change the data of a {engine} database as you are asked. execute_sql runs a SELECT, INSERT, UPDATE or DELETE \
 statement and shows its rows, or how many it changed; submit_sql runs the last statement, and ends the task. The rows \
 of all tables are compared with what was asked for, so change nothing else.
 """
@@ -46,12 +47,12 @@ TOOLS = [
 ]
 
 
-def messages(question: Question, schema: str) -> list[Message]:
+def messages(question: Question, schema: str, engine: str) -> list[Message]:
     """Return the first prompt; the schema comes first, so that all questions about a database share a prefix."""
     evidence = f"\n{question.evidence}" if question.evidence else ""
     rules = RULES_OF_CHANGES if changes_data(question.query) else RULES
     return [
-        {"role": "system", "content": f"{rules}\n{schema}"},
+        {"role": "system", "content": f"{rules.format(engine=engine)}\n{schema}"},
         {"role": "user", "content": question.question + evidence},
     ]
 
@@ -85,7 +86,12 @@ class TextToSqlEpisode:
     """
 
     def __init__(
-        self, question: Question, database: UserDatabase, max_rounds: int, *, submission_timeout_s: float
+        self,
+        question: Question,
+        database: UserDatabase | ServerSession,
+        max_rounds: int,
+        *,
+        submission_timeout_s: float,
     ) -> None:
         self.question, self.database, self.max_rounds = question, database, max_rounds
         self._submission_timeout_s = submission_timeout_s
