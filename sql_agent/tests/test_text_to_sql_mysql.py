@@ -449,6 +449,11 @@ def test_only_the_strict_judge_compares_results_of_a_server(address, judge):
         make_environment(settings)
 
 
+def test_an_environment_that_reads_a_file_refuses_a_server():
+    with pytest.raises(ValueError, match=r"env.type=medical reads a SQLite file; got mysql://me:\*\*\*@host/d"):
+        make_environment(EnvironmentSettings("medical", database=named_database(f"mysql://me:{WRITTEN}@host/d")))
+
+
 def test_the_doctor_says_what_it_sees_and_which_accounts_it_refuses(account, address, tmp_path):
     tasks = written(tmp_path, {"question": "a", "query": "SELECT 1"}, {"question": "b", "query": "SELECT gone FROM t"})
     found = check_database(named_database(address), tasks)

@@ -60,7 +60,7 @@ class TextToSql(Environment):
         self._judge: ExecutionJudge = judge
         self.tools = TOOLS
         self._reference_rows = lru_cache(maxsize=256)(self._run_reference)  # a group's rollouts share a reference
-        self._reference_changes = lru_cache(maxsize=32)(self._run_change)
+        self._reference_changes = lru_cache(maxsize=16)(self._run_change)
 
     @classmethod
     def from_settings(cls, settings: EnvironmentSettings) -> Self:

@@ -223,24 +223,25 @@ class ReadOnlyServer:
     def _lent(self) -> Iterator[Connection]:
         """Lend a connection whose session is as new."""
         if self._process != os.getpid():  # the parent of this process goes on with the connections
-            self._idle, self._places = queue.LifoQueue(), threading.BoundedSemaphore(MAX_CONNECTIONS)
             self._process = os.getpid()
-        if not self._places.acquire(timeout=WAIT_S):
+            self._idle, self._places = queue.LifoQueue(), threading.BoundedSemaphore(MAX_CONNECTIONS)
+        idle, places = self._idle, self._places
+        if not places.acquire(timeout=WAIT_S):
             raise BackendUnavailable(
                 f"{self.address.shown}: all {MAX_CONNECTIONS} connections of this process were busy for {WAIT_S:.0f} s"
             )
         try:
-            connection = self._usable()
+            connection = self._usable(idle)
             try:
                 yield connection
             finally:
                 try:
                     reset_connection(connection)
-                    self._idle.put(connection)
+                    idle.put(connection)
                 except (pymysql.Error, OSError):
                     hang_up(connection)
         finally:
-            self._places.release()
+            places.release()
 
     def close(self) -> None:
         """Close the connections that are not in use."""
@@ -248,11 +249,11 @@ class ReadOnlyServer:
             while self._process == os.getpid():
                 hang_up(self._idle.get_nowait())
 
-    def _usable(self) -> Connection:
+    def _usable(self, idle: queue.LifoQueue[Connection]) -> Connection:
         with self._failures_named():
             with contextlib.suppress(queue.Empty):
                 while True:
-                    connection = self._idle.get_nowait()
+                    connection = idle.get_nowait()
                     with contextlib.suppress(pymysql.Error, OSError):  # the server may have ended it
                         connection.ping(reconnect=False)
                         return connection
@@ -275,9 +276,13 @@ class ReadOnlyServer:
             ssl_disabled=self.address.host in LOOPBACK,
         )
         if not self._checked:
-            with connection.cursor() as cursor:
-                cursor.execute("SHOW GRANTS")
-                check_grants([str(grant) for (grant,) in cursor.fetchall()], self.address)
+            try:
+                with connection.cursor() as cursor:
+                    cursor.execute("SHOW GRANTS")
+                    check_grants([str(grant) for (grant,) in cursor.fetchall()], self.address)
+            except AccountError:
+                hang_up(connection)
+                raise
             self._checked = True
         return connection
 
