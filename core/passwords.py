@@ -11,13 +11,17 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from typing import Annotated, NoReturn
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
 from urllib.parse import quote
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator
+
+from core.outputs import named_path
 
 VARIABLE = "AGENTGRPO_DB_PASSWORD"
 MASK = "***"
+_SERVER = "mysql://"
 _SCHEME = re.compile(r"[A-Za-z][\w+.-]*:/+")
 _ADDRESS = re.compile(rf"({_SCHEME.pattern})(.+)@", re.DOTALL)
 _WORD = re.compile(rf"({_SCHEME.pattern})(\S+)@")
@@ -44,6 +48,21 @@ def hidden(spec: str) -> str:
 
 BackendSpec = Annotated[str, AfterValidator(hidden)]
 """The type of a setting that names a backend."""
+
+
+def named_database(text: str) -> Path | str:
+    """Parse a flag that names a file or folder, or a database on a server, whose password is hidden."""
+    return hidden(text) if text.startswith(_SERVER) else named_path(text)
+
+
+def _path_or_address(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    return hidden(value) if value.startswith(_SERVER) else Path(value)
+
+
+DatabaseSpec = Annotated[Path | str, BeforeValidator(_path_or_address)]
+"""The type of a setting that names a database of the user's."""
 
 
 def revealed(spec: str) -> str:

@@ -13,7 +13,6 @@ from core.commands import execute, starting
 if __name__ == "__main__":
     starting()
 
-import argparse
 import os
 import platform
 import re
@@ -33,6 +32,7 @@ from core.cpu_features import cpu_flags
 from core.hub import ModelNotFoundError, model_folder
 from core.machine import memory_limits, port_number
 from core.outputs import named_path
+from core.passwords import Parser, named_database
 from sql_agent.model_check import SETUP, Problem, check_model_dir
 
 if TYPE_CHECKING:
@@ -194,30 +194,30 @@ def examine(model: Path | None, port: int, protocol: ProtocolName = "fc") -> lis
     return findings + ([check_model(model, protocol)] if model else [])
 
 
-def check_database(path: Path, tasks: Path | None) -> Finding:
-    """Check what a run with `--database` would find: files, tables, and whether the reference queries run."""
+def check_database(place: Path | str, tasks: Path | None) -> Finding:
+    """Check what a run with `--database` would find: databases, tables, and whether the references run."""
+    from dbbench_adapter.backends import BackendUnavailable
     from sql_agent.text_to_sql.environment import TextToSql
     from sql_agent.text_to_sql.load import read_questions
 
     mend = "doc/own_database.md has the forms of databases and questions"
     try:
-        with TextToSql(path) as environment:
-            files = environment.databases.files
-            tables = sum(len(environment.schema(db_id)) for db_id in files)
-            size_mib = sum(file.stat().st_size for file in files.values()) / 1024**2
-            found = f"{len(files)} SQLite, {tables} tables and views, {size_mib:,.1f} MiB"
+        with TextToSql(place) as environment:
+            databases = environment.databases
+            found = databases.summary()
             if tasks is None:
                 return Finding("database", found)
-            questions = read_questions(tasks, environment.databases)
+            questions = read_questions(tasks, databases)
             faults = [(q.id, fault) for q in questions if (fault := environment.reference_fault(q))]
-    except ValueError as error:
-        return Finding("database", str(path), (Problem(str(error), mend),))
+    except (ValueError, BackendUnavailable) as error:
+        return Finding("database", str(place), (Problem(str(error), mend),))
     found += f"; {len(questions)} questions"
     if not faults:
         return Finding("database", found)
     first = "; ".join(f"{name}: {fault}" for name, fault in faults[:3])
     what = f"{len(faults)} references fail and their questions will be left out: {first}"
-    mend = f"correct them in {tasks}; a reference is SQLite's SQL, one SELECT"
+    what_it_is = "one SELECT" if databases.dialect == "mysql" else "one SELECT or what changes data"
+    mend = f"correct them in {tasks}; a reference is {databases.engine}'s SQL, {what_it_is}"
     return Finding("database", found, (Problem(what, mend, blocks=len(faults) == len(questions)),))
 
 
@@ -252,7 +252,7 @@ def show(lines: list[tuple[str, str]]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.doctor", description="Can a run start on this machine?")
+    parser = Parser(prog="python -m scripts.doctor", description="Can a run start on this machine?")
     parser.add_argument(
         "--model",
         type=named_path,
@@ -265,7 +265,11 @@ def main(argv: list[str] | None = None) -> int:
         help="protocol that the model has to play (agent.protocol); default fc",
     )
     parser.add_argument("--port", type=port_number, default=STORE_PORT, help=f"the store's port; default {STORE_PORT}")
-    parser.add_argument("--database", type=named_path, help="your own SQLite file, or a folder with DB_ID/DB_ID.sqlite")
+    parser.add_argument(
+        "--database",
+        type=named_database,
+        help="your own SQLite file, a folder with DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database",
+    )
     parser.add_argument("--tasks", type=named_path, help="with --database: questions, whose references are run")
     args = parser.parse_args(argv)
     if args.tasks and not args.database:

@@ -14,7 +14,7 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from core.cpu_features import LARGE
-from core.passwords import BackendSpec, masked
+from core.passwords import BackendSpec, DatabaseSpec, masked
 from core.settings import Settings, merged, parse_yaml, read_settings
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings, JudgeConfig, RewardModelConfig
 from sql_agent.environments.registry import ENVIRONMENTS, check_name
@@ -31,9 +31,9 @@ class EnvConfig(Settings):
     agent: str | None = None
     """An agent of your own, FILE.py:NAME or module:NAME, that plays the rows of `data.train_file` itself: one of
     openai-agents or of agent-lightning (`doc/own_agent.md`)."""
-    database: Path | None = None
-    """SQLite file of text2sql, or its folder with DB_ID/DB_ID.sqlite; SQLite file of medical (None: invented entries,
-    made on this machine in data/medical)."""
+    database: DatabaseSpec | None = None
+    """SQLite file of text2sql, its folder with DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database; SQLite
+    file of medical (None: invented entries, made on this machine in data/medical)."""
     call_timeout_s: float = Field(default=30.0, gt=0)
     """Wall clock of one call of an own environment's code (a tool, reset, get_reward), in seconds; a call that takes
     longer loses its rollout."""

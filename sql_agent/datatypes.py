@@ -110,7 +110,8 @@ class EnvironmentSettings:
     judge: str = "strict"
     """A judge of that environment."""
     backend: str = "sqlite"
-    database: Path | None = None
+    database: Path | str | None = None
+    """A path, or the address of a database on a server, whose password is hidden."""
     call_timeout_s: float = 30.0
     agent: str | None = None
 

@@ -31,8 +31,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from core.outputs import named_path, written
-from core.passwords import Parser, hidden
+from core.outputs import written
+from core.passwords import Parser, hidden, named_database
 from core.processes import ends_in_order
 from core.stats import cluster_interval
 from dbbench_adapter.backends import BackendUnavailable
@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             environment.prepare(console.print)
             stack.enter_context(environment)
         except (BackendUnavailable, ValueError) as failure:
-            raise SystemExit(f"--backend: {failure}") from failure
+            raise SystemExit(f"{_flag(args.env)}: {failure}") from failure
         write = stack.enter_context(_sink(args.output, console, len(tasks) * args.samples))
         started = time.perf_counter()
         play = _player(args, environment, functions, api_key, stack)
@@ -332,14 +332,18 @@ def _environment(args: argparse.Namespace) -> Environment:
     try:
         environment = make_environment(settings)
     except ValueError as failure:
-        flag = {"dbbench": "--backend", "text2sql": "--database", "agent": "--agent"}.get(args.env, "--env")
-        raise SystemExit(f"{flag}: {failure}") from failure
+        raise SystemExit(f"{_flag(args.env)}: {failure}") from failure
     if args.agent and not environment.judged and not args.weights:
         raise SystemExit(
             f"nobody can tell what a rollout of {args.agent} is worth; give a function of its record, --reward "
             "FILE.py:NAME (doc/own_agent.md)"
         )
     return environment
+
+
+def _flag(environment: str) -> str:
+    """Return the flag that names what an environment plays on."""
+    return {"dbbench": "--backend", "text2sql": "--database", "agent": "--agent"}.get(environment, "--env")
 
 
 def _functions(args: argparse.Namespace) -> list[LoadedReward]:
@@ -380,7 +384,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--call-timeout", type=float, default=30.0, help="limit of one call of your environment's code, s (default 30)"
     )
     parser.add_argument(
-        "--database", type=named_path, help="your own SQLite file or folder, as in training; --tasks has its questions"
+        "--database",
+        type=named_database,
+        help="your own SQLite file or folder, or mysql://user:password@host:port/database, as in training; --tasks has "
+        "its questions",
     )
     parser.add_argument(
         "--backend", type=hidden, default="sqlite", help="sqlite (default), mariadb (a private server) or mysql://…"

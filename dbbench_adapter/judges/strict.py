@@ -77,7 +77,7 @@ def same_state(found: Snapshot, expected: Snapshot) -> bool:
     return found.keys() == expected.keys() and all(
         found[name].declared == expected[name].declared
         and found[name].columns == expected[name].columns
-        and _same_content(found[name].rows, expected[name].rows)
+        and same_content(found[name].rows, expected[name].rows)
         for name in expected
     )
 
@@ -237,7 +237,7 @@ def _paired(fitting: Sequence[Sequence[Sequence[int]]]) -> bool:
     return all(i in place_of or _placed(i, fitting, row_at, place_of) for i in range(len(fitting)))
 
 
-def _same_content(found: Rows, expected: Rows) -> bool:
+def same_content(found: Rows, expected: Rows) -> bool:
     """Return whether two tables hold the same rows, except for the last digits of numbers that are not whole.
 
     Identical rows are paired first, then rows whose other cells are equal. One column of such numbers is paired in

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 
 from examples.gsm8k.generator import HELD_OUT_FRACTION, Problem, Split, generate_problems, in_split
-from sql_agent.environments.rows import RowTask, read_rows, short
+from sql_agent.environments.rows import read_rows, short
 
 HUB_NAME = "openai/gsm8k"
 GENERATED = 1_000
@@ -67,11 +66,6 @@ def read_problems(path: Path) -> list[Problem]:
             raise ValueError(f"{placed.place}, {error}") from None
         problems.append({**placed.task.row, "id": placed.task.id})
     return problems
-
-
-def as_tasks(problems: Sequence[Problem]) -> list[RowTask]:
-    """Return problems as the environment's tasks, for commands that load them by themselves."""
-    return [RowTask(problem["id"], "gsm8k", problem) for problem in problems]
 
 
 def _from_hub(split: Split) -> list[Problem]:

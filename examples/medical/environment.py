@@ -97,6 +97,8 @@ class Medical(Environment):
 
     @classmethod
     def from_settings(cls, settings: EnvironmentSettings) -> Self:
+        if isinstance(settings.database, str):
+            raise ValueError(f"env.type=medical reads a SQLite file; got {settings.database}")
         return cls(settings.database)
 
     @cached_property

@@ -17,13 +17,14 @@ from dbbench_adapter.datatypes import Score
 from examples.gsm8k.calculator import calculate
 from examples.gsm8k.environment import RULES, Gsm8k
 from examples.gsm8k.generator import generate_problems
-from examples.gsm8k.problems import as_tasks, final_answer, load_problems, read_problems
+from examples.gsm8k.problems import final_answer, load_problems, read_problems
 from examples.gsm8k.stories import STORIES
 from scripts.check_env import main as check_env
 from sql_agent.agent import run_rollout
 from sql_agent.config import load_config
 from sql_agent.datatypes import AgentConfig, DataConfig
 from sql_agent.environments.base import make_environment
+from sql_agent.environments.rows import RowTask
 from sql_agent.oracle import app, call, calls, recite, serve
 
 HENS = {
@@ -31,6 +32,10 @@ HENS = {
     "question": "Ada's 12 hens lay 2 eggs each. She sells half of the eggs. How many does she keep?",
     "answer": "The hens lay 12*2 = <<12*2=24>>24 eggs.\nShe keeps 24/2 = <<24/2=12>>12 of them.\n#### 12",
 }
+
+
+def as_tasks(rows):
+    return [RowTask(row["id"], "gsm8k", row) for row in rows]
 
 
 def row(question="How many?", answer="It is 1+1 = <<1+1=2>>2.\n#### 2"):

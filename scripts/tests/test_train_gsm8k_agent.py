@@ -34,9 +34,10 @@ def guessing_policy(tmp_path_factory, problems) -> Path:
     from torch.nn.utils.rnn import pad_sequence as pad
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from examples.gsm8k.problems import as_tasks, load_problems
+    from examples.gsm8k.problems import load_problems
     from sql_agent.datatypes import EnvironmentSettings
     from sql_agent.environments.base import make_environment
+    from sql_agent.environments.rows import RowTask
     from sql_agent.local.conversation import Conversation
     from sql_agent.tiny_policy.tokenizer import END_ID, PAD_ID, build_tokenizer
 
@@ -46,8 +47,8 @@ def guessing_policy(tmp_path_factory, problems) -> Path:
     environment = make_environment(EnvironmentSettings("gsm8k"))
     conversation = Conversation(tokenizer, environment.tools)
     pairs: list[tuple[list[int], list[int]]] = []
-    for problem in as_tasks(load_problems(str(problems))):
-        prompt = conversation.first_prompt(environment.messages(problem))
+    for row in load_problems(str(problems)):
+        prompt = conversation.first_prompt(environment.messages(RowTask(row["id"], "gsm8k", row)))
         answers = [tokenizer.encode(f"#### {n}<|im_end|>", add_special_tokens=False) for n in (1, 2)]
         pairs += [(prompt, answer) for answer in answers]
     config = Qwen3Config(

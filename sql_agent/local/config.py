@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from core.passwords import BackendSpec
+from core.passwords import BackendSpec, DatabaseSpec
 from core.settings import Settings
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
@@ -91,7 +91,7 @@ class LossConfig(Settings):
         return self
 
 
-def check_environment(name: str, database: Path | None, call_timeout_s: float = 30.0) -> None:
+def check_environment(name: str, database: Path | str | None, call_timeout_s: float = 30.0) -> None:
     """Check that flags name an environment that a local command can play.
 
     Raises:
@@ -115,8 +115,9 @@ class EnvironmentConfig(Settings):
     env: str | None = None
     """The environment: dbbench, text2sql or another one of this project; or your own, FILE.py:NAME, module:NAME or an
     installed package's entry point. None: text2sql if there is a database, else dbbench."""
-    database: Path | None = None
-    """For text2sql: your own SQLite file, or a folder with DB_ID/DB_ID.sqlite. It is only read."""
+    database: DatabaseSpec | None = None
+    """For text2sql: your own SQLite file, a folder with DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database.
+    It is only read."""
     backend: BackendSpec = "sqlite"
     """For dbbench: database of the episodes: sqlite, mariadb (a private server) or mysql://user:password@host:port."""
     judge: Judge = "strict"
@@ -298,9 +299,9 @@ class InteractiveConfig(Settings):
     data: str | None = Field(default=None, validation_alias="train-file")
     """File of tasks for :tasks and :task N, in any form that training takes; none: generated ones, if the environment
     makes tasks."""
-    database: Path | None = None
+    database: DatabaseSpec | None = None
     """Your own SQLite file, which is only read. For dbbench its tables are copied; text2sql also takes a folder with
-    DB_ID/DB_ID.sqlite."""
+    DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database."""
     backend: BackendSpec = "sqlite"
     """For dbbench: server of the database: sqlite, mariadb (a private server) or mysql://user:password@host:port."""
     judge: Judge = "strict"
@@ -327,6 +328,11 @@ class InteractiveConfig(Settings):
             if name in self.model_fields_set and self.env not in environments:
                 known = " or ".join(environments)
                 raise ValueError(f"--{name} belongs to --env {known}, this one is {self.env}; leave it out")
+        if self.env == "dbbench" and isinstance(self.database, str):
+            raise ValueError(
+                f"--database {self.database}: the tables that --env dbbench asks about are copied from a SQLite file; "
+                "--env text2sql asks a database on a server"
+            )
         check_environment(self.env, self.database if self.env == "text2sql" else None)
         return self
 

@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from core.passwords import DatabaseSpec
 from core.settings import Settings
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.local.config import CpuPrecision, check_environment
@@ -53,8 +54,8 @@ class SftConfig(Settings):
     tasks: Path | None = None
     """For dbbench: task file whose reference statements are played; none: generated tasks. For text2sql: rows with
     `question` and `query`. For your own environment: its rows, with a column `reference`."""
-    database: Path | None = None
-    """For text2sql: a SQLite file, or a folder with DB_ID/DB_ID.sqlite."""
+    database: DatabaseSpec | None = None
+    """For text2sql: a SQLite file, a folder with DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database."""
     protocol: ProtocolName = "fc"
     """For dbbench: how the oracle acts, by tool calls (fc), or in plain text (text, lab)."""
     chat_template_path: Path | None = None

@@ -6,7 +6,7 @@ import argparse
 import json
 
 from core.outputs import named_path
-from core.passwords import Parser
+from core.passwords import Parser, named_database
 from sql_agent.config import TrainConfig, load_config
 from sql_agent.environments.registry import ENVIRONMENTS
 from sql_agent.rewards import weights_of
@@ -38,9 +38,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--database",
-        type=named_path,
-        help="your own: a SQLite file, or a folder with DB_ID/DB_ID.sqlite as Spider and BIRD have; with --train-file, "
-        "rows of `question` and `query`",
+        type=named_database,
+        help="your own: a SQLite file, a folder with DB_ID/DB_ID.sqlite as Spider and BIRD have, or "
+        "mysql://user:password@host:port/database; with --train-file, rows of `question` and `query`",
     )
     parser.add_argument(
         "--agent",

@@ -245,7 +245,8 @@ def check_episodes(cfg: TrainConfig) -> None:
     try:
         make_environment(cfg.environment).check_episodes()
     except BackendUnavailable as error:
-        raise UsageError(f"rollout.backend: {error}") from None
+        setting = "env.database" if cfg.env.database is not None else "rollout.backend"
+        raise UsageError(f"{setting}: {error}") from None
 
 
 def check_port(port: int) -> None:

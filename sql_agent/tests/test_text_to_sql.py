@@ -20,8 +20,8 @@ from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import make_environment
 from sql_agent.startup.data import fitting
 from sql_agent.text_to_sql import environment as text_to_sql
-from sql_agent.text_to_sql.databases import DatabaseError, Databases
-from sql_agent.text_to_sql.datatypes import Question
+from sql_agent.text_to_sql.databases import Databases
+from sql_agent.text_to_sql.datatypes import DatabaseError, Question
 from sql_agent.text_to_sql.environment import TextToSql
 from sql_agent.text_to_sql.episode import format_result
 from sql_agent.text_to_sql.judges import EXECUTION_JUDGES, as_run, same_result
@@ -73,9 +73,9 @@ def test_a_file_is_a_database_and_a_folder_holds_one_per_id(shop, tmp_path):
     for folder in (tmp_path, tmp_path / "database"):  # as downloaded, or the folder of the databases itself
         assert list(Databases(folder).files) == ["shop", "town"]
     with pytest.raises(DatabaseError, match=r"no database 'city' in .*, which has shop, town"):
-        Databases(tmp_path).file("city")
+        Databases(tmp_path).db_id("city")
     with pytest.raises(DatabaseError, match=r"no db_id, and .* holds 2 databases: name one of them"):
-        Databases(tmp_path).file(None)
+        Databases(tmp_path).db_id(None)
 
 
 def test_what_is_no_database_is_named(tmp_path):
@@ -628,7 +628,7 @@ def test_prompts_that_are_too_long_get_a_shorter_schema_which_is_said(environmen
     assert (whole, environment.describe(whole.train)) == (found, [])
     cut = fitting(found, environment, length, length(found.train[0]) - 1)
     assert {question.schema_chars for question in [*cut.train, *cut.val]} == {
-        lengths(environment.schema("my shop?"))[0]
+        lengths(environment.databases.schema("my shop?"))[0]
     }
     assert all(length(question) < length(found.train[0]) for question in cut.train)
     assert environment.describe(cut.train) == [

@@ -1,14 +1,24 @@
-"""Finds a user's own databases: one SQLite file, or a folder with one per `db_id`. None of them is written to."""
+"""Finds a user's own databases: one SQLite file, a folder with one per `db_id`, or one database on a MySQL server.
+
+None of them is written to. `Databases` and `ServerDatabase` have the same methods; only a file has `open_view`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar, Literal
 
+from dbbench_adapter.backends.mysql.read_only import AccountError, ReadOnlyServer
+from dbbench_adapter.backends.sqlite.sandbox import Watchdog
+from sql_agent.text_to_sql.changes import ChangeableDatabase
+from sql_agent.text_to_sql.datatypes import DatabaseError
+from sql_agent.text_to_sql.sandbox import UserDatabase
+from sql_agent.text_to_sql.schema import TableInfo, read_schema
+from sql_agent.text_to_sql.server import ServerSession, read_server_schema
+
+Dialect = Literal["sqlite", "mysql"]
 SUFFIXES = (".sqlite", ".sqlite3", ".db")
-
-
-class DatabaseError(ValueError):
-    """Says that a database cannot be used; the message says why and what to do."""
 
 
 class Databases:
@@ -21,26 +31,139 @@ class Databases:
         DatabaseError: there is no SQLite database.
     """
 
+    dialect: ClassVar[Dialect] = "sqlite"
+    engine: ClassVar[str] = "SQLite"
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self.files = _files(path)
+        self._watchdog = Watchdog()
+        self._schemas: dict[str, tuple[TableInfo, ...]] = {}
 
-    def file(self, db_id: str | None) -> Path:
-        """Return the file of a database.
+    @property
+    def ids(self) -> Sequence[str]:
+        return list(self.files)
+
+    def db_id(self, name: str | None) -> str:
+        """Return the id of a database.
 
         Args:
-            db_id: None if a row names none, which is allowed if there is only one database.
+            name: None if a row names none, which is allowed if there is only one database.
         Raises:
             DatabaseError: there is no such database, or there are several and none is named.
         """
-        if db_id is None and len(self.files) == 1:
-            return next(iter(self.files.values()))
-        if db_id is None:
+        if name is None and len(self.files) == 1:
+            return next(iter(self.files))
+        if name is None:
             raise DatabaseError(f"no db_id, and {self.path} holds {len(self.files)} databases: name one of them")
-        if db_id not in self.files:
+        if name not in self.files:
             known = ", ".join(list(self.files)[:5]) + (", ..." if len(self.files) > 5 else "")
-            raise DatabaseError(f"no database {db_id!r} in {self.path}, which has {known}")
-        return self.files[db_id]
+            raise DatabaseError(f"no database {name!r} in {self.path}, which has {known}")
+        return name
+
+    def schema(self, db_id: str) -> tuple[TableInfo, ...]:
+        """Return the tables and views.
+
+        Raises:
+            DatabaseError: the file cannot be read, or has no table.
+        """
+        if db_id not in self._schemas:
+            self._schemas[db_id] = read_schema(self.files[db_id])
+        return self._schemas[db_id]
+
+    def open(self, db_id: str, *, statement_timeout_s: float) -> UserDatabase:
+        """Open the database for one episode, or for a judge.
+
+        Raises:
+            BackendUnavailable: the file cannot be opened.
+        """
+        self._watchdog.ensure_alive()
+        return UserDatabase(self.files[db_id], self._watchdog, statement_timeout_s=statement_timeout_s)
+
+    def open_view(self, db_id: str, *, statement_timeout_s: float) -> ChangeableDatabase:
+        """Open a view of the database that may be changed.
+
+        Raises:
+            BackendUnavailable: the file cannot be opened.
+        """
+        self._watchdog.ensure_alive()
+        return ChangeableDatabase(self.files[db_id], self._watchdog, statement_timeout_s=statement_timeout_s)
+
+    def summary(self) -> str:
+        """Describe the databases in a line."""
+        tables = sum(len(self.schema(db_id)) for db_id in self.files)
+        size_mib = sum(file.stat().st_size for file in self.files.values()) / 1024**2
+        return f"{len(self.files)} SQLite, {tables} tables and views, {size_mib:,.1f} MiB"
+
+    def close(self) -> None:
+        self._watchdog.stop()
+
+
+class ServerDatabase:
+    """Holds one database on a MySQL or MariaDB server, `mysql://user:password@host:port/database`.
+
+    Raises:
+        DatabaseError: the address cannot be read.
+    """
+
+    dialect: ClassVar[Dialect] = "mysql"
+    engine: ClassVar[str] = "MySQL"
+
+    def __init__(self, spec: str) -> None:
+        try:
+            self._server = ReadOnlyServer(spec)
+        except ValueError as error:
+            raise DatabaseError(str(error)) from None
+        self._schema: tuple[TableInfo, ...] | None = None
+
+    @property
+    def ids(self) -> Sequence[str]:
+        return [self._server.address.database]
+
+    def db_id(self, name: str | None) -> str:
+        """Return the database's name.
+
+        Raises:
+            DatabaseError: a row names another database.
+        """
+        if name not in (None, *self.ids):
+            raise DatabaseError(f"no database {name!r} at {self._server.address.shown}, which is {self.ids[0]}")
+        return self.ids[0]
+
+    def schema(self, db_id: str) -> tuple[TableInfo, ...]:
+        """Return the tables and views.
+
+        Raises:
+            DatabaseError: the account may do more than read, or there is no table.
+            BackendUnavailable: the server does not answer.
+        """
+        if self._schema is None:
+            try:
+                self._schema = read_server_schema(self._server)
+            except AccountError as error:
+                raise DatabaseError(str(error)) from None
+        return self._schema
+
+    def open(self, db_id: str, *, statement_timeout_s: float) -> ServerSession:
+        """Return what runs an episode's statements."""
+        return ServerSession(self._server, statement_timeout_s)
+
+    def summary(self) -> str:
+        """Describe the database in a line."""
+        tables = len(self.schema(self.ids[0]))
+        return f"{self._server.version()}, {tables} tables and views, an account that may only read"
+
+    def close(self) -> None:
+        self._server.close()
+
+
+def open_databases(place: Path | str) -> Databases | ServerDatabase:
+    """Return the databases at a path or an address.
+
+    Raises:
+        DatabaseError: there is none.
+    """
+    return ServerDatabase(place) if isinstance(place, str) else Databases(place)
 
 
 def _files(path: Path) -> dict[str, Path]:

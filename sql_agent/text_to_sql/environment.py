@@ -1,10 +1,14 @@
-"""Offers questions about a user's own SQLite databases, judged by the result of the submitted query."""
+"""Offers questions about a user's own databases, judged by the result of the submitted query.
+
+A task whose reference changes data is judged by what the agent has left behind in its view of the file.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -12,18 +16,19 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from dbbench_adapter.backends import Result
-from dbbench_adapter.backends.sqlite.sandbox import Watchdog
+from dbbench_adapter.backends.sqlite.copy_on_write import Changes
 from dbbench_adapter.datatypes import Rows, Score
 from dbbench_adapter.protocols import Message
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, Split
-from sql_agent.text_to_sql.databases import Databases
+from sql_agent.text_to_sql.changes import ChangeableDatabase, same_state
+from sql_agent.text_to_sql.databases import Databases, open_databases
 from sql_agent.text_to_sql.datatypes import Question
-from sql_agent.text_to_sql.episode import MAX_ROUNDS, TOOLS, TextToSqlEpisode, messages, submission
+from sql_agent.text_to_sql.episode import MAX_ROUNDS, TOOLS, TextToSqlEpisode, messages, solution
 from sql_agent.text_to_sql.judges import EXECUTION_JUDGES, ExecutionJudge, as_run, same_result
-from sql_agent.text_to_sql.load import read_questions, split_questions
-from sql_agent.text_to_sql.sandbox import MAX_RESULT_ROWS, UserDatabase
-from sql_agent.text_to_sql.schema import TableInfo, lengths, read_schema, render
+from sql_agent.text_to_sql.load import changes_data, read_questions, split_questions, statements
+from sql_agent.text_to_sql.sandbox import MAX_RESULT_ROWS
+from sql_agent.text_to_sql.schema import lengths, render
 
 JUDGED_S = 30.0
 """Seconds that a reference or a submitted query may take, longer than other statements, as in BIRD's evaluator."""
@@ -38,26 +43,31 @@ class TextToSql(Environment):
     """Plays questions that are answered by a query.
 
     Args:
-        path: a SQLite file, or a folder in the layout of Spider and BIRD.
+        place: a SQLite file, a folder in the layout of Spider and BIRD, or the address of a database on a MySQL server.
     Raises:
         DatabaseError: there is no such database.
+        ValueError: the judge does not compare results of such a database.
     """
 
     name: ClassVar[str] = "text2sql"
 
-    def __init__(self, path: Path, judge: ExecutionJudge = "strict") -> None:
-        self.databases = Databases(path)
+    def __init__(self, place: Path | str, judge: ExecutionJudge = "strict") -> None:
+        self.databases = open_databases(place)
+        if self.databases.dialect == "mysql" and judge != "strict":
+            raise ValueError(
+                f"the judge {judge} compares as an evaluator that runs SQLite; with mysql:// the judge is strict"
+            )
         self._judge: ExecutionJudge = judge
-        self._watchdog = Watchdog()
         self.tools = TOOLS
-        self._schemas: dict[str, tuple[TableInfo, ...]] = {}
         self._reference_rows = lru_cache(maxsize=256)(self._run_reference)  # a group's rollouts share a reference
+        self._reference_changes = lru_cache(maxsize=16)(self._run_change)
 
     @classmethod
     def from_settings(cls, settings: EnvironmentSettings) -> Self:
         if settings.database is None:
             raise ValueError(
-                "env.type=text2sql needs a database: --database FILE.sqlite, or a folder DB_ID/DB_ID.sqlite"
+                "env.type=text2sql needs a database: --database FILE.sqlite, a folder DB_ID/DB_ID.sqlite, or "
+                "mysql://user:password@host:port/database"
             )
         if settings.protocol != "fc":
             raise ValueError(f"env.type=text2sql acts by tool calls, agent.protocol=fc; got {settings.protocol}")
@@ -67,18 +77,14 @@ class TextToSql(Environment):
             raise ValueError(f"the judge of env.type=text2sql is one of {known}; got {settings.judge}")
         return cls(settings.database, judge)
 
-    def schema(self, db_id: str) -> tuple[TableInfo, ...]:
-        if db_id not in self._schemas:
-            self._schemas[db_id] = read_schema(self.databases.file(db_id))
-        return self._schemas[db_id]
-
     def messages(self, task: Question) -> list[Message]:
-        return messages(task, render(self.schema(task.db_id), task.schema_chars)[0])
+        schema = render(self.databases.schema(task.db_id), task.schema_chars)[0]
+        return messages(task, schema, self.databases.engine)
 
     def shortened(self, task: Question, prompt_tokens: Callable[[Question], int], limit: int) -> Question:
         """Return the question with the longest schema that fits, or else with the shortest one."""
         shorter = task
-        for chars in lengths(self.schema(task.db_id)):
+        for chars in lengths(self.databases.schema(task.db_id)):
             if prompt_tokens(shorter) <= limit:
                 break
             shorter = replace(task, schema_chars=chars)
@@ -89,22 +95,27 @@ class TextToSql(Environment):
         cut = Counter((task.db_id, task.schema_chars) for task in tasks if task.schema_chars is not None)
         return [
             f"the schema of {db_id} is cut to {chars} characters in {count} of {len(tasks)} prompts, to fit "
-            f"data.max_prompt_tokens; left out: {render(self.schema(db_id), chars)[1]}"
+            f"data.max_prompt_tokens; left out: {render(self.databases.schema(db_id), chars)[1]}"
             for (db_id, chars), count in cut.most_common()
         ]
 
     def open(self, task: Question, limits: AgentConfig) -> TextToSqlEpisode:
-        file, timeout_s = self.databases.file(task.db_id), limits.statement_timeout_s
-        database = UserDatabase(file, self._watchdog, statement_timeout_s=timeout_s)
-        return TextToSqlEpisode(task, database, self.max_replies(limits))
+        open_one = self.databases.open
+        if changes_data(task.query) and isinstance(self.databases, Databases):
+            open_one = self.databases.open_view
+        database = open_one(task.db_id, statement_timeout_s=limits.statement_timeout_s)
+        return TextToSqlEpisode(task, database, self.max_replies(limits), submission_timeout_s=JUDGED_S)
 
     def judge(self, episode: TextToSqlEpisode) -> Score:
-        """Compare the results of the submitted query and the reference.
+        """Compare the results of the submitted query and the reference, or what both have left behind.
 
         Returns:
-            1 with the reason `match`; 0 with `wrong_result`, `sql_error`, `too_many_rows` or `no_answer`; None with
-            `reference_failed`, for which references are checked before a run.
+            1 with the reason `match`; 0 with `wrong_result`, `sql_error`, `too_many_rows` or `no_answer`, in a task
+            that changes data `wrong_state` or `no_change`; None with `reference_failed`, for which references are
+            checked before a run.
         """
+        if isinstance(episode.database, ChangeableDatabase):
+            return self._judge_changes(episode.question, episode.database.changes())
         if episode.submitted is None:
             return Score(0.0, "no_answer")
         question = episode.question
@@ -116,8 +127,16 @@ class TextToSql(Environment):
         expected = self.expected(question)
         if expected is None:
             return Score(None, "reference_failed")
-        right = same_result(self._judge, given.rows or (), expected, question.query)
+        right = same_result(self._judge, given.rows or (), expected, question.query, self.databases.dialect)
         return Score(1.0, "match") if right else Score(0.0, "wrong_result")
+
+    def _judge_changes(self, question: Question, given: Changes) -> Score:
+        expected = self.expected_changes(question)
+        if expected is None:
+            return Score(None, "reference_failed")
+        if same_state(given, expected):
+            return Score(1.0, "match")
+        return Score(0.0, "wrong_state" if given else "no_change")
 
     def expected(self, question: Question) -> Rows | None:
         """Return the rows of the answer; None if the reference cannot be run or gives too many."""
@@ -128,10 +147,20 @@ class TextToSql(Environment):
         except _ReferenceFailedError:
             return None
 
+    def expected_changes(self, question: Question) -> Changes | None:
+        """Return what the reference of a task that changes data does; None if it cannot be run or changes too much."""
+        try:
+            return self._reference_changes(question.db_id, question.query or "")
+        except _ReferenceFailedError:
+            return None
+
     def reference_fault(self, question: Question) -> str | None:
         """Return why the question's reference cannot be used to judge; None if it can."""
         try:
-            self._reference_rows(question.db_id, as_run(self._judge, question.query or "SELECT 1"))
+            if changes_data(question.query):
+                self._reference_changes(question.db_id, question.query or "")
+            else:
+                self._reference_rows(question.db_id, as_run(self._judge, question.query or "SELECT 1"))
         except _ReferenceFailedError as fault:
             return str(fault)
         return None
@@ -144,25 +173,30 @@ class TextToSql(Environment):
             raise _ReferenceFailedError(f"more than {MAX_RESULT_ROWS} rows")
         return result.rows or ()
 
+    def _run_change(self, db_id: str, query: str) -> Changes:
+        assert isinstance(self.databases, Databases)  # on a server `read_questions` refuses such a reference
+        with closing(self.databases.open_view(db_id, statement_timeout_s=JUDGED_S)) as database:
+            for statement in statements(query):
+                if (error := database.run(statement).error) is not None:
+                    raise _ReferenceFailedError(error)
+            return database.changes()
+
     def _run(self, db_id: str, query: str) -> Result:
-        self._watchdog.ensure_alive()
-        database = UserDatabase(self.databases.file(db_id), self._watchdog, statement_timeout_s=JUDGED_S)
-        try:
+        with closing(self.databases.open(db_id, statement_timeout_s=JUDGED_S)) as database:
             return database.run(query)
-        finally:
-            database.close()
 
     def max_replies(self, limits: AgentConfig) -> int:
         return limits.max_turns or MAX_ROUNDS
 
     def check_episodes(self) -> None:
-        for db_id in self.databases.files:
-            self.schema(db_id)
+        for db_id in self.databases.ids:
+            self.databases.schema(db_id)
 
     def load_split(self, data: DataConfig, seed: int) -> Split:
         """Load the questions, and leave out those whose reference fails.
 
-        Training questions with an empty answer are left out too, because every query that finds nothing would be right.
+        Training questions with an empty answer are left out too, because every query that finds nothing would be
+        right, and so are those whose reference changes nothing.
         Without `data.val_file`, some of the training questions are held out.
         """
         if data.train_file is None:
@@ -179,11 +213,12 @@ class TextToSql(Environment):
     def _usable(self, questions: Sequence[Question], left_out: Counter[str], *, train: bool) -> list[Question]:
         kept, next_line = [], time.monotonic() + PROGRESS_S
         for number, question in enumerate(questions):
-            expected = self.expected(question)
+            changes = changes_data(question.query)
+            expected = self.expected_changes(question) if changes else self.expected(question)
             if expected is None:
                 left_out["reference_failed"] += 1
             elif train and not expected:
-                left_out["empty_answer"] += 1
+                left_out["changes_nothing" if changes else "empty_answer"] += 1
             else:
                 kept.append(question)
             if time.monotonic() > next_line:
@@ -200,7 +235,7 @@ class TextToSql(Environment):
         return {"db_id": task.db_id, "question": task.question, **solution, "evidence": task.evidence, **kind}
 
     def reference_replies(self, task: Question) -> list[Message]:
-        return [] if task.query is None else [submission(task.query)]
+        return [] if task.query is None else solution(task.query)
 
     def typed(self, id: str, question: str, like: Question | None) -> Question:
         """Return the question about the only database, or else about the one of the task that was asked last."""
@@ -215,8 +250,7 @@ class TextToSql(Environment):
         return Question.from_dict(fields)
 
     def __enter__(self) -> Self:
-        self._watchdog.ensure_alive()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._watchdog.stop()
+        self.databases.close()

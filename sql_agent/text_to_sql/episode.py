@@ -9,8 +9,11 @@ from dbbench_adapter.backends import Result
 from dbbench_adapter.backends.sqlite.read_only import json_cell
 from dbbench_adapter.protocols import Message, Status
 from sql_agent.environments.episode import tool
+from sql_agent.text_to_sql.changes import ChangeableDatabase
 from sql_agent.text_to_sql.datatypes import Question
+from sql_agent.text_to_sql.load import changes_data, statements
 from sql_agent.text_to_sql.sandbox import UserDatabase
+from sql_agent.text_to_sql.server import ServerSession
 
 MAX_ROUNDS = 8
 """Number of replies, the one that submits included."""
@@ -18,43 +21,80 @@ MAX_SHOWN_ROWS = 20
 MAX_SHOWN_CHARS = 1_000
 """Longest result that the policy reads."""
 RULES = """\
-You answer questions about a SQLite database by a query. execute_sql runs a SELECT statement and shows its rows; \
+You answer questions about a {engine} database by a query. execute_sql runs a SELECT statement and shows its rows; \
 submit_sql hands in the query whose result is the answer, and ends the task. The query returns the columns that are \
 asked for and nothing else.
 """
+RULES_OF_CHANGES = """\
+You change the data of a {engine} database as you are asked. execute_sql runs a SELECT, INSERT, UPDATE or DELETE \
+statement and shows its rows, or how many it changed; submit_sql runs the last statement, and ends the task. The rows \
+of all tables are compared with what was asked for, so change nothing else.
+"""
 
 
-_SQL = {"sql": "The SELECT statement."}
+_SQL = {"sql": "The statement."}
 TOOLS = [
-    tool("execute_sql", "Run one SELECT statement and return its rows.", _SQL),
-    tool("submit_sql", "Hand in the query that answers the question.", _SQL),
+    tool(
+        "execute_sql",
+        "Run one SELECT statement and return its rows. In a task that changes data also INSERT, UPDATE or DELETE.",
+        _SQL,
+    ),
+    tool(
+        "submit_sql",
+        "Hand in the query that answers the question. In a task that changes data, run the last statement.",
+        _SQL,
+    ),
 ]
 
 
-def messages(question: Question, schema: str) -> list[Message]:
+def messages(question: Question, schema: str, engine: str) -> list[Message]:
     """Return the first prompt; the schema comes first, so that all questions about a database share a prefix."""
     evidence = f"\n{question.evidence}" if question.evidence else ""
+    rules = RULES_OF_CHANGES if changes_data(question.query) else RULES
     return [
-        {"role": "system", "content": f"{RULES}\n{schema}"},
+        {"role": "system", "content": f"{rules.format(engine=engine)}\n{schema}"},
         {"role": "user", "content": question.question + evidence},
     ]
 
 
-def submission(query: str) -> Message:
-    """Return the reply of an assistant that knows the query."""
-    call = {
-        "id": "call_0",
-        "type": "function",
-        "function": {"name": "submit_sql", "arguments": json.dumps({"sql": query}, ensure_ascii=False)},
-    }
-    return {"role": "assistant", "content": None, "tool_calls": [call]}
+def solution(query: str) -> list[Message]:
+    """Return the replies of an assistant that knows the reference; of several statements it hands in the last."""
+    *first, last = statements(query) if changes_data(query) else [query]
+    calls = [*(("execute_sql", sql) for sql in first), ("submit_sql", last)]
+    return [
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {
+                    "id": f"call_{number}",
+                    "type": "function",
+                    "function": {"name": name, "arguments": json.dumps({"sql": sql}, ensure_ascii=False)},
+                }
+            ],
+        }
+        for number, (name, sql) in enumerate(calls)
+    ]
 
 
 class TextToSqlEpisode:
-    """Implements `sql_agent.environments.base.CallingEpisode`."""
+    """Implements `sql_agent.environments.base.CallingEpisode`.
 
-    def __init__(self, question: Question, database: UserDatabase, max_rounds: int) -> None:
+    Args:
+        database: a `ChangeableDatabase` if the task changes data; what is submitted is run there.
+        submission_timeout_s: wall-clock budget of what is submitted, in seconds.
+    """
+
+    def __init__(
+        self,
+        question: Question,
+        database: UserDatabase | ServerSession,
+        max_rounds: int,
+        *,
+        submission_timeout_s: float,
+    ) -> None:
         self.question, self.database, self.max_rounds = question, database, max_rounds
+        self._submission_timeout_s = submission_timeout_s
         self.malformed_calls = 0
         self.status: Status = "running"
         self.submitted: str | None = None
@@ -76,7 +116,10 @@ class TextToSqlEpisode:
         if name == "execute_sql":
             return format_result(self.database.run(sql))
         self.submitted, self.status = sql, "completed"
-        return ""
+        if not isinstance(self.database, ChangeableDatabase):
+            return ""
+        self.database.statement_timeout_s = self._submission_timeout_s
+        return format_result(self.database.run(sql))
 
     def without_call(self, reply: str) -> list[Message]:
         """End the episode without an answer, since the reply has no call."""

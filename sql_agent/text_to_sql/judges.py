@@ -34,20 +34,23 @@ def as_run(judge: ExecutionJudge, query: str) -> str:
     return _THIS_YEAR.sub("2020", _DISTINCT.sub(lambda match: match[1] or "", joined))
 
 
-def same_result(judge: ExecutionJudge, given: Rows, expected: Rows, reference: str | None) -> bool:
+def same_result(
+    judge: ExecutionJudge, given: Rows, expected: Rows, reference: str | None, dialect: str = "sqlite"
+) -> bool:
     """Return whether two results are equal by the judge's rule.
 
     Args:
         given, expected: the rows of the two queries `as_run`.
         reference: the reference query, which decides whether the order counts; None if there are only rows, which are
             compared as a multiset.
+        dialect: sqlglot's name of the reference's SQL.
     """
     if judge == "bird":
         return set(given) == set(expected)
     if judge == "spider":
         ordered = "order by" in (reference or "").lower()
         return _same_but_for_columns(given, expected, ordered=ordered)
-    ordered = reference is not None and orders_rows(reference)
+    ordered = reference is not None and orders_rows(reference, dialect)
     return same_rows(_plain(given), _plain(expected), ordered=ordered)
 
 

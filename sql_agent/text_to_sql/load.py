@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import math
 import random
+import sqlite3
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,8 @@ from sqlglot.errors import SqlglotError
 
 from core.json_text import parse_json
 from dbbench_adapter.datatypes import Cell, Rows
-from sql_agent.text_to_sql.databases import DatabaseError, Databases
-from sql_agent.text_to_sql.datatypes import Question
+from sql_agent.text_to_sql.databases import Databases, ServerDatabase
+from sql_agent.text_to_sql.datatypes import DatabaseError, Question
 
 REFERENCE_KEYS = ("query", "SQL", "sql")
 """Spider's rows have `query` as text, and `sql` as its parse; that parse is not read."""
@@ -30,7 +32,7 @@ class QuestionFileError(ValueError):
     """Says that a file of questions cannot be read; the message names file and row."""
 
 
-def read_questions(path: Path, databases: Databases) -> list[Question]:
+def read_questions(path: Path, databases: Databases | ServerDatabase) -> list[Question]:
     """Read a JSON array, or JSONL.
 
     Raises:
@@ -69,12 +71,43 @@ def split_questions(questions: Sequence[Question], fraction: float, seed: int) -
     return train, val
 
 
-def kind_of(query: str) -> str:
+def statements(query: str) -> list[str]:
+    """Return the statements of a reference, which semicolons part."""
+    found = [""]
+    for part in query.split(";"):
+        found[-1] += part + ";"
+        if sqlite3.complete_statement(found[-1]):
+            found.append("")
+    return [each for each in (text.removesuffix(";").strip() for text in found) if each]
+
+
+@lru_cache(maxsize=10_000)
+def changes_data(query: str | None) -> bool:
+    """Return whether a reference has an INSERT, UPDATE or DELETE, so that its result is the state of the tables."""
+    return any(_kind_of_change(statement) is not None for statement in statements(query or ""))
+
+
+def _kind_of_change(statement: str) -> str | None:
+    tree = _parsed(statement)
+    if tree is None or isinstance(tree, exp.Command):  # SQLite knows forms that sqlglot does not read
+        first = statement.split(None, 1)[0].lower()
+        return first if first in _CHANGES else "insert" if first == "replace" else None
+    return next((name for name, node in _CHANGES.items() if isinstance(tree, node)), None)
+
+
+_CHANGES: dict[str, Any] = {"insert": exp.Insert, "update": exp.Update, "delete": exp.Delete}
+
+
+def kind_of(query: str, dialect: str = "sqlite") -> str:
     """Classify a reference: the first that fits of `nested`, `set`, `join`, `group`, `aggregate` and `plain`.
 
-    A reference that does not parse is `other`.
+    A reference that changes data is `insert`, `update` or `delete`, or `several` if it has several statements. One that
+    does not parse is `other`.
     """
-    tree = _parsed(query)
+    if changes_data(query):
+        found = statements(query)
+        return _kind_of_change(found[0]) or "several" if len(found) == 1 else "several"
+    tree = _parsed(query, dialect)
     if tree is None:
         return "other"
     if len(list(tree.find_all(exp.Select))) > 1 and not isinstance(tree, exp.SetOperation):
@@ -93,18 +126,18 @@ _KINDS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def orders_rows(query: str) -> bool:
+def orders_rows(query: str, dialect: str = "sqlite") -> bool:
     """Return whether the outermost query orders its rows; if it does not parse, an ORDER BY at its end decides."""
-    tree = _parsed(query)
+    tree = _parsed(query, dialect)
     if tree is None:
         return "order by" in query.lower().rpartition(")")[2]
     return tree.args.get("order") is not None
 
 
-def _parsed(query: str) -> exp.Expr | None:
+def _parsed(query: str, dialect: str = "sqlite") -> exp.Expr | None:
     """Return the first statement; a comment after its semicolon would be parsed as one more statement."""
     try:
-        return next(filter(None, sqlglot.parse(query, read="sqlite")), None)
+        return next(filter(None, sqlglot.parse(query, read=dialect)), None)
     except (SqlglotError, RecursionError):
         return None
 
@@ -130,7 +163,7 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
     yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))
 
 
-def _question(row: Any, name: str, databases: Databases) -> Question:
+def _question(row: Any, name: str, databases: Databases | ServerDatabase) -> Question:
     if not isinstance(row, dict):
         raise ValueError(f"a {type(row).__name__}, expected an object with `question` and `query`")
     question = _text(row, "question")
@@ -138,7 +171,7 @@ def _question(row: Any, name: str, databases: Databases) -> Question:
         raise ValueError(f"no `question`; the row has {', '.join(row) or 'nothing'}")
     db_id = _text(row, "db_id") or None
     try:
-        file = databases.file(db_id)
+        db_id = databases.db_id(db_id)
     except DatabaseError as error:
         raise ValueError(str(error)) from None
     query = next(
@@ -147,8 +180,13 @@ def _question(row: Any, name: str, databases: Databases) -> Question:
     answer = _answer(row["answer"]) if query is None and "answer" in row else None
     if query is None and answer is None:
         raise ValueError(f"neither `query` (or `SQL`) nor `answer`; the row has {', '.join(row)}")
-    kind = _text(row, "difficulty") or (kind_of(query) if query else "answer")
-    return Question(name, question, db_id or file.stem, query, answer, _text(row, "evidence"), kind)
+    if databases.dialect == "mysql" and changes_data(query):
+        raise ValueError(
+            "the reference changes data, and a database on a server is only read; leave the row out, or copy the "
+            "database into a SQLite file, where tasks may change data"
+        )
+    kind = _text(row, "difficulty") or (kind_of(query, databases.dialect) if query else "answer")
+    return Question(name, question, db_id, query, answer, _text(row, "evidence"), kind)
 
 
 def _text(row: dict[str, Any], key: str) -> str:

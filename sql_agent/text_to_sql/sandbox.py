@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from dbbench_adapter.backends import Result
 from dbbench_adapter.backends.sqlite.read_only import Functions, ReadOnlyDatabase
@@ -102,6 +102,9 @@ class UserDatabase(ReadOnlyDatabase):
         BackendUnavailable: the file cannot be opened; `run` raises it when the file can no longer be read.
     """
 
+    refusal: ClassVar[str] = REFUSAL
+    """What the agent reads about a statement that is not allowed."""
+
     def __init__(self, path: Path, watchdog: Watchdog, *, statement_timeout_s: float) -> None:
         super().__init__(
             path,
@@ -109,7 +112,7 @@ class UserDatabase(ReadOnlyDatabase):
             tables=None,
             functions=_FUNCTIONS,
             callable_functions=_BUILT_IN.split(),
-            refusal=REFUSAL,
+            refusal=self.refusal,
             statement_timeout_s=statement_timeout_s,
             max_sort_opcodes=None,  # a table may have millions of rows
             max_rows=MAX_RESULT_ROWS + 1,  # one more shows that there are too many

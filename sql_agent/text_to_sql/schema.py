@@ -1,4 +1,4 @@
-"""Renders the schema of a SQLite file for the policy, cut to a length.
+"""Renders the schema of a database for the policy, cut to a length, and reads that of a SQLite file.
 
 It shows tables, columns with types, keys, and a few values of each column. Leaves out indexes, triggers and checks.
 """
@@ -6,15 +6,16 @@ It shows tables, columns with types, keys, and a few values of each column. Leav
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dbbench_adapter.backends import BackendUnavailable
 from dbbench_adapter.backends.sqlite.read_only import connect
-from sql_agent.text_to_sql.databases import DatabaseError
+from sql_agent.text_to_sql.datatypes import DatabaseError
 
 SAMPLED_ROWS = 1_000
 """Example values come from this many first rows, so that a large table is not read whole."""
@@ -46,6 +47,8 @@ class TableInfo:
     foreign_keys: tuple[tuple[str, str, str], ...] = ()
     """Column, other table, its column."""
     is_view: bool = False
+    quote: str = '"'
+    """What a name stands in; backquotes stand around every name, since MySQL's versions differ in their keywords."""
 
 
 def read_schema(path: Path) -> tuple[TableInfo, ...]:
@@ -131,21 +134,22 @@ def _narrow(table: TableInfo, most: int) -> TableInfo:
 
 
 def _statement(table: TableInfo) -> str:
+    name = partial(_name, quote=table.quote)
     lines = []
     for column in table.columns:
         shown = f" -- {', '.join(column.samples)}" if column.samples else ""
-        lines.append((f"  {_name(column.name)} {column.type}".rstrip(), shown))
+        lines.append((f"  {name(column.name)} {column.type}".rstrip(), shown))
     if table.primary_key:
-        lines.append((f"  PRIMARY KEY ({', '.join(map(_name, table.primary_key))})", ""))
+        lines.append((f"  PRIMARY KEY ({', '.join(map(name, table.primary_key))})", ""))
     for column, other, theirs in table.foreign_keys:
-        lines.append((f"  FOREIGN KEY ({_name(column)}) REFERENCES {_name(other)}({_name(theirs)})", ""))
+        lines.append((f"  FOREIGN KEY ({name(column)}) REFERENCES {name(other)}({name(theirs)})", ""))
     body = "\n".join(f"{line}{',' if i < len(lines) - 1 else ''}{shown}" for i, (line, shown) in enumerate(lines))
-    return f"CREATE {'VIEW' if table.is_view else 'TABLE'} {_name(table.name)} (\n{body}\n);"
+    return f"CREATE {'VIEW' if table.is_view else 'TABLE'} {name(table.name)} (\n{body}\n);"
 
 
-def _name(name: str) -> str:
-    plain = name.isidentifier() and name.isascii() and name.lower() not in _KEYWORDS.split()
-    return name if plain else '"' + name.replace('"', '""') + '"'
+def _name(name: str, quote: str) -> str:
+    plain = quote == '"' and name.isidentifier() and name.isascii() and name.lower() not in _KEYWORDS.split()
+    return name if plain else quote + name.replace(quote, 2 * quote) + quote
 
 
 def _read_table(connection: sqlite3.Connection, name: str, is_view: bool) -> TableInfo | None:
@@ -159,7 +163,8 @@ def _read_table(connection: sqlite3.Connection, name: str, is_view: bool) -> Tab
         if not is_view or error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
             raise
         return None
-    samples = _samples(connection, quoted, [column for column, _, _ in found]) if not is_view else {}
+    rows = connection.execute(f"SELECT * FROM {quoted} LIMIT {SAMPLED_ROWS}") if not is_view else ()
+    samples = sample_values([column for column, _, _ in found], rows)
     columns = tuple(ColumnInfo(column, kind, samples.get(column, ())) for column, kind, _ in found)
     key = tuple(column for column, _, place in sorted(found, key=lambda row: row[2]) if place)
     return TableInfo(name, columns, key, _foreign_keys(connection, name), is_view)
@@ -178,9 +183,10 @@ def _key(connection: sqlite3.Connection, table: str, place: int, default: str) -
     return found[0] if found else default
 
 
-def _samples(connection: sqlite3.Connection, table: str, columns: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def sample_values(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> dict[str, tuple[str, ...]]:
+    """Return the first few values of each column as SQL literals."""
     found: dict[str, dict[str, None]] = {column: {} for column in columns}
-    for row in connection.execute(f"SELECT * FROM {table} LIMIT {SAMPLED_ROWS}"):
+    for row in rows:
         for column, cell in zip(columns, row, strict=False):
             if len(found[column]) < SAMPLES and cell is not None and not isinstance(cell, bytes):
                 found[column][_literal(cell)] = None

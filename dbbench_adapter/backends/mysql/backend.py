@@ -118,7 +118,7 @@ class MysqlDatabase(Database):
     def run(self, sql: str) -> Result:
         if len(sql.encode("utf-8", "replace")) > MAX_SQL_BYTES:
             return Result(error=f"1153 (08S01): Got a packet bigger than {MAX_SQL_BYTES} bytes")
-        refused = _FULL if self._full else refusal(sql) or _explosion(sql)
+        refused = _FULL if self._full else refusal(sql) or explosion(sql)
         if refused:
             return Result(error=refused)
         if uses_catalogue(sql):
@@ -211,7 +211,7 @@ class MysqlDatabase(Database):
         return f"{number} ({getattr(error, 'sqlstate', None) or 'HY000'}): {self._scrubbed(sql, str(text))}"
 
 
-def _explosion(sql: str) -> str | None:
+def explosion(sql: str) -> str | None:
     """Refuse a statement that MariaDB's optimizer, which ignores KILL, would never finish."""
     lowered = sql.lower()
     if lowered.count("select") <= _HARMLESS_SELECTS or "from" not in lowered:

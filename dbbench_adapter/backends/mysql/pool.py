@@ -42,7 +42,7 @@ _WATCH_S = 0.1
 _PING_S = 30.0
 _OURS = re.compile(rf"{PREFIX}([0-9a-f]{{12}})_\d+")
 _GRANTS = "SELECT, INSERT, UPDATE, DELETE, CREATE, DROP, ALTER, INDEX, CREATE TEMPORARY TABLES, CREATE VIEW, SHOW VIEW"
-_MODES = (  # MySQL 8's defaults; MariaDB's are laxer
+MODES = (  # MySQL 8's defaults; MariaDB's are laxer
     "ONLY_FULL_GROUP_BY,STRICT_TRANS_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION"
 )
 _GROUP_CONCAT_MAX_LEN = 1024  # MySQL's default; MariaDB's is 1 MiB
@@ -58,7 +58,7 @@ _CATALOGUE_VIEWS = (
     *("KEY_COLUMN_USAGE", "TABLE_CONSTRAINTS", "REFERENTIAL_CONSTRAINTS", "CHECK_CONSTRAINTS"),
     *("CHARACTER_SETS", "COLLATIONS", "ENGINES"),
 )
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 Connection = pymysql.Connection
 
@@ -202,8 +202,8 @@ class Pool:
         self._free.clear()
         slots, self._all = self._all, []
         for slot in slots:
-            _hang_up(slot.agent)
-            _hang_up(slot.admin)
+            hang_up(slot.agent)
+            hang_up(slot.admin)
         with contextlib.suppress(pymysql.Error), self._connect_admin() as admin:
             for name in (self.catalogue, *(slot.name for slot in slots)):
                 with contextlib.suppress(pymysql.Error):  # a call that ignores KILL holds it; the next start removes it
@@ -281,7 +281,7 @@ class Pool:
                 except pymysql.Error:
                     if not stale:
                         raise
-                    _hang_up(slot.agent)  # the server closed the session, so it is not used again
+                    hang_up(slot.agent)  # the server closed the session, so it is not used again
 
     def give_back(self, slot: Slot) -> None:
         """Empty a slot for the next episode; a slot that may not be empty is never used again."""
@@ -295,7 +295,7 @@ class Pool:
         if unchanged:
             self._free.append(slot)
         else:
-            _hang_up(slot.agent)
+            hang_up(slot.agent)
             threading.Thread(target=_remove_retired, args=(slot,), name="mysql-remove", daemon=True).start()
 
     def session(self, slot: Slot, *, typed: bool, statement_timeout_s: float) -> Connection:
@@ -317,7 +317,7 @@ class Pool:
                     slot.agent.select_db(slot.name)
                 except pymysql.OperationalError:  # the agent dropped the database, so none is selected from now on
                     slot.admin.ping(reconnect=False)
-                    _hang_up(slot.agent)
+                    hang_up(slot.agent)
                     slot.agent = self._connect_agent(slot)
                 with slot.agent.cursor() as cursor:
                     cursor.execute(self._settings(typed=typed, statement_timeout_s=statement_timeout_s))
@@ -350,9 +350,7 @@ class Pool:
             self.end_session(slot)  # a statement may still run on the server
             return
         try:
-            session: Any = slot.agent  # pymysql has no method for this command
-            session._execute_command(_RESET_CONNECTION, b"")
-            session._read_ok_packet()
+            reset_connection(slot.agent)
         except (pymysql.Error, OSError):
             self.end_session(slot)
 
@@ -362,7 +360,7 @@ class Pool:
         if agent is not None:
             with contextlib.suppress(pymysql.OperationalError), slot.admin.cursor() as cursor:
                 cursor.execute(f"KILL {agent.thread_id()}")
-            _hang_up(agent)
+            hang_up(agent)
 
     @contextmanager
     def failures_named(self) -> Iterator[None]:
@@ -377,7 +375,7 @@ class Pool:
 
     def _settings(self, *, typed: bool, statement_timeout_s: float) -> str:
         limit = f"max_execution_time = {round(statement_timeout_s * 1000)}"
-        modes, collation = _MODES, ""
+        modes, collation = MODES, ""
         if self.is_mariadb:
             collation = f" COLLATE {_COLLATION}"
             # KILL takes effect once per join buffer, which may hold thousands of rows; before that, long joined texts
@@ -385,7 +383,7 @@ class Pool:
             limit = f"max_statement_time = {statement_timeout_s}, SESSION join_cache_level = 0"
             # In strict mode MariaDB refuses UPDATE ... WHERE text = 1 if a text is no number, but MySQL compares them
             # (standard-278 and -295); in TEXT columns strict mode changes nothing else.
-            modes = _MODES if typed else _MODES.replace("STRICT_TRANS_TABLES,", "")
+            modes = MODES if typed else MODES.replace("STRICT_TRANS_TABLES,", "")
         return (
             f"SET NAMES utf8mb4{collation}, SESSION sql_mode = '{modes}', SESSION autocommit = 1, "
             f"SESSION group_concat_max_len = {_GROUP_CONCAT_MAX_LEN}, SESSION {limit}"
@@ -435,13 +433,13 @@ class Pool:
             user=user,
             password=password,
             charset="utf8mb4",
-            sql_mode=_MODES,
+            sql_mode=MODES,
             autocommit=True,
             local_infile=False,
             connect_timeout=CONNECT_TIMEOUT_S,
             read_timeout=read_timeout_s,
             write_timeout=ADMIN_TIMEOUT_S,
-            ssl_disabled=self.host in _LOOPBACK,  # a TLS context costs 44 ms (measured)
+            ssl_disabled=self.host in LOOPBACK,  # a TLS context costs 44 ms (measured)
             **more,
         )
 
@@ -474,10 +472,21 @@ def _remove_retired(slot: Slot) -> None:
         except (pymysql.Error, OSError, AttributeError, ValueError):
             if not slot.admin.open:  # the server is gone, or the pool was closed and removed the database
                 break
-    _hang_up(slot.admin)
+    hang_up(slot.admin)
 
 
-def _hang_up(connection: Connection | None) -> None:
+def reset_connection(connection: Connection) -> None:
+    """Make the session as it was after connecting. pymysql has no method for this command.
+
+    Raises:
+        pymysql.Error, OSError: the session has ended.
+    """
+    session: Any = connection
+    session._execute_command(_RESET_CONNECTION, b"")
+    session._read_ok_packet()
+
+
+def hang_up(connection: Connection | None) -> None:
     if connection is not None and connection.open:
         with contextlib.suppress(pymysql.Error, OSError):
             connection.close()

@@ -112,11 +112,12 @@ class ReadOnlyDatabase:
         limits: Mapping[int, int] = {},
         trusted_schema: bool = False,
     ) -> None:
-        self._path, self._watchdog, self._timeout_s, self._guard = path, watchdog, statement_timeout_s, Guard()
+        self._path, self._watchdog, self._guard = path, watchdog, Guard()
+        self.statement_timeout_s = statement_timeout_s
         self._tables, self._callable, self._refusal = tables, frozenset(callable_functions), refusal
         self._max_sort_opcodes, self._max_rows, self._max_chars = max_sort_opcodes, max_rows, max_chars
         try:
-            self._connection = connect(path)
+            self._connection = self._opened()
             names = {row[0].lower() for row in self._connection.execute("SELECT name FROM sqlite_master")}
         except (OSError, sqlite3.Error, MemoryError) as error:
             raise BackendUnavailable(f"{path} cannot be opened: {error}; leave it in place during the run") from None
@@ -131,7 +132,10 @@ class ReadOnlyDatabase:
         for name, (count, function) in functions.items():
             self._connection.create_function(name, count, function, deterministic=trusted_schema)
         self._connection.set_authorizer(self._authorize)
-        self._connection.set_progress_handler(lambda: expired() or self._guard.exceeded(), PROGRESS_OPCODES)
+        self._connection.set_progress_handler(self._has_to_stop, PROGRESS_OPCODES)
+
+    def _opened(self) -> sqlite3.Connection:
+        return connect(self._path)
 
     def run(self, sql: str) -> Result:
         """Run one statement of the agent; its error is in `Result.error`."""
@@ -143,7 +147,7 @@ class ReadOnlyDatabase:
         if (fault := _fault_of_plan(sql)) is not None:
             return Result(error=fault)
         self._bytes_left = _MAX_TEXT_BYTES
-        with time_limit(self._timeout_s), self._watchdog.watching(self._connection, self._timeout_s):
+        with time_limit(self.statement_timeout_s), self._watchdog.watching(self._connection, self.statement_timeout_s):
             try:
                 with closing(self._connection.execute(sql)) as cursor:
                     return self._fetched(cursor)
@@ -176,14 +180,19 @@ class ReadOnlyDatabase:
 
     def _authorize(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
         """Authorize an action of SQLite. The last argument is not used: a CTE may have a table's name."""
-        allowed = (
-            action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_RECURSIVE)
-            or (action == sqlite3.SQLITE_READ and self._may_read((first or "").lower(), second))
-            or (action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in self._callable)
-        )
-        return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
+        return sqlite3.SQLITE_OK if self._allows(action, first or "", second or "") else sqlite3.SQLITE_DENY
 
-    def _may_read(self, name: str, column: str | None) -> bool:
+    def _allows(self, action: int, first: str, second: str) -> bool:
+        return (
+            action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_RECURSIVE)
+            or (action == sqlite3.SQLITE_READ and self._may_read(first.lower(), second))
+            or (action == sqlite3.SQLITE_FUNCTION and second.lower() in self._callable)
+        )
+
+    def _has_to_stop(self) -> bool:
+        return expired() or self._guard.exceeded()
+
+    def _may_read(self, name: str, column: str) -> bool:
         if self._tables is None:
             return name not in virtual_tables()
         # a read without a column counts rows; its name comes from the statement and may be a sub-query's

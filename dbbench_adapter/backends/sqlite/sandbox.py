@@ -141,10 +141,11 @@ class Guard:
 
 
 def _memory_bytes() -> int:
-    """Return how much of this process is in memory; return 0 if /proc does not tell."""
+    """Return how much memory this process has for itself, without pages of files; return 0 if /proc does not tell."""
     try:
         with open("/proc/self/statm", "rb", buffering=0) as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            _, resident, of_files, *_ = map(int, file.read().split())
+            return (resident - of_files) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
 
