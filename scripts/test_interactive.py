@@ -101,7 +101,7 @@ def _databases(cfg: InteractiveConfig, show: "Transcript") -> "tuple[list[Task],
     if cfg.database is not None:
         from sql_agent.interactive.user_database import read_database
 
-        found = read_database(cfg.database)
+        found = read_database(Path(cfg.database))
         for words in found.left_out:
             show.note(f"{cfg.database}: {words}", "yellow")
         return [], found.task

@@ -77,7 +77,7 @@ def _from_hub(split: Split) -> list[Problem]:
         raise ValueError(
             f"gsm8k: {HUB_NAME} is neither in the cache nor can the hub be reached ({error}); {_OTHERS}"
         ) from None
-    return [{"id": f"gsm8k-{split}-{index}", **row} for index, row in enumerate(rows)]
+    return [{"id": f"gsm8k-{split}-{index}", **dict(row)} for index, row in enumerate(rows)]
 
 
 def _from_file(path: Path, split: Split, held_out_fraction: float) -> list[Problem]:

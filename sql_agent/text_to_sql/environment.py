@@ -239,12 +239,12 @@ class TextToSql(Environment):
 
     def typed(self, id: str, question: str, like: Question | None) -> Question:
         """Return the question about the only database, or else about the one of the task that was asked last."""
-        if like is None and len(self.databases.files) > 1:
+        ids = self.databases.ids
+        if like is None and len(ids) > 1:
             raise ValueError(
-                f"{self.databases.path} holds {len(self.databases.files)} databases; ask a task first, :task N, which "
-                "chooses one, or give the file of one database"
+                f"there are {len(ids)} databases; ask a task first, :task N, which chooses one, or give the file of one"
             )
-        return Question(id, question, like.db_id if like else next(iter(self.databases.files)), answer=())
+        return Question(id, question, like.db_id if like else ids[0], answer=())
 
     def task(self, fields: dict[str, Any]) -> Question:
         return Question.from_dict(fields)
