@@ -6,6 +6,7 @@ import random
 import re
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 from examples.gsm8k.generator import HELD_OUT_FRACTION, Problem, Split, generate_problems, in_split
 from sql_agent.environments.rows import read_rows, short
@@ -72,7 +73,7 @@ def _from_hub(split: Split) -> list[Problem]:
     import datasets  # the import takes seconds
 
     try:
-        rows = datasets.load_dataset(HUB_NAME, "main", split=split)
+        rows: Any = datasets.load_dataset(HUB_NAME, "main", split=split)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"gsm8k: {HUB_NAME} is neither in the cache nor can the hub be reached ({error}); {_OTHERS}"
