@@ -80,7 +80,7 @@ class Transcript:
         elif record.score.value is None:
             verdict = Text(f"not judged ({record.score.reason})", style="yellow")
         elif record.score.reason == OWN_REWARD:
-            solved = {1.0: ", solved", 0.0: ", not solved"}.get(record.success, "")  # pyright: ignore[reportArgumentType]
+            solved = "" if record.success is None else ", solved" if record.success == 1.0 else ", not solved"
             verdict = Text(f"reward {record.score.value:g}{solved}", style="bold")
         elif record.score.value == 1.0:
             verdict = Text("judge: correct", style="bold green")
