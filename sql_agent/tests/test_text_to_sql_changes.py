@@ -224,6 +224,21 @@ def test_a_change_that_is_too_large_is_undone_and_the_episode_goes_on(database, 
     assert len(database.changes()["t"].added) == 2_000
 
 
+def test_long_values_of_a_table_that_is_read_whole_are_compared(tmp_path):
+    file = tmp_path / "long.db"
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("CREATE TABLE w (k TEXT PRIMARY KEY, v TEXT) WITHOUT ROWID")
+        # 300,000 bytes; a statement of an agent may have values of 200,000
+        connection.executemany("INSERT INTO w VALUES (?, ?)", [("a", "x" * 300_000), ("b", "y")])
+    dog = Watchdog()
+    dog.ensure_alive()
+    with closing(ChangeableDatabase(file, dog, statement_timeout_s=5.0)) as database:
+        assert database.run("UPDATE w SET v = 'z' WHERE k = 'b'").rows == ((1,),)
+        assert database.changes() == {"w": Change((("b", "y"),), (("b", "z"),))}
+        assert database.run("SELECT v FROM w WHERE k = 'a'").error == "string or blob too big"  # as before
+    dog.stop()
+
+
 @pytest.mark.parametrize("sql", [
     # the file would grow by 200 MB
     "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r LIMIT 3000) "

@@ -37,6 +37,8 @@ _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
 _CACHE_WRITE = 9  # SQLITE_DBSTATUS_CACHE_WRITE
 _INSERT, _DELETE = 18, 9  # SQLITE_INSERT, SQLITE_DELETE
 _ROWIDS_AT_ONCE = 500
+_NO_LIMIT = 2**31 - 1
+"""SQLite takes its own largest limit instead."""
 _ROWID_NAMES = ("rowid", "_rowid_", "oid")
 _ON_CHANGE = ctypes.CFUNCTYPE(
     None,
@@ -141,10 +143,13 @@ class CopyOnWrite:
         self.begin()
         decoder, self.connection.text_factory = self.connection.text_factory, _decoded
         self._original.text_factory = _decoded
+        # the agent's limit would forbid to read the long values of a table that is read whole
+        limit = self.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _NO_LIMIT)
         try:
             found = {table: self._change(table, rowids) for table, rowids in sorted(self._changed.items())}
         finally:
             self.connection.text_factory = decoder
+            self.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, limit)
         return {table: change for table, change in found.items() if change.removed or change.added}
 
     def close(self) -> None:
