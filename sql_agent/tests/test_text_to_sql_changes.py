@@ -224,6 +224,23 @@ def test_a_change_that_is_too_large_is_undone_and_the_episode_goes_on(database, 
     assert len(database.changes()["t"].added) == 2_000
 
 
+def test_what_was_undone_does_not_count(database, monkeypatch):
+    many = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r LIMIT {}) INSERT INTO t SELECT {}, n FROM r"
+    monkeypatch.setattr(copy_on_write, "MAX_CHANGED_ROWS", 3_000)
+    assert database.run(many.format(9_000, "'x'")).error == TOO_LARGE
+    assert database.run(many.format(9_000, "'x'")).error == TOO_LARGE
+    assert database.run(many.format(2_900, "'x'")).rows == ((2_900,),)
+    assert database.run(many.format(2_900, "'x'")).error == TOO_LARGE
+    assert len(database.changes()["t"].added) == 2_900
+
+
+def test_rows_that_a_failed_statement_leaves_behind_count(database):
+    # OR FAIL keeps what was inserted before the row that fails
+    sql = "INSERT OR FAIL INTO product (name, price) VALUES ('Axe', 5), ('Nail', 1)"
+    assert database.run(sql).error == "UNIQUE constraint failed: product.name"
+    assert [row[1] for row in database.changes()["product"].added] == ["Axe"]
+
+
 def test_long_values_of_a_table_that_is_read_whole_are_compared(tmp_path):
     file = tmp_path / "long.db"
     with closing(sqlite3.connect(file)) as connection, connection:

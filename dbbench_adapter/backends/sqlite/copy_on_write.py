@@ -74,8 +74,9 @@ class CopyOnWrite:
     writable: frozenset[str]
 
     def __init__(self, path: Path) -> None:
-        self._path, self._changed = path, defaultdict[str, set[int]](set)
-        self._num_changed = self._num_before = 0
+        self._path = path
+        self._changed, self._latest = defaultdict[str, set[int]](set), defaultdict[str, set[int]](set)
+        self._num_changed = self._num_before = self._total_before = 0
         library = _library()
         with contextlib.ExitStack() as undo:
             try:
@@ -124,7 +125,7 @@ class CopyOnWrite:
             unchanged = False
         if not unchanged:
             raise BackendUnavailable(f"{self._path} was changed; leave it as it is until the run ends")
-        self._num_before = self._num_changed
+        self._settle()
 
     def full(self) -> bool:
         """Return whether the statement that runs changes more than an episode may."""
@@ -160,11 +161,21 @@ class CopyOnWrite:
         if schema != b"main":
             return
         self._num_changed += 1
-        rowids = self._changed[table.decode()]
+        rowids = self._latest[table.decode()]
         if kind != _INSERT:
             rowids.add(old)
         if kind != _DELETE:
             rowids.add(new)
+
+    def _settle(self) -> None:
+        """Keep the rows that the latest statement changed, or forget them and their number if it was undone."""
+        if self.connection.total_changes == self._total_before:
+            self._num_changed = self._num_before
+        else:
+            for table, rowids in self._latest.items():
+                self._changed[table] |= rowids
+        self._latest.clear()
+        self._num_before, self._total_before = self._num_changed, self.connection.total_changes
 
     def _written_bytes(self) -> int:
         pages, highest = ctypes.c_int(), ctypes.c_int()
