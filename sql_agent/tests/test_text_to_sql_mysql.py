@@ -258,6 +258,9 @@ def test_a_database_without_tables_is_refused(server, account):
     ("(SELECT 1) UNION ALL (SELECT 1);", ((1,), (1,))),
     ("SELECT CONCAT(name, ' into; for update') FROM customer WHERE id = 2", (("Bo into; for update",),)),
     ("SELECT TIME('11:12:13'), DATABASE(), CAST(1.5 AS DECIMAL(3,1))", (("11:12:13", "my_shop", 1.5),)),
+    # as CAST(... AS CHAR) writes them
+    ("SELECT TIME('9:05:00'), TIMEDIFF('10:00:00', '11:30:00'), TIME('125:00:00'), TIME('-00:00:00.25')",
+     (("09:05:00", "-01:30:00", "125:00:00", "-00:00:00.250000"),)),
 ])  # fmt: skip
 def test_a_query_gives_plain_values(reader, sql, rows):
     assert run(reader, sql).rows == rows

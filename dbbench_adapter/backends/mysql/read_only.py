@@ -345,6 +345,17 @@ def _plain(cell: Any) -> Any:
     """Return a cell as SQLite would give it: whole and other numbers, texts, bytes, NULL."""
     if isinstance(cell, Decimal):
         return int(cell) if cell == cell.to_integral_value() and cell.as_tuple().exponent == 0 else float(cell)
-    if isinstance(cell, datetime.date | datetime.time | datetime.timedelta | set | frozenset):
+    if isinstance(cell, datetime.timedelta):
+        return _time(cell)
+    if isinstance(cell, datetime.date | datetime.time | set | frozenset):
         return ",".join(sorted(cell)) if isinstance(cell, set | frozenset) else str(cell)
     return cell
+
+
+def _time(value: datetime.timedelta) -> str:
+    """Return a TIME as MySQL writes it, -01:30:00 or 125:00:00; Python writes -1 day, 22:30:00 and 5 days, 5:00:00."""
+    seconds, micros = divmod(abs(value) // datetime.timedelta(microseconds=1), 1_000_000)
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    sign, fraction = "-" if value < datetime.timedelta() else "", f".{micros:06d}" if micros else ""
+    return f"{sign}{hours:02d}:{minutes:02d}:{seconds:02d}{fraction}"
