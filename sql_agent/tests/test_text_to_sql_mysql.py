@@ -271,7 +271,9 @@ def test_a_query_gives_plain_values(reader, sql, rows):
     "CREATE TABLE u (a INT)", "START TRANSACTION", "COMMIT", "SHOW GRANTS", "SHOW TABLES", "USE other", "DO 1",
     "SELECT 1; DELETE FROM customer", "SELECT 1 INTO OUTFILE '/tmp/x'", "SELECT a INTO @x FROM t LIMIT 1",
     "SELECT * FROM t FOR UPDATE", "SELECT * FROM t LOCK IN SHARE MODE", "SELECT SLEEP(9)", "SELECT `sleep` (9)",
-    "SELECT BENCHMARK(1, 2)", "WITH x AS (SELECT 1) DELETE FROM t", "KILL 1", "", ";",
+    "SELECT BENCHMARK(1, 2)", "SELECT info FROM information_schema.PROCESSLIST",
+    "SELECT 1 FROM t WHERE a = (SELECT info FROM `information_schema` . `processlist` LIMIT 1)",
+    "WITH x AS (SELECT 1) DELETE FROM t", "KILL 1", "", ";",
 ])  # fmt: skip
 def test_what_is_no_query_is_not_sent(server, reader, sql):
     before = contents(server)

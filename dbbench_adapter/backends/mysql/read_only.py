@@ -50,6 +50,8 @@ MAX_SQL_CHARS = 20_000
 _READING = frozenset(("USAGE", "SELECT", "SHOW VIEW"))
 _QUERIES = ("select", "with", "values")
 _CALLS = frozenset((("sleep", "("), ("benchmark", "(")))
+_OTHER_SESSIONS = ("information_schema", ".", "processlist")
+"""It shows the statements that run under the same account, and so the references of other rollouts."""
 _LOCKS = frozenset((("for", "update"), ("for", "share"), ("share", "mode")))
 _TOO_LONG = frozenset((1969, 3024))
 """Errors of MariaDB and MySQL about a statement whose time is up."""
@@ -147,7 +149,8 @@ def refused(sql: str) -> str | None:
     first = next((word for word in words if word != "("), "")
     if first not in _QUERIES or ";" in words or "into" in words or _LOCKS & {*pairwise(words)}:
         return REFUSAL
-    if _CALLS & {*pairwise(part.identifier or part.text for part in parts)}:
+    names = [part.identifier or part.text for part in parts]
+    if _CALLS & {*pairwise(names)} or _OTHER_SESSIONS in zip(names, names[1:], names[2:], strict=False):
         return REFUSAL
     return refusal(sql) or explosion(sql)
 
