@@ -169,7 +169,16 @@ ADDRESS = parse_address("mysql://reader:x@host/my_shop")
     ["GRANT SELECT ON `my_shop`.`shelf` TO `reader`@`%`", "GRANT SELECT (`a`, `b`) ON `my_shop`.`t` TO `reader`@`%`"],
 ])  # fmt: skip
 def test_an_account_that_may_only_read_its_database_is_taken(grants):
-    check_grants(grants, ADDRESS)
+    check_grants(grants, ADDRESS, ["information_schema", "my_shop"])
+
+
+def test_an_underscore_of_a_grant_that_fits_another_database_is_refused():
+    visible = ["information_schema", "my_shop", "my1shop"]
+    with pytest.raises(AccountError, match=r"SELECT on `my_shop`[.][*], which is also my1shop"):
+        check_grants(["GRANT SELECT ON `my_shop`.* TO `reader`@`%`"], ADDRESS, visible)
+    check_grants(["GRANT SELECT ON `my\\_shop`.* TO `reader`@`%`"], ADDRESS, visible)
+    # where a table is named, the database is no pattern
+    check_grants(["GRANT SELECT ON `my_shop`.`t` TO `reader`@`%`"], ADDRESS, visible)
 
 
 @pytest.mark.parametrize(("grant", "said"), [
@@ -190,7 +199,7 @@ def test_an_account_that_may_do_more_is_refused_with_what_to_type(grant, said):
     with pytest.raises(AccountError) as caught:
         check_grants([grant], ADDRESS)
     assert f"the account may do more than read this database: {said}. Make one" in str(caught.value)
-    assert "GRANT SELECT, SHOW VIEW ON `my_shop`.* TO 'agent_reader'@'%';" in str(caught.value)
+    assert "GRANT SELECT, SHOW VIEW ON `my\\_shop`.* TO 'agent_reader'@'%';" in str(caught.value)
     assert "*ABC" not in str(caught.value)
 
 

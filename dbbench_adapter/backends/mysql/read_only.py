@@ -101,18 +101,20 @@ def parse_address(spec: str) -> Address:
     return Address(host, port, user, unquote(parts.password or ""), database, shown)
 
 
-def check_grants(grants: Sequence[str], address: Address) -> None:
+def check_grants(grants: Sequence[str], address: Address, visible: Sequence[str] = ()) -> None:
     """Refuse an account that may do more than read its database.
 
     Args:
         grants: what SHOW GRANTS says about the account. It is not shown, since MariaDB's may hold the password's hash.
+        visible: the databases that the account sees, since an underscore in a grant stands for any character.
     Raises:
         AccountError: the message says which privilege is too much, and gives the statements that make an account.
     """
-    found = [excess for grant in grants if (excess := _excess(grant, address.database))]
+    others = [name for name in visible if name.lower() != address.database.lower()]
+    found = [excess for grant in grants if (excess := _excess(grant, address.database, others))]
     if not found:
         return
-    database = "`" + address.database.replace("`", "``") + "`"
+    database = "`" + re.sub(r"[_%]", r"\\\g<0>", address.database.replace("`", "``")) + "`"
     raise AccountError(
         f"{address.shown}: the account may do more than read this database: {'; '.join(found)}. Make one that may only "
         f"read, and give its address: CREATE USER 'agent_reader'@'%' IDENTIFIED BY '...'; "
@@ -120,8 +122,12 @@ def check_grants(grants: Sequence[str], address: Address) -> None:
     )
 
 
-def _excess(grant: str, database: str) -> str | None:
-    """Return what a line of SHOW GRANTS allows too much."""
+def _excess(grant: str, database: str, others: Sequence[str]) -> str | None:
+    """Return what a line of SHOW GRANTS allows too much.
+
+    Args:
+        others: further databases that the account sees.
+    """
     match = _GRANT.match(grant)
     if match is None:
         role = re.match(r"GRANT (.+?) TO ", grant)  # else SET DEFAULT ROLE, which comes after the role
@@ -133,9 +139,19 @@ def _excess(grant: str, database: str) -> str | None:
         return f"{', '.join(too_much)} on {where}"
     if may_grant:
         return f"GRANT OPTION on {where}"
-    # an underscore of the name may be escaped
-    ours = schema[1:-1].replace("``", "`").replace("\\", "").lower() == database.lower()
-    return None if ours or privileges == ["USAGE"] else f"{', '.join(privileges)} on {where}"
+    if privileges == ["USAGE"]:
+        return None
+    name = schema[1:-1].replace("``", "`")
+    if name.replace("\\", "").lower() != database.lower():  # an underscore of the name may be escaped
+        return f"{', '.join(privileges)} on {where}"
+    also = [other for other in others if table == "*" and _pattern(name).fullmatch(other)]
+    return f"{', '.join(privileges)} on {where}, which is also {', '.join(also)}" if also else None
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    """Return what a grant's database matches: _ is any character and % any text, unless a backslash is before it."""
+    parts = re.findall(r"\\.|.", name, re.DOTALL)
+    return re.compile("".join({"_": ".", "%": ".*"}.get(part) or re.escape(part[-1]) for part in parts), re.IGNORECASE)
 
 
 def refused(sql: str) -> str | None:
@@ -282,7 +298,9 @@ class ReadOnlyServer:
             try:
                 with connection.cursor() as cursor:
                     cursor.execute("SHOW GRANTS")
-                    check_grants([str(grant) for (grant,) in cursor.fetchall()], self.address)
+                    grants = [str(grant) for (grant,) in cursor.fetchall()]
+                    cursor.execute("SHOW DATABASES")
+                    check_grants(grants, self.address, [str(name) for (name,) in cursor.fetchall()])
             except AccountError:
                 hang_up(connection)
                 raise
