@@ -52,13 +52,21 @@ BackendSpec = Annotated[str, AfterValidator(hidden)]
 
 def named_database(text: str) -> Path | str:
     """Parse a flag that names a file or folder, or a database on a server, whose password is hidden."""
-    return hidden(text) if text.startswith(_SERVER) else named_path(text)
+    try:
+        place = _path_or_address(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return named_path(text) if isinstance(place, Path) else place
 
 
 def _path_or_address(value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    return hidden(value) if value.startswith(_SERVER) else Path(value)
+    if value.startswith(_SERVER):
+        return hidden(value)
+    if _SCHEME.match(value):  # a path would be shown with the password
+        raise ValueError("an address of an unknown kind, expected a path or MySQL's form (doc/own_database.md)")
+    return Path(value)
 
 
 DatabaseSpec = Annotated[Path | str, BeforeValidator(_path_or_address)]

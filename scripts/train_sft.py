@@ -29,13 +29,14 @@ import argparse
 from collections.abc import Sequence
 
 from core.hub import go_offline
+from core.passwords import Parser
 from core.processes import ends_in_order
 from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.sft.config import SftConfig
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python scripts/train_sft.py",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

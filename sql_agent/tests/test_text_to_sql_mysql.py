@@ -28,6 +28,7 @@ from dbbench_adapter.backends.mysql.read_only import (
 )
 from dbbench_adapter.backends.mysql.server import PrivateServer
 from dbbench_adapter.tests.hostile import ESCAPE, STATEMENTS
+from scripts import doctor, train_sft
 from scripts.doctor import check_database
 from sql_agent.config import EnvConfig
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
@@ -158,6 +159,21 @@ def test_the_setting_keeps_paths_and_hides_passwords(tmp_path):
     assert config.model_dump(mode="json")["database"] == "mysql://me:***@host/d"
     assert EnvConfig.model_validate(config.model_dump(mode="json")) == config
     assert EnvConfig(type="text2sql", database=str(tmp_path)).database == tmp_path
+
+
+@pytest.mark.parametrize("spec", ["mariadb://me:geheim@host/d", "MYSQL://me:geheim@host/d", "mysql:/me:geheim@host/d"])
+def test_an_address_of_another_form_is_refused_without_its_password(spec, capsys):
+    with pytest.raises(ValueError, match="an address of an unknown kind") as caught:
+        EnvConfig(type="text2sql", database=spec)
+    assert "geheim" not in caught.value.errors()[0]["msg"]
+    for command in (doctor.main, train_sft.main):
+        with pytest.raises(SystemExit):
+            command(["--model_path", "x", "--database", spec] if command is train_sft.main else ["--database", spec])
+        with pytest.raises(SystemExit):
+            command(["--model_path", "x", "--databse", spec])
+    said = capsys.readouterr().err
+    assert said.count("an address of an unknown kind") == 2
+    assert "geheim" not in said
 
 
 ADDRESS = parse_address("mysql://reader:x@host/my_shop")
