@@ -307,6 +307,16 @@ def test_hostile_statements_change_no_file_and_end_in_time_and_memory(stock):
     assert state(stock) == before
 
 
+@pytest.mark.parametrize(("query", "found"), [
+    ("UPDATE t SET b = 1; -- done", ["UPDATE t SET b = 1"]),  # else a demonstration would hand in the comment
+    ("UPDATE t SET b = 1; /* done */", ["UPDATE t SET b = 1"]),
+    ("-- first; second\nUPDATE OR IGNORE t SET b = 1", ["-- first; second\nUPDATE OR IGNORE t SET b = 1"]),
+    ("/* a */ REPLACE INTO t VALUES ('-- x', 1)", ["/* a */ REPLACE INTO t VALUES ('-- x', 1)"]),
+])  # fmt: skip
+def test_comments_of_a_reference_are_no_statements(query, found):
+    assert (statements(query), changes_data(query)) == (found, True)
+
+
 # what is right --------------------------------------------------------------------------------------------------------
 
 RAISE = "UPDATE product SET price = price + 1 WHERE id < 3"

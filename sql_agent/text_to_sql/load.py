@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -24,6 +25,8 @@ from dbbench_adapter.datatypes import Cell, Rows
 from sql_agent.text_to_sql.databases import Databases, ServerDatabase
 from sql_agent.text_to_sql.datatypes import DatabaseError, Question
 
+_COMMENTS = re.compile(r"\A(?:\s|--[^\n]*(?:\n|\Z)|/\*.*?(?:\*/|\Z))+", re.DOTALL)
+"""Blanks and comments at the start of a statement."""
 REFERENCE_KEYS = ("query", "SQL", "sql")
 """Spider's rows have `query` as text, and `sql` as its parse; that parse is not read."""
 
@@ -72,13 +75,13 @@ def split_questions(questions: Sequence[Question], fraction: float, seed: int) -
 
 
 def statements(query: str) -> list[str]:
-    """Return the statements of a reference, which semicolons part."""
+    """Return the statements of a reference, which semicolons part; a comment alone is none."""
     found = [""]
     for part in query.split(";"):
         found[-1] += part + ";"
         if sqlite3.complete_statement(found[-1]):
             found.append("")
-    return [each for each in (text.removesuffix(";").strip() for text in found) if each]
+    return [each for each in (text.removesuffix(";").strip() for text in found) if _COMMENTS.sub("", each)]
 
 
 @lru_cache(maxsize=10_000)
@@ -90,7 +93,7 @@ def changes_data(query: str | None) -> bool:
 def _kind_of_change(statement: str) -> str | None:
     tree = _parsed(statement)
     if tree is None or isinstance(tree, exp.Command):  # SQLite knows forms that sqlglot does not read
-        first = statement.split(None, 1)[0].lower()
+        first = _COMMENTS.sub("", statement).split(None, 1)[0].lower()
         return first if first in _CHANGES else "insert" if first == "replace" else None
     return next((name for name, node in _CHANGES.items() if isinstance(tree, node)), None)
 
