@@ -90,6 +90,7 @@ def next_command(cfg: LocalGrpoConfig) -> str:
         "env": cfg.env_type,
         "database": cfg.database,
         "data": cfg.val_file or cfg.train_file,
+        "protocol": cfg.protocol if cfg.protocol != "fc" else None,
     }
     flags = [f"--{name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None]
     return " ".join(["python scripts/test_interactive.py", *flags])

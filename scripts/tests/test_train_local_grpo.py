@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from scripts.train_local_grpo import main
+from scripts.train_local_grpo import main, next_command
+from sql_agent.datatypes import EnvironmentSettings
+from sql_agent.local.config import LocalGrpoConfig, ModelConfig
+from sql_agent.local.tasks import entered
 from sql_agent.tests.conftest import random_policy_folder  # noqa: F401  a fixture
 from sql_agent.tiny_policy.make import make_tiny_policy
 
@@ -187,3 +190,14 @@ def test_a_policy_that_was_shown_references_is_trained_on_a_database_and_on_a_cl
     assert any(row["rollout/success"]["correct"] for row in batches)
     adapter = load_file(out / "epoch_2" / "adapter_model.safetensors")
     assert any(weight.abs().max() > 0 for name, weight in adapter.items() if "lora_B" in name)
+
+
+def test_the_next_command_keeps_the_protocol():
+    cfg = LocalGrpoConfig(model=ModelConfig(model_path="m"), env="dbbench", protocol="text")
+    assert next_command(cfg).endswith("--env dbbench --protocol text")
+
+
+def test_a_server_that_does_not_answer_is_named_by_its_flag():
+    settings = EnvironmentSettings("text2sql", database="mysql://me@127.0.0.1:1/d")
+    with pytest.raises(ValueError, match=r"^--database: mysql://me@127.0.0.1:1/d: "), entered(settings):
+        pass

@@ -33,6 +33,8 @@ def entered(settings: EnvironmentSettings, *, backend_setting: str = "--backend"
         with environment:
             yield environment
     except BackendUnavailable as error:
+        if settings.database is not None:
+            raise ValueError(f"--database: {error}") from error
         raise ValueError(f"{backend_setting} {settings.backend.split('@')[-1]}: {error}") from error
 
 
