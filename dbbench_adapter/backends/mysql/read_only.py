@@ -299,7 +299,7 @@ class ReadOnlyServer:
                 with connection.cursor() as cursor:
                     cursor.execute("SHOW GRANTS")
                     grants = [str(grant) for (grant,) in cursor.fetchall()]
-                    cursor.execute("SHOW DATABASES")
+                    cursor.execute("SELECT schema_name FROM information_schema.schemata")  # SHOW DATABASES may be off
                     check_grants(grants, self.address, [str(name) for (name,) in cursor.fetchall()])
             except AccountError:
                 hang_up(connection)
