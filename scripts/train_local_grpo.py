@@ -24,6 +24,8 @@ if __name__ == "__main__":
 import argparse
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from core.passwords import Parser
 from core.processes import ends_in_order
@@ -31,6 +33,9 @@ from sql_agent.local.config import LocalGrpoConfig
 from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.local.model_files import check_model
 from sql_agent.local.start import failures_in_words, load_libraries
+
+if TYPE_CHECKING:
+    from sql_agent.environments.base import Split
 
 FREE_ON_RESUME = ("run_dir", "save_every")
 
@@ -56,8 +61,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run(cfg: LocalGrpoConfig, *, resumed: bool) -> None:
-    from dataclasses import replace
-
     from dbbench_adapter.splits import draw_by_kind
     from sql_agent.local.batch_grpo import BatchGrpo
     from sql_agent.local.run_folder import RunFolder
@@ -70,7 +73,7 @@ def run(cfg: LocalGrpoConfig, *, resumed: bool) -> None:
         check_judged(environment, cfg.env_type)
         found = environment.load_split(cfg.data, cfg.seed)
         if not cfg.eval_tasks:
-            found = replace(found, val=[])
+            found = nothing_held_out(found, one_file=cfg.train_file is not None and cfg.val_file is None)
         whole = fitting(found, environment, cfg.model.model_path, cfg.max_prompt_tokens)
         split = replace(
             whole,
@@ -81,6 +84,11 @@ def run(cfg: LocalGrpoConfig, *, resumed: bool) -> None:
         recipe = BatchGrpo(cfg, split.train, split.val)
         start_trainer(cfg, recipe, environment, folder, resumed=resumed, opening="\n".join(opening)).train()
     say(f"next: {next_command(cfg)}")
+
+
+def nothing_held_out(split: "Split", *, one_file: bool) -> "Split":
+    """Return the split without held-out tasks; those that were split off the only file are trained on."""
+    return replace(split, train=[*split.train, *split.val] if one_file else split.train, val=[])
 
 
 def next_command(cfg: LocalGrpoConfig) -> str:

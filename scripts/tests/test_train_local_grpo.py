@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from scripts.train_local_grpo import main, next_command
+from scripts.train_local_grpo import main, next_command, nothing_held_out
 from sql_agent.datatypes import EnvironmentSettings
+from sql_agent.environments.base import Split
 from sql_agent.local.config import LocalGrpoConfig, ModelConfig
 from sql_agent.local.tasks import entered
 from sql_agent.tests.conftest import random_policy_folder  # noqa: F401  a fixture
@@ -59,6 +60,8 @@ def refusal(*arguments: object) -> str:
         (["--env", "agent"], "--env agent: an agent of your own calls the policy over HTTP, which only the main job"),
         (["--env", "dbbnch"], "unknown environment 'dbbnch'; known: "),
         (["--env", "gsm8k", "--database", "a.sqlite"], "env.database belongs to env.type=text2sql"),
+        (["--env", "gsm8k", "--judge", "bird"], "--judge belongs to --env dbbench or text2sql, this one is gsm8k"),
+        (["--database", "a.sqlite", "--protocol", "text"], "--protocol belongs to --env dbbench, this one is text2sql"),
         (["--reward", "mine.py:concise"], "argument --reward: invalid choice: 'mine.py:concise'"),
         (["--call_timeout_s", "0"], "--call_timeout_s: expected greater than 0"),
     ],
@@ -190,6 +193,12 @@ def test_a_policy_that_was_shown_references_is_trained_on_a_database_and_on_a_cl
     assert any(row["rollout/success"]["correct"] for row in batches)
     adapter = load_file(out / "epoch_2" / "adapter_model.safetensors")
     assert any(weight.abs().max() > 0 for name, weight in adapter.items() if "lora_B" in name)
+
+
+def test_without_an_evaluation_no_task_of_the_users_only_file_is_held_out():
+    split = Split(["a", "b"], ["c"])
+    assert nothing_held_out(split, one_file=True) == Split(["a", "b", "c"], [])
+    assert nothing_held_out(split, one_file=False) == Split(["a", "b"], [])
 
 
 def test_the_next_command_keeps_the_protocol():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -109,6 +110,22 @@ def check_environment(name: str, database: Path | str | None, call_timeout_s: fl
         raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
 
 
+FLAGS_OF = {"judge": ("dbbench", "text2sql"), "backend": ("dbbench",), "protocol": ("dbbench",)}
+"""The environments that read a flag, by its name."""
+
+
+def check_flags(cfg: Settings, env: str, flags: Mapping[str, tuple[str, ...]]) -> None:
+    """Check that the environment reads the flags that were given.
+
+    Raises:
+        ValueError: it does not read one of them.
+    """
+    for name, environments in flags.items():
+        if name in cfg.model_fields_set and env not in environments:
+            known = " or ".join(environments)
+            raise ValueError(f"--{name} belongs to --env {known}, this one is {env}; leave it out")
+
+
 class EnvironmentConfig(Settings):
     """Holds the flags that name an environment, as in the main job and in `evaluate`."""
 
@@ -131,6 +148,7 @@ class EnvironmentConfig(Settings):
     @model_validator(mode="after")
     def _has_an_environment(self) -> Self:
         check_environment(self.env_type, self.database, self.call_timeout_s)
+        check_flags(self, self.env_type, FLAGS_OF)
         return self
 
     @property
@@ -243,7 +261,8 @@ class LocalGrpoConfig(BatchGrpoConfig, EnvironmentConfig):
     num_tasks: int | None = Field(default=None, ge=1)
     """Tasks to train on, drawn by the seed, the same number of every kind; none: all, or 512 generated ones."""
     eval_tasks: int = Field(default=64, ge=0)
-    """Held-out tasks that are played greedily before training and after each epoch; 0: none."""
+    """Held-out tasks that are played greedily before training and after each epoch; 0: none, and no task of a single
+    file is held out."""
     max_turns: int | None = Field(default=None, ge=1, le=100)
     """Replies per episode; none: as many as the environment says."""
     run_dir: Path = Path("outputs/local_grpo")
@@ -322,12 +341,7 @@ class InteractiveConfig(Settings):
     def _belongs_together(self) -> Self:
         if self.env == "dbbench" and self.data is not None and self.database is not None:
             raise ValueError("give --data or --database, not both")
-        flags = {"database": ("dbbench", "text2sql"), "judge": ("dbbench", "text2sql")}
-        flags |= dict.fromkeys(("backend", "protocol"), ("dbbench",))
-        for name, environments in flags.items():
-            if name in self.model_fields_set and self.env not in environments:
-                known = " or ".join(environments)
-                raise ValueError(f"--{name} belongs to --env {known}, this one is {self.env}; leave it out")
+        check_flags(self, self.env, {"database": ("dbbench", "text2sql"), **FLAGS_OF})
         if self.env == "dbbench" and isinstance(self.database, str):
             raise ValueError(
                 f"--database {self.database}: the tables that --env dbbench asks about are copied from a SQLite file; "

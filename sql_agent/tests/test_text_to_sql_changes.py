@@ -177,12 +177,17 @@ def test_an_episode_costs_the_memory_and_the_time_of_what_it_changes(tmp_path):
 # what may be done -----------------------------------------------------------------------------------------------------
 
 
+LONG = f"replace(printf('%9000s', ''), ' ', '{'x' * 20}')"
+"""A text of 180,000 characters."""
+
+
 @pytest.mark.parametrize(("sql", "rows"), [
     ("INSERT INTO product (name, price) VALUES ('Glue', 3), ('Rope', 4)", ((2,),)),
     ("WITH dear AS (SELECT id FROM product WHERE price > 10) UPDATE product SET sold = 1 WHERE id IN dear", ((1,),)),
     ("DELETE FROM product WHERE id = 9", ((0,),)),
     ("DELETE FROM product WHERE id < 3", ((4,),)),  # with what the trigger writes
     ("UPDATE product SET price = price + 1 WHERE id = 2 RETURNING name, price", (("Saw", 13.5),)),
+    (f"INSERT INTO product (price) SELECT 1 FROM shelf s, shelf t RETURNING {LONG}", ((9,),)),  # too long to be returned
     ("REPLACE INTO product (id, name) VALUES (1, 'Saw')", ((1,),)),
     ("INSERT INTO product (id, name) VALUES (1, 'x') ON CONFLICT DO UPDATE SET sold = 5", ((1,),)),
     ("INSERT INTO cheap (name) VALUES ('Pin')", ((1,),)),

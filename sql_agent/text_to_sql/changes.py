@@ -20,7 +20,7 @@ from dbbench_adapter.backends.sqlite.copy_on_write import (
 )
 from dbbench_adapter.backends.sqlite.sandbox import Guard, virtual_tables
 from dbbench_adapter.judges.strict import same_content
-from sql_agent.text_to_sql.sandbox import UserDatabase
+from sql_agent.text_to_sql.sandbox import TOO_LONG, UserDatabase
 
 CHANGE_REFUSAL = (
     "not allowed: only SELECT, INSERT, UPDATE and DELETE over the tables of this database, with SQLite's functions"
@@ -47,13 +47,17 @@ class ChangeableDatabase(UserDatabase):
         return self._view.connection
 
     def run(self, sql: str) -> Result:
-        """Run one statement; one that changes rows and returns none gives their number, triggers included."""
+        """Run one statement; one that changes rows gives their number, triggers included, or what RETURNING gives.
+
+        Returned rows that are too long are left out, because the change stands.
+        """
         self._view.begin()
         changed_before = self._connection.total_changes
         result = super().run(sql)
-        if result.error is not None or result.columns:
+        changed = self._connection.total_changes - changed_before
+        if result.columns or (result.error is not None and not (result.error == TOO_LONG and changed)):
             return result
-        return Result(((self._connection.total_changes - changed_before,),), ("rows changed",))
+        return Result(((changed,),), ("rows changed",))
 
     def changes(self) -> Changes:
         """Return what the statements have changed so far."""

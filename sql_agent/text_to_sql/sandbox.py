@@ -22,6 +22,7 @@ from dbbench_adapter.backends.sqlite.sandbox import Watchdog
 REFUSAL = "not allowed: only SELECT over the tables of this database, with SQLite's functions"
 MAX_RESULT_ROWS = 10_000
 MAX_RESULT_CHARS = 1_000_000
+TOO_LONG = "the result is too long; ask for less"
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: 200_000,  # instr and replace then take 0.5 s at most (measured)
     sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1_000,
@@ -128,4 +129,4 @@ class UserDatabase(ReadOnlyDatabase):
         """
         result = super().run(sql)
         chars = sum(len(cell) if isinstance(cell, str | bytes) else 1 for row in result.rows or () for cell in row)
-        return Result(error="the result is too long; ask for less") if chars > MAX_RESULT_CHARS else result
+        return Result(error=TOO_LONG) if chars > MAX_RESULT_CHARS else result
