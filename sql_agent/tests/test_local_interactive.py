@@ -179,6 +179,7 @@ def test_ones_own_database_is_asked_about_as_text2sql_trains_it(tokenizer, shop)
     chat.new()
     record = chat.ask(subject.own("Which fish are there?")).record
     assert (record.score, record.messages[3]["content"]) == (Score(None, "no_judge"), '["name"]\n["carp"]\n["pike"]')
+    assert record.messages[5]["content"] == '["weight"]\n[9]'  # what is handed in is shown to the person who asked
     assert "CREATE TABLE fish" in tokenizer.decode(policy.prompts[1])
 
 
