@@ -187,7 +187,7 @@ LONG = f"replace(printf('%9000s', ''), ' ', '{'x' * 20}')"
     ("DELETE FROM product WHERE id = 9", ((0,),)),
     ("DELETE FROM product WHERE id < 3", ((4,),)),  # with what the trigger writes
     ("UPDATE product SET price = price + 1 WHERE id = 2 RETURNING name, price", (("Saw", 13.5),)),
-    (f"INSERT INTO product (price) SELECT 1 FROM shelf s, shelf t RETURNING {LONG}", ((9,),)),  # too long to be returned
+    (f"INSERT INTO product (price) SELECT 1 FROM shelf s, shelf t RETURNING {LONG}", ((9,),)),  # too long to return
     ("REPLACE INTO product (id, name) VALUES (1, 'Saw')", ((1,),)),
     ("INSERT INTO product (id, name) VALUES (1, 'x') ON CONFLICT DO UPDATE SET sold = 5", ((1,),)),
     ("INSERT INTO cheap (name) VALUES ('Pin')", ((1,),)),
