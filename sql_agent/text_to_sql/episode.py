@@ -116,11 +116,11 @@ class TextToSqlEpisode:
         if name == "execute_sql":
             return format_result(self.database.run(sql))
         self.submitted, self.status = sql, "completed"
-        typed = self.question.query is None and not self.question.answer  # a person reads the rows, the policy never
-        if not isinstance(self.database, ChangeableDatabase) and not typed:
+        if isinstance(self.database, ChangeableDatabase):
+            self.database.statement_timeout_s = self._submission_timeout_s
+        elif self.question.query is not None or self.question.answer:
             return ""
-        self.database.statement_timeout_s = self._submission_timeout_s
-        return format_result(self.database.run(sql))
+        return format_result(self.database.run(sql))  # of a typed question a person reads the rows
 
     def without_call(self, reply: str) -> list[Message]:
         """End the episode without an answer, since the reply has no call."""
