@@ -44,7 +44,8 @@ make_venv() {
         return
     fi
     say "making .venv with Python 3.11"
-    "$uv" venv --quiet --clear --python 3.11 .venv ||
+    # the system's Python first: its sqlite3 uses SQLite as a library, which tasks that change a user's data need
+    "$uv" venv --quiet --clear --python-preference system --python 3.11 .venv ||
         die "no Python 3.11; install it (Debian: apt-get install python3.11 python3.11-venv) and run this again"
 }
 

@@ -107,9 +107,9 @@ def _played(task: Task, backend: Backend, protocol: ProtocolName) -> tuple[list[
 def reference_demonstrations(tasks: Iterable[Any], environment: Environment) -> Demonstrations:
     """Play the reference of each task through a real episode, and keep those that the environment does not find wrong.
 
-    The others are left out by reason: `no_reference`; the judge's reason, or `not_solved` if the environment gives the
-    reward itself; why the episode was lost; `history_cut`. If the environment never says what is solved, references
-    are kept without a verdict, and the notes say so.
+    The others are left out by reason: `no_reference`; `too_many_replies` for the environment's own limit; the judge's
+    reason, or `not_solved` if the environment gives the reward itself; why the episode was lost; `history_cut`. If the
+    environment never says what is solved, references are kept without a verdict, and the notes say so.
 
     Args:
         environment: one that has been entered.
@@ -121,6 +121,9 @@ def reference_demonstrations(tasks: Iterable[Any], environment: Environment) -> 
         replies = environment.reference_replies(task)
         if not replies:
             found.left_out["no_reference"] += 1
+            continue
+        if len(replies) > environment.max_replies(AgentConfig()):
+            found.left_out["too_many_replies"] += 1
             continue
         try:
             messages, score = _played_reference(task, replies, environment)

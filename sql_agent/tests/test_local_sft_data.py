@@ -320,6 +320,19 @@ def test_a_question_about_a_database_is_learnt_as_its_reference_handed_in(tmp_pa
     assert (first.where, found.left_out) == ("task 'q-0'", {"no_reference": 1, "sql_error": 1})
 
 
+def test_a_reference_with_more_replies_than_the_agent_has_is_not_imitated(tmp_path):
+    file = tmp_path / "fish.db"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript("CREATE TABLE fish (name TEXT);")
+    eight, nine = (
+        Question(f"q-{n}", "Add them", "fish", ";".join(["INSERT INTO fish VALUES ('cod')"] * n), changes=True)
+        for n in (8, 9)
+    )
+    with TextToSql(file) as environment:
+        found = reference_demonstrations([eight, nine], environment)
+    assert ([one.where for one in found.kept], found.left_out) == (["task 'q-8'"], {"too_many_replies": 1})
+
+
 COUNTER = """
 class Counter:
     def reset(self, count, **row):

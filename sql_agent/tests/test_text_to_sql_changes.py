@@ -80,7 +80,7 @@ def state(file):
 
 def play(environment, query, *calls):
     """Run the statements as an agent, the last one as what it hands in; None ends the episode without handing in."""
-    question = Question("q", "?", "stock", query)
+    question = Question("q", "?", "stock", query, changes=True)
     with closing(environment.open(question, AgentConfig(statement_timeout_s=0.5))) as episode:
         for place, sql in enumerate(calls):
             if sql is None:
@@ -98,7 +98,7 @@ def play(environment, query, *calls):
 def test_sixteen_episodes_change_their_own_view_and_never_the_file(environment, stock, mode):
     stock.chmod(mode)
     stock.parent.chmod(0o755 if mode == 0o644 else 0o555)
-    before, question = state(stock), Question("q", "?", "stock", "DELETE FROM product")
+    before, question = state(stock), Question("q", "?", "stock", "DELETE FROM product", changes=True)
     episodes = [environment.open(question, AgentConfig()) for _ in range(16)]
 
     def work(number):
@@ -404,6 +404,8 @@ def test_states_are_compared_by_their_differences_from_the_file(given, expected,
     ("WITH x AS (SELECT 1) DELETE FROM t WHERE a IN x", True, "delete"),
     ("update t set a = 1 -- all", True, "update"),
     ("UPDATE OR IGNORE t SET a = 1", True, "update"),
+    ("WITH x AS (SELECT 1), y AS (SELECT 'values') UPDATE OR IGNORE t SET a = 1", True, "update"),
+    ("WITH \"update\" AS (DELETE), y AS ('delete') SELECT (1", False, "other"),
     ("INSERT INTO t VALUES (1); DELETE FROM t WHERE a = ';';", True, "several"),
     ("SELECT 'DELETE FROM t'", False, "plain"),
     ("SELECT a FROM t; -- DELETE FROM t", False, "plain"),
@@ -411,6 +413,12 @@ def test_states_are_compared_by_their_differences_from_the_file(given, expected,
 ])  # fmt: skip
 def test_a_reference_says_whether_it_changes_data(query, changes, kind):
     assert (changes_data(query), kind_of(query)) == (changes, kind)
+
+
+def test_a_reference_for_mysql_is_read_with_mysqls_quotes():
+    query = r"SELECT 'it\'s; DELETE FROM t; --' FROM t"
+    assert (changes_data(query), changes_data(query, "mysql"), kind_of(query, "mysql")) == (True, False, "plain")
+    assert changes_data(r"UPDATE t SET a = 'it\'s' LIMIT 1", "mysql")
 
 
 def test_statements_are_parted_by_semicolons_outside_of_texts():
@@ -454,7 +462,7 @@ def test_what_is_handed_in_has_as_long_as_the_reference(environment):
     """Else a reference that takes longer than other statements would be wrong when it is handed in."""
     slow = "UPDATE t SET b = (SELECT count(*) FROM t, t u, t v, t w, t x, t y, t z, t a, t b, t c)"  # 4 ** 10 rows
     with closing(
-        environment.open(Question("q", "?", "stock", slow), AgentConfig(statement_timeout_s=0.001))
+        environment.open(Question("q", "?", "stock", slow, changes=True), AgentConfig(statement_timeout_s=0.001))
     ) as episode:
         assert "takes too long" in episode.call_tool("execute_sql", json.dumps({"sql": slow}))
         assert episode.call_tool("submit_sql", json.dumps({"sql": slow})) == '["rows changed"]\n[4]'

@@ -31,6 +31,8 @@ class Question:
     """Background knowledge for the question (BIRD); part of the prompt."""
     kind: str = "answer"
     """BIRD's difficulty, or what the reference consists of (`load.kind_of`)."""
+    changes: bool = False
+    """Whether the reference changes data, so that the rows that it leaves behind are judged."""
     schema_chars: int | None = None
     """Characters to which the schema in the prompt is cut; None: it is whole."""
 

@@ -26,7 +26,7 @@ from sql_agent.text_to_sql.databases import Databases, open_databases
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.episode import MAX_ROUNDS, TOOLS, TextToSqlEpisode, messages, solution
 from sql_agent.text_to_sql.judges import EXECUTION_JUDGES, ExecutionJudge, as_run, same_result
-from sql_agent.text_to_sql.load import changes_data, read_questions, split_questions, statements
+from sql_agent.text_to_sql.load import read_questions, split_questions, statements
 from sql_agent.text_to_sql.sandbox import MAX_RESULT_ROWS
 from sql_agent.text_to_sql.schema import lengths, render
 
@@ -101,7 +101,7 @@ class TextToSql(Environment):
 
     def open(self, task: Question, limits: AgentConfig) -> TextToSqlEpisode:
         open_one = self.databases.open
-        if changes_data(task.query) and isinstance(self.databases, Databases):
+        if task.changes and isinstance(self.databases, Databases):
             open_one = self.databases.open_view
         database = open_one(task.db_id, statement_timeout_s=limits.statement_timeout_s)
         return TextToSqlEpisode(task, database, self.max_replies(limits), submission_timeout_s=JUDGED_S)
@@ -157,7 +157,7 @@ class TextToSql(Environment):
     def reference_fault(self, question: Question) -> str | None:
         """Return why the question's reference cannot be used to judge; None if it can."""
         try:
-            if changes_data(question.query):
+            if question.changes:
                 self._reference_changes(question.db_id, question.query or "")
             else:
                 self._reference_rows(question.db_id, as_run(self._judge, question.query or "SELECT 1"))
@@ -213,12 +213,11 @@ class TextToSql(Environment):
     def _usable(self, questions: Sequence[Question], left_out: Counter[str], *, train: bool) -> list[Question]:
         kept, next_line = [], time.monotonic() + PROGRESS_S
         for number, question in enumerate(questions):
-            changes = changes_data(question.query)
-            expected = self.expected_changes(question) if changes else self.expected(question)
+            expected = self.expected_changes(question) if question.changes else self.expected(question)
             if expected is None:
                 left_out["reference_failed"] += 1
             elif train and not expected:
-                left_out["changes_nothing" if changes else "empty_answer"] += 1
+                left_out["changes_nothing" if question.changes else "empty_answer"] += 1
             else:
                 kept.append(question)
             if time.monotonic() > next_line:
@@ -235,7 +234,7 @@ class TextToSql(Environment):
         return {"db_id": task.db_id, "question": task.question, **solution, "evidence": task.evidence, **kind}
 
     def reference_replies(self, task: Question) -> list[Message]:
-        return [] if task.query is None else solution(task.query)
+        return [] if task.query is None else solution(task)
 
     def typed(self, id: str, question: str, like: Question | None) -> Question:
         """Return the question about the only database, or else about the one of the task that was asked last."""

@@ -11,7 +11,7 @@ from dbbench_adapter.protocols import Message, Status
 from sql_agent.environments.episode import tool
 from sql_agent.text_to_sql.changes import ChangeableDatabase
 from sql_agent.text_to_sql.datatypes import Question
-from sql_agent.text_to_sql.load import changes_data, statements
+from sql_agent.text_to_sql.load import statements
 from sql_agent.text_to_sql.sandbox import UserDatabase
 from sql_agent.text_to_sql.server import ServerSession
 
@@ -50,16 +50,17 @@ TOOLS = [
 def messages(question: Question, schema: str, engine: str) -> list[Message]:
     """Return the first prompt; the schema comes first, so that all questions about a database share a prefix."""
     evidence = f"\n{question.evidence}" if question.evidence else ""
-    rules = RULES_OF_CHANGES if changes_data(question.query) else RULES
+    rules = RULES_OF_CHANGES if question.changes else RULES
     return [
         {"role": "system", "content": f"{rules.format(engine=engine)}\n{schema}"},
         {"role": "user", "content": question.question + evidence},
     ]
 
 
-def solution(query: str) -> list[Message]:
+def solution(question: Question) -> list[Message]:
     """Return the replies of an assistant that knows the reference; of several statements it hands in the last."""
-    *first, last = statements(query) if changes_data(query) else [query]
+    query = question.query or ""
+    *first, last = statements(query) if question.changes else [query]
     calls = [*(("execute_sql", sql) for sql in first), ("submit_sql", last)]
     return [
         {

@@ -12,12 +12,11 @@ import random
 import re
 import sqlite3
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import sqlglot
-from sqlglot import exp
+from sqlglot import TokenType, exp
 from sqlglot.errors import SqlglotError
 
 from core.json_text import parse_json
@@ -84,21 +83,39 @@ def statements(query: str) -> list[str]:
     return [each for each in (text.removesuffix(";").strip() for text in found) if _COMMENTS.sub("", each)]
 
 
-@lru_cache(maxsize=10_000)
-def changes_data(query: str | None) -> bool:
-    """Return whether a reference has an INSERT, UPDATE or DELETE, so that its result is the state of the tables."""
-    return any(_kind_of_change(statement) is not None for statement in statements(query or ""))
+def changes_data(query: str, dialect: str = "sqlite") -> bool:
+    """Return whether a reference has an INSERT, UPDATE or DELETE, so that its result is the state of the tables.
+
+    MySQL's references are one statement each; several are refused when they are run.
+    """
+    parts = statements(query) if dialect == "sqlite" else [query]
+    return any(_kind_of_change(statement, dialect) is not None for statement in parts)
 
 
-def _kind_of_change(statement: str) -> str | None:
-    tree = _parsed(statement)
-    if tree is None or isinstance(tree, exp.Command):  # SQLite knows forms that sqlglot does not read
-        first = _COMMENTS.sub("", statement).split(None, 1)[0].lower()
-        return first if first in _CHANGES else "insert" if first == "replace" else None
+def _kind_of_change(statement: str, dialect: str) -> str | None:
+    tree = _parsed(statement, dialect)
+    if tree is None or isinstance(tree, exp.Command):  # databases know forms that sqlglot does not read
+        verb = _verb(statement, dialect)
+        return verb if verb in _CHANGES else "insert" if verb == "replace" else None
     return next((name for name, node in _CHANGES.items() if isinstance(tree, node)), None)
 
 
 _CHANGES: dict[str, Any] = {"insert": exp.Insert, "update": exp.Update, "delete": exp.Delete}
+_VERBS = {*_CHANGES, "replace", "select", "values"}
+_QUOTED = (TokenType.STRING, TokenType.IDENTIFIER)
+
+
+def _verb(statement: str, dialect: str) -> str | None:
+    """Return the first verb outside of parentheses, which stands behind the queries of WITH."""
+    depth = 0
+    try:
+        for token in sqlglot.tokenize(statement, read=dialect):
+            depth += {TokenType.L_PAREN: 1, TokenType.R_PAREN: -1}.get(token.token_type, 0)
+            if depth == 0 and (word := token.text.lower()) in _VERBS and token.token_type not in _QUOTED:
+                return word
+    except SqlglotError:
+        pass
+    return None
 
 
 def kind_of(query: str, dialect: str = "sqlite") -> str:
@@ -107,9 +124,9 @@ def kind_of(query: str, dialect: str = "sqlite") -> str:
     A reference that changes data is `insert`, `update` or `delete`, or `several` if it has several statements. One that
     does not parse is `other`.
     """
-    if changes_data(query):
+    if changes_data(query, dialect):
         found = statements(query)
-        return _kind_of_change(found[0]) or "several" if len(found) == 1 else "several"
+        return _kind_of_change(found[0], dialect) or "several" if len(found) == 1 else "several"
     tree = _parsed(query, dialect)
     if tree is None:
         return "other"
@@ -183,13 +200,14 @@ def _question(row: Any, name: str, databases: Databases | ServerDatabase) -> Que
     answer = _answer(row["answer"]) if query is None and "answer" in row else None
     if query is None and answer is None:
         raise ValueError(f"neither `query` (or `SQL`) nor `answer`; the row has {', '.join(row)}")
-    if databases.dialect == "mysql" and changes_data(query):
+    changes = query is not None and changes_data(query, databases.dialect)
+    if databases.dialect == "mysql" and changes:
         raise ValueError(
             "the reference changes data, and a database on a server is only read; leave the row out, or copy the "
             "database into a SQLite file, where tasks may change data"
         )
     kind = _text(row, "difficulty") or (kind_of(query, databases.dialect) if query else "answer")
-    return Question(name, question, db_id, query, answer, _text(row, "evidence"), kind)
+    return Question(name, question, db_id, query, answer, _text(row, "evidence"), kind, changes=changes)
 
 
 def _text(row: dict[str, Any], key: str) -> str:
