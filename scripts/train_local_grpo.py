@@ -62,13 +62,19 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def run(cfg: LocalGrpoConfig, *, resumed: bool) -> None:
     from dbbench_adapter.splits import draw_by_kind
+    from sql_agent.environments.named import named
+    from sql_agent.environments.registry import ENVIRONMENTS
     from sql_agent.local.batch_grpo import BatchGrpo
     from sql_agent.local.run_folder import RunFolder
     from sql_agent.local.tasks import check_judged, entered, fitting
     from sql_agent.local.trainer import start_trainer
     from sql_agent.startup.data import describe_kinds
 
-    folder = RunFolder(cfg.run_dir, cfg, resumed=resumed, free=FREE_ON_RESUME)
+    own_files = {}
+    if cfg.env_type not in ENVIRONMENTS:
+        source = named(cfg.env_type)[1]
+        own_files["env"] = f"{source.file.name} with sha256 {source.sha256}"
+    folder = RunFolder(cfg.run_dir, cfg, resumed=resumed, free=FREE_ON_RESUME, own_files=own_files)
     with entered(cfg.environment) as environment:
         check_judged(environment, cfg.env_type)
         found = environment.load_split(cfg.data, cfg.seed)

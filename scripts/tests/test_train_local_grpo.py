@@ -1,5 +1,6 @@
 """GRPO on any environment as a user types it: what is refused before the weights are read, and whole runs."""
 
+import hashlib
 import json
 import os
 import sqlite3
@@ -10,10 +11,12 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from scripts import train_local_grpo
 from scripts.train_local_grpo import main, next_command, nothing_held_out
 from sql_agent.datatypes import EnvironmentSettings
 from sql_agent.environments.base import Split
 from sql_agent.local.config import LocalGrpoConfig, ModelConfig
+from sql_agent.local.run_folder import RunFolder, RunFolderError
 from sql_agent.local.tasks import entered
 from sql_agent.tests.conftest import random_policy_folder  # noqa: F401  a fixture
 from sql_agent.tiny_policy.make import make_tiny_policy
@@ -96,6 +99,26 @@ def test_what_does_not_fit_is_said_before_the_weights_are_read(random_policy_fol
     assert "no training task has a first prompt of at most 16 tokens, the shortest has " in too_long
     assert too_long.endswith("; raise --max_prompt_tokens")
     assert not (shop / "run").exists()
+
+
+def test_a_run_is_resumed_with_the_environment_file_it_began_with(shop, monkeypatch):
+    class StartedError(Exception):
+        pass
+
+    def started(*_, **__):
+        raise StartedError
+
+    monkeypatch.setattr("sql_agent.local.tasks.entered", started)  # it follows the check of the folder
+    mine = shop / "mine.py"
+    mine.write_text(MINE)
+    cfg = LocalGrpoConfig(model=ModelConfig(model_path="x"), env=f"{mine}:Silent", run_dir=shop / "run")
+    other, same = (f"mine.py with sha256 {hashlib.sha256(text.encode()).hexdigest()}" for text in ("other", MINE))
+    RunFolder(cfg.run_dir, cfg, resumed=False, own_files={"env": other}).begin()
+    with pytest.raises(RunFolderError, match=rf"started with own_files\.env = {other}, now it is {same}"):
+        train_local_grpo.run(cfg, resumed=True)
+    (cfg.run_dir / "config.json").write_text((cfg.run_dir / "config.json").read_text().replace(other, same))
+    with pytest.raises(StartedError):
+        train_local_grpo.run(cfg, resumed=True)
 
 
 FLAKY = '''

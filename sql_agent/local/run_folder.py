@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel
@@ -40,19 +41,28 @@ class RunFolder:
         path: the folder; it must not hold a run unless that run is resumed.
         config: settings, saved on the first start; a resumed run must have the same.
         free: settings that may change when a run is resumed, by their names in the file, e.g. how often it saves.
+        own_files: the user's own files with their sha256, by what they are used for.
     Raises:
-        RunFolderError: a new run's folder is not empty, or a resumed run is missing or has other settings.
+        RunFolderError: a new run's folder is not empty, or a resumed run is missing or has other settings or files.
     """
 
     SETTINGS, METRICS, TRAJECTORIES = "config.json", "metrics.jsonl", "trajectories.jsonl"
     resume_flag = "--resume"
     """The flag that resumes this run."""
 
-    def __init__(self, path: Path, config: BaseModel, *, resumed: bool, free: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        path: Path,
+        config: BaseModel,
+        *,
+        resumed: bool,
+        free: Iterable[str] = (),
+        own_files: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.path, self.metrics, self.trajectories = path, path / self.METRICS, path / self.TRAJECTORIES
         self.checkpoints = path / "checkpoints"
-        self._config, self._settings = config, path / self.SETTINGS
-        own = config.model_dump(mode="json")
+        self._settings = path / self.SETTINGS
+        self._config = {**config.model_dump(mode="json"), **({"own_files": dict(own_files)} if own_files else {})}
         if path.is_file():
             raise RunFolderError(f"{path} is a file; name a folder")
         user_key()  # is made, or raises, before anything starts
@@ -60,7 +70,7 @@ class RunFolder:
             if not self._settings.is_file():
                 raise RunFolderError(f"{path} holds no run ({self.SETTINGS} is missing); start it without --resume")
             try:
-                earlier, now = _flat(parse_json(self._settings.read_text())), _flat(own)
+                earlier, now = _flat(parse_json(self._settings.read_text())), _flat(self._config)
             except ValueError as error:
                 raise RunFolderError(f"{self._settings} is no JSON ({error}); start anew in another folder") from error
             may_differ = (*free, *FREE)
@@ -80,7 +90,7 @@ class RunFolder:
             for file in (self._settings, self.metrics, self.trajectories):
                 file.parent.mkdir(parents=True, exist_ok=True)
         with written(self._settings) as part:
-            part.write_text(self._config.model_dump_json(indent=2) + "\n")
+            part.write_text(json.dumps(self._config, indent=2) + "\n")
 
     def log(self, metrics: Mapping[str, Any]) -> None:
         _append(self.metrics, {**metrics, "at": time.time()})
