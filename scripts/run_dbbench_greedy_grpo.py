@@ -30,6 +30,7 @@ from sql_agent.local.config import GreedyGrpoConfig
 from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.local.model_files import check_model
 from sql_agent.local.start import failures_in_words, load_libraries
+from sql_agent.tiny_policy.make import make_if_default
 
 if TYPE_CHECKING:
     from dbbench_adapter.datatypes import Task
@@ -50,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     cfg = read_flags(parser, GreedyGrpoConfig, args)
     with failures_in_words(f"the same command with --resume goes on from the last checkpoint in {cfg.run_dir}"):
+        make_if_default(cfg.model.model_path)
         for path in filter(None, (cfg.model.model_path, cfg.reference_model_path)):
             check_model(path)
         load_libraries()
@@ -63,8 +65,9 @@ def run(cfg: GreedyGrpoConfig, *, resumed: bool) -> None:
     from sql_agent.local.tasks import entered
     from sql_agent.local.trainer import start_trainer
 
-    folder = RunFolder(cfg.run_dir, cfg, resumed=resumed, free=FREE_ON_RESUME)
-    with entered(EnvironmentSettings("dbbench", cfg.protocol, cfg.judge, cfg.backend)) as environment:
+    settings = EnvironmentSettings("dbbench", cfg.protocol, cfg.judge, cfg.backend)
+    folder = RunFolder(cfg.run_dir, cfg, resumed=resumed, free=FREE_ON_RESUME, trained_on=settings)
+    with entered(settings) as environment:
         recipe = GreedyGrpo(cfg, *load_split(cfg))
         trainer = start_trainer(cfg, recipe, environment, folder, resumed=resumed)
         trainer.train()

@@ -4,12 +4,12 @@
     python scripts/test_interactive.py --model_path MODEL --database my.sqlite
     python scripts/test_interactive.py --model_path MODEL --env text2sql --database my.sqlite
     python scripts/test_interactive.py --model_path MODEL --env FILE.py:NAME --data rows.jsonl
-    python scripts/test_interactive.py --model_path outputs/gsm8k_grpo/epoch_1 --env gsm8k
+    python scripts/test_interactive.py --model_path outputs/gsm8k_grpo/epoch_1
 
 The command shows thoughts, tool calls and results as they happen. Questions follow one another in one conversation
-until :new; :tasks and :task N ask the tasks of --data (or generated ones), whose answers are judged. --env says what
-the model was trained on. :help lists the commands, Ctrl-C stops a reply, Ctrl-D ends. doc/interactive.md shows a
-conversation.
+until :new; :tasks and :task N ask the tasks of --data (or generated ones), whose answers are judged. An adapter of the
+local trainers says what it was trained on; of other models --env says it. :help lists the commands, Ctrl-C stops a
+reply, Ctrl-D ends. doc/interactive.md shows a conversation.
 """
 
 import os
@@ -37,6 +37,8 @@ from sql_agent.local.config import AdapterConfig, InteractiveConfig
 from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.local.model_files import check_model
 from sql_agent.local.start import load_libraries
+from sql_agent.local.trained_on import read_trained_on
+from sql_agent.tiny_policy.make import make_if_default
 
 if TYPE_CHECKING:
     from dbbench_adapter.datatypes import Task
@@ -55,7 +57,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_flags(parser, InteractiveConfig, hidden=("gradient_checkpointing",))
-    cfg = read_flags(parser, InteractiveConfig, parser.parse_args(argv))
+    args = parser.parse_args(argv)
+    if args.env is None and args.model_path is not None:
+        for flag, value in read_trained_on(Path(args.model_path)).items():
+            if getattr(args, flag) is None:
+                setattr(args, flag, value)
+    cfg = read_flags(parser, InteractiveConfig, args)
     try:
         run(cfg)
     except (ValueError, OSError) as error:
@@ -67,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(cfg: InteractiveConfig) -> None:
     if cfg.data == "gsm8k":
         os.environ.setdefault("HF_HUB_OFFLINE", "0")  # a user who names the hub's dataset may fetch it
+    make_if_default(cfg.model.model_path)
     check_model(cfg.model.model_path)
     load_libraries()
     from rich.console import Console

@@ -1,7 +1,7 @@
 """Train an agent with a calculator on word problems by GRPO, in this process.
 
     python scripts/train_gsm8k_agent.py --model_path MODEL --dataset gsm8k --group_size 4
-    python scripts/train_gsm8k_agent.py --model_path models/tiny-sql --dataset generated --max_samples 64
+    python scripts/train_gsm8k_agent.py --max_samples 5      # a quick test: the small policy on generated problems
 
 Each epoch plays --group_size episodes of every problem, --batch_size problems side by side, and updates a LoRA adapter
 after each batch, as scripts/train_local_grpo.py does on any environment. Reward: 1 for the right number after ####,
@@ -33,6 +33,7 @@ from sql_agent.local.config import Gsm8kGrpoConfig
 from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.local.model_files import check_model
 from sql_agent.local.start import failures_in_words, load_libraries
+from sql_agent.tiny_policy.make import make_if_default
 
 if TYPE_CHECKING:
     from sql_agent.environments.base import Environment, Split
@@ -57,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with failures_in_words(f"the same command with --resume goes on from the last checkpoint in {cfg.run_dir}"):
         if cfg.source == "gsm8k":
             os.environ.setdefault("HF_HUB_OFFLINE", "0")  # a user who names the hub's dataset may fetch it
+        make_if_default(cfg.model.model_path)
         for path in filter(None, (cfg.model.model_path, cfg.reference_model_path)):
             check_model(path)
         load_libraries()
@@ -70,15 +72,16 @@ def run(cfg: Gsm8kGrpoConfig, *, resumed: bool) -> None:
     from sql_agent.local.tasks import entered, fitting
     from sql_agent.local.trainer import start_trainer
 
-    folder = RunFolder(cfg.run_dir, cfg, resumed=resumed, free=FREE_ON_RESUME)
-    with entered(EnvironmentSettings("gsm8k")) as environment:
+    settings = EnvironmentSettings("gsm8k")
+    folder = RunFolder(cfg.run_dir, cfg, resumed=resumed, free=FREE_ON_RESUME, trained_on=settings)
+    with entered(settings) as environment:
         split = fitting(load_split(cfg, environment), environment, cfg.model.model_path, cfg.max_prompt_tokens)
         recipe = BatchGrpo(cfg, split.train, split.val)
         opening = f"{len(split.train)} problems of {cfg.dataset}, {len(split.val)} held out"
         opening += f", {split.too_long} left out as too long" if split.too_long else ""
         start_trainer(cfg, recipe, environment, folder, resumed=resumed, opening=opening).train()
     model = shlex.quote(f"{cfg.run_dir}/epoch_{cfg.num_epochs}")
-    say(f"next: python scripts/test_interactive.py --task gsm8k --model_path {model}")
+    say(f"next: python scripts/test_interactive.py --model_path {model}")
 
 
 def load_split(cfg: Gsm8kGrpoConfig, environment: "Environment") -> "Split":

@@ -33,6 +33,7 @@ from sql_agent.local.config import LocalGrpoConfig
 from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.local.model_files import check_model
 from sql_agent.local.start import failures_in_words, load_libraries
+from sql_agent.tiny_policy.make import make_if_default
 
 if TYPE_CHECKING:
     from sql_agent.environments.base import Split
@@ -53,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     cfg = read_flags(parser, LocalGrpoConfig, args)
     with failures_in_words(f"the same command with --resume goes on from the last checkpoint in {cfg.run_dir}"):
+        make_if_default(cfg.model.model_path)
         for path in filter(None, (cfg.model.model_path, cfg.reference_model_path)):
             check_model(path)
         load_libraries()
@@ -74,7 +76,9 @@ def run(cfg: LocalGrpoConfig, *, resumed: bool) -> None:
     if cfg.env_type not in ENVIRONMENTS:
         source = named(cfg.env_type)[1]
         own_files["env"] = f"{source.file.name} with sha256 {source.sha256}"
-    folder = RunFolder(cfg.run_dir, cfg, resumed=resumed, free=FREE_ON_RESUME, own_files=own_files)
+    folder = RunFolder(
+        cfg.run_dir, cfg, resumed=resumed, free=FREE_ON_RESUME, trained_on=cfg.environment, own_files=own_files
+    )
     with entered(cfg.environment) as environment:
         check_judged(environment, cfg.env_type)
         found = environment.load_split(cfg.data, cfg.seed)

@@ -1,10 +1,11 @@
 """Fine-tune a chat model on demonstrations: the loss is on what the assistant says, and on nothing else.
 
-    python scripts/train_sft.py --model_path models/tiny-sql --dataset dbbench --output_dir outputs/sft
+    python scripts/train_sft.py --max_samples 10 --num_epochs 1      # a quick test: the small policy, generated tasks
+    python scripts/train_sft.py --model_path MODEL --dataset dbbench --output_dir outputs/sft
     python scripts/train_sft.py --model_path MODEL --dataset demonstrations.jsonl --num_epochs 3
 
 --dataset is one of
-  dbbench   DB-Bench tasks played by the scripted oracle: the episodes that the judge calls right
+  dbbench   DB-Bench tasks played by the scripted oracle: the episodes that the judge calls right (the default)
   text2sql  your own questions with their reference queries: --database FILE.sqlite --tasks train.json
   gsm8k     GSM8K's solutions with calculator calls; gsm8k:FILE and gsm8k:generated need no network
   FILE      JSONL of {"messages": [...], "tools": [...]}, in chat-completions form
@@ -55,7 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if cfg.dataset != "gsm8k":
         go_offline()
     from sql_agent.sft.run import TrainingError, prepare, train
+    from sql_agent.tiny_policy.make import make_if_default
 
+    make_if_default(cfg.model_path)
     try:
         run = prepare(cfg, resume=args.resume)
     except ValueError as error:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:  # `scripts.doctor` uses this module on machines with broken p
 
     from dbbench_adapter.protocols import ProtocolName
 
+TINY_POLICY = Path(__file__).resolve().parents[1] / "models" / "tiny-sql"
+"""The small policy, which commands take, and make first, if no model is named."""
 SETUP = "bash scripts/setup.sh"
 OF_ONE_MODEL = "take config.json and weights of one language model, e.g. fetch the folder again"
 FIT_S = 120.0

@@ -30,12 +30,12 @@ from core.passwords import masked, revealed
 from sql_agent.config import TrainConfig, dump_config
 from sql_agent.environments.base import make_environment
 from sql_agent.model_address.request_guard import give_token
+from sql_agent.model_check import TINY_POLICY
 from sql_agent.rollouts.run_context import TrainingFailedError
 from sql_agent.startup.flags import parse_args, resolve
 from sql_agent.startup.launch import train
 from sql_agent.startup.plan import describe_plan
 from sql_agent.startup.preflight import (
-    TINY_POLICY,
     check_environment,
     check_episodes,
     check_functions,
@@ -53,6 +53,7 @@ from sql_agent.startup.preflight import (
 )
 from sql_agent.startup.resume import go_on_from
 from sql_agent.startup.run_dir import claim
+from sql_agent.tiny_policy.make import make_if_default
 from sql_agent.upstream_patches import check_installed
 from sql_agent.verl_side.checkpoints import step_of
 from sql_agent.verl_side.config import Files, compose, to_verl
@@ -73,11 +74,7 @@ def run(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) ->
     check_llm_judge(cfg)
     check_episodes(cfg)
     make_environment(cfg.environment).prepare(print)
-    if cfg.model == TINY_POLICY and not TINY_POLICY.exists():
-        from sql_agent.tiny_policy.make import make_tiny_policy
-
-        print("no --model given: making the small policy first (about a minute)")
-        make_tiny_policy(TINY_POLICY)
+    make_if_default(cfg.model or TINY_POLICY)
     cfg = cfg.model_copy(update={"model": find_model(cfg.model or TINY_POLICY)})
     check_model(cfg.model or TINY_POLICY, protocol_of(cfg), cfg.engine.tensor_parallel_size)
     train(cfg, checkpoint, cpu=cpu, debug=debug)

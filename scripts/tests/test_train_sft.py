@@ -15,6 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from core.forked import forked
 from reward_model.tests.conftest import make_base
 from scripts.train_sft import main
+from sql_agent.datatypes import EnvironmentSettings
+from sql_agent.model_check import TINY_POLICY
 from sql_agent.sft.run import RECORD, SftConfig, next_commands, prepare
 from sql_agent.sft.trainer import load_trainable, make_trainer
 
@@ -398,9 +400,26 @@ def comparable(output: Path) -> list[dict]:
     return [{key: row[key] for key in row if key != "at" and not key.startswith("time/")} for row in metrics(output)]
 
 
+@pytest.mark.parametrize(
+    ("given", "source", "trained_on"),
+    [
+        ({}, "dbbench", EnvironmentSettings("dbbench")),
+        ({"dataset": "dbbench", "protocol": "lab"}, "dbbench", EnvironmentSettings("dbbench", "lab")),
+        ({"dataset": "gsm8k:generated"}, "gsm8k", EnvironmentSettings("gsm8k")),
+        ({"database": "a.sqlite"}, "environment", EnvironmentSettings("text2sql")),
+        ({"env": "mine.py:Shop"}, "environment", EnvironmentSettings("mine.py:Shop")),
+        ({"dataset": "talks.jsonl"}, "file", None),
+    ],
+)
+def test_data_name_the_environment_that_they_imitate(given, source, trained_on):
+    cfg = SftConfig(**given)
+    assert (cfg.source, cfg.trained_on) == (source, trained_on)
+    assert Path(cfg.model_path).resolve() == TINY_POLICY
+
+
 def test_help_says_how_to_start_without_loading_torch():
     shown = run("-X", "importtime", "scripts/train_sft.py", "--help")
-    assert "python scripts/train_sft.py --model_path models/tiny-sql --dataset dbbench" in shown.stdout
+    assert "python scripts/train_sft.py --model_path MODEL --dataset dbbench" in shown.stdout
     assert re.search(r"\btorch$", shown.stderr, re.MULTILINE) is None
 
 
@@ -434,7 +453,6 @@ def test_a_run_that_was_killed_while_it_saved_ends_as_the_unbroken_one(base, row
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ([], "there is nothing to learn from: give --dataset"),
         (["--dataset", "dbbench", "--env", "mine.py:Shop"], "give --dataset or --env, not both"),
         (["--env", "agent"], "--env agent: an agent of your own calls the policy over HTTP"),
         (["--env", "shop"], "unknown environment 'shop'"),

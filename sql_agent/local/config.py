@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -15,6 +16,7 @@ from dbbench_adapter.protocols import ProtocolName
 from sql_agent.config import EnvConfig
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.local.datatypes import Sampling
+from sql_agent.model_check import TINY_POLICY
 
 LossName = Literal["grpo", "reinforce"]
 Judge = Literal["strict", "text", "fc", "lab", "spider", "bird"]
@@ -58,8 +60,9 @@ class OptimConfig(Settings):
 
 
 class ModelConfig(Settings):
-    model_path: str
-    """A Hugging Face model, or an adapter on one: a folder, or its id on the hub, ORG/NAME."""
+    model_path: str = os.path.relpath(TINY_POLICY)
+    """A Hugging Face model, or an adapter on one: a folder, or its id on the hub, ORG/NAME. The small policy of the
+    default is made first if it is not there."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU if there is one."""
     load_in_4bit: bool = False
@@ -165,7 +168,7 @@ class EnvironmentConfig(Settings):
 class GrpoConfig(Settings):
     """Holds the settings that all GRPO commands have."""
 
-    model: ModelConfig
+    model: ModelConfig = ModelConfig()
     reference_model_path: str | None = None
     """Model that the KL is measured against; none: the policy as it was loaded, without the trained adapter."""
     group_size: int = Field(default=4, ge=2, le=1024)
@@ -285,7 +288,7 @@ class LocalGrpoConfig(BatchGrpoConfig, EnvironmentConfig):
 class Gsm8kGrpoConfig(BatchGrpoConfig):
     """Holds the flags of `scripts/train_gsm8k_agent.py` with their defaults."""
 
-    dataset: str
+    dataset: str = "generated"
     """gsm8k, from the hub, fetched if it is not in the cache; a JSONL or parquet file of the same form; or generated.
     gsm8k:FILE and gsm8k:generated, as in fine-tuning, work too."""
     max_samples: int | None = Field(default=None, ge=1)
@@ -311,7 +314,7 @@ class Gsm8kGrpoConfig(BatchGrpoConfig):
 class InteractiveConfig(Settings):
     """Holds the flags of `scripts/test_interactive.py` with their defaults."""
 
-    model: ModelConfig
+    model: ModelConfig = ModelConfig()
     env: str = also("task", "dbbench")
     """What the model was trained on: dbbench, text2sql, gsm8k or another one of this project; or your own environment,
     FILE.py:NAME, module:NAME or an installed package's entry point."""

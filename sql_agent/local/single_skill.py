@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sql_agent.datatypes import RolloutRecord
+from sql_agent.datatypes import EnvironmentSettings, RolloutRecord
 from sql_agent.local.datatypes import BatchEpisode, LocalRollout, Progress
 from sql_agent.local.rollouts import Player
 from sql_agent.local.run_folder import RunFolder
@@ -28,7 +28,8 @@ class SessionFolder(RunFolder):
     SETTINGS, METRICS, TRAJECTORIES = "logs/config.json", "logs/metrics.jsonl", "sessions/episodes.jsonl"
 
     def __init__(self, path: Path, cfg: ExperimentConfig, *, resumed: bool) -> None:
-        super().__init__(path, cfg, resumed=resumed, free=("training_callback", "output_dir"))
+        trained_on = EnvironmentSettings("dbbench", cfg.agent.protocol)
+        super().__init__(path, cfg, resumed=resumed, free=("training_callback", "output_dir"), trained_on=trained_on)
         self.resume_flag = f"--resume {path}"
 
 

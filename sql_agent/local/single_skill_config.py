@@ -34,6 +34,8 @@ class AttentionAdapterConfig(AdapterConfig):
 
 
 class LanguageModelConfig(ModelConfig):
+    model_path: str = Field(...)
+    """A Hugging Face model, or an adapter on one: a folder, or its id on the hub, ORG/NAME."""
     four_bit_below_gib: float | None = Field(default=None, gt=0)
     """On a GPU with less memory than this the base model is loaded in 4 bits; null: `load_in_4bit` decides."""
     adapter: AttentionAdapterConfig = AttentionAdapterConfig()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal, Self
 
@@ -10,7 +11,9 @@ from pydantic import Field, model_validator
 from core.passwords import DatabaseSpec
 from core.settings import Settings
 from dbbench_adapter.protocols import ProtocolName
+from sql_agent.datatypes import EnvironmentSettings
 from sql_agent.local.config import CpuPrecision, check_environment
+from sql_agent.model_check import TINY_POLICY
 
 GENERATED = 512
 """Number of generated demonstrations if neither a file nor `max_samples` says how many."""
@@ -19,11 +22,12 @@ GENERATED = 512
 class SftConfig(Settings):
     """Holds the flags of `scripts/train_sft.py` with their defaults."""
 
-    model_path: str
-    """A Hugging Face chat model, or an adapter to train further: a folder, or an id on the hub, ORG/NAME."""
+    model_path: str = os.path.relpath(TINY_POLICY)
+    """A Hugging Face chat model, or an adapter to train further: a folder, or an id on the hub, ORG/NAME. The small
+    policy of the default is made first if it is not there."""
     dataset: str | None = None
     """The data: dbbench, text2sql, gsm8k, or a JSONL file of messages. None: the references in the rows of --tasks,
-    played in an environment (`env`, `database`)."""
+    played in an environment (`env`, `database`), or else dbbench."""
     env: str | None = None
     """An environment whose rows hold references: your own, FILE.py:NAME, module:NAME or an installed package's entry
     point, or one of this project. None: text2sql if there is a database."""
@@ -72,11 +76,6 @@ class SftConfig(Settings):
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:
-        if self.dataset is None and self.env is None and self.database is None:
-            raise ValueError(
-                "there is nothing to learn from: give --dataset (dbbench, text2sql, gsm8k or a file of messages), or "
-                "--env FILE.py:NAME or --database FILE with --tasks ROWS"
-            )
         if self.dataset is not None and self.env is not None:
             raise ValueError("give --dataset or --env, not both")
         if self.source == "environment":
@@ -85,13 +84,19 @@ class SftConfig(Settings):
 
     @property
     def source(self) -> Literal["dbbench", "environment", "gsm8k", "file"]:
+        if self.data_name == "dbbench" and self.env is None:
+            return "dbbench"
         if self.dataset is None or self.dataset == "text2sql":
             return "environment"
-        if self.dataset == "dbbench":
-            return self.dataset
         return "gsm8k" if self.dataset.partition(":")[0] == "gsm8k" else "file"
+
+    @property
+    def trained_on(self) -> EnvironmentSettings | None:
+        """Return the environment whose episodes are imitated; None for a file of messages."""
+        names = {"dbbench": "dbbench", "gsm8k": "gsm8k", "environment": self.data_name}
+        return EnvironmentSettings(names[self.source], self.protocol) if self.source in names else None
 
     @property
     def data_name(self) -> str:
         """Return the name of the data: the dataset, or the environment."""
-        return self.dataset or self.env or "text2sql"
+        return self.dataset or self.env or ("text2sql" if self.database else "dbbench")

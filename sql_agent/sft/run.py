@@ -133,7 +133,7 @@ def train(run: Run, say: Say = print) -> None:
     try:
         with failures_of_the_disk(cfg.output_dir):
             trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
-            save_whole(trainer, run.tokenizer, cfg.output_dir, run.record)
+            save_whole(trainer, run.tokenizer, cfg.output_dir, run.record, cfg.trained_on)
     except OutputError as error:
         raise TrainingError(f"{error}; {what_is_left(cfg.output_dir)}") from error
     say(f"trained {trainer.state.global_step} steps on {len(run.encoded)} conversations of {cfg.data_name}")

@@ -24,7 +24,9 @@ from core.cpu_features import uses_bfloat16
 from core.micro_batches import micro_batch_tokens, micro_batches, recomputed, return_freed_memory
 from core.outputs import failures_of_the_disk
 from core.training_run import RunLog, check_loss, publish, write_record
+from sql_agent.datatypes import EnvironmentSettings
 from sql_agent.local.head import score_tokens
+from sql_agent.local.trained_on import write_trained_on
 from sql_agent.sft.config import SftConfig
 from sql_agent.sft.encoding import Encoded
 
@@ -213,12 +215,18 @@ def metrics_line(metrics: Mapping[str, float]) -> str:
 
 
 def save_whole(
-    trainer: MicroBatchSFTTrainer, tokenizer: PreTrainedTokenizerBase, output: Path, record: Mapping[str, Any]
+    trainer: MicroBatchSFTTrainer,
+    tokenizer: PreTrainedTokenizerBase,
+    output: Path,
+    record: Mapping[str, Any],
+    trained_on: EnvironmentSettings | None,
 ) -> None:
-    """Write model or adapter and tokenizer, then the record."""
+    """Write model or adapter, tokenizer and the environment of the data if it has one, then the record."""
     with tempfile.TemporaryDirectory(dir=output, prefix=".saving-") as scratch, failures_of_the_disk(output):
         model: Any = trainer.model
         model.save_pretrained(scratch)
         tokenizer.save_pretrained(scratch)
+        if trained_on is not None:
+            write_trained_on(Path(scratch), trained_on)
         publish(Path(scratch), output)
     write_record(output / RECORD, record, trainer.state.global_step)

@@ -22,10 +22,10 @@ from dbbench_adapter.protocols import ProtocolName
 from sql_agent.config import TrainConfig
 from sql_agent.environments.base import make_environment
 from sql_agent.environments.registry import ENVIRONMENTS
+from sql_agent.model_check import TINY_POLICY
 from sql_agent.rewards import functions
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY_POLICY = ROOT / "models" / "tiny-sql"
 USUAL_STORE = "http://localhost:9999"
 """The address of `agl store --port 9999`, used for AGL_MANAGED_STORE=0 without an address."""
 

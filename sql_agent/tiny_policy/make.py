@@ -17,6 +17,7 @@ from pathlib import Path
 
 from core.commands import interruptible
 from core.outputs import failures_of_the_disk
+from sql_agent.model_check import TINY_POLICY
 
 STEPS = 400
 """More steps make a better policy and leave less for GRPO: 320 solved 31 % of 96 held-out tasks, greedy, 400 50 %."""
@@ -63,6 +64,13 @@ def make_tiny_policy(
             shutil.rmtree(output)
         os.replace(folder, output)
     progress(f"small policy: {output}")
+
+
+def make_if_default(model: Path | str) -> None:
+    """Make the small policy if `model` is its usual folder, and that is not there."""
+    if Path(model).resolve() == TINY_POLICY and not TINY_POLICY.exists():
+        print("the small policy is not there: making it first (about a minute)", flush=True)
+        make_tiny_policy(TINY_POLICY)
 
 
 def _recipe(seed: int, steps: int) -> dict[str, str | int]:
