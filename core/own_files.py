@@ -14,6 +14,7 @@ import importlib.util
 import inspect
 import linecache
 import os
+import pkgutil
 import sys
 import traceback
 from dataclasses import dataclass
@@ -118,10 +119,20 @@ def _of_module(name: str) -> tuple[ModuleType, Source]:
     return module, Source(file, hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "")
 
 
+COMMON_NAMES = ("core", "examples", "scripts")
+"""Packages of this project whose names a user's own packages have too."""
+
+
 def _findable(folder: Path) -> None:
-    """Let a file import its neighbours; they come last in the path, so that none hides a package."""
+    """Let a file import its neighbours; they come last in the path, so that none hides a package.
+
+    The modules of a user's package that is named like one of this project are found behind that one's.
+    """
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
+    for name in COMMON_NAMES:
+        package = importlib.import_module(name)
+        package.__path__ = pkgutil.extend_path(package.__path__, name)
 
 
 def _import_failed(error: BaseException, source: Path | str) -> Exception:
