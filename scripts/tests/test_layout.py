@@ -19,7 +19,8 @@ CALLED_BY_FRAMEWORKS = {
         "_fetch_response", "on_span_start", "on_span_end", "on_trace_start", "on_trace_end", "force_flush",
     },
     "agent-lightning": {
-        "rollout_async", "trace_context", "get_last_trace", "_spawn_runners", "get_langchain_handler", "enqueue_rollout",
+        "enqueue_rollout", "rollout_async", "trace_context", "get_last_trace", "_spawn_runners",
+        "get_langchain_handler",
     },
     "verl": {"CpuEngine", "QuietWeightSync", "forward_step"},
     "verl's platform": {
