@@ -5,12 +5,10 @@ TRL's names and defaults hold unless this module says otherwise.
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import logging
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,9 +17,8 @@ from trl.trainer.model_config import ModelConfig
 from trl.trainer.reward_config import RewardConfig
 
 from core.cpu_features import uses_bfloat16
+from core.trackers import usable_trackers
 from core.training_run import TrainingError
-
-logger = logging.getLogger(__name__)
 
 OUTPUT = "outputs/reward-model"
 
@@ -116,7 +113,9 @@ class TrainingArguments(RewardConfig):
         if self.gradient_checkpointing is None:
             self.gradient_checkpointing = on_gpu
         self.dataloader_pin_memory = self.dataloader_pin_memory and on_gpu
-        self.report_to = usable_sinks(self.report_to)
+        wanted = [self.report_to] if isinstance(self.report_to, str) else self.report_to or []
+        if wanted not in (["none"], ["all"]):
+            self.report_to = usable_trackers(wanted, Path(self.output_dir or OUTPUT)) or ["none"]
         super().__post_init__()
 
     def suit(self, parameters: int) -> None:
@@ -124,22 +123,6 @@ class TrainingArguments(RewardConfig):
         on_cpu = self.device.type == "cpu" and not self.fp16
         if self.decides_bf16 and on_cpu and uses_bfloat16("auto", parameters):
             self.bf16, self.mixed_precision = True, "bf16"
-
-
-def usable_sinks(wanted: str | Sequence[str] | None) -> list[str]:
-    """Return the sinks that are installed; wandb and swanlab write to disk if there is no key."""
-    names = [wanted] if isinstance(wanted, str) else list(wanted or ())
-    usable = []
-    for name in names:
-        if name not in ("none", "all") and importlib.util.find_spec(name) is None:
-            logger.warning("%s is not installed; going on without it (`uv pip install %s` adds it)", name, name)
-            continue
-        usable.append(name)
-    if "wandb" in usable and not os.environ.get("WANDB_API_KEY"):
-        os.environ.setdefault("WANDB_MODE", "offline")
-    if "swanlab" in usable and not os.environ.get("SWANLAB_API_KEY"):
-        os.environ.setdefault("SWANLAB_MODE", "local")
-    return usable or ["none"]
 
 
 SETTINGS = (

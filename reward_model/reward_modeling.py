@@ -14,7 +14,7 @@
   --center_rewards_coefficient 0.01
   --chat_template_path FILE    for a model without a chat template
   --resume_from_checkpoint     a checkpoint; default auto: the newest in OUT, if there is one
-  --report_to wandb|swanlab    a second sink beside metrics.jsonl; without a key it writes to disk
+  --report_to TRACKER          wandb, swanlab or tensorboard beside metrics.jsonl; without a key they write to disk
   --config FILE                any of these in YAML; flags win
 
 Every flag of TRL's RewardConfig (and so of transformers' TrainingArguments) and ModelConfig works.

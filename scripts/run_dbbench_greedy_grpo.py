@@ -35,10 +35,13 @@ from sql_agent.tiny_policy.make import make_if_default
 if TYPE_CHECKING:
     from dbbench_adapter.datatypes import Task
 
+PRESETS = {"rllm": {"protocol": "lab", "judge": "lab", "max_turns": 3}}
+"""Defaults of flags by `--preset`; the rewards are rLLM's always."""
 FREE_ON_RESUME = ("save_dir", "save_every", "eval_tasks", "eval_every")
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def parse_args(argv: Sequence[str] | None = None) -> tuple[GreedyGrpoConfig, bool]:
+    """Return the settings, and whether the run in their folder is resumed."""
     parser = Parser(
         prog="python -m scripts.run_dbbench_greedy_grpo",
         description=__doc__,
@@ -46,17 +49,29 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     add_flags(parser, GreedyGrpoConfig, hidden=("name", "scale", "aggregation", "max_tokens"))
     parser.add_argument(
+        "--preset",
+        choices=tuple(PRESETS),
+        help="rllm: protocol and judge lab and 3 rounds, as the rLLM predecessor had them; flags that are given win",
+    )
+    parser.add_argument(
         "--resume", action="store_true", help="go on with the run in --save_dir from its last checkpoint"
     )
     args = parser.parse_args(argv)
-    cfg = read_flags(parser, GreedyGrpoConfig, args)
+    for name, value in PRESETS.get(args.preset, {}).items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    return read_flags(parser, GreedyGrpoConfig, args), args.resume
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    cfg, resumed = parse_args(argv)
     with failures_in_words(f"the same command with --resume goes on from the last checkpoint in {cfg.run_dir}"):
         make_if_default(cfg.model.model_path)
         for path in filter(None, (cfg.model.model_path, cfg.reference_model_path)):
             check_model(path)
         load_libraries()
         with ends_in_order():
-            run(cfg, resumed=args.resume)
+            run(cfg, resumed=resumed)
 
 
 def run(cfg: GreedyGrpoConfig, *, resumed: bool) -> None:

@@ -60,9 +60,9 @@ class RolloutConfig(Settings):
     """Times a group whose rewards are all equal is filtered and another task is played instead; 0: never."""
     backend: BackendSpec = "sqlite"
     """Database of the episodes: `sqlite`, `mariadb` (a private server) or `mysql://user:password@host:port`."""
-    judge: Literal["strict", "fc", "spider", "bird"] = "strict"
-    """How the verdict is found: `strict`; on dbbench as AgentBench's function-calling version does (`fc`); on text2sql
-    as the evaluators of Spider and BIRD do (`spider`, `bird`)."""
+    judge: Literal["strict", "text", "fc", "lab", "spider", "bird"] = "strict"
+    """How the verdict is found: `strict`; on dbbench as AgentBench's text and function-calling versions (`text`, `fc`)
+    or LifelongAgentBench (`lab`) do; on text2sql as the evaluators of Spider and BIRD do (`spider`, `bird`)."""
     reward: str | dict[str, float] = "agentbench"
     """What a rollout is worth: a preset of `sql_agent.rewards` (agentbench, agent_peft, rllm), a function of yours
     (FILE.py:NAME or module:NAME), `judge` (an LLM), or several of them, each with its weight, which are summed:
@@ -358,7 +358,9 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _judge_is_known_there(self) -> TrainConfig:
-        environment = {"fc": "dbbench", "spider": "text2sql", "bird": "text2sql"}.get(self.rollout.judge, self.env.type)
+        originals = {"dbbench": ("text", "fc", "lab"), "text2sql": ("spider", "bird")}
+        known = (environment for environment, judges in originals.items() if self.rollout.judge in judges)
+        environment = next(known, self.env.type)
         if environment != self.env.type:
             raise ValueError(f"rollout.judge={self.rollout.judge} belongs to env.type={environment}; take strict")
         return self

@@ -206,8 +206,8 @@ PATCHES = (
         "own",
         "sql_agent.lightning.store:PatientStore",
         "agentlightning.store.client_server",
-        ("LightningStoreClient._request_json",),
-        "every call of the store is patient",
+        ("LightningStoreClient._request_json", "LightningStoreClient._dequeue_batch"),
+        "every call of the store is patient, and the mark of a request is not shown",
     ),
     Patch(
         "own",

@@ -19,12 +19,16 @@ class DBBenchAgent(BaseAgent):
 
     def reset(self) -> None:
         self._messages: list[dict[str, str]] = []
-        self.trajectory = Trajectory()
+        self._trajectory = Trajectory()
         self._observation: Any = None
 
     @property
     def chat_completions(self) -> list[dict[str, str]]:
         return self._messages
+
+    @property
+    def trajectory(self) -> Trajectory:
+        return self._trajectory
 
     def update_from_env(
         self, observation: list[dict[str, str]], reward: float, done: bool, info: dict[str, Any], **kwargs: Any
@@ -41,7 +45,7 @@ class DBBenchAgent(BaseAgent):
     def update_from_model(self, response: str, **kwargs: Any) -> Action:
         """Record a reply as a step; the reply itself is the action."""
         self._messages = [*self._messages, {"role": "assistant", "content": response}]
-        self.trajectory.steps.append(
+        self._trajectory.steps.append(
             Step(
                 chat_completions=list(self._messages),
                 observation=self._observation,

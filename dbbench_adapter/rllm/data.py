@@ -1,4 +1,4 @@
-"""Writes tasks as rows of rLLM's data sets, which rLLM's registry stores as parquet for itself and for verl."""
+"""Writes tasks as rows of rLLM's data sets, and reads them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dbbench_adapter.datatypes import Task
-from dbbench_adapter.rllm.interfaces import require_rllm
 
 _NESTED = ("tables", "gold", "skills")
 """A row holds these fields of `Task.to_dict()` as JSON text, since lists of mixed types do not fit parquet."""
@@ -33,17 +32,3 @@ def task_of(row: Mapping[str, Any]) -> Task:
             for name, value in row.items()
         }
     )
-
-
-def register_tasks(name: str, tasks: Sequence[Task], split: str) -> Any:
-    """Add tasks to rLLM's registry; they replace those that it has under this name and split.
-
-    Returns:
-        The `rllm.data.Dataset`; its `get_verl_data_path()` is the parquet file that verl reads.
-    Raises:
-        RllmMissingError: see `require_rllm`.
-    """
-    require_rllm()
-    from rllm.data.dataset import DatasetRegistry  # pyright: ignore[reportMissingImports]
-
-    return DatasetRegistry.register_dataset(name, rllm_rows(tasks), split)

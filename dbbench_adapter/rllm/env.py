@@ -2,7 +2,7 @@
 
 The protocol reads the replies (`Action: Operation`, `Action: Answer`); there are three rounds by default. The
 function-calling protocol is left out, since rLLM's engine passes only the reply's text. rLLM has no reward for an
-episode that could not be judged: such a step raises, and the engine plays the episode again.
+episode that could not be judged: such a step raises, and the engine plays the episode again, three times at most.
 """
 
 from __future__ import annotations
@@ -40,7 +40,11 @@ def reward_of(verdict: float, status: str) -> float:
 
 
 class UnjudgedError(RuntimeError):
-    """The end of an episode could not be judged; the message says why."""
+    """The end of an episode could not be judged; `reason` is the judge's, the message says what to do."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class DBBenchEnv(BaseEnv):
@@ -75,6 +79,7 @@ class DBBenchEnv(BaseEnv):
             task, _shared(backend), protocol, max_rounds=max_rounds, statement_timeout_s=statement_timeout_s
         )
         self._episode: Episode | None = None
+        self._final_reward: float | None = OUT_OF_ROUNDS
         self._lock = threading.RLock()
 
     def reset(self) -> tuple[Observation, dict[str, Any]]:
@@ -85,6 +90,7 @@ class DBBenchEnv(BaseEnv):
         """
         with self._lock:
             self.close()
+            self._final_reward = OUT_OF_ROUNDS
             self._episode = self._open()
             return PROTOCOLS[self.protocol].messages(self.task), {"task_id": self.task.id}
 
@@ -107,16 +113,34 @@ class DBBenchEnv(BaseEnv):
                 if not episode.done:
                     return observation, 0.0, False, _info(episode, "")
                 score = episode.judge(self.judge)
+                if score.value is None:
+                    raise UnjudgedError(
+                        score.reason,
+                        f"task {self.task.id!r} could not be judged by {self.judge!r}: {score.reason}; "
+                        "`python -m dbbench_adapter.validate --replay` finds such tasks, leave them out",
+                    )
             except BaseException:
+                self._final_reward = None
                 self.close()
                 raise
             self.close()
-        if score.value is None:
-            raise UnjudgedError(
-                f"task {self.task.id!r} could not be judged by {self.judge!r}: {score.reason}; "
-                "`python -m dbbench_adapter.validate --replay` finds such tasks, leave them out"
-            )
-        return [], reward_of(score.value, episode.status), True, _info(episode, score.reason)
+            self._final_reward = reward = reward_of(score.value, episode.status)
+        return [], reward, True, _info(episode, score.reason)
+
+    def compute_final_reward(self) -> float:
+        """Return the reward of the last step; the engine asks for it when it stops to play, whatever the cause.
+
+        Without this method the engine would pay 0, more than a wrong answer gets, where the tokens of a trajectory
+        exceed `max_response_length`. It does not say why it stopped: an episode that it ended itself, by tokens, steps
+        or `trajectory_timeout`, gets `OUT_OF_ROUNDS`, and one that its last reply ended keeps its own reward.
+
+        Raises:
+            RuntimeError: the last step failed after the engine had given it up, so nobody knows the reward.
+        """
+        with self._lock:
+            if self._final_reward is None:
+                raise RuntimeError(f"task {self.task.id!r}: the last step failed, so the episode has no reward")
+            return self._final_reward
 
     def close(self) -> None:
         """Drop the database; calling it again does nothing."""

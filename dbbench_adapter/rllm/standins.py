@@ -36,7 +36,10 @@ class Trajectory:
 
 
 class BaseAgent:
-    trajectory: Any
+    @property
+    def trajectory(self) -> Trajectory:
+        """Return the trajectory so far; rLLM's property has no setter either."""
+        return Trajectory()
 
     def get_current_state(self) -> Step | None:
         return self.trajectory.steps[-1] if self.trajectory.steps else None

@@ -14,41 +14,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dbbench_adapter.datatypes import Column, Gold, Table, Task
+from dbbench_adapter.backends import BackendUnavailable
+from dbbench_adapter.datatypes import Gold, Task
 from dbbench_adapter.rllm import env as env_module
 from dbbench_adapter.rllm.agent import DBBenchAgent
-from dbbench_adapter.rllm.data import register_tasks, rllm_rows, task_of
+from dbbench_adapter.rllm.data import rllm_rows, task_of
 from dbbench_adapter.rllm.env import DBBenchEnv, UnjudgedError, reward_of
 from dbbench_adapter.rllm.interfaces import BaseAgent, BaseEnv, RllmMissingError
+from dbbench_adapter.rllm.registry import register_tasks, unjudged_reason
 from dbbench_adapter.tasks.load import write_tasks
 from dbbench_adapter.tests.rllm_loop import play
+from dbbench_adapter.tests.rllm_tasks import ILLEGAL, LOOK, RIGHT, SELECT, TABLE, UPDATE, WRONG, answer, operate
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLE = Table("fruit", (Column("name"), Column("price", "INT")), (("Plum", 5), ("Pear", 4), ("Fig", 2)))
-SELECT = Task(
-    id="select",
-    question="Which fruit costs less than 5?",
-    kind="SELECT",
-    tables=(TABLE,),
-    gold=Gold(rows=(("Pear", 4), ("Fig", 2)), sql="SELECT name, price FROM fruit WHERE price < 5"),
-    table_note="The table is called fruit and has these headers: name, price.",
-    skills=("select",),
-    typed=True,
-    source="lifelong",
-)
-UPDATE = Task("update", "Set all prices to 7.", "UPDATE", (TABLE,), Gold(sql="UPDATE fruit SET price = 7"), typed=True)
-
-
-def operate(sql):
-    return f"I look.\nAction: Operation\n```sql\n{sql}\n```"
-
-
-def answer(text):
-    return f"I know.\nAction: Answer\nFinal Answer: {text}"
-
-
-LOOK, RIGHT, WRONG = operate("SELECT * FROM fruit;"), answer("[('Pear', 4), ('Fig', 2)]"), answer("[('Plum', 5)]")
-ILLEGAL = "The cheap ones are Pear and Fig."
 
 
 def run(task, replies, **settings):
@@ -113,16 +91,53 @@ def test_the_text_protocol_has_the_same_ends_under_its_own_words():
     assert illegal.steps[-1].info["status"] == "agent validation failed"
 
 
-def test_an_engine_with_fewer_steps_than_rounds_ends_without_a_reward():
+def test_an_episode_that_the_engine_ends_has_run_out_of_rounds():
     env = DBBenchEnv(SELECT)
     trajectory, reason = asyncio.run(play(DBBenchAgent(), env, [LOOK, LOOK], max_steps=2))
-    assert (reason, trajectory.reward, live_databases()) == ("MAX_STEPS", 0.0, 0)
+    assert (reason, trajectory.reward, live_databases()) == ("MAX_STEPS", -0.8, 0)
+
+
+def test_a_step_that_fails_after_the_engine_gave_it_up_has_no_reward(monkeypatch):
+    env = DBBenchEnv(SELECT)
+    env.reset()
+
+    def gone(reply):
+        raise BackendUnavailable("the server is gone")
+
+    monkeypatch.setattr(env._episode, "step", gone)
+    with pytest.raises(BackendUnavailable):
+        env.step(LOOK)
+    with pytest.raises(RuntimeError, match="task 'select': the last step failed, so the episode has no reward"):
+        env.compute_final_reward()
+    env.reset()
+    env.step(RIGHT)
+    assert env.compute_final_reward() == 1.0
+
+
+WITHOUT_GOLD = Task("x", "?", "SELECT", (TABLE,), Gold())
 
 
 def test_what_nobody_can_judge_is_no_reward_of_zero():
-    without_gold = Task("x", "?", "SELECT", (TABLE,), Gold())
     with pytest.raises(UnjudgedError, match=r"task 'x' could not be judged by 'strict': no_gold; .*validate --replay"):
-        run(without_gold, [RIGHT])
+        run(WITHOUT_GOLD, [RIGHT])
+    assert live_databases() == 0
+
+
+ELSEWHERE = Task("y", "?", "UPDATE", (TABLE,), Gold(sql="UPDATE vegetables SET price = 7", table_hash="0" * 32))
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "reason"),
+    [
+        pytest.param(SELECT, {}, None, id="select"),
+        pytest.param(UPDATE, {"protocol": "text"}, None, id="change"),
+        pytest.param(WITHOUT_GOLD, {}, "no_gold", id="without_gold"),
+        pytest.param(ELSEWHERE, {}, "reference_failed", id="a_reference_that_does_not_run"),
+        pytest.param(ELSEWHERE, {"judge": "lab"}, None, id="which_lab_does_not_run"),
+    ],
+)
+def test_a_task_that_nobody_can_judge_is_found_before_training(task, settings, reason):
+    assert unjudged_reason(task, **settings) == reason
     assert live_databases() == 0
 
 
@@ -249,6 +264,9 @@ MODULES = {
     "agents/agent.py": """
         from dbbench_adapter.rllm.standins import Action, Step, Trajectory
         class BaseAgent:
+            @property
+            def trajectory(self):
+                return Trajectory()
             def get_current_state(self):
                 return self.trajectory.steps[-1] if self.trajectory.steps else None
     """,
@@ -327,15 +345,26 @@ TRAIN = ("-m", "dbbench_adapter.rllm.train_dbbench_rllm")
 
 @pytest.mark.slow
 def test_the_trainer_gets_real_subclasses_and_both_sets_of_tasks(tmp_path, rllm):
-    write_tasks(tmp_path / "train.jsonl", [SELECT])
+    write_tasks(tmp_path / "train.jsonl", [WITHOUT_GOLD, SELECT, ELSEWHERE])
     write_tasks(tmp_path / "val.jsonl", [UPDATE])
     files = [f"+dbbench.train_file={tmp_path / 'train.jsonl'}", f"+dbbench.val_file={tmp_path / 'val.jsonl'}"]
-    run = rllm(*TRAIN, *files, "+dbbench.judge=lab", "data.train_batch_size=16")
+    run = rllm(*TRAIN, *files, "+dbbench.max_rounds=2", "data.train_batch_size=16")
     assert run.returncode == 0, run.stderr
-    assert run.stdout.splitlines() == ["trains on select lab 16", "trains on update lab 16"]
-    early = rllm(*TRAIN, *files, "rllm.agent.max_steps=2")
+    lost = "2 of 3 tasks of split 'train' are left out, since nobody can judge them: no_gold 1, reference_failed 1"
+    (warning, *trained) = run.stdout.splitlines()
+    assert warning.endswith(lost)
+    assert trained == ["trains on select strict 16", "trains on update strict 16"]
+    early = rllm(*TRAIN, *files, "+dbbench.protocol=text", "rllm.agent.max_steps=3")
     assert early.returncode != 0
-    assert "rllm.agent.max_steps=2 stops episodes before their last round" in early.stderr
+    assert "max_rounds=3 of protocol text may take 4 replies; set rllm.agent.max_steps=4 or more" in early.stderr
+    filtered = rllm(*TRAIN, *files, "+rllm.agent.overlong_filter=true")
+    assert filtered.returncode != 0
+    assert "rllm.agent.overlong_filter=true pays trajectories that were cut 0" in filtered.stderr
+    val = f"+dbbench.val_file={tmp_path / 'none.jsonl'}"
+    write_tasks(tmp_path / "none.jsonl", [WITHOUT_GOLD])
+    nothing = rllm(*TRAIN, files[0], val)
+    assert nothing.returncode != 0
+    assert "none of the 1 tasks of split 'validation' can be judged (no_gold 1)" in nothing.stderr
     bare = rllm(*TRAIN)
     assert bare.returncode != 0
     assert "train_file" in bare.stderr

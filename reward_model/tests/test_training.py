@@ -12,7 +12,7 @@ from trl.trainer.reward_trainer import RewardTrainer
 from core import signed
 from core.messages import FunctionCall, Message, ToolCall
 from core.training_run import METRICS, TrainingError
-from reward_model.arguments import TrainingArguments, usable_sinks
+from reward_model.arguments import TrainingArguments
 from reward_model.data.preferences import PreferenceFileError
 from reward_model.datatypes import Preference, prompt_key
 from reward_model.pair_trainer import PairTrainer, RewardRunLog, metrics_line, rename
@@ -141,12 +141,6 @@ def test_metrics_after_the_checkpoint_and_half_a_line_are_taken_again(tmp_path):
     state = SimpleNamespace(global_step=2, is_world_process_zero=True)
     RewardRunLog(tmp_path, {}).on_train_begin(None, state, None)
     assert (tmp_path / METRICS).read_text() == "".join(lines[:2])
-
-
-def test_a_sink_that_is_not_installed_is_left_out_aloud(caplog):
-    assert usable_sinks(["no_such_sink"]) == ["none"]
-    assert "no_such_sink is not installed; going on without it" in caplog.text
-    assert usable_sinks("none") == ["none"]
 
 
 # Going on -------------------------------------------------------------------------------------------------------------

@@ -18,7 +18,10 @@ CALLED_BY_FRAMEWORKS = {
     "openai-agents": {
         "_fetch_response", "on_span_start", "on_span_end", "on_trace_start", "on_trace_end", "force_flush",
     },
-    "agent-lightning": {"rollout_async", "trace_context", "get_last_trace", "_spawn_runners", "get_langchain_handler"},
+    "agent-lightning": {
+        "enqueue_rollout", "rollout_async", "trace_context", "get_last_trace", "_spawn_runners",
+        "get_langchain_handler",
+    },
     "verl": {"CpuEngine", "QuietWeightSync", "forward_step"},
     "verl's platform": {
         "current_device", "device_count", "set_device", "synchronize", "manual_seed_all", "set_allocator_settings",
@@ -26,7 +29,14 @@ CALLED_BY_FRAMEWORKS = {
         "profiler_start", "profiler_stop", "ray_resource_name", "ray_resource_options", "ray_noset_envvars",
         "is_ipc_supported", "cudart",
     },
-    "rLLM": {"chat_completions", "update_from_env", "update_from_model", "get_current_state", "is_multithread_safe"},
+    "rLLM": {
+        "chat_completions",
+        "compute_final_reward",
+        "get_current_state",
+        "is_multithread_safe",
+        "update_from_env",
+        "update_from_model",
+    },
 }  # fmt: skip
 """Methods and classes that only a library calls, by library."""
 DECORATED = ["@model_validator*", "@field_validator*", "@app.*", "@*.get", "@*.post"]

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.run_dbbench_greedy_grpo import main
+from scripts.run_dbbench_greedy_grpo import main, parse_args
+from sql_agent.local.config import AdapterConfig, GreedyGrpoConfig, LossConfig, ModelConfig, OptimConfig
 from sql_agent.tiny_policy.make import make_tiny_policy
 
 ROOT = Path(__file__).parents[2]
@@ -132,3 +133,35 @@ def test_the_flags_have_the_names_and_defaults_that_people_know(capsys):
         assert re.search(rf"--{name} X(, --\w+ X)?(?:(?! --).)* \(default {value}\)", shown), name
     for name in ("reference_model_path", "save_dir", "backend", "judge", "data", "seed", "resume"):
         assert f"--{name}" in shown
+
+
+def test_the_rllm_predecessors_command_means_the_same_here():
+    model, reference = "meta-llama/Meta-Llama-3.1-8B-Instruct", "meta-llama/Meta-Llama-3.1-8B"
+    typed = (
+        f"--model_path {model} --group_size 4 --max_new_tokens 512 --temperature 0.8 --top_p 0.95 --lora_r 16 "
+        "--lora_alpha 32 --lora_dropout 0.05 --learning_rate 2e-5 --weight_decay 0.01 --beta 0.04 --clip_param 0.2 "
+        "--grad_accum 1 --max_grad_norm 1.0 --num_epochs 1 "
+        f"--reference_model_path {reference} --save_dir outputs/dbbench_grpo_lora"
+    ).split()
+    expected = GreedyGrpoConfig(
+        model=ModelConfig(model_path=model),
+        reference_model_path=reference,
+        group_size=4,
+        max_new_tokens=512,
+        temperature=0.8,
+        top_p=0.95,
+        adapter=AdapterConfig(r=16, alpha=32, dropout=0.05),
+        optim=OptimConfig(learning_rate=2e-5, weight_decay=0.01, grad_accum=1, max_grad_norm=1.0),
+        loss=LossConfig(beta=0.04, clip_param=0.2),
+        num_epochs=1,
+        save_dir=Path("outputs/dbbench_grpo_lora"),
+    )
+    assert parse_args(typed) == (expected, False)
+    as_it_was = expected.model_copy(update={"protocol": "lab", "judge": "lab", "max_turns": 3})
+    assert parse_args([*typed, "--preset", "rllm"])[0] == as_it_was
+
+
+def test_a_flag_that_is_given_wins_over_the_preset():
+    given = ["--judge", "strict", "--max_rounds", "5"]
+    cfg, resumed = parse_args([*given, "--preset", "rllm", "--model_path", "x", "--resume"])
+    assert (cfg.protocol, cfg.judge, cfg.max_turns, resumed) == ("lab", "strict", 5, True)

@@ -30,6 +30,9 @@ LONGEST_PAUSE_S = 2.0
 UNFINISHED: list[Any] = ["queuing", "preparing", "running", "requeuing"]
 """States of a rollout that a runner may still play."""
 _ENQUEUE = "/queues/rollouts/enqueue"
+_SENT = "agentgrpo_sent"
+"""Key of the metadata of a rollout by which a request that is sent again is known; no caller of `PatientStore` sees it.
+The store keeps nothing else that a client may choose."""
 _FAILURES = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
 """Errors of a call; ValueError means that the answer is not JSON."""
 
@@ -59,6 +62,16 @@ class PatientStore(StoreClient):
         json: Any | None = None,
         params: Mapping[str, Any] | Sequence[tuple[str, Any]] | None = None,
     ) -> Any:
+        return _without_mark(await self._ask(method, path, json=json, params=params))
+
+    async def _ask(
+        self,
+        method: Literal["get", "post"],
+        path: str,
+        *,
+        json: Any | None = None,
+        params: Mapping[str, Any] | Sequence[tuple[str, Any]] | None = None,
+    ) -> Any:
         patience = _Patience(f"{method} {path} of the store at {self.server_address_root}")
         while True:
             try:
@@ -68,6 +81,20 @@ class PatientStore(StoreClient):
                     raise
                 await patience.wait(error)
 
+    async def enqueue_rollout(
+        self,
+        input: Any,
+        mode: Literal["train", "val", "test"] | None = None,
+        resources_id: str | None = None,
+        config: Any | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> Any:
+        """Queue one rollout once, as `enqueue_many_rollouts` does."""
+        request = agl.EnqueueRolloutRequest(
+            input=input, mode=mode, resources_id=resources_id, config=config, metadata=metadata
+        )
+        return (await self.enqueue_many_rollouts([request]))[0]
+
     async def enqueue_many_rollouts(self, rollouts: Sequence[Any]) -> Sequence[Any]:
         """Queue rollouts once; before they are sent again, the store is asked whether they have arrived.
 
@@ -76,7 +103,7 @@ class PatientStore(StoreClient):
         """
         sent = uuid.uuid4().hex
         marked = [
-            request.model_copy(update={"metadata": {**(request.metadata or {}), "sent": sent, "number": number}})
+            request.model_copy(update={"metadata": {**(request.metadata or {}), _SENT: [sent, number]}})
             for number, request in enumerate(rollouts)
         ]
         patience = _Patience(f"queueing at the store {self.server_address_root}")
@@ -85,11 +112,27 @@ class PatientStore(StoreClient):
                 return await super().enqueue_many_rollouts(marked)
             except _FAILURES as error:
                 await patience.wait(error)
-            # two requests that timed out may both arrive late, in order or interleaved
-            newest = await self.query_rollouts(sort_by="start_time", sort_order="desc", limit=2 * len(marked))
-            arrived = {r.metadata["number"]: r for r in newest if (r.metadata or {}).get("sent") == sent}
+            arrived = await self._arrived(sent, len(marked))
             if len(arrived) == len(marked):
                 return [arrived[number] for number in range(len(marked))]
+
+    async def _arrived(self, sent: str, count: int) -> dict[int, Any]:
+        """Return the rollouts of a request that are in the store, by their place in the request."""
+        # two requests that timed out may both arrive late, in order or interleaved
+        newest = {"sort_by": "start_time", "sort_order": "desc", "limit": 2 * count}
+        found = await self._ask("post", "/rollouts/search", json=newest)
+        arrived = {}
+        for row in found["items"]:
+            request, number = (row["metadata"] or {}).get(_SENT, (None, 0))
+            if request == sent:
+                arrived[number] = agl.Rollout.model_validate(_without_mark(row))
+        return arrived
+
+    async def _dequeue_batch(self, *, limit: int, worker_id: str | None) -> list[Any]:
+        batch = await super()._dequeue_batch(limit=limit, worker_id=worker_id)  # upstream does not ask `_request_json`
+        for rollout in batch:
+            (rollout.metadata or {}).pop(_SENT, None)
+        return batch
 
     async def update_attempt(self, rollout_id: str, attempt_id: str, **changes: Any) -> Any:
         """Update as upstream does, but report no failure of a cancelled rollout; the store would queue it again."""
@@ -102,6 +145,15 @@ class PatientStore(StoreClient):
     async def mark_read(self, rollout: Any) -> None:
         """Mark this rollout's spans as read, so that our store frees them; a store of `agl store` frees nothing."""
         await self.update_rollout(rollout.rollout_id, metadata={**(rollout.metadata or {}), READ: True})
+
+
+def _without_mark(answer: Any) -> Any:
+    """Return an answer of the store, a rollout or a list or page of them, without `_SENT` in their metadata."""
+    rows = answer if isinstance(answer, list) else answer.get("items", [answer]) if isinstance(answer, dict) else []
+    for row in rows:
+        if isinstance(row, dict) and isinstance(metadata := row.get("metadata"), dict):
+            metadata.pop(_SENT, None)
+    return answer
 
 
 class _Patience:

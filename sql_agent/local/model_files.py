@@ -72,7 +72,7 @@ def check_device(device: str, *, load_in_4bit: bool, has_gpu: bool) -> None:
     if load_in_4bit and device != "cuda":
         raise StartError("--load_in_4bit needs a GPU; leave the flag out, a CPU holds the model in float32")
     if load_in_4bit and importlib.util.find_spec("bitsandbytes") is None:
-        raise StartError("--load_in_4bit needs bitsandbytes, which is not installed: `uv pip install bitsandbytes`")
+        raise StartError("--load_in_4bit needs bitsandbytes, which is not installed; requirements-gpu.txt has it")
 
 
 def check_model(path: str, _adapters: tuple[str, ...] = ()) -> str:

@@ -62,11 +62,11 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
     """Do everything that can fail early (model, tasks, parquet, verl's config) and return the driver's order."""
     from omegaconf import OmegaConf
 
+    from core.trackers import usable_trackers
     from dbbench_adapter.export import write_rows
     from sql_agent.model_check import chat_template
     from sql_agent.startup.data import describe_out_of_reach, kinds_of
     from sql_agent.startup.plan import choose_tasks
-    from sql_agent.verl_side.tracking import usable_loggers
 
     assert cfg.model is not None
     tasks = choose_tasks(cfg)
@@ -90,7 +90,7 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
             refuse_other_tasks(rows, file)
         write_rows(rows, file)
     overrides = to_verl(cfg, files, cpu=cpu)
-    overrides["trainer"]["logger"] = usable_loggers(cfg.trainer.loggers)
+    overrides["trainer"]["logger"] = usable_trackers(cfg.trainer.loggers, cfg.run_dir)
     if files.chat_template is not None:
         print(
             f"the chat template of {cfg.model} rewrites earlier turns; TRL's version of it for training, which does "

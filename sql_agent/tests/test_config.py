@@ -289,3 +289,10 @@ def test_each_call_of_an_own_environment_may_take_its_time_after_a_rollouts_dead
     """The tool that is open, get_reward, solved, close."""
     assert load_config(None, ["env.type=my.py:Env", "env.call_timeout_s=20"]).ending_s == 80.0
     assert load_config(None, []).ending_s == 60.0
+
+
+def test_the_rllm_predecessors_setting_differs_from_the_defaults_in_four_settings():
+    (file,) = (each for each in CONFIGS if each.stem == "rllm")
+    model = ["model=Qwen/Qwen2.5-7B-Instruct"]
+    four = ["agent.protocol=lab", "agent.max_turns=3", "rollout.judge=lab", "rollout.reward=rllm"]
+    assert load_config(file, model) == load_config(None, model + four)

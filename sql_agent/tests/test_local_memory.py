@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -203,6 +204,31 @@ def demand(**changes) -> Demand:
         "reference": False,
     }
     return Demand(**{**settings, **changes})
+
+
+QWEN_7B = QWEN_1_5B | {
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "gib"),
+    [
+        pytest.param(QWEN_1_5B, {"precision": "4bit", "max_new_tokens": 64}, 2.6, id="4_gb"),
+        pytest.param(QWEN_7B, {"precision": "bfloat16"}, 16.9, id="24_gb"),
+        pytest.param(QWEN_7B, {"precision": "4bit"}, 11.9, id="24_gb_4_bit"),
+    ],
+)
+def test_the_page_says_what_is_estimated_for_small_cards(config, settings, gib):
+    asked = demand(shape=shape_of(config), gradient_checkpointing=True, micro_batch_tokens=1, **settings)
+    assert asked.estimate.peak / 2**30 == pytest.approx(gib, abs=0.05)
+    memory = (Path(__file__).parents[2] / "doc" / "local_rl.md").read_text().partition("## Memory")[2]
+    assert f" {gib}" in memory
 
 
 def test_a_run_that_fits_gets_no_warning():

@@ -39,6 +39,34 @@ async def test_rollouts_are_queued_once_whatever_becomes_of_the_answer(client, k
     assert there == [rollout.rollout_id for rollout in queued]
 
 
+@pytest.mark.parametrize("kind", ["500", "lost", "half", "outage"])
+async def test_one_rollout_is_queued_once_too(client, kind):
+    store, proxy = client
+    fault = proxy.inject(Fault(kind, requests=2, seconds=0.5, path="enqueue"))
+    config, metadata = agl.RolloutConfig(max_attempts=2), {"one": kind, "sent": "mine", "number": 7}
+    queued = await store.enqueue_rollout({"number": 0}, "val", config=config, metadata=metadata)
+    assert (queued.input, queued.mode, queued.config, queued.metadata) == ({"number": 0}, "val", config, metadata)
+    assert fault.hits >= 1
+    there = [r.rollout_id for r in await store.query_rollouts() if (r.metadata or {}).get("one") == kind]
+    assert there == [queued.rollout_id]
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"sent": "mine"}], ids=["none", "empty", "a_key_of_ours_of_old"])
+async def test_metadata_is_what_the_caller_gave_wherever_a_rollout_is_read(client, metadata):
+    store, proxy = client
+    for fault in (None, Fault("lost", requests=1, path="enqueue")):
+        if fault is not None:
+            proxy.inject(fault)
+        (queued,) = await store.enqueue_many_rollouts([agl.EnqueueRolloutRequest(input="x", metadata=metadata)])
+        id = queued.rollout_id
+        (asked,) = await store.query_rollouts(rollout_id_in=[id])
+        played = await store.dequeue_rollout()
+        changed = await store.update_rollout(id, status="cancelled")
+        (ended,) = await store.wait_for_rollouts(rollout_ids=[id], timeout=0)
+        seen = [queued, asked, await store.get_rollout_by_id(id), played, changed, ended]
+        assert [(each.rollout_id, each.metadata) for each in seen] == [(id, metadata or {})] * 6
+
+
 async def test_a_request_that_arrived_twice_gives_each_place_its_own_rollout(client, monkeypatch):
     store, _ = client
     enqueue = agl.LightningStoreClient.enqueue_many_rollouts

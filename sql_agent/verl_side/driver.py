@@ -41,8 +41,9 @@ def main() -> None:
     from verl.trainer.ppo import ray_trainer
     from verl.utils import tracking
 
+    from core.trackers import usable_trackers
     from sql_agent import upstream_patches as patches
-    from sql_agent.verl_side.tracking import make_tracking, usable_loggers
+    from sql_agent.verl_side.tracking import make_tracking
 
     line = sys.stdin.readline()
     if not line:
@@ -54,9 +55,7 @@ def main() -> None:
         events.emit({"event": "servers", **servers})
         return json.loads(sys.stdin.readline())["proxy_url"]
 
-    for name in ("TENSORBOARD_DIR", "WANDB_DIR", "SWANLAB_LOG_DIR"):
-        os.environ.setdefault(name, str(cfg.run_dir))
-    usable_loggers(cfg.trainer.loggers)  # sinks without an API key write to disk
+    usable_trackers(cfg.trainer.loggers, cfg.run_dir)  # sets where this process writes
     context = RunContext(cfg, order["run_id"], order["store_url"], order["pad_id"], publish)
     enter(context)
     keeper = CheckpointKeeper(

@@ -7,7 +7,6 @@ computed (`sql_agent.rollouts.metrics`).
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import math
@@ -47,21 +46,6 @@ RENAMED = {
     "timing_s/step": "time/step_s",
 }
 """verl's names and ours; all other metrics keep verl's name."""
-
-
-def usable_loggers(wanted: tuple[str, ...]) -> list[str]:
-    """Return the sinks that are installed; wandb and swanlab write to disk if they have no API key."""
-    usable = []
-    for name in wanted:
-        if importlib.util.find_spec(name) is None:
-            logger.warning("logger %s is not installed; going on without it (`uv pip install %s` adds it)", name, name)
-            continue
-        usable.append(name)
-    if "wandb" in usable and not os.environ.get("WANDB_API_KEY"):
-        os.environ.setdefault("WANDB_MODE", "offline")
-    if "swanlab" in usable and not os.environ.get("SWANLAB_API_KEY"):
-        os.environ.setdefault("SWANLAB_MODE", "local")
-    return usable
 
 
 def rename(metrics: dict[str, Any]) -> dict[str, float]:
