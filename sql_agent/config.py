@@ -278,6 +278,7 @@ class TrainConfig(Settings):
             self.env.database,
             self.env.call_timeout_s,
             self.env.agent,
+            self.agent.instructions,
         )
 
     @model_validator(mode="after")

@@ -53,6 +53,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--train-file", type=named_path, help="tasks to train on; default: generated")
     parser.add_argument("--val-file", type=named_path, help="held-out tasks; default: split off or generated")
+    parser.add_argument(
+        "--instructions",
+        type=named_path,
+        metavar="FILE",
+        help="text that replaces what the first prompt says about how to act (dbbench, --database)",
+    )
     parser.add_argument("--device", choices=["auto", "cpu", "gpu"])
     parser.add_argument("--llm-proxy", action="store_true", help="trace turns in the LLM proxy, not in the runner")
     parser.add_argument(
@@ -118,6 +124,7 @@ def resolve(args: argparse.Namespace) -> TrainConfig:
         "env.database": args.database,
         "data.train_file": args.train_file,
         "data.val_file": args.val_file,
+        "agent.instructions": args.instructions,
         "engine.device": args.device,
         "store.address": args.external_store_address,
         "reward_model.url": args.reward_model_url,
