@@ -196,9 +196,11 @@ async def each(
             group.create_task(work())
 
 
-def check_endpoint(base_url: str, model: str, api_key: str) -> None:
+def check_endpoint(base_url: str, model: str, api_key: str, flags: tuple[str, str] = ("--base-url", "--model")) -> None:
     """Stop before the first rollout if no server answers or it does not serve the model.
 
+    Args:
+        flags: the flags that give the address and the name.
     Raises:
         SystemExit: the endpoint cannot be used; the message says what to do.
     """
@@ -209,12 +211,14 @@ def check_endpoint(base_url: str, model: str, api_key: str) -> None:
         served = [entry["id"] for entry in answer.json()["data"]]
     except (httpx.HTTPError, httpx.InvalidURL) as failure:
         raise SystemExit(
-            f"no model server at {url}: {failure}; start one, or give its address up to /v1 with --base-url"
+            f"no model server at {url}: {failure}; start one, or give its address up to /v1 with {flags[0]}"
         ) from failure
     except (ValueError, KeyError, TypeError) as failure:
-        raise SystemExit(f"{url} answers with no list of models; give --base-url the address up to /v1") from failure
+        raise SystemExit(f"{url} answers with no list of models; give {flags[0]} the address up to /v1") from failure
     if model not in served:
-        raise SystemExit(f"{base_url} does not serve {model!r}; it serves {', '.join(served)}: name one with --model")
+        raise SystemExit(
+            f"{base_url} does not serve {model!r}; it serves {', '.join(served)}: name one with {flags[1]}"
+        )
 
 
 def summarise(records: Sequence[RolloutRecord], tasks: Sequence[EnvironmentTask]) -> Summary:
