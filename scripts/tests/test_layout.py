@@ -18,7 +18,10 @@ CALLED_BY_FRAMEWORKS = {
     "openai-agents": {
         "_fetch_response", "on_span_start", "on_span_end", "on_trace_start", "on_trace_end", "force_flush",
     },
-    "agent-lightning": {"rollout_async", "trace_context", "get_last_trace", "_spawn_runners", "get_langchain_handler"},
+    "agent-lightning": {
+        "rollout_async", "trace_context", "get_last_trace", "_spawn_runners", "get_langchain_handler",
+        "get_rollout_results",
+    },
     "verl": {"CpuEngine", "QuietWeightSync", "forward_step"},
     "verl's platform": {
         "current_device", "device_count", "set_device", "synchronize", "manual_seed_all", "set_allocator_settings",

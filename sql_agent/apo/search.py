@@ -172,14 +172,14 @@ class InstructionsSearch(APO[Json]):
             check_lost(self._results, min(self.cfg.rollout.max_lost_fraction, 0.99))
         except TooManyLostError as lost:
             raise TrainingFailedError(str(lost)) from None
-        self.say(self._line(prompt, purpose, time.monotonic() - started))
+        self.say(self._line(prompt, purpose, score, time.monotonic() - started))
         return judged, score
 
-    def _line(self, prompt: VersionedPromptTemplate, purpose: Purpose, seconds: float) -> str:
+    def _line(self, prompt: VersionedPromptTemplate, purpose: Purpose, score: float, seconds: float) -> str:
         parent, found = self.candidates.parent(prompt.prompt_template.template), summary(self._results)
         lost = sum(found["lost"].values())
         return (
-            f"{prompt.version}{f' (from {parent})' if parent else ''}: {purpose} reward {found['reward']:.3f}, solved "
+            f"{prompt.version}{f' (from {parent})' if parent else ''}: {purpose} reward {score:.3f}, solved "
             f"{found['solved']} of {found['judged']}{f', lost {lost}' if lost else ''}, {seconds:.0f} s"
         )
 

@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 INSTALLED = importlib.util.find_spec("poml") is not None
 with_poml = pytest.mark.skipif(not INSTALLED, reason="poml is not installed; it is the extra apo of pyproject.toml")
 KEY = "sk-of-the-optimiser"
+OF_CRITIC = f"Bearer {KEY}".encode()
 GOOD = "Be CAREFUL. Call execute_sql, then commit_final_answer."
 SMALL = {
     "data.generate": 24, "data.val_limit": 8, "rollout.n_runners": 1, "apo.selection_tasks": 8, "apo.val_batch_size": 4,
@@ -177,18 +178,25 @@ def test_poml_is_asked_for_before_anything_starts(tmp_path, capsys):
 @with_poml
 def test_the_best_instructions_are_found_written_and_used(tmp_path, capsys):
     """The first edit names no tool, the second is good, the third is the second again; two held-out tasks are lost."""
-    run, asked, keys = tmp_path / "run", [], []
+    run, asked, keys = tmp_path / "run", [], {"policy": [], "critic": []}
     lost = {task.question for task in SPLIT.val[:2]}
     critic = oracle.app(optimiser(["Be CAREFUL.", f"{GOOD}\n", GOOD]), model="critic", on_request=asked.append)
 
-    async def watched(scope, receive, send):
-        if scope["type"] == "http":
-            keys.append(dict(scope["headers"]).get(b"authorization"))
-        await critic(scope, receive, send)
+    def watched(name, app):
+        async def watch(scope, receive, send):
+            if scope["type"] == "http":
+                keys[name].append(dict(scope["headers"])[b"authorization"])
+            await app(scope, receive, send)
 
-    with oracle.serve(oracle.app(careful(lost))) as policy, oracle.serve(watched) as critic_url:
+        return watch
+
+    with (
+        oracle.serve(watched("policy", oracle.app(careful(lost)))) as policy,
+        oracle.serve(watched("critic", critic)) as critic_url,
+    ):
         ended = search(*command(policy, critic_url, run))
         assert ended.code == 0, ended.out
+        assert {name: set(sent) for name, sent in keys.items()} == {"policy": {b"Bearer -"}, "critic": {OF_CRITIC}}
         assert (run / "prompt.txt").read_text() == f"{GOOD}\n"
         from dbbench_adapter.tasks.load import write_tasks
         from sql_agent.evaluate import main as evaluate
@@ -223,6 +231,7 @@ def test_the_best_instructions_are_found_written_and_used(tmp_path, capsys):
     ]
     # Wilson's intervals of 0 and 6 of 6: 1.96^2 / (6 + 1.96^2) = 39.0 %; six of six changed: p = 2 / 2^6
     for line in (
+        "v1 (from v0): held-out reward 1.000, solved 6 of 6, lost 2",  # upstream's own mean, of what it is given
         "held-out success before  0.0% of 6 (95 % interval 0.0% to 39.0%)",
         "held-out success after   100.0% of 6 (95 % interval 61.0% to 100.0%)",
         "change                   6 of 6 tasks solved anew, 0 no longer: clear (McNemar's exact test, p = 0.031)",
@@ -234,7 +243,6 @@ def test_the_best_instructions_are_found_written_and_used(tmp_path, capsys):
     conversations = [text for body in asked if "no idea" in (text := json.dumps(body["messages"]))]
     assert len(conversations) >= 1  # a critique reads what the policy did, in each of APO's forms
     assert [task.question for task in SPLIT.val if any(task.question in json.dumps(body) for body in asked)] == []
-    assert set(keys) == {f"Bearer {KEY}".encode()}
     written = ended.out + "".join(path.read_text() for path in run.rglob("*") if path.is_file())
     assert KEY not in written
     assert left_behind(last_run_id(run)) == ([], [])
@@ -322,7 +330,12 @@ def test_the_small_policy_on_vllm_is_measured_as_evaluate_measures_it(tmp_path):
     serve = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--served-model-name", "oracle"]
     serve += ["--port", str(port), "--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager"]
     serve += ["--generation-config", "vllm", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
-    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    environment = {
+        **os.environ,
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+    }
     with (tmp_path / "vllm.log").open("w") as log:
         server = subprocess.Popen(serve, stdout=log, stderr=log, env=environment, cwd=ROOT)
     url = f"http://127.0.0.1:{port}/v1"
