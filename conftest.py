@@ -23,6 +23,7 @@ def pytest_addoption(parser):
 
 
 CHAINS = {
+    "test_apo.py",
     "test_caged_runs.py",
     "test_end_to_end.py",
     "test_examples_end_to_end.py",

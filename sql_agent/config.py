@@ -16,7 +16,14 @@ from pydantic import Field, field_validator, model_validator
 from core.cpu_features import LARGE
 from core.passwords import BackendSpec, DatabaseSpec, masked
 from core.settings import Settings, merged, parse_yaml, read_settings
-from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings, JudgeConfig, RewardModelConfig
+from sql_agent.datatypes import (
+    AgentConfig,
+    DataConfig,
+    EnvironmentSettings,
+    JudgeConfig,
+    RewardModelConfig,
+    address,
+)
 from sql_agent.environments.registry import ENVIRONMENTS, check_name
 from sql_agent.rewards import FUNCTION, JUDGE, REWARDS, functions, label
 
@@ -222,6 +229,47 @@ class TrainerConfig(Settings):
     """From the command to model servers that answer."""
 
 
+class ApoConfig(Settings):
+    """Configures agent-lightning's APO, which rewrites the agent's instructions; only `algorithm=apo` reads it."""
+
+    base_url: str | None = None
+    """Address up to /v1 of the model that writes critiques and edits, any OpenAI-compatible one. Its key is read from
+    the environment, OPENAI_API_KEY."""
+    gradient_model: str | None = None
+    """Name at that address of the model that writes critiques of the instructions. APO: gradient_model"""
+    apply_edit_model: str | None = None
+    """Name at that address of the model that rewrites the instructions; None: the same. APO: apply_edit_model"""
+    beam_rounds: int = Field(default=2, ge=1)
+    """Rounds of the search. APO: beam_rounds"""
+    beam_width: int = Field(default=2, ge=1)
+    """Best instructions that a round starts from. APO: beam_width"""
+    branch_factor: int = Field(default=2, ge=1)
+    """Rewritten instructions that a round makes of each of them. APO: branch_factor"""
+    gradient_batch_size: int = Field(default=4, ge=1)
+    """Rollouts that a critique is written from. APO: gradient_batch_size"""
+    val_batch_size: int = Field(default=16, ge=1)
+    """Selection tasks on which a round compares its instructions. APO: val_batch_size"""
+    selection_tasks: int = Field(default=32, ge=1)
+    """Tasks, taken from those to train on, that the best instructions of each round are measured on; the best over all
+    rounds is the result. APO's val_dataset"""
+    diversity_temperature: float = Field(default=1.0, ge=0)
+    """Temperature of critiques and edits. APO: diversity_temperature"""
+    timeout_s: float = Field(default=120.0, gt=0)
+    """Wall clock of one critique or edit, in seconds; it is tried again twice."""
+    max_chars: int = Field(default=6000, ge=100)
+    """Longest instructions that are played; longer ones are rejected."""
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_an_address(cls, url: str | None) -> str | None:
+        return None if url is None else address(url, "a key is read from OPENAI_API_KEY").rstrip("/")
+
+    @property
+    def max_calls(self) -> int:
+        """Return how many critiques and edits the search asks for at most; each may be tried three times."""
+        return 2 * self.beam_rounds * self.beam_width * self.branch_factor
+
+
 class StoreConfig(Settings):
     address: str | None = None
     """Address of a store that is kept outside (`python -m sql_agent.store_server`, or `agl store`). None: the run keeps
@@ -241,6 +289,13 @@ class StoreConfig(Settings):
 
 
 class TrainConfig(Settings):
+    algorithm: Literal["grpo", "apo"] = "grpo"
+    """What a run improves: the policy's weights, by GRPO, or the instructions of a policy that is served already, by
+    agent-lightning's APO (`doc/apo.md`)."""
+    base_url: str | None = None
+    """Address up to /v1 where the policy of `algorithm=apo` is served under the name `model`; its key, where it wants
+    one, is read from the environment, POLICY_API_KEY."""
+    apo: ApoConfig = ApoConfig()
     model: Path | None = None
     """A Hugging Face folder, or the id of a model on the hub (ORG/NAME), with a chat template, one that writes tool
     calls unless `agent.protocol` is text or lab. None: the small policy, made on this machine."""
@@ -263,6 +318,35 @@ class TrainConfig(Settings):
     verl: dict[str, Any] = Field(default={})
     """Keys of verl's own configuration, as a tree, merged last; what a setting of this page says is set there alone."""
 
+    @field_validator("base_url")
+    @classmethod
+    def _is_an_address(cls, url: str | None) -> str | None:
+        return None if url is None else address(url, "a key is read from POLICY_API_KEY").rstrip("/")
+
+    @model_validator(mode="after")
+    def _apo_is_whole(self) -> TrainConfig:
+        if self.algorithm != "apo":
+            if self.base_url is not None:
+                raise ValueError(
+                    "base_url names a policy that is served already, which GRPO cannot train; add --algorithm apo, or "
+                    "give the policy's folder with --model"
+                )
+            return self
+        given = {
+            "--base-url": self.base_url,
+            "--model": self.model,
+            "--apo-base-url": self.apo.base_url,
+            "--apo-model": self.apo.gradient_model,
+        }
+        if absent := [flag for flag, value in given.items() if value is None]:
+            raise ValueError(
+                "APO plays a policy that is served already (--base-url URL --model NAME) and asks a model for "
+                f"critiques and edits (--apo-base-url URL --apo-model NAME); missing: {', '.join(absent)}"
+            )
+        if self.llm_proxy:
+            raise ValueError("algorithm=apo calls the policy at base_url and uses no LLM proxy; leave --llm-proxy out")
+        return self
+
     def micro_batch_tokens(self, *, cpu: bool) -> int:
         """Return the most tokens of one forward and backward pass, and so of a rollout's row; verl splits no row."""
         longest = self.data.max_prompt_tokens + self.data.max_response_tokens
@@ -278,6 +362,7 @@ class TrainConfig(Settings):
             self.env.database,
             self.env.call_timeout_s,
             self.env.agent,
+            self.agent.instructions,
         )
 
     @model_validator(mode="after")

@@ -48,6 +48,9 @@ class AgentConfig(Settings):
 
     protocol: ProtocolName = "fc"
     """How the agent acts: DB-Bench's tools (`fc`), or patterns in plain text (`text`, `lab`)."""
+    instructions: Path | None = None
+    """Text file that replaces what the first prompt says about how to act (dbbench, text2sql); it has to name the tools
+    or, with `text` and `lab`, the forms of a reply. None: the environment's own."""
     max_turns: int | None = Field(default=None, ge=1)
     """Model replies per rollout; null: the protocol's own (fc and text 15, lab 3 as its rules say), medical 8, gsm8k
     10."""
@@ -114,6 +117,8 @@ class EnvironmentSettings:
     """A path, or the address of a database on a server, whose password is hidden."""
     call_timeout_s: float = 30.0
     agent: str | None = None
+    instructions: Path | None = None
+    """Text file; None: the environment's own."""
 
 
 class RewardModelConfig(Settings):

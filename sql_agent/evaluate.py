@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from core.outputs import written
+from core.outputs import named_path, written
 from core.passwords import Parser, hidden, named_database
 from core.processes import ends_in_order
 from core.stats import cluster_interval
@@ -42,7 +42,7 @@ from dbbench_adapter.splits import draw_by_kind
 from dbbench_adapter.sql_skills import SKILLS
 from sql_agent.agent import run_rollout, size_thread_pool
 from sql_agent.datatypes import OWN_REWARD, AgentConfig, EnvironmentSettings, RolloutRecord
-from sql_agent.environments.base import Environment, EnvironmentTask, make_environment
+from sql_agent.environments.base import Environment, EnvironmentTask, InstructionsError, make_environment
 from sql_agent.environments.registry import ENVIRONMENTS, check_name
 from sql_agent.own_agents.tasks import AgentTasks
 from sql_agent.reward_functions.ask import RewardFunctions
@@ -196,9 +196,11 @@ async def each(
             group.create_task(work())
 
 
-def check_endpoint(base_url: str, model: str, api_key: str) -> None:
+def check_endpoint(base_url: str, model: str, api_key: str, flags: tuple[str, str] = ("--base-url", "--model")) -> None:
     """Stop before the first rollout if no server answers or it does not serve the model.
 
+    Args:
+        flags: the flags that give the address and the name.
     Raises:
         SystemExit: the endpoint cannot be used; the message says what to do.
     """
@@ -209,12 +211,14 @@ def check_endpoint(base_url: str, model: str, api_key: str) -> None:
         served = [entry["id"] for entry in answer.json()["data"]]
     except (httpx.HTTPError, httpx.InvalidURL) as failure:
         raise SystemExit(
-            f"no model server at {url}: {failure}; start one, or give its address up to /v1 with --base-url"
+            f"no model server at {url}: {failure}; start one, or give its address up to /v1 with {flags[0]}"
         ) from failure
     except (ValueError, KeyError, TypeError) as failure:
-        raise SystemExit(f"{url} answers with no list of models; give --base-url the address up to /v1") from failure
+        raise SystemExit(f"{url} answers with no list of models; give {flags[0]} the address up to /v1") from failure
     if model not in served:
-        raise SystemExit(f"{base_url} does not serve {model!r}; it serves {', '.join(served)}: name one with --model")
+        raise SystemExit(
+            f"{base_url} does not serve {model!r}; it serves {', '.join(served)}: name one with {flags[1]}"
+        )
 
 
 def summarise(records: Sequence[RolloutRecord], tasks: Sequence[EnvironmentTask]) -> Summary:
@@ -327,10 +331,19 @@ def _sink(path: Path, console: Console, total: int) -> Iterator[Callable[[Rollou
 
 def _environment(args: argparse.Namespace) -> Environment:
     settings = EnvironmentSettings(
-        args.env, args.protocol, args.judge, args.backend, args.database, args.call_timeout, args.agent
+        args.env,
+        args.protocol,
+        args.judge,
+        args.backend,
+        args.database,
+        args.call_timeout,
+        args.agent,
+        args.instructions,
     )
     try:
         environment = make_environment(settings)
+    except InstructionsError as failure:
+        raise SystemExit(f"--instructions: {failure}") from failure
     except ValueError as failure:
         raise SystemExit(f"{_flag(args.env)}: {failure}") from failure
     if args.agent and not environment.judged and not args.weights:
@@ -399,6 +412,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="DB-Bench's own: text, fc, lab; with --database as Spider's and BIRD's evaluators do: spider, bird",
     )
     parser.add_argument("--protocol", choices=tuple(PROTOCOLS), default="fc", help="how the agent acts (default fc)")
+    parser.add_argument(
+        "--instructions",
+        type=named_path,
+        metavar="FILE",
+        help="text that replaces what the first prompt says about how to act, as prompt.txt of --algorithm apo",
+    )
     parser.add_argument(
         "--limit", type=int, help="only this many tasks, evenly over the question types; always the same ones"
     )

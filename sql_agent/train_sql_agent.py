@@ -1,4 +1,5 @@
 """Trains a SQL agent with GRPO: agent-lightning's store and proxy, vLLM, verl. `--help` shows the flags.
+With `--algorithm apo` it rewrites the instructions of an agent whose model is served already (doc/apo.md).
 
     python sql_agent/train_sql_agent.py --ci-fast
     AGL_MANAGED_STORE=0 python sql_agent/train_sql_agent.py --llm-proxy --model MODEL
@@ -27,6 +28,7 @@ from pydantic import ValidationError
 
 from core.disk_errors import in_words
 from core.passwords import masked, revealed
+from sql_agent.apo.launch import check_search, choose_tasks, describe_search, optimise
 from sql_agent.config import TrainConfig, dump_config
 from sql_agent.environments.base import make_environment
 from sql_agent.model_address.request_guard import give_token
@@ -58,6 +60,11 @@ from sql_agent.upstream_patches import check_installed
 from sql_agent.verl_side.checkpoints import step_of
 from sql_agent.verl_side.config import Files, compose, to_verl
 
+STOPPED = {
+    "grpo": "the same command goes on from the newest checkpoint, if there is one yet",
+    "apo": "candidates.json in the run directory has what was found; the same command begins anew",
+}
+
 
 def run(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) -> None:
     """Check everything that is cheap to check, then train."""
@@ -74,6 +81,10 @@ def run(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) ->
     check_llm_judge(cfg)
     check_episodes(cfg)
     make_environment(cfg.environment).prepare(print)
+    if cfg.algorithm == "apo":
+        check_search(cfg)
+        optimise(cfg, debug=debug)
+        return
     make_if_default(cfg.model or TINY_POLICY)
     cfg = cfg.model_copy(update={"model": find_model(cfg.model or TINY_POLICY)})
     check_model(cfg.model or TINY_POLICY, protocol_of(cfg), cfg.engine.tensor_parallel_size)
@@ -93,6 +104,13 @@ def main(argv: list[str] | None = None) -> int:
         if os.environ.get("AGL_CURRENT_ROLE") != "runner":  # a runner gets its tasks from the store
             check_own_tasks(cfg)
         cpu = use_cpu(cfg)
+        grpo = cfg.algorithm == "grpo"
+        if args.dry_run and not grpo:
+            environment = make_environment(cfg.environment)
+            selection, split, held_out = choose_tasks(cfg, environment)
+            plan = "\n".join(describe_search(cfg, len(selection), split, held_out))
+            print(f"# settings\n{dump_config(cfg)}\n# plan\n{plan}")
+            return 0
         if args.dry_run:
             files = Files(cfg.model or TINY_POLICY, Path("train.parquet"), Path("val.parquet"))
             overrides = to_verl(cfg, files, cpu=cpu)
@@ -103,9 +121,10 @@ def main(argv: list[str] | None = None) -> int:
         trains = os.environ.get("AGL_CURRENT_ROLE", "both") != "runner"
         if trains:  # runners need neither verl nor vLLM
             check_run_dir(cfg.run_dir)
+        if trains and grpo:
             check_installed(cpu=cpu)
         with claim(cfg.run_dir) if trains else nullcontext():
-            run(cfg, go_on_from(cfg, cpu=cpu) if trains else None, cpu=cpu, debug=args.debug)
+            run(cfg, go_on_from(cfg, cpu=cpu) if trains and grpo else None, cpu=cpu, debug=args.debug)
     except ValidationError as error:
         for problem in error.errors():
             words = f"config: {'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg']}"
@@ -118,7 +137,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {masked(in_words(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("stopped; the same command goes on from the newest checkpoint, if there is one yet", file=sys.stderr)
+        print(f"stopped; {STOPPED[args.algorithm or 'grpo']}", file=sys.stderr)
         return 130
     return 0
 

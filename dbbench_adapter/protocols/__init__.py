@@ -19,8 +19,12 @@ ProtocolName = Literal["text", "fc", "lab"]
 
 @dataclass(frozen=True)
 class Protocol:
-    messages: Callable[[Task], list[Message]]
-    """The first prompt of a task."""
+    messages: Callable[..., list[Message]]
+    """The first prompt of a task; a second argument replaces `rules` in it."""
+    rules: str
+    """How to act, in the first prompt."""
+    marks: tuple[str, ...]
+    """Words that any rules have to hold, since no reply can be right without them."""
     episode: type[Episode]
     max_rounds: int
     """The limit in the original's configuration."""
@@ -33,9 +37,18 @@ class Protocol:
 
 
 PROTOCOLS: dict[ProtocolName, Protocol] = {
-    "text": Protocol(text.messages, text.TextEpisode, text.MAX_ROUNDS, [], lambda rounds: rounds + 1, text.trimmed),
-    "fc": Protocol(fc.messages, fc.FcEpisode, fc.MAX_ROUNDS, fc.TOOLS),
-    "lab": Protocol(lab.messages, lab.LabEpisode, lab.MAX_ROUNDS, []),
+    "text": Protocol(
+        text.messages,
+        text.RULES,
+        text.MARKS,
+        text.TextEpisode,
+        text.MAX_ROUNDS,
+        [],
+        lambda rounds: rounds + 1,
+        text.trimmed,
+    ),
+    "fc": Protocol(fc.messages, fc.RULES, fc.TOOL_NAMES, fc.FcEpisode, fc.MAX_ROUNDS, fc.TOOLS),
+    "lab": Protocol(lab.messages, lab.RULES, text.MARKS, lab.LabEpisode, lab.MAX_ROUNDS, []),
 }
 
 

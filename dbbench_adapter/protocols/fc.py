@@ -55,14 +55,17 @@ TOOLS = [
 ]
 
 
-def messages(task: Task) -> list[Message]:
+TOOL_NAMES = tuple(tool["function"]["name"] for tool in TOOLS)
+
+
+def messages(task: Task, rules: str = RULES) -> list[Message]:
     """Return the first prompt: the rules, then evidence, table note and question. It contains nothing of the gold."""
     parts = [
         f"Evidence about the question: {task.evidence}\n" if task.evidence else "",
         f"Additional table information about the question: {task.table_note}\n" if task.table_note else "",
         f"Question: {task.question}\n",
     ]
-    return [{"role": "system", "content": RULES}, {"role": "user", "content": "".join(parts)}]
+    return [{"role": "system", "content": rules}, {"role": "user", "content": "".join(parts)}]
 
 
 class FcEpisode(Episode):

@@ -26,11 +26,11 @@ the database, then the tables are compared and the answer may be anything. You h
 fits neither form fails at once."""
 
 
-def messages(task: Task) -> list[Message]:
+def messages(task: Task, rules: str = RULES) -> list[Message]:
     """Return the first prompt. It contains nothing of the gold."""
     return [
         {"role": "system", "content": "You are a helpful assistant."},
-        {"role": "user", "content": RULES},
+        {"role": "user", "content": rules},
         {"role": "assistant", "content": "OK."},
         {"role": "user", "content": f"{task.question}\n{task.table_note}"},
     ]

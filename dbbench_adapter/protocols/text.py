@@ -38,10 +38,13 @@ The answer has to be exactly right. If you were asked to change the database, th
 answer may be anything. A reply that fits neither form fails at once."""
 
 
-def messages(task: Task) -> list[Message]:
+MARKS = ("Action: Operation", "```sql", "Action: Answer", "Final Answer:")
+
+
+def messages(task: Task, rules: str = RULES) -> list[Message]:
     """Return the first prompt. It contains nothing of the gold."""
     return [
-        {"role": "user", "content": RULES},
+        {"role": "user", "content": rules},
         {"role": "assistant", "content": "Ok."},
         {"role": "user", "content": f"{task.question}\n{task.table_note}"},
     ]

@@ -1,9 +1,9 @@
 """Makes a small database and questions about it, as you would bring your own: shop.sqlite, train.json and test.json."""
 
+import argparse
 import json
 import random
 import sqlite3
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -68,4 +68,6 @@ def make(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1] if len(sys.argv) > 1 else "data/shop"))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("data/shop"), help="default data/shop")
+    make(parser.parse_args().folder)

@@ -28,7 +28,7 @@ from scripts.bench.children import answer, cpu_s
 from scripts.bench.overhead import AT_ONCE, ROUNDS
 from sql_agent.config import load_config
 from sql_agent.lightning.algorithm import log_file, spawn
-from sql_agent.lightning.runner import TRAINER_WORKER
+from sql_agent.lightning.runner import TRAINER_WORKER, SqlLitAgent
 from sql_agent.model_address.request_guard import give_token
 from sql_agent.rollouts import run_context
 from sql_agent.startup.launch import fit
@@ -159,7 +159,7 @@ def main() -> None:
     os.environ[RUN_ID] = run_id = uuid.uuid4().hex[:12]
     give_token(shared=False, own_store="store_pid" not in order)
     try:
-        fit(chain.cfg, chain, debug=False)
+        fit(chain.cfg, chain, SqlLitAgent(chain.cfg), debug=False)
     finally:
         end_run(run_id)
 

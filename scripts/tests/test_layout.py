@@ -20,7 +20,7 @@ CALLED_BY_FRAMEWORKS = {
     },
     "agent-lightning": {
         "enqueue_rollout", "rollout_async", "trace_context", "get_last_trace", "_spawn_runners",
-        "get_langchain_handler",
+        "get_langchain_handler", "get_rollout_results",
     },
     "verl": {"CpuEngine", "QuietWeightSync", "forward_step"},
     "verl's platform": {

@@ -111,6 +111,7 @@ def clone(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_a_page_run_in_a_fresh_clone(page, clone, request):
     env = {**os.environ, "PATH": f"{clone}/.venv/bin:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": ""}

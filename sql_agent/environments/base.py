@@ -5,6 +5,7 @@ Leaves out the reward (`sql_agent.rewards`) and the calls of the model (`sql_age
 
 from __future__ import annotations
 
+import copy
 import json
 import pkgutil
 from abc import ABC, abstractmethod
@@ -31,6 +32,10 @@ class EpisodeLostError(RuntimeError):
     def __init__(self, reason: str, error: str) -> None:
         super().__init__(error)
         self.reason = reason
+
+
+class InstructionsError(ValueError):
+    """Says why instructions cannot be played; the message says what to change."""
 
 
 class EnvironmentTask(Protocol):
@@ -136,6 +141,11 @@ class Environment(Playable, ABC):
     """Its key in `ENVIRONMENTS`."""
     judged: ClassVar[bool] = True
     """Whether there is a judge; without one, `judge` returns None with the reason `rewards.NO_JUDGE`."""
+    instructions: str = ""
+    """How to act: the part of the first prompt that is the same for all tasks and may be replaced; "" if there is none,
+    because the tasks bring their whole prompt."""
+    marks: tuple[str, ...] = ()
+    """Words that instructions have to hold, since no reply can be right without them."""
 
     @classmethod
     @abstractmethod
@@ -148,6 +158,26 @@ class Environment(Playable, ABC):
 
     def history(self, messages: Sequence[Message]) -> list[Message]:
         return list(messages)
+
+    def with_instructions(self, text: str) -> Self:
+        """Return this environment with other instructions; all else is shared with it, open databases too.
+
+        Raises:
+            InstructionsError: they lack one of `marks`, or the environment has no instructions to replace.
+        """
+        if not self.instructions:
+            raise InstructionsError(
+                f"the tasks of environment {self.name} bring their whole prompt; change it there. Instructions can be "
+                "replaced in dbbench, and with a database of your own (text2sql)"
+            )
+        if lacking := [mark for mark in self.marks if mark not in text]:
+            raise InstructionsError(
+                f"instructions have to name {', '.join(self.marks)}, or no reply can be right; not named: "
+                f"{', '.join(lacking)}"
+            )
+        other = copy.copy(self)
+        other.instructions = text.strip()
+        return other
 
     @property
     def prepared(self) -> bool:
@@ -254,4 +284,10 @@ def make_environment(settings: EnvironmentSettings) -> Environment:
     Raises:
         ValueError: a file, a class or its tools, or another setting does not fit.
     """
-    return pkgutil.resolve_name(OWN)(settings)
+    environment = pkgutil.resolve_name(OWN)(settings)
+    if settings.instructions is None:
+        return environment
+    try:
+        return environment.with_instructions(settings.instructions.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, InstructionsError) as fault:
+        raise InstructionsError(f"the instructions of {settings.instructions}: {fault}") from None

@@ -41,6 +41,7 @@ class DbBench(Environment):
         self._name: ProtocolName = protocol
         self._protocol, self._backend = PROTOCOLS[protocol], backend
         self.tools = self._protocol.tools
+        self.instructions, self.marks = self._protocol.rules, self._protocol.marks
         self._opened = ExitStack()
 
     @classmethod
@@ -50,7 +51,7 @@ class DbBench(Environment):
         return cls(settings.judge, settings.protocol, settings.backend)
 
     def messages(self, task: Task) -> list[Message]:
-        return self._protocol.messages(task)
+        return self._protocol.messages(task, self.instructions)
 
     def history(self, messages: Sequence[Message]) -> list[Message]:
         return self._protocol.history(messages)
@@ -100,7 +101,8 @@ class DbBench(Environment):
         return Task.from_dict(fields)
 
     def verl_rows(self, tasks: Sequence[Task]) -> list[dict[str, Any]]:
-        return verl_rows(tasks, self._name)
+        rows = verl_rows(tasks, self._name)
+        return [row | {"prompt": self.messages(task)} for row, task in zip(rows, tasks, strict=True)]
 
     def __enter__(self) -> Self:
         if isinstance(self._backend, str):

@@ -62,7 +62,7 @@ class VerlGrpo(agl.Algorithm):
     async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
         store = self.get_store()
         store_url = store_address(store)
-        heartbeat = asyncio.create_task(self._heartbeat(store))
+        beat = asyncio.create_task(heartbeat(store, self.order["run_id"]))
         await self._cancel_leftovers(store)
         proxy = None
         if self.cfg.llm_proxy:
@@ -70,11 +70,11 @@ class VerlGrpo(agl.Algorithm):
             proxy = spawn("sql_agent.lightning.llm_proxy", *arguments, log=log_file(self.cfg, "proxy"))
         try:
             tell(self.driver, self.order | {"store_url": store_url})
-            await _first_of(self._follow(proxy), self._until_no_runner_is_left())
+            await first_of(self._follow(proxy), until_no_runner_is_left(self.cfg))
         finally:
-            heartbeat.cancel()
+            beat.cancel()
             await asyncio.gather(_end(proxy, close_stdin=True), _end(self.driver))
-            await _tell_store(store, {"state": "finished"})
+            await tell_store(store, {"state": "finished"})
             if isinstance(store, agl.LightningStoreClient):
                 await store.close()
 
@@ -115,14 +115,6 @@ class VerlGrpo(agl.Algorithm):
             error = f"verl ended with exit code {self.driver.returncode}; its log has the cause"
         raise TrainingFailedError(f"{error}\nlog: {log}")
 
-    async def _until_no_runner_is_left(self) -> None:
-        """Raise when no runner of this command is left; the trainer would wait for rollouts that nobody plays."""
-        runners = multiprocessing.active_children()
-        while not runners or any(runner.is_alive() for runner in runners):
-            await asyncio.sleep(HEARTBEAT_S)
-        ends = ", ".join(f"{runner.name} with {runner.exitcode}" for runner in runners)
-        raise TrainingFailedError(f"no runner is left ({ends}); their logs are in {self.cfg.run_dir / 'logs'}")
-
     async def _start_proxy(self, proxy: subprocess.Popen[str], servers: dict[str, Any]) -> str:
         """Send the LLM proxy the addresses of the model servers and return the proxy's own address."""
         tell(proxy, {"model": servers["model"], "backends": servers["backends"]})
@@ -131,12 +123,6 @@ class VerlGrpo(agl.Algorithm):
             raise TrainingFailedError(f"the LLM proxy ended before it served; see {log_file(self.cfg, 'proxy')}")
         return json.loads(line)["url"]
 
-    async def _heartbeat(self, store: Any) -> None:
-        who = {"run_id": self.order["run_id"], "host": socket.gethostname(), "pid": os.getpid()}
-        while True:
-            await _tell_store(store, {"state": "running", **who})
-            await asyncio.sleep(HEARTBEAT_S)
-
     async def _cancel_leftovers(self, store: Any) -> None:
         """Cancel rollouts of an earlier run that was killed; they would send our runners to a model that is gone."""
         for rollout in await store.query_rollouts(status_in=UNFINISHED):
@@ -144,7 +130,24 @@ class VerlGrpo(agl.Algorithm):
                 await store.update_rollout(rollout.rollout_id, status="cancelled")
 
 
-async def _first_of(*works: Coroutine[Any, Any, None]) -> None:
+async def heartbeat(store: Any, run_id: str) -> None:
+    """Tell the store again and again that the run is alive; its runners end when nobody has for a while."""
+    who = {"run_id": run_id, "host": socket.gethostname(), "pid": os.getpid()}
+    while True:
+        await tell_store(store, {"state": "running", **who})
+        await asyncio.sleep(HEARTBEAT_S)
+
+
+async def until_no_runner_is_left(cfg: TrainConfig) -> None:
+    """Raise when no runner of this command is left; the algorithm would wait for rollouts that nobody plays."""
+    runners = multiprocessing.active_children()
+    while not runners or any(runner.is_alive() for runner in runners):
+        await asyncio.sleep(HEARTBEAT_S)
+    ends = ", ".join(f"{runner.name} with {runner.exitcode}" for runner in runners)
+    raise TrainingFailedError(f"no runner is left ({ends}); their logs are in {cfg.run_dir / 'logs'}")
+
+
+async def first_of(*works: Coroutine[Any, Any, None]) -> None:
     """Wait until the first of `works` ends, raise its error if it has one, and cancel the others."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
@@ -192,7 +195,7 @@ def spawn(module: str, *args: str, log: Path, environment: dict[str, str] | None
         )
 
 
-async def _tell_store(store: Any, stats: dict[str, Any]) -> None:
+async def tell_store(store: Any, stats: dict[str, Any]) -> None:
     try:
         async with asyncio.timeout(HEARTBEAT_S):
             await store.update_worker(TRAINER_WORKER, stats)

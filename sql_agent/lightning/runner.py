@@ -114,6 +114,18 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             raise RolloutLostError("it was cancelled, or its runner was told to end") from None
 
     async def _play(self, task: dict[str, Any], resources: Any, rollout: Any) -> list[Any]:
+        try:
+            environment = await self.environment()
+        except BackendUnavailable as failure:
+            record = unplayed(make_environment(self.cfg.environment).task(task), "db_unavailable", str(failure))
+        else:
+            record = await self._record(environment, task, resources, rollout)
+        return await self._ended(record, rollout)
+
+    async def _record(
+        self, environment: Environment, task: dict[str, Any], resources: Any, rollout: Any
+    ) -> RolloutRecord:
+        """Play the task and write a span for each turn."""
         metadata = rollout.metadata or {}
         llm = resources["main_llm"]
         agent = self.cfg.agent
@@ -125,17 +137,11 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             span = self._span(turn_fields(reply.model_dump()), rollout, len(writing) + 1)
             writing.append(asyncio.create_task(self.runner.get_store().add_span(span)))
 
-        try:
-            environment = await self.environment()
-        except BackendUnavailable as failure:
-            record = unplayed(make_environment(self.cfg.environment).task(task), "db_unavailable", str(failure))
-            return await self._ended(record, rollout)
         if isinstance(environment, AgentTasks):
             model, seed = metadata.get("model", llm.model), metadata.get("seed")
             policy = policy_of(llm.get_base_url(None, None), model, agent, rollout, seed=seed)
             others_reward = bool(self.functions) or self.scorer is not None
-            own = play(environment.agent, environment.task(task), policy, agent, others_reward=others_reward)
-            return await self._ended(await own, rollout)
+            return await play(environment.agent, environment.task(task), policy, agent, others_reward=others_reward)
         record = await run_rollout(
             environment.task(task),
             environment=environment,
@@ -152,7 +158,7 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
             max_response_tokens=self.cfg.data.max_response_tokens,
         )
         await asyncio.gather(*writing)
-        return await self._ended(record, rollout)
+        return record
 
     async def _ended(self, record: RolloutRecord, rollout: Any) -> list[Any]:
         """Return the last span of a rollout, with its reward.

@@ -15,8 +15,13 @@ from sql_agent.startup.preflight import USUAL_STORE, UsageError
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(
-        description="Train a SQL agent by GRPO over agent-lightning, vLLM and verl.",
+        description="Train a SQL agent by GRPO over agent-lightning, vLLM and verl, or its instructions by APO.",
         epilog="Every setting of a config file can be given as --set group.name=value; --dry-run shows them all.",
+    )
+    parser.add_argument(
+        "--algorithm",
+        choices=["grpo", "apo"],
+        help="grpo (default) trains the policy; apo rewrites the instructions of one that is served (doc/apo.md)",
     )
     parser.add_argument("--config", type=named_path, help="YAML file with settings (see sql_agent/configs)")
     parser.add_argument(
@@ -33,6 +38,18 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         type=named_path,
         help="the policy, a Hugging Face folder or its id on the hub, ORG/NAME; default: a small one, made here",
     )
+    parser.add_argument(
+        "--base-url",
+        metavar="URL",
+        help="with --algorithm apo: where the policy is served, up to /v1; --model names it",
+    )
+    parser.add_argument(
+        "--apo-base-url",
+        metavar="URL",
+        help="with --algorithm apo: where the model is served that writes critiques and edits; its key is read from "
+        "OPENAI_API_KEY",
+    )
+    parser.add_argument("--apo-model", metavar="NAME", help="its name at that address")
     parser.add_argument(
         "--env", help=f"what to train on: {', '.join(ENVIRONMENTS)}, or your own, FILE.py:NAME; default dbbench"
     )
@@ -53,6 +70,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--train-file", type=named_path, help="tasks to train on; default: generated")
     parser.add_argument("--val-file", type=named_path, help="held-out tasks; default: split off or generated")
+    parser.add_argument(
+        "--instructions",
+        type=named_path,
+        metavar="FILE",
+        help="text that replaces what the first prompt says about how to act (dbbench, --database)",
+    )
     parser.add_argument("--device", choices=["auto", "cpu", "gpu"])
     parser.add_argument("--llm-proxy", action="store_true", help="trace turns in the LLM proxy, not in the runner")
     parser.add_argument(
@@ -112,12 +135,17 @@ def resolve(args: argparse.Namespace) -> TrainConfig:
     for name, overrides in CI_OVERRIDES.items():
         flags += overrides if getattr(args, name) else []
     plain = {
+        "algorithm": args.algorithm,
+        "base_url": args.base_url,
+        "apo.base_url": args.apo_base_url,
+        "apo.gradient_model": args.apo_model,
         "model": args.model,
         "env.type": args.env or ("agent" if args.agent else "text2sql" if args.database else None),
         "env.agent": args.agent,
         "env.database": args.database,
         "data.train_file": args.train_file,
         "data.val_file": args.val_file,
+        "agent.instructions": args.instructions,
         "engine.device": args.device,
         "store.address": args.external_store_address,
         "reward_model.url": args.reward_model_url,

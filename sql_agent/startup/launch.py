@@ -26,11 +26,12 @@ from sql_agent.verl_side.config import Files, compose, to_verl, worker_environme
 def train(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) -> None:
     """Run in the role that `AGL_CURRENT_ROLE` names: `algorithm`, `runner`, or both in one command."""
     from core.processes import ends_in_order, own_run
+    from sql_agent.lightning.runner import SqlLitAgent
 
     role = os.environ.get("AGL_CURRENT_ROLE", "both")
     with ends_in_order(), own_run() as (run_id, folder):
         algorithm = None if role == "runner" else make_algorithm(cfg, checkpoint, run_id, folder / "ray", cpu=cpu)
-        fit(cfg, algorithm, debug=debug)
+        fit(cfg, algorithm, SqlLitAgent(cfg), debug=debug)
         if algorithm is not None and not algorithm.finished:
             raise KeyboardInterrupt  # again, because agent-lightning's trainer swallows it
 
@@ -109,10 +110,10 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
     }
 
 
-def fit(cfg: TrainConfig, algorithm: Any, *, debug: bool) -> None:
-    """Start agent-lightning's trainer, which forks the runners and runs the algorithm in this process."""
+def fit(cfg: TrainConfig, algorithm: Any, agent: Any, *, debug: bool) -> None:
+    """Start agent-lightning's trainer, which forks the runners of `agent` and runs the algorithm in this process."""
     from core.agl_without_litellm import agl
-    from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer, SqlLitAgent
+    from sql_agent.lightning.runner import ConcurrentRunner, PassiveTracer
     from sql_agent.lightning.runner_processes import LastingRunners
     from sql_agent.lightning.store import PatientStore
     from sql_agent.store_server import BoundedStore
@@ -141,4 +142,4 @@ def fit(cfg: TrainConfig, algorithm: Any, *, debug: bool) -> None:
             graceful_timeout=5.0,
         ),
     )
-    trainer.fit(SqlLitAgent(cfg), [{}])
+    trainer.fit(agent, [{}])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def _weights(cfg: TrainConfig) -> dict[str, float]:
 
 
 def own_files(cfg: TrainConfig) -> dict[str, dict[str, str]]:
-    """Return the user's own files of a run: reward functions by label, and those of `env.type` and `env.agent`."""
+    """Return the user's own files of a run: reward functions by label, then those of settings by their names."""
     files = {each.label: {"file": str(each.file), "sha256": each.sha256} for each in load_functions(cfg)}
     if cfg.env.type not in ENVIRONMENTS:
         _, source = named(cfg.env.type)
@@ -94,6 +95,8 @@ def own_files(cfg: TrainConfig) -> dict[str, dict[str, str]]:
     if cfg.env.agent is not None:
         _, source = find(cfg.env.agent)
         files["env.agent"] = {"file": str(source.file), "sha256": source.sha256}
+    if (file := cfg.agent.instructions) is not None:
+        files["agent.instructions"] = {"file": str(file), "sha256": sha256(file.read_bytes()).hexdigest()}
     return files
 
 

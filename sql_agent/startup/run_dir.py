@@ -107,6 +107,8 @@ def set_aside(run_dir: Path, after: int | None = None) -> Path | None:
             "trajectories",
             "checkpoints",
             "judge",
+            "candidates.json",
+            "prompt.txt",
             "config.yaml",
             "run.json",
             "report.html",

@@ -1,4 +1,4 @@
-"""`sql_agent.environments.dbbench`: which tasks a run trains on."""
+"""`sql_agent.environments.dbbench`: which tasks a run trains on, and its instructions."""
 
 import json
 from dataclasses import replace
@@ -7,8 +7,8 @@ import pytest
 
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.tasks.load import write_tasks
-from sql_agent.datatypes import DataConfig
-from sql_agent.environments.base import Split
+from sql_agent.datatypes import DataConfig, EnvironmentSettings
+from sql_agent.environments.base import InstructionsError, Split, make_environment
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.model_check import chat_template
 from sql_agent.startup.data import PromptTokenizer, describe_kinds, describe_out_of_reach, drawn, fitting, kinds_of
@@ -127,3 +127,37 @@ def test_the_tokens_of_a_solution_are_those_of_its_replies_as_the_policy_says_th
     texts = [f"<tool_call>\n{json.dumps(call)}\n</tool_call><|im_end|>" for call in said]
     counter = PromptTokenizer(random_policy_folder, environment, chat_template(random_policy_folder))
     assert counter.reply_tokens(task) == [len(tokenizer.encode(text).ids) for text in texts]
+
+
+@pytest.mark.parametrize("protocol", ["fc", "text", "lab"])
+def test_other_instructions_stand_where_the_rules_stood_and_nothing_else_changes(protocol):
+    environment, (task,) = DbBench("strict", protocol), generate_tasks(1, seed=0)
+    shorter = environment.instructions.replace("exactly right", "right") + "\nBe brief.\n"
+    other = environment.with_instructions(shorter)
+    [at] = [n for n, message in enumerate(environment.messages(task)) if message["content"] == environment.instructions]
+    expected = environment.messages(task)
+    expected[at] = expected[at] | {"content": shorter.strip()}
+    assert other.messages(task) == expected
+    assert (other.tools, [row["prompt"] for row in other.verl_rows([task])]) == (environment.tools, [expected])
+    assert environment.messages(task)[at]["content"] == environment.instructions  # is as it was
+
+
+@pytest.mark.parametrize(
+    ("protocol", "text", "lacking"),
+    [
+        ("fc", "Call execute_sql until you know.", "not named: commit_final_answer"),
+        ("text", "Action: Operation\n```sql\nSELECT 1\n```", "not named: Action: Answer, Final Answer:"),
+    ],
+)
+def test_instructions_without_what_a_reply_needs_are_refused(tmp_path, protocol, text, lacking):
+    (tmp_path / "mine.txt").write_text(text)
+    with pytest.raises(InstructionsError, match=f"the instructions of {tmp_path}/mine.txt: .*{lacking}"):
+        make_environment(EnvironmentSettings(protocol=protocol, instructions=tmp_path / "mine.txt"))
+
+
+def test_tasks_that_bring_their_whole_prompt_take_no_instructions(tmp_path):
+    (tmp_path / "mine.txt").write_text("Call calculator.")
+    with pytest.raises(InstructionsError, match="environment gsm8k bring their whole prompt"):
+        make_environment(EnvironmentSettings("gsm8k", instructions=tmp_path / "mine.txt"))
+    with pytest.raises(InstructionsError, match=r"none\.txt.*No such file"):
+        make_environment(EnvironmentSettings(instructions=tmp_path / "none.txt"))

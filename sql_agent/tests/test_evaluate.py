@@ -106,6 +106,16 @@ def test_the_server_is_asked_for_the_temperature_and_the_reply_length_that_were_
     assert [(body["temperature"], body["max_tokens"]) for body in asked] == [(0.0, 512), (0.5, 384)]
 
 
+def test_the_agent_reads_the_instructions_of_the_file(evaluate, tmp_path):
+    (tmp_path / "mine.txt").write_text("Use execute_sql, then commit_final_answer.\n")
+    (row,) = evaluate([CHEAPEST], "--instructions", str(tmp_path / "mine.txt"))
+    assert row["messages"][0] == {"role": "system", "content": "Use execute_sql, then commit_final_answer."}
+    (tmp_path / "mine.txt").write_text("Use execute_sql.\n")
+    (tmp_path / "out.jsonl").unlink()
+    with pytest.raises(SystemExit, match=r"^--instructions: .*not named: commit_final_answer"):
+        evaluate([CHEAPEST], "--instructions", str(tmp_path / "mine.txt"))
+
+
 def test_what_could_not_be_judged_is_counted_apart_and_is_no_zero(evaluate, capsys):
     trajectories = evaluate([CHEAPEST, RAGGED])
     printed = capsys.readouterr().out

@@ -12,7 +12,7 @@ import pytest
 from dbbench_adapter.export import write_rows
 from sql_agent.config import dump_config, load_config
 from sql_agent.startup.preflight import UsageError, find_model
-from sql_agent.startup.resume import check_resume, refuse_other_tasks
+from sql_agent.startup.resume import check_resume, own_files, refuse_other_tasks
 from sql_agent.startup.run_dir import claim, set_aside, write_start
 from sql_agent.tests.conftest import checkpoint_of
 from sql_agent.verl_side.checkpoints import checkpoints
@@ -56,6 +56,18 @@ def test_a_run_may_go_on_with_other_wall_clock_limits_and_not_with_settings_that
     # as an earlier version wrote it
     (tmp_path / "config.yaml").write_text(dump_config(cfg).replace("turn_timeout_s: 90.0", "turn_timeout_s: 120.0"))
     with pytest.raises(UsageError, match=r"config.yaml holds settings that this version refuses \(.*deadlines"):
+        check_resume(cfg, checkpoint, cpu=True)
+
+
+def test_a_run_goes_on_with_the_instructions_it_had(tmp_path):
+    checkpoint, file = checkpoint_of(tmp_path, 1), tmp_path / "mine.txt"
+    file.write_text("Call execute_sql, then commit_final_answer.")
+    cfg = load_config(None, [f"run_dir={tmp_path}", f"agent.instructions={file}"])
+    (tmp_path / "config.yaml").write_text(dump_config(cfg))
+    write_start(tmp_path, {"own_files": own_files(cfg)}, resumed=False)
+    check_resume(cfg, checkpoint, cpu=True)
+    file.write_text("Call commit_final_answer, not execute_sql.")
+    with pytest.raises(UsageError, match=f"trained with other settings .the content of {file};"):
         check_resume(cfg, checkpoint, cpu=True)
 
 

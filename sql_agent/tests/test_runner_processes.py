@@ -14,7 +14,6 @@ import pytest
 
 from sql_agent.config import load_config
 from sql_agent.lightning import algorithm
-from sql_agent.lightning.algorithm import VerlGrpo
 from sql_agent.rollouts.run_context import TrainingFailedError
 
 pytestmark = pytest.mark.slow
@@ -101,6 +100,5 @@ async def test_a_run_without_a_runner_left_fails_in_words(monkeypatch, tmp_path)
     process = multiprocessing.get_context("fork").Process(target=os._exit, args=(9,), name="runner-0")
     process.start()
     cfg = load_config(None, [f"run_dir={tmp_path}"])
-    run = VerlGrpo(cfg, {}, None, print)  # type: ignore[arg-type]
     with pytest.raises(TrainingFailedError, match=r"no runner is left \(runner-0 with 9\); their logs are in /"):
-        await asyncio.wait_for(run._until_no_runner_is_left(), 10)
+        await asyncio.wait_for(algorithm.until_no_runner_is_left(cfg), 10)

@@ -448,6 +448,10 @@ def test_the_prompt_says_that_data_may_be_changed_and_a_demonstration_changes_th
     change, look = read_questions(tmp_path / "q.json", Databases(environment.databases.path))
     assert "You change the data" in environment.messages(change)[0]["content"]
     assert "You answer questions" in environment.messages(look)[0]["content"]
+    other = environment.with_instructions("Read with execute_sql, end with submit_sql.\n")
+    schema = environment.messages(look)[0]["content"].partition("\n\n")[2]
+    assert other.messages(look)[0]["content"] == f"Read with execute_sql, end with submit_sql.\n\n{schema}"
+    assert other.messages(change) == environment.messages(change)
     found = reference_demonstrations([change, look], environment)
     assert found.left_out == {}
     said = [

@@ -24,7 +24,7 @@ from sql_agent.environments.base import Environment, Split
 from sql_agent.text_to_sql.changes import ChangeableDatabase, same_state
 from sql_agent.text_to_sql.databases import Databases, open_databases
 from sql_agent.text_to_sql.datatypes import Question
-from sql_agent.text_to_sql.episode import MAX_ROUNDS, TOOLS, TextToSqlEpisode, messages, solution
+from sql_agent.text_to_sql.episode import MAX_ROUNDS, RULES, TOOL_NAMES, TOOLS, TextToSqlEpisode, messages, solution
 from sql_agent.text_to_sql.judges import EXECUTION_JUDGES, ExecutionJudge, as_run, same_result
 from sql_agent.text_to_sql.load import read_questions, split_questions, statements
 from sql_agent.text_to_sql.sandbox import MAX_RESULT_ROWS
@@ -59,6 +59,7 @@ class TextToSql(Environment):
             )
         self._judge: ExecutionJudge = judge
         self.tools = TOOLS
+        self.instructions, self.marks = RULES.format(engine=self.databases.engine).strip(), TOOL_NAMES
         self._reference_rows = lru_cache(maxsize=256)(self._run_reference)  # a group's rollouts share a reference
         self._reference_changes = lru_cache(maxsize=16)(self._run_change)
 
@@ -79,7 +80,7 @@ class TextToSql(Environment):
 
     def messages(self, task: Question) -> list[Message]:
         schema = render(self.databases.schema(task.db_id), task.schema_chars)[0]
-        return messages(task, schema, self.databases.engine)
+        return messages(task, schema, self.databases.engine, self.instructions)
 
     def shortened(self, task: Question, prompt_tokens: Callable[[Question], int], limit: int) -> Question:
         """Return the question with the longest schema that fits, or else with the shortest one."""

@@ -47,12 +47,19 @@ TOOLS = [
 ]
 
 
-def messages(question: Question, schema: str, engine: str) -> list[Message]:
-    """Return the first prompt; the schema comes first, so that all questions about a database share a prefix."""
+TOOL_NAMES = tuple(each["function"]["name"] for each in TOOLS)
+
+
+def messages(question: Question, schema: str, engine: str, instructions: str) -> list[Message]:
+    """Return the first prompt; the schema comes first, so that all questions about a database share a prefix.
+
+    Args:
+        instructions: how to act in a task that is answered by a query; one that changes data has rules of its own.
+    """
     evidence = f"\n{question.evidence}" if question.evidence else ""
-    rules = RULES_OF_CHANGES if question.changes else RULES
+    rules = RULES_OF_CHANGES.format(engine=engine).strip() if question.changes else instructions
     return [
-        {"role": "system", "content": f"{rules.format(engine=engine)}\n{schema}"},
+        {"role": "system", "content": f"{rules}\n\n{schema}"},
         {"role": "user", "content": question.question + evidence},
     ]
 

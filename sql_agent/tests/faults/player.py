@@ -21,7 +21,7 @@ from core.agl_without_litellm import agl
 from core.processes import Events, end_with_parent, own_run
 from sql_agent.config import TrainConfig, load_config
 from sql_agent.lightning.algorithm import log_file, spawn
-from sql_agent.lightning.runner import TRAINER_WORKER
+from sql_agent.lightning.runner import TRAINER_WORKER, SqlLitAgent
 from sql_agent.oracle import MODEL
 from sql_agent.rollouts import run_context
 from sql_agent.startup.launch import fit
@@ -118,7 +118,7 @@ def main() -> None:
     cfg = load_config(None, settings)
     cfg.run_dir.mkdir(parents=True, exist_ok=True)
     with own_run():
-        fit(cfg, Player(cfg, model_url, events), debug=False)
+        fit(cfg, Player(cfg, model_url, events), SqlLitAgent(cfg), debug=False)
 
 
 if __name__ == "__main__":

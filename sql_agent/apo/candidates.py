@@ -1,0 +1,78 @@
+"""Keeps every text of instructions that a search has made, with its results, in RUN/candidates.json.
+
+Leaves out the search itself (`sql_agent.apo.search`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from core.outputs import written
+from sql_agent.rollouts.datatypes import RolloutResult
+from sql_agent.success import Rate
+
+Purpose = Literal["gradient", "selection", "held-out"]
+
+
+class Candidates:
+    """Collects instructions under their versions (v0 are those that the search begins with), and those rejected.
+
+    Args:
+        file: is written anew after each change, so that a killed run leaves what it had.
+    """
+
+    def __init__(self, file: Path, seed: str) -> None:
+        self._file = file
+        self._parents: dict[str, str | None] = {seed: None}
+        self._played: dict[str, dict[str, Any]] = {}
+        self._rejected: list[dict[str, Any]] = []
+
+    @property
+    def rejected(self) -> Counter[str]:
+        """Return how many texts were rejected for each reason."""
+        return Counter(each["reason"] for each in self._rejected)
+
+    def __contains__(self, text: str) -> bool:
+        return text in self._parents
+
+    def add(self, text: str, parent: str) -> None:
+        self._parents[text] = parent
+
+    def parent(self, text: str) -> str | None:
+        return self._parents[text]
+
+    def reject(self, text: str | None, parent: str, reason: str, error: str) -> None:
+        self._rejected.append({"parent": parent, "reason": reason, "error": error, "instructions": text})
+        self._write()
+
+    def add_result(self, version: str, text: str, purpose: Purpose, results: Sequence[RolloutResult]) -> None:
+        entry = {"version": version, "parent": self._parents[text], "instructions": text, "results": []}
+        self._played.setdefault(version, entry)["results"].append({"tasks": purpose, **summary(results)})
+        self._write()
+
+    def _write(self) -> None:
+        with written(self._file) as part:
+            content = {"candidates": [*self._played.values()], "rejected": self._rejected}
+            part.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def summary(results: Sequence[RolloutResult]) -> dict[str, Any]:
+    """Return what became of the rollouts of one text; those without a reward are in no mean, and counted by reason."""
+    rewards = [result.reward for result in results if result.reward is not None]
+    success = rate(results)
+    return {
+        "n": len(results),
+        "reward": sum(rewards) / len(rewards) if rewards else None,
+        "judged": success.judged,
+        "solved": success.correct,
+        "lost": dict(Counter(result.lost for result in results if result.lost)),
+    }
+
+
+def rate(results: Sequence[RolloutResult]) -> Rate:
+    judged = [result.success for result in results if result.success is not None and not result.lost]
+    return Rate(len(results), len(judged), sum(success == 1.0 for success in judged))

@@ -1,0 +1,125 @@
+"""Starts a search for better instructions: checks what is cheap to check, chooses the tasks, starts the runners.
+
+Leaves out checks that every run has (`sql_agent.startup.preflight`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import time
+from typing import Any
+
+from core.machine import git_commit
+from core.outputs import written
+from core.processes import ends_in_order, own_run
+from dbbench_adapter.splits import draw_by_kind
+from sql_agent.config import TrainConfig, dump_config
+from sql_agent.environments.base import Environment, Split, make_environment
+from sql_agent.startup.data import describe_kinds, drawn, kinds_of
+from sql_agent.startup.launch import fit
+from sql_agent.startup.preflight import UsageError
+from sql_agent.startup.resume import own_files
+from sql_agent.startup.run_dir import set_aside, write_start
+
+
+def check_search(cfg: TrainConfig) -> None:
+    """Check that the instructions can be replaced, that poml is there, and that both models are served.
+
+    Raises:
+        ValueError, SystemExit: a check fails; the message says what to do.
+    """
+    from sql_agent.apo.lit_agent import POLICY_KEY
+    from sql_agent.evaluate import check_endpoint
+
+    environment = make_environment(cfg.environment)
+    environment.with_instructions(environment.instructions)
+    check_endpoint(str(cfg.base_url), str(cfg.model), os.environ.get(POLICY_KEY) or "-")
+    if os.environ.get("AGL_CURRENT_ROLE") == "runner":
+        return
+    if importlib.util.find_spec("poml") is None:
+        raise UsageError(
+            "agent-lightning's APO needs the package poml, which is not installed; install the extra apo: "
+            "`uv pip install --python .venv/bin/python -r pyproject.toml --extra apo`"
+        )
+    from sql_agent.apo.search import OPTIMISER_KEY
+
+    flags = ("--apo-base-url", "--apo-model")
+    for model in {str(cfg.apo.gradient_model), str(cfg.apo.apply_edit_model or cfg.apo.gradient_model)}:
+        check_endpoint(str(cfg.apo.base_url), model, os.environ.get(OPTIMISER_KEY) or "-", flags)
+
+
+def optimise(cfg: TrainConfig, *, debug: bool) -> None:
+    """Run in the role that `AGL_CURRENT_ROLE` names: `algorithm`, `runner`, or both in one command."""
+    from sql_agent.apo.lit_agent import InstructedLitAgent
+
+    with ends_in_order(), own_run() as (run_id, _):
+        search = None if os.environ.get("AGL_CURRENT_ROLE") == "runner" else make_search(cfg, run_id)
+        fit(cfg, search, InstructedLitAgent(cfg), debug=debug)
+        if search is not None and not search.finished:
+            raise KeyboardInterrupt  # again, because agent-lightning's trainer swallows it
+
+
+def make_search(cfg: TrainConfig, run_id: str) -> Any:
+    from sql_agent.apo.search import InstructionsSearch, SearchTasks
+
+    environment = make_environment(cfg.environment)
+    selection, split, held_out = choose_tasks(cfg, environment)
+    lists = ([task.to_dict() for task in tasks] for tasks in (split.train, selection, split.val))
+    aside = set_aside(cfg.run_dir)
+    if aside is not None:
+        print(f"files of an earlier start are in {aside}")
+    with written(cfg.run_dir / "config.yaml") as part:
+        part.write_text(dump_config(cfg))
+    start: dict[str, Any] = {"run_id": run_id, "commit": git_commit() or "unknown", "argv": sys.argv}
+    start |= {"tasks": kinds_of(split), "own_files": own_files(cfg), "started_at": time.time()}
+    write_start(cfg.run_dir, start, resumed=False)
+    print("\n".join(describe_search(cfg, len(selection), split, held_out)))
+    began = time.monotonic()
+
+    def say(line: str) -> None:
+        print(f"[{time.monotonic() - began:6.1f} s] {line}", flush=True)
+
+    return InstructionsSearch(cfg, environment, SearchTasks(*lists), run_id, say)
+
+
+def choose_tasks(cfg: TrainConfig, environment: Environment) -> tuple[list[Any], Split, int]:
+    """Choose the tasks of a search.
+
+    Returns:
+        Selection tasks, drawn evenly by kind from those to train on; the split, without them; and the number of
+        held-out tasks that those of the split were drawn from.
+    Raises:
+        ValueError: a file does not fit, or has too few tasks.
+    """
+    whole = environment.load_split(cfg.data, cfg.seed)
+    wanted = cfg.apo.selection_tasks
+    if len(whole.train) <= wanted or not whole.val:
+        raise UsageError(
+            f"{len(whole.train)} tasks to train on and {len(whole.val)} held-out ones are too few: "
+            f"apo.selection_tasks={wanted} are taken from the first, and critiques need others; lower it, or give more "
+            "tasks"
+        )
+    selection = draw_by_kind(whole.train, wanted, cfg.seed)
+    taken = {task.id for task in selection}
+    split = drawn(whole, cfg.data.val_limit, cfg.seed)
+    gradient = [task for task in whole.train if task.id not in taken]
+    return selection, Split(gradient, split.val, whole.too_long, whole.left_out), len(whole.val)
+
+
+def describe_search(cfg: TrainConfig, selection: int, split: Split, held_out: int) -> list[str]:
+    apo, n = cfg.apo, len(split.val)
+    edits = apo.beam_width * apo.branch_factor
+    rollouts = (
+        2 * n
+        + selection
+        + apo.beam_rounds
+        * (edits * apo.gradient_batch_size + (apo.beam_width + edits) * min(apo.val_batch_size, selection) + selection)
+    )
+    return [
+        *describe_kinds(split, held_out),
+        f"selection tasks, not among them: {selection}",
+        f"APO: {apo.beam_rounds} rounds, each of {edits} edits at most; at most {apo.max_calls} critiques and edits by "
+        f"{apo.gradient_model} at {apo.base_url}, and {rollouts} rollouts of {cfg.model} at {cfg.base_url}",
+    ]
