@@ -115,7 +115,7 @@ def train(data: DataArguments, args: TrainingArguments, model: ModelArguments) -
         output.mkdir(parents=True, exist_ok=True)
     args.model_init_kwargs = {"dtype": model.dtype, "attn_implementation": model.attn_implementation}
     trainer = PairTrainer(
-        model=str(base),
+        model=str(base.resolve()),  # an absolute path, because adapters name their base by it
         args=args,
         train_dataset=train_set,
         eval_dataset=held_out,
