@@ -7,7 +7,8 @@
   dbbench   DB-Bench tasks played by the scripted oracle: the episodes that the judge calls right
   text2sql  your own questions with their reference queries: --database FILE.sqlite --tasks train.json
   gsm8k     GSM8K's solutions with calculator calls; gsm8k:FILE and gsm8k:generated need no network
-  FILE      JSONL of {"messages": [...], "tools": [...]}, in chat-completions form
+  FILE      JSONL in TRL's forms: {"messages": [...], "tools": [...]}, {"prompt": ..., "completion": ...} with messages
+            or texts, {"text": ...}; texts are learnt without a chat template
 Without it, --env FILE.py:NAME plays the references in the rows of --tasks in an environment of your own.
 
 The command writes an adapter with its tokenizer, which every --model_path takes (a whole model with --lora_r 0),
