@@ -89,6 +89,7 @@ def train(run: Run, say: Say = print) -> None:
     cfg, start = run.cfg, run.start
     with failures_of_the_disk(cfg.output_dir):
         (cfg.output_dir / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+    say(f"the log-probs of the reference are computed for {len(run.pairs) + len(run.held_out)} pairs")
     model = load_trainable(start.model, start.base, all_weights=start.trains_all_weights, device=start.device)
     trainer = make_trainer(model, start.tokenizer, run.pairs, run.held_out, cfg, lora=start.lora, record=run.record)
     fit(trainer, start, cfg.output_dir, RECORD, run.record, say)
