@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from core.json_text import parse_json
 from core.messages import FunctionCall, Message, ToolCall
 
 _ROLES = {
@@ -100,6 +101,8 @@ def read_message(raw: Any, field: str, changes: Counter[str]) -> Message:
     Raises:
         RowError: the role is unknown, the content is not a text, a call names no function, or two fields disagree.
     """
+    if isinstance(raw, str):
+        raw = _from_json(raw, changes)
     if not isinstance(raw, dict):
         raise RowError(field, f"expected a message object, found {short_repr(raw)}")
     role_key, content_key = _filled_key(raw, "role", "from"), _filled_key(raw, "content", "value")
@@ -131,6 +134,19 @@ def read_message(raw: Any, field: str, changes: Counter[str]) -> Message:
         return Message(role=role, content=text, tool_calls=tuple(calls), tool_call_id=answered or None)
     except ValidationError as error:
         raise RowError(field, error.errors()[0]["msg"]) from None
+
+
+def _from_json(text: str, changes: Counter[str]) -> Any:
+    """Return the message that a text holds as JSON; return the text if it is no JSON.
+
+    `datasets` stores messages so (its type `Json`) that have different fields, as with `on_mixed_types="use_json"`.
+    """
+    try:
+        raw = parse_json(text)
+    except ValueError:
+        return text
+    changes["messages that were JSON in a text"] += 1
+    return raw
 
 
 def _filled_key(raw: dict[str, Any], key: str, other: str) -> str:

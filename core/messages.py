@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from core.json_text import parse_json
 
 
 class Record(BaseModel):
@@ -15,7 +18,29 @@ class Record(BaseModel):
 class FunctionCall(Record):
     name: str = Field(min_length=1)
     arguments: str
-    """A JSON object as text, as in OpenAI's chat completions."""
+    """A JSON object as text, as in OpenAI's chat completions; an object is read too, and becomes its text."""
+
+    @field_validator("arguments", mode="before")
+    @classmethod
+    def _as_text(cls, value: Any) -> Any:
+        return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
+
+    @property
+    def as_object(self) -> dict[str, Any] | str:
+        """Return the arguments as chat templates read them; a text that is no JSON object stays a text.
+
+        So does one with NaN, or with half a surrogate pair, which no JSON file can hold.
+        """
+        try:
+            value = parse_json(self.arguments, parse_constant=_refuse)
+            json.dumps(value, ensure_ascii=False).encode()
+        except (ValueError, RecursionError):
+            return self.arguments
+        return value if isinstance(value, dict) else self.arguments
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")
 
 
 class ToolCall(Record):
@@ -44,11 +69,18 @@ class Message(Record):
     def is_empty(self) -> bool:
         return not self.content.strip() and not self.tool_calls
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values without empty fields; `content` is always there."""
+    def to_dict(self, *, objects: bool = False) -> dict[str, Any]:
+        """Return plain JSON values without empty fields; `content` is always there.
+
+        Args:
+            objects: whether arguments of calls are objects, as chat templates read them, instead of texts, as in
+                OpenAI's chat completions.
+        """
         plain = self.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
-        for call in plain.get("tool_calls", ()):
+        for call, own in zip(plain.get("tool_calls", ()), self.tool_calls, strict=True):
             call["type"] = "function"
+            if objects:
+                call["function"]["arguments"] = own.function.as_object
         return {"role": self.role, "content": self.content, **plain}
 
 

@@ -36,8 +36,15 @@ class Preference(Record):
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a row of a converted file as plain JSON values; `Preference.model_validate` is the inverse."""
-        sides = {side: [m.to_dict() for m in getattr(self, side)] for side in ("prompt", "chosen", "rejected")}
+        """Return a row of a converted file as plain JSON values; `Preference.model_validate` is the inverse, but for
+        white space in arguments.
+
+        Arguments of calls are objects, because chat templates write `arguments | tojson`: TRL would train a text as a
+        text in quotes.
+        """
+        sides = {
+            side: [m.to_dict(objects=True) for m in getattr(self, side)] for side in ("prompt", "chosen", "rejected")
+        }
         return sides | {name: value for name in ("tools", "metadata") if (value := getattr(self, name))}
 
 

@@ -25,7 +25,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from core.conversations import RowError, legal, read_conversation
+from core.conversations import RowError, legal, read_conversation, read_tools
 from core.json_text import parse_json
 from core.messages import Message, num_chars, num_tool_calls
 from core.outputs import OutputError, check_output
@@ -57,6 +57,8 @@ class Rollout:
     """Whether the rollout ended with an answer that is not empty, and not at a limit."""
     source: str
     """The file and row from which it was read."""
+    tools: str | None = None
+    """The schemas of the tools that the agent was offered, as in `Preference.tools`; None if the file has none."""
 
     @cached_property
     def task(self) -> tuple[str, bytes]:
@@ -100,10 +102,11 @@ class Candidate:
         difference = self.right.chars - self.wrong.chars
         return Cell(self.right.shape, self.wrong.shape, (difference > 0) - (difference < 0))
 
-    def preference(self) -> Preference:
+    def preference(self, *, with_tools: bool = False) -> Preference:
         right, wrong = self.right, self.wrong
         metadata = {"task_id": right.task_id, "kind": right.kind, "sources": [right.source, wrong.source]}
-        return Preference(prompt=right.prompt, chosen=right.side, rejected=wrong.side, metadata=metadata)
+        tools = right.tools if with_tools else None
+        return Preference(prompt=right.prompt, chosen=right.side, rejected=wrong.side, tools=tools, metadata=metadata)
 
 
 # Reading --------------------------------------------------------------------------------------------------------------
@@ -211,6 +214,7 @@ def rollout_of(record: dict[str, Any], source: str) -> Rollout | None:
         right=right_or_wrong(record["score"]) == 1.0,
         answered=record.get("stop_reason") == "answered" and bool(has_answer(side)),
         source=source,
+        tools=read_tools(record.get("tools"), "tools", Counter()),
     )
 
 
@@ -341,6 +345,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--max-pairs-per-task", type=int, default=PAIRS_PER_TASK, metavar="N", help=f"default {PAIRS_PER_TASK}"
     )
+    parser.add_argument(
+        "--with-tools",
+        action="store_true",
+        help="write the schemas of the agent's tools, too, as scripts/train_dpo.py needs them; a reward model is asked "
+        "without them",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace the two files if they exist")
     args = parser.parse_args(argv)
     if not 0 <= args.held_out_fraction < 1:
@@ -357,6 +367,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     found = candidates(read, seed=args.seed)
     print(f"{read.rows} rollouts in {read.files} files; {len(found)} tasks with right and wrong ones")
+    if args.with_tools and (unknown := sum(r.tools is None and num_tool_calls(r.side) > 0 for r in read.rollouts)):
+        print(f"  {unknown} rollouts call tools, and their files lack the schemas: play them again with this version")
     for reason, count in sorted(read.left_out.items()):
         if count:
             print(f"  left out, {reason}: {count}")
@@ -366,7 +378,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for held_out, path in files.items():
         tasks = [pairs for pairs in found if is_held_out(pairs[0].right.prompt, args.held_out_fraction) is held_out]
         pairs = balanced(tasks, per_task=args.max_pairs_per_task)
-        count = write_preferences((pair.preference() for pair in pairs), path)
+        count = write_preferences((pair.preference(with_tools=args.with_tools) for pair in pairs), path)
         print("\n".join(report(path, [pair for of_task in tasks for pair in of_task], pairs)))
         written += count
     if not written:

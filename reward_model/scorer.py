@@ -34,27 +34,13 @@ def encode_conversation(
     The end is kept because the head reads there; vLLM's `truncation_side: left` cuts the same tokens.
     """
     rendered: Any = tokenizer.apply_chat_template(
-        [_for_template(message) for message in messages],
+        [message.to_dict(objects=True) for message in messages],  # as vLLM's chat endpoints pass them
         tools=json.loads(tools) if tools else None,
         tokenize=True,
         return_dict=True,
     )
     ids = tuple(rendered["input_ids"])
     return Encoded(ids[-max_length:], truncated=len(ids) > max_length)
-
-
-def _for_template(message: Message) -> dict[str, Any]:
-    """Return the message with arguments as an object, as vLLM's chat endpoints pass them; other JSON stays text."""
-    plain = message.to_dict()
-    for call in plain.get("tool_calls", ()):
-        try:
-            arguments = json.loads(call["function"]["arguments"])
-            json.dumps(arguments, ensure_ascii=False).encode()  # fails on half a surrogate pair, which is no text
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(arguments, dict):
-            call["function"]["arguments"] = arguments
-    return plain
 
 
 class Scorer:

@@ -6,7 +6,6 @@ base (`reward_model.base_model`).
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -41,6 +40,7 @@ from core.weights import weights_sha256
 from reward_model.arguments import OUTPUT, DataArguments, ModelArguments, TrainingArguments, settings
 from reward_model.base_model import check_base, num_parameters
 from reward_model.data.preferences import PreferenceFileError, read_preferences
+from reward_model.data.read import split_by_prompt
 from reward_model.datatypes import RECORD, Preference, prompt_key
 from reward_model.pair_trainer import PairTrainer, RewardRunLog
 from reward_model.scorer import encode_conversation
@@ -115,7 +115,7 @@ def train(data: DataArguments, args: TrainingArguments, model: ModelArguments) -
         output.mkdir(parents=True, exist_ok=True)
     args.model_init_kwargs = {"dtype": model.dtype, "attn_implementation": model.attn_implementation}
     trainer = PairTrainer(
-        model=str(base),
+        model=str(base.resolve()),  # an absolute path, because adapters name their base by it
         args=args,
         train_dataset=train_set,
         eval_dataset=held_out,
@@ -138,36 +138,6 @@ def train(data: DataArguments, args: TrainingArguments, model: ModelArguments) -
 
 
 # Data -----------------------------------------------------------------------------------------------------------------
-
-
-def split_by_prompt(
-    rows: Sequence[Preference], fraction: float, *, seed: int
-) -> tuple[list[Preference], list[Preference]]:
-    """Hold out whole prompts, drawn by hash, until `fraction` of the pairs is reached.
-
-    Returns:
-        Training and held-out pairs, both in the order of `rows`; no prompt is in both.
-    Raises:
-        TrainingError: the fraction is not in [0, 1), or nothing would be left to train on.
-    """
-    if not 0 <= fraction < 1:
-        raise TrainingError(f"--held_out_fraction is {fraction}, expected 0 or more and less than 1")
-    keys = [prompt_key(row) for row in rows]
-    sizes: dict[str, int] = {}
-    for key in keys:
-        sizes[key] = sizes.get(key, 0) + 1
-    chosen: set[str] = set()
-    for key in sorted(sizes, key=lambda key: hashlib.sha256(f"{seed}\0{key}".encode()).digest()):
-        if sum(sizes[key] for key in chosen) >= fraction * len(rows):
-            break
-        chosen.add(key)
-    train = [row for row, key in zip(rows, keys, strict=True) if key not in chosen]
-    if not train:
-        raise TrainingError(
-            f"all {len(rows)} pairs have one prompt, so none can be held out; "
-            "give --eval_dataset_name FILE or --held_out_fraction 0"
-        )
-    return train, [row for row, key in zip(rows, keys, strict=True) if key in chosen]
 
 
 def encode_pairs(

@@ -8,7 +8,8 @@
   dbbench   DB-Bench tasks played by the scripted oracle: the episodes that the judge calls right (the default)
   text2sql  your own questions with their reference queries: --database FILE.sqlite --tasks train.json
   gsm8k     GSM8K's solutions with calculator calls; gsm8k:FILE and gsm8k:generated need no network
-  FILE      JSONL of {"messages": [...], "tools": [...]}, in chat-completions form
+  FILE      JSONL in TRL's forms: {"messages": [...], "tools": [...]}, {"prompt": ..., "completion": ...} with messages
+            or texts, {"text": ...}; texts are learnt without a chat template
 Without it, --env FILE.py:NAME plays the references in the rows of --tasks in an environment of your own.
 
 The command writes an adapter with its tokenizer, which every --model_path takes (a whole model with --lora_r 0),
@@ -31,8 +32,8 @@ from collections.abc import Sequence
 
 from core.hub import go_offline
 from core.passwords import Parser
-from core.processes import ends_in_order
 from sql_agent.local.flags import add_flags, read_flags
+from sql_agent.sft.command import quiet_libraries, run_command
 from sql_agent.sft.config import SftConfig
 
 
@@ -48,33 +49,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     cfg = read_flags(parser, SftConfig, args)
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL would report the run otherwise
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # torch reads this variable at import: threads that wait in a loop stop while another process has their core
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # this is one process on one GPU
+    quiet_libraries()
     if cfg.dataset != "gsm8k":
         go_offline()
-    from sql_agent.sft.run import TrainingError, prepare, train
+    from sql_agent.sft.run import prepare, train
     from sql_agent.tiny_policy.make import make_if_default
 
     make_if_default(cfg.model_path)
-    try:
-        run = prepare(cfg, resume=args.resume)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    try:
-        with ends_in_order():
-            train(run)
-    except TrainingError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        resume = f"the same command with --resume goes on from the last checkpoint in {cfg.output_dir}"
-        print(f"\ninterrupted; {resume}", file=sys.stderr)
-        return 130
-    return 0
+    return run_command(lambda: prepare(cfg, resume=args.resume), train, cfg.output_dir)
 
 
 if __name__ == "__main__":

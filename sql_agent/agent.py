@@ -135,6 +135,7 @@ async def run_rollout(
         completion_tokens=rollout.completion_tokens,
         seconds=time.perf_counter() - started,
         error=error,
+        tools=list(environment.tools),
     )
 
 

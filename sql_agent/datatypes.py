@@ -232,6 +232,9 @@ class RolloutRecord:
     replies: list[int] | None = None
     """Indices in `messages` of the model's replies in this rollout, in the order of the calls. None: the last
     `num_turns` assistant messages. An agent of several conversations has them one after another in `messages`."""
+    tools: list[dict[str, Any]] | None = None
+    """Schemas of the tools that the policy was offered, in chat-completions form; None for a user's own agent, whose
+    calls may offer different ones."""
 
     @property
     def tool_calls(self) -> int:

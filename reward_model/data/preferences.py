@@ -99,5 +99,18 @@ def write_preferences(rows: Iterable[Preference], path: Path) -> int:
 def _fields(plain: dict[str, Any]) -> set[Any]:
     """Return every field of a row, with the object that has it."""
     messages = {(side, *message) for side in ("prompt", "chosen", "rejected") for message in plain[side]}
+    for side in ("prompt", "chosen", "rejected"):
+        for message in plain[side]:
+            for call in message.get("tool_calls", ()):
+                messages |= {(side, *shape) for shape in _shapes(call["function"]["arguments"])}
     values = {("metadata", key, type(value)) for key, value in plain.get("metadata", {}).items()}
     return {*plain, *messages, *values}
+
+
+def _shapes(value: Any) -> set[tuple[Any, ...]]:
+    """Return every path into a JSON value with the type that it leads to; `datasets` infers one for each."""
+    if isinstance(value, dict):
+        return {(dict,)} | {(name, *rest) for name, held in value.items() for rest in _shapes(held)}
+    if isinstance(value, list):
+        return {(list,)} | {("", *rest) for held in value for rest in _shapes(held)}
+    return {(type(value),)}

@@ -310,8 +310,30 @@ def _without(side: Any, prompt: str) -> str | None:
 
 
 def _implicit(row: Row, changes: Counter[str]) -> RawPair:
-    """Read `chosen` and `rejected` as whole conversations."""
+    """Read `chosen` and `rejected` as whole conversations, or as texts that begin with their prompt."""
+    if isinstance(row.get("chosen"), str) and isinstance(row.get("rejected"), str):
+        return _implicit_texts(*(read_text(row[name], name, changes) for name in ("chosen", "rejected")))
     return RawPair(*(read_conversation(row.get(name), name, changes) for name in ("chosen", "rejected")))
+
+
+def _implicit_texts(chosen: str, rejected: str) -> RawPair:
+    """Cut two texts where they differ, at the last white space before it, so that no word is cut.
+
+    TRL's `extract_prompt` cuts at the character, and leaves the white space to the sides.
+
+    Raises:
+        RowError: the texts do not begin with the same word, or one of them ends where the other goes on.
+    """
+    shorter = min(len(chosen), len(rejected))
+    alike = chosen[: next((i for i in range(shorter) if chosen[i] != rejected[i]), shorter)]
+    prompt = re.sub(r"\S*\Z", "", alike)
+    if not prompt.strip():
+        raise RowError("prompt", "missing, and chosen and rejected do not begin with the same word; give the prompt")
+    sides = {"chosen": chosen[len(prompt) :], "rejected": rejected[len(prompt) :]}
+    if empty := next((name for name, side in sides.items() if not side.strip()), None):
+        raise RowError(empty, "holds nothing after what both texts begin with")
+    better, worse = ([Message(role="assistant", content=side)] for side in sides.values())
+    return RawPair(better, worse, [Message(role="user", content=prompt.strip())])
 
 
 def _agent(row: Row, changes: Counter[str]) -> RawPair:
@@ -431,5 +453,5 @@ FORMS: dict[str, Form] = {
         system=None,
     ),
     "explicit": Form("prompt, chosen, rejected", _has("prompt"), _explicit, SIDES | {"prompt"}),
-    "implicit": Form("chosen and rejected as conversations", _has(), _implicit, SIDES),
+    "implicit": Form("chosen and rejected as conversations or texts that begin alike", _has(), _implicit, SIDES),
 }

@@ -66,7 +66,7 @@ def test_a_file_of_mixed_forms_is_written_and_every_reject_is_named(run):
                     "role": "assistant",
                     "content": "",
                     "tool_calls": [
-                        {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": "{}"}},
+                        {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {}}},
                     ],
                 },
                 {"role": "tool", "content": "[(1,)]", "tool_call_id": "call00001"},
@@ -202,6 +202,33 @@ def test_parquet_and_jsonl_of_the_same_rows_give_the_same_file(tmp_path):
     (tmp_path / "raw").write_text(lines(*rows))
     convert(tmp_path / "raw", tmp_path / "b.jsonl", tmp_path / "rb")
     assert (tmp_path / "a.jsonl").read_text() == (tmp_path / "b.jsonl").read_text()
+
+
+def test_parquet_that_datasets_wrote_with_messages_as_json_is_read(tmp_path):
+    """`chosen` has messages with different fields, which becomes a list of JSON texts."""
+    from datasets import Dataset
+
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": "one?"}],
+            "chosen": [*AGENT["messages"][1:]],
+            "rejected": [{"role": "assistant", "content": text}],
+            "tools": json.dumps([{"type": "function", "function": {"name": "f"}}]),
+        }
+        for text in ("It is two.", "three")
+    ]
+    Dataset.from_list(rows, on_mixed_types="use_json").to_parquet(tmp_path / "raw.parquet")
+    held = pq.read_table(tmp_path / "raw.parquet").to_pylist()[0]["chosen"]
+    assert json.loads(held[0])["role"] == "assistant"
+    done = convert(tmp_path / "raw.parquet", tmp_path / "a.jsonl", tmp_path / "ra")
+    assert (done.rejected.total(), done.converter.forms) == (0, {"explicit": 2})
+    assert done.converter.changes["messages that were JSON in a text"] == 6
+    (tmp_path / "raw").write_text(lines(*rows))
+    convert(tmp_path / "raw", tmp_path / "b.jsonl", tmp_path / "rb")
+    ours, theirs = (read_preferences(tmp_path / name) for name in ("a.jsonl", "b.jsonl"))
+    assert [one.model_copy(update={"metadata": {}}) for one in ours] == [
+        one.model_copy(update={"metadata": {}}) for one in theirs
+    ]
 
 
 def test_the_example_in_the_documentation_is_what_is_written(run):

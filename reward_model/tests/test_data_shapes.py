@@ -164,6 +164,16 @@ SHAPES = {
         },
         pair([user("one?"), OUR_CALL, OUR_RESULT], [reply("1")], [reply("2")], tools=TOOLS),
     ),
+    "implicit_texts": (
+        "implicit",
+        {"chosen": "The sky is blue.", "rejected": "The sky is blond."},
+        pair([user("The sky is")], [reply("blue.")], [reply("blond.")]),
+    ),
+    "implicit_texts_over_lines": (
+        "implicit",
+        {"chosen": "Two plus two?\n\n4", "rejected": "Two plus two?\n\n5 "},
+        pair([user("Two plus two?")], [reply("4")], [reply("5 ")]),
+    ),
     "agent_log_is_the_better_one": (
         "agent",
         {
@@ -496,6 +506,10 @@ def test_unknown_fields_are_counted_and_a_rejected_row_changes_no_count():
             "begins with 'Human:'",
             id="hh_half",
         ),
+        pytest.param(
+            {"chosen": "Yes.", "rejected": "No."}, "prompt", "missing, and chosen and rejected do", id="no_prompt"
+        ),
+        pytest.param({"chosen": "a b ", "rejected": "a b c"}, "chosen", "holds nothing after what", id="ends_early"),
     ],
 )
 def test_a_row_that_is_no_pair_is_named_with_its_field(row, field, words):

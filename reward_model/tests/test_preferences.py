@@ -122,3 +122,56 @@ def test_datasets_reads_a_file_and_trl_and_we_tokenise_it_alike(tmp_path, monkey
         for sides in [(p.chosen, p.rejected)]
     ]
     assert [[row["chosen_ids"], row["rejected_ids"]] for row in prepared] == ours
+
+
+def asks(**arguments) -> Message:
+    call = FunctionCall(name="f", arguments=json.dumps(arguments))
+    return Message(role="assistant", tool_calls=(ToolCall(id="call00001", function=call),))
+
+
+@pytest.mark.parametrize("template", ["qwen2_5", "qwen3_instruct_2507"])
+def test_trl_writes_the_calls_of_a_file_as_they_were_made_whatever_their_arguments(tmp_path, monkeypatch, template):
+    """Calls with other arguments, also after the first 10 MiB; a text would stand in quotes, `\\"query\\"`."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    from datasets import load_dataset
+    from trl.trainer.reward_config import RewardConfig
+    from trl.trainer.reward_trainer import RewardTrainer
+
+    from sql_agent.tiny_policy.tokenizer import build_tokenizer
+
+    first = Preference(prompt=(USER,), chosen=(asks(query="SELECT 1"),), rejected=(asks(query="SELECT 2"),))
+    long = first.model_copy(update={"prompt": (Message(role="user", content="x" * 100_000),)})
+    late = Preference(prompt=(USER,), chosen=(asks(answers=["a", 1.5, None]),), rejected=(asks(n={"k": True}),))
+    path = tmp_path / "p.jsonl"
+    write_preferences([first, *[long] * 110, late], path)
+    assert sorted(map(repr, read_preferences(path))) == sorted(map(repr, [first, *[long] * 110, late]))
+    rows = load_dataset("json", data_files=str(path), split="train", cache_dir=str(tmp_path))
+    short = rows.filter(lambda row: len(row["prompt"][0]["content"]) < 10)
+    tokenizer = build_tokenizer(["1? name arguments f"])
+    assert find_spec("trl").submodule_search_locations is not None
+    folder = Path(find_spec("trl").submodule_search_locations[0]) / "chat_templates"
+    tokenizer.chat_template = (folder / f"{template}.jinja").read_text()
+    args = RewardConfig(output_dir=str(tmp_path / "run"), max_length=None, report_to=[], use_cpu=True)
+    prepared = RewardTrainer._prepare_dataset(None, short, tokenizer, args, "train")  # pyright: ignore
+    written = [tokenizer.decode(row[f"{side}_ids"]) for row in prepared for side in ("chosen", "rejected")]
+    calls = [text.partition('"arguments": ')[2].partition("}\n</tool_call>")[0] for text in written]
+    assert calls == [  # the late row was put in front
+        '{"answers": ["a", 1.5, null]}',
+        '{"n": {"k": true}}',
+        '{"query": "SELECT 1"}',
+        '{"query": "SELECT 2"}',
+    ]
+
+
+@pytest.mark.parametrize("arguments", ["SELECT 1", "[1]", '{"a": NaN}', '{"a": "\\ud83d"}', '{"a": '])
+def test_arguments_that_no_json_file_can_hold_as_an_object_stay_a_text(tmp_path, arguments):
+    call = ToolCall(id="call00001", function=FunctionCall(name="f", arguments=arguments))
+    row = Preference(prompt=(USER,), chosen=(Message(role="assistant", tool_calls=(call,)),), rejected=(NO,))
+    write_preferences([row], tmp_path / "p.jsonl")
+    assert read_preferences(tmp_path / "p.jsonl") == [row]
+    assert json.loads((tmp_path / "p.jsonl").read_text())["chosen"][0]["tool_calls"][0]["function"]["arguments"] == (
+        arguments
+    )

@@ -216,3 +216,23 @@ def test_two_processes_share_a_batch_and_write_one_line_a_step(base, pairs, tmp_
     assert [row["train_step"] for row in metrics(tmp_path / "out")] == [1, 2]
     assert done.stdout.count("reward model: ") == 1
     assert json.loads((tmp_path / "out" / RECORD).read_text())["processes"] == 2
+
+
+def test_an_adapter_that_was_trained_on_a_relative_path_is_loaded_by_peft_from_anywhere(
+    base, pairs, tmp_path, monkeypatch
+):
+    from peft import AutoPeftModelForSequenceClassification
+
+    monkeypatch.chdir(base.parent)
+    assert main(command(Path(base.name), pairs, tmp_path / "out", *SHORT)) == 0
+    monkeypatch.chdir(tmp_path)
+    assert json.loads((tmp_path / "out" / "adapter_config.json").read_text())["base_model_name_or_path"] == str(
+        base.resolve()
+    )
+    scorer = Scorer.load(tmp_path / "out", device="cpu")
+    encoded = scorer.encode([user("Which number comes after 3?"), assistant("4")])
+    model = AutoPeftModelForSequenceClassification.from_pretrained("out", num_labels=1).eval()
+    model.config.pad_token_id = scorer.tokenizer.pad_token_id
+    with torch.inference_mode():
+        score = model(input_ids=torch.tensor([encoded.ids])).logits.item()
+    assert score == pytest.approx(scorer.score([encoded])[0].value, abs=1e-6)

@@ -11,14 +11,16 @@ from trl.trainer.reward_trainer import RewardTrainer
 
 from core import signed
 from core.messages import FunctionCall, Message, ToolCall
+from core.pair_training import metrics_line, rename
 from core.training_run import METRICS, TrainingError
 from reward_model.arguments import TrainingArguments
 from reward_model.data.preferences import PreferenceFileError
+from reward_model.data.read import split_by_prompt
 from reward_model.datatypes import Preference, prompt_key
-from reward_model.pair_trainer import PairTrainer, RewardRunLog, metrics_line, rename
+from reward_model.pair_trainer import LINE, RENAMED, PairTrainer, RewardRunLog
 from reward_model.scorer import RECORD
 from reward_model.tests.conftest import assistant, counting_pairs, user
-from reward_model.training import checkpoint_to_resume, encode_pairs, split_by_prompt
+from reward_model.training import checkpoint_to_resume, encode_pairs
 
 # Splitting ------------------------------------------------------------------------------------------------------------
 
@@ -61,7 +63,7 @@ def test_a_fraction_that_leaves_nothing_to_train_on_is_refused(fraction):
 
 def test_one_prompt_cannot_be_split():
     with pytest.raises(
-        TrainingError, match="all 3 pairs have one prompt, so none can be held out; give --eval_dataset"
+        TrainingError, match="all 3 pairs have one prompt, so none can be held out; give a file of held-out pairs"
     ):
         split_by_prompt(several_per_prompt(1, 3), 0.1, seed=0)
 
@@ -122,7 +124,7 @@ def test_a_row_that_the_template_refuses_is_named(base):
 
 def test_the_trainers_numbers_get_our_names_and_what_is_left_out_is_named_there():
     logs = {"loss": 0.7, "eval_loss": 0.6, "eval_accuracy": 1.0, "eval_runtime": 2.0, "train_samples_per_second": 9.0}
-    assert rename(logs) == {
+    assert rename(logs, RENAMED) == {
         "pair/loss": 0.7,
         "val/pair/loss": 0.6,
         "val/pair/accuracy": 1.0,
@@ -132,7 +134,7 @@ def test_the_trainers_numbers_get_our_names_and_what_is_left_out_is_named_there(
 
 def test_a_line_shows_what_was_measured():
     metrics = {"pair/loss": 0.69314, "pair/accuracy": 0.5, "pair/margin": -0.01, "time/step_s": 0.256}
-    assert metrics_line(metrics) == "loss 0.6931  accuracy 50.0%  margin -0.010  0.26 s/step"
+    assert metrics_line(metrics, LINE) == "loss 0.6931  accuracy 50.0%  margin -0.010  0.26 s/step"
 
 
 def test_metrics_after_the_checkpoint_and_half_a_line_are_taken_again(tmp_path):

@@ -14,6 +14,7 @@ CALLED_BY_FRAMEWORKS = {
     "sqlite3": {"finalize"},
     "the policy": {"calculator"},
     "transformers": {"on_train_begin", "on_log", "on_save"},
+    "TRL": {"_prepare_dataset"},
     "uvicorn": {"capture_signals"},
     "openai-agents": {
         "_fetch_response", "on_span_start", "on_span_end", "on_trace_start", "on_trace_end", "force_flush",

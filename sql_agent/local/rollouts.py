@@ -182,6 +182,7 @@ class Rollout:
             completion_tokens=sum(self._mask),
             seconds=time.perf_counter() - self._started,
             error=self._error,
+            tools=list(self._environment.tools),
         )
         return LocalRollout(record, trajectory if self._replies else None)
 

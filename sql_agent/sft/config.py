@@ -1,4 +1,4 @@
-"""Defines the settings of supervised fine-tuning. Importing this module is instant."""
+"""Defines the settings of supervised fine-tuning, and those that DPO shares. Importing this module is instant."""
 
 from __future__ import annotations
 
@@ -19,12 +19,47 @@ GENERATED = 512
 """Number of generated demonstrations if neither a file nor `max_samples` says how many."""
 
 
-class SftConfig(Settings):
-    """Holds the flags of `scripts/train_sft.py` with their defaults."""
+class FineTuningConfig(Settings):
+    """Holds the flags that `scripts/train_sft.py` and `scripts/train_dpo.py` share."""
 
     model_path: str = os.path.relpath(TINY_POLICY)
     """A Hugging Face chat model, or an adapter to train further: a folder, or an id on the hub, ORG/NAME. The small
     policy of the default is made first if it is not there."""
+    output_dir: Path
+    """Folder of the run, new or empty."""
+    num_epochs: int = Field(default=3, ge=1)
+    """Passes over the data."""
+    batch_size: int = Field(default=8, ge=1)
+    """Conversations of one batch."""
+    gradient_accumulation_steps: int = Field(default=1, ge=1)
+    """Batches per update; its loss is the mean over all of them."""
+    micro_batch_tokens: int | None = Field(default=None, ge=1)
+    """Tokens, padding included, of one forward and backward pass; a longer conversation has its own pass and computes
+    activations twice. None: 1024 on a CPU, 4096 on a GPU. It changes memory use, not the result."""
+    learning_rate: float = Field(gt=0, le=1)
+    """Learning rate at the start; it falls linearly to 0."""
+    lora_r: int = Field(default=16, ge=0, le=1024)
+    """Rank of the adapter on all linear layers; 0 trains all weights and writes a whole model."""
+    lora_alpha: int = Field(default=32, ge=1)
+    """The adapter's output is scaled by alpha / r."""
+    max_length: int = Field(default=2048, ge=16)
+    """Largest number of tokens of a conversation; longer ones are left out and counted, never cut."""
+    chat_template_path: Path | None = None
+    """A Jinja file, or a model folder with the template to use; it is saved with the tokenizer."""
+    save_steps: int = Field(default=100, ge=1)
+    """Updates between checkpoints; a run that is killed loses at most this many."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the new adapter, the order and every draw."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: a GPU if there is one."""
+    precision: CpuPrecision = "auto"
+    """Precision of matrix products on a CPU. auto: bfloat16 if the CPU has it in hardware (AVX-512 BF16, AMX) and the
+    model has 20 million weights or more. Weights stay float32. A GPU uses bfloat16."""
+
+
+class SftConfig(FineTuningConfig):
+    """Holds the flags of `scripts/train_sft.py` with their defaults."""
+
     dataset: str | None = None
     """The data: dbbench, text2sql, gsm8k, or a JSONL file of messages. None: the references in the rows of --tasks,
     played in an environment (`env`, `database`), or else dbbench."""
@@ -33,28 +68,13 @@ class SftConfig(Settings):
     point, or one of this project. None: text2sql if there is a database."""
     output_dir: Path = Path("outputs/sft")
     """Folder of the run, new or empty."""
-    num_epochs: int = Field(default=3, ge=1)
-    """Passes over the data."""
-    batch_size: int = Field(default=8, ge=1)
-    """Conversations of one batch."""
-    gradient_accumulation_steps: int = Field(default=1, ge=1)
-    """Batches per update; the loss is the mean over the tokens of all of them."""
-    micro_batch_tokens: int | None = Field(default=None, ge=1)
-    """Tokens, padding included, of one forward and backward pass; a longer conversation has its own pass and computes
-    activations twice. None: 1024 on a CPU, 4096 on a GPU. It changes memory use, not the result."""
     max_samples: int | None = Field(default=None, ge=1)
     """Largest number of conversations, taken evenly over the kinds of a task file; none: the whole file, or 512
     generated ones."""
     learning_rate: float = Field(default=2e-4, gt=0, le=1)
     """Learning rate at the start; it falls linearly to 0."""
-    lora_r: int = Field(default=16, ge=0, le=1024)
-    """Rank of the adapter on all linear layers; 0 trains all weights and writes a whole model."""
-    lora_alpha: int = Field(default=32, ge=1)
-    """The adapter's output is scaled by alpha / r."""
     lora_dropout: float = Field(default=0.05, ge=0, lt=1)
     """Dropout on the adapter's input during training."""
-    max_length: int = Field(default=2048, ge=16)
-    """Largest number of tokens of a conversation; longer ones are left out and counted, never cut."""
     tasks: Path | None = None
     """For dbbench: task file whose reference statements are played; none: generated tasks. For text2sql: rows with
     `question` and `query`. For your own environment: its rows, with a column `reference`."""
@@ -62,17 +82,8 @@ class SftConfig(Settings):
     """For text2sql: a SQLite file, a folder with DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database."""
     protocol: ProtocolName = "fc"
     """For dbbench: how the oracle acts, by tool calls (fc), or in plain text (text, lab)."""
-    chat_template_path: Path | None = None
-    """A Jinja file, or a model folder with the template to use; it is saved with the tokenizer."""
-    save_steps: int = Field(default=100, ge=1)
-    """Updates between checkpoints; a run that is killed loses at most this many."""
     seed: int = Field(default=0, ge=0)
     """Seed of the new adapter, the order, dropout, generated tasks and the draw of `max_samples`."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: a GPU if there is one."""
-    precision: CpuPrecision = "auto"
-    """Precision of matrix products on a CPU. auto: bfloat16 if the CPU has it in hardware (AVX-512 BF16, AMX) and the
-    model has 20 million weights or more. Weights stay float32. A GPU uses bfloat16."""
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:

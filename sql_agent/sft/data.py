@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
+from trl.data_utils import common_prefix_length
 
-from core.conversations import RowError, legal, read_conversation, read_tools
+from core.conversations import RowError, legal, read_conversation, read_text, read_tools
 from core.conversations import short_repr as shown
 from core.json_text import parse_json
 from dbbench_adapter.backends import Backend, TableError
@@ -47,11 +48,21 @@ class Demonstration:
     """Its name in error messages: file and line, or a task's id."""
 
 
+@dataclass(frozen=True)
+class PlainText:
+    """Holds a text that is learnt without a chat template."""
+
+    prompt: str
+    """The part that is not learnt; empty for a row of `text`."""
+    completion: str
+    where: str
+
+
 @dataclass
 class Demonstrations:
     """Holds the demonstrations of a source."""
 
-    kept: list[Demonstration] = field(default_factory=list)
+    kept: list[Demonstration | PlainText] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     """Number of those left out, by reason."""
     notes: Counter[str] = field(default_factory=Counter)
@@ -172,10 +183,10 @@ def _played_reference(task: Any, replies: Sequence[Message], environment: Enviro
 
 
 def read_messages(path: Path, limit: int | None = None) -> Demonstrations:
-    """Read JSONL of {"messages": [...], "tools": [...]}; `tools` may be missing, or a string of JSON.
+    """Read JSONL in TRL's forms for fine-tuning: `messages`, `prompt` and `completion`, or `text`.
 
-    Messages are read as by the reward model's converter, with the field names of OpenAI and ShareGPT; ids of calls are
-    numbered anew. Other changes are noted.
+    `tools` may be missing, or a string of JSON. Messages are read as by the reward model's converter, with the field
+    names of OpenAI and ShareGPT; ids of calls are numbered anew. Other changes are noted.
 
     Args:
         limit: number of rows to take, from the top.
@@ -190,49 +201,71 @@ def read_messages(path: Path, limit: int | None = None) -> Demonstrations:
             if line.strip() and (limit is None or len(found.kept) < limit):
                 where = f"{path}, line {number}"
                 try:
-                    found.kept.append(_read_row(line, where, found.notes))
+                    row = _read_row(line, where, found.notes)
+                    if found.kept and type(row) is not type(found.kept[0]):
+                        raise RowError("row", "plain text and messages in one file; give them as two files")
+                    found.kept.append(row)
                 except RowError as fault:
                     raise DataError(f"{where}, {fault}") from None
                 except (ValueError, RecursionError) as error:
                     raise DataError(f"{where}: {error}; expected a JSON object with messages") from None
     if not found.kept:
-        raise DataError(f'{path} holds no row; expected {{"messages": [...]}} on each line')
+        raise DataError(
+            f'{path} holds no row; expected {{"messages": [...]}}, prompt and completion, or text, on each line'
+        )
     return found
 
 
-def _read_row(line: bytes, where: str, notes: Counter[str]) -> Demonstration:
+def _read_row(line: bytes, where: str, notes: Counter[str]) -> Demonstration | PlainText:
     row = parse_json(line)
     if not isinstance(row, dict):
         raise RowError("row", f"expected a JSON object with messages, found {type(row).__name__}")
-    raw = row.get("messages")
-    if not isinstance(raw, list):
-        raise RowError("messages", f"expected a list of messages, found {shown(raw)}")
+    form = next((names for names in FORMS if row.keys() >= set(names)), ("messages",))
+    for name in row.keys() - {*form, "tools"}:
+        notes[f"field {name!r} left out"] += 1
+    held: list[Any] = [row.get(name) for name in form]
+    if form == ("text",) or (len(form) == 2 and all(isinstance(one, str) for one in held)):
+        texts = [read_text(one, name, notes) for name, one in zip(form, held, strict=True)]
+        if not texts[-1].strip():
+            raise RowError(form[-1], "is empty")
+        return PlainText(*texts, where=where) if len(texts) == 2 else PlainText("", texts[0], where)
+    for name, one in zip(form, held, strict=True):
+        if not isinstance(one, list):
+            raise RowError(name, f"expected a list of messages, found {shown(one)}")
+    tools = read_tools(row.get("tools"), "tools", notes)
+    return Demonstration(_read_messages(form, held, notes), json.loads(tools) if tools else [], where)
+
+
+FORMS = (("messages",), ("prompt", "completion"), ("text",))
+"""Fields of TRL's forms for fine-tuning; the first form whose fields a row has is read."""
+
+
+def _read_messages(form: Sequence[str], held: Sequence[list[Any]], notes: Counter[str]) -> list[Message]:
+    """Read the messages of a row; replies of a `prompt` get weight 0."""
+    raw = [message for messages in held for message in messages]
     weights = [message.pop(NOT_TRAINED, 1) if isinstance(message, dict) else 1 for message in raw]
-    messages = [m.to_dict() for m in legal(read_conversation(raw, "messages", notes), "messages")]
-    for number, (message, weight) in enumerate(zip(messages, weights, strict=True)):
+    given = [m for name, messages in zip(form, held, strict=True) for m in read_conversation(messages, name, notes)]
+    messages = [m.to_dict() for m in legal(given, form[-1], num_prompt=len(raw) - len(held[-1]))]
+    places = [f"{name}.{k}" for name, messages in zip(form, held, strict=True) for k in range(len(messages))]
+    for number, (place, message, weight) in enumerate(zip(places, messages, weights, strict=True)):
         if weight not in (0, 1):
-            raise RowError(f"messages.{number}.{NOT_TRAINED}", f"expected 0 or 1, found {shown(weight)}")
-        if weight == 0:
+            raise RowError(f"{place}.{NOT_TRAINED}", f"expected 0 or 1, found {shown(weight)}")
+        if weight == 0 or (number < len(raw) - len(held[-1]) and message["role"] == "assistant"):
             message[NOT_TRAINED] = 0
         if is_imitated(message) and not message["content"] and "tool_calls" not in message:
-            raise RowError(
-                f"messages.{number}", "an assistant message that says nothing cannot be imitated; give it weight 0"
-            )
+            raise RowError(place, "an assistant message that says nothing cannot be imitated; give it weight 0")
     if messages[0]["role"] == "assistant":
-        raise RowError("messages.0", "the assistant speaks first; expected a system or user message before it")
+        raise RowError(places[0], "the assistant speaks first; expected a system or user message before it")
     if not any(map(is_imitated, messages)):
-        raise RowError("messages", "no assistant message to imitate; leave the row out, or add a reply")
-    for name in row.keys() - {"messages", "tools"}:
-        notes[f"field {name!r} left out"] += 1
-    tools = read_tools(row.get("tools"), "tools", notes)
-    return Demonstration(messages, json.loads(tools) if tools else [], where)
+        raise RowError(form[-1], "no assistant message to imitate; leave the row out, or add a reply")
+    return messages
 
 
 # Tokens ---------------------------------------------------------------------------------------------------------------
 
 
 def encode_all(
-    tokenizer: PreTrainedTokenizerBase, demonstrations: Sequence[Demonstration], *, max_length: int
+    tokenizer: PreTrainedTokenizerBase, demonstrations: Sequence[Demonstration | PlainText], *, max_length: int
 ) -> list[Encoded]:
     """Encode the demonstrations in order, except those with more than `max_length` tokens.
 
@@ -242,6 +275,9 @@ def encode_all(
     """
     encoded = []
     for demonstration in demonstrations:
+        if isinstance(demonstration, PlainText):
+            encoded.append(encode_text(tokenizer, demonstration.prompt, demonstration.completion))
+            continue
         try:
             encoded.append(encode_conversation(tokenizer, demonstration.messages, demonstration.tools))
         except ChatTemplateError as error:
@@ -254,6 +290,18 @@ def encode_all(
             "tokens: raise --max_length"
         )
     return fitting
+
+
+def encode_text(tokenizer: PreTrainedTokenizerBase, prompt: str, completion: str) -> Encoded:
+    """Encode a plain text without a chat template, as TRL's `SFTTrainer` does; the tokenizer's eos_token ends it.
+
+    Args:
+        prompt: the part that is not learnt; it may be empty.
+    """
+    eos = str(tokenizer.eos_token)
+    ids = tokenizer(prompt + completion.removesuffix(eos) + eos)["input_ids"]
+    start = common_prefix_length(tokenizer(prompt)["input_ids"], ids) if prompt else 0
+    return Encoded(ids, [0] * start + [1] * (len(ids) - start))
 
 
 def digest(encoded: Sequence[Encoded]) -> str:

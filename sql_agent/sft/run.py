@@ -1,39 +1,25 @@
 """Runs supervised fine-tuning: checks everything, makes tokens, trains and saves.
 
-Leaves out the loop (`sql_agent.sft.trainer`) and validation: `sql_agent.tiny_policy.measure` and
-`sql_agent.evaluate` play held-out tasks.
+Leaves out the loop (`sql_agent.sft.trainer`), what DPO shares (`sql_agent.sft.fine_tuning`) and validation:
+`sql_agent.tiny_policy.measure` and `sql_agent.evaluate` play held-out tasks.
 """
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from datasets import disable_progress_bars as disable_dataset_bars
-from transformers import AutoConfig, PreTrainedTokenizerBase
-from transformers.utils.logging import disable_progress_bar
-
-from core import signed
-from core.chat_tokenizer import load_tokenizer, tokenizer_sha256
-from core.hub import model_folder
-from core.machine import git_commit
-from core.outputs import OutputError, check_output, failures_of_the_disk
-from core.training_run import TrainingError, check_same_run, newest_whole, remove_torn, versions
-from core.weights import weights_sha256
+from core.outputs import failures_of_the_disk
+from core.training_run import TrainingError
 from dbbench_adapter.backends import open_backend
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.splits import draw_by_kind
 from dbbench_adapter.tasks.load import load_tasks
 from sql_agent.datatypes import DataConfig, EnvironmentSettings
-from sql_agent.local.model_files import base_name, check_device, check_fit, check_model, is_adapter
 from sql_agent.local.tasks import entered
-from sql_agent.model_check import read_json
 from sql_agent.sft.config import GENERATED, SftConfig
 from sql_agent.sft.data import (
     Demonstrations,
@@ -44,16 +30,18 @@ from sql_agent.sft.data import (
     reference_demonstrations,
 )
 from sql_agent.sft.encoding import Encoded
-from sql_agent.sft.trainer import (
+from sql_agent.sft.fine_tuning import (
     CHECKPOINTS,
-    RECORD,
-    Lora,
+    Say,
+    Start,
+    check_resumed,
+    check_start,
+    fit,
     load_trainable,
-    make_trainer,
-    save_whole,
+    record_of,
+    stop_at_end_of_turn,
 )
-
-Say = Callable[[str], None]
+from sql_agent.sft.trainer import RECORD, make_trainer
 
 
 @dataclass(frozen=True)
@@ -61,22 +49,9 @@ class Run:
     """Holds what a run needs to start."""
 
     cfg: SftConfig
-    model: Path
-    """The folder of the model, or of the adapter."""
-    base: Path
-    """The folder of the model, or of the adapter's base."""
-    lora: Lora | None
-    """The adapter to make; None if all weights or an existing adapter are trained."""
-    tokenizer: PreTrainedTokenizerBase
+    start: Start
     encoded: list[Encoded]
-    device: str
     record: dict[str, Any]
-    checkpoint: Path | None
-    """The checkpoint from which a resumed run continues."""
-
-    @property
-    def trains_all_weights(self) -> bool:
-        return self.lora is None and self.base == self.model
 
 
 def prepare(cfg: SftConfig, *, resume: bool, say: Say = print) -> Run:
@@ -85,35 +60,15 @@ def prepare(cfg: SftConfig, *, resume: bool, say: Say = print) -> Run:
     Raises:
         ValueError: something is wrong; the message says what to do.
     """
-    disable_dataset_bars()
-    disable_progress_bar()
-    checkpoint = checkpoint_to_resume(cfg, resume, say)
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if cfg.device == "auto" else cfg.device
-    check_device(device, load_in_4bit=False, has_gpu=torch.cuda.is_available())
-    check_model(cfg.model_path)
-    model = model_folder(cfg.model_path)
-    base = base_of(model)
-    lora = new_adapter(cfg, is_adapter=base != model)
-    tokenizer = load_tokenizer(model, cfg.chat_template_path)
-    check_positions(base, cfg.max_length)
+    start = check_start(cfg, RECORD, dropout=cfg.lora_dropout, resume=resume, say=say)
     found = demonstrations(cfg)
-    encoded = encode_all(tokenizer, found.kept, max_length=cfg.max_length) if found.kept else []
+    encoded = encode_all(start.tokenizer, found.kept, max_length=cfg.max_length) if found.kept else []
     describe_data(cfg, found, encoded, say)
-    stop_at_end_of_turn(tokenizer, encoded[0].ids[-1], say)
-    check_fit(cfg.model_path)
-    record = {
-        "model": {"path": str(model), "sha256": weights_sha256(model)},
-        "tokenizer_sha256": tokenizer_sha256(tokenizer),
-        "data": {"source": cfg.data_name, "sha256": digest(encoded), "conversations": len(encoded)},
-        "left_out": {**found.left_out, "too_long": len(found.kept) - len(encoded)},
-        "settings": {name: getattr(cfg, name) for name in SETTINGS} | {"lora": asdict(lora) if lora else None},
-        "versions": versions(),
-        "git_commit": git_commit(),
-    }
-    if checkpoint:
-        check_same_run(checkpoint, _what_counts(read_json(checkpoint / RECORD)), _what_counts(record))
-        say(f"going on from {checkpoint}")
-    return Run(cfg, model, base, lora, tokenizer, encoded, device, record, checkpoint)
+    stop_at_end_of_turn(start.tokenizer, encoded[0].ids[-1], say)
+    data = {"source": cfg.data_name, "sha256": digest(encoded), "conversations": len(encoded)}
+    record = record_of(cfg, start, data, {**found.left_out, "too_long": len(found.kept) - len(encoded)})
+    check_resumed(start, RECORD, record, say)
+    return Run(cfg, start, encoded, record)
 
 
 def train(run: Run, say: Say = print) -> None:
@@ -122,30 +77,16 @@ def train(run: Run, say: Say = print) -> None:
     Raises:
         TrainingError: a loss is not finite, or the disk fails.
     """
-    cfg = run.cfg
+    cfg, start = run.cfg, run.start
     with failures_of_the_disk(cfg.output_dir):
         (cfg.output_dir / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-    model = load_trainable(run.model, run.base, all_weights=run.trains_all_weights, device=run.device)
-    trainer = make_trainer(model, run.tokenizer, run.encoded, cfg, lora=run.lora, record=run.record)
-    weights = list(trainer.model.parameters())  # pyright: ignore[reportOptionalMemberAccess]
-    trained = sum(weight.numel() for weight in weights if weight.requires_grad)
-    say(f"{trained:,} of {sum(map(torch.numel, weights)):,} weights are trained, on {run.device}")
-    try:
-        with failures_of_the_disk(cfg.output_dir):
-            trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
-            save_whole(trainer, run.tokenizer, cfg.output_dir, run.record, cfg.trained_on)
-    except OutputError as error:
-        raise TrainingError(f"{error}; {what_is_left(cfg.output_dir)}") from error
+    model = load_trainable(start.model, start.base, all_weights=start.trains_all_weights, device=start.device)
+    trainer = make_trainer(model, start.tokenizer, run.encoded, cfg, lora=start.lora, record=run.record)
+    fit(trainer, start, cfg.output_dir, RECORD, run.record, say, cfg.trained_on)
     say(f"trained {trainer.state.global_step} steps on {len(run.encoded)} conversations of {cfg.data_name}")
-    say(f"{'model' if run.trains_all_weights else 'adapter'} and tokenizer: {cfg.output_dir}")
+    say(f"{'model' if start.trains_all_weights else 'adapter'} and tokenizer: {cfg.output_dir}")
     for command in next_commands(cfg):
         say(f"next: {command}")
-
-
-def what_is_left(output: Path) -> str:
-    """Remove unfinished checkpoints, which fill the disk, and say from which one a resumed run continues."""
-    newest = remove_torn(output / CHECKPOINTS, RECORD)
-    return f"with --resume it goes on from {newest}" if newest else "with --resume, since no checkpoint was whole yet"
 
 
 def next_commands(cfg: SftConfig) -> list[str]:
@@ -166,80 +107,6 @@ def next_commands(cfg: SftConfig) -> list[str]:
     how = "" if cfg.protocol == "fc" else f" --protocol {cfg.protocol}"
     train = f"python -m scripts.run_dbbench_greedy_grpo {model}"
     return [talk + how, train + how] if cfg.source == "dbbench" else [talk]
-
-
-# What is checked ------------------------------------------------------------------------------------------------------
-
-
-def base_of(model: Path) -> Path:
-    return model_folder(base_name(model), fetch=False) if is_adapter(model) else model
-
-
-def new_adapter(cfg: SftConfig, *, is_adapter: bool) -> Lora | None:
-    given = [f"--{name}" for name in ("lora_r", "lora_alpha", "lora_dropout") if name in cfg.model_fields_set]
-    if is_adapter and given:
-        raise TrainingError(
-            f"{given[0]} is given, and {cfg.model_path} is an adapter, which is trained on as it is; leave the flag "
-            "out, or give a whole model"
-        )
-    return None if is_adapter or cfg.lora_r == 0 else Lora(cfg.lora_r, cfg.lora_alpha, cfg.lora_dropout)
-
-
-def check_positions(base: Path, max_length: int) -> None:
-    positions = getattr(
-        AutoConfig.from_pretrained(base, trust_remote_code=False).get_text_config(), "max_position_embeddings", None
-    )
-    if positions and max_length > positions:
-        raise TrainingError(f"--max_length is {max_length}, expected at most {positions}, the positions of {base}")
-
-
-def stop_at_end_of_turn(tokenizer: PreTrainedTokenizerBase, end: int, say: Say) -> None:
-    """Make the token that ends a reply the tokenizer's eos_token, at which sampling stops; base models often differ."""
-    if end != tokenizer.eos_token_id:
-        token = str(tokenizer.convert_ids_to_tokens(end))
-        say(f"replies end with {token}, which becomes the tokenizer's eos_token (it was {tokenizer.eos_token})")
-        tokenizer.eos_token = token
-
-
-def checkpoint_to_resume(cfg: SftConfig, resume: bool, say: Say) -> Path | None:
-    """Return the newest whole checkpoint, or None for a new start.
-
-    Raises:
-        ValueError: the folder holds something that would be overwritten, nothing to resume, or another user's files; or
-            it cannot be written.
-    """
-    output = cfg.output_dir
-    signed.user_key()
-    if output.exists() and not output.is_dir():
-        raise TrainingError(f"--output_dir {output} is a file, expected a folder; name another")
-    if (output / RECORD).is_file():
-        raise TrainingError(f"{output} holds a finished model ({RECORD}); name another --output_dir")
-    check_output(output / RECORD, "--output_dir")
-    if resume and not (output / CHECKPOINTS).is_dir():
-        raise TrainingError(f"{output} holds no run to go on with; start it without --resume")
-    if not resume and output.is_dir() and any(output.iterdir()):
-        raise TrainingError(f"{output} is not empty; go on with its run by --resume, or name another --output_dir")
-    if not resume:
-        return None
-    newest = newest_whole(output / CHECKPOINTS, RECORD, run_dir=output, say=say)
-    if newest is None:
-        say(f"no whole checkpoint in {output}: starting anew")
-    return newest
-
-
-SETTINGS = ("num_epochs", "batch_size", "gradient_accumulation_steps", "learning_rate", "seed")
-"""Settings that the weights depend on, beside model, data and adapter; a resumed run must have the same."""
-
-
-def _what_counts(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts that the weights depend on, as JSON values."""
-    facts = {
-        "model": record["model"]["sha256"],
-        "tokenizer or chat template": record["tokenizer_sha256"],
-        "data": record["data"]["sha256"],
-        **record["settings"],
-    }
-    return json.loads(json.dumps(facts))
 
 
 # Data -----------------------------------------------------------------------------------------------------------------

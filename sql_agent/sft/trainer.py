@@ -1,4 +1,4 @@
-"""Fine-tunes with TRL's `SFTTrainer`: settings, log, checkpoints and result.
+"""Fine-tunes with TRL's `SFTTrainer`: settings and log.
 
 Loop, optimiser, collator and defaults are TRL's. The loss is ours to save memory: on a CPU, TRL's also computes the
 logits of prompts and padding, and it has no micro-batches by tokens. Leaves out training with several processes.
@@ -6,43 +6,25 @@ logits of prompts and padding, and it has no micro-batches by tokens. Leaves out
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
-from peft import LoraConfig, PeftModel
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from transformers.trainer_callback import PrinterCallback
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
-from core.cpu_features import uses_bfloat16
 from core.micro_batches import micro_batch_tokens, micro_batches, recomputed, return_freed_memory
-from core.outputs import failures_of_the_disk
-from core.training_run import RunLog, check_loss, publish, write_record
-from sql_agent.datatypes import EnvironmentSettings
+from core.training_run import RunLog, check_loss
 from sql_agent.local.head import score_tokens
-from sql_agent.local.trained_on import write_trained_on
 from sql_agent.sft.config import SftConfig
 from sql_agent.sft.encoding import Encoded
+from sql_agent.sft.fine_tuning import Lora, training_arguments
 
 RECORD = "sft.json"
 """The record of a run, in its output and in each checkpoint. It is written last; if it exists, the rest is whole."""
-CHECKPOINTS = "checkpoints"
-KEPT_CHECKPOINTS = 2
-
-
-@dataclass(frozen=True)
-class Lora:
-    """Describes a new adapter on all linear layers."""
-
-    r: int
-    alpha: int
-    dropout: float
 
 
 class MicroBatchSFTTrainer(SFTTrainer):
@@ -122,38 +104,14 @@ def make_trainer(
         lora: the adapter to make; None trains the weights of `model` that are not frozen.
         record: the record that is written beside each checkpoint.
     """
-    on_gpu = model.device.type == "cuda"
-    on_cpu_bfloat16 = not on_gpu and uses_bfloat16(cfg.precision, model.num_parameters())
-    args = SFTConfig(
-        output_dir=str(cfg.output_dir / CHECKPOINTS),
-        num_train_epochs=cfg.num_epochs,
-        per_device_train_batch_size=cfg.batch_size,
-        gradient_accumulation_steps=cfg.gradient_accumulation_steps,
-        learning_rate=cfg.learning_rate,
-        seed=cfg.seed,
-        save_strategy="steps",
-        save_steps=cfg.save_steps,
-        save_total_limit=KEPT_CHECKPOINTS,
-        logging_steps=1,
-        logging_nan_inf_filter=False,
-        max_length=None,  # too long conversations were left out; TRL would cut them
-        use_cpu=not on_gpu,
-        bf16=on_cpu_bfloat16 or (on_gpu and torch.cuda.is_bf16_supported()),
-        gradient_checkpointing=on_gpu,
-        dataloader_pin_memory=on_gpu,
-        disable_tqdm=True,
-        report_to=["none"],
-    )
-    peft_config = lora and LoraConfig(
-        task_type="CAUSAL_LM", r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules="all-linear"
-    )
+    args = SFTConfig(**training_arguments(cfg, model))
     trainer = MicroBatchSFTTrainer(
         model=model,
         args=args,
         micro_batch_tokens=micro_batch_tokens(cfg.micro_batch_tokens, model.device.type),
         train_dataset=as_dataset(encoded),
         processing_class=tokenizer,
-        peft_config=peft_config,
+        peft_config=lora and lora.peft_config(),
         callbacks=[SftLog(cfg.output_dir, record)],
     )
     trainer.remove_callback(PrinterCallback)
@@ -163,20 +121,6 @@ def make_trainer(
 def as_dataset(encoded: Sequence[Encoded]) -> Dataset:
     """Return the columns that TRL uses unchanged: `input_ids`, and `labels` with -100 on tokens without loss."""
     return Dataset.from_dict({"input_ids": [one.ids for one in encoded], "labels": [one.labels for one in encoded]})
-
-
-def load_trainable(folder: Path, base: Path, *, all_weights: bool, device: str) -> Any:
-    """Load the model on its device; if `folder` is an adapter, with that adapter to train further.
-
-    Frozen weights are bfloat16 on a GPU. Trained ones are float32, because bfloat16 would lose small updates.
-    """
-    dtype = torch.float32 if all_weights or device == "cpu" else torch.bfloat16
-    where = str(base.resolve())  # an absolute path, because adapters name their base by it
-    model: Any = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, trust_remote_code=False)
-    if folder != base:
-        model = PeftModel.from_pretrained(model, str(folder), is_trainable=True)
-        model.peft_config["default"].base_model_name_or_path = where
-    return model.to(device)
 
 
 # The log --------------------------------------------------------------------------------------------------------------
@@ -209,24 +153,3 @@ def metrics_line(metrics: Mapping[str, float]) -> str:
     parts = [f"loss {metrics['sft/loss']:.4f}", f"accuracy {metrics['sft/token_accuracy']:.1%}"]
     parts += [f"grad {metrics['optim/grad_norm']:.2f}", f"lr {metrics['optim/learning_rate']:.1e}"]
     return "  ".join([*parts, f"{metrics['time/step_s']:.2f} s/step"])
-
-
-# The result -----------------------------------------------------------------------------------------------------------
-
-
-def save_whole(
-    trainer: MicroBatchSFTTrainer,
-    tokenizer: PreTrainedTokenizerBase,
-    output: Path,
-    record: Mapping[str, Any],
-    trained_on: EnvironmentSettings | None,
-) -> None:
-    """Write model or adapter, tokenizer and the environment of the data if it has one, then the record."""
-    with tempfile.TemporaryDirectory(dir=output, prefix=".saving-") as scratch, failures_of_the_disk(output):
-        model: Any = trainer.model
-        model.save_pretrained(scratch)
-        tokenizer.save_pretrained(scratch)
-        if trained_on is not None:
-            write_trained_on(Path(scratch), trained_on)
-        publish(Path(scratch), output)
-    write_record(output / RECORD, record, trainer.state.global_step)

@@ -76,6 +76,7 @@ def tool_results(record):
 async def test_a_committed_answer_ends_the_rollout_and_is_judged(play):
     record = await play(calls(sql(LOOK)), calls(commit("Pear")))
     assert (record.stop_reason, record.score.value, record.num_turns) == ("answered", 1.0, 2)
+    assert record.tools == PROTOCOLS["fc"].tools
     assert tool_results(record)[0] == "[('Pear',)]"
     assert [reply.choices[0].finish_reason for reply in play.replies] == ["tool_calls", "tool_calls"]
 

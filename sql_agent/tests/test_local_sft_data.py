@@ -265,9 +265,58 @@ def test_a_file_of_messages_is_read_with_its_tools_and_weights(tmp_path):
     assert len(read_messages(path, limit=1).kept) == 1
 
 
+def test_a_prompt_and_its_completion_are_a_conversation_of_which_the_completion_is_learnt(tokenizer, tmp_path):
+    prompt = [user("a"), assistant("Ok."), user("How many?")]
+    row = {"prompt": prompt, "completion": [*EPISODE[2:]], "tools": fc.TOOLS}
+    found = read_messages(write(tmp_path, row))
+    assert found.notes == {}
+    assert [message.get("weight") for message in found.kept[0].messages] == [None, 0, None, None, None, None]
+    (encoded,) = encode_all(tokenizer, found.kept, max_length=1000)
+    whole = encode_conversation(tokenizer, [*prompt, *EPISODE[2:]], fc.TOOLS)
+    assert encoded.ids == whole.ids
+    assert [text for text, said in pieces(tokenizer, encoded) if said] == [
+        '<tool_call>\n{"name": "execute_sql", "arguments": {"query": "SELECT 1"}}\n</tool_call><|im_end|>',
+        "One.<|im_end|>",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "learnt"),
+    [
+        ({"prompt": "The sky is", "completion": " blue."}, " blue.<|im_end|>"),
+        ({"prompt": "<|im_start|>user\n1?", "completion": "One<|im_end|>"}, "One<|im_end|>"),
+        ({"text": "The sky is blue."}, "The sky is blue.<|im_end|>"),
+    ],
+)
+def test_plain_texts_are_learnt_without_a_template_as_trl_does(tokenizer, tmp_path, row, learnt):
+    """A token may span prompt and completion; it is learnt, by TRL too."""
+    from types import SimpleNamespace
+
+    from datasets import Dataset
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import SFTTrainer
+
+    (encoded,) = encode_all(tokenizer, read_messages(write(tmp_path, row)).kept, max_length=100)
+    args = SFTConfig(output_dir=str(tmp_path / "run"), max_length=None, report_to=[], use_cpu=True, bf16=False)
+    trainer = SimpleNamespace(_tokenizer=tokenizer, chat_template=None, completion_only_loss="prompt" in row)
+    rows = Dataset.from_list([row])
+    theirs = SFTTrainer._prepare_dataset(trainer, rows, tokenizer, args, False, None, "train")[0]  # pyright: ignore
+    assert (encoded.ids, encoded.labels) == (theirs["input_ids"], theirs["labels"])
+    assert tokenizer.decode([t for t, said in zip(encoded.ids, encoded.mask, strict=True) if said]) == learnt
+
+
 @pytest.mark.parametrize(
     ("row", "words"),
     [
+        ({"text": "a"}, "line 2, row: plain text and messages in one file; give them as two files"),
+        ({"text": " "}, "line 2, text: is empty"),
+        ({"text": 3}, "line 2, text: expected a text, found 3"),
+        ({"prompt": "a", "completion": ""}, "line 2, completion: is empty"),
+        ({"prompt": [user("a")], "completion": "b"}, "line 2, completion: expected a list of messages, found 'b'"),
+        (
+            {"prompt": [user("a")], "completion": [user("b")]},
+            "line 2, completion: no assistant message to imitate; leave the row out",
+        ),
         ("{", "line 2: Expecting property name"),
         ("[]", "line 2, row: expected a JSON object with messages, found list"),
         ({"messages": "hello"}, "line 2, messages: expected a list of messages, found 'hello'"),

@@ -1,0 +1,87 @@
+"""Train a chat model on pairs by direct preference optimisation (DPO): the loss is on what the assistant says.
+
+    python scripts/train_dpo.py --model_path outputs/sft --dataset pairs.jsonl --output_dir outputs/dpo
+    python scripts/train_dpo.py --model_path MODEL --dataset preferences.parquet --beta 0.1 --num_epochs 2
+
+--dataset is a file of pairs, and each row has a better and a worse continuation of a prompt:
+  pairs made of the agent's own rollouts, by `python -m reward_model.pairs_from_rollouts --with-tools`
+  what reward_model/convert_dpo_format.py writes
+  what it reads: TRL's forms and others, as JSONL, JSON or parquet
+A tenth of the prompts is held out (--held_out_fraction), or --eval_dataset FILE has the held-out pairs.
+
+The command writes an adapter with its tokenizer, which every --model_path takes (a whole model with --lora_r 0),
+metrics.jsonl, dpo.json and checkpoints/ into --output_dir. doc/dpo.md explains it.
+"""
+
+import os
+import sys
+
+if __package__ in (None, ""):
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
+
+from core.commands import execute, starting
+
+if __name__ == "__main__":
+    starting()
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from core.hub import go_offline
+from core.passwords import Parser
+from sql_agent.dpo.config import DpoConfig
+from sql_agent.local.flags import add_flags, read_flags
+from sql_agent.sft.command import quiet_libraries, run_command
+
+if TYPE_CHECKING:
+    from sql_agent.dpo.run import Run
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(
+        prog="python scripts/train_dpo.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_flags(parser, DpoConfig)
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the run in --output_dir from its newest whole checkpoint"
+    )
+    args = parser.parse_args(argv)
+    cfg = read_flags(parser, DpoConfig, args)
+    quiet_libraries()
+    go_offline()
+    from sql_agent.dpo.run import train
+    from sql_agent.tiny_policy.make import make_if_default
+
+    make_if_default(cfg.model_path)
+    return run_command(lambda: _prepared(cfg, resume=args.resume), train, cfg.output_dir)
+
+
+def _prepared(cfg: DpoConfig, *, resume: bool) -> "Run":
+    """Read the pairs and check everything.
+
+    Raises:
+        ValueError: something is wrong; the message says what to do.
+    """
+    from reward_model.data.read import read_any_form, split_by_prompt
+    from reward_model.datatypes import prompt_key
+    from sql_agent.dpo.run import prepare
+
+    rows, changes = read_any_form(cfg.dataset)
+    if cfg.eval_dataset:
+        held_out, more = read_any_form(cfg.eval_dataset)
+        changes += more
+        known = {prompt_key(row) for row in rows}
+        if shared := sum(prompt_key(row) in known for row in held_out):
+            print(f"warning: {shared} of {len(held_out)} held-out pairs have a prompt that is trained on")
+    else:
+        rows, held_out = split_by_prompt(rows, cfg.held_out_fraction, seed=cfg.seed)
+    for name, count in sorted(changes.items()):
+        print(f"changed: {name}: {count}")
+    return prepare(cfg, rows, held_out, resume=resume)
+
+
+if __name__ == "__main__":
+    execute(main)

@@ -1,0 +1,1 @@
+"""Runs direct preference optimisation (DPO) on pairs of conversations."""

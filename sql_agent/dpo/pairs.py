@@ -1,0 +1,87 @@
+"""Turns pairs of conversations into tokens for DPO, with a mask over what the policy said in them.
+
+A pair's log-prob ratio is that of the tokens which the policy samples. Tool results and the template's headers between
+two replies come from elsewhere, so they are context here; TRL's own `DPOTrainer` scores every token after the prompt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from core.messages import Message
+from core.training_run import TrainingError
+from reward_model.datatypes import Preference
+from sql_agent.local.conversation import ChatTemplateError
+from sql_agent.sft.encoding import NOT_TRAINED, Encoded, encode_conversation
+
+
+@dataclass(frozen=True)
+class EncodedPair:
+    """Holds both sides, each a whole conversation with a mask over the replies that follow the prompt."""
+
+    chosen: Encoded
+    rejected: Encoded
+
+    @property
+    def longer(self) -> int:
+        return max(len(self.chosen.ids), len(self.rejected.ids))
+
+
+def encode_pairs(
+    tokenizer: PreTrainedTokenizerBase, rows: Sequence[Preference], name: str, *, max_length: int
+) -> list[EncodedPair]:
+    """Encode the pairs in order, except those with a side of more than `max_length` tokens.
+
+    Args:
+        name: the source of the rows in error messages.
+    Raises:
+        ChatTemplateError: the template cannot be used for training, or refuses a row, which is named.
+        TrainingError: all pairs are too long.
+    """
+    pairs = [_encode_pair(tokenizer, row, f"{name}, pair {number}") for number, row in enumerate(rows, 1)]
+    fitting = [pair for pair in pairs if pair.longer <= max_length]
+    if pairs and not fitting:
+        raise TrainingError(
+            f"all {len(pairs)} pairs of {name} are longer than --max_length {max_length}; the shortest has "
+            f"{min(pair.longer for pair in pairs)} tokens: raise --max_length"
+        )
+    return fitting
+
+
+def _encode_pair(tokenizer: PreTrainedTokenizerBase, row: Preference, where: str) -> EncodedPair:
+    tools = json.loads(row.tools) if row.tools else []
+    prompt = [_as_prompt(message) for message in row.prompt]
+    try:
+        sides = [
+            encode_conversation(tokenizer, [*prompt, *(message.to_dict() for message in side)], tools)
+            for side in (row.chosen, row.rejected)
+        ]
+    except ChatTemplateError as error:
+        raise ChatTemplateError(f"{where}: {error}") from None
+    return EncodedPair(*sides)
+
+
+def _as_prompt(message: Message) -> dict:
+    """Return a message of the prompt; replies in it, such as worked examples, are not the policy's."""
+    return message.to_dict() | ({NOT_TRAINED: 0} if message.role == "assistant" else {})
+
+
+def calls_without_tools(rows: Sequence[Preference]) -> int:
+    """Count the pairs that call tools and name none, so that their prompts differ from those of the agent."""
+    return sum(
+        row.tools is None and any(message.tool_calls for side in (row.chosen, row.rejected) for message in side)
+        for row in rows
+    )
+
+
+def digest(pairs: Sequence[EncodedPair]) -> str:
+    """Return the sha256 of the tokens and masks, in order."""
+    whole = hashlib.sha256()
+    for pair in pairs:
+        whole.update(json.dumps([[side.ids, side.mask] for side in (pair.chosen, pair.rejected)]).encode())
+    return whole.hexdigest()

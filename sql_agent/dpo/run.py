@@ -1,0 +1,112 @@
+"""Runs DPO: checks everything, makes tokens, trains and saves.
+
+Leaves out reading the pairs, which `scripts.train_dpo` does with the reward model's readers, the loop
+(`sql_agent.dpo.trainer`), and what it shares with fine-tuning (`sql_agent.sft.fine_tuning`).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from core.outputs import failures_of_the_disk
+from reward_model.datatypes import Preference
+from sql_agent.dpo.config import DpoConfig
+from sql_agent.dpo.pairs import EncodedPair, calls_without_tools, digest, encode_pairs
+from sql_agent.dpo.trainer import RECORD, make_trainer
+from sql_agent.sft.fine_tuning import (
+    CHECKPOINTS,
+    Say,
+    Start,
+    check_resumed,
+    check_start,
+    fit,
+    load_trainable,
+    record_of,
+    stop_at_end_of_turn,
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Holds what a run needs to start."""
+
+    cfg: DpoConfig
+    start: Start
+    pairs: list[EncodedPair]
+    held_out: list[EncodedPair]
+    record: dict[str, Any]
+
+
+def prepare(
+    cfg: DpoConfig, rows: Sequence[Preference], held_out: Sequence[Preference], *, resume: bool, say: Say = print
+) -> Run:
+    """Check everything and make the tokens. Weights are only read for their hash, and nothing is written.
+
+    Args:
+        rows: the pairs to train on.
+        held_out: the pairs to measure after each epoch; they may be none.
+    Raises:
+        ValueError: something is wrong; the message says what to do.
+    """
+    start = check_start(cfg, RECORD, dropout=0.0, resume=resume, say=say)  # TRL's DPO trains without dropout
+    names = (str(cfg.dataset), str(cfg.eval_dataset or cfg.dataset))
+    pairs, measured = (
+        encode_pairs(start.tokenizer, part, name, max_length=cfg.max_length)
+        for part, name in zip((rows, held_out), names, strict=True)
+    )
+    left_out = {"too_long": len(rows) - len(pairs), "held_out_too_long": len(held_out) - len(measured)}
+    say(
+        f"{len(pairs)} pairs to train on, {len(measured)} held out; left out as longer than --max_length "
+        f"{cfg.max_length}: {left_out['too_long']} and {left_out['held_out_too_long']}"
+    )
+    if without := calls_without_tools(rows):
+        say(
+            f"{without} of {len(rows)} pairs call tools and have no `tools`: their prompts are rendered without "
+            "schemas, as no agent sees them; write pairs of rollouts with pairs_from_rollouts --with-tools"
+        )
+    stop_at_end_of_turn(start.tokenizer, pairs[0].chosen.ids[-1], say)
+    data = {
+        "source": str(cfg.dataset),
+        "sha256": digest(pairs),
+        "pairs": len(pairs),
+        "held_out": str(cfg.eval_dataset) if cfg.eval_dataset else cfg.held_out_fraction,
+        "held_out_pairs": len(measured),
+    }
+    record = record_of(cfg, start, data, left_out, beta=cfg.beta)
+    check_resumed(start, RECORD, record, say)
+    return Run(cfg, start, pairs, measured, record)
+
+
+def train(run: Run, say: Say = print) -> None:
+    """Train, save, and print the result and the next commands.
+
+    Raises:
+        TrainingError: a loss is not finite, or the disk fails.
+    """
+    cfg, start = run.cfg, run.start
+    with failures_of_the_disk(cfg.output_dir):
+        (cfg.output_dir / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+    say(f"the log-probs of the reference are computed for {len(run.pairs) + len(run.held_out)} pairs")
+    model = load_trainable(start.model, start.base, all_weights=start.trains_all_weights, device=start.device)
+    trainer = make_trainer(model, start.tokenizer, run.pairs, run.held_out, cfg, lora=start.lora, record=run.record)
+    fit(trainer, start, cfg.output_dir, RECORD, run.record, say, None)
+    say(f"trained {trainer.state.global_step} steps on {len(run.pairs)} pairs of {cfg.dataset}")
+    say(f"{'model' if start.trains_all_weights else 'adapter'} and tokenizer: {cfg.output_dir}")
+    for command in next_commands(cfg, is_adapter=not start.trains_all_weights):
+        say(f"next: {command}")
+
+
+def next_commands(cfg: DpoConfig, *, is_adapter: bool) -> list[str]:
+    """Return the commands that measure held-out success and go on with GRPO; vLLM and verl take whole models."""
+    output = shlex.quote(str(cfg.output_dir))
+    merged = shlex.quote(f"{cfg.output_dir}-merged") if is_adapter else output
+    return [
+        *([f"python -m scripts.merge_policy --adapter {output} --output {merged}"] if is_adapter else []),
+        f"vllm serve {merged} --served-model-name dpo --enable-auto-tool-choice --tool-call-parser hermes "
+        "--generation-config vllm --host 127.0.0.1",
+        "python -m sql_agent.evaluate --base-url http://127.0.0.1:8000/v1 --model dpo --tasks HELD_OUT_TASKS",
+        f"python sql_agent/train_sql_agent.py --model {merged} --train-file TASKS",
+    ]

@@ -1,0 +1,171 @@
+"""Trains with TRL's `DPOTrainer`: data, settings and log.
+
+Loss, loop, optimiser and reference log-probs are TRL's. Its data collator is replaced, because it masks the prompt
+alone, and the batch is cut into micro-batches. Leaves out training with several processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedTokenizerBase
+from transformers.trainer_callback import PrinterCallback
+from trl.trainer.dpo_config import DPOConfig
+from trl.trainer.dpo_trainer import DPOTrainer
+
+from core.micro_batches import micro_batch_tokens
+from core.pair_training import PairMicroBatches, metrics_line, rename
+from core.training_run import RunLog
+from sql_agent.dpo.config import DpoConfig
+from sql_agent.dpo.pairs import EncodedPair
+from sql_agent.sft.fine_tuning import Lora, training_arguments
+
+RECORD = "dpo.json"
+"""The record of a run, in its output and in each checkpoint. It is written last; if it exists, the rest is whole."""
+
+
+class PairDpoTrainer(PairMicroBatches, DPOTrainer):
+    """Trains like TRL's trainer on pairs that are tokens already, in micro-batches."""
+
+    def __init__(self, *args: Any, micro_batch_tokens: int, **kwargs: Any) -> None:
+        self._micro_batch_tokens = micro_batch_tokens
+        super().__init__(*args, **kwargs)
+        if "ref" in getattr(self.model, "peft_config", ()):
+            # TRL's copy of an adapter that is trained further; its log-probs are computed, and it would be saved
+            self.model.delete_adapter("ref")  # pyright: ignore[reportOptionalMemberAccess, reportCallIssue]
+
+    def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        return dataset
+
+    def most_tokens(self) -> int:
+        return self._micro_batch_tokens
+
+    def remedy(self) -> str:
+        return (
+            f"lower --learning_rate (now {self.args.learning_rate:g}) in a new --output_dir; if this happens at step "
+            "1, the weights of --model_path hold NaN"
+        )
+
+
+def make_trainer(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    pairs: Sequence[EncodedPair],
+    held_out: Sequence[EncodedPair],
+    cfg: DpoConfig,
+    *,
+    lora: Lora | None,
+    record: dict[str, Any],
+) -> PairDpoTrainer:
+    """Make TRL's trainer and compute the log-probs of the reference, which is `model` as it is.
+
+    Args:
+        lora: the adapter to make; None trains the weights of `model` that are not frozen.
+        record: the record that is written beside each checkpoint.
+    """
+    args = DPOConfig(
+        **training_arguments(cfg, model),
+        beta=cfg.beta,
+        precompute_ref_log_probs=True,  # one model in memory, and one pass over the pairs instead of one per epoch
+        precompute_ref_batch_size=1,
+        per_device_eval_batch_size=1,  # TRL's metrics are means over batches
+        eval_strategy="epoch" if held_out else "no",
+        remove_unused_columns=False,
+    )
+    trainer = PairDpoTrainer(
+        model=model,
+        args=args,
+        micro_batch_tokens=micro_batch_tokens(cfg.micro_batch_tokens, model.device.type),
+        data_collator=PairCollator(int(tokenizer.pad_token_id)),  # pyright: ignore[reportArgumentType]
+        train_dataset=as_dataset(pairs),
+        eval_dataset=as_dataset(held_out) if held_out else None,
+        processing_class=tokenizer,
+        peft_config=lora and lora.peft_config(),
+        callbacks=[DpoLog(cfg.output_dir, record)],
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+SIDES = ("chosen", "rejected")
+
+
+def as_dataset(pairs: Sequence[EncodedPair]) -> Dataset:
+    columns = {}
+    for side in SIDES:
+        columns[f"{side}_ids"] = [getattr(pair, side).ids for pair in pairs]
+        columns[f"{side}_mask"] = [getattr(pair, side).mask for pair in pairs]
+    return Dataset.from_dict(columns)
+
+
+class PairCollator:
+    """Pads pairs right, with the names and the order of TRL's `DataCollatorForPreference`."""
+
+    def __init__(self, pad_token_id: int) -> None:
+        self._pad = pad_token_id
+
+    def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        """Return a batch of B pairs.
+
+        Returns:
+            `input_ids`, `attention_mask` and `completion_mask` (1 on what the policy said), each of shape (2 B, T), all
+            chosen sides first; `ref_chosen_logps` and `ref_rejected_logps` (B,), if the examples have them.
+        """
+
+        def padded(column: str, padding: int) -> torch.Tensor:
+            rows = [torch.tensor(example[f"{side}_{column}"]) for side in SIDES for example in examples]
+            return pad_sequence(rows, batch_first=True, padding_value=padding)
+
+        lengths = torch.tensor([len(example[f"{side}_ids"]) for side in SIDES for example in examples])
+        ids = padded("ids", self._pad)
+        attention = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+        batch = {"input_ids": ids, "attention_mask": attention, "completion_mask": padded("mask", 0)}
+        names = (f"ref_{side}_logps" for side in SIDES)
+        return batch | {n: torch.tensor([e[n] for e in examples]) for n in names if n in examples[0]}
+
+
+# The log --------------------------------------------------------------------------------------------------------------
+
+RENAMED = {
+    "loss": "dpo/loss",
+    "rewards/accuracies": "dpo/accuracy",
+    "rewards/margins": "dpo/margin",
+    "rewards/chosen": "dpo/reward_chosen",
+    "rewards/rejected": "dpo/reward_rejected",
+    "grad_norm": "optim/grad_norm",
+    "learning_rate": "optim/learning_rate",
+    "num_tokens": "data/tokens",
+    "epoch": "data/epoch",
+    "runtime": "time/validation_s",
+}
+"""TRL's names of the metrics, and ours."""
+
+LINE = (
+    ("dpo/loss", "loss {:.4f}"),
+    ("dpo/accuracy", "accuracy {:.1%}"),
+    ("dpo/margin", "margin {:+.3f}"),
+    ("optim/grad_norm", "grad {:.2f}"),
+    ("optim/learning_rate", "lr {:.1e}"),
+    ("time/step_s", "{:.2f} s/step"),
+    ("val/dpo/loss", "held-out loss {:.4f}"),
+    ("val/dpo/accuracy", "held-out accuracy {:.1%}"),
+    ("val/dpo/margin", "held-out margin {:+.3f}"),
+)
+
+
+class DpoLog(RunLog):
+    """Writes the run's log with the metrics of pairs, without the trainer's summary at the end."""
+
+    record_name = RECORD
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        metrics = rename(kwargs["logs"], RENAMED)
+        if not any(key.endswith("dpo/loss") for key in metrics):
+            return
+        if "dpo/loss" in metrics:
+            metrics["time/step_s"] = self.seconds_per_step(state)
+        self.log(state, metrics, metrics_line(metrics, LINE))

@@ -1,0 +1,44 @@
+"""Holds what the commands of fine-tuning and DPO share: quiet libraries, errors in a line, Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from core.processes import ends_in_order
+
+Run = TypeVar("Run")
+
+
+def quiet_libraries() -> None:
+    """Set what torch, tokenizers and the hub's client read when they are imported."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL would report the run otherwise
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # torch reads this variable at import: threads that wait in a loop stop while another process has their core
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # this is one process on one GPU
+
+
+def run_command(prepare: Callable[[], Run], train: Callable[[Run], None], output_dir: Path) -> int:
+    """Prepare and train; return the exit status. What the user can correct is one line."""
+    try:
+        run = prepare()
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    from core.training_run import TrainingError  # imports torch
+
+    try:
+        with ends_in_order():
+            train(run)
+    except TrainingError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        resume = f"the same command with --resume goes on from the last checkpoint in {output_dir}"
+        print(f"\ninterrupted; {resume}", file=sys.stderr)
+        return 130
+    return 0

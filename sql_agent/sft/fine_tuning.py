@@ -1,0 +1,295 @@
+"""Holds what supervised fine-tuning and DPO share: checks before weights are read, the adapter, resuming, the result.
+
+Leaves out the data and the losses.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import disable_progress_bars as disable_dataset_bars
+from peft import LoraConfig, PeftModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
+
+from core import signed
+from core.chat_tokenizer import load_tokenizer, tokenizer_sha256
+from core.cpu_features import uses_bfloat16
+from core.hub import model_folder
+from core.machine import git_commit
+from core.outputs import OutputError, check_output, failures_of_the_disk
+from core.training_run import TrainingError, check_same_run, newest_whole, publish, remove_torn, versions, write_record
+from core.weights import weights_sha256
+from sql_agent.datatypes import EnvironmentSettings
+from sql_agent.local.model_files import base_name, check_device, check_fit, check_model, is_adapter
+from sql_agent.local.trained_on import write_trained_on
+from sql_agent.model_check import read_json
+from sql_agent.sft.config import FineTuningConfig
+
+CHECKPOINTS = "checkpoints"
+KEPT_CHECKPOINTS = 2
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Describes a new adapter on all linear layers."""
+
+    r: int
+    alpha: int
+    dropout: float
+
+    def peft_config(self) -> LoraConfig:
+        return LoraConfig(
+            task_type="CAUSAL_LM", r=self.r, lora_alpha=self.alpha, lora_dropout=self.dropout,
+            target_modules="all-linear",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Start:
+    """Holds the model and the place of a run, checked."""
+
+    model: Path
+    """The folder of the model, or of the adapter."""
+    base: Path
+    """The folder of the model, or of the adapter's base."""
+    lora: Lora | None
+    """The adapter to make; None if all weights or an existing adapter are trained."""
+    tokenizer: PreTrainedTokenizerBase
+    device: str
+    checkpoint: Path | None
+    """The checkpoint from which a resumed run continues."""
+
+    @property
+    def trains_all_weights(self) -> bool:
+        return self.lora is None and self.base == self.model
+
+
+# What is checked ------------------------------------------------------------------------------------------------------
+
+
+def check_start(cfg: FineTuningConfig, record: str, *, dropout: float, resume: bool, say: Say) -> Start:
+    """Check output folder, device, model and tokenizer. No weights are read, and nothing is written.
+
+    Args:
+        record: the name of the run's record file.
+        dropout: dropout on a new adapter's input.
+    Raises:
+        ValueError: something is wrong; the message says what to do.
+    """
+    disable_dataset_bars()
+    disable_progress_bar()
+    checkpoint = checkpoint_to_resume(cfg.output_dir, record, resume, say)
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if cfg.device == "auto" else cfg.device
+    check_device(device, load_in_4bit=False, has_gpu=torch.cuda.is_available())
+    check_model(cfg.model_path)
+    model = model_folder(cfg.model_path)
+    base = model_folder(base_name(model), fetch=False) if is_adapter(model) else model
+    lora = new_adapter(cfg, dropout, is_adapter=base != model)
+    tokenizer = load_tokenizer(model, cfg.chat_template_path)
+    check_positions(base, cfg.max_length)
+    return Start(model, base, lora, tokenizer, device, checkpoint)
+
+
+def new_adapter(cfg: FineTuningConfig, dropout: float, *, is_adapter: bool) -> Lora | None:
+    given = [f"--{name}" for name in ("lora_r", "lora_alpha", "lora_dropout") if name in cfg.model_fields_set]
+    if is_adapter and given:
+        raise TrainingError(
+            f"{given[0]} is given, and {cfg.model_path} is an adapter, which is trained on as it is; leave the flag "
+            "out, or give a whole model"
+        )
+    return None if is_adapter or cfg.lora_r == 0 else Lora(cfg.lora_r, cfg.lora_alpha, dropout)
+
+
+def check_positions(base: Path, max_length: int) -> None:
+    positions = getattr(
+        AutoConfig.from_pretrained(base, trust_remote_code=False).get_text_config(), "max_position_embeddings", None
+    )
+    if positions and max_length > positions:
+        raise TrainingError(f"--max_length is {max_length}, expected at most {positions}, the positions of {base}")
+
+
+def stop_at_end_of_turn(tokenizer: PreTrainedTokenizerBase, end: int, say: Say) -> None:
+    """Make the token that ends a reply the tokenizer's eos_token, at which sampling stops; base models often differ."""
+    if end != tokenizer.eos_token_id:
+        token = str(tokenizer.convert_ids_to_tokens(end))
+        say(f"replies end with {token}, which becomes the tokenizer's eos_token (it was {tokenizer.eos_token})")
+        tokenizer.eos_token = token
+
+
+def checkpoint_to_resume(output: Path, record: str, resume: bool, say: Say) -> Path | None:
+    """Return the newest whole checkpoint, or None for a new start.
+
+    Raises:
+        ValueError: the folder holds something that would be overwritten, nothing to resume, or another user's files; or
+            it cannot be written.
+    """
+    signed.user_key()
+    if output.exists() and not output.is_dir():
+        raise TrainingError(f"--output_dir {output} is a file, expected a folder; name another")
+    if (output / record).is_file():
+        raise TrainingError(f"{output} holds a finished model ({record}); name another --output_dir")
+    check_output(output / record, "--output_dir")
+    if resume and not (output / CHECKPOINTS).is_dir():
+        raise TrainingError(f"{output} holds no run to go on with; start it without --resume")
+    if not resume and output.is_dir() and any(output.iterdir()):
+        raise TrainingError(f"{output} is not empty; go on with its run by --resume, or name another --output_dir")
+    if not resume:
+        return None
+    newest = newest_whole(output / CHECKPOINTS, record, run_dir=output, say=say)
+    if newest is None:
+        say(f"no whole checkpoint in {output}: starting anew")
+    return newest
+
+
+SETTINGS = ("num_epochs", "batch_size", "gradient_accumulation_steps", "learning_rate", "seed")
+"""Settings that the weights depend on, beside model, data and adapter; a resumed run must have the same."""
+
+
+def record_of(
+    cfg: FineTuningConfig, start: Start, data: Mapping[str, Any], left_out: Mapping[str, int], **settings: Any
+) -> dict[str, Any]:
+    """Check that the weights fit the model, and return the record of the run.
+
+    Args:
+        data: the source, its sha256 and counts.
+        settings: settings that the weights depend on, beside `SETTINGS`.
+    Raises:
+        ValueError: the weights do not fit.
+    """
+    check_fit(cfg.model_path)
+    lora = asdict(start.lora) if start.lora else None
+    return {
+        "model": {"path": str(start.model), "sha256": weights_sha256(start.model)},
+        "tokenizer_sha256": tokenizer_sha256(start.tokenizer),
+        "data": dict(data),
+        "left_out": dict(left_out),
+        "settings": {name: getattr(cfg, name) for name in SETTINGS} | settings | {"lora": lora},
+        "versions": versions(),
+        "git_commit": git_commit(),
+    }
+
+
+def check_resumed(start: Start, record_name: str, record: Mapping[str, Any], say: Say) -> None:
+    """Check that the checkpoint belongs to this run, if there is one.
+
+    Raises:
+        TrainingError: model, data or settings differ.
+    """
+    if start.checkpoint:
+        before = read_json(start.checkpoint / record_name)
+        check_same_run(start.checkpoint, _what_counts(before), _what_counts(record))
+        say(f"going on from {start.checkpoint}")
+
+
+def _what_counts(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts that the weights depend on, as JSON values."""
+    facts = {
+        "model": record["model"]["sha256"],
+        "tokenizer or chat template": record["tokenizer_sha256"],
+        "data": record["data"]["sha256"],
+        **record["settings"],
+    }
+    return json.loads(json.dumps(facts))
+
+
+# Training -------------------------------------------------------------------------------------------------------------
+
+
+def load_trainable(folder: Path, base: Path, *, all_weights: bool, device: str) -> Any:
+    """Load the model on its device; if `folder` is an adapter, with that adapter to train further.
+
+    Frozen weights are bfloat16 on a GPU. Trained ones are float32, because bfloat16 would lose small updates.
+    """
+    dtype = torch.float32 if all_weights or device == "cpu" else torch.bfloat16
+    where = str(base.resolve())  # an absolute path, because adapters name their base by it
+    model: Any = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, trust_remote_code=False)
+    if folder != base:
+        model = PeftModel.from_pretrained(model, str(folder), is_trainable=True)
+        model.peft_config["default"].base_model_name_or_path = where
+    return model.to(device)
+
+
+def training_arguments(cfg: FineTuningConfig, model: Any) -> dict[str, Any]:
+    """Return the arguments of transformers' trainer that the settings and the device decide."""
+    on_gpu = model.device.type == "cuda"
+    on_cpu_bfloat16 = not on_gpu and uses_bfloat16(cfg.precision, model.num_parameters())
+    return {
+        "output_dir": str(cfg.output_dir / CHECKPOINTS),
+        "num_train_epochs": cfg.num_epochs,
+        "per_device_train_batch_size": cfg.batch_size,
+        "gradient_accumulation_steps": cfg.gradient_accumulation_steps,
+        "learning_rate": cfg.learning_rate,
+        "seed": cfg.seed,
+        "save_strategy": "steps",
+        "save_steps": cfg.save_steps,
+        "save_total_limit": KEPT_CHECKPOINTS,
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,
+        "max_length": None,  # what is too long was left out; TRL would cut it
+        "use_cpu": not on_gpu,
+        "bf16": on_cpu_bfloat16 or (on_gpu and torch.cuda.is_bf16_supported()),
+        "gradient_checkpointing": on_gpu,
+        "dataloader_pin_memory": on_gpu,
+        "disable_tqdm": True,
+        "report_to": ["none"],
+    }
+
+
+def fit(
+    trainer: Any,
+    start: Start,
+    output: Path,
+    record_name: str,
+    record: Mapping[str, Any],
+    say: Say,
+    trained_on: EnvironmentSettings | None,
+) -> None:
+    """Train, and save the result.
+
+    Args:
+        trained_on: the environment whose episodes the data hold, which is written beside the result; None: not known.
+    Raises:
+        TrainingError: a loss is not finite, or the disk fails.
+    """
+    weights = list(trainer.model.parameters())
+    trained = sum(weight.numel() for weight in weights if weight.requires_grad)
+    say(f"{trained:,} of {sum(map(torch.numel, weights)):,} weights are trained, on {start.device}")
+    try:
+        with failures_of_the_disk(output):
+            trainer.train(resume_from_checkpoint=str(start.checkpoint) if start.checkpoint else None)
+            save_whole(trainer, start.tokenizer, output, record_name, record, trained_on)
+    except OutputError as error:
+        raise TrainingError(f"{error}; {what_is_left(output, record_name)}") from error
+
+
+def what_is_left(output: Path, record_name: str) -> str:
+    """Remove unfinished checkpoints, which fill the disk, and say from which one a resumed run continues."""
+    newest = remove_torn(output / CHECKPOINTS, record_name)
+    return f"with --resume it goes on from {newest}" if newest else "with --resume, since no checkpoint was whole yet"
+
+
+def save_whole(
+    trainer: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    output: Path,
+    record_name: str,
+    record: Mapping[str, Any],
+    trained_on: EnvironmentSettings | None,
+) -> None:
+    """Write model or adapter, tokenizer and the environment of the data if it is known, then the record."""
+    with tempfile.TemporaryDirectory(dir=output, prefix=".saving-") as scratch, failures_of_the_disk(output):
+        trainer.model.save_pretrained(scratch)
+        tokenizer.save_pretrained(scratch)
+        if trained_on is not None:
+            write_trained_on(Path(scratch), trained_on)
+        publish(Path(scratch), output)
+    write_record(output / record_name, record, trainer.state.global_step)
