@@ -295,14 +295,14 @@ def test_a_run_writes_an_adapter_its_log_and_its_record_and_says_what_comes_next
         (
             {"dataset": "dbbench", "protocol": "text"},
             [
-                "python scripts/test_interactive.py --model_path out --protocol text",
+                "python scripts/test_interactive.py --model_path out",
                 "python -m scripts.run_dbbench_greedy_grpo --model_path out --protocol text",
             ],
         ),
         (
             {"dataset": "gsm8k:generated"},
             [
-                "python scripts/test_interactive.py --model_path out --task gsm8k",
+                "python scripts/test_interactive.py --model_path out",
                 "python scripts/train_gsm8k_agent.py --model_path out --dataset gsm8k:generated",
             ],
         ),
@@ -310,14 +310,18 @@ def test_a_run_writes_an_adapter_its_log_and_its_record_and_says_what_comes_next
             {"env": "mine.py:Shop", "tasks": Path("rows.jsonl")},
             [
                 "python scripts/train_local_grpo.py --model_path out --env mine.py:Shop --train-file rows.jsonl",
-                "python sql_agent/train_sql_agent.py --model out --env mine.py:Shop --train-file rows.jsonl",
+                "python -m scripts.merge_policy --adapter out --output out-merged",
+                "python sql_agent/train_sql_agent.py --model out-merged --env mine.py:Shop --train-file rows.jsonl",
             ],
         ),
         ({"dataset": "rows.jsonl"}, ["python scripts/test_interactive.py --model_path out"]),
     ],
 )
 def test_what_comes_next_fits_what_was_learnt(flags, commands):
-    assert next_commands(SftConfig(model_path="m", output_dir=Path("out"), **flags)) == commands
+    cfg = SftConfig(model_path="m", output_dir=Path("out"), **flags)
+    assert next_commands(cfg, is_adapter=True) == commands
+    whole = [line.replace("out-merged", "out") for line in commands if "merge_policy" not in line]
+    assert next_commands(cfg, is_adapter=False) == whole
 
 
 @pytest.mark.slow

@@ -85,28 +85,32 @@ def train(run: Run, say: Say = print) -> None:
     fit(trainer, start, cfg.output_dir, RECORD, run.record, say, cfg.trained_on)
     say(f"trained {trainer.state.global_step} steps on {len(run.encoded)} conversations of {cfg.data_name}")
     say(f"{'model' if start.trains_all_weights else 'adapter'} and tokenizer: {cfg.output_dir}")
-    for command in next_commands(cfg):
+    for command in next_commands(cfg, is_adapter=not start.trains_all_weights):
         say(f"next: {command}")
 
 
-def next_commands(cfg: SftConfig) -> list[str]:
-    model = f"--model_path {shlex.quote(str(cfg.output_dir))}"
+def next_commands(cfg: SftConfig, *, is_adapter: bool) -> list[str]:
+    """Return the commands that talk with the model and train it further; the main job takes whole models."""
+    output = shlex.quote(str(cfg.output_dir))
+    model = f"--model_path {output}"
     talk = f"python scripts/test_interactive.py {model}"
     if cfg.source == "gsm8k":
         return [
-            f"{talk} --task gsm8k",
+            talk,
             f"python scripts/train_gsm8k_agent.py {model} --dataset {shlex.quote(cfg.data_name)}",
         ]
     if cfg.source == "environment":
         given = {"env": cfg.env, "database": cfg.database, "train-file": cfg.tasks}
         rows = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None)
+        whole = shlex.quote(f"{cfg.output_dir}-merged") if is_adapter else output
         return [
             f"python scripts/train_local_grpo.py {model} {rows}",
-            f"python sql_agent/train_sql_agent.py --model {shlex.quote(str(cfg.output_dir))} {rows}",
+            *([f"python -m scripts.merge_policy --adapter {output} --output {whole}"] if is_adapter else []),
+            f"python sql_agent/train_sql_agent.py --model {whole} {rows}",
         ]
     how = "" if cfg.protocol == "fc" else f" --protocol {cfg.protocol}"
     train = f"python -m scripts.run_dbbench_greedy_grpo {model}"
-    return [talk + how, train + how] if cfg.source == "dbbench" else [talk]
+    return [talk, train + how] if cfg.source == "dbbench" else [talk]
 
 
 # Data -----------------------------------------------------------------------------------------------------------------
