@@ -49,8 +49,8 @@ class Preference(Record):
 
 
 def prompt_key(row: Preference) -> str:
-    """Return the messages of the prompt as text; it is equal for pairs of the same prompt."""
-    return json.dumps([message.to_dict() for message in row.prompt], ensure_ascii=False, sort_keys=True)
+    """Return the messages of the prompt as text, equal for equal prompts, however arguments of calls are written."""
+    return json.dumps([message.to_dict(objects=True) for message in row.prompt], ensure_ascii=False, sort_keys=True)
 
 
 @dataclass(frozen=True)

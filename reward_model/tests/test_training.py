@@ -41,6 +41,18 @@ def test_no_prompt_is_both_trained_on_and_held_out():
     assert sorted(map(repr, train + held_out)) == sorted(map(repr, rows))
 
 
+def test_a_prompt_is_one_prompt_however_the_arguments_of_its_calls_are_written():
+    def asked(arguments):
+        call = ToolCall(id="call00001", function=FunctionCall(name="execute_sql", arguments=arguments))
+        result = Message(role="tool", content="[(12,)]", tool_call_id="call00001")
+        prompt = (user("How many?"), Message(role="assistant", tool_calls=(call,)), result)
+        return Preference(prompt=prompt, chosen=(assistant("12"),), rejected=(assistant("7"),))
+
+    given = ('{"query": "SELECT 12", "limit": 1}', '{"limit":1,"query":"SELECT 12"}', '{"query": "SELECT 13"}')
+    keys = [prompt_key(asked(arguments)) for arguments in given]
+    assert (keys[0] == keys[1], keys[0] == keys[2]) == (True, False)
+
+
 def test_the_split_is_the_same_each_time_whatever_the_order_and_another_for_another_seed():
     rows = several_per_prompt(prompts=20, pairs=2)
     held_out = split_by_prompt(rows, 0.2, seed=0)[1]
