@@ -19,7 +19,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from trl.data_utils import common_prefix_length
 
-from core.conversations import RowError, legal, read_conversation, read_text, read_tools
+from core.conversations import RowError, legal, message_in_text, read_conversation, read_text, read_tools
 from core.conversations import short_repr as shown
 from core.json_text import parse_json
 from dbbench_adapter.backends import Backend, TableError
@@ -242,6 +242,7 @@ FORMS = (("messages",), ("prompt", "completion"), ("text",))
 
 def _read_messages(form: Sequence[str], held: Sequence[list[Any]], notes: Counter[str]) -> list[Message]:
     """Read the messages of a row; replies of a `prompt` get weight 0."""
+    held = [[message_in_text(each, notes) if isinstance(each, str) else each for each in messages] for messages in held]
     raw = [message for messages in held for message in messages]
     weights = [message.pop(NOT_TRAINED, 1) if isinstance(message, dict) else 1 for message in raw]
     given = [m for name, messages in zip(form, held, strict=True) for m in read_conversation(messages, name, notes)]

@@ -265,6 +265,15 @@ def test_a_file_of_messages_is_read_with_its_tools_and_weights(tmp_path):
     assert len(read_messages(path, limit=1).kept) == 1
 
 
+def test_a_message_that_is_json_in_a_text_keeps_its_weight(tmp_path):
+    messages = [user("a"), assistant("Ok.", weight=0), user("b"), assistant("c")]
+    file = tmp_path / "texts.jsonl"
+    file.write_text(json.dumps({"messages": [json.dumps(message) for message in messages]}))
+    found = read_messages(file)
+    assert [one.messages for one in found.kept] == [messages]
+    assert found.notes == {"messages that were JSON in a text": 4}
+
+
 def test_a_prompt_and_its_completion_are_a_conversation_of_which_the_completion_is_learnt(tokenizer, tmp_path):
     prompt = [user("a"), assistant("Ok."), user("How many?")]
     row = {"prompt": prompt, "completion": [*EPISODE[2:]], "tools": fc.TOOLS}
