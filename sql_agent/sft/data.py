@@ -220,7 +220,10 @@ def _read_row(line: bytes, where: str, notes: Counter[str]) -> Demonstration | P
     row = parse_json(line)
     if not isinstance(row, dict):
         raise RowError("row", f"expected a JSON object with messages, found {type(row).__name__}")
-    form = next((names for names in FORMS if row.keys() >= set(names)), ("messages",))
+    form = next((names for names in FORMS if row.keys() >= set(names)), None)
+    if form is None:
+        found = ", ".join(map(shown, row)) or "no field"
+        raise RowError("row", f"found {found}; expected `messages`, `prompt` and `completion`, or `text`")
     for name in row.keys() - {*form, "tools"}:
         notes[f"field {name!r} left out"] += 1
     held: list[Any] = [row.get(name) for name in form]
@@ -272,7 +275,7 @@ def encode_all(
 
     Raises:
         ChatTemplateError: the template cannot be used for training, or refuses a conversation, which is named.
-        DataError: all are too long.
+        DataError: all are too long, or the tokenizer cannot end a plain text.
     """
     encoded = []
     for demonstration in demonstrations:
@@ -298,7 +301,14 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, prompt: str, completion: str
 
     Args:
         prompt: the part that is not learnt; it may be empty.
+    Raises:
+        DataError: the tokenizer has no eos_token.
     """
+    if tokenizer.eos_token is None:
+        raise DataError(
+            f"the tokenizer of {tokenizer.name_or_path} has no eos_token, so nothing would end a plain text; set one "
+            "in its tokenizer_config.json, or give rows of messages"
+        )
     eos = str(tokenizer.eos_token)
     ids = tokenizer(prompt + completion.removesuffix(eos) + eos)["input_ids"]
     start = common_prefix_length(tokenizer(prompt)["input_ids"], ids) if prompt else 0
