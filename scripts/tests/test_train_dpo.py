@@ -75,6 +75,14 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(base, pair
     assert not (tmp_path / "out").exists()
 
 
+def test_the_small_policy_is_not_made_for_data_that_cannot_be_read(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sql_agent.tiny_policy.make.TINY_POLICY", tmp_path / "tiny")
+    assert main(command(tmp_path / "tiny", "gone.jsonl", tmp_path / "out")) == 1
+    said = capsys.readouterr()
+    assert "gone.jsonl does not exist or is not a file" in said.err
+    assert (said.out, (tmp_path / "tiny").exists()) == ("", False)
+
+
 def test_a_pair_is_named_by_its_prompt_and_the_part_of_the_file_that_it_came_to(base, tmp_path, capsys):
     rows, file = counting_pairs(10), tmp_path / "pairs.jsonl"
     [held_out] = split_by_prompt(rows, 0.1, seed=0)[1]
