@@ -103,7 +103,7 @@ def choose_pad_token(tokenizer: Any) -> str:
     conversation ends with the padding token, so a token that ends one is not chosen.
 
     Raises:
-        ModelError: every candidate ends conversations, or the chat template cannot render one.
+        ModelError: every candidate ends conversations, or the chat template cannot render one or writes nothing.
     """
     endings = set()
     for word in ("yes", "42."):
@@ -115,6 +115,11 @@ def choose_pad_token(tokenizer: Any) -> str:
                 f"the chat template cannot render a question and its answer ({in_a_line(error)}); give one that can "
                 "with --chat_template_path FILE.jinja"
             ) from None
+        if not rendered["input_ids"]:
+            raise ModelError(
+                "the chat template writes nothing for a question and its answer; give one that does with "
+                "--chat_template_path FILE.jinja"
+            )
         endings.add(rendered["input_ids"][-1])
     named = [*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()]
     unused = [token for token in named if UNUSED_TOKEN.search(token)]

@@ -102,7 +102,7 @@ def read_message(raw: Any, field: str, changes: Counter[str]) -> Message:
         RowError: the role is unknown, the content is not a text, a call names no function, or two fields disagree.
     """
     if isinstance(raw, str):
-        raw = _from_json(raw, changes)
+        raw = message_in_text(raw, changes)
     if not isinstance(raw, dict):
         raise RowError(field, f"expected a message object, found {short_repr(raw)}")
     role_key, content_key = _filled_key(raw, "role", "from"), _filled_key(raw, "content", "value")
@@ -136,7 +136,7 @@ def read_message(raw: Any, field: str, changes: Counter[str]) -> Message:
         raise RowError(field, error.errors()[0]["msg"]) from None
 
 
-def _from_json(text: str, changes: Counter[str]) -> Any:
+def message_in_text(text: str, changes: Counter[str]) -> Any:
     """Return the message that a text holds as JSON; return the text if it is no JSON.
 
     `datasets` stores messages so (its type `Json`) that have different fields, as with `on_mixed_types="use_json"`.

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
+from core.conversations import short_repr
 from core.messages import Message, Record
 
 RECORD = "reward_model.json"
@@ -49,8 +50,13 @@ class Preference(Record):
 
 
 def prompt_key(row: Preference) -> str:
-    """Return the messages of the prompt as text; it is equal for pairs of the same prompt."""
-    return json.dumps([message.to_dict() for message in row.prompt], ensure_ascii=False, sort_keys=True)
+    """Return the messages of the prompt as text, equal for equal prompts, however arguments of calls are written."""
+    return json.dumps([message.to_dict(objects=True) for message in row.prompt], ensure_ascii=False, sort_keys=True)
+
+
+def place_of(row: Preference, source: str) -> str:
+    """Return the name of a pair in error messages, by its prompt; its number in the file is lost once it is split."""
+    return f"{source}, pair with the prompt {short_repr(row.prompt[-1].content)}"
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from reward_model.arguments import OUTPUT, DataArguments, ModelArguments, Traini
 from reward_model.base_model import check_base, num_parameters
 from reward_model.data.preferences import PreferenceFileError, read_preferences
 from reward_model.data.read import split_by_prompt
-from reward_model.datatypes import RECORD, Preference, prompt_key
+from reward_model.datatypes import RECORD, Preference, place_of, prompt_key
 from reward_model.pair_trainer import PairTrainer, RewardRunLog
 from reward_model.scorer import encode_conversation
 
@@ -74,7 +74,7 @@ def train(data: DataArguments, args: TrainingArguments, model: ModelArguments) -
     else:
         train_rows, held_out_rows = split_by_prompt(rows, data.held_out_fraction, seed=args.seed)
     train_set = encode_pairs(train_rows, tokenizer, args.max_length, data.dataset_name)
-    held_out_name = data.eval_dataset_name or data.dataset_name
+    held_out_name = data.eval_dataset_name or f"the held-out part of {data.dataset_name}"
     held_out = encode_pairs(held_out_rows, tokenizer, args.max_length, held_out_name) if held_out_rows else None
     if held_out is None:
         args.eval_strategy = "no"
@@ -153,7 +153,7 @@ def encode_pairs(
     """
     columns: dict[str, list[Any]] = {"chosen_ids": [], "rejected_ids": []}
     limit, shortest = max_length or 1 << 62, 1 << 62
-    for number, row in enumerate(rows, 1):
+    for row in rows:
         try:
             sides = [
                 encode_conversation(tokenizer, (*row.prompt, *side), tools=row.tools, max_length=1 << 62).ids
@@ -161,7 +161,7 @@ def encode_pairs(
             ]
         except Exception as error:  # a template is a program: it may raise anything
             raise PreferenceFileError(
-                f"{name}, pair {number}: the model's chat template refuses it ({type(error).__name__}: {error}); "
+                f"{place_of(row, name)}: the model's chat template refuses it ({type(error).__name__}: {error}); "
                 "leave such rows out or give another --chat_template_path"
             ) from None
         shortest = min(shortest, max(map(len, sides)))

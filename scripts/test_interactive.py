@@ -8,8 +8,8 @@
 
 The command shows thoughts, tool calls and results as they happen. Questions follow one another in one conversation
 until :new; :tasks and :task N ask the tasks of --data (or generated ones), whose answers are judged. An adapter of the
-local trainers says what it was trained on; of other models --env says it. :help lists the commands, Ctrl-C stops a
-reply, Ctrl-D ends. doc/interactive.md shows a conversation.
+local trainers says what it was trained on; of other models, and of your own environment, --env says it. :help lists the
+commands, Ctrl-C stops a reply, Ctrl-D ends. doc/interactive.md shows a conversation.
 """
 
 import os
@@ -37,7 +37,7 @@ from sql_agent.local.config import AdapterConfig, InteractiveConfig
 from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.local.model_files import check_model
 from sql_agent.local.start import load_libraries
-from sql_agent.local.trained_on import read_trained_on
+from sql_agent.local.trained_on import OwnEnvironmentError, read_trained_on
 from sql_agent.tiny_policy.make import make_if_default
 
 if TYPE_CHECKING:
@@ -59,7 +59,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_flags(parser, InteractiveConfig, hidden=("gradient_checkpointing",))
     args = parser.parse_args(argv)
     if args.env is None and args.model_path is not None:
-        for flag, value in read_trained_on(Path(args.model_path)).items():
+        try:
+            trained_on = read_trained_on(Path(args.model_path))
+        except OwnEnvironmentError as error:
+            parser.error(str(error))
+        for flag, value in trained_on.items():
             if getattr(args, flag) is None:
                 setattr(args, flag, value)
     cfg = read_flags(parser, InteractiveConfig, args)

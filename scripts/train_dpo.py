@@ -53,9 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     quiet_libraries()
     go_offline()
     from sql_agent.dpo.run import train
-    from sql_agent.tiny_policy.make import make_if_default
 
-    make_if_default(cfg.model_path)
     return run_command(lambda: _prepared(cfg, resume=args.resume), train, cfg.output_dir)
 
 
@@ -68,6 +66,7 @@ def _prepared(cfg: DpoConfig, *, resume: bool) -> "Run":
     from reward_model.data.read import read_any_form, split_by_prompt
     from reward_model.datatypes import prompt_key
     from sql_agent.dpo.run import prepare
+    from sql_agent.tiny_policy.make import make_if_default
 
     rows, changes = read_any_form(cfg.dataset)
     if cfg.eval_dataset:
@@ -80,6 +79,7 @@ def _prepared(cfg: DpoConfig, *, resume: bool) -> "Run":
         rows, held_out = split_by_prompt(rows, cfg.held_out_fraction, seed=cfg.seed)
     for name, count in sorted(changes.items()):
         print(f"changed: {name}: {count}")
+    make_if_default(cfg.model_path)  # takes a minute, so after the data are read
     return prepare(cfg, rows, held_out, resume=resume)
 
 

@@ -41,6 +41,18 @@ def test_no_prompt_is_both_trained_on_and_held_out():
     assert sorted(map(repr, train + held_out)) == sorted(map(repr, rows))
 
 
+def test_a_prompt_is_one_prompt_however_the_arguments_of_its_calls_are_written():
+    def asked(arguments):
+        call = ToolCall(id="call00001", function=FunctionCall(name="execute_sql", arguments=arguments))
+        result = Message(role="tool", content="[(12,)]", tool_call_id="call00001")
+        prompt = (user("How many?"), Message(role="assistant", tool_calls=(call,)), result)
+        return Preference(prompt=prompt, chosen=(assistant("12"),), rejected=(assistant("7"),))
+
+    given = ('{"query": "SELECT 12", "limit": 1}', '{"limit":1,"query":"SELECT 12"}', '{"query": "SELECT 13"}')
+    keys = [prompt_key(asked(arguments)) for arguments in given]
+    assert (keys[0] == keys[1], keys[0] == keys[2]) == (True, False)
+
+
 def test_the_split_is_the_same_each_time_whatever_the_order_and_another_for_another_seed():
     rows = several_per_prompt(prompts=20, pairs=2)
     held_out = split_by_prompt(rows, 0.2, seed=0)[1]
@@ -113,7 +125,8 @@ def test_a_row_that_the_template_refuses_is_named(base):
     tokenizer = AutoTokenizer.from_pretrained(base)
     tokenizer.chat_template = "{{ raise_exception('roles must alternate') if messages|length > 2 }}{{ messages }}"
     words = (
-        r"p, pair 2: the model's chat template refuses it \(TemplateError: roles must alternate\); leave such rows out"
+        r"p, pair with the prompt 'How many\?': the model's chat template refuses it \(TemplateError: roles must "
+        r"alternate\); leave such rows out"
     )
     with pytest.raises(PreferenceFileError, match=words):
         encode_pairs([counting_pairs(1)[0], AGENT], tokenizer, None, "p")

@@ -201,6 +201,18 @@ def test_an_adapter_says_what_it_was_trained_on_unless_a_flag_does(tmp_path, mon
     assert [(cfg.env, cfg.protocol) for cfg in talked] == [(env, protocol)]
 
 
+def test_a_model_folder_names_no_program_that_would_run(tmp_path, capsys):
+    (tmp_path / "own.py").write_text("raise SystemExit('this file was run')")
+    (tmp_path / "trained_on.json").write_text(json.dumps({"env": f"{tmp_path}/own.py:Own"}))
+    with pytest.raises(SystemExit, match="2"):
+        main(["--model_path", str(tmp_path)])
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.endswith(
+        f"error: {tmp_path}/trained_on.json says that the model was trained on {tmp_path}/own.py:Own, a program that "
+        f"is not part of this project; if you trust it, give --env {tmp_path}/own.py:Own"
+    )
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"protocol": "lab"}', "no JSON"])
 def test_a_model_that_does_not_say_it_is_taken_for_dbbenchs(tmp_path, text):
     (tmp_path / "trained_on.json").write_text(text)

@@ -17,8 +17,9 @@ from core.conversations import legal, read_conversation
 from dbbench_adapter.backends import open_backend
 from dbbench_adapter.generator import generate_tasks
 from reward_model.data.preferences import write_preferences
+from reward_model.data.read import split_by_prompt
 from reward_model.datatypes import Preference
-from reward_model.tests.conftest import counting_pairs, make_base
+from reward_model.tests.conftest import assistant, counting_pairs, make_base
 from scripts.tests.test_train_sft import one_thread  # noqa: F401 (a fixture)
 from scripts.train_dpo import main
 from sql_agent.dpo.config import DpoConfig
@@ -72,6 +73,34 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(base, pair
     assert main(command(base, pairs, tmp_path / "out", *flags)) == 1
     assert words in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_the_small_policy_is_not_made_for_data_that_cannot_be_read(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sql_agent.tiny_policy.make.TINY_POLICY", tmp_path / "tiny")
+    assert main(command(tmp_path / "tiny", "gone.jsonl", tmp_path / "out")) == 1
+    said = capsys.readouterr()
+    assert "gone.jsonl does not exist or is not a file" in said.err
+    assert (said.out, (tmp_path / "tiny").exists()) == ("", False)
+
+
+def test_a_pair_is_named_by_its_prompt_and_the_part_of_the_file_that_it_came_to(base, tmp_path, capsys):
+    rows, file = counting_pairs(10), tmp_path / "pairs.jsonl"
+    [held_out] = split_by_prompt(rows, 0.1, seed=0)[1]
+    long = held_out.model_copy(update={"rejected": (assistant("0 " * 300),)})
+    write_preferences([long if row == held_out else row for row in rows], file)
+    assert main(command(base, file, tmp_path / "out")) == 1
+    words = f"all 1 pairs of the held-out part of {file} are longer than --max_length 256; the shortest has "
+    assert words in capsys.readouterr().err
+    template = tmp_path / "refuses.jinja"
+    asked = held_out.prompt[0].content
+    template.write_text(
+        "{% if messages[0].content == '" + asked + "' %}{{ raise_exception('no') }}{% endif %}"
+        "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
+    )
+    write_preferences(rows, file)
+    assert main(command(base, file, tmp_path / "out", "--chat_template_path", template)) == 1
+    words = f"the held-out part of {file}, pair with the prompt {asked!r}: the chat template of "
+    assert words in capsys.readouterr().err
 
 
 def test_a_row_that_is_no_pair_is_named(base, tmp_path, capsys):

@@ -97,6 +97,8 @@ def broken(folder: Path, fault: str) -> None:
     match fault:
         case "raises":
             template.write_text("{{ nothing.at_all }}")
+        case "silent":
+            template.write_text("{% for m in messages %}{% endfor %}")
         case "no_syntax":
             template.write_text("{% for m in messages %}")
         case "binary":
@@ -121,6 +123,7 @@ def broken(folder: Path, fault: str) -> None:
             "raises",
             "the chat template cannot render a question and its answer (UndefinedError: 'nothing' is undefined)",
         ),
+        ("silent", "the chat template writes nothing for a question and its answer; give one that does with --chat"),
         ("no_syntax", "the chat template cannot render a question and its answer (TemplateSyntaxError: "),
         ("binary", "has no tokenizer that can be read ("),
         ("endless", "does not end: a short conversation took more than 1 s; give a template that does"),

@@ -60,6 +60,12 @@ class Candidates:
             part.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
+def without_key(failure: Exception, key: str) -> str:
+    """Return kind and words of a failed call; a server may repeat the key in them. An empty key stands for none."""
+    words = f"{type(failure).__name__}: {failure}"
+    return words.replace(key, "***") if key else words
+
+
 def summary(results: Sequence[RolloutResult]) -> dict[str, Any]:
     """Return what became of the rollouts of one text; those without a reward are in no mean, and counted by reason."""
     rewards = [result.reward for result in results if result.reward is not None]

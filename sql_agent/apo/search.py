@@ -24,7 +24,7 @@ from agentlightning.algorithm.apo.apo import APO, RolloutResultForAPO, Versioned
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
 
 from core.outputs import written
-from sql_agent.apo.candidates import Candidates, Purpose, rate, summary
+from sql_agent.apo.candidates import Candidates, Purpose, rate, summary, without_key
 from sql_agent.apo.lit_agent import INSTRUCTIONS
 from sql_agent.config import TrainConfig
 from sql_agent.datatypes import MAX_RETRIES
@@ -68,12 +68,12 @@ class InstructionsSearch(APO[Json]):
     def __init__(
         self, cfg: TrainConfig, environment: Environment, tasks: SearchTasks, run_id: str, say: Callable[[str], None]
     ) -> None:
-        self.key = os.environ.get(OPTIMISER_KEY) or "-"
+        self.key = os.environ.get(OPTIMISER_KEY) or ""
         self.requests = 0
         apo = cfg.apo
         client = AsyncOpenAI(
             base_url=apo.base_url,
-            api_key=self.key,
+            api_key=self.key or "-",
             timeout=apo.timeout_s,
             max_retries=MAX_RETRIES,
             http_client=DefaultAsyncHttpxClient(event_hooks={"request": [self._count]}),
@@ -222,7 +222,7 @@ class InstructionsSearch(APO[Json]):
         try:
             text = await super().textual_gradient_and_apply_edit(current_prompt, rollout, prefix=prefix)
         except OpenAIError as failure:
-            self._fail(current_prompt.version, f"{type(failure).__name__}: {failure}".replace(self.key, "***"))
+            self._fail(current_prompt.version, without_key(failure, self.key))
             return None
         self._failures = 0
         text = (text or "").strip()

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from core.messages import Message
 from core.training_run import TrainingError
-from reward_model.datatypes import Preference
+from reward_model.datatypes import Preference, place_of
 from sql_agent.local.conversation import ChatTemplateError
 from sql_agent.sft.encoding import NOT_TRAINED, Encoded, encode_conversation
 
@@ -43,7 +43,7 @@ def encode_pairs(
         ChatTemplateError: the template cannot be used for training, or refuses a row, which is named.
         TrainingError: all pairs are too long.
     """
-    pairs = [_encode_pair(tokenizer, row, f"{name}, pair {number}") for number, row in enumerate(rows, 1)]
+    pairs = [_encode_pair(tokenizer, row, place_of(row, name)) for row in rows]
     fitting = [pair for pair in pairs if pair.longer <= max_length]
     if pairs and not fitting:
         raise TrainingError(

@@ -52,7 +52,7 @@ def prepare(
         ValueError: something is wrong; the message says what to do.
     """
     start = check_start(cfg, RECORD, dropout=0.0, resume=resume, say=say)  # TRL's DPO trains without dropout
-    names = (str(cfg.dataset), str(cfg.eval_dataset or cfg.dataset))
+    names = (str(cfg.dataset), str(cfg.eval_dataset or f"the held-out part of {cfg.dataset}"))
     pairs, measured = (
         encode_pairs(start.tokenizer, part, name, max_length=cfg.max_length)
         for part, name in zip((rows, held_out), names, strict=True)

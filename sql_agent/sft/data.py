@@ -19,7 +19,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from trl.data_utils import common_prefix_length
 
-from core.conversations import RowError, legal, read_conversation, read_text, read_tools
+from core.conversations import RowError, legal, message_in_text, read_conversation, read_text, read_tools
 from core.conversations import short_repr as shown
 from core.json_text import parse_json
 from dbbench_adapter.backends import Backend, TableError
@@ -220,7 +220,10 @@ def _read_row(line: bytes, where: str, notes: Counter[str]) -> Demonstration | P
     row = parse_json(line)
     if not isinstance(row, dict):
         raise RowError("row", f"expected a JSON object with messages, found {type(row).__name__}")
-    form = next((names for names in FORMS if row.keys() >= set(names)), ("messages",))
+    form = next((names for names in FORMS if row.keys() >= set(names)), None)
+    if form is None:
+        found = ", ".join(map(shown, row)) or "no field"
+        raise RowError("row", f"found {found}; expected `messages`, `prompt` and `completion`, or `text`")
     for name in row.keys() - {*form, "tools"}:
         notes[f"field {name!r} left out"] += 1
     held: list[Any] = [row.get(name) for name in form]
@@ -242,6 +245,7 @@ FORMS = (("messages",), ("prompt", "completion"), ("text",))
 
 def _read_messages(form: Sequence[str], held: Sequence[list[Any]], notes: Counter[str]) -> list[Message]:
     """Read the messages of a row; replies of a `prompt` get weight 0."""
+    held = [[message_in_text(each, notes) if isinstance(each, str) else each for each in messages] for messages in held]
     raw = [message for messages in held for message in messages]
     weights = [message.pop(NOT_TRAINED, 1) if isinstance(message, dict) else 1 for message in raw]
     given = [m for name, messages in zip(form, held, strict=True) for m in read_conversation(messages, name, notes)]
@@ -271,7 +275,7 @@ def encode_all(
 
     Raises:
         ChatTemplateError: the template cannot be used for training, or refuses a conversation, which is named.
-        DataError: all are too long.
+        DataError: all are too long, or the tokenizer cannot end a plain text.
     """
     encoded = []
     for demonstration in demonstrations:
@@ -297,7 +301,14 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, prompt: str, completion: str
 
     Args:
         prompt: the part that is not learnt; it may be empty.
+    Raises:
+        DataError: the tokenizer has no eos_token.
     """
+    if tokenizer.eos_token is None:
+        raise DataError(
+            f"the tokenizer of {tokenizer.name_or_path} has no eos_token, so nothing would end a plain text; set one "
+            "in its tokenizer_config.json, or give rows of messages"
+        )
     eos = str(tokenizer.eos_token)
     ids = tokenizer(prompt + completion.removesuffix(eos) + eos)["input_ids"]
     start = common_prefix_length(tokenizer(prompt)["input_ids"], ids) if prompt else 0

@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse
 from core.machine import free_port
 from core.processes import folders_of, processes_of
 from sql_agent import oracle
+from sql_agent.apo.candidates import without_key
 from sql_agent.config import load_config
 from sql_agent.datatypes import DataConfig
 from sql_agent.environments.dbbench import DbBench
@@ -246,6 +247,17 @@ def test_the_best_instructions_are_found_written_and_used(tmp_path, capsys):
     written = ended.out + "".join(path.read_text() for path in run.rglob("*") if path.is_file())
     assert KEY not in written
     assert left_behind(last_run_id(run)) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("sk-1", "ValueError: 401 - wrong key *** for gpt-4o-mini"),
+        ("", "ValueError: 401 - wrong key sk-1 for gpt-4o-mini"),  # no key was sent, so none is hidden
+    ],
+)
+def test_a_failure_is_told_without_the_key_that_was_sent(key, words):
+    assert without_key(ValueError("401 - wrong key sk-1 for gpt-4o-mini"), key) == words
 
 
 @pytest.mark.slow

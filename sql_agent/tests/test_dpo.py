@@ -116,7 +116,8 @@ def test_a_pair_that_the_template_refuses_is_named():
     tokenizer = build_tokenizer(["How many?"])
     tokenizer.chat_template = "{% if messages[-1].role == 'tool' or messages | length > 5 %}{{ none.x.y }}{% endif %}"
     tokenizer.chat_template += "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
-    with pytest.raises(ChatTemplateError, match=r"a, pair 3: the chat template of .* refuses the conversation"):
+    words = r"a, pair with the prompt 'How many\?': the chat template of .* refuses the conversation"
+    with pytest.raises(ChatTemplateError, match=words):
         encode_pairs(tokenizer, [*counting_pairs(2), WITH_TOOLS], "a", max_length=400)
 
 

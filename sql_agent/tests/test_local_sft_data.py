@@ -22,6 +22,7 @@ from sql_agent.sft.data import (
     Demonstration,
     dbbench_demonstrations,
     encode_all,
+    encode_text,
     read_messages,
     reference_demonstrations,
 )
@@ -265,6 +266,15 @@ def test_a_file_of_messages_is_read_with_its_tools_and_weights(tmp_path):
     assert len(read_messages(path, limit=1).kept) == 1
 
 
+def test_a_message_that_is_json_in_a_text_keeps_its_weight(tmp_path):
+    messages = [user("a"), assistant("Ok.", weight=0), user("b"), assistant("c")]
+    file = tmp_path / "texts.jsonl"
+    file.write_text(json.dumps({"messages": [json.dumps(message) for message in messages]}))
+    found = read_messages(file)
+    assert [one.messages for one in found.kept] == [messages]
+    assert found.notes == {"messages that were JSON in a text": 4}
+
+
 def test_a_prompt_and_its_completion_are_a_conversation_of_which_the_completion_is_learnt(tokenizer, tmp_path):
     prompt = [user("a"), assistant("Ok."), user("How many?")]
     row = {"prompt": prompt, "completion": [*EPISODE[2:]], "tools": fc.TOOLS}
@@ -305,6 +315,13 @@ def test_plain_texts_are_learnt_without_a_template_as_trl_does(tokenizer, tmp_pa
     assert tokenizer.decode([t for t, said in zip(encoded.ids, encoded.mask, strict=True) if said]) == learnt
 
 
+def test_a_plain_text_needs_a_token_that_ends_it():
+    endless = build_tokenizer(["What is 3 + 4? 7"])
+    endless.eos_token = None
+    with pytest.raises(DataError, match="has no eos_token, so nothing would end a plain text; set one in"):
+        encode_text(endless, "What is 3 + 4? ", "7")
+
+
 @pytest.mark.parametrize(
     ("row", "words"),
     [
@@ -318,6 +335,10 @@ def test_plain_texts_are_learnt_without_a_template_as_trl_does(tokenizer, tmp_pa
             "line 2, completion: no assistant message to imitate; leave the row out",
         ),
         ("{", "line 2: Expecting property name"),
+        (
+            {"conversations": [{"from": "human", "value": "a"}], "id": 1},
+            "line 2, row: found 'conversations', 'id'; expected `messages`, `prompt` and `completion`, or `text`",
+        ),
         ("[]", "line 2, row: expected a JSON object with messages, found list"),
         ({"messages": "hello"}, "line 2, messages: expected a list of messages, found 'hello'"),
         ({"messages": []}, "line 2, messages: expected messages, found an empty list"),
