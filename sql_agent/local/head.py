@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 from trl.kernels import ChunkedLogProbFunction
 
+from sql_agent.local.packed_model import base_of, packed_states, packs
+from sql_agent.shared_prefix import pack_rows
+
 VOCAB_TILE = 4096
 """Columns of a tile. 1,000 positions take several copies of 16 MiB of logits; wider tiles are slower on a CPU."""
 
@@ -34,7 +37,7 @@ class Scores:
 def score_tokens(
     model: Any, ids: Tensor, attention: Tensor, chosen: Tensor, *, temperature: float = 1.0, metrics: bool = False
 ) -> Scores:
-    """Score chosen tokens by one forward pass over whole rows.
+    """Score chosen tokens by one forward pass over whole rows; what rows share is computed once if the model `packs`.
 
     Args:
         model: a causal LM of transformers, or a PEFT model around one.
@@ -46,18 +49,32 @@ def score_tokens(
     Raises:
         ValueError: the output layer carries an adapter.
     """
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = base_of(model)
     head = output_layer(base)
-    hidden = base.base_model(input_ids=ids, attention_mask=attention, use_cache=False).last_hidden_state
     places = chosen[:, 1:]
+    if len(ids) > 1 and packs(base):
+        hidden = _packed_hidden(base, ids, attention, places)
+    else:
+        hidden = base.base_model(input_ids=ids, attention_mask=attention, use_cache=False).last_hidden_state
+        hidden = hidden[:, :-1][places]
     softcap, scale = _of_logits(base.config.get_text_config())
     wanted = ("entropy", "is_top1") if metrics else ()
     log_probs, entropy, _, _, is_top1 = ChunkedLogProbFunction.apply(
-        hidden[:, :-1][places], head.weight, head.bias, ids[:, 1:][places], temperature, VOCAB_TILE, softcap, scale,
+        hidden, head.weight, head.bias, ids[:, 1:][places], temperature, VOCAB_TILE, softcap, scale,
         ("log_probs", *wanted),
     )  # fmt: skip
     none = log_probs.new_zeros(0)
     return Scores(log_probs, entropy.detach() if metrics else none, is_top1 if metrics else none.bool())
+
+
+def _packed_hidden(base: Any, ids: Tensor, attention: Tensor, places: Tensor) -> Tensor:
+    """Return the hidden states at `places`, a mask of shape (B, T - 1), row by row, shape (N, D)."""
+    rows = [row[:length].tolist() for row, length in zip(ids, attention.sum(-1).tolist(), strict=True)]
+    packed = pack_rows(rows)
+    at = torch.cat([where[row.nonzero().flatten()] for where, row in zip(packed.places, places, strict=True)])
+    # Rows may share a place. The gradient of indexing with repeated places is summed by several threads in any order,
+    # that of index_select by one.
+    return packed_states(base, packed).index_select(0, at)
 
 
 def output_layer(base: Any) -> torch.nn.Linear:

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from core.micro_batches import micro_batch_tokens, micro_batches, recomputed
+from core.micro_batches import ON_CPU_SHARED, micro_batch_tokens, recomputed
 from sql_agent.local.config import LossConfig, OptimConfig
 from sql_agent.local.datatypes import DivergedError
 from sql_agent.local.losses import GrpoStats, grpo_loss, reinforce_loss, token_weights
+from sql_agent.local.packed_model import base_of, micro_batches_of
 from sql_agent.local.policy import LocalPolicy, Rows
 from sql_agent.rollouts.stitch import Trajectory
 
@@ -62,10 +63,12 @@ class Learner:
     def _backward(
         self, trajectories: Sequence[Trajectory], advantages: Sequence[float], temperature: float
     ) -> dict[str, float]:
-        # micro-batches hold trajectories of similar length; weights are computed over all trajectories, so that the
+        # micro-batches hold trajectories that begin alike; weights are computed over all trajectories, so that the
         # losses add up to that of the whole batch
-        most = micro_batch_tokens(self._optim.micro_batch_tokens, self._policy.device.type)
-        parts = micro_batches([num_tokens(t) for t in trajectories], most)
+        most = micro_batch_tokens(self._optim.micro_batch_tokens, self._policy.device.type, ON_CPU_SHARED)
+        parts = micro_batches_of(
+            base_of(self._policy.model), [[*t.prompt_ids, *t.response_ids] for t in trajectories], most
+        )
         total, done = 0.0, GrpoStats()
         masks = Rows.of(trajectories, pad_id=self._policy.pad_id).mask
         weights = token_weights(masks, self._loss.aggregation, max_tokens=self._loss.max_tokens)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from core.cpu_features import uses_bfloat16
 from core.hub import model_folder
 from core.machine import memory_limits
-from core.micro_batches import micro_batch_tokens
+from core.micro_batches import ON_CPU_SHARED, micro_batch_tokens
 from dbbench_adapter.protocols import Message
 from sql_agent.datatypes import AgentConfig
 from sql_agent.local.config import AdapterConfig, ModelConfig, OptimConfig
@@ -205,8 +205,12 @@ def estimate(
     others = shape.parameters - shape.linear_parameters
     plain = shape.parameters * (4 if precision in ("float32", "autocast") else 2)
     weights = int(shape.linear_parameters * NF4_BYTES) + 4 * others if precision == "4bit" else plain
-    rows = min(group_size, max(1, micro_batch_tokens // sequence_tokens))
-    tokens, read = rows * sequence_tokens, group_size * sequence_tokens
+    read = group_size * sequence_tokens
+    if precision in ("float32", "autocast"):  # on a CPU, more rows fit if they share their prompt (packed_model.py)
+        tokens, rows = max(sequence_tokens, min(read, micro_batch_tokens)), group_size
+    else:
+        rows = min(group_size, max(1, micro_batch_tokens // sequence_tokens))
+        tokens = rows * sequence_tokens
     passing = act * (4 * shape.intermediate + 3 * shape.hidden)  # per token, in the layer that is being computed
     kept = _kept_by_layer(shape, adapter, precision, sequence_tokens)
     tile = 4 * min(rows * sampled_tokens, PLACE_TILE) * min(shape.vocab, VOCAB_TILE)
@@ -358,7 +362,7 @@ def memory_warning(
         prompt_tokens=prompt_tokens,
         replies=workload.limits.max_turns or 1,
         max_new_tokens=workload.limits.max_tokens,
-        micro_batch_tokens=micro_batch_tokens(workload.optim.micro_batch_tokens, device),
+        micro_batch_tokens=micro_batch_tokens(workload.optim.micro_batch_tokens, device, ON_CPU_SHARED),
         gradient_checkpointing=model.gradient_checkpointing,
         reference=reference,
     )

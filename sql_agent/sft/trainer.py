@@ -1,7 +1,8 @@
 """Fine-tunes with TRL's `SFTTrainer`: settings and log.
 
-Loop, optimiser, collator and defaults are TRL's. The loss is ours to save memory: on a CPU, TRL's also computes the
-logits of prompts and padding, and it has no micro-batches by tokens. Leaves out training with several processes.
+Loop, optimiser, collator and defaults are TRL's. The loss is ours to save memory and time: on a CPU, TRL's also
+computes the logits of prompts and padding, it computes a shared prompt in every row, and it has no micro-batches by
+tokens. Leaves out training with several processes.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from transformers.trainer_callback import PrinterCallback
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
-from core.micro_batches import micro_batch_tokens, micro_batches, recomputed, return_freed_memory
+from core.micro_batches import ON_CPU_SHARED, micro_batch_tokens, recomputed, return_freed_memory
 from core.training_run import RunLog, check_loss
 from sql_agent.local.head import score_tokens
+from sql_agent.local.packed_model import base_of, micro_batches_of
 from sql_agent.sft.config import SftConfig
 from sql_agent.sft.encoding import Encoded
 from sql_agent.sft.fine_tuning import Lora, training_arguments
@@ -44,9 +46,12 @@ class MicroBatchSFTTrainer(SFTTrainer):
         if num_items_in_batch is None:
             num_items_in_batch = _learnt(inputs).sum()
         self._seen, losses = [], []
-        lengths = inputs["attention_mask"].sum(-1).tolist()
-        for part in micro_batches(lengths, self._micro_batch_tokens):
-            width = max(lengths[i] for i in part)
+        rows = [
+            row[:length].tolist()
+            for row, length in zip(inputs["input_ids"], inputs["attention_mask"].sum(-1).tolist(), strict=True)
+        ]
+        for part in micro_batches_of(base_of(self.model), rows, self._micro_batch_tokens):
+            width = max(len(rows[i]) for i in part)
             own = {name: rows[part, :width] for name, rows in inputs.items()}
             with recomputed(self.model, when=width > self._micro_batch_tokens):
                 losses.append(super().training_step(model, own, num_items_in_batch))
@@ -108,7 +113,7 @@ def make_trainer(
     trainer = MicroBatchSFTTrainer(
         model=model,
         args=args,
-        micro_batch_tokens=micro_batch_tokens(cfg.micro_batch_tokens, model.device.type),
+        micro_batch_tokens=micro_batch_tokens(cfg.micro_batch_tokens, model.device.type, ON_CPU_SHARED),
         train_dataset=as_dataset(encoded),
         processing_class=tokenizer,
         peft_config=lora and lora.peft_config(),

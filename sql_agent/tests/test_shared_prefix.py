@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from sql_agent.verl_side.plugin.shared_prefix import Segment, pack_chains, pack_rows, shared_prefix_attention
+from sql_agent.shared_prefix import Segment, pack_chains, pack_rows, shared_prefix_attention
 
 
 def test_a_shared_prompt_stands_once():

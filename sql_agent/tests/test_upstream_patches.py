@@ -205,7 +205,7 @@ def test_a_training_worker_has_every_change_once_it_is_imported():
         "print(transformer_impl.FSDPEngine.initialize.__module__)",
     )
     assert result.stdout.split()[-2:] == [
-        "sql_agent.verl_side.plugin.shared_prefix",
+        "sql_agent.shared_prefix",
         "sql_agent.verl_side.plugin.lora",
     ], result.stderr[-2000:]
 

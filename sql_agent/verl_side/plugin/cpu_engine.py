@@ -25,7 +25,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.engine.utils import detach_tree
 
 from core.micro_batches import return_freed_memory
-from sql_agent.verl_side.plugin.shared_prefix import PackedRows, pack_chains
+from sql_agent.shared_prefix import PackedRows, pack_chains
 
 CHUNK = 256
 """Positions whose logits exist at a time: 50 MB in float32 at a vocabulary of 49,152."""

@@ -76,7 +76,7 @@ def pack_rows(rows: Sequence[list[int]]) -> PackedRows:
     branches: list[tuple[list[int], int, tuple[int, ...]]] = [(list(range(len(rows))), 0, ())]
     while branches:
         members, depth, ancestors = branches.pop()
-        shared = _shared_beginning([rows[m][depth:] for m in members])
+        shared = shared_beginning([rows[m][depth:] for m in members])
         if shared:
             segment = Segment(len(ids), len(shared), depth, ancestors)
             for m in members:
@@ -109,7 +109,8 @@ def pack_chains(rows: Sequence[Sequence[list[int]]]) -> PackedRows:
     return replace(packed, places=tuple(torch.cat([next(places) for _ in row]) for row in rows))
 
 
-def _shared_beginning(rows: Sequence[list[int]]) -> list[int]:
+def shared_beginning(rows: Sequence[list[int]]) -> list[int]:
+    """Return the longest sequence of tokens with which all rows begin."""
     first, last = min(rows), max(rows)  # in sorted order, all rows share the common prefix of these two
     end = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     return first[:end]

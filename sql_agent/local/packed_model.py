@@ -1,0 +1,102 @@
+"""Computes rows that begin alike as one packed sequence, with a model of transformers in this process.
+
+Questions about one database share rules and schema, and the rollouts of a group their whole prompt. What rows share is
+computed once (`sql_agent.shared_prefix`). Leaves out models whose layers see other tokens in another way than by causal
+attention to all of them, and GPUs, where `shared_prefix_attention` would be slower than padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from core.micro_batches import micro_batches
+from sql_agent.shared_prefix import NAME, PackedRows, Segment, shared_beginning, shared_prefix_attention
+
+
+def attend_plain_or_packed(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    segments: tuple[Segment, ...] | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Compute attention as transformers does, or `shared_prefix_attention` if the call names segments."""
+    if segments is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **others)
+    return shared_prefix_attention(module, query, key, value, None, segments=segments, **others)
+
+
+def base_of(model: Any) -> Any:
+    """Return the causal LM of transformers: the model itself, or the one inside a PEFT model."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def packs(base: Any) -> bool:
+    """Return whether rows of a model can be computed as one packed sequence: on a CPU, with plain causal attention.
+
+    Args:
+        base: a causal LM of transformers, without a PEFT model around it.
+    """
+    config = base.config.get_text_config()
+    return (
+        base.device.type == "cpu"
+        and base._supports_attention_backend
+        and not base._is_stateful
+        and config._attn_implementation == NAME
+        and set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
+        and getattr(config, "sliding_window", None) is None
+        and getattr(config, "attn_logit_softcapping", None) is None
+    )
+
+
+def packed_states(base: Any, packed: PackedRows) -> torch.Tensor:
+    """Compute the last hidden states of packed rows, shape (L, D).
+
+    Args:
+        base: a model that `packs`.
+    """
+    AttentionInterface.register(NAME, attend_plain_or_packed)
+    no_mask = torch.empty(1, 1, 1, 0)  # transformers takes a mask of four dimensions as it is; segments replace it
+    return base.base_model(
+        input_ids=packed.input_ids[None],
+        attention_mask=no_mask,
+        position_ids=packed.position_ids[None],
+        segments=packed.segments,
+        use_cache=False,
+    ).last_hidden_state[0]
+
+
+def micro_batches_of(base: Any, rows: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
+    """Return groups of indices with at most `max_tokens` computed tokens each, but at least one index each.
+
+    If the model `packs`, rows that begin alike come into one group, and what they share counts once; else padding
+    counts. The largest groups come first, as in `core.micro_batches`.
+
+    Args:
+        base: a causal LM of transformers, without a PEFT model around it.
+        rows: the token ids of each row.
+    """
+    if not packs(base):
+        return micro_batches([len(row) for row in rows], max_tokens)
+    parts: list[list[int]] = []
+    sizes: list[int] = []
+    before: list[int] = []
+    for i in sorted(range(len(rows)), key=rows.__getitem__):
+        # in sorted order, a row shares most with the row before it
+        new = len(rows[i]) - len(shared_beginning([before, rows[i]]))
+        if parts and sizes[-1] + new <= max_tokens:
+            parts[-1].append(i)
+            sizes[-1] += new
+        else:
+            parts.append([i])
+            sizes.append(len(rows[i]))
+        before = rows[i]
+    return [parts[k] for k in sorted(range(len(parts)), key=sizes.__getitem__, reverse=True)]

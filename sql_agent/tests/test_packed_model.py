@@ -1,0 +1,101 @@
+"""Rows that begin alike are computed as one sequence; log-probs and gradients are those of rows apart."""
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from sql_agent.local.head import score_tokens
+from sql_agent.local.packed_model import base_of, micro_batches_of, packed_states, packs
+from sql_agent.shared_prefix import pack_rows
+
+SHAPE = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "vocab_size": 50,
+    "pad_token_id": 0,
+}
+
+
+def model_of(attention="sdpa", **own):
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(**{**SHAPE, **own})
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention).eval()
+
+
+@pytest.mark.parametrize(("own", "expected"), [
+    pytest.param({"model_type": "llama"}, True, id="llama"),
+    pytest.param({"model_type": "qwen2"}, True, id="qwen2_without_its_window"),
+    pytest.param({"model_type": "qwen3"}, True, id="qwen3"),
+    pytest.param({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1}, False, id="a_window"),
+    pytest.param({"model_type": "mistral"}, False, id="mistral_has_a_window"),
+    pytest.param({"model_type": "gemma2", "sliding_window": None}, False, id="gemma2_caps_its_scores"),
+    pytest.param({"model_type": "lfm2", "layer_types": ["conv", "full_attention"]}, False, id="lfm2_has_convolutions"),
+    pytest.param({"model_type": "llama", "attention": "eager"}, False, id="another_attention"),
+])  # fmt: skip
+def test_models_with_plain_causal_attention_pack(own, expected):
+    assert packs(model_of(**own)) is expected
+
+
+ROWS = [[1, 2, 3, 4], [1, 2, 3, 5], [9, 9], [1, 2, 3, 6, 7]]
+
+
+@pytest.mark.parametrize(("most", "expected"), [
+    pytest.param(6, [[0, 1], [3], [2]], id="some"),  # 1 2 3 4 | 5 are five tokens; 6 7 would make them seven
+    pytest.param(7, [[0, 1, 3], [2]], id="all_that_begin_alike"),
+    pytest.param(9, [[0, 1, 3, 2]], id="all"),
+    pytest.param(1, [[3], [0], [1], [2]], id="one_row_at_least"),
+])  # fmt: skip
+def test_a_shared_beginning_counts_once(most, expected):
+    assert micro_batches_of(model_of(model_type="llama"), ROWS, most) == expected
+
+
+def test_rows_of_a_model_that_does_not_pack_count_with_their_padding():
+    # three rows of five tokens are 15; shortest first: 2, 4, 4 make 12 tokens, then the row of five
+    assert micro_batches_of(model_of(model_type="mistral"), ROWS, 12) == [[3], [2, 0, 1]]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_an_adapter_gets_the_gradient_of_rows_apart(recompute):
+    model = get_peft_model(model_of(model_type="qwen3"), LoraConfig(r=2, target_modules="all-linear"))
+    for weight in filter(lambda weight: weight.requires_grad, model.parameters()):
+        torch.nn.init.normal_(weight, std=0.1)
+    if recompute:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()
+    rows = [[1, 2, 3, 4], [1, 2, 3, 5, 6], [1, 2, 7, 8]]
+
+    def found(parts):
+        model.zero_grad()
+        log_probs = []
+        for part in parts:
+            width = max(len(rows[i]) for i in part)
+            ids = torch.tensor([rows[i] + [0] * (width - len(rows[i])) for i in part])
+            attention = (ids != 0).long()
+            chosen = (torch.arange(width) >= 3) & attention.bool()
+            scores = score_tokens(model, ids, attention, chosen).log_probs
+            (scores**2).sum().backward()
+            log_probs.append(scores.detach())
+        return torch.cat(log_probs), [weight.grad for weight in model.parameters() if weight.grad is not None]
+
+    torch.testing.assert_close(found([[0, 1, 2]]), found([[0], [1], [2]]), atol=1e-5, rtol=1e-4)
+
+
+def test_other_calls_of_a_model_that_has_packed_stay_as_they_were():
+    model = model_of(model_type="llama")
+    padded = {"input_ids": torch.tensor([[1, 2, 3], [4, 5, 0]]), "attention_mask": torch.tensor([[1, 1, 1], [1, 1, 0]])}
+    before = model(**padded).logits
+    states = packed_states(model, pack_rows([[1, 2, 3], [1, 2, 4]]))
+    assert states.shape == (4, 16)
+    assert torch.equal(model(**padded).logits, before)
+    assert model.config.to_dict() == model_of(model_type="llama").config.to_dict()
+
+
+def test_the_model_inside_an_adapter_is_found():
+    model = model_of(model_type="llama")
+    assert base_of(model) is model
+    assert base_of(get_peft_model(model, LoraConfig(r=2, target_modules="all-linear"))) is model
