@@ -94,9 +94,10 @@ class RolloutConfig(Settings):
     """Attempts per rollout; only failures of the infrastructure are tried again."""
     max_lost_fraction: float = Field(default=0.5, ge=0, le=1)
     """A step that loses a larger share of its rollouts stops the run with the most frequent reason."""
-    max_broken_fraction: float = Field(default=0.1, ge=0, le=1)
+    max_broken_fraction: float | None = Field(default=None, ge=0, le=1)
     """Three train steps in a row in which a prompt of a larger share of the rollouts did not continue the turn before
-    (`prefix/broken_frac`) stop the run."""
+    (`prefix/broken_frac`) stop the run. None: 0.1, and 1 with an agent of your own, whose framework may write its
+    history anew."""
     trajectories_per_step: int = Field(default=4, ge=0)
     """Trajectories saved whole per step, spread over the reward range."""
     tool_parser: str = "hermes"
@@ -394,6 +395,12 @@ class TrainConfig(Settings):
                 "lower the first, or raise the second"
             )
         return self
+
+    @property
+    def max_broken_fraction(self) -> float:
+        """Return the share of broken rollouts above which the run stops."""
+        given = self.rollout.max_broken_fraction
+        return given if given is not None else 1.0 if self.env.agent is not None else 0.1
 
     @property
     def reward_wait_s(self) -> float:

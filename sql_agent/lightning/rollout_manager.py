@@ -61,7 +61,7 @@ class LightningRolloutManager:
         addresses = llm_client._load_balancer.addresses  # a `sql_agent.verl_side.server_list.ServerList`
         self.backends = [f"http://{address}" for address in addresses]
         self._scoring_s = self.cfg.reward_wait_s
-        self._prefix_stop = PrefixStop(self.cfg.rollout.max_broken_fraction)
+        self._prefix_stop = PrefixStop(self.cfg.max_broken_fraction)
         self._train_tasks = read_tasks(str(config.data.train_files)) if self.cfg.rollout.redraws else []
         self.proxy_url = run.publish({"model": self.model_path, "backends": self.backends})
         self._resources_id: str | None = None
