@@ -13,7 +13,8 @@ demo: setup  ## train a small agent on a CPU and report (under 15 minutes after 
 demo-pretrained: setup  ## fine-tune and train a pretrained model on LifelongAgentBench, hours on two cores: DBBENCH_DATA=FOLDER make demo-pretrained
 	@bash scripts/demo.sh --pretrained
 
-test: setup  ## run every test, the end-to-end runs included
+test:  ## run every test, the end-to-end runs included
+	@bash scripts/setup.sh --extras
 	.venv/bin/pytest -n 2 --no-loadscope-reorder
 
 check: setup  ## lint, layers, types and the quick tests (about 3 minutes)

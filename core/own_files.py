@@ -19,7 +19,7 @@ import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 
@@ -157,6 +157,12 @@ def _machinery(filename: str) -> bool:
 
 
 def _defined(module: ModuleType) -> list[str]:
-    """Return the names of classes and functions that a module defines itself."""
+    """Return the names of classes and functions that a module defines itself, and of its objects of other classes."""
     own = ((name, thing) for name, thing in vars(module).items() if not name.startswith("_"))
-    return [name for name, thing in own if getattr(thing, "__module__", None) == module.__name__ and callable(thing)]
+    return [name for name, thing in own if _is_own(thing, module)]
+
+
+def _is_own(thing: Any, module: ModuleType) -> bool:
+    if isinstance(thing, type | FunctionType):
+        return thing.__module__ == module.__name__
+    return type(thing).__module__ not in ("builtins", "typing", "__future__")

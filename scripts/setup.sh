@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv with everything a run on a CPU needs: `bash scripts/setup.sh`. Safe to run again, and by two at once: what
-# is done is skipped. Leaves out GPU machines (doc/install.md) and model weights.
+# is done is skipped. With --extras it adds the optional packages of pyproject.toml, which `make test` uses. Leaves out
+# GPU machines (doc/install.md) and model weights.
 #
 # Packages come from wherever uv finds them. The CPU build of torch is looked for in UV_FIND_LINKS, else in pip's
 # find-links (PIP_FIND_LINKS or its config file), else where `uv --torch-backend cpu` looks.
@@ -108,9 +109,19 @@ install_mariadb() {
     [[ -z $policy ]] || rm -f "$policy"
 }
 
+install_extras() {
+    local needed='import sys, importlib.util as u; sys.exit(not all(map(u.find_spec, ("poml", "pymongo", "swanlab"))))'
+    "$python" -c "$needed" && return
+    say "installing the extras of pyproject.toml"
+    "$(find_uv)" pip install --quiet --python "$python" --override scripts/overrides.txt --constraint requirements.txt \
+        -r pyproject.toml --all-extras ||
+        die "the extras could not be installed; see the message above"
+}
+
 install_mariadb
 wanted=$(cat "${inputs[@]}" | sha256sum)
 if [[ -x $python && -f $stamp && $(<"$stamp") == "$wanted" ]]; then
+    [[ ${1:-} == --extras ]] && install_extras
     say "everything is there (rm $stamp to install again)"
     exit 0
 fi
@@ -124,5 +135,6 @@ export UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-180} # seconds of silence; uv's 30 is 
 install_packages
 install_vllm_alias
 "$python" -c 'import torch, vllm' || die "torch or vllm does not import; see the message above, then run this again"
+[[ ${1:-} == --extras ]] && install_extras
 echo "$wanted" >"$stamp"
 say "done; next: $python -m scripts.doctor"

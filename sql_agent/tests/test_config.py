@@ -296,3 +296,15 @@ def test_the_rllm_predecessors_setting_differs_from_the_defaults_in_four_setting
     model = ["model=Qwen/Qwen2.5-7B-Instruct"]
     four = ["agent.protocol=lab", "agent.max_turns=3", "rollout.judge=lab", "rollout.reward=rllm"]
     assert load_config(file, model) == load_config(None, model + four)
+
+
+OWN_AGENT = ("env.type=agent", "env.agent=my_agent.py:agent", "llm_proxy=true", "rollout.reward=my_agent.py:reward")
+
+
+@pytest.mark.parametrize(("settings", "expected"), [
+    pytest.param([], 0.1, id="agents_of_this_project"),
+    pytest.param(OWN_AGENT, 1.0, id="a_framework_may_write_its_history_anew"),
+    pytest.param([*OWN_AGENT, "rollout.max_broken_fraction=0.2"], 0.2, id="what_is_given_counts"),
+])  # fmt: skip
+def test_breaks_stop_a_run_where_the_history_is_ours(settings, expected):
+    assert load_config(None, settings).max_broken_fraction == expected

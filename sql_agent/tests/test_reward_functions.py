@@ -74,6 +74,9 @@ def test_a_function_of_a_module_is_found_in_the_folder_the_command_is_typed_in(t
             "my.py has no 'f'; it defines brief, short",
             id="another_name",
         ),
+        pytest.param(
+            "import logging\nlog = logging.getLogger('my')\n", "my.py has no 'f'; it defines log", id="an_object"
+        ),
         pytest.param("x = 1\n", "my.py has no 'f'; it defines nothing", id="no_function"),
         pytest.param("f = 0.5\n", "f in {file} is a value (float), expected a function of the", id="a_value"),
         pytest.param("class f:\n    pass\n", "f in {file} is a class, expected a function of the", id="a_class"),

@@ -119,6 +119,7 @@ def test_rows_of_spider_and_bird_and_answers_are_read(shop, tmp_path):
     [
         ('[{"query": "SELECT 1"}]', "row 1: no `question`; the row has query"),
         ('{"question": "a", "query": "b"}\n{"question": "a", "db_id": "x", "query": "b"}', "line 2: no database 'x'"),
+        ('[{"question": "a", "query": 3}]', "row 1: neither .* the row has question, query, which is no text"),
         ('[{"question": "a"}]', "row 1: neither `query` .or `SQL`. nor `answer`; the row has question"),
         ('[{"question": 1, "query": "b"}]', "row 1: `question` is 1, expected a text"),
         (

@@ -199,7 +199,8 @@ def _question(row: Any, name: str, databases: Databases | ServerDatabase) -> Que
     )
     answer = _answer(row["answer"]) if query is None and "answer" in row else None
     if query is None and answer is None:
-        raise ValueError(f"neither `query` (or `SQL`) nor `answer`; the row has {', '.join(row)}")
+        unread = ", ".join(f"{name}, which is no text" if name in REFERENCE_KEYS else name for name in row)
+        raise ValueError(f"neither `query` (or `SQL`) nor `answer`; the row has {unread}")
     changes = query is not None and changes_data(query, databases.dialect)
     if databases.dialect == "mysql" and changes:
         raise ValueError(
