@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from sql_agent.config import TrainConfig, dump_config, load_config
-from sql_agent.verl_side.config import Files, compose, precision, to_verl
+from sql_agent.verl_side.config import Files, compose, precision, to_verl, worker_environment
 
 FILES = Files(Path("model"), Path("train.parquet"), Path("val.parquet"))
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
@@ -296,3 +296,13 @@ def test_the_rllm_predecessors_setting_differs_from_the_defaults_in_four_setting
     model = ["model=Qwen/Qwen2.5-7B-Instruct"]
     four = ["agent.protocol=lab", "agent.max_turns=3", "rollout.judge=lab", "rollout.reward=rllm"]
     assert load_config(file, model) == load_config(None, model + four)
+
+
+def test_a_run_on_a_cpu_counts_one_gpu_for_ray_where_the_shell_hides_all(monkeypatch):
+    """verl asks Ray for a GPU on every platform, and Ray gives no more of them than the variable names."""
+    from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for name, value in worker_environment(load_config(None), cpu=True).items():
+        monkeypatch.setenv(name, value)
+    assert NvidiaGPUAcceleratorManager.get_current_process_visible_accelerator_ids() == ["-1"]
