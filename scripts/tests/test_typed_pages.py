@@ -1,64 +1,55 @@
-"""The commands of the pages that people type from: each is parsed, and typed in a fresh clone where this machine can.
+"""The commands of the pages that people type from are typed in a fresh clone, with a small policy for their models.
 
-Without --full those that take minutes are parsed only.
+--full types those too that take minutes. What needs a GPU, the hub or another server is parsed only, as is what is not
+typed in this run. `pages.py` says which command is which.
 """
 
+import json
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
+import httpx
 import pytest
 
+from scripts.tests.pages import FULL, NOT_TYPED, PAGES, REPLACED, ROOT, Command, blocks, commands, left_over
 from sql_agent.tiny_policy.make import make_tiny_policy
 
-ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "doc/tutorial_database.md", "doc/tutorial_agent.md", "doc/predecessors.md")
-STARTS = re.compile(r"(?:[A-Z_]+=\S+ )*(?:\.venv/bin/\w+|python3?|make|bash|\. \.venv/bin/activate)(?: |$)")
+pytestmark = pytest.mark.slow
+ALL = [command for page in PAGES for command in commands(page)]
 OURS = ("scripts", "sql_agent", "reward_model", "dbbench_adapter", "examples")
-NOT_TYPED = {
-    r"\b(?:MODEL|FILE|FOLDER|URL|NAME|ADAPTER|OUT)\b": "it has a name that the reader replaces",
-    r"^make (?:demo|test)|scripts/demo\.sh": "it starts the tests, or test_caged_runs.py runs it",
-    r"make_pretrained_policy|smollm2|models/shop|runs/shop": "it needs the pretrained model, which is fetched",
-    r"agl store|vllm serve|inference_api|--base-url|-model-url|AGL_MANAGED_STORE=0": "it is a server, or needs one",
-    r"reward_model/convert_dpo_format|reward_model\.merge|accelerate launch": "it reads what the reader brings",
+ASKED = {"prompt": "How many rows has the table?"}
+SERVERS = {
+    "agl store": {"http://127.0.0.1:9999/v1/agl/health": None},
+    "vllm serve": {"http://127.0.0.1:8000/v1/completions": {"model": "mine", "prompt": "SELECT", "max_tokens": 2}},
+    "inference_api": {
+        "http://127.0.0.1:8008/score": {**ASKED, "response": "There are 12 rows."},
+        "http://127.0.0.1:8008/score-pair": {**ASKED, "chosen": "There are 12 rows.", "rejected": "No idea."},
+    },
 }
-"""What is parsed only, and why."""
-MINUTES = re.compile(r"make_tiny_policy|--model models/small|runs/mine|runs/seller(?!.*--dry-run)|tiny_cpu.yaml$")
-"""What is typed with --full."""
+"""Requests that each server has to answer before the page goes on; None stands for a GET."""
 
 
-def commands(page: str) -> list[str]:
-    """The commands of a page's code blocks, in order, without their comments."""
-    found = []
-    for block in blocks(page):
-        lines = re.sub(r"\\\n *", "", block).splitlines()
-        if STARTS.match(lines[0]):
-            found += [re.sub(r"\s{2,}#.*$", "", line).strip() for line in lines]
-    return found
+def test_every_command_is_typed_or_says_why_not():
+    assert [leftover for page in PAGES for leftover in left_over(page)] == []
+    for table in (NOT_TYPED, FULL):
+        assert [pattern for pattern in table if not any(re.search(pattern, each.name) for each in ALL)] == []
+    assert [pattern for pattern in REPLACED if not any(re.search(pattern, each.text) for each in ALL)] == []
 
 
-def blocks(page: str, language: str = "") -> list[str]:
-    """The code blocks of that language."""
-    fenced = re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
-    return [text for name, text in fenced if name == language]
-
-
-ALL = [
-    pytest.param(command, id=f"{page}: {command[:70]}")
-    for page in (*PAGES, "README.zh-CN.md")
-    for command in commands(page)
-]
-
-
-def words_of(command: str) -> list[str]:
-    """The words of a command from the name of its program on."""
-    words = shlex.split(command.partition("<<<")[0])
-    while re.match(r"[A-Z_]+=", words[0]):
+def words_of(command: Command) -> list[str]:
+    """Return the words of a command from the name of its program on."""
+    words = shlex.split(command.text.partition("<<<")[0])
+    while re.match(r"\w+=", words[0]):
         words = words[1:]
     return words
 
@@ -73,10 +64,15 @@ def help_of(*program: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ALL)
-def test_a_command_of_a_page_names_what_is_there(command):
-    program, *words = words_of(command)
+def pytest_generate_tests(metafunc):
+    if "parsed" in metafunc.fixturenames:
+        full = metafunc.config.getoption("--full")
+        parsed = [command for command in ALL if not command.typed(full=full)]
+        metafunc.parametrize("parsed", parsed, ids=[command.name[:90] for command in parsed])
+
+
+def test_a_command_that_is_not_typed_names_what_is_there(parsed):
+    program, *words = words_of(parsed)
     if program.endswith("accelerate"):
         program, words = "python", words[1:]
     if program == "make":
@@ -84,13 +80,12 @@ def test_a_command_of_a_page_names_what_is_there(command):
     elif program == "bash":
         assert (ROOT / words[0]).is_file()
     elif program.endswith(("python", "python3")):
-        what = words[:2] if words[0] == "-m" else words[:1]
+        what = words[:2] if words[0] == "-m" else [str(Path(parsed.folder) / words[0])]
         file = what[-1].replace(".", "/") + ".py" if words[0] == "-m" else what[-1]
         assert file.split("/")[0] in OURS
         assert (ROOT / file).is_file()
-        shown = help_of(*what)
         flags = [word.partition("=")[0] for word in words if re.match(r"--[a-z]", word)]
-        assert [flag for flag in flags if not re.search(rf"{flag}(?![\w-])", shown)] == []
+        assert [flag for flag in flags if not re.search(rf"{flag}(?![\w-])", help_of(*what))] == []
     for word in words:
         if word.startswith(("sql_agent/configs/", "examples/")):
             assert (ROOT / word.partition(":")[0]).exists(), word
@@ -98,7 +93,7 @@ def test_a_command_of_a_page_names_what_is_there(command):
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
-    """A fresh clone with the environment and the small policy of the default in it, and the files of the tutorial."""
+    """A fresh clone with the environment, the small policy of the default, and the files that a reader brings."""
     clone = tmp_path_factory.mktemp("pages") / "clone"
     subprocess.run(["git", "clone", "-q", ROOT, clone], check=True)
     (clone / ".venv").symlink_to(ROOT / ".venv")
@@ -107,22 +102,91 @@ def clone(tmp_path_factory):
     tutorial = "doc/tutorial_agent.md"
     (clone / "my_agent.py").write_text(*blocks(tutorial, "python"))
     (clone / "tasks.jsonl").write_text(*(block for block in blocks(tutorial) if block.startswith("{")))
+    for maker in (
+        "examples/own_database/make_shop.py shop",
+        "scripts/generate_db_bench_data.py --num_samples 64 --output_path brought.json",
+    ):
+        subprocess.run([sys.executable, *maker.split()], cwd=clone, check=True)
+    questions = json.loads((clone / "shop" / "train.json").read_text())
+    for name, rows in {"train": questions[::6], "questions": questions[::6], "test": questions[1::12]}.items():
+        (clone / f"{name}.json").write_text(json.dumps(rows))
+    pairs = [
+        {"prompt": f"How many rows has t{i}?", "chosen": f"SELECT count(*) FROM t{i}", "rejected": "It has many."}
+        for i in range(12)
+    ]
+    for folder in ("", "reward_model"):
+        (clone / folder / "raw.jsonl").write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs))
     return clone
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
+@contextmanager
+def started(text: str, folder: Path, log: Path) -> Iterator[subprocess.Popen]:
+    """Start a command as a shell does, with its output in `log`; nothing of it is left afterwards."""
+    clone = log.parent
+    env = {**os.environ, "PATH": f"{clone}/.venv/bin:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": ""}
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            ["bash", "-c", text], cwd=folder, env=env, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT,
+            text=True, start_new_session=True,
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=60)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@contextmanager
+def serving(text: str, folder: Path, log: Path, requests: dict[str, dict | None]) -> Iterator[str]:
+    """Serve until the block ends, and yield the answers to the requests that say that the server is ready."""
+    with started(text, folder, log) as process:
+        answers = []
+        for url, body in requests.items():
+            deadline = time.monotonic() + 300
+            while (answer := answer_of(url, body)) is None:
+                assert process.poll() is None and time.monotonic() < deadline, f"{text}\n{log.read_text()[-5000:]}"
+                time.sleep(0.5)
+            answers.append(answer)
+        yield "\n".join(answers)
+
+
+def answer_of(url: str, body: dict | None) -> str | None:
+    try:
+        answer = httpx.request("POST" if body else "GET", url, json=body, trust_env=False, timeout=60)
+    except httpx.TransportError:
+        return None
+    return answer.text if answer.status_code == 200 else None
+
+
+def say(command: Command, since: float, shown: str) -> None:
+    """Print what the command said at its end, which `pytest -rP` shows."""
+    print(f"\n[{time.monotonic() - since:5.0f} s] {command.name}\n{shown[-1500:]}", flush=True)
+
+
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_a_page_run_in_a_fresh_clone(page, clone, request):
-    env = {**os.environ, "PATH": f"{clone}/.venv/bin:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": ""}
     for folder in ("outputs", "runs"):  # each page is typed by another reader
         shutil.rmtree(clone / folder, ignore_errors=True)
-    for command in commands(page):
-        if any(re.search(pattern, command) for pattern in NOT_TYPED):
-            continue
-        if MINUTES.search(command) and not request.config.getoption("--full"):
-            continue
-        done = subprocess.run(
-            ["bash", "-c", command], cwd=clone, env=env, capture_output=True, text=True, timeout=900, check=False
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+    typed = [each for each in commands(page) if each.typed(full=request.config.getoption("--full"))]
+    with ExitStack() as server:  # a server ends when the page starts another, or ends
+        for command in typed:
+            since, folder = time.monotonic(), clone / command.folder
+            text = command.in_clone(clone)
+            if asked := next((requests for name, requests in SERVERS.items() if name in text), None):
+                server.close()
+                say(command, since, server.enter_context(serving(text, folder, clone / "server.log", asked)))
+                continue
+            if "--base-url URL" in command.text:
+                serve = next(each.text for each in commands("README.md") if "vllm serve" in each.text)
+                serve = serve.replace("runs/mine/checkpoints/global_step_4", "runs/seller/checkpoints/global_step_1")
+                server.enter_context(serving(serve, clone, clone / "server.log", SERVERS["vllm serve"]))
+            log = clone / "command.log"
+            with started(text, folder, log) as process:
+                process.communicate(":task 1\n", timeout=1800)
+                assert process.returncode == 0, f"{text}\n{log.read_text()[-5000:]}"
+            say(command, since, log.read_text())

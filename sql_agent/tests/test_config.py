@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from sql_agent.config import TrainConfig, dump_config, load_config
-from sql_agent.verl_side.config import Files, compose, precision, to_verl
+from sql_agent.verl_side.config import Files, compose, precision, to_verl, worker_environment
 
 FILES = Files(Path("model"), Path("train.parquet"), Path("val.parquet"))
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
@@ -308,3 +308,13 @@ OWN_AGENT = ("env.type=agent", "env.agent=my_agent.py:agent", "llm_proxy=true", 
 ])  # fmt: skip
 def test_breaks_stop_a_run_where_the_history_is_ours(settings, expected):
     assert load_config(None, settings).max_broken_fraction == expected
+
+
+def test_a_run_on_a_cpu_counts_one_gpu_for_ray_where_the_shell_hides_all(monkeypatch):
+    """verl asks Ray for a GPU on every platform, and Ray gives no more of them than the variable names."""
+    from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for name, value in worker_environment(load_config(None), cpu=True).items():
+        monkeypatch.setenv(name, value)
+    assert NvidiaGPUAcceleratorManager.get_current_process_visible_accelerator_ids() == ["-1"]

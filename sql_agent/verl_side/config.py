@@ -310,6 +310,7 @@ def worker_environment(cfg: TrainConfig, *, cpu: bool) -> dict[str, str]:
         threads = cfg.engine.train_threads or os.cpu_count() or 1
         env |= {
             "VERL_PLATFORM": "cpu",
+            "CUDA_VISIBLE_DEVICES": "-1",  # hides GPUs; Ray refuses num_gpus=1 where the variable is empty
             "VLLM_TARGET_DEVICE": "cpu",
             "VLLM_CPU_KVCACHE_SPACE": str(cfg.engine.kv_cache_gib),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
