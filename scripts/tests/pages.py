@@ -16,7 +16,6 @@ STARTS = re.compile(rf"(?:\w+=\S+ )*(?:{PROGRAM})(?: |$)")
 NOT_TYPED = {
     "make demo-pretrained": "Its tasks are fetched from the hub, and it takes two hours.",
     ": make demo$": "With --full test_caged_runs.py runs it.",
-    ": make test$": "It starts this test.",
     "--backend mongo|docker compose": "It needs MongoDB or Docker, and its page says that it was not run.",
 }
 """What is parsed only, and why; so is what a page marks with `*`. Patterns look at the page's name and the command."""
