@@ -16,15 +16,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-
-NAME = "sdpa"
-"""The name of transformers' own implementation, which is replaced in verl's processes. verl writes the name into every
-checkpoint's config, and other processes cannot load a checkpoint with an unknown name."""
 
 
 @dataclass(frozen=True)
@@ -170,11 +165,3 @@ def shared_prefix_attention(
             )
         )
     return torch.cat(attended, 2).transpose(1, 2).contiguous(), None
-
-
-def _attend(module: ModuleType) -> None:
-    module.AttentionInterface.register(NAME, shared_prefix_attention)
-
-
-def _leave_out_mask(module: ModuleType) -> None:
-    module.AttentionMaskInterface.register(NAME, lambda *_args, **_kwargs: None)

@@ -163,7 +163,7 @@ PATCHES = (
     ),
     Patch(
         "trainer",
-        "sql_agent.shared_prefix:_attend",
+        f"{_PLUGIN}packed_attention:_attend",
         "transformers.modeling_utils",
         ("AttentionInterface._global_mapping.sdpa",),
         "rows that begin alike are computed once up to where they part",
@@ -171,7 +171,7 @@ PATCHES = (
     ),
     Patch(
         "trainer",
-        "sql_agent.shared_prefix:_leave_out_mask",
+        f"{_PLUGIN}packed_attention:_leave_out_mask",
         "transformers.masking_utils",
         ("AttentionMaskInterface._global_mapping.sdpa",),
         "no mask over all rows, which is quadratic in their sum",

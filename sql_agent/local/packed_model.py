@@ -15,7 +15,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from core.micro_batches import micro_batches
-from sql_agent.shared_prefix import NAME, PackedRows, Segment, shared_beginning, shared_prefix_attention
+from sql_agent.shared_prefix import PackedRows, Segment, shared_beginning, shared_prefix_attention
 
 
 def attend_plain_or_packed(
@@ -32,6 +32,10 @@ def attend_plain_or_packed(
     if segments is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **others)
     return shared_prefix_attention(module, query, key, value, None, segments=segments, **others)
+
+
+NAME = "sdpa"
+"""The name of transformers' implementation that packed rows extend; models with another one are computed row by row."""
 
 
 def base_of(model: Any) -> Any:

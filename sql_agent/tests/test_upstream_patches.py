@@ -33,6 +33,11 @@ def test_what_is_installed_and_pinned_is_what_the_changes_were_written_for(libra
     assert gpu and gpu[1] == VERSIONS[library][-1]
 
 
+def test_changes_of_verls_workers_and_servers_stand_in_the_plugin_which_makes_them():
+    of_plugin = {patch.by for patch in PATCHES if patch.by.startswith("sql_agent.verl_side.plugin.")}
+    assert {patch.by for patch in PATCHES if patch.process in ("trainer", "server")} == of_plugin
+
+
 def test_no_change_is_entered_twice():
     entries = [(patch.by, patch.module, name) for patch in PATCHES for name in patch.names]
     assert len(set(entries)) == len(entries)
