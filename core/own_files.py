@@ -146,10 +146,14 @@ def _import_failed(error: BaseException, source: Path | str) -> Exception:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _machinery(frame.filename)]
     inside = [frame for frame in frames if frame.filename == str(source)] or frames
     at = f"{inside[-1].filename}:{inside[-1].lineno}" if inside else str(source)
-    return OwnFileError(
-        f"{at}: importing it raised {type(error).__name__}: {error}; it is imported when the command starts, so what "
-        'starts a training of its own belongs under if __name__ == "__main__"'
-    )
+    if isinstance(error, ModuleNotFoundError):
+        remedy = f"if {error.name} is a package, install it: uv pip install --python .venv/bin/python NAME"
+    else:
+        remedy = (
+            "it is imported when the command starts, so what starts a training of its own belongs under if __name__ == "
+            '"__main__"'
+        )
+    return OwnFileError(f"{at}: importing it raised {type(error).__name__}: {error}; {remedy}")
 
 
 def _machinery(filename: str) -> bool:

@@ -208,7 +208,7 @@ def check_database(place: Path | str, tasks: Path | None) -> Finding:
             if tasks is None:
                 return Finding("database", found)
             questions = read_questions(tasks, databases)
-            faults = [(q.id, fault) for q in questions if (fault := environment.reference_fault(q))]
+            faults = [(q.shown, fault) for q in questions if (fault := environment.reference_fault(q))]
     except (ValueError, BackendUnavailable) as error:
         return Finding("database", str(place), (Problem(str(error), mend),))
     found += f"; {len(questions)} questions"

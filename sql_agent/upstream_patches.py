@@ -353,7 +353,10 @@ def require(process: Process) -> None:
     """
     for patch in PATCHES:
         if patch.process == process and patch in _wanted - _made:
-            raise _missing(patch, patch.names[0])
+            raise PatchError(
+                f"{patch.by} did not change {patch.module}:{patch.names[0]} in this process: {patch.why}. The plugin "
+                "does that when the module is imported; that it did not is a fault of this project, not of a version"
+            )
 
 
 def _make_named(patch: Patch, module: ModuleType) -> None:

@@ -237,7 +237,7 @@ def test_the_references_of_questions_about_a_database_are_run(tmp_path: Path):
 
     assert found("SELECT name FROM fish") == Finding("database", f"{seen}; 1 questions")
     assert found("DELETE FROM fish; INSERT INTO fish VALUES ('eel')") == Finding("database", f"{seen}; 1 questions")
-    what = "1 references fail and their questions will be left out: q-1: no such column: nam"
+    what = "1 references fail and their questions will be left out: q-1 (?): no such column: nam"
     mend = f"correct them in {tasks}; a reference is SQLite's SQL, one SELECT or what changes data"
     problem = Problem(what, mend, blocks=False)
     assert found("SELECT name FROM fish", "SELECT nam FROM fish") == Finding(

@@ -107,7 +107,8 @@ def _prompt(row: dict[str, Any]) -> Any:
         ValueError: the prompt is missing or invalid; the message continues a sentence about the task.
     """
     if row.get("prompt") is None:
-        raise ValueError(f"has no `prompt`, a text or messages that the agent is run on; it has {', '.join(row)}")
+        columns = ", ".join(name for name, value in row.items() if value is not None) or "nothing"
+        raise ValueError(f"has no `prompt`, a text or messages that the agent is run on; it has {columns}")
     try:
         messages = as_messages(row["prompt"])
     except ValueError as error:

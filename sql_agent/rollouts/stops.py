@@ -85,8 +85,17 @@ def check_lost(results: Sequence[RolloutResult], max_fraction: float) -> None:
         raise TooManyLostError(
             f"{lost} of {len(results)} rollouts were lost or refused a score, more than "
             f"rollout.max_lost_fraction={max_fraction} allows; the most frequent reason is {reason!r} "
-            f"({count} times). {_LOST_ADVICE.get(reason, _LOST_ADVICE['other'])}"
+            f"({count} times{_example(results, reason)}). {_LOST_ADVICE.get(reason, _LOST_ADVICE['other'])}"
         )
+
+
+def _example(results: Sequence[RolloutResult], reason: str) -> str:
+    """Return where and how the first rollout of that reason failed, if it left a traceback; else nothing."""
+    outcomes = [result.outcome for result in results if (result.lost or _refused(result)) == reason and result.outcome]
+    told = next((text for one in outcomes if (text := one.reward.error or one.record.error)), "")
+    lines = [line.strip() for line in told.splitlines() if line.strip()]
+    places = [line for line in lines if line.startswith("File ")]
+    return f"; the first: {places[-1]}: {lines[-1]}" if places else ""
 
 
 def _refused(result: RolloutResult) -> str | None:

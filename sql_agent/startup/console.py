@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from typing import Any
 
@@ -31,7 +32,11 @@ class Console:
                     print(f"[{seconds:6.1f} s] ALARM: {ALARMS[name]}", flush=True)
                 self._alarmed = alarmed
             case "finished":
+                run = shlex.quote(str(self.cfg.run_dir))
                 print(f"[{seconds:6.1f} s] done", flush=True)
+                print(
+                    f"rollouts: {run}/trajectories; all of it on one page: python -m scripts.report {run}", flush=True
+                )
             case "failed":
                 print(f"[{seconds:6.1f} s] failed: {event['error']}", flush=True)
 

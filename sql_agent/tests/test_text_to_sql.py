@@ -634,7 +634,7 @@ def test_prompts_that_are_too_long_get_a_shorter_schema_which_is_said(environmen
     assert all(length(question) < length(found.train[0]) for question in cut.train)
     assert environment.describe(cut.train) == [
         f"the schema of my shop? is cut to {cut.train[0].schema_chars} characters in 2 of 2 prompts, to fit "
-        "data.max_prompt_tokens; left out: example values"
+        "data.max_prompt_tokens; a larger one keeps what is cut: example values"
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,11 @@ class Question:
     """Characters to which the schema in the prompt is cut; None: it is whole."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
+
+    @property
+    def shown(self) -> str:
+        """Return its id and its words, for messages."""
+        return f"{self.id} ({textwrap.shorten(self.question, 80)})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values; `from_dict` is the inverse."""

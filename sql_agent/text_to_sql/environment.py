@@ -32,6 +32,8 @@ from sql_agent.text_to_sql.schema import lengths, render
 
 JUDGED_S = 30.0
 """Seconds that a reference or a submitted query may take, longer than other statements, as in BIRD's evaluator."""
+SHOWN = 5
+"""Questions without a usable reference that are printed."""
 PROGRESS_S = 10.0
 
 
@@ -96,7 +98,7 @@ class TextToSql(Environment):
         cut = Counter((task.db_id, task.schema_chars) for task in tasks if task.schema_chars is not None)
         return [
             f"the schema of {db_id} is cut to {chars} characters in {count} of {len(tasks)} prompts, to fit "
-            f"data.max_prompt_tokens; left out: {render(self.databases.schema(db_id), chars)[1]}"
+            f"data.max_prompt_tokens; a larger one keeps what is cut: {render(self.databases.schema(db_id), chars)[1]}"
             for (db_id, chars), count in cut.most_common()
         ]
 
@@ -212,18 +214,26 @@ class TextToSql(Environment):
         return Split(*kept, left_out=left_out)
 
     def _usable(self, questions: Sequence[Question], left_out: Counter[str], *, train: bool) -> list[Question]:
-        kept, next_line = [], time.monotonic() + PROGRESS_S
+        kept, unusable, next_line = [], [], time.monotonic() + PROGRESS_S
         for number, question in enumerate(questions):
             expected = self.expected_changes(question) if question.changes else self.expected(question)
             if expected is None:
                 left_out["reference_failed"] += 1
+                unusable.append(f"{question.shown}: {self.reference_fault(question)}")
             elif train and not expected:
                 left_out["changes_nothing" if question.changes else "empty_answer"] += 1
+                unusable.append(
+                    f"{question.shown}: {'it changes nothing' if question.changes else 'no row answers it'}"
+                )
             else:
                 kept.append(question)
             if time.monotonic() > next_line:
                 print(f"running the references: {number + 1} of {len(questions)}", flush=True)
                 next_line += PROGRESS_S
+        for line in unusable[:SHOWN]:
+            print(f"left out: {line}", flush=True)
+        if len(unusable) > SHOWN:
+            print(f"left out: {len(unusable) - SHOWN} more", flush=True)
         return kept
 
     def read_tasks(self, file: Path) -> list[Question]:
