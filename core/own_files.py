@@ -161,7 +161,7 @@ def _machinery(filename: str) -> bool:
 
 
 def _defined(module: ModuleType) -> list[str]:
-    """Return the names of classes and functions that a module defines itself, and of its objects of other classes."""
+    """Return the names of the classes and functions that a module defines, and of its other objects, imported too."""
     own = ((name, thing) for name, thing in vars(module).items() if not name.startswith("_"))
     return [name for name, thing in own if _is_own(thing, module)]
 
@@ -169,4 +169,4 @@ def _defined(module: ModuleType) -> list[str]:
 def _is_own(thing: Any, module: ModuleType) -> bool:
     if isinstance(thing, type | FunctionType):
         return thing.__module__ == module.__name__
-    return type(thing).__module__ not in ("builtins", "typing", "__future__")
+    return type(thing).__module__ not in ("builtins", "types", "typing", "__future__")

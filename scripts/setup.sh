@@ -15,6 +15,8 @@ python=.venv/bin/python
 stamp=.venv/.setup-stamp
 inputs=(requirements.txt scripts/overrides.txt scripts/vllm_alias/pyproject.toml)
 
+case ${1:-} in "" | --extras) ;; *) echo "usage: bash scripts/setup.sh [--extras]" >&2 && exit 2 ;; esac
+
 say() { printf '[setup %4d s] %s\n' "$SECONDS" "$*"; }
 die() {
     say "stopped: $*" >&2

@@ -120,6 +120,7 @@ def shared_prefix_attention(
     scaling: float | None = None,
     *,
     segments: tuple[Segment, ...],
+    dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
     **_: Any,
@@ -134,6 +135,7 @@ def shared_prefix_attention(
         attention_mask: None; the segments take its place.
         scaling: factor of the products; None: 1 / sqrt(D).
         segments: of `PackedRows`, in the order of the sequence.
+        dropout: probability with which a weight is left out; transformers passes 0 outside of training.
         sliding_window: of the layer, in tokens; the longest row has to fit into it.
         softcap: of the layer; has to be None.
     Returns:
@@ -161,7 +163,13 @@ def shared_prefix_attention(
             mask, states = None, (keys[number], values[number])
         attended.append(
             scaled_dot_product_attention(
-                queries[number], *states, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
+                queries[number],
+                *states,
+                attn_mask=mask,
+                dropout_p=dropout,
+                is_causal=mask is None,
+                scale=scaling,
+                enable_gqa=grouped,
             )
         )
     return torch.cat(attended, 2).transpose(1, 2).contiguous(), None

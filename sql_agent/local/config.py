@@ -55,8 +55,9 @@ class OptimConfig(Settings):
     grad_accum: int = Field(default=1, ge=1, validation_alias="gradient_accumulation_steps")
     """Batches (groups, under greedy-then-GRPO) whose gradients are averaged into one step."""
     micro_batch_tokens: int | None = Field(default=None, ge=1)
-    """Tokens, padding included, of one forward and backward pass; a longer trajectory has its own pass and computes
-    activations twice. None: 1024 on a CPU, 4096 on a GPU. It changes memory use, not the result."""
+    """Tokens of one forward and backward pass; on a CPU what trajectories share counts once, elsewhere padding counts.
+    A longer trajectory has its own pass and computes activations twice. None: 2048 on a CPU, 4096 on a GPU. It changes
+    memory use, not the result."""
 
 
 class ModelConfig(Settings):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from trl.kernels import ChunkedLogProbFunction
 
-from sql_agent.local.packed_model import base_of, packed_states, packs
+from sql_agent.local.packed_model import base_of, packed_states, packs, rows_of
 from sql_agent.shared_prefix import pack_rows
 
 VOCAB_TILE = 4096
@@ -69,8 +69,7 @@ def score_tokens(
 
 def _packed_hidden(base: Any, ids: Tensor, attention: Tensor, places: Tensor) -> Tensor:
     """Return the hidden states at `places`, a mask of shape (B, T - 1), row by row, shape (N, D)."""
-    rows = [row[:length].tolist() for row, length in zip(ids, attention.sum(-1).tolist(), strict=True)]
-    packed = pack_rows(rows)
+    packed = pack_rows(rows_of(ids, attention))
     at = torch.cat([where[row.nonzero().flatten()] for where, row in zip(packed.places, places, strict=True)])
     # Rows may share a place. The gradient of indexing with repeated places is summed by several threads in any order,
     # that of index_select by one.

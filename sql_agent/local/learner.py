@@ -63,8 +63,8 @@ class Learner:
     def _backward(
         self, trajectories: Sequence[Trajectory], advantages: Sequence[float], temperature: float
     ) -> dict[str, float]:
-        # micro-batches hold trajectories that begin alike; weights are computed over all trajectories, so that the
-        # losses add up to that of the whole batch
+        # micro-batches hold trajectories of similar length, or that begin alike; weights are computed over all
+        # trajectories, so that the losses add up to that of the whole batch
         most = micro_batch_tokens(self._optim.micro_batch_tokens, self._policy.device.type, ON_CPU_SHARED)
         parts = micro_batches_of(
             base_of(self._policy.model), [[*t.prompt_ids, *t.response_ids] for t in trajectories], most

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from core.cpu_features import uses_bfloat16
 from core.hub import model_folder
 from core.machine import memory_limits
-from core.micro_batches import ON_CPU_SHARED, micro_batch_tokens
+from core.micro_batches import MOST_ATTENDED, ON_CPU_SHARED, micro_batch_tokens
 from dbbench_adapter.protocols import Message
 from sql_agent.datatypes import AgentConfig
 from sql_agent.local.config import AdapterConfig, ModelConfig, OptimConfig
@@ -208,7 +208,10 @@ def estimate(
     read = group_size * sequence_tokens
     if precision in ("float32", "autocast"):  # on a CPU, more rows fit if they share their prompt (packed_model.py)
         tokens, rows = max(sequence_tokens, min(read, micro_batch_tokens)), group_size
+        # more rows than fit in full share their beginning, whose keys and values are copied for each
+        attended = min(read, MOST_ATTENDED * micro_batch_tokens) if read > micro_batch_tokens else 0
     else:
+        attended = 0
         rows = min(group_size, max(1, micro_batch_tokens // sequence_tokens))
         tokens = rows * sequence_tokens
     passing = act * (4 * shape.intermediate + 3 * shape.hidden)  # per token, in the layer that is being computed
@@ -222,6 +225,8 @@ def estimate(
         if precision == "autocast":
             activations += 2 * shape.linear_parameters  # frozen matrices in bfloat16, kept for the backward pass
     keys = shape.kv_heads * shape.head_dim
+    copies = 2 * act * keys * attended
+    activations += copies if gradient_checkpointing or sequence_tokens > micro_batch_tokens else shape.layers * copies
     return Estimate(
         weights=weights,
         adapter=4 * 4 * shape.adapter_parameters(adapter),

@@ -1,8 +1,8 @@
 """Computes rows that begin alike as one packed sequence, with a model of transformers in this process.
 
 Questions about one database share rules and schema, and the rollouts of a group their whole prompt. What rows share is
-computed once (`sql_agent.shared_prefix`). Leaves out models whose layers see other tokens in another way than by causal
-attention to all of them, and GPUs, where `shared_prefix_attention` would be slower than padding.
+computed once (`sql_agent.shared_prefix`). Leaves out models with anything but full causal attention, and GPUs, whose
+attention kernels know no packed rows.
 """
 
 from __future__ import annotations
@@ -14,8 +14,15 @@ import torch
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from core.micro_batches import micro_batches
+from core.micro_batches import MOST_ATTENDED, micro_batches
 from sql_agent.shared_prefix import PackedRows, Segment, shared_beginning, shared_prefix_attention
+
+NAME = "sdpa"
+"""The name of transformers' attention that packed rows extend; models with another attention are not packed."""
+OWN_MASKS = {"doge", "glm_moe_dsa"}
+"""Model types that make their own attention masks, or choose the tokens that are seen."""
+BY_LENGTH = {"dynamic", "longrope"}
+"""Rotations of positions that depend on the longest row of a pass."""
 
 
 def attend_plain_or_packed(
@@ -34,24 +41,34 @@ def attend_plain_or_packed(
     return shared_prefix_attention(module, query, key, value, None, segments=segments, **others)
 
 
-NAME = "sdpa"
-"""The name of transformers' implementation that packed rows extend; models with another one are computed row by row."""
-
-
 def base_of(model: Any) -> Any:
     """Return the causal LM of transformers: the model itself, or the one inside a PEFT model."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def rows_of(ids: torch.Tensor, attention: torch.Tensor) -> list[list[int]]:
+    """Return the tokens of each row without its padding, which stands at its end.
+
+    Args:
+        ids: tokens, shape (B, T).
+        attention: 1 on tokens, 0 on padding, shape (B, T).
+    """
+    return [row[:length].tolist() for row, length in zip(ids, attention.sum(-1).tolist(), strict=True)]
+
+
 def packs(base: Any) -> bool:
-    """Return whether rows of a model can be computed as one packed sequence: on a CPU, with plain causal attention.
+    """Return whether rows of a model can be computed as one packed sequence: on a CPU, with full causal attention.
 
     Args:
         base: a causal LM of transformers, without a PEFT model around it.
     """
     config = base.config.get_text_config()
+    rotation = getattr(config, "rope_parameters", None) or {}
     return (
         base.device.type == "cpu"
+        and config.model_type not in OWN_MASKS
+        and getattr(config, "is_decoder", None) is not False
+        and rotation.get("rope_type") not in BY_LENGTH
         and base._supports_attention_backend
         and not base._is_stateful
         and config._attn_implementation == NAME
@@ -63,6 +80,8 @@ def packs(base: Any) -> bool:
 
 def packed_states(base: Any, packed: PackedRows) -> torch.Tensor:
     """Compute the last hidden states of packed rows, shape (L, D).
+
+    It extends the attention of this process by packed rows; calls without them stay as they are.
 
     Args:
         base: a model that `packs`.
@@ -81,8 +100,9 @@ def packed_states(base: Any, packed: PackedRows) -> torch.Tensor:
 def micro_batches_of(base: Any, rows: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
     """Return groups of indices with at most `max_tokens` computed tokens each, but at least one index each.
 
-    If the model `packs`, rows that begin alike come into one group, and what they share counts once; else padding
-    counts. The largest groups come first, as in `core.micro_batches`.
+    If the model `packs`, rows that begin alike come into one group, and what they share counts once, while the rows
+    together have at most `MOST_ATTENDED` times `max_tokens`; else padding counts. The largest groups come first, as in
+    `core.micro_batches`.
 
     Args:
         base: a causal LM of transformers, without a PEFT model around it.
@@ -93,14 +113,17 @@ def micro_batches_of(base: Any, rows: Sequence[list[int]], max_tokens: int) -> l
     parts: list[list[int]] = []
     sizes: list[int] = []
     before: list[int] = []
+    attended = 0
     for i in sorted(range(len(rows)), key=rows.__getitem__):
         # in sorted order, a row shares most with the row before it
         new = len(rows[i]) - len(shared_beginning([before, rows[i]]))
-        if parts and sizes[-1] + new <= max_tokens:
+        attended += len(rows[i])
+        if parts and sizes[-1] + new <= max_tokens and attended <= MOST_ATTENDED * max_tokens:
             parts[-1].append(i)
             sizes[-1] += new
         else:
             parts.append([i])
             sizes.append(len(rows[i]))
+            attended = len(rows[i])
         before = rows[i]
     return [parts[k] for k in sorted(range(len(parts)), key=sizes.__getitem__, reverse=True)]

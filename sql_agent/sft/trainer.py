@@ -20,7 +20,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 from core.micro_batches import ON_CPU_SHARED, micro_batch_tokens, recomputed, return_freed_memory
 from core.training_run import RunLog, check_loss
 from sql_agent.local.head import score_tokens
-from sql_agent.local.packed_model import base_of, micro_batches_of
+from sql_agent.local.packed_model import base_of, micro_batches_of, rows_of
 from sql_agent.sft.config import SftConfig
 from sql_agent.sft.encoding import Encoded
 from sql_agent.sft.fine_tuning import Lora, training_arguments
@@ -46,13 +46,10 @@ class MicroBatchSFTTrainer(SFTTrainer):
         if num_items_in_batch is None:
             num_items_in_batch = _learnt(inputs).sum()
         self._seen, losses = [], []
-        rows = [
-            row[:length].tolist()
-            for row, length in zip(inputs["input_ids"], inputs["attention_mask"].sum(-1).tolist(), strict=True)
-        ]
+        rows = rows_of(inputs["input_ids"], inputs["attention_mask"])
         for part in micro_batches_of(base_of(self.model), rows, self._micro_batch_tokens):
             width = max(len(rows[i]) for i in part)
-            own = {name: rows[part, :width] for name, rows in inputs.items()}
+            own = {name: values[part, :width] for name, values in inputs.items()}
             with recomputed(self.model, when=width > self._micro_batch_tokens):
                 losses.append(super().training_step(model, own, num_items_in_batch))
             return_freed_memory()

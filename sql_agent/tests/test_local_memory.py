@@ -159,7 +159,8 @@ def test_the_parts_worked_out_by_hand():
         kv_cache=2 * 4 * 2 * 300 * 2,  # keys and values, bytes, one head of 2, tokens of three rows, layers
         sampling=300 * (passing + 400) + 28 * 3 * 10,
         # inputs of two layers, 200 tokens; then one layer whole, less what the logits have given back by then
-        activations=2 * 200 * 4 * 4 + 200 * (passing + kept) - 9 * 4 * 180 * 10,
+        # and keys and values of that layer, a head of 2, copied for each of the three rows
+        activations=2 * 200 * 4 * 4 + 200 * (passing + kept) - 9 * 4 * 180 * 10 + 2 * 4 * 2 * 300,
         logits=9 * 4 * 180 * 10,  # copies of one tile: sampled tokens of three rows, all ten tokens of the vocabulary
         runtime=96 * 2**20,
     )

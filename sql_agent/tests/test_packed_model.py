@@ -36,6 +36,10 @@ def model_of(attention="sdpa", **own):
     pytest.param({"model_type": "gemma2", "sliding_window": None}, False, id="gemma2_caps_its_scores"),
     pytest.param({"model_type": "lfm2", "layer_types": ["conv", "full_attention"]}, False, id="lfm2_has_convolutions"),
     pytest.param({"model_type": "llama", "attention": "eager"}, False, id="another_attention"),
+    pytest.param({"model_type": "doge"}, False, id="doge_makes_its_own_mask"),
+    pytest.param({"model_type": "roberta"}, False, id="an_encoder"),
+    pytest.param({"model_type": "llama", "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+                 False, id="positions_by_the_longest_row"),
 ])  # fmt: skip
 def test_models_with_plain_causal_attention_pack(own, expected):
     assert packs(model_of(**own)) is expected
@@ -54,9 +58,24 @@ def test_a_shared_beginning_counts_once(most, expected):
     assert micro_batches_of(model_of(model_type="llama"), ROWS, most) == expected
 
 
+def test_a_pass_attends_to_four_times_its_tokens_at_most():
+    rows = [[1, 2, 3, 4, 5, 6, 7, token] for token in range(8, 16)]  # 7 + 8 tokens; 8 rows of 8 are 64
+    assert micro_batches_of(model_of(model_type="llama"), rows, 16) == [[*range(8)]]
+    rows.append([1, 2, 3, 4, 5, 6, 7])  # a beginning of the others: nothing more to compute, 71 to attend to
+    assert micro_batches_of(model_of(model_type="llama"), rows, 16) == [[8, *range(7)], [7]]
+
+
 def test_rows_of_a_model_that_does_not_pack_count_with_their_padding():
     # three rows of five tokens are 15; shortest first: 2, 4, 4 make 12 tokens, then the row of five
     assert micro_batches_of(model_of(model_type="mistral"), ROWS, 12) == [[3], [2, 0, 1]]
+
+
+def test_attention_dropout_is_that_of_rows_apart():
+    model = model_of(model_type="llama", attention_dropout=0.9).train()
+    packed = pack_rows([[1, 2, 3], [1, 2, 4]])
+    assert not torch.equal(packed_states(model, packed), packed_states(model, packed))
+    model.eval()
+    assert torch.equal(packed_states(model, packed), packed_states(model, packed))
 
 
 @pytest.mark.parametrize("recompute", [False, True])
