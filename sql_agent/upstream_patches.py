@@ -355,7 +355,8 @@ def require(process: Process) -> None:
         if patch.process == process and patch in _wanted - _made:
             raise PatchError(
                 f"{patch.by} did not change {patch.module}:{patch.names[0]} in this process: {patch.why}. The plugin "
-                "does that when the module is imported; that it did not is a fault of this project, not of a version"
+                "does that once the module is imported: either it never was, since the library uses another one, or "
+                "sql_agent/upstream_patches.py names code outside of the plugin. Report it with logs/driver.log"
             )
 
 

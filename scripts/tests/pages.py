@@ -21,6 +21,7 @@ NOT_TYPED = {
 """What is parsed only, and why; so is what a page marks with `*`. Patterns look at the page's name and the command."""
 
 FULL = {
+    r"tiny_cpu\.yaml": "It trains for a minute, as tests of that command do.",
     r"scripts/demo\.sh": "It trains forty steps in ten minutes.",
     r"models/small|runs/mine|--model mine": "They make a policy, train it for four steps and measure it.",
     r"train_sql_agent\.py(?!.*--dry-run)|runs/seller$": "A train step takes two minutes.",

@@ -205,7 +205,8 @@ def test_a_policy_that_was_shown_references_is_trained_on_a_database_and_on_a_cl
     flags = ["--batch_size", 2, "--group_size", 6, "--max_new_tokens", 60, "--num_epochs", 2, "--num_tasks", 6]
     flags += ["--temperature", 1.2, "--learning_rate", "1e-3", "--eval_tasks", 3, "--run_dir", out]
     said = run("train_local_grpo", "--model_path", shown, *named, "--train_file", rows, *flags)
-    assert said.startswith("tasks: ")
+    unusable = "left out: train-4 (Which is rotten?): no such column: rotten\n" if of == "own_database" else ""
+    assert said.startswith(f"{unusable}tasks: ")
     if of == "own_database":
         assert "left out: too long 0, reference_failed 1\n" in said
     metrics = lines(out / "metrics.jsonl")
