@@ -23,7 +23,7 @@ NOT_TYPED = {
 FULL = {
     r"tiny_cpu\.yaml": "It trains for a minute, as tests of that command do.",
     r"scripts/demo\.sh": "It trains forty steps in ten minutes.",
-    r"models/small|runs/mine|--model mine": "They make a policy, train it for four steps and measure it.",
+    r"models/small|runs/small|--model mine": "They make a policy, train it for four steps and measure it.",
     r"train_sql_agent\.py(?!.*--dry-run)|runs/seller$": "A train step takes two minutes.",
     r"agl store --host|--base-url URL": "It serves a train step, or asks a server that starts in a minute.",
     r"MODEL --d|ADAPTER": "It trains for minutes, or reads what was trained.",

@@ -22,7 +22,18 @@ from pathlib import Path
 import httpx
 import pytest
 
-from scripts.tests.pages import FULL, NOT_TYPED, PAGES, REPLACED, ROOT, Command, blocks, commands, left_over
+from scripts.tests.pages import (
+    FULL,
+    NOT_TYPED,
+    ONE_STEP,
+    PAGES,
+    REPLACED,
+    ROOT,
+    Command,
+    blocks,
+    commands,
+    left_over,
+)
 from sql_agent.tiny_policy.make import make_tiny_policy
 
 pytestmark = pytest.mark.slow
@@ -45,6 +56,14 @@ def test_every_command_is_typed_or_says_why_not():
     for table in (NOT_TYPED, FULL):
         assert [pattern for pattern in table if not any(re.search(pattern, each.name) for each in ALL)] == []
     assert [pattern for pattern in REPLACED if not any(re.search(pattern, each.text) for each in ALL)] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_two_runs_of_a_page_share_a_folder(page):
+    """A second run would go on from the first, or refuse to; `--ci-fast` and `--dry-run` begin anew."""
+    runs = [each.text for each in commands(page) if ONE_STEP.search(each.text) or "trainer.steps" in each.text]
+    folders = [re.findall(r"--run-dir (\S+)", text) for text in runs]
+    assert [text for text in runs if folders.count(re.findall(r"--run-dir (\S+)", text)) > 1] == []
 
 
 def words_of(command: Command) -> list[str]:
@@ -187,7 +206,7 @@ def test_the_commands_of_a_page_run_in_a_fresh_clone(page, clone, request):
                 continue
             if "--base-url URL" in command.text:
                 serve = next(each.text for each in commands("README.md") if "vllm serve" in each.text)
-                serve = serve.replace("runs/mine/checkpoints/global_step_4", "runs/seller/checkpoints/global_step_1")
+                serve = serve.replace("runs/small/checkpoints/global_step_4", "runs/seller/checkpoints/global_step_1")
                 server.enter_context(serving(serve, clone, clone / "server.log", SERVERS["vllm serve"]))
             log = clone / "command.log"
             with started(text, folder, log) as process:
