@@ -46,13 +46,22 @@ class Point:
     dropout: float = 0.05
     precision: Literal["float32", "bfloat16"] = "float32"
     sequence: int = 512
-    """Tokens of a trajectory, half of them sampled."""
+    """Tokens of a trajectory."""
+    shared: int = 0
+    """Tokens of the prompt, if all trajectories have the same; a pass computes it once. 0: half of each trajectory is a
+    prompt of its own."""
+
+    @property
+    def sampled(self) -> int:
+        """Return the tokens of a trajectory that are trained."""
+        return self.sequence - (self.shared or self.sequence // 2)
 
     @property
     def name(self) -> str:
         kept = ", checkpointing" if self.gradient_checkpointing else ""
         plain = "" if self.dropout else ", no dropout"
-        how = f"{self.sequence} tokens each, {self.precision}, micro-batches of {self.micro_batch_tokens:,} tokens"
+        each = f"{self.sequence} tokens each" + (f", {self.shared} of them shared" if self.shared else "")
+        how = f"{each}, {self.precision}, micro-batches of {self.micro_batch_tokens:,} tokens"
         return f"{self.size}, rank {self.rank}, {how}{kept}{plain}"
 
     @property
@@ -70,6 +79,10 @@ POINTS = (
     Point("135M", 16, micro_batch_tokens=1024, sequence=768),
     Point("135M", 16, micro_batch_tokens=1024, sequence=768, precision="bfloat16"),
     Point("135M", 16, micro_batch_tokens=1024, sequence=768, precision="bfloat16", gradient_checkpointing=True),
+    Point("135M", 16, micro_batch_tokens=2048, sequence=768, shared=384),
+    Point("135M", 16, micro_batch_tokens=2048, sequence=768, shared=384, precision="bfloat16"),
+    Point("135M", 16, micro_batch_tokens=2048, sequence=768, shared=640),
+    Point("135M", 16, True, micro_batch_tokens=2048, sequence=768, shared=640, precision="bfloat16"),
     Point("250M", 16, micro_batch_tokens=2048),
     Point("250M", 16, gradient_checkpointing=True, micro_batch_tokens=2048),
 )
@@ -127,7 +140,7 @@ def estimate_of(point: Point) -> Estimate:
         precision="autocast" if point.precision == "bfloat16" else "float32",
         group_size=GROUP,
         sequence_tokens=point.sequence,
-        sampled_tokens=point.sequence // 2,
+        sampled_tokens=point.sampled,
         micro_batch_tokens=point.micro_batch_tokens,
         gradient_checkpointing=point.gradient_checkpointing,
         reference=False,
@@ -170,7 +183,8 @@ def peaks(point: Point, model: Path) -> dict[str, int]:
         gradient_checkpointing=point.gradient_checkpointing,
         precision=point.precision,
     )
-    ids = torch.randint(3, 1000, (GROUP, point.sequence)).tolist()
+    first, *others = torch.randint(3, 1000, (GROUP, point.sequence)).tolist()
+    ids = [first, *(first[: point.shared] + row[point.shared :] for row in others)]
     _new_peak()
     policy.generate(
         [row[: point.sequence - NEW_TOKENS] for row in ids],
@@ -179,7 +193,7 @@ def peaks(point: Point, model: Path) -> dict[str, int]:
         min_new_tokens=NEW_TOKENS,
     )
     sampling = _peak() - baseline
-    said = point.sequence // 2
+    said = point.sampled
     trajectories = [Trajectory(tuple(row[:-said]), tuple(row[-said:]), (1,) * said, (-7.0,) * said, 1) for row in ids]
     learner = Learner(policy, OptimConfig(micro_batch_tokens=point.micro_batch_tokens), LossConfig())
     learner.learn([Trajectory((5,), (6,), (1,), (-7.0,), 1)] * 2, [1.0, -1.0], temperature=1.0)

@@ -68,6 +68,8 @@ class Transcript:
 
     def answers(self, messages: Sequence[Message]) -> None:
         for message in messages:
+            if not message["content"]:
+                continue  # the query was handed in to be judged, and was not run to be read
             self._print(Text("  → ", style="dim"), Text(visible(str(message["content"])), style="cyan"))
 
     def ended(self, answered: Answered) -> None:

@@ -339,6 +339,13 @@ def test_thoughts_calls_results_and_the_verdict_stand_in_their_order(tokenizer, 
     assert last.startswith("judge: correct  2 replies, ") and last.endswith(" s")
 
 
+def test_a_tool_that_answers_nothing_leaves_no_line():
+    console = Console(file=io.StringIO(), width=80)
+    answers = [{"role": "tool", "content": text} for text in ("", "[2]")]
+    Transcript(console, max_new_tokens=200).answers(answers)
+    assert console.file.getvalue() == "  → [2]\n"
+
+
 def test_an_answer_in_words_is_shown_once_and_a_wrong_one_named(tokenizer):
     call = called("calculator", expression="3+1")
     text = shown(tokenizer, word_problems([PROBLEM]), PROBLEM, call, "Four.\n#### 4")
