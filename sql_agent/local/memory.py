@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from core.cpu_features import uses_bfloat16
 from core.hub import model_folder
@@ -185,6 +185,7 @@ def estimate(
     adapter: AdapterConfig,
     *,
     precision: Precision,
+    rows: int,
     group_size: int,
     sequence_tokens: int,
     sampled_tokens: int,
@@ -196,7 +197,8 @@ def estimate(
 
     Args:
         precision: float32 or autocast on a CPU; bfloat16 and 4bit on a GPU.
-        group_size: episodes sampled side by side.
+        rows: episodes sampled side by side, which are trained together.
+        group_size: the number of these that begin with the same prompt.
         sequence_tokens: tokens of the longest trajectory, prompt included.
         sampled_tokens: the part of these from the first reply on; only they get logits.
         reference: whether there is a separate reference model, assumed to have the same shape and never in 4 bits.
@@ -205,18 +207,14 @@ def estimate(
     others = shape.parameters - shape.linear_parameters
     plain = shape.parameters * (4 if precision in ("float32", "autocast") else 2)
     weights = int(shape.linear_parameters * NF4_BYTES) + 4 * others if precision == "4bit" else plain
-    read = group_size * sequence_tokens
-    if precision in ("float32", "autocast"):  # on a CPU, more rows fit if they share their prompt (packed_model.py)
-        tokens, rows = max(sequence_tokens, min(read, micro_batch_tokens)), group_size
-        # more rows than fit in full share their beginning, whose keys and values are copied for each
-        attended = min(read, MOST_ATTENDED * micro_batch_tokens) if read > micro_batch_tokens else 0
-    else:
-        attended = 0
-        rows = min(group_size, max(1, micro_batch_tokens // sequence_tokens))
-        tokens = rows * sequence_tokens
+    read = rows * sequence_tokens
+    on_cpu = precision in ("float32", "autocast")
+    prompt_tokens = max(0, sequence_tokens - sampled_tokens) if on_cpu else 0  # only there it is computed once
+    largest = largest_pass(prompt_tokens, sequence_tokens - prompt_tokens, rows, group_size, micro_batch_tokens)
+    tokens, attended = largest.tokens, largest.attended
     passing = act * (4 * shape.intermediate + 3 * shape.hidden)  # per token, in the layer that is being computed
     kept = _kept_by_layer(shape, adapter, precision, sequence_tokens)
-    tile = 4 * min(rows * sampled_tokens, PLACE_TILE) * min(shape.vocab, VOCAB_TILE)
+    tile = 4 * min(largest.rows * sampled_tokens, PLACE_TILE) * min(shape.vocab, VOCAB_TILE)
     at_logits, in_layer = LOGIT_COPIES * tile, tokens * passing
     if gradient_checkpointing or sequence_tokens > micro_batch_tokens:  # a longer row is recomputed
         activations, in_layer = shape.layers * tokens * shape.hidden * act, in_layer + tokens * kept
@@ -232,11 +230,37 @@ def estimate(
         adapter=4 * 4 * shape.adapter_parameters(adapter),
         reference=plain if reference else 0,
         kv_cache=2 * act * keys * read * shape.layers,
-        sampling=read * (passing + 4 * sequence_tokens) + 7 * 4 * group_size * shape.vocab,
+        sampling=read * (passing + 4 * sequence_tokens) + 7 * 4 * rows * shape.vocab,
         activations=activations + max(0, in_layer - at_logits),
         logits=at_logits,
-        runtime=CPU_RUNTIME if precision in ("float32", "autocast") else 0,
+        runtime=CPU_RUNTIME if on_cpu else 0,
     )
+
+
+class Pass(NamedTuple):
+    tokens: int
+    """Computed tokens; a shared prompt counts once."""
+    rows: int
+    attended: int
+    """Tokens of all rows whose keys and values are copied, since they share a prompt."""
+
+
+def largest_pass(prompt: int, own: int, rows: int, group_size: int, limit: int) -> Pass:
+    """Return the largest pass that `sql_agent.local.packed_model.micro_batches_of` makes of these rows.
+
+    Args:
+        prompt: tokens that the rows of a group share.
+        own: tokens of each row behind them.
+        limit: tokens of a pass, which a single row may exceed.
+    """
+    found = [Pass(prompt + own, 1, 0)]
+    for groups in range(1, -(-rows // group_size) + 1):
+        most = min(rows, groups * group_size, MOST_ATTENDED * limit // (prompt + own))
+        fit = min(most, (limit - groups * prompt) // own)
+        if fit >= groups:
+            copied = fit * (prompt + own) if prompt and fit > groups else 0
+            found.append(Pass(groups * prompt + fit * own, fit, copied))
+    return max(found)
 
 
 def _kept_by_layer(shape: ModelShape, adapter: AdapterConfig, precision: Precision, sequence_tokens: int) -> int:
@@ -285,6 +309,7 @@ class Demand:
     shape: ModelShape
     adapter: AdapterConfig
     precision: Precision
+    rows: int
     group_size: int
     prompt_tokens: int
     replies: int
@@ -302,6 +327,7 @@ class Demand:
             self.shape,
             self.adapter,
             precision=self.precision,
+            rows=self.rows,
             group_size=self.group_size,
             sequence_tokens=sequence_tokens,
             sampled_tokens=max(1, sequence_tokens - self.prompt_tokens),
@@ -325,9 +351,9 @@ class Demand:
         while now.max_new_tokens > MIN_NEW_TOKENS:
             now = replace(now, max_new_tokens=max(MIN_NEW_TOKENS, now.max_new_tokens // 2))
             yield f"max_new_tokens {now.max_new_tokens}", now
-        while now.group_size > 2:
-            now = replace(now, group_size=max(2, now.group_size // 2))
-            yield f"{now.group_size} episodes sampled together", now
+        while now.rows > 2:
+            now = replace(now, rows=max(2, now.rows // 2))
+            yield f"{now.rows} episodes sampled together", now
 
 
 @dataclass(frozen=True)
@@ -338,6 +364,8 @@ class Workload:
     """Some of the first prompts; the longest one is used."""
     rows: int
     """Episodes that are sampled side by side."""
+    group_size: int
+    """Episodes of one task."""
     limits: AgentConfig
     optim: OptimConfig
 
@@ -363,7 +391,8 @@ def memory_warning(
         shape=shape,
         adapter=adapter,
         precision=_precision(model, device, shape.parameters),
-        group_size=workload.rows,
+        rows=workload.rows,
+        group_size=workload.group_size,
         prompt_tokens=prompt_tokens,
         replies=workload.limits.max_turns or 1,
         max_new_tokens=workload.limits.max_tokens,

@@ -284,7 +284,11 @@ def start_trainer(
         seed=cfg.seed,
         reference_path=cfg.reference_model_path,
         workload=Workload(
-            [environment.messages(task) for task in recipe.some_tasks()], recipe.rows, cfg.limits, cfg.optim
+            [environment.messages(task) for task in recipe.some_tasks()],
+            recipe.rows,
+            recipe.group_size,
+            cfg.limits,
+            cfg.optim,
         ),
     )
     player = Player(policy, environment, cfg.limits, batch_size=recipe.rows)

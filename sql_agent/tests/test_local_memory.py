@@ -119,13 +119,14 @@ def test_activations_are_what_autograd_keeps(kind, modules, dropout, precision):
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), autocast:
         padded = torch.tensor([[0] + [1] * (tokens - 1)] * rows)
         model(input_ids=torch.zeros(rows, tokens, dtype=torch.long), attention_mask=padded, logits_to_keep=1)
-    asked = {"group_size": rows, "sequence_tokens": tokens, "micro_batch_tokens": rows * tokens, "reference": False}
+    asked = {"rows": rows, "group_size": 1, "sequence_tokens": tokens, "micro_batch_tokens": rows * tokens}
     expected = estimate(
         ModelShape(**{**vars(shape_of(config)), "vocab": 10**6}),  # its logits hide what one layer needs in passing
         adapter,
         precision=precision,
         sampled_tokens=10**6,
         gradient_checkpointing=False,
+        reference=False,
         **asked,
     )
     # beyond its layers a model keeps the last norm's input and the rotation, here as much as 4 %
@@ -135,6 +136,7 @@ def test_activations_are_what_autograd_keeps(kind, modules, dropout, precision):
 def estimate_by_hand(**changes) -> Estimate:
     settings = {
         "precision": "float32",
+        "rows": 3,
         "group_size": 3,
         "sequence_tokens": 100,
         "sampled_tokens": 60,
@@ -158,10 +160,11 @@ def test_the_parts_worked_out_by_hand():
         reference=4 * parameters,
         kv_cache=2 * 4 * 2 * 300 * 2,  # keys and values, bytes, one head of 2, tokens of three rows, layers
         sampling=300 * (passing + 400) + 28 * 3 * 10,
-        # inputs of two layers, 200 tokens; then one layer whole, less what the logits have given back by then
-        # and keys and values of that layer, a head of 2, copied for each of the three rows
-        activations=2 * 200 * 4 * 4 + 200 * (passing + kept) - 9 * 4 * 180 * 10 + 2 * 4 * 2 * 300,
-        logits=9 * 4 * 180 * 10,  # copies of one tile: sampled tokens of three rows, all ten tokens of the vocabulary
+        # a pass of at most 200 tokens has the prompt of 40 once and two rows of 60; inputs of two layers, then one
+        # layer whole, less what the logits have given back by then, and keys and values of that layer, a head of 2,
+        # copied for each of the two rows
+        activations=2 * 160 * 4 * 4 + 160 * (passing + kept) - 9 * 4 * 120 * 10 + 2 * 4 * 2 * 200,
+        logits=9 * 4 * 120 * 10,  # copies of one tile: sampled tokens of two rows, all ten tokens of the vocabulary
         runtime=96 * 2**20,
     )
 
@@ -196,6 +199,7 @@ def demand(**changes) -> Demand:
         "shape": shape_of(QWEN_1_5B),
         "adapter": AdapterConfig(),
         "precision": "bfloat16",
+        "rows": 4,
         "group_size": 4,
         "prompt_tokens": 400,
         "replies": 3,
@@ -254,7 +258,7 @@ def test_settings_are_lowered_in_order_until_the_run_fits():
 
 
 def test_what_is_lowered_already_is_not_proposed():
-    flags = [flag for flag, _ in demand(precision="float32", gradient_checkpointing=True, group_size=2).lowered()]
+    flags = [flag for flag, _ in demand(precision="float32", gradient_checkpointing=True, rows=2).lowered()]
     assert flags == [
         "micro_batch_tokens 1 (one trajectory at a time)",
         "max_new_tokens 256",
@@ -269,7 +273,7 @@ def test_a_model_that_never_fits_is_said_to_be_too_large():
 
 def test_a_model_of_another_kind_is_said_not_to_be_estimated(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    workload = Workload([], 4, AgentConfig(max_turns=3, max_tokens=10), OptimConfig())
+    workload = Workload([], 4, 4, AgentConfig(max_turns=3, max_tokens=10), OptimConfig())
     model = ModelConfig(model_path=str(tmp_path))
     said = memory_warning(model, AdapterConfig(), workload, device="cpu", prompt_tokens=10, reference=False)
     assert str(said).startswith("memory was not estimated: models of type 'gpt2'")

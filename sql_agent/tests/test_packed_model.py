@@ -6,6 +6,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from sql_agent.local.head import score_tokens
+from sql_agent.local.memory import Pass, largest_pass
 from sql_agent.local.packed_model import base_of, micro_batches_of, packed_states, packs
 from sql_agent.shared_prefix import pack_rows
 
@@ -63,6 +64,29 @@ def test_a_pass_attends_to_four_times_its_tokens_at_most():
     assert micro_batches_of(model_of(model_type="llama"), rows, 16) == [[*range(8)]]
     rows.append([1, 2, 3, 4, 5, 6, 7])  # a beginning of the others: nothing more to compute, 71 to attend to
     assert micro_batches_of(model_of(model_type="llama"), rows, 16) == [[8, *range(7)], [7]]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "own", "groups", "group_size", "most", "expected"),
+    [
+        pytest.param(6, 2, 1, 4, 14, Pass(14, 4, 32), id="a_group_in_one_pass"),
+        pytest.param(6, 2, 1, 4, 12, Pass(12, 3, 24), id="a_group_in_two_passes"),
+        pytest.param(12, 1, 1, 8, 16, Pass(16, 4, 52), id="four_times_the_tokens_of_a_pass"),
+        pytest.param(6, 2, 2, 2, 20, Pass(20, 4, 32), id="two_groups_in_one_pass"),
+        pytest.param(6, 2, 3, 1, 16, Pass(16, 2, 0), id="no_row_shares_anything"),
+        pytest.param(6, 6, 1, 4, 14, Pass(12, 1, 0), id="a_row_alone"),
+        pytest.param(6, 9, 1, 4, 14, Pass(15, 1, 0), id="a_row_longer_than_a_pass"),
+    ],
+)
+def test_the_largest_pass_is_known_before_the_rows_are(prompt, own, groups, group_size, most, expected):
+    numbers = iter(range(10_000))
+    rows = []
+    for _ in range(groups):
+        shared = [next(numbers) for _ in range(prompt)]
+        rows += [[*shared, *(next(numbers) for _ in range(own))] for _ in range(group_size)]
+    first, *_ = micro_batches_of(model_of(model_type="llama"), rows, most)
+    assert (len(pack_rows([rows[i] for i in first]).input_ids), len(first)) == (expected.tokens, expected.rows)
+    assert largest_pass(prompt, own, len(rows), group_size, most) == expected
 
 
 def test_rows_of_a_model_that_does_not_pack_count_with_their_padding():
