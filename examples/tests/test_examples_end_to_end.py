@@ -20,7 +20,7 @@ from sql_agent.tests.conftest import train_small_policy
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
-SETTINGS = ["rollout.trajectories_per_step=16", "rollout.redraws=0"]
+SETTINGS = ["agent.max_turns=4", "agent.max_tokens=128", "rollout.trajectories_per_step=16", "rollout.redraws=0"]
 OURS = {"--ci-fast": 0, "--device": 1, "--run-dir": 1}
 """Flags that the test gives itself, with the number of their values."""
 
@@ -95,7 +95,7 @@ def test_of_two_agents_the_turns_of_one_are_trained(tmp_path):
     flags[flags.index(f"{file}:triage")] = f"{file}:agent"
     # a rollout in which triage asks nobody is lost, as the small policy often has it
     more = ["--train-agents", "analyst", "--set", "rollout.max_lost_fraction=0.9"]
-    run = train_small_policy(tmp_path / "run", *flags, *more, settings=[*SETTINGS, "agent.max_turns=4"])
+    run = train_small_policy(tmp_path / "run", *flags, *more, settings=SETTINGS)
     check_trained(run)
     assert {rollout["lost"] for rollout in run.rollouts} <= {None, "no_trained_agent"}
     kept = [rollout for rollout in run.rollouts if rollout["lost"] is None]

@@ -39,7 +39,8 @@ def command():
 
     make_tiny_policy(MODEL)
     command = [sys.executable, "sql_agent/train_sql_agent.py", "--ci-fast", "--device", "cpu", "--model", str(MODEL)]
-    return [*command, "--run-dir", str(RUN_DIR), "--llm-proxy", "--set", "data.max_response_tokens=1500"]
+    shorter = ["--set", "agent.max_turns=4", "data.max_response_tokens=1500", "rollout.redraws=0"]
+    return [*command, "--run-dir", str(RUN_DIR), "--llm-proxy", *shorter]
 
 
 def check_nothing_was_sent(left):

@@ -37,8 +37,9 @@ LIFELONG = ROOT.parent / "shared" / "dbbench" / "data" / "lifelong" / "entry_dic
 TASKS = ["--train-file", str(LIFELONG)] if LIFELONG.is_file() else []
 COMMAND = [sys.executable, "sql_agent/train_sql_agent.py", "--ci-fast", "--set", "trainer.save_every=1"]
 # An entropy term, so that the weights change even in a step whose groups all have equal rewards; rows that hold every
-# turn, since a policy that solves nothing may talk for all of its 15.
-TRAINING = ["--set", "loss.entropy_coef=0.01", "--set", "data.max_response_tokens=3000", "--device", "cpu"]
+# turn, since a policy that solves nothing may talk to its last.
+SIZES = ["agent.max_tokens=128", "data.max_response_tokens=3000"]
+TRAINING = ["--set", "loss.entropy_coef=0.01", *SIZES, "--device", "cpu"]
 
 
 @pytest.fixture(scope="module")
@@ -369,7 +370,8 @@ def left_of(run_dir: Path, run_id: str) -> list[str]:
 
 def test_a_lora_run_serves_and_saves_whole_weights(model, tmp_path):
     where = ["--model", str(model), "--run-dir", str(tmp_path), "--lora", "--lora-rank", "8", "--device", "cpu"]
-    settings = ["--set", "trainer.steps=2", "--set", "loss.entropy_coef=0.01", "--set", "optim.learning_rate=1e-3"]
+    settings = ["--set", "trainer.steps=2", "loss.entropy_coef=0.01", "optim.learning_rate=1e-3"]
+    settings += ["--set", "agent.max_tokens=128", "rollout.redraws=0"]
     environment = {name: value for name, value in os.environ.items() if name != "AGL_MANAGED_STORE"}
     result = subprocess.run(
         [*COMMAND, *where, *settings], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
