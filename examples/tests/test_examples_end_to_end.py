@@ -1,7 +1,8 @@
 """The command of each example's page through the whole chain: store, runners, vLLM, verl, a small policy, one step.
 
-About two minutes each. The small policy solves hardly any of the tasks; what counts is whose tasks, rewards and turns
-are trained. The pages of own_agent, own_environment and medical have tests of their own.
+About a minute each. The small policy solves hardly any of the tasks; what counts is whose tasks, rewards and turns are
+trained. The pages of own_agent, own_environment and medical have tests of their own. Without `--full` the commands of
+gsm8k and own_reward only plan their runs: an environment of one's own and a reward are trained by those tests too.
 """
 
 import re
@@ -46,6 +47,22 @@ def check_trained(run):
     assert run.metrics["engine/probs_diff_max"] < 1e-3
 
 
+@pytest.fixture
+def full(request):
+    if not request.config.getoption("--full"):
+        pytest.skip("other examples train in every run what this one trains: --full")
+
+
+@pytest.mark.parametrize(("example", "settings"), [("gsm8k", "type: gsm8k"), ("own_reward", "looks_first")])
+def test_a_page_s_command_plans_its_run(example, settings, tmp_path):
+    command = [sys.executable, "sql_agent/train_sql_agent.py", "--dry-run", *flags_of(example)]
+    where = ["--run-dir", tmp_path / "run"]
+    planned = subprocess.run([*command, *where], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert settings in planned
+    assert "train steps: 20" in planned
+
+
+@pytest.mark.usefixtures("full")
 def test_gsm8k_is_rewarded_for_the_right_number(tmp_path):
     run = train_small_policy(tmp_path, *flags_of("gsm8k"), settings=SETTINGS)
     check_trained(run)
@@ -69,6 +86,7 @@ def test_a_database_is_asked_and_stays_as_it_is(tmp_path):
     assert (tmp_path / "shop" / "shop.sqlite").read_bytes() == before
 
 
+@pytest.mark.usefixtures("full")
 def test_two_rewards_are_added_to_correctness(tmp_path):
     run = train_small_policy(tmp_path, *flags_of("own_reward"), settings=SETTINGS)
     check_trained(run)

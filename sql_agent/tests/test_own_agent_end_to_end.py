@@ -1,6 +1,6 @@
 """The example agents through the whole chain: store, LLM proxy, runners, vLLM, verl, a small policy; nothing scripted.
 
-About three minutes. The small policy solves hardly any of the questions; what counts is whose rewards and whose turns
+About two minutes. The small policy solves hardly any of the questions; what counts is whose rewards and whose turns
 are trained.
 """
 
@@ -11,7 +11,7 @@ from sql_agent.tests.conftest import train_small_policy
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 EXAMPLE = "examples/own_agent"
-SETTINGS = ["agent.max_turns=4", "agent.max_tokens=96", "rollout.trajectories_per_step=16", "rollout.redraws=0"]
+SETTINGS = ["agent.max_tokens=96", "rollout.trajectories_per_step=16", "rollout.redraws=0"]
 
 
 def train(folder, *flags):
@@ -28,7 +28,9 @@ def check_trained(run):
     assert run.metrics["prefix/broken_frac"] == 0.0
 
 
-def test_agents_of_openai_agents_are_trained_on_the_reward_of_the_file(tmp_path):
+def test_agents_of_openai_agents_are_trained_on_the_reward_of_the_file(tmp_path, request):
+    if not request.config.getoption("--full"):
+        pytest.skip("the two agents below and those of examples/multi_agent are trained so in every run: --full")
     reward = f"{EXAMPLE}/orders_agent.py:reward"
     run = train(tmp_path, "--agent", f"{EXAMPLE}/orders_agent.py:agent", "--reward", reward)
     check_trained(run)
