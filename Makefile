@@ -17,12 +17,12 @@ test:  ## run every test, the end-to-end runs included
 	@bash scripts/setup.sh --extras
 	.venv/bin/pytest -n 2 --no-loadscope-reorder
 
-check: setup  ## lint, layers, types and the quick tests (about 3 minutes)
+check: setup  ## lint, layers, types and the quick tests (about 4 minutes)
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/lint-imports
 	.venv/bin/pyright
-	.venv/bin/pytest -m "not slow"
+	.venv/bin/pytest -m "not slow" -n 2 --no-loadscope-reorder
 
 clean:  ## remove .venv and caches; runs, models and data stay
 	rm -rf .venv .uv .pytest_cache .ruff_cache .hypothesis
