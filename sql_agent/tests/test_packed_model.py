@@ -71,7 +71,7 @@ def test_a_pass_attends_to_four_times_its_tokens_at_most():
     [
         pytest.param(6, 2, 1, 4, 14, Pass(14, 4, 32), id="a_group_in_one_pass"),
         pytest.param(6, 2, 1, 4, 12, Pass(12, 3, 24), id="a_group_in_two_passes"),
-        pytest.param(12, 1, 1, 8, 16, Pass(16, 4, 52), id="four_times_the_tokens_of_a_pass"),
+        pytest.param(7, 1, 1, 10, 16, Pass(15, 8, 64), id="four_times_the_tokens_of_a_pass"),
         pytest.param(6, 2, 2, 2, 20, Pass(20, 4, 32), id="two_groups_in_one_pass"),
         pytest.param(6, 2, 3, 1, 16, Pass(16, 2, 0), id="no_row_shares_anything"),
         pytest.param(6, 6, 1, 4, 14, Pass(12, 1, 0), id="a_row_alone"),
