@@ -142,6 +142,7 @@ def estimate_of(point: Point) -> Estimate:
         group_size=GROUP if point.shared else 1,
         sequence_tokens=point.sequence,
         sampled_tokens=point.sampled,
+        common_tokens=0,
         micro_batch_tokens=point.micro_batch_tokens,
         gradient_checkpointing=point.gradient_checkpointing,
         reference=False,

@@ -189,6 +189,7 @@ def estimate(
     group_size: int,
     sequence_tokens: int,
     sampled_tokens: int,
+    common_tokens: int,
     micro_batch_tokens: int,
     gradient_checkpointing: bool,
     reference: bool,
@@ -201,6 +202,7 @@ def estimate(
         group_size: the number of these that begin with the same prompt.
         sequence_tokens: tokens of the longest trajectory, prompt included.
         sampled_tokens: the part of these from the first reply on; only they get logits.
+        common_tokens: the beginning that the prompts of all tasks share, such as the schema of a database.
         reference: whether there is a separate reference model, assumed to have the same shape and never in 4 bits.
     """
     act = 2 if precision == "bfloat16" else 4  # with 4 bits, PEFT keeps everything between the matrices in float32
@@ -210,7 +212,8 @@ def estimate(
     read = rows * sequence_tokens
     on_cpu = precision in ("float32", "autocast")
     prompt_tokens = max(0, sequence_tokens - sampled_tokens) if on_cpu else 0  # only there it is computed once
-    largest = largest_pass(prompt_tokens, sequence_tokens - prompt_tokens, rows, group_size, micro_batch_tokens)
+    common, own = min(common_tokens, prompt_tokens), sequence_tokens - prompt_tokens
+    largest = largest_pass(prompt_tokens, own, rows, group_size, micro_batch_tokens, common=common)
     tokens, attended = largest.tokens, largest.attended
     passing = act * (4 * shape.intermediate + 3 * shape.hidden)  # per token, in the layer that is being computed
     kept = _kept_by_layer(shape, adapter, precision, sequence_tokens)
@@ -245,21 +248,23 @@ class Pass(NamedTuple):
     """Tokens of all rows whose keys and values are copied, since they share a prompt."""
 
 
-def largest_pass(prompt: int, own: int, rows: int, group_size: int, limit: int) -> Pass:
+def largest_pass(prompt: int, own: int, rows: int, group_size: int, limit: int, *, common: int) -> Pass:
     """Return the largest pass that `sql_agent.local.packed_model.micro_batches_of` makes of these rows.
 
     Args:
         prompt: tokens that the rows of a group share.
         own: tokens of each row behind them.
         limit: tokens of a pass, which a single row may exceed.
+        common: tokens at the beginning of the prompt that the groups share too.
     """
     found = [Pass(prompt + own, 1, 0)]
     for groups in range(1, -(-rows // group_size) + 1):
         most = min(rows, groups * group_size, MOST_ATTENDED * limit // (prompt + own))
-        fit = min(most, (limit - groups * prompt) // own)
+        prompts = common + groups * (prompt - common)
+        fit = min(most, (limit - prompts) // own)
         if fit >= groups:
-            copied = fit * (prompt + own) if prompt and fit > groups else 0
-            found.append(Pass(groups * prompt + fit * own, fit, copied))
+            shares = fit > 1 if common else prompt and fit > groups
+            found.append(Pass(prompts + fit * own, fit, fit * (prompt + own) if shares else 0))
     return max(found)
 
 
@@ -312,6 +317,7 @@ class Demand:
     rows: int
     group_size: int
     prompt_tokens: int
+    common_tokens: int
     replies: int
     max_new_tokens: int
     micro_batch_tokens: int
@@ -331,6 +337,7 @@ class Demand:
             group_size=self.group_size,
             sequence_tokens=sequence_tokens,
             sampled_tokens=max(1, sequence_tokens - self.prompt_tokens),
+            common_tokens=self.common_tokens,
             micro_batch_tokens=self.micro_batch_tokens,
             gradient_checkpointing=self.gradient_checkpointing,
             reference=self.reference,
@@ -371,13 +378,21 @@ class Workload:
 
 
 def memory_warning(
-    model: ModelConfig, adapter: AdapterConfig, workload: Workload, *, device: str, prompt_tokens: int, reference: bool
+    model: ModelConfig,
+    adapter: AdapterConfig,
+    workload: Workload,
+    *,
+    device: str,
+    prompt_tokens: int,
+    common_tokens: int,
+    reference: bool,
 ) -> str | None:
     """Return a warning for a run whose estimate exceeds the free memory; None if it fits.
 
     Args:
         device: cpu or cuda, whichever the run will use.
         prompt_tokens: tokens of the longest first prompt.
+        common_tokens: tokens at the beginning of all first prompts that are the same.
         reference: whether a separate reference model is loaded.
     Returns:
         The estimate, the free memory, and the settings to lower in order until it fits. For a model of another kind,
@@ -394,6 +409,7 @@ def memory_warning(
         rows=workload.rows,
         group_size=workload.group_size,
         prompt_tokens=prompt_tokens,
+        common_tokens=common_tokens,
         replies=workload.limits.max_turns or 1,
         max_new_tokens=workload.limits.max_tokens,
         micro_batch_tokens=micro_batch_tokens(workload.optim.micro_batch_tokens, device, ON_CPU_SHARED),

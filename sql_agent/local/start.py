@@ -111,15 +111,22 @@ def start_policy(
     from transformers.utils import logging
 
     from sql_agent.local.policy import load_policy
+    from sql_agent.shared_prefix import shared_beginning
 
     logging.disable_progress_bar()
     if device == "cpu":
         give_back_freed_memory()
     tokenizer, conversation = load_conversation(model.model_path, tools)
     if workload is not None:
-        lengths = [len(conversation.first_prompt(messages)) for messages in workload.first_prompts]
+        prompts = [conversation.first_prompt(messages) for messages in workload.first_prompts]
         warning = memory_warning(
-            model, adapter, workload, device=device, prompt_tokens=max(lengths), reference=bool(reference_path)
+            model,
+            adapter,
+            workload,
+            device=device,
+            prompt_tokens=max(map(len, prompts)),
+            common_tokens=len(shared_beginning(prompts)),
+            reference=bool(reference_path),
         )
         if warning:
             log.warning("%s", warning)

@@ -125,6 +125,7 @@ def test_activations_are_what_autograd_keeps(kind, modules, dropout, precision):
         adapter,
         precision=precision,
         sampled_tokens=10**6,
+        common_tokens=0,
         gradient_checkpointing=False,
         reference=False,
         **asked,
@@ -140,6 +141,7 @@ def estimate_by_hand(**changes) -> Estimate:
         "group_size": 3,
         "sequence_tokens": 100,
         "sampled_tokens": 60,
+        "common_tokens": 0,
         "micro_batch_tokens": 200,
         "gradient_checkpointing": True,
         "reference": True,
@@ -202,6 +204,7 @@ def demand(**changes) -> Demand:
         "rows": 4,
         "group_size": 4,
         "prompt_tokens": 400,
+        "common_tokens": 0,
         "replies": 3,
         "max_new_tokens": 512,
         "micro_batch_tokens": 4096,
@@ -275,7 +278,8 @@ def test_a_model_of_another_kind_is_said_not_to_be_estimated(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     workload = Workload([], 4, 4, AgentConfig(max_turns=3, max_tokens=10), OptimConfig())
     model = ModelConfig(model_path=str(tmp_path))
-    said = memory_warning(model, AdapterConfig(), workload, device="cpu", prompt_tokens=10, reference=False)
+    tokens = {"prompt_tokens": 10, "common_tokens": 5}
+    said = memory_warning(model, AdapterConfig(), workload, device="cpu", **tokens, reference=False)
     assert str(said).startswith("memory was not estimated: models of type 'gpt2'")
 
 

@@ -67,26 +67,28 @@ def test_a_pass_attends_to_four_times_its_tokens_at_most():
 
 
 @pytest.mark.parametrize(
-    ("prompt", "own", "groups", "group_size", "most", "expected"),
+    ("prompt", "own", "groups", "group_size", "most", "common", "expected"),
     [
-        pytest.param(6, 2, 1, 4, 14, Pass(14, 4, 32), id="a_group_in_one_pass"),
-        pytest.param(6, 2, 1, 4, 12, Pass(12, 3, 24), id="a_group_in_two_passes"),
-        pytest.param(7, 1, 1, 10, 16, Pass(15, 8, 64), id="four_times_the_tokens_of_a_pass"),
-        pytest.param(6, 2, 2, 2, 20, Pass(20, 4, 32), id="two_groups_in_one_pass"),
-        pytest.param(6, 2, 3, 1, 16, Pass(16, 2, 0), id="no_row_shares_anything"),
-        pytest.param(6, 6, 1, 4, 14, Pass(12, 1, 0), id="a_row_alone"),
-        pytest.param(6, 9, 1, 4, 14, Pass(15, 1, 0), id="a_row_longer_than_a_pass"),
+        pytest.param(6, 2, 1, 4, 14, 0, Pass(14, 4, 32), id="a_group_in_one_pass"),
+        pytest.param(6, 2, 1, 4, 12, 0, Pass(12, 3, 24), id="a_group_in_two_passes"),
+        pytest.param(7, 1, 1, 10, 16, 0, Pass(15, 8, 64), id="four_times_the_tokens_of_a_pass"),
+        pytest.param(6, 2, 2, 2, 20, 0, Pass(20, 4, 32), id="two_groups_in_one_pass"),
+        pytest.param(6, 2, 3, 1, 16, 0, Pass(16, 2, 0), id="no_row_shares_anything"),
+        pytest.param(6, 6, 1, 4, 14, 0, Pass(12, 1, 0), id="a_row_alone"),
+        pytest.param(6, 9, 1, 4, 14, 0, Pass(15, 1, 0), id="a_row_longer_than_a_pass"),
+        pytest.param(6, 2, 3, 2, 16, 4, Pass(16, 4, 32), id="groups_that_share_a_schema"),
+        pytest.param(6, 2, 4, 1, 16, 4, Pass(16, 3, 24), id="tasks_that_share_a_schema"),
     ],
 )
-def test_the_largest_pass_is_known_before_the_rows_are(prompt, own, groups, group_size, most, expected):
+def test_the_largest_pass_is_known_before_the_rows_are(prompt, own, groups, group_size, most, common, expected):
     numbers = iter(range(10_000))
-    rows = []
+    schema, rows = [next(numbers) for _ in range(common)], []
     for _ in range(groups):
-        shared = [next(numbers) for _ in range(prompt)]
+        shared = [*schema, *(next(numbers) for _ in range(prompt - common))]
         rows += [[*shared, *(next(numbers) for _ in range(own))] for _ in range(group_size)]
     first, *_ = micro_batches_of(model_of(model_type="llama"), rows, most)
     assert (len(pack_rows([rows[i] for i in first]).input_ids), len(first)) == (expected.tokens, expected.rows)
-    assert largest_pass(prompt, own, len(rows), group_size, most) == expected
+    assert largest_pass(prompt, own, len(rows), group_size, most, common=common) == expected
 
 
 def test_rows_of_a_model_that_does_not_pack_count_with_their_padding():
