@@ -77,11 +77,14 @@ def split_by_table(tasks: Sequence[Task], held_out_fraction: float, seed: int) -
     """Split into (train, held out) so that no table name is in both; each part keeps the order given.
 
     Args:
-        held_out_fraction: share of the table groups to hold out, in (0, 1); each part gets at least one group.
+        held_out_fraction: share of the table groups to hold out, in [0, 1); each part gets at least one group, unless
+            the share is 0, which holds nothing out.
         seed: the same seed, tasks and fraction give the same split.
     Raises:
-        ValueError: the fraction is outside (0, 1), or all tasks are connected by shared tables.
+        ValueError: the fraction is outside [0, 1), or all tasks are connected by shared tables.
     """
+    if held_out_fraction == 0:
+        return list(tasks), []
     if not 0 < held_out_fraction < 1:
         raise ValueError(f"held_out_fraction is {held_out_fraction}, expected a number between 0 and 1")
     train, held_out = split_tasks(tasks, (1 - held_out_fraction, held_out_fraction), seed)

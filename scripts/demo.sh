@@ -96,7 +96,7 @@ if [[ -n ${split:-} ]]; then
         say "SFT on the oracle's episodes of $split/train.jsonl"
         resume=()
         [[ -d $model/checkpoints ]] && resume=(--resume)
-        run "$python" scripts/train_sft.py --model_path models/smollm2-135m-instruct --dataset dbbench --tasks "$split/train.jsonl" \
+        run "$python" scripts/train_sft.py --model_path models/smollm2-135m-instruct --dataset dbbench --tasks "$split/train.jsonl" --val_file "$split/test.jsonl" \
             --lora_r 0 --learning_rate 5e-4 --num_epochs 1 --batch_size 8 --save_steps 8 --output_dir "$model" "${resume[@]}"
     fi
     # GRPO learns from groups in which a rollout is right: 241 of 350 tasks had none among some six rollouts of each
@@ -105,7 +105,7 @@ if [[ -n ${split:-} ]]; then
         say "which training tasks does it solve at times? four rollouts of each at temperature 1"
         serve "$model"
         rm -f "$split/train.rollouts.jsonl"
-        run "$python" -m sql_agent.evaluate --base-url "http://127.0.0.1:$serve_port/v1" --model policy --tasks "$split/train.jsonl" \
+        run "$python" -m sql_agent.evaluate --base-url "http://127.0.0.1:$serve_port/v1" --model policy --tasks "$split/train.jsonl" --split all \
             --samples 4 --temperature 1 --max-tokens 384 --concurrency 48 --output "$split/train.rollouts.jsonl" --solved-tasks "$solved"
         stop_serving
     fi

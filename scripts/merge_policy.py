@@ -37,6 +37,7 @@ from core.disk_errors import failures_of_the_disk, in_words
 from core.hub import go_offline, model_folder
 from core.json_text import parse_json
 from sql_agent.datatypes import AgentConfig
+from sql_agent.trained_on import TrainedOn, read_trained_on, write_trained_on
 from sql_agent.verl_side.checkpoints import MANIFEST, checkpoints, fault_of, newest_whole
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ class TrainedModel:
     """The folder with weights that the run merged already."""
     facts: dict[str, Any] = field(default_factory=dict)
     """The contents of merge.json."""
+    trained_on: TrainedOn = field(default_factory=TrainedOn)
+    """What it was trained on, for the merged folder too."""
 
 
 def merge(source: TrainedModel, output: Path, say: Say) -> None:
@@ -118,6 +121,8 @@ def merge(source: TrainedModel, output: Path, say: Say) -> None:
         say(f"greedy episode before: {before.end}; after: {'the same, word for word' if same else after.end}")
         facts = source.facts | {"dtype": "float32", "max_logit_difference": difference, "same_greedy_episode": same}
         (folder / "merge.json").write_text(json.dumps(facts, indent=2) + "\n")
+        if source.trained_on != TrainedOn():
+            write_trained_on(folder, source.trained_on)
         os.replace(folder, output)
 
 
@@ -190,7 +195,7 @@ def open_checkpoint(path: Path, say: Say) -> TrainedModel:
     say(f"{checkpoint}: step {facts['train_step']} of run {facts['run_id']}, every file as it was written")
     files = checkpoint / "actor" / "huggingface"
     served = files if any(files.glob("*.safetensors")) else None
-    return TrainedModel(model_of(checkpoint / "actor"), files, files, served, facts)
+    return TrainedModel(model_of(checkpoint / "actor"), files, files, served, facts, read_trained_on(files))
 
 
 def find_checkpoint(path: Path, say: Say) -> Path:
@@ -303,7 +308,8 @@ def open_adapter(adapter: Path, base: Path | None) -> TrainedModel:
     disable_progress_bar()
     model = PeftModel.from_pretrained(load_model(base, device="cpu"), str(adapter))
     own = any((adapter / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
-    return TrainedModel(model.to(torch.float32), adapter if own else base, base)
+    record = read_trained_on(adapter)
+    return TrainedModel(model.to(torch.float32), adapter if own else base, base, trained_on=record)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

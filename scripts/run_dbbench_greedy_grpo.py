@@ -21,11 +21,12 @@ if __name__ == "__main__":
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from core.passwords import Parser
 from core.processes import ends_in_order
-from sql_agent.datatypes import EnvironmentSettings
+from sql_agent.datatypes import DataConfig, EnvironmentSettings
 from sql_agent.local.config import GreedyGrpoConfig
 from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.local.model_files import check_model
@@ -33,7 +34,7 @@ from sql_agent.local.start import failures_in_words, load_libraries
 from sql_agent.tiny_policy.make import make_if_default
 
 if TYPE_CHECKING:
-    from dbbench_adapter.datatypes import Task
+    from sql_agent.environments.base import Environment, Split
 
 PRESETS = {"rllm": {"protocol": "lab", "judge": "lab", "max_turns": 3}}
 """Defaults of flags by `--preset`; the rewards are rLLM's always."""
@@ -75,30 +76,42 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run(cfg: GreedyGrpoConfig, *, resumed: bool) -> None:
+    from dbbench_adapter.splits import draw_by_kind
     from sql_agent.local.greedy_grpo import GreedyGrpo
     from sql_agent.local.run_folder import RunFolder
     from sql_agent.local.tasks import entered
     from sql_agent.local.trainer import start_trainer
+    from sql_agent.trained_on import SAME_SPLIT, check_not_learnt, trained_by
 
     settings = EnvironmentSettings("dbbench", cfg.protocol, cfg.judge, cfg.backend)
-    folder = RunFolder(cfg.run_dir, cfg, resumed=resumed, free=FREE_ON_RESUME, trained_on=settings)
+    folder = RunFolder(cfg.run_dir, cfg, resumed=resumed, free=FREE_ON_RESUME)
     with entered(settings) as environment:
-        recipe = GreedyGrpo(cfg, *load_split(cfg))
-        trainer = start_trainer(cfg, recipe, environment, folder, resumed=resumed)
+        split, model = load_split(cfg, environment), cfg.model.model_path
+        held_out = draw_by_kind(split.val, cfg.eval_tasks, seed=1) if cfg.eval_tasks else []
+        notes = check_not_learnt(model, environment, held_out, SAME_SPLIT)
+        folder.trained_on = trained_by(
+            "run_dbbench_greedy_grpo", model, environment, settings, data_of(cfg), split.train, split.val
+        )
+        recipe = GreedyGrpo(cfg, split.train, held_out)
+        trainer = start_trainer(cfg, recipe, environment, folder, resumed=resumed, opening="\n".join(notes))
         trainer.train()
     say(f"greedy accuracy while training: {trainer.progress.accuracy}")
     say(f"adapter: {folder.finish(trainer.policy)}")
 
 
-def load_split(cfg: GreedyGrpoConfig) -> "tuple[Sequence[Task], Sequence[Task]]":
-    """Return the tasks to train on, and generated held-out ones, which are the same for every seed.
+def data_of(cfg: GreedyGrpoConfig) -> DataConfig:
+    return DataConfig(train_file=cfg.data, val_file=cfg.val_file, held_out_fraction=cfg.held_out_fraction)
+
+
+def load_split(cfg: GreedyGrpoConfig, environment: "Environment") -> "Split":
+    """Return the tasks to train on, drawn by the seed, and held-out ones, which are the same for every seed.
 
     Raises:
         ValueError: a file cannot be read, or a skill is unknown.
     """
     from dbbench_adapter.generator import generate_tasks
     from dbbench_adapter.splits import count_kinds, draw_by_kind
-    from dbbench_adapter.tasks.load import load_tasks
+    from sql_agent.environments.base import Split
     from sql_agent.local.single_skill_config import TaskConfig
     from sql_agent.local.skill_tasks import draws, held_out_tasks
 
@@ -107,15 +120,19 @@ def load_split(cfg: GreedyGrpoConfig) -> "tuple[Sequence[Task], Sequence[Task]]"
         source = draws(of_skills, seed=cfg.seed)
         tasks = [source.draw()[1] for _ in range(cfg.num_tasks)]
         listed = held_out_tasks(of_skills, -(-cfg.eval_tasks // len(cfg.skills))) if cfg.eval_tasks else {}
-        return tasks, [task for of_skill in listed.values() for task in of_skill]
-    if cfg.data:
-        found = load_tasks(cfg.data)
-        tasks = draw_by_kind(found, cfg.num_tasks, cfg.seed)
-        kinds = ", ".join(f"{kind} {count}" for kind, count in count_kinds(tasks).items())
-        say(f"{cfg.data}: {len(tasks)} of {len(found)} tasks (--num_tasks): {kinds}")
-    else:
-        tasks = generate_tasks(cfg.num_tasks, seed=cfg.seed)
-    return tasks, generate_tasks(cfg.eval_tasks, seed=1, split="held_out") if cfg.eval_tasks else []
+        return Split(tasks, [task for of_skill in listed.values() for task in of_skill])
+    if not cfg.data:
+        held_out = generate_tasks(cfg.eval_tasks, seed=1, split="held_out") if cfg.eval_tasks else []
+        return Split(generate_tasks(cfg.num_tasks, seed=cfg.seed), held_out)
+    found = environment.load_split(data_of(cfg), cfg.seed)
+    tasks = draw_by_kind(found.train, cfg.num_tasks, cfg.seed)
+    kinds = ", ".join(f"{kind} {count}" for kind, count in count_kinds(tasks).items())
+    left_out = "".join(f", {count} left out ({reason})" for reason, count in found.left_out.items())
+    say(
+        f"{cfg.data}: {len(tasks)} of {len(found.train)} tasks to train on (--num_tasks): {kinds}; {len(found.val)} "
+        f"held out{left_out}"
+    )
+    return replace(found, train=tasks)
 
 
 if __name__ == "__main__":

@@ -84,16 +84,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(cfg: ExperimentConfig, resumed: Path | None) -> None:
-    from sql_agent.local.single_skill import SessionFolder, SingleSkill
+    from sql_agent.local.single_skill import OTHER_TASKS, SessionFolder, SingleSkill, trained_on
     from sql_agent.local.tasks import entered
     from sql_agent.local.trainer import start_trainer
+    from sql_agent.trained_on import check_not_learnt
 
     settings = EnvironmentSettings("dbbench", cfg.agent.protocol, cfg.task.judge, cfg.task.backend)
     with entered(settings, backend_setting="task.backend") as environment:
         cfg = cfg.model_copy(update={"language_model": for_this_machine(cfg.language_model)})
         folder = SessionFolder(resumed or new_run_dir(cfg), cfg, resumed=resumed is not None)
-        opening, again = f"run: {folder.path}", resumed is not None
-        trainer = start_trainer(cfg, SingleSkill(cfg), environment, folder, resumed=again, opening=opening)
+        recipe, again = SingleSkill(cfg), resumed is not None
+        notes = check_not_learnt(cfg.language_model.model_path, environment, recipe.held_out, OTHER_TASKS)
+        folder.trained_on = trained_on(cfg, settings, recipe.held_out)
+        opening = "\n".join([f"run: {folder.path}", *notes])
+        trainer = start_trainer(cfg, recipe, environment, folder, resumed=again, opening=opening)
         try:
             trainer.train()
         finally:

@@ -37,8 +37,8 @@ from sql_agent.local.config import AdapterConfig, InteractiveConfig
 from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.local.model_files import check_model
 from sql_agent.local.start import load_libraries
-from sql_agent.local.trained_on import OwnEnvironmentError, read_trained_on
 from sql_agent.tiny_policy.make import make_if_default
+from sql_agent.trained_on import OwnEnvironmentError, environment_flags
 
 if TYPE_CHECKING:
     from dbbench_adapter.datatypes import Task
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.env is None and args.model_path is not None:
         try:
-            trained_on = read_trained_on(Path(args.model_path))
+            trained_on = environment_flags(Path(args.model_path))
         except OwnEnvironmentError as error:
             parser.error(str(error))
         for flag, value in trained_on.items():

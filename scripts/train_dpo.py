@@ -65,6 +65,7 @@ def _prepared(cfg: DpoConfig, *, resume: bool) -> "Run":
     """
     from reward_model.data.read import read_any_form, split_by_prompt
     from reward_model.datatypes import prompt_key
+    from sql_agent.datatypes import SPLIT_SEED
     from sql_agent.dpo.run import prepare
     from sql_agent.tiny_policy.make import make_if_default
 
@@ -76,7 +77,7 @@ def _prepared(cfg: DpoConfig, *, resume: bool) -> "Run":
         if shared := sum(prompt_key(row) in known for row in held_out):
             print(f"warning: {shared} of {len(held_out)} held-out pairs have a prompt that is trained on")
     else:
-        rows, held_out = split_by_prompt(rows, cfg.held_out_fraction, seed=cfg.seed)
+        rows, held_out = split_by_prompt(rows, cfg.held_out_fraction, seed=SPLIT_SEED)
     for name, count in sorted(changes.items()):
         print(f"changed: {name}: {count}")
     make_if_default(cfg.model_path)  # takes a minute, so after the data are read

@@ -24,6 +24,7 @@ if __name__ == "__main__":
 import argparse
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,31 +72,42 @@ def run(cfg: Gsm8kGrpoConfig, *, resumed: bool) -> None:
     from sql_agent.local.run_folder import RunFolder
     from sql_agent.local.tasks import entered, fitting
     from sql_agent.local.trainer import start_trainer
+    from sql_agent.trained_on import SAME_SPLIT, check_not_learnt, trained_by
 
-    settings = EnvironmentSettings("gsm8k")
-    folder = RunFolder(cfg.run_dir, cfg, resumed=resumed, free=FREE_ON_RESUME, trained_on=settings)
+    settings, model = EnvironmentSettings("gsm8k"), cfg.model.model_path
+    folder = RunFolder(cfg.run_dir, cfg, resumed=resumed, free=FREE_ON_RESUME)
     with entered(settings) as environment:
-        split = fitting(load_split(cfg, environment), environment, cfg.model.model_path, cfg.max_prompt_tokens)
+        found = load_split(cfg, environment)
+        split = fitting(replace(found, val=found.val[: cfg.eval_samples]), environment, model, cfg.max_prompt_tokens)
+        notes = check_not_learnt(model, environment, split.val, SAME_SPLIT)
+        folder.trained_on = trained_by(
+            "train_gsm8k_agent", model, environment, settings, data_of(cfg), split.train, found.val
+        )
         recipe = BatchGrpo(cfg, split.train, split.val)
         opening = f"{len(split.train)} problems of {cfg.dataset}, {len(split.val)} held out"
         opening += f", {split.too_long} left out as too long" if split.too_long else ""
+        opening = "\n".join([opening, *notes])
         start_trainer(cfg, recipe, environment, folder, resumed=resumed, opening=opening).train()
     model = shlex.quote(f"{cfg.run_dir}/epoch_{cfg.num_epochs}")
     say(f"next: python scripts/test_interactive.py --model_path {model}")
 
 
 def load_split(cfg: Gsm8kGrpoConfig, environment: "Environment") -> "Split":
-    """Return the problems to train on, in the seed's order, and held-out ones, which are the same for every seed.
+    """Return the problems to train on, in the seed's order, and held-out ones, in the same order for every seed.
 
     Raises:
         ValueError: the dataset cannot be reached or read.
     """
     from sql_agent.environments.base import Split
 
-    file = None if cfg.source == "generated" else Path(cfg.source)
-    data = DataConfig(train_file=file, generate=cfg.max_samples or GENERATED, val_limit=max(cfg.eval_samples, 1))
+    data = data_of(cfg)
     train = environment.load_split(data, cfg.seed).train[: cfg.max_samples]
-    return Split(train, environment.load_split(data, seed=1).val[: cfg.eval_samples])
+    return Split(train, environment.load_split(data, seed=1).val)
+
+
+def data_of(cfg: Gsm8kGrpoConfig) -> DataConfig:
+    file = None if cfg.source == "generated" else Path(cfg.source)
+    return DataConfig(train_file=file, generate=cfg.max_samples or GENERATED, val_limit=max(cfg.eval_samples, 1))
 
 
 if __name__ == "__main__":

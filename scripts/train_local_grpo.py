@@ -25,7 +25,6 @@ import argparse
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from core.passwords import Parser
 from core.processes import ends_in_order
@@ -34,9 +33,6 @@ from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.local.model_files import check_model
 from sql_agent.local.start import failures_in_words, load_libraries
 from sql_agent.tiny_policy.make import make_if_default
-
-if TYPE_CHECKING:
-    from sql_agent.environments.base import Split
 
 FREE_ON_RESUME = ("run_dir", "save_every")
 
@@ -71,34 +67,32 @@ def run(cfg: LocalGrpoConfig, *, resumed: bool) -> None:
     from sql_agent.local.tasks import check_judged, entered, fitting
     from sql_agent.local.trainer import start_trainer
     from sql_agent.startup.data import describe_kinds
+    from sql_agent.trained_on import SAME_SPLIT, check_not_learnt, trained_by
 
     own_files = {}
     if cfg.env_type not in ENVIRONMENTS:
         source = named(cfg.env_type)[1]
         own_files["env"] = f"{source.file.name} with sha256 {source.sha256}"
-    folder = RunFolder(
-        cfg.run_dir, cfg, resumed=resumed, free=FREE_ON_RESUME, trained_on=cfg.environment, own_files=own_files
-    )
+    folder = RunFolder(cfg.run_dir, cfg, resumed=resumed, free=FREE_ON_RESUME, own_files=own_files)
     with entered(cfg.environment) as environment:
         check_judged(environment, cfg.env_type)
         found = environment.load_split(cfg.data, cfg.seed)
-        if not cfg.eval_tasks:
-            found = nothing_held_out(found, one_file=cfg.train_file is not None and cfg.val_file is None)
-        whole = fitting(found, environment, cfg.model.model_path, cfg.max_prompt_tokens)
+        measured = found if cfg.eval_tasks else replace(found, val=[])
+        whole = fitting(measured, environment, cfg.model.model_path, cfg.max_prompt_tokens)
         split = replace(
             whole,
             train=draw_by_kind(whole.train, cfg.num_tasks, cfg.seed),
             val=draw_by_kind(whole.val, cfg.eval_tasks, cfg.seed),
         )
+        model = cfg.model.model_path
         opening = [*describe_kinds(split, len(whole.val)), *environment.describe([*split.train, *split.val])]
+        opening += check_not_learnt(model, environment, split.val, SAME_SPLIT)
+        folder.trained_on = trained_by(
+            "train_local_grpo", model, environment, cfg.environment, cfg.data, split.train, found.val
+        )
         recipe = BatchGrpo(cfg, split.train, split.val)
         start_trainer(cfg, recipe, environment, folder, resumed=resumed, opening="\n".join(opening)).train()
     say(f"next: {next_command(cfg)}")
-
-
-def nothing_held_out(split: "Split", *, one_file: bool) -> "Split":
-    """Return the split without held-out tasks; those that were split off the only file are trained on."""
-    return replace(split, train=[*split.train, *split.val] if one_file else split.train, val=[])
 
 
 def next_command(cfg: LocalGrpoConfig) -> str:

@@ -325,6 +325,15 @@ class TrainConfig(Settings):
         return None if url is None else address(url, "a key is read from POLICY_API_KEY").rstrip("/")
 
     @model_validator(mode="after")
+    def _holds_something_out(self) -> TrainConfig:
+        if not self.data.held_out_fraction and self.data.train_file is not None and self.data.val_file is None:
+            raise ValueError(
+                "data.held_out_fraction=0 holds none of data.train_file out, and a run measures held-out tasks; give "
+                "them with --val-file FILE, or leave the setting out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _apo_is_whole(self) -> TrainConfig:
         if self.algorithm != "apo":
             if self.base_url is not None:

@@ -80,13 +80,23 @@ class AgentConfig(Settings):
         return self
 
 
+SPLIT_SEED = 0
+"""Seed of the split of a file into tasks to train on and held-out ones. It is no setting: a run's own seed draws orders
+and samples, and a command with another seed must not train on what this one holds out."""
+
+
+NO_SPLIT = "give held-out tasks in a file, --val-file FILE, or hold none out, held_out_fraction 0"
+"""What to do about a file that cannot be split."""
+
+
 class DataConfig(Settings):
     train_file: Path | None = None
     """Tasks to train on: AgentBench JSONL, LifelongAgentBench entry_dict.json or generated JSONL; None generates."""
     val_file: Path | None = None
     """Held-out tasks. None: generated with words and tables that training never uses, or split off `train_file`."""
-    held_out_fraction: float = Field(default=0.2, gt=0, lt=1)
-    """Share of tables kept out of training when `train_file` comes without `val_file`; no table is in both."""
+    held_out_fraction: float = Field(default=0.2, ge=0, lt=1)
+    """Share of `train_file` that is held out when it comes without `val_file`, the same tasks in every command and for
+    every seed; in dbbench of its tables, of which none is in both. 0 trains on every row."""
     generate: int = Field(default=512, ge=1)
     """Tasks to generate for training when there is no `train_file`."""
     skills: tuple[str, ...] = ()

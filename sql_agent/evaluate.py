@@ -41,7 +41,7 @@ from dbbench_adapter.protocols import PROTOCOLS
 from dbbench_adapter.splits import draw_by_kind
 from dbbench_adapter.sql_skills import SKILLS
 from sql_agent.agent import run_rollout, size_thread_pool
-from sql_agent.datatypes import OWN_REWARD, AgentConfig, EnvironmentSettings, RolloutRecord
+from sql_agent.datatypes import OWN_REWARD, AgentConfig, DataConfig, EnvironmentSettings, RolloutRecord
 from sql_agent.environments.base import Environment, EnvironmentTask, InstructionsError, make_environment
 from sql_agent.environments.registry import ENVIRONMENTS, check_name
 from sql_agent.own_agents.tasks import AgentTasks
@@ -51,8 +51,17 @@ from sql_agent.reward_functions.load import load_function
 from sql_agent.rewards import weights_of
 from sql_agent.success import Rate
 from sql_agent.text_to_sql.judges import EXECUTION_JUDGES
+from sql_agent.trained_on import LearntError, check_not_learnt
 
 PLAYED = [name for name in ENVIRONMENTS if name != "agent"]  # --agent selects that one
+LEARNT_TOO = ("train", "all")
+"""Values of --split that measure what a model has learnt, on purpose."""
+REMEDIES = {
+    None: "Measure on the rows that training holds out of this file, --split held-out; or on every row all the same, "
+    "--split all",
+    "held-out": "Name other tasks with --tasks; or measure on every row all the same, --split all",
+}
+"""What to do where a model has learnt tasks to measure it on, by the value of --split."""
 REWARD_TIMEOUT_S = 30.0
 """Limit of one call of a reward function, like `rollout.reward_timeout_s` of a run."""
 
@@ -94,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     functions = _functions(
         args
     )  # after an agent, so that agent-lightning has been imported without LiteLLM if its file imports it
-    found = _load(environment, args.tasks)
+    found = _load(environment, args.tasks, args.split)
     tasks = draw_by_kind(found, args.limit, seed=0)  # the tasks that a run with seed 0 holds out of the same file
     if len(tasks) < len(found):
         console.print(
@@ -102,7 +111,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             "draw, not as in the file"
         )
     api_key = os.environ.get("OPENAI_API_KEY", "-")
-    check_endpoint(args.base_url, args.model, api_key)
+    folder = check_endpoint(args.base_url, args.model, api_key)
+    if folder is not None and args.split not in LEARNT_TOO:
+        try:
+            notes = check_not_learnt(folder, environment, tasks, REMEDIES[args.split])
+        except LearntError as failure:
+            raise SystemExit(f"--tasks: {failure}") from failure
+        for note in notes:
+            console.print(note, soft_wrap=True, markup=False, highlight=False)
     records: list[RolloutRecord] = []
     interrupted = False
     with ExitStack() as stack:
@@ -196,11 +212,15 @@ async def each(
             group.create_task(work())
 
 
-def check_endpoint(base_url: str, model: str, api_key: str, flags: tuple[str, str] = ("--base-url", "--model")) -> None:
+def check_endpoint(
+    base_url: str, model: str, api_key: str, flags: tuple[str, str] = ("--base-url", "--model")
+) -> Path | None:
     """Stop before the first rollout if no server answers or it does not serve the model.
 
     Args:
         flags: the flags that give the address and the name.
+    Returns:
+        The folder of the model, where the server names it (vLLM does, as `root`) and it is on this machine.
     Raises:
         SystemExit: the endpoint cannot be used; the message says what to do.
     """
@@ -208,17 +228,19 @@ def check_endpoint(base_url: str, model: str, api_key: str, flags: tuple[str, st
     try:
         answer = httpx.get(url, headers={"Authorization": f"Bearer {api_key}"}, timeout=10.0)
         answer.raise_for_status()
-        served = [entry["id"] for entry in answer.json()["data"]]
+        served = {entry["id"]: entry.get("root") for entry in answer.json()["data"]}
     except (httpx.HTTPError, httpx.InvalidURL) as failure:
         raise SystemExit(
             f"no model server at {url}: {failure}; start one, or give its address up to /v1 with {flags[0]}"
         ) from failure
-    except (ValueError, KeyError, TypeError) as failure:
+    except (ValueError, KeyError, TypeError, AttributeError) as failure:
         raise SystemExit(f"{url} answers with no list of models; give {flags[0]} the address up to /v1") from failure
     if model not in served:
         raise SystemExit(
             f"{base_url} does not serve {model!r}; it serves {', '.join(served)}: name one with {flags[1]}"
         )
+    root = served[model]
+    return Path(root) if isinstance(root, str) and Path(root).is_dir() else None
 
 
 def summarise(records: Sequence[RolloutRecord], tasks: Sequence[EnvironmentTask]) -> Summary:
@@ -366,9 +388,12 @@ def _functions(args: argparse.Namespace) -> list[LoadedReward]:
         raise SystemExit(str(failure)) from failure
 
 
-def _load(environment: Environment, path: Path) -> list[EnvironmentTask]:
+def _load(environment: Environment, path: Path, split: str | None) -> list[EnvironmentTask]:
     try:
-        return environment.read_tasks(path)
+        if split in (None, "all"):
+            return environment.read_tasks(path)
+        found = environment.load_split(DataConfig(train_file=path), seed=0)
+        return found.val if split == "held-out" else found.train
     except (OSError, ValueError) as failure:
         raise SystemExit(f"--tasks: {failure}") from failure
 
@@ -380,6 +405,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", required=True, help="name under which it serves the model")
     parser.add_argument(
         "--tasks", type=Path, required=True, help="AgentBench, LifelongAgentBench or generated tasks; rows of --env"
+    )
+    parser.add_argument(
+        "--split",
+        choices=("held-out", "train", "all"),
+        help="rows of --tasks: those that training and fine-tuning hold out of it, those that they learn, or all; "
+        "default all, unless the model has learnt one of them",
     )
     parser.add_argument(
         "--env",

@@ -82,8 +82,7 @@ def run(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) ->
     check_episodes(cfg)
     make_environment(cfg.environment).prepare(print)
     if cfg.algorithm == "apo":
-        check_search(cfg)
-        optimise(cfg, debug=debug)
+        optimise(cfg, check_search(cfg), debug=debug)
         return
     make_if_default(cfg.model or TINY_POLICY)
     cfg = cfg.model_copy(update={"model": find_model(cfg.model or TINY_POLICY)})

@@ -82,6 +82,17 @@ def read_single_skill(path: Path) -> dict[str, list[Task]]:
         ) from None
 
 
+def read_each_once(path: Path) -> list[Task]:
+    """Return every task of such a file once; in a single-skill file a task may stand under several skills.
+
+    Raises:
+        TaskFileError: see `read_single_skill`.
+    """
+    if _records_by_skill(path) is None:
+        return load_tasks(path)
+    return [*{task.id: task for tasks in read_single_skill(path).values() for task in tasks}.values()]
+
+
 def _records_by_skill(path: Path) -> dict[str, list[Any]] | None:
     """Return the JSON of a single-skill file; return None for every other file."""
     try:
@@ -129,7 +140,18 @@ class SingleSkillTaskGenerator:
             TaskFileError: see `read_single_skill`.
             ValueError: see the constructor.
         """
-        sources = {skill: _passes(tasks, f"{seed} {skill}") for skill, tasks in read_single_skill(path).items()}
+        return cls.from_tasks(read_single_skill(path), seed=seed, weights=weights)
+
+    @classmethod
+    def from_tasks(
+        cls, by_skill: Mapping[str, Sequence[Task]], *, seed: int, weights: Mapping[str, float] | None = None
+    ) -> SingleSkillTaskGenerator:
+        """Draw from tasks by skill, as `from_file` does.
+
+        Raises:
+            ValueError: see the constructor.
+        """
+        sources = {skill: _passes(tasks, f"{seed} {skill}") for skill, tasks in by_skill.items()}
         return cls(sources, seed=seed, weights=weights)
 
     @classmethod

@@ -66,6 +66,8 @@ class Gsm8k(ToolEnvironment):
         train = load_problems(source, limit=data.generate if made else None, seed=seed, held_out_fraction=fraction)
         if data.val_file is not None:
             return train, read_problems(data.val_file)
+        if not fraction and source not in ("generated", "gsm8k"):
+            return train, []
         limit = data.val_limit if made else None
         return train, load_problems(source, split="test", limit=limit, seed=seed, held_out_fraction=fraction)
 

@@ -130,7 +130,7 @@ class Medical(Environment):
         if lacking := missing(self.schema):
             say(f"{self._database} lacks {', '.join(lacking)}; nothing is asked about them")
 
-    def load_split(self, data: DataConfig, seed: int) -> Split:
+    def read_split(self, data: DataConfig, seed: int) -> Split:
         """Load or make the questions; no entry is in both halves, unless the user's own two files share entries."""
         fraction = data.held_out_fraction
         if data.train_file is None:

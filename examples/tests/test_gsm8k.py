@@ -313,7 +313,7 @@ def test_a_file_alone_is_split_by_its_questions_and_two_files_are_taken_whole(en
     half = environment.load_split(DataConfig(train_file=file, held_out_fraction=0.5), seed=0)
     assert len(half.train) + len(half.val) == len(generated)
     assert 0.3 < len(half.val) / len(generated) < 0.7
-    whole = environment.load_split(DataConfig(train_file=file, val_file=file), seed=0)
+    whole = environment.read_split(DataConfig(train_file=file, val_file=file), seed=0)
     assert len(whole.train) == len(whole.val) == len(generated)
 
 

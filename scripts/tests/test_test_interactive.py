@@ -17,10 +17,9 @@ from types import SimpleNamespace
 import pytest
 
 from scripts.test_interactive import main
-from sql_agent.datatypes import EnvironmentSettings
-from sql_agent.local.trained_on import read_trained_on, write_trained_on
 from sql_agent.tests.conftest import random_policy_folder  # noqa: F401  a fixture
 from sql_agent.tiny_policy.make import make_tiny_policy
+from sql_agent.trained_on import TrainedOn, environment_flags, write_trained_on
 
 ROOT = Path(__file__).parents[2]
 QUIET = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TERM": "xterm", "COLUMNS": "100"}
@@ -193,7 +192,7 @@ def test_task_n_of_a_file_is_its_row_n(tmp_path, monkeypatch):
     ],
 )
 def test_an_adapter_says_what_it_was_trained_on_unless_a_flag_does(tmp_path, monkeypatch, flags, env, protocol):
-    write_trained_on(tmp_path, EnvironmentSettings("gsm8k"))
+    write_trained_on(tmp_path, TrainedOn(env="gsm8k"))
     talked = []
     monkeypatch.setattr("scripts.test_interactive.check_model", lambda path: None)
     monkeypatch.setattr("scripts.test_interactive._converse", lambda cfg, subject, show: talked.append(cfg))
@@ -216,7 +215,7 @@ def test_a_model_folder_names_no_program_that_would_run(tmp_path, capsys):
 @pytest.mark.parametrize("text", ["", "[]", '{"protocol": "lab"}', "no JSON"])
 def test_a_model_that_does_not_say_it_is_taken_for_dbbenchs(tmp_path, text):
     (tmp_path / "trained_on.json").write_text(text)
-    assert read_trained_on(tmp_path) == {} == read_trained_on(tmp_path / "nowhere")
+    assert environment_flags(tmp_path) == {} == environment_flags(tmp_path / "nowhere")
 
 
 def test_a_database_is_closed_when_ctrl_c_comes_twice(random_policy_folder, monkeypatch):  # noqa: F811

@@ -12,9 +12,8 @@ import pytest
 from safetensors.torch import load_file
 
 from scripts import train_local_grpo
-from scripts.train_local_grpo import main, next_command, nothing_held_out
+from scripts.train_local_grpo import main, next_command
 from sql_agent.datatypes import EnvironmentSettings
-from sql_agent.environments.base import Split
 from sql_agent.local.config import LocalGrpoConfig, ModelConfig
 from sql_agent.local.run_folder import RunFolder, RunFolderError
 from sql_agent.local.tasks import entered
@@ -219,10 +218,11 @@ def test_a_policy_that_was_shown_references_is_trained_on_a_database_and_on_a_cl
     assert any(weight.abs().max() > 0 for name, weight in adapter.items() if "lora_B" in name)
 
 
-def test_without_an_evaluation_no_task_of_the_users_only_file_is_held_out():
-    split = Split(["a", "b"], ["c"])
-    assert nothing_held_out(split, one_file=True) == Split(["a", "b", "c"], [])
-    assert nothing_held_out(split, one_file=False) == Split(["a", "b"], [])
+def test_a_run_that_measures_needs_something_to_measure_on():
+    given = {"train_file": Path("rows.jsonl"), "held_out_fraction": 0, "env": "mine.py:Shop"}
+    with pytest.raises(ValueError, match=r"--held_out_fraction 0 trains on every row .* and --eval_tasks 64"):
+        LocalGrpoConfig(**given)
+    assert LocalGrpoConfig(**given, eval_tasks=0).data.held_out_fraction == 0
 
 
 def test_the_next_command_keeps_the_protocol():

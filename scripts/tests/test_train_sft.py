@@ -409,19 +409,19 @@ def comparable(output: Path) -> list[dict]:
 
 
 @pytest.mark.parametrize(
-    ("given", "source", "trained_on"),
+    ("given", "source", "environment"),
     [
         ({}, "dbbench", EnvironmentSettings("dbbench")),
         ({"dataset": "dbbench", "protocol": "lab"}, "dbbench", EnvironmentSettings("dbbench", "lab")),
         ({"dataset": "gsm8k:generated"}, "gsm8k", EnvironmentSettings("gsm8k")),
-        ({"database": "a.sqlite"}, "environment", EnvironmentSettings("text2sql")),
+        ({"database": "a.sqlite"}, "environment", EnvironmentSettings("text2sql", database=Path("a.sqlite"))),
         ({"env": "mine.py:Shop"}, "environment", EnvironmentSettings("mine.py:Shop")),
         ({"dataset": "talks.jsonl"}, "file", None),
     ],
 )
-def test_data_name_the_environment_that_they_imitate(given, source, trained_on):
+def test_data_name_the_environment_that_they_imitate(given, source, environment):
     cfg = SftConfig(**given)
-    assert (cfg.source, cfg.trained_on) == (source, trained_on)
+    assert (cfg.source, cfg.environment if source != "file" else None) == (source, environment)
     assert Path(cfg.model_path).resolve() == TINY_POLICY
 
 

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from core.machine import git_commit
@@ -22,11 +23,19 @@ from sql_agent.startup.launch import fit
 from sql_agent.startup.preflight import UsageError
 from sql_agent.startup.resume import own_files
 from sql_agent.startup.run_dir import set_aside, write_start
+from sql_agent.trained_on import check_not_learnt
+
+OTHER_TASKS = (
+    "Instructions are chosen by success, on tasks that the policy has not learnt: give others with --train-file and "
+    "--val-file, or serve the model as it was before"
+)
 
 
-def check_search(cfg: TrainConfig) -> None:
+def check_search(cfg: TrainConfig) -> Path | None:
     """Check that the instructions can be replaced, that poml is there, and that both models are served.
 
+    Returns:
+        The policy's folder, if its server names it and it is on this machine.
     Raises:
         ValueError, SystemExit: a check fails; the message says what to do.
     """
@@ -35,9 +44,9 @@ def check_search(cfg: TrainConfig) -> None:
 
     environment = make_environment(cfg.environment)
     environment.with_instructions(environment.instructions)
-    check_endpoint(str(cfg.base_url), str(cfg.model), os.environ.get(POLICY_KEY) or "-")
+    served = check_endpoint(str(cfg.base_url), str(cfg.model), os.environ.get(POLICY_KEY) or "-")
     if os.environ.get("AGL_CURRENT_ROLE") == "runner":
-        return
+        return served
     if importlib.util.find_spec("poml") is None:
         raise UsageError(
             "agent-lightning's APO needs the package poml, which is not installed; install the extra apo: "
@@ -48,24 +57,30 @@ def check_search(cfg: TrainConfig) -> None:
     flags = ("--apo-base-url", "--apo-model")
     for model in {str(cfg.apo.gradient_model), str(cfg.apo.apply_edit_model or cfg.apo.gradient_model)}:
         check_endpoint(str(cfg.apo.base_url), model, os.environ.get(OPTIMISER_KEY) or "-", flags)
+    return served
 
 
-def optimise(cfg: TrainConfig, *, debug: bool) -> None:
-    """Run in the role that `AGL_CURRENT_ROLE` names: `algorithm`, `runner`, or both in one command."""
+def optimise(cfg: TrainConfig, served: Path | None, *, debug: bool) -> None:
+    """Run in the role that `AGL_CURRENT_ROLE` names: `algorithm`, `runner`, or both in one command.
+
+    Args:
+        served: the policy's folder, if it is known.
+    """
     from sql_agent.apo.lit_agent import InstructedLitAgent
 
     with ends_in_order(), own_run() as (run_id, _):
-        search = None if os.environ.get("AGL_CURRENT_ROLE") == "runner" else make_search(cfg, run_id)
+        search = None if os.environ.get("AGL_CURRENT_ROLE") == "runner" else make_search(cfg, run_id, served)
         fit(cfg, search, InstructedLitAgent(cfg), debug=debug)
         if search is not None and not search.finished:
             raise KeyboardInterrupt  # again, because agent-lightning's trainer swallows it
 
 
-def make_search(cfg: TrainConfig, run_id: str) -> Any:
+def make_search(cfg: TrainConfig, run_id: str, served: Path | None) -> Any:
     from sql_agent.apo.search import InstructionsSearch, SearchTasks
 
     environment = make_environment(cfg.environment)
     selection, split, held_out = choose_tasks(cfg, environment)
+    notes = check_not_learnt(served, environment, [*selection, *split.val], OTHER_TASKS) if served else []
     lists = ([task.to_dict() for task in tasks] for tasks in (split.train, selection, split.val))
     aside = set_aside(cfg.run_dir)
     if aside is not None:
@@ -75,7 +90,7 @@ def make_search(cfg: TrainConfig, run_id: str) -> Any:
     start: dict[str, Any] = {"run_id": run_id, "commit": git_commit() or "unknown", "argv": sys.argv}
     start |= {"tasks": kinds_of(split), "own_files": own_files(cfg), "started_at": time.time()}
     write_start(cfg.run_dir, start, resumed=False)
-    print("\n".join(describe_search(cfg, len(selection), split, held_out)))
+    print("\n".join([*describe_search(cfg, len(selection), split, held_out), *notes]))
     began = time.monotonic()
 
     def say(line: str) -> None:

@@ -27,6 +27,7 @@ from sql_agent.sft.fine_tuning import (
     record_of,
     stop_at_end_of_turn,
 )
+from sql_agent.trained_on import Source, read_trained_on, trained_further
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,11 @@ def train(run: Run, say: Say = print) -> None:
     say(f"the log-probs of the reference are computed for {len(run.pairs) + len(run.held_out)} pairs")
     model = load_trainable(start.model, start.base, all_weights=start.trains_all_weights, device=start.device)
     trainer = make_trainer(model, start.tokenizer, run.pairs, run.held_out, cfg, lora=start.lora, record=run.record)
-    fit(trainer, start, cfg.output_dir, RECORD, run.record, say, None)
+    source = Source(
+        command="train_dpo", tasks=cfg.dataset.name, learnt=len(run.pairs), held_out=len(run.held_out), listed=False
+    )
+    trained_on = trained_further(read_trained_on(cfg.model_path), source)
+    fit(trainer, start, cfg.output_dir, RECORD, run.record, say, trained_on)
     say(f"trained {trainer.state.global_step} steps on {len(run.pairs)} pairs of {cfg.dataset}")
     say(f"{'model' if start.trains_all_weights else 'adapter'} and tokenizer: {cfg.output_dir}")
     for command in next_commands(cfg, is_adapter=not start.trains_all_weights):

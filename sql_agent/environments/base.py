@@ -6,11 +6,12 @@ Leaves out the reward (`sql_agent.rewards`) and the calls of the model (`sql_age
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Protocol, Self
@@ -19,6 +20,9 @@ from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Message, Status
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.registry import OWN
+
+ALSO_HELD_OUT = "also_held_out"
+"""The reason under which tasks to train on are left out because they are held out too."""
 
 
 class EpisodeLostError(RuntimeError):
@@ -199,13 +203,40 @@ class Environment(Playable, ABC):
             BackendUnavailable: a database is missing; the message says how to get it.
         """
 
-    @abstractmethod
     def load_split(self, data: DataConfig, seed: int) -> Split:
-        """Load the tasks to train on and all held-out ones, of which `startup.data.drawn` takes `data.val_limit`.
+        """Load the tasks to train on and all held-out ones; every command that takes a file of tasks asks this.
+
+        A task that is in both halves is held out: it is left out of training and counted as `also_held_out`, so that
+        what is measured stays the same, whatever the training file contains.
+
+        Args:
+            seed: makes generated tasks and may order the others; it never decides which half a row of a file is in.
+        Raises:
+            ValueError: a file is missing, a row does not parse, or every task to train on is held out too.
+        """
+        split = self.read_split(data, seed)
+        held_out = set(map(self.fingerprint, split.val))
+        train = [task for task in split.train if self.fingerprint(task) not in held_out]
+        if len(train) == len(split.train):
+            return split
+        if not train:
+            raise ValueError(
+                f"all {len(split.train)} tasks of {data.train_file} are held out too, in {data.val_file}, so nothing "
+                "is left to train on; name other held-out tasks, or none: a share of the first file is held out then"
+            )
+        return replace(split, train=train, left_out={**split.left_out, ALSO_HELD_OUT: len(split.train) - len(train)})
+
+    @abstractmethod
+    def read_split(self, data: DataConfig, seed: int) -> Split:
+        """Read or make the two halves for `load_split`.
 
         Raises:
             ValueError: a file is missing, or a row does not parse; the message names it.
         """
+
+    def fingerprint(self, task: Any) -> str:
+        """Return 16 hex digits that tell this task from others, whatever its id, its file and its place there are."""
+        return digest({name: value for name, value in task.to_dict().items() if name != "id"})
 
     def shortened(self, task: Any, prompt_tokens: Callable[[Any], int], limit: int) -> Any:
         """Return the task with a first prompt of at most `limit` tokens, if the environment can shorten it."""
@@ -267,6 +298,11 @@ class Environment(Playable, ABC):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         pass
+
+
+def digest(content: Any) -> str:
+    """Return 16 hex digits of the sha256 of JSON values; two of 100,000 tasks share them once in four billion files."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def with_observation(messages: list[Message], episode: Episode) -> list[Message]:

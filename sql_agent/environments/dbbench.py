@@ -19,8 +19,8 @@ from dbbench_adapter.protocols import PROTOCOLS, Episode, Message, ProtocolName,
 from dbbench_adapter.splits import split_by_table
 from dbbench_adapter.tasks.load import load_tasks
 from dbbench_adapter.tasks.single_skill import skills_of
-from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
-from sql_agent.environments.base import Environment, Split
+from sql_agent.datatypes import SPLIT_SEED, AgentConfig, DataConfig, EnvironmentSettings
+from sql_agent.environments.base import Environment, Split, digest
 
 
 class DbBench(Environment):
@@ -74,7 +74,7 @@ class DbBench(Environment):
         if isinstance(self._backend, str):
             check_backend(self._backend)
 
-    def load_split(self, data: DataConfig, seed: int) -> Split:
+    def read_split(self, data: DataConfig, seed: int) -> Split:
         """Load or generate the tasks; no table is in both halves.
 
         Raises:
@@ -84,10 +84,13 @@ class DbBench(Environment):
             train, file = generated(data.generate, "train", data.skills, seed), data.val_file
             val = load_tasks(file) if file else generated(data.val_limit, "held_out", data.skills, seed)
         elif data.val_file is None:
-            train, val = split_by_table(load_tasks(data.train_file), data.held_out_fraction, seed)
+            train, val = split_by_table(load_tasks(data.train_file), data.held_out_fraction, SPLIT_SEED)
         else:
             train, val = load_tasks(data.train_file), load_tasks(data.val_file)
         return Split(of_skills(train, data.skills), of_skills(val, data.skills))
+
+    def fingerprint(self, task: Task) -> str:
+        return fingerprint_of(task)
 
     def read_tasks(self, file: Path) -> list[Task]:
         return load_tasks(file)
@@ -111,6 +114,12 @@ class DbBench(Environment):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._opened.close()
+
+
+def fingerprint_of(task: Task) -> str:
+    """Return 16 hex digits of question and tables."""
+    fields = task.to_dict()
+    return digest([fields[name] for name in ("question", "table_note", "tables")])
 
 
 def generated(n: int, split: HalfName, skills: Sequence[str], seed: int) -> list[Task]:

@@ -26,7 +26,7 @@ from core.own_files import OwnFileError, place
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Message, Status
 from sql_agent.datatypes import OWN_REWARD, AgentConfig, DataConfig, EnvironmentSettings
-from sql_agent.environments.base import Environment, EpisodeLostError, Split
+from sql_agent.environments.base import Environment, EpisodeLostError, Split, digest
 from sql_agent.environments.named import named, tool_methods, tool_schemas
 from sql_agent.environments.registry import ENVIRONMENTS
 from sql_agent.environments.rows import (
@@ -35,6 +35,7 @@ from sql_agent.environments.rows import (
     as_messages,
     placed_tasks,
     read_rows,
+    said_by,
     short,
     split_rows,
     text_of,
@@ -191,7 +192,7 @@ class OwnEnvironment(Environment):
         except EpisodeLostError as lost:
             raise OwnFileError(f"{place(self.kind)}: {self.kind.__name__}() cannot be made\n{lost}") from None
 
-    def load_split(self, data: DataConfig, seed: int) -> Split:
+    def read_split(self, data: DataConfig, seed: int) -> Split:
         """Load the rows that the class's `load_split` gives, or else those of the files."""
         if (own := self._own_split(data, seed)) is not None:
             return own
@@ -202,7 +203,10 @@ class OwnEnvironment(Environment):
         train = self.read_tasks(data.train_file)
         if data.val_file is not None:
             return Split(train, self.read_tasks(data.val_file))
-        return Split(*split_rows(train, data.held_out_fraction, seed))
+        return Split(*split_rows(train, data.held_out_fraction))
+
+    def fingerprint(self, task: RowTask) -> str:
+        return digest(said_by(task))
 
     def read_tasks(self, file: Path) -> list[RowTask]:
         """Read every row, and check that it has a prompt and that `reset` takes its columns."""

@@ -15,6 +15,7 @@ from typing import Any
 from dbbench_adapter.protocols import Message
 from dbbench_adapter.tasks.load import raw_records
 from dbbench_adapter.tasks.records import Fault
+from sql_agent.datatypes import NO_SPLIT, SPLIT_SEED
 
 
 @dataclass(frozen=True)
@@ -86,17 +87,27 @@ def placed_tasks(found: Sequence[tuple[str, str, Any]], kind: str) -> list[Place
     return tasks
 
 
-def split_rows(tasks: Sequence[RowTask], held_out_fraction: float, seed: int) -> tuple[list[RowTask], list[RowTask]]:
-    """Return (train, held out), drawn by the seed; rows that differ only in their `id` stay together.
+def said_by(task: RowTask) -> str:
+    """Return what a row says beside its `id`, as JSON; columns that only other rows of its file have are left out."""
+    return json.dumps({k: v for k, v in task.row.items() if k != "id" and v is not None}, sort_keys=True)
 
+
+def split_rows(tasks: Sequence[RowTask], held_out_fraction: float) -> tuple[list[RowTask], list[RowTask]]:
+    """Return (train, held out), drawn by `SPLIT_SEED`; rows that differ only in their `id` stay together.
+
+    Args:
+        held_out_fraction: share of the different rows, at least one; 0 holds nothing out.
     Raises:
         ValueError: all rows are the same.
     """
+    if not held_out_fraction:
+        return list(tasks), []
+    # the whole text and not `said_by`, because its alphabetical order decides the draw, and splits have to last
     said = [json.dumps({k: v for k, v in task.row.items() if k != "id"}, sort_keys=True) for task in tasks]
     different = sorted(set(said))
     if len(different) < 2:
-        raise ValueError(f"{len(tasks)} row(s) that say the same cannot be split; give a held-out file, data.val_file")
-    random.Random(seed).shuffle(different)
+        raise ValueError(f"{len(tasks)} row(s) that say the same cannot be split; {NO_SPLIT}")
+    random.Random(SPLIT_SEED).shuffle(different)
     held_out = set(different[: min(max(round(held_out_fraction * len(different)), 1), len(different) - 1)])
     train = [task for task, text in zip(tasks, said, strict=True) if text not in held_out]
     return train, [task for task, text in zip(tasks, said, strict=True) if text in held_out]

@@ -196,17 +196,35 @@ class GrpoConfig(Settings):
         return AgentConfig(max_turns=self.max_turns, max_tokens=self.max_new_tokens)
 
 
+def check_held_out(cfg: GreedyGrpoConfig | LocalGrpoConfig, file: Path | None) -> None:
+    """Check that there is something to measure on if the run measures.
+
+    Raises:
+        ValueError: tasks of a file are to be held out, and none of them are.
+    """
+    if file is not None and cfg.val_file is None and not cfg.held_out_fraction and cfg.eval_tasks:
+        raise ValueError(
+            f"--held_out_fraction 0 trains on every row of {file}, and --eval_tasks {cfg.eval_tasks} plays held-out "
+            "ones; give them with --val-file FILE, or --eval_tasks 0"
+        )
+
+
 class GreedyGrpoConfig(GrpoConfig):
     """Holds the flags of `scripts/run_dbbench_greedy_grpo.py` with their defaults."""
 
     data: Path | None = None
     """Task file, in any known form of DB-Bench tasks; none: `num_tasks` are generated."""
+    val_file: Path | None = Field(default=None, validation_alias="val-file")
+    """Held-out tasks; none: a share of the tables of `data`, which is held out as in every command."""
+    held_out_fraction: float = Field(default=0.2, ge=0, lt=1)
+    """Share of `data` that is held out if there is no other file of held-out tasks; 0 trains on all of it."""
     num_tasks: int = Field(default=200, ge=1)
     """Tasks to train on: generated, or drawn from `data` by the seed, the same number of every kind."""
     skills: tuple[str, ...] = ()
     """Skills, separated by commas, that generated tasks show, e.g. select,delete; none: tasks of every kind."""
     eval_tasks: int = Field(default=0, ge=0)
-    """Held-out generated tasks that are played before and after training, greedily and at temperature 1; 0: none."""
+    """Held-out tasks of `data`, or else generated ones, that are played before and after training, greedily and at
+    temperature 1; 0: none."""
     eval_every: int = Field(default=0, ge=0)
     """Tasks between further evaluations; 0: none in between."""
     backend: BackendSpec = "sqlite"
@@ -230,6 +248,9 @@ class GreedyGrpoConfig(GrpoConfig):
     def _generates_what_has_skills(self) -> Self:
         if self.skills and self.data:
             raise ValueError("--skills is for generated tasks; leave it or --data out")
+        if self.val_file and not self.data:
+            raise ValueError("--val-file goes with --data; generated tasks have their own held-out ones")
+        check_held_out(self, self.data)
         return self
 
     @property
@@ -261,22 +282,29 @@ class LocalGrpoConfig(BatchGrpoConfig, EnvironmentConfig):
     train_file: Path | None = Field(default=None, validation_alias="train-file")
     """Tasks to train on, in the form that the environment reads; none: generated, if the environment makes tasks."""
     val_file: Path | None = Field(default=None, validation_alias="val-file")
-    """Held-out tasks; none: a fifth of the training tasks, or generated ones."""
+    """Held-out tasks; none: a share of the training tasks, the same in every command, or generated ones."""
+    held_out_fraction: float = Field(default=0.2, ge=0, lt=1)
+    """Share of `train_file` that is held out if there is no `val_file`; 0 trains on all of it."""
     num_tasks: int | None = Field(default=None, ge=1)
     """Tasks to train on, drawn by the seed, the same number of every kind; none: all, or 512 generated ones."""
     eval_tasks: int = Field(default=64, ge=0)
-    """Held-out tasks that are played greedily before training and after each epoch; 0: none, and no task of a single
-    file is held out."""
+    """Held-out tasks that are played greedily before training and after each epoch; 0: none."""
     max_turns: int | None = Field(default=None, ge=1, le=100)
     """Replies per episode; none: as many as the environment says."""
     run_dir: Path = Path("outputs/local_grpo")
     """Folder of the run."""
+
+    @model_validator(mode="after")
+    def _holds_out_what_it_plays(self) -> Self:
+        check_held_out(self, self.train_file)
+        return self
 
     @property
     def data(self) -> DataConfig:
         return DataConfig(
             train_file=self.train_file,
             val_file=self.val_file,
+            held_out_fraction=self.held_out_fraction,
             generate=self.num_tasks or DataConfig().generate,
             val_limit=max(self.eval_tasks, 1),
         )

@@ -14,11 +14,10 @@ from pydantic import BaseModel
 from core.json_text import parse_json
 from core.outputs import append_line, failures_of_the_disk, written
 from core.signed import user_key
-from sql_agent.datatypes import EnvironmentSettings
 from sql_agent.local.checkpoint import newest_checkpoint, resume, save_checkpoint
 from sql_agent.local.learner import Learner
 from sql_agent.local.policy import LocalPolicy
-from sql_agent.local.trained_on import write_trained_on
+from sql_agent.trained_on import TrainedOn, write_trained_on
 
 FREE = tuple(
     f"{group}.{name}"
@@ -43,7 +42,6 @@ class RunFolder:
         path: the folder; it must not hold a run unless that run is resumed.
         config: settings, saved on the first start; a resumed run must have the same.
         free: settings that may change when a run is resumed, by their names in the file, e.g. how often it saves.
-        trained_on: the environment; each adapter names it.
         own_files: the user's own files with their sha256, by what they are used for.
     Raises:
         RunFolderError: a new run's folder is not empty, or a resumed run is missing or has other settings or files.
@@ -60,12 +58,13 @@ class RunFolder:
         *,
         resumed: bool,
         free: Iterable[str] = (),
-        trained_on: EnvironmentSettings = EnvironmentSettings(),  # noqa: B008  it is frozen
         own_files: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.path, self.metrics, self.trajectories = path, path / self.METRICS, path / self.TRAJECTORIES
         self.checkpoints = path / "checkpoints"
-        self._settings, self._trained_on = path / self.SETTINGS, trained_on
+        self._settings = path / self.SETTINGS
+        self.trained_on = TrainedOn()
+        """What every adapter of the run says about itself; the command sets it once its tasks are chosen."""
         self._config = {**config.model_dump(mode="json"), **({"own_files": dict(own_files)} if own_files else {})}
         if path.is_file():
             raise RunFolderError(f"{path} is a file; name a folder")
@@ -118,7 +117,7 @@ class RunFolder:
         """Write adapter and tokenizer atomically and return their folder."""
         with written(self.path / name) as unfinished:
             policy.save(unfinished)
-            write_trained_on(unfinished, self._trained_on)
+            write_trained_on(unfinished, self.trained_on)
         return self.path / name
 
 

@@ -12,14 +12,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sql_agent.datatypes import EnvironmentSettings, RolloutRecord
+from dbbench_adapter.datatypes import Task
+from sql_agent.datatypes import DataConfig, EnvironmentSettings, RolloutRecord
+from sql_agent.environments.dbbench import fingerprint_of
 from sql_agent.local.datatypes import BatchEpisode, LocalRollout, Progress
 from sql_agent.local.rollouts import Player
 from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.single_skill_config import ExperimentConfig
-from sql_agent.local.skill_tasks import draws, held_out_tasks
+from sql_agent.local.skill_tasks import draws, each_once, file_split, held_out_tasks
 from sql_agent.local.trainer import EVALUATED_TOGETHER, Group, Recipe, describe_loss, evaluate, success_rate
 from sql_agent.rewards import reward
+from sql_agent.trained_on import TrainedOn, read_trained_on, source_of, trained_further
+
+OTHER_TASKS = (
+    "Measure on tasks that it has not learnt: task.held_out_data=FILE; or training_callback.evaluate_every=0, which "
+    "measures nothing"
+)
 
 
 class SessionFolder(RunFolder):
@@ -28,8 +36,7 @@ class SessionFolder(RunFolder):
     SETTINGS, METRICS, TRAJECTORIES = "logs/config.json", "logs/metrics.jsonl", "sessions/episodes.jsonl"
 
     def __init__(self, path: Path, cfg: ExperimentConfig, *, resumed: bool) -> None:
-        trained_on = EnvironmentSettings("dbbench", cfg.agent.protocol)
-        super().__init__(path, cfg, resumed=resumed, free=("training_callback", "output_dir"), trained_on=trained_on)
+        super().__init__(path, cfg, resumed=resumed, free=("training_callback", "output_dir"))
         self.resume_flag = f"--resume {path}"
 
 
@@ -127,6 +134,23 @@ class SingleSkill(Recipe):
 
     def describe_done(self, progress: Progress) -> str:
         return f"{progress.batches * self._size} episodes"
+
+
+def trained_on(cfg: ExperimentConfig, settings: EnvironmentSettings, held_out: Sequence[Task]) -> TrainedOn:
+    """Return the record of the trained model; it lists the tasks of a file, but not those of an endless generator.
+
+    Raises:
+        ValueError: see `file_split`, and `read_trained_on`.
+    """
+    task, train = cfg.task, list[Task]()
+    if task.data:
+        train, held_out = map(each_once, file_split(task))
+    source = source_of("run_experiment", DataConfig(train_file=task.data, val_file=task.held_out_data), train, held_out)
+    if not task.data:
+        source = source.model_copy(update={"learnt": cfg.training_callback.stop_after_episodes, "listed": False})
+    learnt, rest = ([fingerprint_of(one) for one in tasks] for tasks in (train, held_out))
+    before = read_trained_on(cfg.language_model.model_path)
+    return trained_further(before, source, settings=settings, learnt=learnt, held_out=rest)
 
 
 def take_baseline(

@@ -73,7 +73,7 @@ class TaskConfig(Settings):
     data: Path | None = None
     """Task file in any known form, also one from scripts/prepare_single_skill_data.py; null: tasks are generated."""
     held_out_data: Path | None = None
-    """Task file for the evaluation; needed with `data` if the run evaluates."""
+    """Task file for the evaluation, whose tasks are never trained on; null: a share of the tables of `data`."""
     generate_missing: int = Field(default=0, ge=0)
     """Tasks that --prepare makes for `data`, and a quarter of them for `held_out_data`, if the file is missing."""
     generator: Literal["plain", "synthesis"] = "plain"
@@ -169,15 +169,6 @@ class ExperimentConfig(Settings):
             raise ValueError(
                 f"training_callback.stop_after_episodes ({episodes}) is no multiple of training.grad_accum ({batch}); "
                 f"take {math.ceil(episodes / batch) * batch}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _has_held_out_tasks(self) -> Self:
-        if self.training_callback.evaluate_every and self.task.data and not self.task.held_out_data:
-            raise ValueError(
-                "training_callback.evaluate_every needs task.held_out_data beside task.data (python -m "
-                "dbbench_adapter.splits cuts a file into parts that share no table); 0 evaluates nothing"
             )
         return self
 

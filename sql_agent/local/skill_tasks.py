@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dbbench_adapter import generator as plain
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.generate import Split
-from dbbench_adapter.splits import draw_by_kind
+from dbbench_adapter.splits import draw_by_kind, split_by_table
 from dbbench_adapter.sql_skills import SKILLS
 from dbbench_adapter.tasks.single_skill import (
     SingleSkillTaskGenerator,
     by_skill,
     num_others,
+    read_each_once,
     read_single_skill,
     skills_of,
     write_single_skill,
 )
+from sql_agent.datatypes import SPLIT_SEED, DataConfig
+from sql_agent.environments.dbbench import fingerprint_of
 from sql_agent.local.single_skill_config import TaskConfig
 
 HELD_OUT_SEED = 1
@@ -30,10 +33,10 @@ def draws(cfg: TaskConfig, *, seed: int) -> SingleSkillTaskGenerator:
 
     Raises:
         TaskFileError: `data` is missing or has no known form.
-        ValueError: a requested skill has no tasks.
+        ValueError: a requested skill has no tasks, or those of `data` cannot be split.
     """
     if cfg.data:
-        return SingleSkillTaskGenerator.from_file(cfg.data, seed=seed, weights=cfg.skills)
+        return SingleSkillTaskGenerator.from_tasks(file_split(cfg)[0], seed=seed, weights=cfg.skills)
     if cfg.generator == "synthesis":
         return _synthesised(cfg.skills, "train", seed)
     return SingleSkillTaskGenerator(_plain_sources("train", seed), seed=seed, weights=cfg.skills)
@@ -47,12 +50,13 @@ def held_out_tasks(cfg: TaskConfig, per_skill: int) -> dict[str, list[Task]]:
         ValueError: a skill has no held-out task.
     """
     skills = trained_skills(cfg)
-    if cfg.held_out_data:
-        found = read_single_skill(cfg.held_out_data)
+    if cfg.held_out_data or cfg.data:
+        found = read_single_skill(cfg.held_out_data) if cfg.held_out_data else file_split(cfg)[1]
         if missing := [skill for skill in skills if not found.get(skill)]:
+            where = cfg.held_out_data or f"the held-out part of {cfg.data}"
             raise ValueError(
-                f"{cfg.held_out_data} has no tasks of {', '.join(missing)}; give a larger file, or name the skills to "
-                "train in task.skills"
+                f"{where} has no tasks of {', '.join(missing)}; give a larger file as task.held_out_data, or name the "
+                "skills to train in task.skills"
             )
         return {skill: draw_by_kind(found[skill], per_skill, HELD_OUT_SEED) for skill in skills}
     if cfg.generator == "plain":
@@ -62,11 +66,38 @@ def held_out_tasks(cfg: TaskConfig, per_skill: int) -> dict[str, list[Task]]:
     return {skill: list(itertools.islice(sources[skill], per_skill)) for skill in skills}
 
 
+def file_split(cfg: TaskConfig) -> tuple[dict[str, list[Task]], dict[str, list[Task]]]:
+    """Return the tasks of `data` by skill: those to train on, and held-out ones.
+
+    What `held_out_data` holds is never trained on; without it a share of the tables is held out, as in every command.
+
+    Raises:
+        TaskFileError: a file is missing or has no known form.
+        ValueError: `data` cannot be split.
+    """
+    assert cfg.data is not None
+    if cfg.held_out_data:
+        held_out = read_each_once(cfg.held_out_data)
+    else:
+        _, held_out = split_by_table(read_each_once(cfg.data), DataConfig().held_out_fraction, SPLIT_SEED)
+    held_out_prints = set(map(fingerprint_of, held_out))
+    parts: tuple[dict[str, list[Task]], dict[str, list[Task]]] = {}, {}
+    for skill, tasks in read_single_skill(cfg.data).items():
+        for task in tasks:
+            parts[fingerprint_of(task) in held_out_prints].setdefault(skill, []).append(task)
+    return parts
+
+
+def each_once(by_skill: Mapping[str, Sequence[Task]]) -> list[Task]:
+    """Return all tasks; a task may stand under several skills."""
+    return [*{task.id: task for tasks in by_skill.values() for task in tasks}.values()]
+
+
 def trained_skills(cfg: TaskConfig) -> list[str]:
     if cfg.skills:
         return list(cfg.skills)
     if cfg.data:
-        return list(read_single_skill(cfg.data))
+        return list(file_split(cfg)[0])
     return list(SKILLS if cfg.generator == "synthesis" else _plain_sources("train", 0))
 
 

@@ -10,8 +10,8 @@ from core.own_files import OwnFileError
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Message
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
-from sql_agent.environments.base import Environment, Split
-from sql_agent.environments.rows import RowTask, read_rows, split_rows
+from sql_agent.environments.base import Environment, Split, digest
+from sql_agent.environments.rows import RowTask, read_rows, said_by, split_rows
 from sql_agent.own_agents.datatypes import OwnAgent
 from sql_agent.own_agents.load import load_agent
 from sql_agent.rewards import NO_JUDGE
@@ -50,13 +50,16 @@ class AgentTasks(Environment):
     def max_replies(self, limits: AgentConfig) -> int:
         return 1_000_000  # the number of its calls is not known
 
-    def load_split(self, data: DataConfig, seed: int) -> Split:
+    def read_split(self, data: DataConfig, seed: int) -> Split:
         if data.train_file is None:
             raise ValueError("an agent of your own brings no tasks; give a file of rows, --train-file ROWS.jsonl")
         train = self.read_tasks(data.train_file)
         if data.val_file is not None:
             return Split(train, self.read_tasks(data.val_file))
-        return Split(*split_rows(train, data.held_out_fraction, seed))
+        return Split(*split_rows(train, data.held_out_fraction))
+
+    def fingerprint(self, task: RowTask) -> str:
+        return digest(said_by(task))
 
     def read_tasks(self, file: Path) -> list[RowTask]:
         placed = read_rows(file, "task")

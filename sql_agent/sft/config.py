@@ -79,6 +79,12 @@ class SftConfig(FineTuningConfig):
     tasks: Path | None = None
     """For dbbench: task file whose reference statements are played; none: generated tasks. For text2sql: rows with
     `question` and `query`. For your own environment: its rows, with a column `reference`."""
+    val_file: Path | None = Field(default=None, validation_alias="val-file")
+    """Tasks that are held out: nothing measures them here, and none of them is learnt. None: a share of `tasks`, the
+    same ones as in training and in `evaluate`."""
+    held_out_fraction: float = Field(default=0.2, ge=0, lt=1)
+    """Share of `tasks` that is held out if there is no `val_file`; 0 learns every row, on none of which the model can
+    be measured then."""
     database: DatabaseSpec | None = None
     """For text2sql: a SQLite file, a folder with DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database."""
     protocol: ProtocolName = "fc"
@@ -103,10 +109,10 @@ class SftConfig(FineTuningConfig):
         return "gsm8k" if self.dataset.partition(":")[0] == "gsm8k" else "file"
 
     @property
-    def trained_on(self) -> EnvironmentSettings | None:
-        """Return the environment whose episodes are imitated; None for a file of messages."""
+    def environment(self) -> EnvironmentSettings:
+        """Return the environment whose episodes are imitated; a file of messages has none."""
         names = {"dbbench": "dbbench", "gsm8k": "gsm8k", "environment": self.data_name}
-        return EnvironmentSettings(names[self.source], self.protocol) if self.source in names else None
+        return EnvironmentSettings(names[self.source], self.protocol, database=self.database)
 
     @property
     def data_name(self) -> str:

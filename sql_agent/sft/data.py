@@ -31,6 +31,7 @@ from sql_agent.local.conversation import ChatTemplateError
 from sql_agent.oracle import solution
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.sft.encoding import NOT_TRAINED, Encoded, encode_conversation, is_imitated
+from sql_agent.trained_on import TrainedOn
 
 
 class DataError(ValueError):
@@ -67,6 +68,10 @@ class Demonstrations:
     """Number of those left out, by reason."""
     notes: Counter[str] = field(default_factory=Counter)
     """Further notes, such as fields of a file that are not read, with the number of times each applies."""
+    trained_on: TrainedOn = field(default_factory=TrainedOn)
+    """The record of the model that has learnt them."""
+    split: str | None = None
+    """How the rows of a task file were split, for the person who starts the run."""
 
 
 # Sources --------------------------------------------------------------------------------------------------------------

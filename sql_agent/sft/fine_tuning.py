@@ -26,11 +26,10 @@ from core.machine import git_commit
 from core.outputs import OutputError, check_output, failures_of_the_disk
 from core.training_run import TrainingError, check_same_run, newest_whole, publish, remove_torn, versions, write_record
 from core.weights import weights_sha256
-from sql_agent.datatypes import EnvironmentSettings
 from sql_agent.local.model_files import base_name, check_device, check_fit, check_model, is_adapter
-from sql_agent.local.trained_on import write_trained_on
 from sql_agent.model_check import read_json
 from sql_agent.sft.config import FineTuningConfig
+from sql_agent.trained_on import TrainedOn, write_trained_on
 
 CHECKPOINTS = "checkpoints"
 KEPT_CHECKPOINTS = 2
@@ -251,12 +250,12 @@ def fit(
     record_name: str,
     record: Mapping[str, Any],
     say: Say,
-    trained_on: EnvironmentSettings | None,
+    trained_on: TrainedOn,
 ) -> None:
     """Train, and save the result.
 
     Args:
-        trained_on: the environment whose episodes the data hold, which is written beside the result; None: not known.
+        trained_on: the record of the trained model, which is written beside it.
     Raises:
         TrainingError: a loss is not finite, or the disk fails.
     """
@@ -283,13 +282,12 @@ def save_whole(
     output: Path,
     record_name: str,
     record: Mapping[str, Any],
-    trained_on: EnvironmentSettings | None,
+    trained_on: TrainedOn,
 ) -> None:
-    """Write model or adapter, tokenizer and the environment of the data if it is known, then the record."""
+    """Write model or adapter, tokenizer and what it was trained on, then the record of the run."""
     with tempfile.TemporaryDirectory(dir=output, prefix=".saving-") as scratch, failures_of_the_disk(output):
         trainer.model.save_pretrained(scratch)
         tokenizer.save_pretrained(scratch)
-        if trained_on is not None:
-            write_trained_on(Path(scratch), trained_on)
+        write_trained_on(Path(scratch), trained_on)
         publish(Path(scratch), output)
     write_record(output / record_name, record, trainer.state.global_step)

@@ -15,10 +15,9 @@ from typing import Any
 from core.outputs import failures_of_the_disk
 from core.training_run import TrainingError
 from dbbench_adapter.backends import open_backend
-from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.splits import draw_by_kind
-from dbbench_adapter.tasks.load import load_tasks
-from sql_agent.datatypes import DataConfig, EnvironmentSettings
+from sql_agent.datatypes import DataConfig
+from sql_agent.environments.base import Split
 from sql_agent.local.tasks import entered
 from sql_agent.sft.config import GENERATED, SftConfig
 from sql_agent.sft.data import (
@@ -42,6 +41,9 @@ from sql_agent.sft.fine_tuning import (
     stop_at_end_of_turn,
 )
 from sql_agent.sft.trainer import RECORD, make_trainer
+from sql_agent.trained_on import Source, TrainedOn, read_trained_on, trained_by, trained_further
+
+COMMAND = "train_sft"
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Run:
     start: Start
     encoded: list[Encoded]
     record: dict[str, Any]
+    trained_on: TrainedOn
 
 
 def prepare(cfg: SftConfig, *, resume: bool, say: Say = print) -> Run:
@@ -65,10 +68,11 @@ def prepare(cfg: SftConfig, *, resume: bool, say: Say = print) -> Run:
     encoded = encode_all(start.tokenizer, found.kept, max_length=cfg.max_length) if found.kept else []
     describe_data(cfg, found, encoded, say)
     stop_at_end_of_turn(start.tokenizer, encoded[0].ids[-1], say)
-    data = {"source": cfg.data_name, "sha256": digest(encoded), "conversations": len(encoded)}
+    tasks = found.trained_on.sources[-1].model_dump()
+    data = {"source": cfg.data_name, "sha256": digest(encoded), "conversations": len(encoded), "tasks": tasks}
     record = record_of(cfg, start, data, {**found.left_out, "too_long": len(found.kept) - len(encoded)})
     check_resumed(start, RECORD, record, say)
-    return Run(cfg, start, encoded, record)
+    return Run(cfg, start, encoded, record, found.trained_on)
 
 
 def train(run: Run, say: Say = print) -> None:
@@ -82,7 +86,7 @@ def train(run: Run, say: Say = print) -> None:
         (cfg.output_dir / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
     model = load_trainable(start.model, start.base, all_weights=start.trains_all_weights, device=start.device)
     trainer = make_trainer(model, start.tokenizer, run.encoded, cfg, lora=start.lora, record=run.record)
-    fit(trainer, start, cfg.output_dir, RECORD, run.record, say, cfg.trained_on)
+    fit(trainer, start, cfg.output_dir, RECORD, run.record, say, run.trained_on)
     say(f"trained {trainer.state.global_step} steps on {len(run.encoded)} conversations of {cfg.data_name}")
     say(f"{'model' if start.trains_all_weights else 'adapter'} and tokenizer: {cfg.output_dir}")
     for command in next_commands(cfg, is_adapter=not start.trains_all_weights):
@@ -100,7 +104,7 @@ def next_commands(cfg: SftConfig, *, is_adapter: bool) -> list[str]:
             f"python scripts/train_gsm8k_agent.py {model} --dataset {shlex.quote(cfg.data_name)}",
         ]
     if cfg.source == "environment":
-        given = {"env": cfg.env, "database": cfg.database, "train-file": cfg.tasks}
+        given = {"env": cfg.env, "database": cfg.database, "train-file": cfg.tasks, "val-file": cfg.val_file}
         rows = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None)
         whole = shlex.quote(f"{cfg.output_dir}-merged") if is_adapter else output
         return [
@@ -120,6 +124,8 @@ FLAGS_OF = {
     "tasks": {"dbbench": "--dataset dbbench", "environment": "--env or --database"},
     "database": {"environment": "--dataset text2sql"},
     "protocol": {"dbbench": "--dataset dbbench"},
+    "val_file": {"dbbench": "--dataset dbbench", "environment": "--env or --database"},
+    "held_out_fraction": {"dbbench": "--dataset dbbench", "environment": "--env or --database"},
 }
 """Flags that only some sources have, and how each of those is given."""
 
@@ -130,25 +136,60 @@ def demonstrations(cfg: SftConfig) -> Demonstrations:
             known = " or ".join(sources.values())
             raise TrainingError(f"--{name} belongs to {known}, this one is {cfg.data_name}; leave it out")
     if cfg.source == "file":
-        return read_messages(Path(cfg.data_name), cfg.max_samples)
+        found = read_messages(Path(cfg.data_name), cfg.max_samples)
+        rows = Source(command=COMMAND, tasks=Path(cfg.data_name).name, learnt=len(found.kept), held_out=0, listed=False)
+        found.trained_on = trained_further(read_trained_on(cfg.model_path), rows)
+        return found
+    if cfg.source == "environment" and cfg.tasks is None:
+        raise TrainingError(
+            f"{cfg.data_name} needs --tasks, rows that hold references: `question` and `query` with --database, a "
+            "column `reference` with an environment of your own (doc/own_environment.md)"
+        )
+    settings, data = cfg.environment, data_of(cfg)
+    with entered(settings) as environment:
+        split = environment.load_split(data, cfg.seed)
+        in_order = cfg.source == "gsm8k"  # its problems come in the seed's order
+        tasks = split.train[: cfg.max_samples] if in_order else draw_by_kind(split.train, cfg.max_samples, cfg.seed)
+        if cfg.source == "dbbench":
+            with open_backend("sqlite") as backend:
+                found = dbbench_demonstrations(tasks, backend, cfg.protocol)
+        else:
+            found = reference_demonstrations(tasks, environment)
+        found.left_out.update(split.left_out)
+        found.trained_on = trained_by(COMMAND, cfg.model_path, environment, settings, data, tasks, split.val)
+        found.split = describe_split(cfg, data, len(tasks), split) if data.train_file else None
+    return found
+
+
+def data_of(cfg: SftConfig) -> DataConfig:
+    """Return where the tasks come from, and which of them are held out."""
+    file = cfg.tasks
     if cfg.source == "gsm8k":
         where = cfg.data_name.removeprefix("gsm8k:")
-        limit = cfg.max_samples or (GENERATED if where == "generated" else None)
-        data = DataConfig(train_file=None if where == "generated" else Path(where), generate=limit or GENERATED)
-        with entered(EnvironmentSettings("gsm8k")) as environment:
-            return reference_demonstrations(environment.load_split(data, cfg.seed).train[:limit], environment)
-    if cfg.source == "environment":
-        if cfg.tasks is None:
-            raise TrainingError(
-                f"{cfg.data_name} needs --tasks, rows that hold references: `question` and `query` with --database, a "
-                "column `reference` with an environment of your own (doc/own_environment.md)"
-            )
-        with entered(EnvironmentSettings(cfg.data_name, database=cfg.database)) as environment:
-            tasks = environment.read_tasks(cfg.tasks)
-            return reference_demonstrations(draw_by_kind(tasks, cfg.max_samples, cfg.seed), environment)
-    tasks = load_tasks(cfg.tasks) if cfg.tasks else generate_tasks(cfg.max_samples or GENERATED, seed=cfg.seed)
-    with open_backend("sqlite") as backend:
-        return dbbench_demonstrations(draw_by_kind(tasks, cfg.max_samples, cfg.seed), backend, cfg.protocol)
+        file = None if where == "generated" else Path(where)
+    return DataConfig(
+        train_file=file,
+        val_file=cfg.val_file,
+        held_out_fraction=cfg.held_out_fraction,
+        generate=cfg.max_samples or GENERATED,
+        val_limit=1,
+    )
+
+
+def describe_split(cfg: SftConfig, data: DataConfig, learnt: int, split: Split) -> str:
+    """Say how many rows of the file are learnt and how many are held out, and what follows from that."""
+    drawn = f"{learnt} of {len(split.train)}" if learnt < len(split.train) else str(learnt)
+    if data.val_file is not None:
+        held_out = f"{len(split.val)} held out in {data.val_file}"
+    elif not split.val:
+        held_out = "none held out, so that no command will measure the model on this file"
+    elif "held_out_fraction" in cfg.model_fields_set:
+        held_out = f"{len(split.val)} held out (--held_out_fraction {cfg.held_out_fraction:g})"
+    else:
+        held_out = (
+            f"{len(split.val)} held out (the same ones that training and evaluate hold out; --val-file names others)"
+        )
+    return f"{data.train_file}: {drawn} to learn, {held_out}"
 
 
 def describe_data(cfg: SftConfig, found: Demonstrations, encoded: list[Encoded], say: Say) -> None:
@@ -161,6 +202,8 @@ def describe_data(cfg: SftConfig, found: Demonstrations, encoded: list[Encoded],
     reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.most_common()) or "none"
     for note, count in found.notes.most_common():
         say(f"{note}, {count} times" if count > 1 else note)
+    if found.split:
+        say(found.split)
     if not encoded:
         raise TrainingError(f"{cfg.data_name} gave nothing to train on; left out: {reasons}; give other data")
     tokens, said = sum(len(one.ids) for one in encoded), sum(sum(one.mask) for one in encoded)

@@ -19,6 +19,7 @@ from sql_agent.config import TrainConfig, dump_config
 from sql_agent.startup.preflight import UsageError
 from sql_agent.startup.resume import own_files, refuse_other_tasks
 from sql_agent.startup.run_dir import set_aside, write_start
+from sql_agent.trained_on import write_trained_on
 from sql_agent.verl_side.checkpoints import point_verl_at, step_of
 from sql_agent.verl_side.config import Files, compose, to_verl, worker_environment
 
@@ -90,6 +91,7 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
         if checkpoint is not None:
             refuse_other_tasks(rows, file)
         write_rows(rows, file)
+    write_trained_on(data, tasks.trained_on)  # every checkpoint gets a copy
     overrides = to_verl(cfg, files, cpu=cpu)
     overrides["trainer"]["logger"] = usable_trackers(cfg.trainer.loggers, cfg.run_dir)
     if files.chat_template is not None:

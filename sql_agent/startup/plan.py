@@ -16,6 +16,7 @@ from sql_agent.environments.base import Environment, Split, make_environment
 from sql_agent.model_check import template_of_run
 from sql_agent.startup.data import PromptTokenizer, describe_kinds, drawn, fitting
 from sql_agent.startup.preflight import protocol_of
+from sql_agent.trained_on import SAME_SPLIT, TrainedOn, check_not_learnt, trained_by
 
 TRAINED_BYTES = 16
 """Bytes of a trained weight in memory: the weight, its gradient and AdamW's two moments, each in float32."""
@@ -32,16 +33,20 @@ class ChosenTasks:
     """Tasks that fit, and the drawn held-out ones."""
     held_out: int
     """Number of tasks that the held-out ones were drawn from."""
+    trained_on: TrainedOn
+    """The record of the model that the run makes."""
+    notes: list[str]
+    """What the model learnt earlier and nobody can compare with the held-out tasks."""
 
     def describe(self) -> list[str]:
-        return describe_kinds(self.split, self.held_out)
+        return describe_kinds(self.split, self.held_out) + self.notes
 
 
 def choose_tasks(cfg: TrainConfig) -> ChosenTasks:
     """Choose the tasks of a run.
 
     Raises:
-        ValueError: a file does not fit, or no task does.
+        ValueError: a file does not fit, no task does, or the model has learnt held-out ones.
     """
     assert cfg.model is not None
     environment = make_environment(cfg.environment)
@@ -50,7 +55,9 @@ def choose_tasks(cfg: TrainConfig) -> ChosenTasks:
     found = environment.load_split(cfg.data, cfg.seed)
     whole = fitting(found, environment, tokenizer.prompt_tokens, cfg.data.max_prompt_tokens)
     split = drawn(whole, cfg.data.val_limit, cfg.seed)
-    return ChosenTasks(environment, tokenizer, template, split, len(whole.val))
+    notes = check_not_learnt(cfg.model, environment, split.val, SAME_SPLIT)
+    record = trained_by("train_sql_agent", cfg.model, environment, cfg.environment, cfg.data, split.train, found.val)
+    return ChosenTasks(environment, tokenizer, template, split, len(whole.val), record, notes)
 
 
 def describe_plan(cfg: TrainConfig, *, cpu: bool) -> list[str]:

@@ -165,9 +165,15 @@ class Trainer:
     def _load_checkpoint(self): ...
 
 
+def record(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "trained_on.json").write_text('{"env": "dbbench"}\n')
+    return folder / "trained_on.json"
+
+
 def training(folder: Path, *, keep=2, **kwargs):
     trainer_class = type("Trainer", (Trainer,), {"_save_checkpoint": Trainer._save_checkpoint})
-    keeper = CheckpointKeeper(folder, FACTS, keep=keep)
+    keeper = CheckpointKeeper(folder, FACTS, keep=keep, trained_on=record(folder))
     keeper.install(trainer_class)
     return keeper, trainer_class(folder, **kwargs)
 
@@ -177,6 +183,15 @@ def take_step(keeper, trainer, step, *, log=True):
     trainer._save_checkpoint()
     if log:
         keeper.seal()
+
+
+def test_the_model_of_a_checkpoint_says_what_it_was_trained_on_and_the_manifest_covers_that(tmp_path):
+    take_step(*training(tmp_path), 2)
+    said = tmp_path / "global_step_2" / "actor" / "huggingface" / "trained_on.json"
+    assert said.read_text() == '{"env": "dbbench"}\n'
+    assert fault_of(tmp_path / "global_step_2") is None
+    said.write_text("{}\n")
+    assert "trained_on.json" in str(fault_of(tmp_path / "global_step_2"))
 
 
 def test_a_checkpoint_counts_once_its_step_is_logged(tmp_path):
@@ -256,7 +271,7 @@ def order_of_tasks(batches: int, *, checkpoint_after: int | None, folder: Path) 
             trainer.train_dataloader.load_state_dict(torch.load(folder / f"global_step_{trainer.global_steps}/data.pt"))
 
     trainer_class = type("Trainer", (Trainer,), {"_load_checkpoint": upstream_load})
-    CheckpointKeeper(folder, FACTS, keep=1).install(trainer_class)
+    CheckpointKeeper(folder, FACTS, keep=1, trained_on=record(folder)).install(trainer_class)
     seen, current = [], loader()
     while True:
         for batch in current:

@@ -16,7 +16,7 @@ from sql_agent.startup.data import PromptTokenizer, describe_kinds, describe_out
 
 @pytest.fixture
 def split():
-    return lambda **data: DbBench("strict").load_split(DataConfig(**data), seed=3)
+    return lambda **data: DbBench("strict").read_split(DataConfig(**data), seed=3)
 
 
 def skills(tasks):

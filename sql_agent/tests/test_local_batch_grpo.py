@@ -13,10 +13,10 @@ from sql_agent.local.batch_grpo import BatchGrpo, describe_outcome, epoch_order
 from sql_agent.local.config import BatchGrpoConfig, LossConfig, ModelConfig
 from sql_agent.local.datatypes import BatchEpisode, LocalRollout, Progress, UnjudgedError
 from sql_agent.local.run_folder import RunFolder
-from sql_agent.local.trained_on import read_trained_on
 from sql_agent.local.trainer import Trainer
 from sql_agent.rollouts.stitch import Trajectory
 from sql_agent.success import Rate
+from sql_agent.trained_on import TrainedOn, read_trained_on
 
 TASKS = [RowTask(f"p{n}", "sum", {"prompt": f"What is {n} and 1?"}) for n in range(5)]
 
@@ -91,6 +91,7 @@ def run(tmp_path, monkeypatch, world, held_out=(), **changes):
         **changes,
     )
     folder = RunFolder(tmp_path / "run", cfg, resumed=False)
+    folder.trained_on = TrainedOn(env="dbbench", learnt=("a",))
     folder.begin()
     monkeypatch.setattr(folder, "save", lambda step, *_: world.events.append(f"checkpoint {step}"))
     progress, said = Progress(), []
@@ -107,7 +108,7 @@ def test_a_run_plays_learns_and_writes_an_adapter_after_each_epoch(tmp_path, mon
     second.insert(2, "checkpoint 4")
     assert world.events == ["greedy 3", *first, "checkpoint 3", *second, "checkpoint 6"]
     assert sorted(path.name for path in folder.path.glob("epoch_*")) == ["epoch_1", "epoch_2"]
-    assert read_trained_on(folder.path / "epoch_2") == {"env": "dbbench", "protocol": "fc"}
+    assert read_trained_on(folder.path / "epoch_2") == folder.trained_on == TrainedOn(env="dbbench", learnt=("a",))
     assert progress == Progress(batches=6)
     lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
     assert [(line["epoch"], line.get("batch")) for line in lines] == [

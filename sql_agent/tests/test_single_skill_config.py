@@ -171,11 +171,6 @@ def test_replies_per_episode_may_be_called_as_in_the_main_job(tmp_path):
             "stop_after_episodes (10) is no multiple of training.grad_accum (8); take 16",
             id="half_an_update",
         ),
-        pytest.param(
-            {"it": "language_model: {model_path: m}\ntask: {data: d}\ntraining_callback: {evaluate_every: 1}\n"},
-            "evaluate_every needs task.held_out_data beside task.data",
-            id="nothing_held_out",
-        ),
     ],
 )
 def test_what_does_not_fit_is_named_with_its_file_and_key(files, said, tmp_path):

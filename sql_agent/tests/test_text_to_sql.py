@@ -168,16 +168,16 @@ def test_a_reference_says_its_kind_and_whether_it_orders_rows(query, kind, order
 
 def test_a_held_out_reference_is_never_trained_on_and_several_databases_are_held_out_whole():
     one = [Question(f"q-{i}", "?", "a", f"SELECT {i // 2}") for i in range(20)]
-    train, val = split_questions(one, 0.2, seed=0)
+    train, val = split_questions(one, 0.2)
     assert (len(train), len(val)) == (16, 4)
     assert not {q.query for q in train} & {q.query for q in val}
     several = [Question(f"q-{i}", "?", f"db{i % 5}", f"SELECT {i}") for i in range(20)]
-    train, val = split_questions(several, 0.2, seed=1)
+    train, val = split_questions(several, 0.2)
     assert [len({q.db_id for q in part}) for part in (train, val)] == [4, 1]
     assert not {q.db_id for q in train} & {q.db_id for q in val}
-    assert split_questions(several, 0.2, seed=1) == (train, val)
+    assert split_questions(several, 0.2) == (train, val)
     with pytest.raises(ValueError, match="1 questions are too few"):
-        split_questions(one[:1], 0.2, seed=0)
+        split_questions(one[:1], 0.2)
 
 
 # the schema -----------------------------------------------------------------------------------------------------------
@@ -594,7 +594,7 @@ def test_a_reference_that_fails_loses_the_rollout_and_is_left_out_before(environ
     queries = "SELECT x FROM nowhere", "SELECT id FROM customer WHERE id > 9", "SELECT name FROM customer", "SELECT 1"
     rows = [{"question": str(i), "query": query} for i, query in enumerate(queries)]
     file = written(tmp_path / "q.json", rows)
-    split = environment.load_split(DataConfig(train_file=file, val_file=file), seed=0)
+    split = environment.read_split(DataConfig(train_file=file, val_file=file), seed=0)
     assert ([q.id for q in split.train], [q.id for q in split.val]) == (["q-2", "q-3"], ["q-1", "q-2", "q-3"])
     assert split.left_out == {"reference_failed": 2, "empty_answer": 1}
 
@@ -620,7 +620,7 @@ def test_the_reference_is_in_no_message(environment):
 
 def test_prompts_that_are_too_long_get_a_shorter_schema_which_is_said(environment, tmp_path):
     file = written(tmp_path / "q.json", [{"question": "Who?", "query": "SELECT name FROM customer"}] * 2)
-    found = environment.load_split(DataConfig(train_file=file, val_file=file), seed=0)
+    found = environment.read_split(DataConfig(train_file=file, val_file=file), seed=0)
 
     def length(question):
         return sum(len(message["content"]) for message in environment.messages(question))

@@ -433,7 +433,7 @@ def test_references_that_fail_or_change_nothing_are_left_out(environment, tmp_pa
     )
     (tmp_path / "q.json").write_text(json.dumps([{"question": str(i), "query": q} for i, q in enumerate(queries)]))
     data = DataConfig(train_file=tmp_path / "q.json", val_file=tmp_path / "q.json")
-    split = environment.load_split(data, seed=0)
+    split = environment.read_split(data, seed=0)
     assert ([q.id for q in split.train], [q.id for q in split.val]) == (
         ["q-0", "q-4"],
         ["q-0", "q-1", "q-4", "q-5", "q-6"],

@@ -457,7 +457,7 @@ def test_questions_name_the_database_or_none_and_references_are_run_first(enviro
         {"question": "b", "query": "SELECT name FROM customer WHERE id > 9"},
         {"question": "c", "query": "SELECT gone FROM customer"},
     )
-    split = environment.load_split(DataConfig(train_file=file, val_file=file), seed=0)
+    split = environment.read_split(DataConfig(train_file=file, val_file=file), seed=0)
     assert ([q.id for q in split.train], split.left_out) == (["q-0"], {"reference_failed": 2, "empty_answer": 1})
     assert {q.db_id for q in split.val} == {"my_shop"}
     with pytest.raises(QuestionFileError, match=r"row 1: no database 'x' at mysql://.*:\*\*\*@.*, which is my_shop"):

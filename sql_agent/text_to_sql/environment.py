@@ -20,7 +20,7 @@ from dbbench_adapter.backends.sqlite.copy_on_write import Changes
 from dbbench_adapter.datatypes import Rows, Score
 from dbbench_adapter.protocols import Message
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
-from sql_agent.environments.base import Environment, Split
+from sql_agent.environments.base import Environment, Split, digest
 from sql_agent.text_to_sql.changes import ChangeableDatabase, same_state
 from sql_agent.text_to_sql.databases import Databases, open_databases
 from sql_agent.text_to_sql.datatypes import Question
@@ -195,7 +195,7 @@ class TextToSql(Environment):
         for db_id in self.databases.ids:
             self.databases.schema(db_id)
 
-    def load_split(self, data: DataConfig, seed: int) -> Split:
+    def read_split(self, data: DataConfig, seed: int) -> Split:
         """Load the questions, and leave out those whose reference fails.
 
         Training questions with an empty answer are left out too, because every query that finds nothing would be
@@ -208,7 +208,7 @@ class TextToSql(Environment):
         if data.val_file is not None:
             val = read_questions(data.val_file, self.databases)
         else:
-            train, val = split_questions(train, data.held_out_fraction, seed)
+            train, val = split_questions(train, data.held_out_fraction)
         left_out = Counter[str]()
         kept = self._usable(train, left_out, train=True), self._usable(val, left_out, train=False)
         return Split(*kept, left_out=left_out)
@@ -235,6 +235,10 @@ class TextToSql(Environment):
         if len(unusable) > SHOWN:
             print(f"left out: {len(unusable) - SHOWN} more", flush=True)
         return kept
+
+    def fingerprint(self, task: Question) -> str:
+        """Return the digits of database and question; case and blanks of the question do not count."""
+        return digest([task.db_id, " ".join(task.question.casefold().split())])
 
     def read_tasks(self, file: Path) -> list[Question]:
         return read_questions(file, self.databases)

@@ -21,6 +21,7 @@ from sqlglot.errors import SqlglotError
 
 from core.json_text import parse_json
 from dbbench_adapter.datatypes import Cell, Rows
+from sql_agent.datatypes import NO_SPLIT, SPLIT_SEED
 from sql_agent.text_to_sql.databases import Databases, ServerDatabase
 from sql_agent.text_to_sql.datatypes import DatabaseError, Question
 
@@ -53,8 +54,10 @@ def read_questions(path: Path, databases: Databases | ServerDatabase) -> list[Qu
     return questions
 
 
-def split_questions(questions: Sequence[Question], fraction: float, seed: int) -> tuple[list[Question], list[Question]]:
+def split_questions(questions: Sequence[Question], fraction: float) -> tuple[list[Question], list[Question]]:
     """Hold out a share of the questions: whole databases if there are several, else groups with the same reference.
+
+    `SPLIT_SEED` draws them.
 
     Returns:
         Questions to train on, and held-out ones.
@@ -64,9 +67,9 @@ def split_questions(questions: Sequence[Question], fraction: float, seed: int) -
     several = len({question.db_id for question in questions}) > 1
     keys = [q.db_id if several else " ".join((q.query or q.question).lower().split()) for q in questions]
     distinct = list(dict.fromkeys(keys))
-    held_out = set(random.Random(seed).sample(distinct, math.ceil(fraction * len(distinct))))
+    held_out = set(random.Random(SPLIT_SEED).sample(distinct, math.ceil(fraction * len(distinct))))
     if len(held_out) == len(distinct):
-        raise ValueError(f"{len(questions)} questions are too few to hold some out; give --val-file, or more questions")
+        raise ValueError(f"{len(questions)} questions are too few to hold some out; give more, or {NO_SPLIT}")
     train, val = (
         [q for q, key in zip(questions, keys, strict=True) if (key in held_out) == out] for out in (False, True)
     )

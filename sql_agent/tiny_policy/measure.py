@@ -31,6 +31,7 @@ from sql_agent.local.conversation import Conversation
 from sql_agent.local.datatypes import GREEDY, Sampling
 from sql_agent.local.policy import load_policy
 from sql_agent.local.rollouts import Player
+from sql_agent.trained_on import LearntError, check_not_learnt
 
 LIMITS = AgentConfig(max_turns=3, max_tokens=128)
 """The longest reply of 1,000 held-out oracle episodes has 89 tokens, that of reworded ones 100."""
@@ -60,6 +61,11 @@ def main() -> None:
     args = parser.parse_args()
     tasks = load_tasks(args.tasks) if args.tasks else generate_tasks(args.limit, seed=SEED, split="held_out")
     tasks = draw_by_kind(tasks, args.limit, SEED)
+    try:
+        notes = check_not_learnt(args.model, DbBench("strict"), tasks, "Name other tasks with --tasks")
+    except LearntError as error:
+        raise SystemExit(f"--tasks: {error}") from error
+    print("".join(f"{note}\n" for note in notes), end="")
     torch.set_num_threads(1)
     policy = load_policy(args.model, adapter=AdapterConfig(), device="cpu")
     with DbBench("strict", "fc", "sqlite") as environment:

@@ -24,6 +24,7 @@ from typing import Any
 from core.processes import RUN_ID, Events, end_run, end_with_parent
 from sql_agent.config import load_config
 from sql_agent.rollouts.run_context import RunContext, enter
+from sql_agent.trained_on import FILE as TRAINED_ON
 from sql_agent.verl_side import checkpoints
 from sql_agent.verl_side.checkpoints import CheckpointError
 
@@ -62,6 +63,7 @@ def main() -> None:
         cfg.run_dir / "checkpoints",
         {"run_id": order["run_id"], "commit": order["commit"]},
         keep=cfg.trainer.keep_checkpoints,
+        trained_on=cfg.run_dir / "data" / TRAINED_ON,
     )
     patches.change(ray_trainer, lambda module: keeper.install(module.RayPPOTrainer))
 
@@ -110,10 +112,11 @@ class CheckpointKeeper:
         folder: the folder of the run's checkpoints.
         facts: facts of the run, for the manifest.
         keep: number of whole checkpoints that stay.
+        trained_on: the record of what the run trains on, which every checkpoint's model gets beside it.
     """
 
-    def __init__(self, folder: Path, facts: dict[str, Any], *, keep: int) -> None:
-        self._folder, self._facts, self._keep = folder, facts, keep
+    def __init__(self, folder: Path, facts: dict[str, Any], *, keep: int, trained_on: Path) -> None:
+        self._folder, self._facts, self._keep, self._trained_on = folder, facts, keep, trained_on
         self._unsealed: tuple[Path, dict[str, Any]] | None = None
 
     def install(self, trainer: type[Any]) -> None:
@@ -141,6 +144,7 @@ class CheckpointKeeper:
             shutil.rmtree(checkpoint, ignore_errors=True)  # a killed run may have left an incomplete one
             write()
             checkpoints.name_dtype(checkpoint / "actor" / "huggingface")
+            shutil.copyfile(self._trained_on, checkpoint / "actor" / "huggingface" / TRAINED_ON)
             self._unsealed = checkpoint, checkpoints.describe(checkpoint, self._facts)
         except Exception as error:
             raise self._write_error(checkpoint, error) from error
