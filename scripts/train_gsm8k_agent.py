@@ -69,16 +69,18 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(cfg: Gsm8kGrpoConfig, *, resumed: bool) -> None:
     from sql_agent.local.batch_grpo import BatchGrpo
     from sql_agent.local.run_folder import RunFolder
-    from sql_agent.local.tasks import entered, fitting
+    from sql_agent.local.tasks import entered, fitted
     from sql_agent.local.trainer import start_trainer
 
     settings = EnvironmentSettings("gsm8k")
     folder = RunFolder(cfg.run_dir, cfg, resumed=resumed, free=FREE_ON_RESUME, trained_on=settings)
     with entered(settings) as environment:
-        split = fitting(load_split(cfg, environment), environment, cfg.model.model_path, cfg.max_prompt_tokens)
+        found = load_split(cfg, environment)
+        split, prompts = fitted(found, environment, cfg.model.model_path, cfg.max_prompt_tokens)
         recipe = BatchGrpo(cfg, split.train, split.val)
         opening = f"{len(split.train)} problems of {cfg.dataset}, {len(split.val)} held out"
         opening += f", {split.too_long} left out as too long" if split.too_long else ""
+        opening = "\n".join([opening, *prompts.describe()])
         start_trainer(cfg, recipe, environment, folder, resumed=resumed, opening=opening).train()
     model = shlex.quote(f"{cfg.run_dir}/epoch_{cfg.num_epochs}")
     say(f"next: python scripts/test_interactive.py --model_path {model}")

@@ -68,7 +68,7 @@ def run(cfg: LocalGrpoConfig, *, resumed: bool) -> None:
     from sql_agent.environments.registry import ENVIRONMENTS
     from sql_agent.local.batch_grpo import BatchGrpo
     from sql_agent.local.run_folder import RunFolder
-    from sql_agent.local.tasks import check_judged, entered, fitting
+    from sql_agent.local.tasks import check_judged, entered, fitted
     from sql_agent.local.trainer import start_trainer
     from sql_agent.startup.data import describe_kinds
 
@@ -84,13 +84,13 @@ def run(cfg: LocalGrpoConfig, *, resumed: bool) -> None:
         found = environment.load_split(cfg.data, cfg.seed)
         if not cfg.eval_tasks:
             found = nothing_held_out(found, one_file=cfg.train_file is not None and cfg.val_file is None)
-        whole = fitting(found, environment, cfg.model.model_path, cfg.max_prompt_tokens)
+        whole, prompts = fitted(found, environment, cfg.model.model_path, cfg.max_prompt_tokens)
         split = replace(
             whole,
             train=draw_by_kind(whole.train, cfg.num_tasks, cfg.seed),
             val=draw_by_kind(whole.val, cfg.eval_tasks, cfg.seed),
         )
-        opening = [*describe_kinds(split, len(whole.val)), *environment.describe([*split.train, *split.val])]
+        opening = [*describe_kinds(split, len(whole.val)), *prompts.describe()]
         recipe = BatchGrpo(cfg, split.train, split.val)
         start_trainer(cfg, recipe, environment, folder, resumed=resumed, opening="\n".join(opening)).train()
     say(f"next: {next_command(cfg)}")
