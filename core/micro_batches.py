@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +28,36 @@ def micro_batch_tokens(asked: int | None, device: str, on_cpu: int = ON_CPU) -> 
         device: cpu or cuda.
     """
     return asked or (on_cpu if device == "cpu" else ON_GPU)
+
+
+def pass_for_rows(longest: int, device: str, holds: Callable[[int], bool], on_cpu: int = ON_CPU) -> int:
+    """Return the tokens of a pass where none are asked for, so that the longest row is not computed twice.
+
+    On a CPU it leaves room for what other rows add to a beginning that they share with it. With less memory the row
+    stands alone, and with less still the device's default is kept, and longer rows are computed twice.
+
+    Args:
+        longest: tokens of the longest row.
+        holds: whether memory holds a pass of so many tokens.
+    """
+    usual = micro_batch_tokens(None, device, on_cpu)
+    wanted = (longest + ON_CPU, longest) if device == "cpu" else (longest,)
+    return next((tokens for tokens in wanted if tokens > usual and holds(tokens)), usual)
+
+
+def short_pass(tokens: int, longest: int, given: bool) -> str | None:
+    """Return a line about rows that are longer than a pass; None if there are none.
+
+    Args:
+        given: whether the user asked for `tokens`.
+    """
+    if longest <= tokens:
+        return None
+    why = f"--micro_batch_tokens {tokens} is" if given else f"memory holds passes of {tokens:,} tokens, which is"
+    return (
+        f"{why} shorter than the longest row, {longest:,} tokens: such rows share nothing with others and are computed "
+        f"twice, which took up to four times as long; --micro_batch_tokens {longest + ON_CPU} takes more memory and not"
+    )
 
 
 def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

@@ -221,6 +221,33 @@ def check_database(place: Path | str, tasks: Path | None) -> Finding:
     return Finding("database", found, (Problem(what, mend, blocks=len(faults) == len(questions)),))
 
 
+def check_prompts(model: Path, place: Path | str, tasks: Path, max_prompt_tokens: int | None) -> Finding:
+    """Say how long the first prompts are, as every command plays them, what is cut, and what fine-tuning learns."""
+    from dbbench_adapter.backends import BackendUnavailable
+    from sql_agent.model_check import template_of_run
+    from sql_agent.prompts.fit import describe_lengths, fit_tasks
+    from sql_agent.prompts.limit import choose_limit
+    from sql_agent.prompts.tokenizer import PromptTokenizer
+    from sql_agent.text_to_sql.environment import TextToSql
+
+    mend = "doc/own_database.md says what the agent sees"
+    try:
+        folder = model_folder(model, fetch=False)
+        with TextToSql(place) as environment:
+            tokenizer = PromptTokenizer(folder, environment, template_of_run(folder, "fc")[0])
+            limit = choose_limit(folder, max_prompt_tokens, "--max-prompt-tokens")
+            found = fit_tasks(environment.read_tasks(tasks), environment, tokenizer.prompt_tokens, limit)
+            played = zip(found.tasks, found.lengths, strict=True)
+            learnt = max(tokens + sum(tokenizer.reply_tokens(task)) for task, tokens in played)
+            problems = (*found.cuts(), *found.missed())
+            lengths = describe_lengths(found.lengths, limit)
+    except (ValueError, BackendUnavailable) as error:
+        return Finding("prompts", str(tasks), (Problem(str(error), mend),))
+    if not found.fitting:
+        problems = (Problem("no first prompt is within the limit", f"raise {limit.flag}, or take another model"),)
+    return Finding("prompts", f"{lengths}; fine-tuning learns conversations of up to {learnt:,} tokens", problems)
+
+
 def report(findings: list[Finding]) -> list[tuple[str, str]]:
     """Return the report's lines, each with its colour, which adds no meaning."""
     lines = []
@@ -271,11 +298,19 @@ def main(argv: list[str] | None = None) -> int:
         help="your own SQLite file, a folder with DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database",
     )
     parser.add_argument("--tasks", type=named_path, help="with --database: questions, whose references are run")
+    parser.add_argument(
+        "--max-prompt-tokens",
+        type=int,
+        metavar="N",
+        help="with --model and --tasks: the longest first prompt; default: what the model's context leaves",
+    )
     args = parser.parse_args(argv)
     if args.tasks and not args.database:
         parser.error("--tasks needs --database, which its questions are about")
     findings = examine(args.model, args.port, args.protocol)
     findings += [check_database(args.database, args.tasks)] if args.database else []
+    if args.model and args.tasks and not any(blocks(each) for each in findings if each.topic in ("model", "database")):
+        findings.append(check_prompts(args.model, args.database, args.tasks, args.max_prompt_tokens))
     show(report(findings))
     return int(any(map(blocks, findings)))
 

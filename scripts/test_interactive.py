@@ -31,11 +31,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from core.disk_errors import in_words
+from core.hub import model_folder
 from core.passwords import Parser
 from sql_agent.datatypes import DataConfig
 from sql_agent.local.config import AdapterConfig, InteractiveConfig
 from sql_agent.local.flags import add_flags, read_flags
-from sql_agent.local.model_files import check_model
+from sql_agent.local.model_files import base_folder, check_model
 from sql_agent.local.start import load_libraries
 from sql_agent.tiny_policy.make import make_if_default
 from sql_agent.trained_on import OwnEnvironmentError, environment_flags
@@ -138,11 +139,15 @@ def _talk(cfg: InteractiveConfig, subject: "Subject", show: "Transcript") -> Non
     from sql_agent.interactive.session import Chat
     from sql_agent.local.datatypes import Sampling
     from sql_agent.local.start import start_policy
+    from sql_agent.prompts.limit import choose_limit
 
+    limit = choose_limit(base_folder(model_folder(cfg.model.model_path)), cfg.max_prompt_tokens, "--max_prompt_tokens")
     policy = start_policy(cfg.model, AdapterConfig(), tools=subject.tools, seed=cfg.seed)
-    chat = Chat(policy, subject, cfg.limits, Sampling(cfg.temperature), show, cfg.max_prompt_tokens)
+    chat = Chat(policy, subject, cfg.limits, Sampling(cfg.temperature), show, limit)
     how = "greedy" if cfg.temperature == 0 else f"temperature {cfg.temperature:g}"
     show.note(f"{cfg.model.model_path} on {policy.device}, {how}, at most {cfg.max_new_tokens} tokens a reply", "dim")
+    for line in chat.fitted(_some_tasks(subject)).describe():
+        show.note(line, "dim" if line.startswith("first prompts") else "yellow")
     show.note(":help lists the commands, Ctrl-C stops a reply, Ctrl-D ends", "dim")
     show.tables(subject.tables())
     try:
@@ -151,6 +156,16 @@ def _talk(cfg: InteractiveConfig, subject: "Subject", show: "Transcript") -> Non
                 break
     finally:  # Ctrl-C twice in one question ends here too
         chat.new()
+
+
+def _some_tasks(subject: "Subject") -> "Sequence[Any]":
+    """Return the tasks at hand, or else an empty question, whose prompt holds what every question's does."""
+    if subject.tasks:
+        return subject.tasks
+    try:
+        return [subject.own("")]
+    except ValueError:
+        return []
 
 
 def _handle(text: str, chat: "Chat", subject: "Subject", show: "Transcript") -> bool:

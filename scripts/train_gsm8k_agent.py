@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(cfg: Gsm8kGrpoConfig, *, resumed: bool) -> None:
     from sql_agent.local.batch_grpo import BatchGrpo
     from sql_agent.local.run_folder import RunFolder
-    from sql_agent.local.tasks import entered, fitting
+    from sql_agent.local.tasks import entered, fitted
     from sql_agent.local.trainer import start_trainer
     from sql_agent.trained_on import SAME_SPLIT, check_not_learnt, trained_by
 
@@ -78,7 +78,9 @@ def run(cfg: Gsm8kGrpoConfig, *, resumed: bool) -> None:
     folder = RunFolder(cfg.run_dir, cfg, resumed=resumed, free=FREE_ON_RESUME)
     with entered(settings) as environment:
         found = load_split(cfg, environment)
-        split = fitting(replace(found, val=found.val[: cfg.eval_samples]), environment, model, cfg.max_prompt_tokens)
+        split, prompts = fitted(
+            replace(found, val=found.val[: cfg.eval_samples]), environment, model, cfg.max_prompt_tokens
+        )
         notes = check_not_learnt(model, environment, split.val, SAME_SPLIT)
         folder.trained_on = trained_by(
             "train_gsm8k_agent", model, environment, settings, data_of(cfg), split.train, found.val
@@ -86,7 +88,7 @@ def run(cfg: Gsm8kGrpoConfig, *, resumed: bool) -> None:
         recipe = BatchGrpo(cfg, split.train, split.val)
         opening = f"{len(split.train)} problems of {cfg.dataset}, {len(split.val)} held out"
         opening += f", {split.too_long} left out as too long" if split.too_long else ""
-        opening = "\n".join([opening, *notes])
+        opening = "\n".join([opening, *prompts.describe(), *notes])
         start_trainer(cfg, recipe, environment, folder, resumed=resumed, opening=opening).train()
     model = shlex.quote(f"{cfg.run_dir}/epoch_{cfg.num_epochs}")
     say(f"next: python scripts/test_interactive.py --model_path {model}")

@@ -64,7 +64,7 @@ def run(cfg: LocalGrpoConfig, *, resumed: bool) -> None:
     from sql_agent.environments.registry import ENVIRONMENTS
     from sql_agent.local.batch_grpo import BatchGrpo
     from sql_agent.local.run_folder import RunFolder
-    from sql_agent.local.tasks import check_judged, entered, fitting
+    from sql_agent.local.tasks import check_judged, entered, fitted
     from sql_agent.local.trainer import start_trainer
     from sql_agent.startup.data import describe_kinds
     from sql_agent.trained_on import SAME_SPLIT, check_not_learnt, trained_by
@@ -78,14 +78,14 @@ def run(cfg: LocalGrpoConfig, *, resumed: bool) -> None:
         check_judged(environment, cfg.env_type)
         found = environment.load_split(cfg.data, cfg.seed)
         measured = found if cfg.eval_tasks else replace(found, val=[])
-        whole = fitting(measured, environment, cfg.model.model_path, cfg.max_prompt_tokens)
+        whole, prompts = fitted(measured, environment, cfg.model.model_path, cfg.max_prompt_tokens)
         split = replace(
             whole,
             train=draw_by_kind(whole.train, cfg.num_tasks, cfg.seed),
             val=draw_by_kind(whole.val, cfg.eval_tasks, cfg.seed),
         )
         model = cfg.model.model_path
-        opening = [*describe_kinds(split, len(whole.val)), *environment.describe([*split.train, *split.val])]
+        opening = [*describe_kinds(split, len(whole.val)), *prompts.describe()]
         opening += check_not_learnt(model, environment, split.val, SAME_SPLIT)
         folder.trained_on = trained_by(
             "train_local_grpo", model, environment, cfg.environment, cfg.data, split.train, found.val

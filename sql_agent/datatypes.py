@@ -83,10 +83,10 @@ class AgentConfig(Settings):
 SPLIT_SEED = 0
 """Seed of the split of a file into tasks to train on and held-out ones. It is no setting: a run's own seed draws orders
 and samples, and a command with another seed must not train on what this one holds out."""
-
-
 NO_SPLIT = "give held-out tasks in a file, --val-file FILE, or hold none out, held_out_fraction 0"
 """What to do about a file that cannot be split."""
+UNKNOWN_PROMPT_TOKENS = 1024
+"""Room for what is not known before a rollout: the first prompt of a user's own agent, or an episode's opening."""
 
 
 class DataConfig(Settings):
@@ -106,11 +106,17 @@ class DataConfig(Settings):
     run."""
     train_batch_size: int = Field(default=8, ge=1)
     """Tasks per train step. verl: data.train_batch_size"""
-    max_prompt_tokens: int = Field(default=1024, ge=16)
-    """First-turn prompt; longer tasks are left out and counted. verl: data.max_prompt_length"""
+    max_prompt_tokens: int | None = Field(default=None, ge=16)
+    """Longest first prompt; the schema of a longer one is shortened, other tasks are left out and counted. None: what
+    the model's context leaves beside the response. verl: data.max_prompt_length"""
     max_response_tokens: int = Field(default=2048, ge=16)
     """Everything after the first prompt of a conversation: sampled turns and tool results; a reply is cut where it is
     full. verl: data.max_response_length"""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Return the tokens that a row keeps for its first prompt, or a guess before the prompts are known."""
+        return self.max_prompt_tokens or UNKNOWN_PROMPT_TOKENS
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,8 @@ from sql_agent.datatypes import OWN_REWARD, AgentConfig, DataConfig, Environment
 from sql_agent.environments.base import Environment, EnvironmentTask, InstructionsError, make_environment
 from sql_agent.environments.registry import ENVIRONMENTS, check_name
 from sql_agent.own_agents.tasks import AgentTasks
+from sql_agent.prompts.fit import fit_tasks
+from sql_agent.prompts.served import ServedTokenizer
 from sql_agent.reward_functions.ask import RewardFunctions
 from sql_agent.reward_functions.datatypes import LoadedReward
 from sql_agent.reward_functions.load import load_function
@@ -128,6 +130,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             stack.enter_context(environment)
         except (BackendUnavailable, ValueError) as failure:
             raise SystemExit(f"{_flag(args.env)}: {failure}") from failure
+        tasks = _fitted(args, environment, tasks, api_key, console)
         write = stack.enter_context(_sink(args.output, console, len(tasks) * args.samples))
         started = time.perf_counter()
         play = _player(args, environment, functions, api_key, stack)
@@ -161,6 +164,40 @@ def main(argv: Sequence[str] | None = None) -> None:
         with written(args.solved_tasks) as part:
             part.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
         console.print(f"the tasks that were solved: {args.solved_tasks}")
+
+
+def _fitted(
+    args: argparse.Namespace, environment: Environment, tasks: list[Any], api_key: str, console: Console
+) -> list[Any]:
+    """Return the tasks with the first prompts that other commands give this model, and print what that cuts.
+
+    A prompt that cannot be shortened is sent as it is.
+    """
+    if isinstance(environment, AgentTasks):
+        return tasks
+    served = ServedTokenizer(args.base_url, args.model, api_key, environment)
+    flag = "--max-prompt-tokens"
+    try:
+        limit = served.limit(args.max_prompt_tokens, flag, reply_tokens=args.max_tokens)
+        found = None if limit is None else fit_tasks(tasks, environment, served.prompt_tokens, limit)
+    except (httpx.HTTPError, KeyError) as failure:
+        found, limit = None, None
+        console.print(f"{args.base_url} does not count tokens ({failure})", markup=False)
+    except ValueError as failure:
+        raise SystemExit(str(failure)) from failure
+    if found is None:
+        if args.max_prompt_tokens is not None:
+            raise SystemExit(
+                f"{flag} needs a server that counts tokens as vLLM does, /tokenize, and names its max_model_len in "
+                "/v1/models; leave it out"
+            )
+        console.print("first prompts: sent whole; their lengths and the model's context are not known here")
+        return tasks
+    for line in found.describe():
+        console.print(line, markup=False, soft_wrap=True)
+    if too_long := len(found.tasks) - len(found.fitting):
+        console.print(f"{too_long} first prompts are longer than the limit and cannot be shortened; sent as they are")
+    return found.tasks
 
 
 def _player(
@@ -460,13 +497,20 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default=tokens,
         help=f"tokens of a reply, like agent.max_tokens (default {tokens})",
     )
+    parser.add_argument(
+        "--max-prompt-tokens",
+        type=int,
+        metavar="N",
+        help="longest first prompt; the schema of a longer one is shortened (default: what the model's context leaves "
+        "beside a response, as in training)",
+    )
     parser.add_argument("--samples", type=int, default=1, help="rollouts of each task (default 1)")
     parser.add_argument("--output", type=Path, help="file for the trajectories (default runs/evaluate/TIME.jsonl)")
     parser.add_argument(
         "--solved-tasks", type=Path, help="write the tasks that were solved at least once here, to train on those"
     )
     args = parser.parse_args(argv)
-    for name in ("limit", "concurrency", "max_tokens", "samples"):
+    for name in ("limit", "concurrency", "max_tokens", "max_prompt_tokens", "samples"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')} is {getattr(args, name)}; it has to be 1 or more")
     try:

@@ -36,7 +36,7 @@ from sql_agent.model_check import TINY_POLICY
 from sql_agent.rollouts.run_context import TrainingFailedError
 from sql_agent.startup.flags import parse_args, resolve
 from sql_agent.startup.launch import train
-from sql_agent.startup.plan import describe_plan
+from sql_agent.startup.plan import describe_plan, planned
 from sql_agent.startup.preflight import (
     check_environment,
     check_episodes,
@@ -112,9 +112,10 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         if args.dry_run:
             files = Files(cfg.model or TINY_POLICY, Path("train.parquet"), Path("val.parquet"))
-            overrides = to_verl(cfg, files, cpu=cpu)
+            chosen, tasks = planned(cfg)
+            overrides = to_verl(chosen, files, cpu=cpu)
             compose(overrides)
-            plan = "\n".join(describe_plan(cfg, cpu=cpu))
+            plan = "\n".join([*tasks, *describe_plan(chosen, cpu=cpu)])
             print(f"# settings\n{dump_config(cfg)}\n# verl's keys\n{json.dumps(overrides, indent=2)}\n\n# plan\n{plan}")
             return 0
         trains = os.environ.get("AGL_CURRENT_ROLE", "both") != "runner"

@@ -176,7 +176,7 @@ def test_the_loss_that_trl_computes_is_the_cross_entropy_of_what_the_assistant_s
     cfg = SftConfig(model_path=str(base), dataset=str(rows), output_dir=tmp_path / "out", max_length=256, lora_r=0)
     run = prepare(cfg, resume=False, say=lambda line: None)
     model = load_trainable(base, base, all_weights=True, device="cpu")
-    trainer = make_trainer(model, run.start.tokenizer, run.encoded, cfg, lora=None, record={})
+    trainer = make_trainer(model, run.start.tokenizer, run.encoded, cfg, lora=None, record={}, pass_tokens=2048)
     batch = trainer.data_collator([trainer.train_dataset[index] for index in (0, 9)])  # "1" and "10": two lengths
     loss = trainer.compute_loss(trainer.model, batch)
 
@@ -210,7 +210,9 @@ def test_no_step_makes_logits_of_all_tokens(rows, tmp_path):
     cfg = SftConfig(model_path=str(base), dataset=str(rows), output_dir=tmp_path / "out", max_length=256)
     run = prepare(cfg, resume=False, say=lambda line: None)
     model = load_trainable(base, base, all_weights=False, device="cpu")
-    trainer = make_trainer(model, run.start.tokenizer, run.encoded, cfg, lora=run.start.lora, record={})
+    trainer = make_trainer(
+        model, run.start.tokenizer, run.encoded, cfg, lora=run.start.lora, record={}, pass_tokens=2048
+    )
     trainer.create_optimizer()
     batch = trainer.data_collator([trainer.train_dataset[index] for index in range(8)])
     with Largest() as made:
@@ -225,7 +227,7 @@ def test_micro_batches_change_the_memory_and_not_the_gradient_nor_the_metrics(ba
     cfg = SftConfig(model_path=str(base), dataset=str(rows), **settings)
     run = prepare(cfg, resume=False, say=lambda line: None)
     model = load_trainable(base, base, all_weights=True, device="cpu")
-    trainer = make_trainer(model, run.start.tokenizer, run.encoded, cfg, lora=None, record={})
+    trainer = make_trainer(model, run.start.tokenizer, run.encoded, cfg, lora=None, record={}, pass_tokens=most or 2048)
     trainer.create_optimizer()
     batch = trainer.data_collator([trainer.train_dataset[index] for index in (0, 9, 3)])
     loss = trainer.training_step(trainer.model, batch)

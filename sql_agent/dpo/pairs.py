@@ -33,9 +33,9 @@ class EncodedPair:
 
 
 def encode_pairs(
-    tokenizer: PreTrainedTokenizerBase, rows: Sequence[Preference], name: str, *, max_length: int
+    tokenizer: PreTrainedTokenizerBase, rows: Sequence[Preference], name: str, *, max_length: int | None
 ) -> list[EncodedPair]:
-    """Encode the pairs in order, except those with a side of more than `max_length` tokens.
+    """Encode the pairs in order, except those with a side of more than `max_length` tokens, if there is a limit.
 
     Args:
         name: the source of the rows in error messages.
@@ -44,11 +44,11 @@ def encode_pairs(
         TrainingError: all pairs are too long.
     """
     pairs = [_encode_pair(tokenizer, row, place_of(row, name)) for row in rows]
-    fitting = [pair for pair in pairs if pair.longer <= max_length]
+    fitting = [pair for pair in pairs if max_length is None or pair.longer <= max_length]
     if pairs and not fitting:
         raise TrainingError(
             f"all {len(pairs)} pairs of {name} are longer than --max_length {max_length}; the shortest has "
-            f"{min(pair.longer for pair in pairs)} tokens: raise --max_length"
+            f"{min(pair.longer for pair in pairs)} tokens: raise --max_length, or take a model with a longer context"
         )
     return fitting
 

@@ -7,6 +7,7 @@ Leaves out reading the pairs, which `scripts.train_dpo` does with the reward mod
 from __future__ import annotations
 
 import shlex
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,14 +56,16 @@ def prepare(
     start = check_start(cfg, RECORD, dropout=0.0, resume=resume, say=say)  # TRL's DPO trains without dropout
     names = (str(cfg.dataset), str(cfg.eval_dataset or f"the held-out part of {cfg.dataset}"))
     pairs, measured = (
-        encode_pairs(start.tokenizer, part, name, max_length=cfg.max_length)
+        encode_pairs(start.tokenizer, part, name, max_length=start.max_length)
         for part, name in zip((rows, held_out), names, strict=True)
     )
     left_out = {"too_long": len(rows) - len(pairs), "held_out_too_long": len(held_out) - len(measured)}
     say(
         f"{len(pairs)} pairs to train on, {len(measured)} held out; left out as longer than --max_length "
-        f"{cfg.max_length}: {left_out['too_long']} and {left_out['held_out_too_long']}"
+        f"{start.max_length}: {left_out['too_long']} and {left_out['held_out_too_long']}"
     )
+    lengths = [pair.longer for pair in pairs]
+    say(f"longer sides: {min(lengths):,} to {max(lengths):,} tokens, median {statistics.median(lengths):,.0f}")
     if without := calls_without_tools(rows):
         say(
             f"{without} of {len(rows)} pairs call tools and have no `tools`: their prompts are rendered without "

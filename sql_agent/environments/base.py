@@ -93,9 +93,20 @@ class Split:
     train: list[Any]
     val: list[Any]
     too_long: int = 0
-    """Tasks left out because their first prompt is longer than data.max_prompt_tokens."""
+    """Tasks left out because their first prompt is longer than its limit (`sql_agent.prompts`)."""
     left_out: Mapping[str, int] = field(default_factory=dict)
     """Tasks that the environment left out, by reason."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Names what a first prompt leaves out to be short."""
+
+    of: str
+    """What was cut, e.g. `the schema of shop`."""
+    parts: tuple[tuple[str, tuple[str, ...]], ...]
+    """Kinds of parts, each with the names of those that are left out, e.g. `("columns", ("customer.fax",))`; a kind
+    without names is left out as a whole."""
 
 
 class Playable(Protocol):
@@ -148,6 +159,8 @@ class Environment(Playable, ABC):
     instructions: str = ""
     """How to act: the part of the first prompt that is the same for all tasks and may be replaced; "" if there is none,
     because the tasks bring their whole prompt."""
+    opening: ClassVar[bool] = False
+    """Whether the opening of an episode, or the user's own agent, adds to the first prompt of `messages`."""
     marks: tuple[str, ...] = ()
     """Words that instructions have to hold, since no reply can be right without them."""
 
@@ -238,13 +251,20 @@ class Environment(Playable, ABC):
         """Return 16 hex digits that tell this task from others, whatever its id, its file and its place there are."""
         return digest({name: value for name, value in task.to_dict().items() if name != "id"})
 
-    def shortened(self, task: Any, prompt_tokens: Callable[[Any], int], limit: int) -> Any:
-        """Return the task with a first prompt of at most `limit` tokens, if the environment can shorten it."""
-        return task
+    def shorter(self, task: Any) -> Sequence[Any]:
+        """Return the task with ever shorter first prompts, longest first; () if it cannot be shortened.
 
-    def describe(self, tasks: Sequence[Any]) -> list[str]:
-        """Return lines about the tasks of a run, for the person who starts it."""
-        return []
+        References have no part in it (`missed` is for people).
+        """
+        return ()
+
+    def left_out(self, task: Any) -> LeftOut | None:
+        """Return what the task's first prompt leaves out; None if it is whole."""
+        return None
+
+    def missed(self, task: Any) -> tuple[str, ...]:
+        """Return the names among what is left out that the task's reference uses."""
+        return ()
 
     def reference_replies(self, task: Any) -> list[Message]:
         """Return the replies of an assistant that knows the solution, in order; [] if no solution is known."""

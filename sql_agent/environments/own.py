@@ -131,6 +131,7 @@ class OwnEnvironment(Environment):
     """
 
     name: ClassVar[str] = "own"
+    opening: ClassVar[bool] = True
 
     def __init__(self, factory: Callable[[], Any], *, timeout_s: float = 30.0, name: str | None = None) -> None:
         self._factory, self._timeout_s = factory, timeout_s

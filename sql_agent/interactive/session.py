@@ -16,13 +16,15 @@ from transformers.generation.streamers import BaseStreamer
 
 from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
 from dbbench_adapter.protocols import Message
-from sql_agent.datatypes import AgentConfig, DataConfig, RolloutRecord
+from sql_agent.datatypes import AgentConfig, RolloutRecord
 from sql_agent.environments.base import Environment
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.local.conversation import Conversation
 from sql_agent.local.datatypes import Playable, Sample, Sampling
 from sql_agent.local.policy import LocalPolicy
 from sql_agent.local.rollouts import Rollout
+from sql_agent.prompts.fit import Fitted, fit_tasks
+from sql_agent.prompts.limit import Limit
 from sql_agent.rewards import NO_JUDGE
 
 OWN = "own question"
@@ -47,8 +49,8 @@ class Subject(Playable, Protocol):
         """Return a task's question, to be shown."""
         ...
 
-    def shortened(self, task: Any, prompt_tokens: Callable[[Any], int], limit: int) -> Any:
-        """Return the task with a first prompt of at most `limit` tokens, if the environment can shorten it."""
+    def prompt_source(self) -> Environment:
+        """Return the environment, which writes the first prompts and can shorten them."""
         ...
 
     def choose(self, task: Any) -> None:
@@ -74,7 +76,7 @@ class Tasks:
 
     def __init__(self, environment: Environment, tasks: Sequence[Any]) -> None:
         self.tools, self.messages, self.history = environment.tools, environment.messages, environment.history
-        self.max_replies, self.shortened = environment.max_replies, environment.shortened
+        self.max_replies = environment.max_replies
         self.tasks, self._environment = tasks, environment
         self._chosen: Any = None
         self._asked: Any = None
@@ -85,6 +87,9 @@ class Tasks:
 
     def question(self, task: Any) -> str:
         return str(self.messages(task)[-1]["content"])
+
+    def prompt_source(self) -> Environment:
+        return self._environment
 
     def choose(self, task: Any) -> None:
         self._chosen = task
@@ -127,8 +132,8 @@ class OneDatabase:
     def question(self, task: Task) -> str:
         return task.question
 
-    def shortened(self, task: Task, prompt_tokens: Callable[[Task], int], limit: int) -> Task:
-        return task
+    def prompt_source(self) -> Environment:
+        return self._bench
 
     def choose(self, task: Task) -> None:
         self.renew()
@@ -189,7 +194,7 @@ class Chat:
 
     Args:
         limits: turns and tokens of one question; without `max_turns`, the environment's own limit of turns.
-        max_prompt_tokens: limit of a first prompt, as in training; the environment shortens a longer one if it can.
+        limit: the longest first prompt, as in training; the environment shortens a longer one if it can.
     Raises:
         ChatTemplateError: the model's template cannot be used.
     """
@@ -201,10 +206,10 @@ class Chat:
         limits: AgentConfig,
         sampling: Sampling,
         watcher: Watcher,
-        max_prompt_tokens: int = DataConfig().max_prompt_tokens,
+        limit: Limit,
     ) -> None:
         self._policy, self._subject, self._limits, self._sampling = policy, subject, limits, sampling
-        self._watcher, self._max_prompt_tokens = watcher, max_prompt_tokens
+        self._watcher, self._limit = watcher, limit
         self._conversation = Conversation(policy.tokenizer, subject.tools)
         self._last: Rollout | None = None
         self._stop = _Stop()
@@ -224,6 +229,10 @@ class Chat:
             raise KeyboardInterrupt
         self._stop.wanted = True
 
+    def fitted(self, tasks: Sequence[Any]) -> Fitted:
+        """Return the tasks as they are asked at the beginning of a conversation."""
+        return fit_tasks(tasks, self._subject.prompt_source(), self._prompt_tokens, self._limit)
+
     def ask(self, task: Any) -> Answered:
         """Play the task's question to its end, as the next question of the conversation, and judge the answer.
 
@@ -231,8 +240,7 @@ class Chat:
             ChatTemplateError: the model's template cannot write this conversation.
         """
         self._stop.wanted = False
-        limit = min(self._max_prompt_tokens, self._policy.max_positions - 1)
-        task = self._subject.shortened(task, self._prompt_tokens, limit)
+        [task] = self.fitted([task]).tasks
         rollout = Rollout(task, self._subject, self._conversation, self._limits, after=self._last)
         rollout.start()
         sample: Sample | None = None

@@ -92,7 +92,7 @@ class LightningRolloutManager:
         batch = self._to_batch(results)
         ready = time.time()
         last_end = max((r.outcome.ended_at for r in played if r.outcome), default=ready)
-        limits = self.cfg.data.max_prompt_tokens, self.cfg.data.max_response_tokens
+        limits = self.cfg.data.prompt_tokens, self.cfg.data.max_response_tokens
         metrics = batch_metrics(played) | score_metrics(played)
         metrics |= {"time/rollout_s": ready - started, "time/batch_ready_s": ready - last_end}
         if validate:

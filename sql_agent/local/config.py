@@ -56,8 +56,8 @@ class OptimConfig(Settings):
     """Batches (groups, under greedy-then-GRPO) whose gradients are averaged into one step."""
     micro_batch_tokens: int | None = Field(default=None, ge=1)
     """Tokens of one forward and backward pass; on a CPU what trajectories share counts once, elsewhere padding counts.
-    A longer trajectory has its own pass and computes activations twice. None: 2048 on a CPU, 4096 on a GPU. It changes
-    memory use, not the result."""
+    A longer trajectory has its own pass and computes activations twice. None: 2048 on a CPU and 4096 on a GPU, more
+    where the longest trajectory needs it and memory holds it. It changes memory use, not the result."""
 
 
 class ModelConfig(Settings):
@@ -265,8 +265,9 @@ class BatchGrpoConfig(GrpoConfig):
     """Tasks whose episodes are played side by side and then trained on together."""
     num_epochs: int = Field(default=1, ge=1)
     """Passes over the tasks."""
-    max_prompt_tokens: int = Field(default=1024, ge=16)
-    """Longest first prompt. The schema of a longer one is shortened; other tasks are left out and counted."""
+    max_prompt_tokens: int | None = Field(default=None, ge=16)
+    """Longest first prompt. The schema of a longer one is shortened; other tasks are left out and counted. None: what
+    the model's context leaves beside a response, as in the main job."""
     reward: Literal["agentbench", "agent_peft", "rllm"] = "agentbench"
     """Preset that turns a verdict into a reward, as in the main job; a reward that your own environment gives is
     used as it is."""
@@ -360,8 +361,9 @@ class InteractiveConfig(Settings):
     protocol: ProtocolName = "fc"
     """For dbbench: how the agent acts, by tool calls (fc), or in plain text as AgentBench (text) and LifelongAgentBench
     (lab)."""
-    max_prompt_tokens: int = Field(default=1024, ge=16)
-    """Longest first prompt, as in training; the schema of a longer one is shortened."""
+    max_prompt_tokens: int | None = Field(default=None, ge=16)
+    """Longest first prompt; the schema of a longer one is shortened. None: what the model's context leaves beside a
+    response, as in training."""
     max_new_tokens: int = Field(default=512, ge=1)
     """Tokens of one reply."""
     temperature: float = Field(default=0.0, ge=0, le=10)

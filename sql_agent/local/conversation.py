@@ -50,6 +50,13 @@ def render(
     return text
 
 
+def first_prompt(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
+) -> list[int]:
+    """Return the tokens of a first prompt, up to where the first reply begins."""
+    return tokenizer.encode(render(tokenizer, messages, tools, add_generation_prompt=True), add_special_tokens=False)
+
+
 class Conversation:
     """Writes prompts and reads replies with a tokenizer's chat template.
 
@@ -93,8 +100,7 @@ class Conversation:
             self._check()
 
     def first_prompt(self, messages: Sequence[Message]) -> list[int]:
-        text = render(self._tokenizer, messages, self._tools, add_generation_prompt=True)
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return first_prompt(self._tokenizer, messages, self._tools)
 
     def after_reply(self, first: Sequence[Message], reply: Message, answers: Sequence[Message]) -> list[int]:
         """Return the ids between a reply's end token and the next reply.

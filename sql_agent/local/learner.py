@@ -65,7 +65,8 @@ class Learner:
     ) -> dict[str, float]:
         # micro-batches hold trajectories of similar length, or that begin alike; weights are computed over all
         # trajectories, so that the losses add up to that of the whole batch
-        most = micro_batch_tokens(self._optim.micro_batch_tokens, self._policy.device.type, ON_CPU_SHARED)
+        asked = self._optim.micro_batch_tokens or self._policy.pass_tokens
+        most = micro_batch_tokens(asked, self._policy.device.type, ON_CPU_SHARED)
         parts = micro_batches_of(
             base_of(self._policy.model), [[*t.prompt_ids, *t.response_ids] for t in trajectories], most
         )

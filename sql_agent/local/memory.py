@@ -15,10 +15,10 @@ from typing import Any, Literal, NamedTuple
 from core.cpu_features import uses_bfloat16
 from core.hub import model_folder
 from core.machine import memory_limits
-from core.micro_batches import MOST_ATTENDED, ON_CPU_SHARED, micro_batch_tokens
+from core.micro_batches import MOST_ATTENDED, ON_CPU_SHARED, micro_batch_tokens, pass_for_rows, short_pass
 from dbbench_adapter.protocols import Message
 from sql_agent.datatypes import AgentConfig
-from sql_agent.local.config import AdapterConfig, ModelConfig, OptimConfig
+from sql_agent.local.config import AdapterConfig, CpuPrecision, ModelConfig, OptimConfig
 from sql_agent.local.model_files import base_folder
 from sql_agent.model_check import read_json
 
@@ -327,8 +327,14 @@ class Demand:
     @property
     def estimate(self) -> Estimate:
         """Return the estimate for the case that every reply reaches its limit."""
+        return self.estimate_of(self.sequence_tokens)
+
+    @property
+    def sequence_tokens(self) -> int:
         longest = self.prompt_tokens + self.replies * (self.max_new_tokens + ANSWER_TOKENS)
-        sequence_tokens = min(longest, self.shape.positions)
+        return min(longest, self.shape.positions)
+
+    def estimate_of(self, sequence_tokens: int) -> Estimate:
         return estimate(
             self.shape,
             self.adapter,
@@ -342,6 +348,10 @@ class Demand:
             gradient_checkpointing=self.gradient_checkpointing,
             reference=self.reference,
         )
+
+    def holds(self, tokens: int, available: int) -> bool:
+        """Return whether memory holds a pass of so many tokens in which nothing is computed twice."""
+        return replace(self, micro_batch_tokens=tokens).estimate_of(min(tokens, self.sequence_tokens)).peak <= available
 
     def lowered(self) -> Iterator[tuple[str, Demand]]:
         """Yield (change, new demand) for one lowered setting after the other; each change adds to those before."""
@@ -377,7 +387,15 @@ class Workload:
     optim: OptimConfig
 
 
-def memory_warning(
+@dataclass(frozen=True)
+class PassSize:
+    """Holds the tokens of a pass, and lines about memory."""
+
+    tokens: int
+    warnings: list[str]
+
+
+def choose_pass(
     model: ModelConfig,
     adapter: AdapterConfig,
     workload: Workload,
@@ -386,8 +404,8 @@ def memory_warning(
     prompt_tokens: int,
     common_tokens: int,
     reference: bool,
-) -> str | None:
-    """Return a warning for a run whose estimate exceeds the free memory; None if it fits.
+) -> PassSize:
+    """Choose the tokens of a pass if the settings name none, and warn if the estimate exceeds the free memory.
 
     Args:
         device: cpu or cuda, whichever the run will use.
@@ -395,13 +413,15 @@ def memory_warning(
         common_tokens: tokens at the beginning of all first prompts that are the same.
         reference: whether a separate reference model is loaded.
     Returns:
-        The estimate, the free memory, and the settings to lower in order until it fits. For a model of another kind,
-        the text says that nothing was estimated.
+        The warning has the estimate, the free memory, and the settings to lower in order until it fits. For a model of
+        another kind, it says that nothing was estimated, and the pass has the device's default.
     """
+    asked = workload.optim.micro_batch_tokens
+    usual = micro_batch_tokens(asked, device, ON_CPU_SHARED)
     try:
         shape = read_shape(model.model_path)
     except ValueError as fault:
-        return f"memory was not estimated: {fault}"
+        return PassSize(usual, [f"memory was not estimated: {fault}"])
     demand = Demand(
         shape=shape,
         adapter=adapter,
@@ -412,11 +432,34 @@ def memory_warning(
         common_tokens=common_tokens,
         replies=workload.limits.max_turns or 1,
         max_new_tokens=workload.limits.max_tokens,
-        micro_batch_tokens=micro_batch_tokens(workload.optim.micro_batch_tokens, device, ON_CPU_SHARED),
+        micro_batch_tokens=usual,
         gradient_checkpointing=model.gradient_checkpointing,
         reference=reference,
     )
-    return warning_of(demand, available_bytes(device))
+    available = available_bytes(device)
+    longest = min(prompt_tokens + workload.limits.max_tokens, shape.positions)  # most rollouts have no second reply
+    tokens = asked or pass_for_rows(longest, device, lambda size: demand.holds(size, available), ON_CPU_SHARED)
+    short = short_pass(tokens, prompt_tokens, asked is not None)
+    warning = warning_of(replace(demand, micro_batch_tokens=tokens), available)
+    return PassSize(tokens, [*filter(None, (warning, short))])
+
+
+def training_holds(
+    shape: ModelShape, lora_r: int | None, device: str, precision: CpuPrecision, row_tokens: int, tokens: int
+) -> bool:
+    """Return whether memory holds a pass of fine-tuning that computes nothing twice, beside weights that are loaded.
+
+    Args:
+        lora_r: rank of the trained adapter; None: all weights are trained.
+        row_tokens: tokens of the longest row.
+        tokens: tokens of the pass.
+    """
+    autocast = device == "cpu" and uses_bfloat16(precision, shape.parameters)
+    kind: Precision = "autocast" if autocast else "float32" if device == "cpu" else "bfloat16"
+    adapter = AdapterConfig(r=lora_r or 1, dropout=0.05 if lora_r else 0)
+    trained = shape.adapter_parameters(adapter) if lora_r else shape.parameters
+    activations = shape.layers * tokens * _kept_by_layer(shape, adapter, kind, row_tokens)
+    return activations + 3 * 4 * trained + CPU_RUNTIME <= available_bytes(device)
 
 
 def _precision(model: ModelConfig, device: str, parameters: int) -> Precision:

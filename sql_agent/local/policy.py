@@ -77,13 +77,21 @@ class LocalPolicy:
         model: the model, with the trained adapter active.
         reference: a separate frozen model; None: the model as it was loaded (see `reference_log_probs`).
         bfloat16: whether log-probs are computed under bfloat16 autocast on a CPU; sampling is not.
+        pass_tokens: tokens of one pass of an update where the settings name none; None: the device's default.
     Raises:
         ValueError: the adapter is on the output layer.
     """
 
     def __init__(
-        self, model: PeftModel, tokenizer: PreTrainedTokenizerBase, reference: Any = None, *, bfloat16: bool = False
+        self,
+        model: PeftModel,
+        tokenizer: PreTrainedTokenizerBase,
+        reference: Any = None,
+        *,
+        bfloat16: bool = False,
+        pass_tokens: int | None = None,
     ) -> None:
+        self.pass_tokens = pass_tokens
         self.model, self.tokenizer, self._reference, self.bfloat16 = model, tokenizer, reference, bfloat16
         base: Any = model.get_base_model()
         output_layer(base)
@@ -281,6 +289,7 @@ def load_policy(
     gradient_checkpointing: bool = False,
     precision: CpuPrecision = "auto",
     tokenizer: PreTrainedTokenizerBase | None = None,
+    pass_tokens: int | None = None,
 ) -> LocalPolicy:
     """Load a policy that is ready to sample and to be trained.
 
@@ -291,6 +300,7 @@ def load_policy(
         reference_path: a separate frozen reference model.
         precision: precision of log-probs and their gradient on a CPU.
         tokenizer: the model's tokenizer, if it has been loaded already.
+        pass_tokens: see `LocalPolicy`.
     Raises:
         ValueError: 4-bit without bitsandbytes or without a GPU; an adapter on the output layer.
     """
@@ -319,7 +329,13 @@ def load_policy(
         model.gradient_checkpointing_enable({"use_reentrant": False})
     frozen = load_model(reference_path, device=device).eval().requires_grad_(False) if reference_path else None
     bfloat16 = device == "cpu" and uses_bfloat16(precision, base.num_parameters())
-    return LocalPolicy(model, tokenizer, frozen, bfloat16=bfloat16)  # pyright: ignore[reportArgumentType]
+    return LocalPolicy(
+        model,  # pyright: ignore[reportArgumentType]
+        tokenizer,
+        frozen,
+        bfloat16=bfloat16,
+        pass_tokens=pass_tokens,
+    )
 
 
 def load_model(path: str | Path, *, device: str, load_in_4bit: bool = False) -> Any:

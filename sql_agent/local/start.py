@@ -16,7 +16,7 @@ from core.commands import INTERRUPTED
 from core.disk_errors import in_words
 from sql_agent.local.config import AdapterConfig, ModelConfig
 from sql_agent.local.datatypes import DivergedError, UnjudgedError
-from sql_agent.local.memory import Workload, give_back_freed_memory, memory_warning
+from sql_agent.local.memory import Workload, choose_pass, give_back_freed_memory
 from sql_agent.local.model_files import StartError, check_device, check_fit, check_model
 
 if TYPE_CHECKING:
@@ -117,9 +117,10 @@ def start_policy(
     if device == "cpu":
         give_back_freed_memory()
     tokenizer, conversation = load_conversation(model.model_path, tools)
+    pass_tokens = None
     if workload is not None:
         prompts = [conversation.first_prompt(messages) for messages in workload.first_prompts]
-        warning = memory_warning(
+        chosen = choose_pass(
             model,
             adapter,
             workload,
@@ -128,7 +129,8 @@ def start_policy(
             common_tokens=len(shared_beginning(prompts)),
             reference=bool(reference_path),
         )
-        if warning:
+        pass_tokens = chosen.tokens
+        for warning in chosen.warnings:
             log.warning("%s", warning)
     torch.manual_seed(seed)
     return load_policy(
@@ -140,4 +142,5 @@ def start_policy(
         gradient_checkpointing=model.gradient_checkpointing,
         precision=model.precision,
         tokenizer=tokenizer,
+        pass_tokens=pass_tokens,
     )

@@ -1,4 +1,4 @@
-"""Enters an environment for a local command, and chooses the tasks whose first prompts the policy can read.
+"""Enters an environment for a local command, and fits its tasks to the policy.
 
 Leaves out where tasks come from (`Environment.load_split`) and how many of them a command takes.
 """
@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 from core.commands import say
+from core.hub import model_folder
 from dbbench_adapter.backends import BackendUnavailable
 from sql_agent.datatypes import EnvironmentSettings
 from sql_agent.environments.base import Environment, Split, make_environment
+from sql_agent.local.model_files import base_folder
 from sql_agent.local.start import load_conversation
-from sql_agent.startup.data import fitting_tasks
+from sql_agent.prompts.fit import Fitted, fit_split
+from sql_agent.prompts.limit import choose_limit
 
 
 @contextmanager
@@ -54,35 +56,20 @@ def check_judged(environment: Environment, name: str) -> None:
         )
 
 
-def fitting(split: Split, environment: Environment, model_path: str, max_prompt_tokens: int) -> Split:
-    """Leave out tasks whose first prompt is too long and cannot be shortened, and count them.
+def fitted(
+    split: Split, environment: Environment, model_path: str, max_prompt_tokens: int | None
+) -> tuple[Split, Fitted]:
+    """Fit the tasks to the model's context (`fit_split`).
 
     Args:
-        max_prompt_tokens: limit of a first prompt; the model's positions, less one for a reply, are a limit too.
+        max_prompt_tokens: limit of a first prompt; None: what the context leaves beside a response.
     Raises:
         ValueError: nothing is left to train on, or nothing of the held-out tasks.
     """
-    from transformers import AutoConfig
-
-    from core.hub import model_folder
-    from sql_agent.local.model_files import base_folder
-
     _, conversation = load_conversation(model_path, environment.tools)
-    config = AutoConfig.from_pretrained(base_folder(model_folder(model_path)), trust_remote_code=False)
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
-    limit = min(max_prompt_tokens, positions - 1) if positions else max_prompt_tokens
+    limit = choose_limit(base_folder(model_folder(model_path)), max_prompt_tokens, "--max_prompt_tokens")
 
     def prompt_tokens(task: object) -> int:
         return len(conversation.first_prompt(environment.messages(task)))
 
-    train, val = (fitting_tasks(tasks, environment, prompt_tokens, limit) for tasks in (split.train, split.val))
-    for kept, before, name in ((train, split.train, "training"), (val, split.val, "held-out")):
-        if before and not kept:
-            remedy = "raise --max_prompt_tokens" if limit == max_prompt_tokens else "take a model with more positions"
-            raise ValueError(
-                f"no {name} task has a first prompt of at most {limit} tokens, the shortest has "
-                f"{min(map(prompt_tokens, before))}; {remedy}"
-            )
-    if not train:
-        raise ValueError(f"there is no task to train on; left out: {dict(split.left_out) or 'nothing'}; give others")
-    return replace(split, train=train, val=val, too_long=len(split.train) + len(split.val) - len(train) - len(val))
+    return fit_split(split, environment, prompt_tokens, limit)

@@ -25,6 +25,7 @@ class AgentTasks(Environment):
     """
 
     name: ClassVar[str] = "agent"
+    opening: ClassVar[bool] = True
 
     def __init__(self, agent: OwnAgent) -> None:
         self.agent = agent

@@ -36,15 +36,17 @@ class FineTuningConfig(Settings):
     micro_batch_tokens: int | None = Field(default=None, ge=1)
     """Tokens of one forward and backward pass; a longer conversation has its own pass and computes activations twice.
     None: 4096 on a GPU; on a CPU 1024 for pairs (DPO), and 2048 for fine-tuning, where what conversations share counts
-    once. It changes memory use, not the result."""
+    once; fine-tuning takes more where the longest conversation needs it and memory holds it. It changes memory use, not
+    the result."""
     learning_rate: float = Field(gt=0, le=1)
     """Learning rate at the start; it falls linearly to 0."""
     lora_r: int = Field(default=16, ge=0, le=1024)
     """Rank of the adapter on all linear layers; 0 trains all weights and writes a whole model."""
     lora_alpha: int = Field(default=32, ge=1)
     """The adapter's output is scaled by alpha / r."""
-    max_length: int = Field(default=2048, ge=16)
-    """Largest number of tokens of a conversation; longer ones are left out and counted, never cut."""
+    max_length: int | None = Field(default=None, ge=16)
+    """Largest number of tokens of a conversation; longer ones are left out and counted, never cut. None: the model's
+    context."""
     chat_template_path: Path | None = None
     """A Jinja file, or a model folder with the template to use; it is saved with the tokenizer."""
     save_steps: int = Field(default=100, ge=1)
@@ -76,6 +78,9 @@ class SftConfig(FineTuningConfig):
     """Learning rate at the start; it falls linearly to 0."""
     lora_dropout: float = Field(default=0.05, ge=0, lt=1)
     """Dropout on the adapter's input during training."""
+    max_prompt_tokens: int | None = Field(default=None, ge=16)
+    """Longest first prompt of a task; the schema of a longer one is shortened. None: what the model's context leaves
+    beside a response, as in training."""
     tasks: Path | None = None
     """For dbbench: task file whose reference statements are played; none: generated tasks. For text2sql: rows with
     `question` and `query`. For your own environment: its rows, with a column `reference`."""

@@ -274,9 +274,9 @@ def _read_messages(form: Sequence[str], held: Sequence[list[Any]], notes: Counte
 
 
 def encode_all(
-    tokenizer: PreTrainedTokenizerBase, demonstrations: Sequence[Demonstration | PlainText], *, max_length: int
+    tokenizer: PreTrainedTokenizerBase, demonstrations: Sequence[Demonstration | PlainText], *, max_length: int | None
 ) -> list[Encoded]:
-    """Encode the demonstrations in order, except those with more than `max_length` tokens.
+    """Encode the demonstrations in order, except those with more than `max_length` tokens, if there is a limit.
 
     Raises:
         ChatTemplateError: the template cannot be used for training, or refuses a conversation, which is named.
@@ -291,12 +291,12 @@ def encode_all(
             encoded.append(encode_conversation(tokenizer, demonstration.messages, demonstration.tools))
         except ChatTemplateError as error:
             raise ChatTemplateError(f"{demonstration.where}: {error}") from None
-    fitting = [one for one in encoded if len(one.ids) <= max_length]
+    fitting = [one for one in encoded if max_length is None or len(one.ids) <= max_length]
     if not fitting:
         shortest = min(len(one.ids) for one in encoded)
         raise DataError(
             f"all {len(encoded)} conversations are longer than --max_length {max_length}; the shortest has {shortest} "
-            "tokens: raise --max_length"
+            "tokens: raise --max_length, or take a model with a longer context"
         )
     return fitting
 

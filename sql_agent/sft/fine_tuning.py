@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from datasets import disable_progress_bars as disable_dataset_bars
 from peft import LoraConfig, PeftModel
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from core import signed
@@ -26,8 +26,9 @@ from core.machine import git_commit
 from core.outputs import OutputError, check_output, failures_of_the_disk
 from core.training_run import TrainingError, check_same_run, newest_whole, publish, remove_torn, versions, write_record
 from core.weights import weights_sha256
-from sql_agent.local.model_files import base_name, check_device, check_fit, check_model, is_adapter
+from sql_agent.local.model_files import base_folder, base_name, check_device, check_fit, check_model, is_adapter
 from sql_agent.model_check import read_json
+from sql_agent.prompts.limit import context_of
 from sql_agent.sft.config import FineTuningConfig
 from sql_agent.trained_on import TrainedOn, write_trained_on
 
@@ -66,6 +67,8 @@ class Start:
     device: str
     checkpoint: Path | None
     """The checkpoint from which a resumed run continues."""
+    max_length: int | None
+    """Largest number of tokens of a conversation; None: the model's config names no context."""
 
     @property
     def trains_all_weights(self) -> bool:
@@ -94,8 +97,9 @@ def check_start(cfg: FineTuningConfig, record: str, *, dropout: float, resume: b
     base = model_folder(base_name(model), fetch=False) if is_adapter(model) else model
     lora = new_adapter(cfg, dropout, is_adapter=base != model)
     tokenizer = load_tokenizer(model, cfg.chat_template_path)
-    check_positions(base, cfg.max_length)
-    return Start(model, base, lora, tokenizer, device, checkpoint)
+    return Start(
+        model, base, lora, tokenizer, device, checkpoint, longest_conversation(base_folder(base), cfg.max_length)
+    )
 
 
 def new_adapter(cfg: FineTuningConfig, dropout: float, *, is_adapter: bool) -> Lora | None:
@@ -108,12 +112,16 @@ def new_adapter(cfg: FineTuningConfig, dropout: float, *, is_adapter: bool) -> L
     return None if is_adapter or cfg.lora_r == 0 else Lora(cfg.lora_r, cfg.lora_alpha, dropout)
 
 
-def check_positions(base: Path, max_length: int) -> None:
-    positions = getattr(
-        AutoConfig.from_pretrained(base, trust_remote_code=False).get_text_config(), "max_position_embeddings", None
-    )
-    if positions and max_length > positions:
-        raise TrainingError(f"--max_length is {max_length}, expected at most {positions}, the positions of {base}")
+def longest_conversation(base: Path, max_length: int | None) -> int | None:
+    """Return the limit of a conversation: `max_length`, or the context of the model in `base`.
+
+    Raises:
+        TrainingError: `max_length` is longer than the context.
+    """
+    context = context_of(read_json(base / "config.json"))
+    if context and max_length and max_length > context:
+        raise TrainingError(f"--max_length is {max_length}, expected at most {context}, the positions of {base}")
+    return max_length or context
 
 
 def stop_at_end_of_turn(tokenizer: PreTrainedTokenizerBase, end: int, say: Say) -> None:

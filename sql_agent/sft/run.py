@@ -7,18 +7,28 @@ Leaves out the loop (`sql_agent.sft.trainer`), what DPO shares (`sql_agent.sft.f
 from __future__ import annotations
 
 import shlex
+import statistics
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from core.micro_batches import ON_CPU_SHARED, pass_for_rows, short_pass
 from core.outputs import failures_of_the_disk
 from core.training_run import TrainingError
 from dbbench_adapter.backends import open_backend
 from dbbench_adapter.splits import draw_by_kind
 from sql_agent.datatypes import DataConfig
-from sql_agent.environments.base import Split
+from sql_agent.environments.base import Environment, Split
+from sql_agent.local.conversation import first_prompt
+from sql_agent.local.memory import shape_of, training_holds
+from sql_agent.local.model_files import base_folder
 from sql_agent.local.tasks import entered
+from sql_agent.model_check import read_json
+from sql_agent.prompts.fit import fit_tasks
+from sql_agent.prompts.limit import choose_limit
 from sql_agent.sft.config import GENERATED, SftConfig
 from sql_agent.sft.data import (
     Demonstrations,
@@ -64,9 +74,9 @@ def prepare(cfg: SftConfig, *, resume: bool, say: Say = print) -> Run:
         ValueError: something is wrong; the message says what to do.
     """
     start = check_start(cfg, RECORD, dropout=cfg.lora_dropout, resume=resume, say=say)
-    found = demonstrations(cfg)
-    encoded = encode_all(start.tokenizer, found.kept, max_length=cfg.max_length) if found.kept else []
-    describe_data(cfg, found, encoded, say)
+    found = demonstrations(cfg, partial(fitted, cfg, start, say))
+    encoded = encode_all(start.tokenizer, found.kept, max_length=start.max_length) if found.kept else []
+    describe_data(cfg, found, encoded, start.max_length, say)
     stop_at_end_of_turn(start.tokenizer, encoded[0].ids[-1], say)
     tasks = found.trained_on.sources[-1].model_dump()
     data = {"source": cfg.data_name, "sha256": digest(encoded), "conversations": len(encoded), "tasks": tasks}
@@ -85,12 +95,33 @@ def train(run: Run, say: Say = print) -> None:
     with failures_of_the_disk(cfg.output_dir):
         (cfg.output_dir / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
     model = load_trainable(start.model, start.base, all_weights=start.trains_all_weights, device=start.device)
-    trainer = make_trainer(model, start.tokenizer, run.encoded, cfg, lora=start.lora, record=run.record)
+    tokens = choose_pass(cfg, start, max(len(one.ids) for one in run.encoded), say)
+    trainer = make_trainer(
+        model, start.tokenizer, run.encoded, cfg, lora=start.lora, record=run.record, pass_tokens=tokens
+    )
     fit(trainer, start, cfg.output_dir, RECORD, run.record, say, run.trained_on)
     say(f"trained {trainer.state.global_step} steps on {len(run.encoded)} conversations of {cfg.data_name}")
     say(f"{'model' if start.trains_all_weights else 'adapter'} and tokenizer: {cfg.output_dir}")
     for command in next_commands(cfg, is_adapter=not start.trains_all_weights):
         say(f"next: {command}")
+
+
+def choose_pass(cfg: SftConfig, start: Start, longest: int, say: Say) -> int:
+    """Return the tokens of a pass, as asked or as long as the longest conversation, and say what a short one costs."""
+    try:
+        shape = shape_of(read_json(base_folder(start.base) / "config.json"))
+    except ValueError:  # the memory of models of this kind is not estimated
+        shape = None
+    rank = None if start.trains_all_weights else start.lora.r if start.lora else cfg.lora_r
+
+    def holds(tokens: int) -> bool:
+        return shape is not None and training_holds(shape, rank, start.device, cfg.precision, longest, tokens)
+
+    asked = cfg.micro_batch_tokens
+    tokens = asked or pass_for_rows(longest, start.device, holds, ON_CPU_SHARED)
+    if start.device == "cpu" and (line := short_pass(tokens, longest, asked is not None)):  # a GPU always recomputes
+        say(f"warning: {line}")
+    return tokens
 
 
 def next_commands(cfg: SftConfig, *, is_adapter: bool) -> list[str]:
@@ -130,7 +161,24 @@ FLAGS_OF = {
 """Flags that only some sources have, and how each of those is given."""
 
 
-def demonstrations(cfg: SftConfig) -> Demonstrations:
+Fit = Callable[[Sequence[Any], Environment], list[Any]]
+"""Returns the tasks as the model is to see them; whether a whole conversation is too long is decided later."""
+
+
+def fitted(cfg: SftConfig, start: Start, say: Say, tasks: Sequence[Any], environment: Environment) -> list[Any]:
+    """Fit the tasks to the model's context and print what that cuts."""
+
+    def prompt_tokens(task: Any) -> int:
+        return len(first_prompt(start.tokenizer, environment.messages(task), environment.tools))
+
+    limit = choose_limit(base_folder(start.base), cfg.max_prompt_tokens, "--max_prompt_tokens")
+    found = fit_tasks(tasks, environment, prompt_tokens, limit)
+    for line in found.describe():
+        say(line)
+    return found.tasks
+
+
+def demonstrations(cfg: SftConfig, fit: Fit) -> Demonstrations:
     for name, sources in FLAGS_OF.items():
         if name in cfg.model_fields_set and cfg.source not in sources:
             known = " or ".join(sources.values())
@@ -150,6 +198,7 @@ def demonstrations(cfg: SftConfig) -> Demonstrations:
         split = environment.load_split(data, cfg.seed)
         in_order = cfg.source == "gsm8k"  # its problems come in the seed's order
         tasks = split.train[: cfg.max_samples] if in_order else draw_by_kind(split.train, cfg.max_samples, cfg.seed)
+        tasks = fit(tasks, environment)
         if cfg.source == "dbbench":
             with open_backend("sqlite") as backend:
                 found = dbbench_demonstrations(tasks, backend, cfg.protocol)
@@ -192,13 +241,15 @@ def describe_split(cfg: SftConfig, data: DataConfig, learnt: int, split: Split) 
     return f"{data.train_file}: {drawn} to learn, {held_out}"
 
 
-def describe_data(cfg: SftConfig, found: Demonstrations, encoded: list[Encoded], say: Say) -> None:
+def describe_data(
+    cfg: SftConfig, found: Demonstrations, encoded: list[Encoded], max_length: int | None, say: Say
+) -> None:
     """Print how much there is to train on, and what was left out.
 
     Raises:
         TrainingError: there is nothing to train on.
     """
-    left_out = found.left_out + Counter({f"longer than --max_length {cfg.max_length}": len(found.kept) - len(encoded)})
+    left_out = found.left_out + Counter({f"longer than --max_length {max_length}": len(found.kept) - len(encoded)})
     reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.most_common()) or "none"
     for note, count in found.notes.most_common():
         say(f"{note}, {count} times" if count > 1 else note)
@@ -209,3 +260,5 @@ def describe_data(cfg: SftConfig, found: Demonstrations, encoded: list[Encoded],
     tokens, said = sum(len(one.ids) for one in encoded), sum(sum(one.mask) for one in encoded)
     say(f"{len(encoded)} conversations of {cfg.data_name}, {tokens:,} tokens, {said:,} of them learnt")
     say(f"left out: {reasons}")
+    lengths = [len(one.ids) for one in encoded]
+    say(f"conversations: {min(lengths):,} to {max(lengths):,} tokens, median {statistics.median(lengths):,.0f}")

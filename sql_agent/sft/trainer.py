@@ -17,7 +17,7 @@ from transformers.trainer_callback import PrinterCallback
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
-from core.micro_batches import ON_CPU_SHARED, micro_batch_tokens, recomputed, return_freed_memory
+from core.micro_batches import recomputed, return_freed_memory
 from core.training_run import RunLog, check_loss
 from sql_agent.local.head import score_tokens
 from sql_agent.local.packed_model import base_of, micro_batches_of, rows_of
@@ -99,18 +99,20 @@ def make_trainer(
     *,
     lora: Lora | None,
     record: dict[str, Any],
+    pass_tokens: int,
 ) -> MicroBatchSFTTrainer:
     """Make TRL's trainer for tokenised conversations, one per row, padded right.
 
     Args:
         lora: the adapter to make; None trains the weights of `model` that are not frozen.
         record: the record that is written beside each checkpoint.
+        pass_tokens: tokens of one forward and backward pass.
     """
     args = SFTConfig(**training_arguments(cfg, model))
     trainer = MicroBatchSFTTrainer(
         model=model,
         args=args,
-        micro_batch_tokens=micro_batch_tokens(cfg.micro_batch_tokens, model.device.type, ON_CPU_SHARED),
+        micro_batch_tokens=pass_tokens,
         train_dataset=as_dataset(encoded),
         processing_class=tokenizer,
         peft_config=lora and lora.peft_config(),

@@ -1,40 +1,13 @@
-"""Chooses the tasks of a run: those that fit, and a draw of the held-out ones. Leaves out where tasks come from."""
+"""Draws the held-out tasks of a run and describes its tasks. Leaves out where tasks come from, and their prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from dbbench_adapter.protocols import Message
 from dbbench_adapter.splits import count_kinds, draw_by_kind
-from sql_agent.environments.base import Environment, Split
-from sql_agent.model_check import render, special_tokens, with_objects
-
-
-def fitting(split: Split, environment: Environment, prompt_tokens: Callable[[Any], int], limit: int) -> Split:
-    """Leave out tasks whose first prompt is longer than `limit` tokens and cannot be shortened, and count them.
-
-    Raises:
-        ValueError: nothing is left to train or to validate on.
-    """
-    train, val = (fitting_tasks(tasks, environment, prompt_tokens, limit) for tasks in (split.train, split.val))
-    too_long = len(split.train) + len(split.val) - len(train) - len(val)
-    if not train or not val:
-        raise ValueError(
-            f"no {'training' if not train else 'held-out'} task has a first prompt of at most "
-            f"data.max_prompt_tokens={limit} tokens; raise it"
-        )
-    return replace(split, train=train, val=val, too_long=too_long)
-
-
-def fitting_tasks(
-    tasks: Sequence[Any], environment: Environment, prompt_tokens: Callable[[Any], int], limit: int
-) -> list[Any]:
-    """Return the tasks whose first prompt has at most `limit` tokens, shortened where the environment can do that."""
-    shortened = (environment.shortened(task, prompt_tokens, limit) for task in tasks)
-    return [task for task in shortened if prompt_tokens(task) <= limit]
+from sql_agent.environments.base import Split
 
 
 def drawn(split: Split, val_limit: int, seed: int) -> Split:
@@ -99,43 +72,3 @@ def describe_out_of_reach(
 
 def format_counts(kinds: Mapping[str, int]) -> str:
     return ", ".join(f"{kind} {count}" for kind, count in kinds.items())
-
-
-class PromptTokenizer:
-    """Counts the tokens of a task's first prompt and of its solution.
-
-    It reads the model's folder without torch, whose import takes 10 s.
-
-    Args:
-        template: the chat template of the run.
-    """
-
-    def __init__(self, model: Path, environment: Environment, template: str) -> None:
-        from tokenizers import Tokenizer
-
-        self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-        self._template, self._special = template, special_tokens(model)
-        self._environment = environment
-
-    def prompt_tokens(self, task: Any) -> int:
-        return self._count(self._environment.messages(task), prompt=True)
-
-    def _count(self, messages: Sequence[Message], *, prompt: bool) -> int:
-        text = render(messages, self._environment.tools, self._template, self._special, prompt=prompt)
-        # a template may write a line break after the token that ends a reply, which is never sampled
-        return len(self._tokenizer.encode(text if prompt else text.rstrip("\n"), add_special_tokens=False).ids)
-
-    def reply_tokens(self, task: Any) -> list[int]:
-        """Return the number of tokens of each reply of the solution, end token included; [] if none is known."""
-        first, replies = self._environment.messages(task), self._environment.reference_replies(task)
-        before = self.prompt_tokens(task)
-        return [self._count([*first, with_objects(reply)], prompt=False) - before for reply in replies]
-
-    @property
-    def pad_id(self) -> int:
-        """Return the id of the padding token, or else of the end-of-sequence token; padding is masked everywhere."""
-        for name in ("pad_token", "eos_token"):
-            token = self._special.get(name)
-            if token is not None:
-                return self._tokenizer.token_to_id(token)
-        return 0

@@ -68,7 +68,7 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
     from dbbench_adapter.export import write_rows
     from sql_agent.model_check import chat_template
     from sql_agent.startup.data import describe_out_of_reach, kinds_of
-    from sql_agent.startup.plan import choose_tasks
+    from sql_agent.startup.plan import choose_tasks, with_prompts
 
     assert cfg.model is not None
     tasks = choose_tasks(cfg)
@@ -92,7 +92,7 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
             refuse_other_tasks(rows, file)
         write_rows(rows, file)
     write_trained_on(data, tasks.trained_on)  # every checkpoint gets a copy
-    overrides = to_verl(cfg, files, cpu=cpu)
+    overrides = to_verl(with_prompts(cfg, tasks), files, cpu=cpu)
     overrides["trainer"]["logger"] = usable_trackers(cfg.trainer.loggers, cfg.run_dir)
     if files.chat_template is not None:
         print(
@@ -100,7 +100,7 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
             "not, is used and saved with every checkpoint"
         )
     limits = cfg.agent.max_tokens, cfg.data.max_response_tokens
-    said = tasks.describe() + environment.describe([*split.train, *split.val])
+    said = tasks.describe() + tasks.describe_prompts()
     said += describe_out_of_reach(split, tasks.tokenizer.reply_tokens, *limits)
     print("\n".join(said))
     return {
@@ -108,6 +108,7 @@ def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str
         "verl": OmegaConf.to_container(compose(overrides), resolve=False),
         "environment": worker_environment(cfg, cpu=cpu),  # of verl's Ray actors
         "pad_id": tasks.tokenizer.pad_id,
+        "max_prompt_tokens": tasks.max_prompt_tokens,
         "tasks": kinds_of(split),
     }
 

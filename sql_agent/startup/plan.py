@@ -6,16 +6,20 @@ Leaves out memory that depends on the rows (activations, logits) and on vLLM; do
 from __future__ import annotations
 
 import math
-import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sql_agent.config import TrainConfig
+from sql_agent.datatypes import UNKNOWN_PROMPT_TOKENS
 from sql_agent.environments.base import Environment, Split, make_environment
 from sql_agent.model_check import template_of_run
-from sql_agent.startup.data import PromptTokenizer, describe_kinds, drawn, fitting
-from sql_agent.startup.preflight import protocol_of
+from sql_agent.own_agents.tasks import AgentTasks
+from sql_agent.prompts.fit import Fitted, fit_split
+from sql_agent.prompts.limit import choose_limit
+from sql_agent.prompts.tokenizer import PromptTokenizer
+from sql_agent.startup.data import describe_kinds, drawn
+from sql_agent.startup.preflight import UsageError, protocol_of
 from sql_agent.trained_on import SAME_SPLIT, TrainedOn, check_not_learnt, trained_by
 
 TRAINED_BYTES = 16
@@ -33,6 +37,8 @@ class ChosenTasks:
     """Tasks that fit, and the drawn held-out ones."""
     held_out: int
     """Number of tasks that the held-out ones were drawn from."""
+    prompts: Fitted
+    """All tasks, before the draw, with the lengths of their prompts and the limit."""
     trained_on: TrainedOn
     """The record of the model that the run makes."""
     notes: list[str]
@@ -40,6 +46,20 @@ class ChosenTasks:
 
     def describe(self) -> list[str]:
         return describe_kinds(self.split, self.held_out) + self.notes
+
+    def describe_prompts(self) -> list[str]:
+        if isinstance(self.environment, AgentTasks):
+            return ["first prompts: your agent writes them"]
+        return self.prompts.describe()
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Return what verl takes as data.max_prompt_length: the limit if it is given, else the longest prompt."""
+        limit = self.prompts.limit
+        if limit.given and limit.tokens is not None:
+            return limit.tokens
+        longest = self.prompts.longest + (UNKNOWN_PROMPT_TOKENS if self.environment.opening else 0)
+        return longest if limit.tokens is None else min(longest, limit.tokens)
 
 
 def choose_tasks(cfg: TrainConfig) -> ChosenTasks:
@@ -53,21 +73,40 @@ def choose_tasks(cfg: TrainConfig) -> ChosenTasks:
     template, _ = template_of_run(cfg.model, protocol_of(cfg))
     tokenizer = PromptTokenizer(cfg.model, environment, template)
     found = environment.load_split(cfg.data, cfg.seed)
-    whole = fitting(found, environment, tokenizer.prompt_tokens, cfg.data.max_prompt_tokens)
+    response, flag = cfg.data.max_response_tokens, "data.max_prompt_tokens"
+    limit = choose_limit(cfg.model, cfg.data.max_prompt_tokens, flag, response_tokens=response)
+    whole, prompts = fit_split(found, environment, tokenizer.prompt_tokens, limit)
+    if not whole.val:
+        raise UsageError(f"there is no held-out task; left out: {dict(found.left_out) or 'nothing'}; give others")
     split = drawn(whole, cfg.data.val_limit, cfg.seed)
     notes = check_not_learnt(cfg.model, environment, split.val, SAME_SPLIT)
     record = trained_by("train_sql_agent", cfg.model, environment, cfg.environment, cfg.data, split.train, found.val)
-    return ChosenTasks(environment, tokenizer, template, split, len(whole.val), record, notes)
+    return ChosenTasks(environment, tokenizer, template, split, len(whole.val), prompts, record, notes)
+
+
+def with_prompts(cfg: TrainConfig, tasks: ChosenTasks) -> TrainConfig:
+    """Return the settings with the length of the prompts that were chosen; a resumed run chooses it anew."""
+    data = cfg.data.model_copy(update={"max_prompt_tokens": tasks.max_prompt_tokens})
+    return cfg.model_copy(update={"data": data})
+
+
+def planned(cfg: TrainConfig) -> tuple[TrainConfig, list[str]]:
+    """Return the settings with the length of the prompts, and lines about tasks and prompts, for `--dry-run`.
+
+    A model that is not on this machine is not fetched for it; the length stays unknown then.
+    """
+    if not make_environment(cfg.environment).prepared:
+        return cfg, ["tasks and prompts: not known before the run has made its database"]
+    if cfg.model is None or not (cfg.model / "tokenizer.json").is_file():
+        return cfg, ["tasks and prompts: not known before the model is on this machine"]
+    tasks = choose_tasks(cfg)
+    return with_prompts(cfg, tasks), tasks.describe() + tasks.describe_prompts()
 
 
 def describe_plan(cfg: TrainConfig, *, cpu: bool) -> list[str]:
-    """Describe what a run will do, for `--dry-run`; a model that is not on this machine is not fetched for it."""
-    lines, weights = ["tasks and prompts: not known before the model is on this machine"], None
-    if not make_environment(cfg.environment).prepared:
-        lines = ["tasks and prompts: not known before the run has made its database"]
-    elif cfg.model is not None and (cfg.model / "tokenizer.json").is_file():
-        tasks, weights = choose_tasks(cfg), _count_weights(cfg.model)
-        lines = tasks.describe() + _prompts(cfg, tasks)
+    """Describe the steps, the memory and the files of a run, for `--dry-run`."""
+    lines: list[str] = []
+    weights = _count_weights(cfg.model) if cfg.model is not None else None
     group, batch = cfg.rollout.group_size, cfg.data.train_batch_size
     updates = batch // (cfg.optim.mini_batch_size or batch)
     redraws = (
@@ -90,16 +129,6 @@ def describe_plan(cfg: TrainConfig, *, cpu: bool) -> list[str]:
 
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
-
-
-def _prompts(cfg: TrainConfig, tasks: ChosenTasks) -> list[str]:
-    if cfg.env.agent is not None:
-        return ["first prompts: your agent writes them"]
-    lengths = [tasks.tokenizer.prompt_tokens(task) for task in [*tasks.split.train, *tasks.split.val]]
-    return [
-        f"first prompts: {min(lengths)} to {max(lengths)} tokens, median {statistics.median(lengths):.0f} "
-        f"(data.max_prompt_tokens={cfg.data.max_prompt_tokens})"
-    ]
 
 
 def _sizes(cfg: TrainConfig, weights: int) -> list[str]:

@@ -206,7 +206,7 @@ def random_policy_folder(tmp_path_factory) -> Path:
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=16,
-        max_position_embeddings=1024,
+        max_position_embeddings=4096,
         tie_word_embeddings=True,
         eos_token_id=END_ID,
         pad_token_id=PAD_ID,

@@ -32,7 +32,7 @@ def test_a_model_of_fewer_than_twenty_million_weights_takes_the_settings_of_the_
             file.truncate(4 * weights)
         return f"model={tmp_path / name}"
 
-    small, verls = (5e-4, 512, 768), (1e-6, 1024, 2048)
+    small, verls = (5e-4, None, 768), (1e-6, None, 2048)
     assert lengths(load_config(None)) == small  # the small policy is made
     assert lengths(load_config(None, [folder("small", 19_999_999)])) == small
     assert lengths(load_config(None, [folder("large", 20_000_000)])) == verls

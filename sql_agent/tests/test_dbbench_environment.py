@@ -11,7 +11,10 @@ from sql_agent.datatypes import DataConfig, EnvironmentSettings
 from sql_agent.environments.base import InstructionsError, Split, make_environment
 from sql_agent.environments.dbbench import DbBench
 from sql_agent.model_check import chat_template
-from sql_agent.startup.data import PromptTokenizer, describe_kinds, describe_out_of_reach, drawn, fitting, kinds_of
+from sql_agent.prompts.fit import fit_split
+from sql_agent.prompts.limit import Limit
+from sql_agent.prompts.tokenizer import PromptTokenizer
+from sql_agent.startup.data import describe_kinds, describe_out_of_reach, drawn, kinds_of
 
 
 @pytest.fixture
@@ -67,7 +70,8 @@ def test_held_out_tasks_are_drawn_of_every_kind_after_those_that_are_too_long_ar
     found = split(train_file=tmp_path / "tasks.jsonl", val_file=tmp_path / "tasks.jsonl", val_limit=16)
     too_long = {task.id for task in EIGHT_KINDS[1::2]}
     environment = DbBench("strict")
-    whole = fitting(found, environment, lambda task: 513 if task.id in too_long else 512, 512)
+    limit = Limit(512, "as given", "--max_prompt_tokens", True)
+    whole, _ = fit_split(found, environment, lambda task: 513 if task.id in too_long else 512, limit)
     assert (len(whole.val), whole.too_long) == (32, 64)
     assert set(kinds_of(drawn(whole, 16, seed=0))["held_out"].values()) == {2}  # 16 of eight kinds
     assert drawn(whole, 16, seed=0) == drawn(whole, 16, seed=0) != drawn(whole, 16, seed=1)

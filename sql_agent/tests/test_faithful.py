@@ -61,7 +61,7 @@ class Chain:
             "host": "127.0.0.1",
             "port": port,
             "dtype": "float32",
-            "max-model-len": cfg.data.max_prompt_tokens + ROOM,
+            "max-model-len": cfg.data.prompt_tokens + ROOM,
             "max-num-seqs": cfg.engine.max_num_seqs,
             "tool-call-parser": cfg.rollout.tool_parser,
             "distributed-executor-backend": "uni",

@@ -24,8 +24,10 @@ from sql_agent.local.config import AdapterConfig
 from sql_agent.local.datatypes import GREEDY, Sample
 from sql_agent.local.policy import load_policy
 from sql_agent.local.rollouts import Player
+from sql_agent.prompts.limit import Limit
 from sql_agent.text_to_sql.datatypes import Question
 
+NO_LIMIT = Limit(None, "the model names none", "--max_prompt_tokens")
 TASKS = [task for task in generate_tasks(16, seed=5) if task.kind == "DELETE"]
 PROBLEM = RowTask("p", "gsm8k", {"question": "Ann has 3 eggs and eats 1. How many are left?", "answer": "#### 2"})
 
@@ -105,7 +107,7 @@ def bench():
 
 def talk(tokenizer, subject, *replies, watcher=None, **limits):
     policy = Scripted(tokenizer, replies)
-    chat = Chat(policy, subject, AgentConfig(max_tokens=200, **limits), GREEDY, watcher or Watcher())
+    chat = Chat(policy, subject, AgentConfig(max_tokens=200, **limits), GREEDY, watcher or Watcher(), NO_LIMIT)
     return chat, policy
 
 
@@ -116,7 +118,7 @@ def test_the_agents_turns_are_those_of_training(random_policy_folder):
     policy = load_policy(random_policy_folder, adapter=AdapterConfig(r=2), device="cpu")
     limits = AgentConfig(max_turns=2, max_tokens=12)
     record = Player(policy, make_environment(EnvironmentSettings("gsm8k")), limits).play([PROBLEM], [GREEDY])[0].record
-    answered = Chat(policy, word_problems([PROBLEM]), limits, GREEDY, Watcher()).ask(PROBLEM)
+    answered = Chat(policy, word_problems([PROBLEM]), limits, GREEDY, Watcher(), NO_LIMIT).ask(PROBLEM)
     assert answered.record.messages == record.messages
     assert (answered.record.stop_reason, answered.record.score) == (record.stop_reason, record.score)
 
@@ -187,8 +189,9 @@ def test_a_long_schema_is_shortened_as_in_training(tokenizer, shop):
     environment, question = shop
     subject = Tasks(environment, [question])
     policy = Scripted(tokenizer, ["I do not know.", "I do not know."])
-    for limit in (1024, 16):
-        chat = Chat(policy, subject, AgentConfig(), GREEDY, Watcher(), max_prompt_tokens=limit)
+    for tokens in (1024, 16):
+        limit = Limit(tokens, "as given", "--max_prompt_tokens", True)
+        chat = Chat(policy, subject, AgentConfig(), GREEDY, Watcher(), limit)
         chat.ask(question)
     whole, short = map(tokenizer.decode, policy.prompts)
     assert "'carp'" in whole and "left out" not in whole

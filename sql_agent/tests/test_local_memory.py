@@ -18,8 +18,8 @@ from sql_agent.local.memory import (
     ModelShape,
     Workload,
     available_bytes,
+    choose_pass,
     estimate,
-    memory_warning,
     read_shape,
     shape_of,
     warning_of,
@@ -279,8 +279,9 @@ def test_a_model_of_another_kind_is_said_not_to_be_estimated(tmp_path):
     workload = Workload([], 4, 4, AgentConfig(max_turns=3, max_tokens=10), OptimConfig())
     model = ModelConfig(model_path=str(tmp_path))
     tokens = {"prompt_tokens": 10, "common_tokens": 5}
-    said = memory_warning(model, AdapterConfig(), workload, device="cpu", **tokens, reference=False)
-    assert str(said).startswith("memory was not estimated: models of type 'gpt2'")
+    chosen = choose_pass(model, AdapterConfig(), workload, device="cpu", **tokens, reference=False)
+    assert chosen.tokens == 2048
+    assert chosen.warnings[0].startswith("memory was not estimated: models of type 'gpt2'")
 
 
 def test_there_is_some_memory_here():

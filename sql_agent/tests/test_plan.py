@@ -3,7 +3,7 @@
 from safetensors.numpy import load_file
 
 from sql_agent.config import load_config
-from sql_agent.startup.plan import describe_plan
+from sql_agent.startup.plan import describe_plan, planned
 
 SETTINGS = [
     "data.generate=16",
@@ -20,14 +20,19 @@ SETTINGS = [
 
 
 def plan(model, *more):
-    return describe_plan(load_config(None, [*SETTINGS, f"model={model}", *more]), cpu=True)
+    cfg, tasks = planned(load_config(None, [*SETTINGS, f"model={model}", *more]))
+    return [*tasks, *describe_plan(cfg, cpu=True)]
 
 
 def test_tasks_steps_sizes_and_files_are_said_before_the_start(random_policy_folder):
     lines = plan(random_policy_folder)
     weights = sum(tensor.size for tensor in load_file(random_policy_folder / "model.safetensors").values())
     assert lines[0] == "tasks: 16 to train on, 4 held out; left out: too long 0"
-    assert lines[-5].startswith("first prompts: ") and lines[-5].endswith("(data.max_prompt_tokens=512)")
+    assert lines[-5].startswith("first prompts: ")
+    assert lines[-5].endswith(
+        f"; limit 3,328 (the context of {random_policy_folder}, 4,096 tokens, less 768 for the response); --set "
+        "data.max_prompt_tokens=N sets another"
+    )
     assert lines[-4:] == [
         "train steps: 3, each of 8 tasks x 4 rollouts (a group without spread gives way at most once); updates in a "
         "step: 2, each of 16 rollouts, at most 4,096 tokens in one pass",

@@ -18,7 +18,8 @@ from dbbench_adapter.backends.sqlite.sandbox import Watchdog
 from dbbench_adapter.tests.hostile import STATEMENTS
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import make_environment
-from sql_agent.startup.data import fitting
+from sql_agent.prompts.fit import fit_split
+from sql_agent.prompts.limit import Limit
 from sql_agent.text_to_sql import environment as text_to_sql
 from sql_agent.text_to_sql.databases import Databases
 from sql_agent.text_to_sql.datatypes import DatabaseError, Question
@@ -204,28 +205,30 @@ CREATE VIEW spent (
 
 
 def test_the_schema_shows_types_keys_and_values(shop):
-    assert render(read_schema(shop)) == (WHOLE, "")
+    whole = render(read_schema(shop))
+    assert (whole.text, whole.values, whole.columns, whole.tables) == (WHOLE, True, (), ())
 
 
 def test_a_schema_that_is_too_long_says_what_it_leaves_out(shop, tmp_path):
     tables = read_schema(shop)
-    assert render(tables, len(WHOLE)) == (WHOLE, "")
-    text, said = render(tables, len(WHOLE) - 1)
-    assert said == "example values"
+    assert render(tables, len(WHOLE)).text == WHOLE
+    cut = render(tables, len(WHOLE) - 1)
+    text = cut.text
+    assert (cut.values, cut.columns, cut.tables) == (False, (), ())
     assert text.startswith("CREATE TABLE customer (\n  id INTEGER,\n") and text.endswith("-- left out: example values")
     shortest = (
         'CREATE TABLE customer (\n  id INTEGER,\n  name TEXT,\n  "home town" TEXT,\n  PRIMARY KEY (id)\n);\n'
         "-- left out: example values, the columns of orders, spent"
     )
-    assert render(tables, 200) == (shortest, "example values, the columns of orders, spent")
-    assert render(tables, 1)[0] == shortest  # never empty
+    assert (render(tables, 200).text, render(tables, 200).tables) == (shortest, ("orders", "spent"))
+    assert render(tables, 1).text == shortest  # never empty
     assert lengths(tables) == sorted(lengths(tables), reverse=True) and lengths(tables)[-1] == len(shortest)
     wide = tmp_path / "wide.db"
     with closing(sqlite3.connect(wide)) as connection:
         connection.execute(f"CREATE TABLE w ({', '.join(f'c{i} INT' for i in range(50))}, PRIMARY KEY (c49))")
-    text, said = render(read_schema(wide), 150)
-    assert said == "example values, 45 columns"
-    assert text == (
+    cut = render(read_schema(wide), 150)
+    assert cut.columns == tuple(("w", f"c{i}") for i in range(4, 49))  # the key stays
+    assert cut.text == (
         "CREATE TABLE w (\n  c0 INT,\n  c1 INT,\n  c2 INT,\n  c3 INT,\n  c49 INT,\n  PRIMARY KEY (c49)\n);\n"
         "-- left out: example values, 45 columns"
     )
@@ -254,7 +257,7 @@ def test_the_schema_shows_what_a_statement_may_name_as_it_has_to_be_written(odd)
     tables = {table.name: table for table in read_schema(odd)}
     assert {"area", "broken"} & tables.keys() == set()
     assert (
-        render([tables[name] for name in ("order", "cast", "trimmed")])[0]
+        render([tables[name] for name in ("order", "cast", "trimmed")]).text
         == """\
 CREATE TABLE "order" (
   id INTEGER, -- 7
@@ -625,16 +628,17 @@ def test_prompts_that_are_too_long_get_a_shorter_schema_which_is_said(environmen
     def length(question):
         return sum(len(message["content"]) for message in environment.messages(question))
 
-    whole = fitting(found, environment, length, 10_000)
-    assert (whole, environment.describe(whole.train)) == (found, [])
-    cut = fitting(found, environment, length, length(found.train[0]) - 1)
+    whole, prompts = fit_split(found, environment, length, Limit(10_000, "as given", "--max_prompt_tokens", True))
+    assert (whole, prompts.cuts(), prompts.missed()) == (found, [], [])
+    limit = Limit(length(found.train[0]) - 1, "as given", "--max_prompt_tokens", True)
+    cut, prompts = fit_split(found, environment, length, limit)
     assert {question.schema_chars for question in [*cut.train, *cut.val]} == {
         lengths(environment.databases.schema("my shop?"))[0]
     }
     assert all(length(question) < length(found.train[0]) for question in cut.train)
-    assert environment.describe(cut.train) == [
-        f"the schema of my shop? is cut to {cut.train[0].schema_chars} characters in 2 of 2 prompts, to fit "
-        "data.max_prompt_tokens; a larger one keeps what is cut: example values"
+    assert [str(problem) for problem in prompts.cuts()] == [
+        "the schema of my shop? is cut in 4 of 4 first prompts; left out: example values; --max_prompt_tokens "
+        f"{length(found.train[0])} keeps everything, where the model's context holds it"
     ]
 
 

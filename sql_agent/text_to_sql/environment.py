@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache
@@ -20,15 +20,15 @@ from dbbench_adapter.backends.sqlite.copy_on_write import Changes
 from dbbench_adapter.datatypes import Rows, Score
 from dbbench_adapter.protocols import Message
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
-from sql_agent.environments.base import Environment, Split, digest
+from sql_agent.environments.base import Environment, LeftOut, Split, digest
 from sql_agent.text_to_sql.changes import ChangeableDatabase, same_state
 from sql_agent.text_to_sql.databases import Databases, open_databases
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.episode import MAX_ROUNDS, RULES, TOOL_NAMES, TOOLS, TextToSqlEpisode, messages, solution
 from sql_agent.text_to_sql.judges import EXECUTION_JUDGES, ExecutionJudge, as_run, same_result
-from sql_agent.text_to_sql.load import read_questions, split_questions, statements
+from sql_agent.text_to_sql.load import named_in, read_questions, split_questions, statements
 from sql_agent.text_to_sql.sandbox import MAX_RESULT_ROWS
-from sql_agent.text_to_sql.schema import lengths, render
+from sql_agent.text_to_sql.schema import Rendered, lengths, render
 
 JUDGED_S = 30.0
 """Seconds that a reference or a submitted query may take, longer than other statements, as in BIRD's evaluator."""
@@ -62,6 +62,7 @@ class TextToSql(Environment):
         self._judge: ExecutionJudge = judge
         self.tools = TOOLS
         self.instructions, self.marks = RULES.format(engine=self.databases.engine).strip(), TOOL_NAMES
+        self._rendered = lru_cache(maxsize=1024)(self._render)  # questions about one database share their schema
         self._reference_rows = lru_cache(maxsize=256)(self._run_reference)  # a group's rollouts share a reference
         self._reference_changes = lru_cache(maxsize=16)(self._run_change)
 
@@ -81,26 +82,30 @@ class TextToSql(Environment):
         return cls(settings.database, judge)
 
     def messages(self, task: Question) -> list[Message]:
-        schema = render(self.databases.schema(task.db_id), task.schema_chars)[0]
+        schema = self._rendered(task.db_id, task.schema_chars).text
         return messages(task, schema, self.databases.engine, self.instructions)
 
-    def shortened(self, task: Question, prompt_tokens: Callable[[Question], int], limit: int) -> Question:
-        """Return the question with the longest schema that fits, or else with the shortest one."""
-        shorter = task
-        for chars in lengths(self.databases.schema(task.db_id)):
-            if prompt_tokens(shorter) <= limit:
-                break
-            shorter = replace(task, schema_chars=chars)
-        return shorter
+    def _render(self, db_id: str, chars: int | None) -> Rendered:
+        return render(self.databases.schema(db_id), chars)
 
-    def describe(self, tasks: Sequence[Question]) -> list[str]:
-        """Return lines about the parts of schemas that were cut off."""
-        cut = Counter((task.db_id, task.schema_chars) for task in tasks if task.schema_chars is not None)
-        return [
-            f"the schema of {db_id} is cut to {chars} characters in {count} of {len(tasks)} prompts, to fit "
-            f"data.max_prompt_tokens; a larger one keeps what is cut: {render(self.databases.schema(db_id), chars)[1]}"
-            for (db_id, chars), count in cut.most_common()
-        ]
+    def shorter(self, task: Question) -> list[Question]:
+        return [replace(task, schema_chars=chars) for chars in lengths(self.databases.schema(task.db_id))]
+
+    def left_out(self, task: Question) -> LeftOut | None:
+        cut = self._rendered(task.db_id, task.schema_chars)
+        columns = tuple(f"{table}.{column}" for table, column in cut.columns if table not in cut.tables)
+        parts = {"columns": columns, "all columns of the tables": cut.tables}
+        named = tuple((kind, names) for kind, names in parts.items() if names)
+        return None if cut.values else LeftOut(f"the schema of {task.db_id}", (("example values", ()), *named))
+
+    def missed(self, task: Question) -> tuple[str, ...]:
+        cut = self._rendered(task.db_id, task.schema_chars)
+        if cut.values or task.query is None:
+            return ()
+        schema = self.databases.schema(task.db_id)
+        gone = [(table, column) for table, column in cut.columns if table not in cut.tables]
+        gone += [(table.name, column.name) for table in schema if table.name in cut.tables for column in table.columns]
+        return named_in(task.query, gone, self.databases.dialect)
 
     def open(self, task: Question, limits: AgentConfig) -> TextToSqlEpisode:
         open_one = self.databases.open

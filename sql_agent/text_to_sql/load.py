@@ -11,7 +11,7 @@ import math
 import random
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +147,27 @@ _KINDS: dict[str, tuple[Any, ...]] = {
     "group": (exp.Group,),
     "aggregate": (exp.AggFunc,),
 }
+
+
+def named_in(query: str, columns: Iterable[tuple[str, str]], dialect: str = "sqlite") -> tuple[str, ...]:
+    """Return those of some columns that a query names, as `table.column`, in their order.
+
+    A column without a table in front belongs to every table of its name that the query reads, and `*` names none.
+
+    Args:
+        columns: table and column.
+    """
+    trees = [tree for statement in statements(query) if (tree := _parsed(statement, dialect)) is not None]
+    tables = [table for tree in trees for table in tree.find_all(exp.Table)]
+    aliases = {(table.alias_or_name.lower(), table.name.lower()) for table in tables}
+    read = {table.name.lower() for table in tables}
+    named = {
+        (table, column.name.lower())
+        for tree in trees
+        for column in tree.find_all(exp.Column)
+        for table in ({name for alias, name in aliases if alias == column.table.lower()} if column.table else read)
+    }
+    return tuple(f"{table}.{column}" for table, column in columns if (table.lower(), column.lower()) in named)
 
 
 def orders_rows(query: str, dialect: str = "sqlite") -> bool:

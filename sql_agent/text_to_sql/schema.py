@@ -76,48 +76,71 @@ def read_schema(path: Path) -> tuple[TableInfo, ...]:
     return tables
 
 
-def render(tables: Sequence[TableInfo], max_chars: int | None = None) -> tuple[str, str]:
-    """Return the schema as a text, and a description of what was left out.
+@dataclass(frozen=True)
+class Rendered:
+    """Holds a schema as the policy reads it, and the names of what it leaves out."""
+
+    statements: Sequence[str]
+    values: bool = True
+    """Whether it shows example values."""
+    columns: tuple[tuple[str, str], ...] = ()
+    """Table and column of each column that wide tables lose, also where the whole table is among `tables`."""
+    tables: tuple[str, ...] = ()
+    """Tables whose columns are all left out."""
+
+    @property
+    def text(self) -> str:
+        """Return the schema, never empty; the last line counts columns and does not name them, to be short."""
+        said = [] if self.values else ["example values"]
+        if self.columns:
+            said.append(f"{len(self.columns)} column{'s' if len(self.columns) > 1 else ''}")
+        if self.tables:
+            said.append(f"the columns of {', '.join(self.tables)}")
+        return "\n".join(self.statements) + (f"\n-- left out: {', '.join(said)}" if said else "")
+
+
+def render(tables: Sequence[TableInfo], max_chars: int | None = None) -> Rendered:
+    """Return the schema as the policy reads it.
 
     A schema that is too long loses, in this order: example values; columns of wide tables; the last tables.
 
     Args:
         max_chars: the longest text; None: no limit.
-    Returns:
-        The text, never empty; and what was left out, in words for the policy and for people, empty if nothing was.
     """
-    for said, statements in _cuts(tables):
-        text = _text(said, statements)
-        if max_chars is None or len(text) <= max_chars:
+    for rendered in _cuts(tables):
+        if max_chars is None or len(rendered.text) <= max_chars:
             break
-    return text, said
+    return rendered
 
 
 def lengths(tables: Sequence[TableInfo]) -> list[int]:
     """Return the lengths, in characters, of the shortened schemas that `render` chooses from, longest first."""
-    return [len(_text(said, statements)) for said, statements in _cuts(tables)][1:]
+    return [len(rendered.text) for rendered in _cuts(tables)][1:]
 
 
-def _text(said: str, statements: Sequence[str]) -> str:
-    return "\n".join(statements) + (f"\n-- left out: {said}" if said else "")
-
-
-def _cuts(tables: Sequence[TableInfo]) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield the statements of ever smaller schemas, each with a description of what it leaves out."""
-    yield "", [*map(_statement, tables)]
-    cut, left_out = [_without_values(table) for table in tables], ["example values"]
-    statements = [*map(_statement, cut)]
-    yield left_out[0], statements
+def _cuts(tables: Sequence[TableInfo]) -> Iterator[Rendered]:
+    """Yield ever smaller schemas."""
+    yield Rendered([*map(_statement, tables)])
+    cut = [_without_values(table) for table in tables]
+    statements, gone = [*map(_statement, cut)], ()
+    yield Rendered(statements, values=False)
     for most in (40, 20, 10, 5):
         narrow = [_narrow(table, most) for table in cut]
         if narrow != cut:
-            gone = sum(len(whole.columns) - len(table.columns) for whole, table in zip(tables, narrow, strict=True))
-            cut, left_out = narrow, ["example values", f"{gone} column{'s' if gone > 1 else ''}"]
-            statements = [*map(_statement, cut)]
-            yield ", ".join(left_out), statements
+            cut, statements, gone = narrow, [*map(_statement, narrow)], _gone(tables, narrow)
+            yield Rendered(statements, values=False, columns=gone)
     for count in range(len(cut) - 1, 0, -1):
-        names = ", ".join(table.name for table in cut[count:])
-        yield ", ".join([*left_out, f"the columns of {names}"]), statements[:count]
+        names = tuple(table.name for table in cut[count:])
+        yield Rendered(statements[:count], values=False, columns=gone, tables=names)
+
+
+def _gone(tables: Sequence[TableInfo], cut: Sequence[TableInfo]) -> tuple[tuple[str, str], ...]:
+    """Return table and column of each column that the second schema lacks."""
+    found = []
+    for table, narrow in zip(tables, cut, strict=True):
+        kept = {column.name for column in narrow.columns}
+        found += [(table.name, column.name) for column in table.columns if column.name not in kept]
+    return tuple(found)
 
 
 def _without_values(table: TableInfo) -> TableInfo:

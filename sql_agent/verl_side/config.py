@@ -111,7 +111,7 @@ def _keys_of_settings(model: type[BaseModel], prefix: str = "") -> Iterator[tupl
 
 
 def _from_settings(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
-    response, prompt = cfg.data.max_response_tokens, cfg.data.max_prompt_tokens
+    response, prompt = cfg.data.max_response_tokens, cfg.data.prompt_tokens
     context = prompt + response
     micro_batch = cfg.micro_batch_tokens(cpu=cpu)
     dtype = precision(cfg, files.model, cpu=cpu)

@@ -50,7 +50,8 @@ def main() -> None:
     if not line:
         return  # the parent process found a fault in the settings
     order = json.loads(line)
-    cfg = load_config(Path(order["config"]))
+    # the file holds the settings as they were given, so that a resumed run can be compared with them
+    cfg = load_config(Path(order["config"]), [f"data.max_prompt_tokens={order['max_prompt_tokens']}"])
 
     def publish(servers: dict[str, Any]) -> str | None:
         events.emit({"event": "servers", **servers})

@@ -1,0 +1,73 @@
+"""Asks a model server for the tokens of first prompts: vLLM's `/tokenize`, which renders as its chat endpoint does."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from sql_agent.environments.base import Environment
+from sql_agent.prompts.limit import Limit, choose_limit, limit_within
+
+TIMEOUT_S = 60.0
+
+
+class ServedTokenizer:
+    """Makes the tokens of first prompts as a server does.
+
+    Args:
+        base_url: the server's address, up to `/v1`.
+        model: the name under which it serves the model.
+    """
+
+    def __init__(self, base_url: str, model: str, api_key: str, environment: Environment) -> None:
+        self._url, self._model, self._environment = base_url.rstrip("/").removesuffix("/v1"), model, environment
+        self._client = httpx.Client(headers={"Authorization": f"Bearer {api_key}"}, timeout=TIMEOUT_S)
+        self._ids = functools.lru_cache(maxsize=4096)(self._ask)
+
+    def prompt_ids(self, task: Any) -> list[int]:
+        """Return the tokens of a task's first prompt.
+
+        Raises:
+            httpx.HTTPError: the server has no `/tokenize`, or refuses the prompt.
+        """
+        return self._ids(json.dumps(self._environment.messages(task)))
+
+    def prompt_tokens(self, task: Any) -> int:
+        return len(self.prompt_ids(task))
+
+    def _ask(self, messages: str) -> list[int]:
+        tools = {"tools": self._environment.tools} if self._environment.tools else {}
+        asked = {"model": self._model, "messages": json.loads(messages), "add_generation_prompt": True, **tools}
+        answer = self._client.post(f"{self._url}/tokenize", json=asked)
+        answer.raise_for_status()
+        return answer.json()["tokens"]
+
+    def limit(self, given: int | None, flag: str, *, reply_tokens: int) -> Limit | None:
+        """Return the limit of first prompts; None if the server does not say how long its context is.
+
+        A model that the server reads from a folder of this machine has the limit that other commands give it, unless
+        the server was started with a context that does not hold it.
+
+        Args:
+            reply_tokens: the longest reply, which has to fit behind the prompt.
+        Raises:
+            ValueError: the context has no room for a prompt as long as `given`.
+            httpx.HTTPError: the server lists no models.
+        """
+        answer = self._client.get(f"{self._url}/v1/models")
+        answer.raise_for_status()
+        served = next((entry for entry in answer.json()["data"] if entry["id"] == self._model), {})
+        context, root = served.get("max_model_len"), Path(served.get("root") or "")
+        if context is None:
+            return None
+        limit = limit_within(context, self._model, given, flag)
+        if given is None and (root / "config.json").is_file():
+            limit = choose_limit(root, None, flag)
+        if limit.tokens is not None and limit.tokens <= max(context - reply_tokens, given or 0):
+            return limit
+        why = f"the context that {self._model} is served with, {context:,} tokens, less {reply_tokens:,} for a reply"
+        return Limit(context - reply_tokens, why, flag)

@@ -1,0 +1,267 @@
+"""Every command plays the same first prompts: one limit, one way to shorten, and the same tokens."""
+
+import json
+import shutil
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from scripts import doctor
+from sql_agent.config import load_config
+from sql_agent.datatypes import AgentConfig, DataConfig
+from sql_agent.environments.base import Split
+from sql_agent.prompts.fit import fit_split, fit_tasks
+from sql_agent.prompts.limit import Limit, choose_limit, context_of, limit_within
+from sql_agent.text_to_sql.datatypes import Question
+from sql_agent.text_to_sql.environment import TextToSql
+from sql_agent.text_to_sql.load import named_in
+
+TABLES = ("customer", "invoice", "line", "track", "album", "artist", "genre", "playlist", "employee", "medium", "entry")
+COLUMNS = ("address", "city", "state", "country", "phone", "fax", "email", "note")
+
+
+def wide_database(folder, columns=COLUMNS):
+    """A file of eleven tables with ten columns each, and a question about the last column of each table."""
+    with closing(sqlite3.connect(folder / "store.sqlite")) as connection, connection:
+        for table in TABLES:
+            connection.execute(
+                f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, name TEXT, {' TEXT, '.join(columns)} TEXT)"
+            )
+            for n in (1, 2):
+                values = ", ".join(f"'the {column} of number {n}'" for column in columns)
+                connection.execute(f"INSERT INTO {table} VALUES ({n}, 'a', {values})")
+    rows = [
+        {"question": f"What is noted of {table} {n}?", "query": f"SELECT note FROM {table} WHERE id = {n}"}
+        for table in TABLES
+        for n in (1, 2)
+    ]
+    (folder / "tasks.json").write_text(json.dumps(rows))
+    return folder / "store.sqlite", folder / "tasks.json"
+
+
+@pytest.fixture
+def wide(tmp_path):
+    return wide_database(tmp_path)
+
+
+def characters(environment):
+    return lambda task: sum(len(message["content"]) for message in environment.messages(task))
+
+
+def given(tokens):
+    return Limit(tokens, "as given", "--max-prompt-tokens", True)
+
+
+# the limit ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "context"),
+    [
+        ({"max_position_embeddings": 8192}, 8192),
+        ({"n_positions": 1024}, 1024),
+        ({"text_config": {"max_position_embeddings": 4096}}, 4096),
+        ({"max_position_embeddings": 131072, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 131072),
+        (
+            {
+                "max_position_embeddings": 32768,
+                "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+            },
+            131072,
+        ),
+        ({"hidden_size": 8}, None),
+    ],
+)
+def test_the_context_is_what_the_config_names(config, context):
+    assert context_of(config) == context
+
+
+def test_the_limit_is_the_context_less_the_response_of_the_main_job():
+    limit = limit_within(8192, "org/model", None, "--max-prompt-tokens")
+    assert limit == Limit(6144, "the context of org/model, 8,192 tokens, less 2,048 for the response", limit.flag)
+    assert limit_within(2048, "org/model", None, "-").tokens == 1024  # a short context is shared evenly
+    assert limit_within(8192, "org/model", None, "-", response_tokens=768).tokens == 6144  # as every other command
+    assert limit_within(8192, "org/model", None, "-", response_tokens=4096).tokens == 4096
+    assert limit_within(8192, "org/model", 300, "-") == Limit(300, "as given", "-", True)
+    assert limit_within(None, "org/model", None, "-") == Limit(None, "org/model names no length of its context", "-")
+
+
+def test_the_small_policy_keeps_less_for_the_response(random_policy_folder):
+    assert choose_limit(random_policy_folder, None, "--max-prompt-tokens").tokens == 4096 - 768
+
+
+@pytest.mark.parametrize(
+    ("asked", "response", "words"),
+    [
+        (8192, 0, r"no room for a first prompt of 8,192 tokens \(--max-prompt-tokens\); lower --max-prompt-tokens"),
+        (7000, 2048, r"7,000 tokens .* and data.max_response_tokens=2048 behind it; lower them"),
+        (None, 8192, r"a first prompt and data.max_response_tokens=8192 behind it; lower data.max_response_tokens"),
+    ],
+)
+def test_a_context_without_room_is_refused(asked, response, words):
+    with pytest.raises(ValueError, match=f"the context of org/model has 8,192 tokens, which leaves .*{words}"):
+        limit_within(8192, "org/model", asked, "--max-prompt-tokens", response)
+
+
+# what is cut ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_cut_is_named_and_so_are_references_that_use_it(wide):
+    with TextToSql(wide[0]) as environment:
+        tasks = environment.read_tasks(wide[1])
+        count = characters(environment)
+        whole = fit_tasks(tasks, environment, count, given(100_000))
+        assert (whole.tasks, whole.cuts(), whole.missed()) == (tasks, [], [])
+        narrowed = [count(task) for task in environment.shorter(tasks[0])]  # no values, five columns, ten tables, ...
+        cut = fit_tasks(tasks, environment, count, given(narrowed[1] + 3))
+    assert {task.schema_chars for task in cut.tasks} == {cut.tasks[0].schema_chars}
+    remedy = f"--max-prompt-tokens {max(whole.lengths)} keeps everything, where the model's context holds it"
+    gone = [f"{table}.{column}" for table in TABLES for column in ("country", "phone", "fax", "email", "note")]
+    assert [str(problem) for problem in cut.cuts()] == [
+        "the schema of store is cut in 22 of 22 first prompts; left out: example values; 55 columns: "
+        f"{', '.join(gone[:12])} and 43 more; {remedy}"
+    ]
+    used = ", ".join(f"{table}.note (2)" for table in TABLES)
+    assert [str(problem) for problem in cut.missed()] == [
+        f"the references of 22 of 22 tasks use what the prompts leave out: {used}; the policy can only guess it; "
+        f"{remedy}"
+    ]
+    assert [line.split(":")[0] for line in cut.describe()] == ["first prompts", "warning", "WARNING"]
+
+
+def test_tables_are_cut_last_and_named_too(wide):
+    with TextToSql(wide[0]) as environment:
+        (shortest,) = environment.shorter(Question("q", "?", "store", "SELECT name, e.id FROM entry e"))[-1:]
+        assert environment.left_out(shortest).parts == (
+            ("example values", ()),
+            ("columns", tuple(f"customer.{column}" for column in COLUMNS[3:])),
+            ("all columns of the tables", TABLES[1:]),
+        )
+        assert environment.missed(shortest) == ("entry.id", "entry.name")
+
+
+def test_references_never_decide_what_a_prompt_holds(wide):
+    with TextToSql(wide[0]) as environment:
+        count = characters(environment)
+        asked = [Question("q", "What?", "store", f"SELECT {column} FROM track") for column in ("name", "note")]
+        limit = given(count(environment.shorter(asked[0])[1]))
+        prompts = [environment.messages(task) for task in fit_tasks(asked, environment, count, limit).tasks]
+    assert prompts[0] == prompts[1]
+
+
+@pytest.mark.parametrize(
+    ("query", "named"),
+    [
+        ("SELECT name FROM t", ["t.name"]),
+        ("SELECT T1.NAME, T2.size FROM t AS T1 JOIN u AS T2 ON T1.id = T2.id", ["t.name", "u.size"]),
+        ("SELECT size FROM t WHERE id IN (SELECT id FROM u WHERE name = 'x')", ["t.name", "u.size"]),  # either table
+        ("SELECT * FROM t", []),
+        ("SELECT count(*) FROM u", []),
+        ("UPDATE u SET size = 1; DELETE FROM t WHERE name = 'x'", ["t.name", "u.size"]),
+        ("no SQL at all (", []),
+    ],
+)
+def test_the_columns_that_a_query_names(query, named):
+    assert [*named_in(query, [("t", "name"), ("u", "size")])] == named
+
+
+def test_a_prompt_that_stays_too_long_is_left_out_of_training_and_counted(wide):
+    with TextToSql(wide[0]) as environment:
+        short, long = (Question("q", text, "store", "SELECT 1") for text in ("?", "?" * 10_000))
+        count = characters(environment)
+        limit = given(count(short))
+        split, prompts = fit_split(Split([short, long], [short]), environment, count, limit)
+        assert (split, len(prompts.tasks)) == (Split([short], [short], too_long=1), 3)
+        with pytest.raises(ValueError, match=r"no held-out task .* at most \d+ tokens, the shortest has 1\d+; raise "):
+            fit_split(Split([short], [long]), environment, count, limit)
+
+
+# every command --------------------------------------------------------------------------------------------------------
+
+
+def main_job(model, wide, *settings):
+    """The prompts and the settings of the main job."""
+    from sql_agent.startup.plan import choose_tasks, with_prompts
+
+    data = [f"data.train_file={wide[1]}", f"data.val_file={wide[1]}", "env.type=text2sql", f"env.database={wide[0]}"]
+    cfg = load_config(None, [f"model={model}", *data, *settings])
+    chosen = choose_tasks(cfg)
+    with chosen.environment:
+        return [*map(chosen.tokenizer.prompt_ids, chosen.split.train)], with_prompts(cfg, chosen).data, chosen
+
+
+def fine_tuning(model, wide, folder, *flags):
+    from sql_agent.sft.config import SftConfig
+    from sql_agent.sft.run import prepare
+
+    cfg = SftConfig(
+        model_path=str(model),
+        dataset="text2sql",
+        database=wide[0],
+        tasks=wide[1],
+        output_dir=folder / "sft",
+        **dict(flags),
+    )
+    said = []
+    run = prepare(cfg, resume=False, say=said.append)
+    return [each.ids[: each.mask.index(1)] for each in run.encoded], said
+
+
+def local(model, wide, limit):
+    """The prompts of local GRPO and of a conversation in a terminal."""
+    from sql_agent.interactive.session import Chat, Tasks
+    from sql_agent.local.datatypes import GREEDY
+    from sql_agent.local.start import load_conversation
+    from sql_agent.local.tasks import fitted
+
+    with TextToSql(wide[0]) as environment:
+        tasks = environment.read_tasks(wide[1])
+        tokenizer, conversation = load_conversation(str(model), environment.tools)
+        split, _ = fitted(Split(tasks, tasks), environment, str(model), limit)
+        policy = type("Policy", (), {"tokenizer": tokenizer, "max_positions": 4096})()
+        chosen = choose_limit(model, limit, "--max_prompt_tokens")
+        chat = Chat(policy, Tasks(environment, tasks), AgentConfig(), GREEDY, None, chosen)
+        asked = chat.fitted(tasks).tasks
+        return tuple(
+            [conversation.first_prompt(environment.messages(task)) for task in played]
+            for played in (split.train, asked)
+        )
+
+
+@pytest.mark.parametrize("limit", [None, 1200])
+def test_every_command_plays_the_same_tokens(random_policy_folder, wide, tmp_path, limit):
+    """Eleven tables, whole or cut: the small policy's limit is 3,328 tokens, and the whole prompts are longer."""
+    settings = [f"data.max_prompt_tokens={limit}"] if limit else []
+    ids, data, chosen = main_job(random_policy_folder, wide, *settings)
+    assert len(ids) == 22 and all(task.schema_chars for task in chosen.split.train)
+    assert max(map(len, ids)) <= (limit or 3328)
+    assert data.max_prompt_tokens == (limit or max(map(len, ids)))  # what verl gets
+    tuned, said = fine_tuning(random_policy_folder, wide, tmp_path, ("max_prompt_tokens", limit))
+    assert tuned == ids
+    grpo, talk = local(random_policy_folder, wide, limit)
+    assert grpo == talk == ids
+    finding = doctor.check_prompts(random_policy_folder, wide[0], wide[1], limit)
+    lengths = f"{min(map(len, ids)):,} to {max(map(len, ids)):,} tokens"
+    assert f"first prompts: {lengths}" in finding.found and any(lengths in line for line in said)
+    assert finding.problems[0].what.startswith("the schema of store is cut in 22 of 22 first prompts; left out: ")
+
+
+def test_a_model_with_a_long_context_reads_the_whole_schema(random_policy_folder, wide, tmp_path):
+    model = tmp_path / "long"
+    shutil.copytree(random_policy_folder, model)
+    config = json.loads((model / "config.json").read_text()) | {"max_position_embeddings": 32768}
+    (model / "config.json").write_text(json.dumps(config))
+    ids, data, chosen = main_job(model, wide)
+    assert {task.schema_chars for task in chosen.split.train} == {None}
+    assert chosen.prompts.limit.tokens == 32768 - 768
+    assert data.max_prompt_tokens == max(map(len, ids)) > 3328
+    tuned, _ = fine_tuning(model, wide, tmp_path)
+    assert tuned == ids  # nothing is refused, though fine-tuning once took 2,048 tokens at most
+
+
+def test_what_is_chosen_is_no_setting_so_a_run_resumes_with_what_was_given(random_policy_folder, wide):
+    _, data, _ = main_job(random_policy_folder, wide)
+    cfg = load_config(None, [f"model={random_policy_folder}"])
+    assert (cfg.data.max_prompt_tokens, DataConfig().max_prompt_tokens) == (None, None)
+    assert data.max_prompt_tokens is not None
