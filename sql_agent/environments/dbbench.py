@@ -74,7 +74,8 @@ class DbBench(Environment):
         if task.changes_state:
             expected, returned = self._tables_compared(episode)
         else:
-            expected = [(label,) for label in gold.answers or ()] if gold.rows is None else gold.rows
+            labels = None if gold.answers is None else [(label,) for label in gold.answers]
+            expected = labels if gold.rows is None else gold.rows
             returned = None if episode.answers is None else _answer_rows(episode.answers)
         return Comparison(
             submitted=episode.sql_run[-1] if episode.sql_run else None,
