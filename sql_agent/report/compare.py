@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from core.passwords import masked
 from sql_agent.report.figures import Figure, series
 from sql_agent.report.page import draw_figure, draw_table, filled, questions_table
 from sql_agent.report.questions import Answers, question, side_by_side, validations
@@ -49,7 +48,7 @@ def change_between(first: Answers, second: Answers) -> Change | None:
 
 
 def settings_that_differ(pair: Pair) -> list[tuple[str, str, str]]:
-    """Return name and both values of each setting that differs, passwords masked."""
+    """Return name and both values of each setting that differs; the config itself masks passwords."""
     first, second = (_flat(run.config.model_dump(mode="json")) for run in (pair.first, pair.second))
     names = [name for name in first | second if name not in OF_THE_FOLDER and first.get(name) != second.get(name)]
     return [(name, _shown(first.get(name)), _shown(second.get(name))) for name in names]
@@ -63,7 +62,7 @@ def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    return masked(value if isinstance(value, str) else json.dumps(value), whole=True)
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def summary(pair: Pair) -> list[tuple[str, str]]:
