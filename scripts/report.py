@@ -1,7 +1,8 @@
-"""Shows what a training run achieved: `python -m scripts.report RUN_DIR`.
+"""Shows what a training run achieved: `python -m scripts.report RUN_DIR`. Two folders are compared: `RUN_DIR RUN_DIR`.
 
 It writes report.html, one page that needs no network, and curve.png into the run's folder, and prints where things are.
-With --follow it writes the page again after each step until the run ends.
+With --follow it writes the page again after each step until the run ends. Of two runs it writes compared.html into the
+second one's folder.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import argparse
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from core.outputs import written
+from sql_agent.report import compare
+from sql_agent.report.compare import Pair
 from sql_agent.report.page import render
 from sql_agent.report.reading import Run, change, checkpoints, held_out, is_running, read_run
 
@@ -63,7 +66,8 @@ def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
 
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     steps = [row["train_step"] for row in rows if "reward/mean" in row]
-    axes.plot(steps, [row["reward/mean"] for row in rows if "reward/mean" in row], label="reward, training tasks")
+    rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
+    axes.plot(steps, rewards, marker="o" if len(steps) == 1 else None, label="reward, training tasks")
     points = held_out(rows)
     if points:
         low, high = zip(*(point.interval for point in points), strict=True)
@@ -113,11 +117,16 @@ def _size(file: Path) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.report", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("run_dir", type=Path, help="the run's folder (--run-dir of the training command)")
+    parser.add_argument("other", nargs="?", type=Path, metavar="run_dir", help="another run's, to compare the two")
     parser.add_argument(
         "--follow", action="store_true", help="write the page again after each step while the run goes on"
     )
     args = parser.parse_args(argv)
+    if args.other and args.follow:
+        parser.error("--follow is for one run; leave it out to compare two")
     try:
+        if args.other:
+            return compare_runs(Pair(read_run(args.run_dir), read_run(args.other)))
         run = follow(args.run_dir) if args.follow else read_run(args.run_dir)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -125,11 +134,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     write(run)
-    lines = summary(run)
+    print_lines(summary(run))
+    return 0
+
+
+def compare_runs(pair: Pair) -> int:
+    page = pair.second.folder / "compared.html"
+    with written(page) as part:
+        part.write_text(compare.render(pair), encoding="utf-8", errors="replace")
+    print_lines(dict(compare.summary(pair)) | {"page": str(page)})
+    return 0
+
+
+def print_lines(lines: Mapping[str, str]) -> None:
     width = max(map(len, lines))
     for label, text in lines.items():
         print(f"{label:<{width}}  {text}")
-    return 0
 
 
 if __name__ == "__main__":

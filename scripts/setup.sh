@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv with everything a run on a CPU needs: `bash scripts/setup.sh`. Safe to run again, and by two at once: what
-# is done is skipped. With --extras it adds the optional packages of pyproject.toml, which `make test` uses. Leaves out
-# GPU machines (doc/install.md) and model weights.
+# is done is skipped. With --extras it adds the optional packages of pyproject.toml and Chromium, which `make test` uses.
+# Leaves out GPU machines (doc/install.md) and model weights.
 #
 # Packages come from wherever uv finds them. The CPU build of torch is looked for in UV_FIND_LINKS, else in pip's
 # find-links (PIP_FIND_LINKS or its config file), else where `uv --torch-backend cpu` looks.
@@ -86,18 +86,15 @@ install_vllm_alias() {
     rm -r "$copy"
 }
 
-# The server is used by tests and by --backend mariadb, each time as a private process; the system's service stays off.
-# Whatever happens here, SQLite works, so it never stops the setup.
-install_mariadb() {
-    if command -v mariadbd >/dev/null || [[ -x /usr/sbin/mariadbd ]]; then
-        return
-    fi
-    local install="apt-get install -y --no-install-recommends mariadb-server"
+# Installs a package of the distribution where it may: $1 package, $2 what it is, $3 what there is without it. It never
+# stops the setup.
+install_package() {
+    local install="apt-get install -y --no-install-recommends $1"
     if [[ $EUID != 0 ]] || ! command -v apt-get >/dev/null; then
-        say "no MariaDB server; SQLite works without. To have both (Debian, Ubuntu): sudo $install"
+        say "no $2; $3. To have it (Debian, Ubuntu): sudo $install"
         return
     fi
-    say "installing MariaDB"
+    say "installing $2"
     local policy=/usr/sbin/policy-rc.d
     if [[ -e $policy ]]; then
         policy=
@@ -107,8 +104,20 @@ install_mariadb() {
     fi
     export DEBIAN_FRONTEND=noninteractive
     { timeout 120 apt-get update -qq && timeout 600 $install -qq >/dev/null; } ||
-        say "MariaDB could not be installed; SQLite works without. To try again: $install"
+        say "$2 could not be installed; $3. To try again: $install"
     [[ -z $policy ]] || rm -f "$policy"
+}
+
+# The server is used by tests and by --backend mariadb, each time as a private process; the system's service stays off.
+install_mariadb() {
+    command -v mariadbd >/dev/null || [[ -x /usr/sbin/mariadbd ]] ||
+        install_package mariadb-server "MariaDB server" "SQLite works without"
+}
+
+# Tests look at the report in it.
+install_chromium() {
+    command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null ||
+        install_package chromium "Chromium" "the tests that open the report in a browser are skipped"
 }
 
 install_extras() {
@@ -121,6 +130,7 @@ install_extras() {
 }
 
 install_mariadb
+[[ ${1:-} == --extras ]] && install_chromium
 wanted=$(cat "${inputs[@]}" | sha256sum)
 if [[ -x $python && -f $stamp && $(<"$stamp") == "$wanted" ]]; then
     [[ ${1:-} == --extras ]] && install_extras

@@ -40,6 +40,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionMessage
 from dbbench_adapter.backends import BackendUnavailable, TableError
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Status
+from sql_agent.comparison import Comparison
 from sql_agent.datatypes import MAX_RETRIES, ROW_END, AgentConfig, RolloutRecord, StopReason
 from sql_agent.environments.base import (
     CallingEpisode,
@@ -101,6 +102,7 @@ async def run_rollout(
     started = time.perf_counter()
     rollout = _Rollout(task, environment, config, on_reply)
     error: str | None = None
+    comparison: Comparison | None = None
     stop: StopReason
     try:
         try:
@@ -115,6 +117,7 @@ async def run_rollout(
         except (APIError, ModelBehaviorError) as failure:
             stop, error = _name_failure(failure, rollout), f"{type(failure).__name__}: {failure}"
         score = await _score(rollout, stop)
+        comparison = await _compared(rollout, score)
     except BackendUnavailable as failure:
         stop, score, error = "db_unavailable", Score(None, "db_unavailable"), str(failure)
     except TableError as failure:
@@ -136,6 +139,7 @@ async def run_rollout(
         seconds=time.perf_counter() - started,
         error=error,
         tools=list(environment.tools),
+        comparison=comparison,
     )
 
 
@@ -395,6 +399,12 @@ async def _score(rollout: _Rollout, stop: StopReason) -> Score:
     if rollout.num_turns == 0 or episode is None:  # the context was full before the first reply
         return Score(None, "no_reply")
     return await rollout.blocking(lambda: rollout.environment.judge(episode))
+
+
+async def _compared(rollout: _Rollout, score: Score) -> Comparison | None:
+    if score.value is None:
+        return None
+    return await rollout.blocking(lambda: rollout.environment.comparison(rollout.episode))
 
 
 def _assistant_message(reply: ChatCompletionMessage) -> Json:

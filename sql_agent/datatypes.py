@@ -16,6 +16,7 @@ from pydantic import Field, field_validator, model_validator
 from core.settings import Settings
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import ProtocolName
+from sql_agent.comparison import Comparison
 
 StopReason = Literal[
     "answered",
@@ -225,7 +226,10 @@ def address(url: str, instead: str) -> str:
 
 @dataclass(frozen=True)
 class RolloutRecord:
-    """Holds one run of the agent on one task, first prompt to stop, without the gold answer but with the verdict."""
+    """Holds one run of the agent on one task, first prompt to stop, with the verdict.
+
+    The gold answer is in `comparison` alone, which leaves the record before that enters a span.
+    """
 
     task_id: str
     kind: str
@@ -251,6 +255,8 @@ class RolloutRecord:
     tools: list[dict[str, Any]] | None = None
     """Schemas of the tools that the policy was offered, in chat-completions form; None for a user's own agent, whose
     calls may offer different ones."""
+    comparison: Comparison | None = None
+    """What the judge compared, solution included; None if there is no verdict or the environment does not say."""
 
     @property
     def tool_calls(self) -> int:
@@ -266,7 +272,7 @@ class RolloutRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, one line of a trajectories file."""
-        return asdict(self)
+        return asdict(self) | {"comparison": self.comparison.to_dict() if self.comparison else None}
 
 
 def success_of(score: Score) -> float | None:

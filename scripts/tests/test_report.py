@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -14,12 +13,12 @@ import pytest
 
 from scripts.report import main
 from sql_agent.config import dump_config, load_config
+from sql_agent.report.drawing import svg
 from sql_agent.report.figures import all_figures, by_prefix, skills
 from sql_agent.report.page import as_data, outcome, spread
-from sql_agent.report.reading import Change, HeldOut, change, held_out, is_running, read_metrics, read_run
+from sql_agent.report.reading import Change, HeldOut, change, held_out, is_running, read_metrics, read_run, solved
 
 ROOT = Path(__file__).parents[2]
-CHROMIUM = shutil.which("chromium")
 BEFORE = {"train_step": 0, "val/rollout/success": 0.25, "val/rollout/judged": 8.0}
 STEP = {"train_step": 1, "reward/mean": 0.5, "reward/unjudged_frac": 0.0, "rollout/lost/db_unavailable": 1.0}
 # two of ten could not be judged: six of eight are three quarters
@@ -117,6 +116,14 @@ def test_a_change_is_over_the_tasks_that_both_validations_judged():
     assert change(rows[:4]) is None
 
 
+def test_a_task_whose_environment_gives_the_reward_is_solved_where_the_environment_says_so():
+    def rewarded(value, **parts):
+        return {"score": {"value": value, "reason": "own_reward", "parts": parts}}
+
+    assert [solved(row) for row in (rewarded(0.7, correctness=1.0), rewarded(1.0, correctness=0.0))] == [True, False]
+    assert [solved(row) for row in (rewarded(1.0), {"score": {"value": None, "reason": "no_judge"}}, {})] == [None] * 3
+
+
 def test_a_task_that_is_solved_in_part_is_not_solved():
     before = [trajectory(0, task, value, validate=True) for task, value in [("a", 0.25), ("b", 1.0)]]
     after = [trajectory(9, task, value, validate=True) for task, value in [("a", 0.75), ("b", 0.75)]]
@@ -156,6 +163,15 @@ def test_a_count_that_is_not_logged_is_0_and_a_measure_that_is_not_logged_is_no_
     assert (figures["Policy"].lines, figures["Policy"].empty) == ({}, "Nothing was logged.")
     none_lost = {figure.title: figure for figure in all_figures([AFTER])}["Lost rollouts, by reason"]
     assert (none_lost.lines, none_lost.empty) == ({}, "None in 1 train steps.")
+
+
+def test_a_run_of_one_step_has_bars_with_their_numbers_and_no_line_of_one_point():
+    figures = {figure.title: figure for figure in all_figures([STEP | {"time/rollout_s": 12.5, "time/update_s": 4.0}])}
+    drawn = svg(figures["Seconds a step, by phase"], 0)
+    assert [text for text in ("at train step 1", "rollouts", "12.5", "update", ">4<") if text not in drawn] == []
+    assert "train step" not in drawn.replace("at train step 1", "")
+    two = [STEP | {"train_step": step, "time/rollout_s": 12.5} for step in (1, 2)]
+    assert "at train step" not in svg(all_figures(two)[0], 0)
 
 
 def test_success_by_skill_at_the_first_and_the_last_validation():
@@ -292,74 +308,7 @@ def test_whatever_a_run_has_logged_ends_in_a_page(run_dir):
     rows = [trajectory(3, "a", float("nan"), validate=True), {"train_step": 3, "validate": True}, ["no row"]]
     save(run_dir, "val_000003", [*rows, trajectory(3, "b", 1.0, messages=["no message"])])
     assert main([str(run_dir)]) == 0
-    data = (run_dir / "report.html").read_text().split('type="application/json">')[1].split("</script>")[0]
+    data = (run_dir / "report.html").read_text().split('id="data" type="application/json">')[1].split("</script>")[0]
     assert "NaN" not in data
     assert [row["task_id"] for row in json.loads(data) if row["step"] == 3] == ["a", "b"]
     assert read_run(run_dir).unreadable == 2
-
-
-# in a browser -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def browse(run_dir, tmp_path):
-    """The page as a real browser has it after its script ran: `browse(hash)` -> (HTML, what it said)."""
-    if CHROMIUM is None:
-        pytest.skip("no chromium to open the page in")
-    assert main([str(run_dir)]) == 0
-
-    def browse(view="", script=""):
-        page = run_dir / "report.html"
-        if script:  # a user at the page, after it was drawn
-            page = run_dir / "used.html"
-            text = (run_dir / "report.html").read_text()
-            page.write_text(text.replace("</body>", f"<script>{script}</script></body>"))
-        flags = [
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--enable-logging=stderr",
-            "--virtual-time-budget=2000",
-        ]
-        result = subprocess.run(
-            [CHROMIUM, *flags, f"--user-data-dir={tmp_path}/browser", "--dump-dom", f"file://{page}#{view}"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        said = [line for line in result.stderr.splitlines() if "CONSOLE" in line]
-        return result.stdout, said
-
-    return browse
-
-
-def listed(page):
-    return re.findall(r'data-task="([^"]*)"', page)
-
-
-@pytest.mark.slow
-def test_the_browser_shows_figures_and_every_trajectory_and_runs_nothing_that_a_policy_wrote(browse):
-    page, said = browse()
-    assert said == []
-    assert page.count("<svg") == 2  # learning and lost rollouts; no more was logged
-    assert listed(page) == ["a", "b", "right", "wrong", "gone", "aside", "late", "a", "b"]
-    assert "<title>Run abc</title>" in page
-    assert "<img" not in page
-
-
-@pytest.mark.slow
-def test_the_address_filters_and_a_choice_changes_it(browse):
-    page, said = browse("outcome=wrong&step=1")
-    assert (listed(page), said) == (["wrong"], [])
-    # the advantage, and the question as the text it is
-    assert "<td>-0.7</td>" in page.split('id="detail"')[1]
-    assert "&lt;/script&gt;&lt;img src=x" in page.split('id="detail"')[1]
-
-    def choose(name, value):
-        return f"const s = document.getElementById('filter-{name}'); s.value = '{value}'; s.onchange();"
-
-    page, said = browse("step=2", choose("outcome", "set aside"))
-    assert (listed(page), said) == (["aside"], [])
-    page, _ = browse("split=held-out", "document.querySelectorAll('#list button')[2].click()")
-    assert 'aria-current="true"' in page
-    assert re.search(r"2, held-out", page.split('id="detail"')[1])

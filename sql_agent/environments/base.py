@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.protocols import Message, Status
+from sql_agent.comparison import Comparison
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.registry import OWN
 
@@ -142,6 +143,13 @@ class Playable(Protocol):
         solved in part. With the reason `OWN_REWARD` the number is the reward itself.
         """
         ...
+
+    def comparison(self, episode: Any) -> Comparison | None:
+        """Return what `judge`, which has returned a number before, compared; None if there is nothing to show.
+
+        It may block and raises nothing, because an explanation must not change what is trained on.
+        """
+        return None
 
     @abstractmethod
     def max_replies(self, limits: AgentConfig) -> int:

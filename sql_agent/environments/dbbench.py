@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from dbbench_adapter.backends import Backend, check_backend, check_spec, open_backend
-from dbbench_adapter.datatypes import Score, Task
+from dbbench_adapter.backends import Backend, BackendUnavailable, check_backend, check_spec, open_backend
+from dbbench_adapter.datatypes import Row, Score, Task
 from dbbench_adapter.export import verl_rows
 from dbbench_adapter.generator import DRAFTS, generate_tasks, task_stream
 from dbbench_adapter.generator import Split as HalfName
-from dbbench_adapter.judges import JUDGES, JudgeName
+from dbbench_adapter.judges import JUDGES, JudgeName, NoReferenceError
 from dbbench_adapter.protocols import PROTOCOLS, Episode, Message, ProtocolName, open_episode
 from dbbench_adapter.splits import split_by_table
 from dbbench_adapter.tasks.load import load_tasks
 from dbbench_adapter.tasks.single_skill import skills_of
+from sql_agent.comparison import Comparison, Excerpt, only_in
 from sql_agent.datatypes import SPLIT_SEED, AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, Split, digest
 
@@ -66,6 +67,35 @@ class DbBench(Environment):
 
     def judge(self, episode: Episode) -> Score:
         return episode.judge(self._judge)
+
+    def comparison(self, episode: Episode) -> Comparison:
+        """Return reference and answers, or the difference of the tables where the judge, `strict`, has read them."""
+        task, gold = episode.task, episode.task.gold
+        if task.changes_state:
+            expected, returned = self._tables_compared(episode)
+        else:
+            labels = None if gold.answers is None else [(label,) for label in gold.answers]
+            expected = labels if gold.rows is None else gold.rows
+            returned = None if episode.answers is None else _answer_rows(episode.answers)
+        return Comparison(
+            submitted=episode.sql_run[-1] if episode.sql_run else None,
+            reference=gold.sql,
+            expected=None if expected is None else Excerpt.of(expected),
+            returned=None if returned is None else Excerpt.of(returned),
+            ordered=task.ordered and self._judge == "strict",
+            state=task.changes_state,
+        )
+
+    def _tables_compared(self, episode: Episode) -> tuple[list[Row] | None, list[Row] | None]:
+        """Return the rows that only the reference leaves behind, and those that only the agent does."""
+        if self._judge == "strict" and episode.committed:
+            with suppress(BackendUnavailable, NoReferenceError):
+                found, expected = (
+                    {name: table.rows for name, table in state.items()}
+                    for state in (episode.snapshot(), episode.reference_snapshot())
+                )
+                return only_in(expected, found), only_in(found, expected)
+        return None, None
 
     def max_replies(self, limits: AgentConfig) -> int:
         return self._protocol.max_replies(limits.max_turns or self._protocol.max_rounds)
@@ -120,6 +150,12 @@ def fingerprint_of(task: Task) -> str:
     """Return 16 hex digits of question and tables."""
     fields = task.to_dict()
     return digest([fields[name] for name in ("question", "table_note", "tables")])
+
+
+def _answer_rows(answers: Any) -> list[Sequence[Any]]:
+    """Return committed answers as rows; one that is no list, a text for example, is one row."""
+    items = answers if isinstance(answers, list) else [answers]
+    return [item if isinstance(item, list) else (item,) for item in items]
 
 
 def generated(n: int, split: HalfName, skills: Sequence[str], seed: int) -> list[Task]:

@@ -16,6 +16,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
 from dbbench_adapter.protocols import Message
+from sql_agent.comparison import Comparison
 from sql_agent.datatypes import AgentConfig, RolloutRecord
 from sql_agent.environments.base import Environment
 from sql_agent.environments.dbbench import DbBench
@@ -110,6 +111,9 @@ class Tasks:
     def judge(self, episode: Any) -> Score:
         return UNJUDGED if self._asked.id == OWN else self._environment.judge(episode)
 
+    def comparison(self, episode: Any) -> Comparison | None:
+        return self._environment.comparison(episode)
+
 
 class OneDatabase:
     """Answers questions about one database, a copy of a task's; changes of one question stay for the next.
@@ -160,6 +164,9 @@ class OneDatabase:
 
     def judge(self, episode: Any) -> Score:
         return UNJUDGED if episode.task.id == OWN else self._bench.judge(episode)
+
+    def comparison(self, episode: Any) -> Comparison | None:
+        return self._bench.comparison(episode)
 
 
 class Watcher(Protocol):

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from dbbench_adapter.datatypes import Cell, Table
 from dbbench_adapter.protocols import Message
+from sql_agent.comparison import Comparison, Excerpt
 from sql_agent.datatypes import OWN_REWARD
 from sql_agent.interactive.session import COMMANDS, OWN, Answered
 
@@ -88,8 +89,12 @@ class Transcript:
             verdict = Text("judge: correct", style="bold green")
         else:
             verdict = Text(f"judge: wrong ({record.score.reason})", style="bold red")
+        wrong = record.score.value is not None and record.score.value != 1.0
+        why = why_wrong(record.comparison) if wrong and record.comparison else ""
         replies = "1 reply" if record.num_turns == 1 else f"{record.num_turns} replies"
         self._print(verdict, Text(f"  {replies}, {record.completion_tokens} tokens, {record.seconds:.1f} s", "dim"))
+        if why:
+            self._print(Text(visible(why)))
 
     def _why(self, answered: Answered) -> str:
         stop = answered.record.stop_reason
@@ -169,6 +174,25 @@ class Transcript:
 
     def _print(self, *parts: Text) -> None:
         self._console.print(Text.assemble(*parts), soft_wrap=True)
+
+
+def why_wrong(compared: Comparison) -> str:
+    """Return what the judge compared, one fact a line; it holds the solution and is for a person's eyes alone."""
+    whose = ("the reference alone leaves", "the agent alone leaves") if compared.state else ("expected", "got")
+    order = ", in this order" if compared.ordered else ""
+    lines = [
+        f"{compared.error}" if compared.error else "",
+        f"{whose[0]} {_rows(compared.expected)}{order}" if compared.expected else "",
+        f"{whose[1]} {_rows(compared.returned)}" if compared.returned else "",
+        f"reference: {compared.reference}" if compared.reference else "",
+    ]
+    return "\n".join(f"  {line}" for line in lines if line)
+
+
+def _rows(shown: Excerpt) -> str:
+    rows = ", ".join(json.dumps(row, ensure_ascii=False) for row in shown.rows)
+    more = ", …" if shown.count > len(shown.rows) else ""
+    return f"{_count(shown.count, 'row')}{': ' if rows else ''}{rows}{more}"
 
 
 def call_start(text: str) -> int:

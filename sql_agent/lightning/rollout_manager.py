@@ -258,6 +258,8 @@ class LightningRolloutManager:
             result.lost = "no_token_ids"
             return
         record, reward = result.outcome.record, result.outcome.reward
+        if record.score.value is not None:
+            result.comparison = await self.store.read_comparison(rollout.rollout_id)
         calls = sum(span.name == TURN_SPAN for span in spans)
         result.unused_turns = {"repeated": calls - len(turns), "given_up": len(turns) - record.num_turns}
         turns = turns[: record.num_turns]  # a call that the agent gave up may have ended after it

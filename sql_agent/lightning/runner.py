@@ -176,6 +176,8 @@ class SqlLitAgent(agl.LitAgent[dict[str, Any]]):
         scorer_result = await self.scorer.score(record) if self.scorer else None
         asked = record.score.value is not None or record.score.reason == NO_JUDGE
         given = await self.functions.ask(RewardRecord.of(record, rollout.input)) if asked else {}
+        if record.comparison is not None:
+            await self.runner.get_store().save_comparison(rollout.attempt, record.comparison)
         replies = (self._environment or make_environment(self.cfg.environment)).max_replies(self.cfg.agent)
         last = replies * (MAX_RETRIES + 1) + 1  # higher than the number of any call, retries included
         return [self._span(self._outcome_fields(record, scorer_result, given), rollout, last)]

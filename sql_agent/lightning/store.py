@@ -8,6 +8,7 @@ Leaves out a store that comes back empty.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 import uuid
@@ -17,6 +18,7 @@ from typing import Any, Literal
 import aiohttp
 
 from core.agl_without_litellm import agl
+from sql_agent.comparison import Comparison
 from sql_agent.model_address.request_guard import STORE_TOKEN, authorization
 from sql_agent.store_server import READ
 
@@ -33,6 +35,8 @@ _ENQUEUE = "/queues/rollouts/enqueue"
 _SENT = "agentgrpo_sent"
 """Key of the metadata of a rollout by which a request that is sent again is known; no caller of `PatientStore` sees it.
 The store keeps nothing else that a client may choose."""
+_COMPARISON = "comparison"
+"""Key of the metadata of an attempt that holds what the judge compared, as JSON."""
 _FAILURES = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
 """Errors of a call; ValueError means that the answer is not JSON."""
 
@@ -141,6 +145,17 @@ class PatientStore(StoreClient):
             if any(rollout.status == "cancelled" for rollout in ended):
                 return await self.get_latest_attempt(rollout_id)
         return await super().update_attempt(rollout_id, attempt_id, **changes)
+
+    async def save_comparison(self, attempt: Any, comparison: Comparison) -> None:
+        """Keep what the judge compared beside the attempt, not in a span: the store has the task's solution already."""
+        metadata = {**(attempt.metadata or {}), _COMPARISON: json.dumps(comparison.to_dict())}
+        await self.update_attempt(attempt.rollout_id, attempt.attempt_id, metadata=metadata)
+
+    async def read_comparison(self, rollout_id: str) -> dict[str, Any] | None:
+        """Return what was kept of the newest attempt; None if nothing was."""
+        attempt = await self.get_latest_attempt(rollout_id)
+        text = (attempt.metadata or {}).get(_COMPARISON) if attempt else None
+        return json.loads(text) if text else None
 
     async def mark_read(self, rollout: Any) -> None:
         """Mark this rollout's spans as read, so that our store frees them; a store of `agl store` frees nothing."""

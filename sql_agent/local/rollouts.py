@@ -168,6 +168,7 @@ class Rollout:
                 # the context was full before the first reply, or the environment judges what the policy left behind
                 self._score = self._environment.judge(self._episode) if self._replies else Score(None, "no_reply")
         assert self._stop is not None and self._score is not None
+        judged = self._score.value is not None
         response = tuple(self.ids[len(self._prompt) :])
         trajectory = Trajectory(tuple(self._prompt), response, tuple(self._mask), tuple(self._log_probs), self._replies)
         record = RolloutRecord(
@@ -183,6 +184,7 @@ class Rollout:
             seconds=time.perf_counter() - self._started,
             error=self._error,
             tools=list(self._environment.tools),
+            comparison=self._environment.comparison(self._episode) if judged else None,
         )
         return LocalRollout(record, trajectory if self._replies else None)
 

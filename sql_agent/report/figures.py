@@ -1,12 +1,9 @@
-"""Draws the report's figures as SVG and defines their metrics. Leaves out the page around them (`page`)."""
+"""Defines the report's figures: which metrics are in which. Leaves out how they are drawn (`drawing`)."""
 
 from __future__ import annotations
 
-import io
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from core.stats import wilson_interval
 from sql_agent.report.reading import Row, held_out
@@ -22,8 +19,8 @@ class Figure:
     """Points by label; a line that was never logged is left out."""
     note: str = ""
     stacked: bool = False
-    intervals: tuple[str, list[tuple[float, float]]] | None = None
-    """The label of the line with 95 % intervals, and the intervals."""
+    intervals: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    """95 % intervals of the points of a line, by its label."""
     limit: float | None = None
     empty: str = "Nothing was logged."
     """The text if there are no lines."""
@@ -77,7 +74,7 @@ def all_figures(rows: Sequence[Row]) -> list[Figure]:
         Figure(
             "Learning",
             learning,
-            intervals=("held-out success, greedy", [p.interval for p in points]) if points else None,
+            intervals={"held-out success, greedy": [p.interval for p in points]},
             note="Bars are Wilson's 95 % intervals.",
         ),
         Figure("Parts of the reward", parts, note="Each reward's own number, before its weight."),
@@ -179,57 +176,3 @@ def _skill(row: Row, name: str) -> str:
         return "none judged"
     low, high = wilson_interval(round(success * count), round(count))
     return f"{success:.0%} ({low:.0%} to {high:.0%}, of {count:.0f})"
-
-
-def svg(figure: Figure, number: int) -> str:
-    """Return the figure as an SVG element, with real text in the page's colour and ids that no other figure has."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-    from matplotlib.ticker import MaxNLocator
-
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": f"figure-{number}", "font.size": 9}):
-        drawn, axes = plt.subplots(figsize=(5.4, 2.8), layout="constrained")
-        _draw(axes, figure)
-        axes.set_xlabel("train step")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-        drawn.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=8)
-        out = io.StringIO()
-        drawn.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-        plt.close(drawn)
-    return _own_ids(out.getvalue()[out.getvalue().index("<svg") :], number)
-
-
-def _draw(axes: Any, figure: Figure) -> None:
-    if figure.stacked:
-        steps = sorted({step for line in figure.lines.values() for step, _ in line})
-        heights = [[dict(line).get(step, 0.0) for step in steps] for line in figure.lines.values()]
-        axes.stackplot(steps, heights, labels=[_escape_dollars(label) for label in figure.lines], alpha=0.8)
-    else:
-        for label, line in figure.lines.items():
-            steps, values = zip(*line, strict=True)
-            shown = _escape_dollars(label)
-            if figure.intervals and figure.intervals[0] == label:
-                bars = [[v - low, high - v] for v, (low, high) in zip(values, figure.intervals[1], strict=True)]
-                axes.errorbar(steps, values, yerr=list(zip(*bars, strict=True)), fmt="o-", capsize=3, label=shown)
-            else:
-                axes.plot(steps, values, marker="." if len(steps) < 30 else None, linewidth=1.2, label=shown)
-    if figure.limit is not None:
-        axes.axhline(figure.limit, linestyle="--", color="grey", linewidth=1)
-
-
-def _escape_dollars(label: str) -> str:
-    """Escape dollar signs, which a user's skills and rewards may contain; matplotlib would read formulas."""
-    return label.replace("$", r"\$")
-
-
-def _own_ids(text: str, number: int) -> str:
-    """Make the ids unique within the page, and replace black by the colour of the page's text."""
-    text = re.sub(r'(id="|href="#|url\(#)', rf"\1f{number}-", text)
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)  # unused links to vocabularies
-    text = text.replace("stroke: #000000", "stroke: currentColor").replace("fill: #000000", "fill: currentColor")
-    text = re.sub(r"<text ", '<text fill="currentColor" ', text)
-    return re.sub(r' width="[^"]*pt" height="[^"]*pt"', "", text, count=1)

@@ -9,16 +9,18 @@ import html
 import json
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from core.passwords import masked
-from sql_agent.report.figures import Figure, all_figures, skills, svg
-from sql_agent.report.reading import Row, Run, change, held_out
+from sql_agent.report.drawing import svg
+from sql_agent.report.figures import Figure, all_figures, skills
+from sql_agent.report.questions import messages, question, side_by_side, validations
+from sql_agent.report.reading import HeldOut, Row, Run, change, held_out, solved
 
 T = TypeVar("T")
-TEMPLATE = Path(__file__).with_name("page.html")
+FOLDER = Path(__file__).parent
 MOST_TRAJECTORIES = 1000
 RELOAD_S = 10
 """Seconds after which the page of a running run reloads itself."""
@@ -26,30 +28,70 @@ RELOAD_S = 10
 
 def render(run: Run) -> str:
     kept = spread(list(enumerate(run.trajectories)), MOST_TRAJECTORIES)
+    figures = all_figures(run.rows)
+    drawn, empty = [each for each in figures if each.lines], [each for each in figures if not each.lines]
     parts = {
         "TITLE": html.escape(f"Run {run.facts.get('run_id', '')}"),
         "RELOAD_S": str(RELOAD_S if run.state == "running" else 0),
         "HEADLINE": _paragraphs(headline(run)),
-        "FACTS": _table([("", "")], facts(run)),
+        "FACTS": draw_table([("", "")], facts(run)),
         "DASHBOARD": dashboard(run),
-        "SKILLS": _table([("skill", "held-out success, first validation", "last")], skills(run.rows))
-        or "<p>None logged.</p>",
-        "FIGURES": "\n".join(_figure(figure, number) for number, figure in enumerate(all_figures(run.rows))),
+        "QUESTIONS": questions_part(run),
+        "SKILLS": draw_table([("skill", "held-out success, first validation", "last")], skills(run.rows))
+        or "<p>No validation has logged success by skill.</p>",
+        "FIGURES": "\n".join(draw_figure(figure, number) for number, figure in enumerate(drawn)),
+        "EMPTY": "".join(f"<li>{html.escape(f'{each.title}: {each.empty}')}</li>" for each in empty),
         "COUNT": html.escape(counted(run, len(kept))),
         "TRAJECTORIES": as_data([{"place": place, **browser_row(row)} for place, row in kept]),
     }
-    page = TEMPLATE.read_text(encoding="utf-8")
-    head, *pieces = page.split("{{")  # one pass: a placeholder inside an inserted text is not replaced
+    return filled("page.html", parts)
+
+
+def filled(template: str, parts: Mapping[str, str]) -> str:
+    """Return a template of this folder with its placeholders replaced, those of the style and the script by files."""
+    texts = {**parts, "STYLE": _read("style.css"), "QUESTIONS_SCRIPT": _read("questions.js")}
+    head, *pieces = _read(template).split("{{")  # one pass: a placeholder inside an inserted text is not replaced
     for piece in pieces:
         name, rest = piece.split("}}", 1)
-        head += parts[name] + rest
+        head += texts[name] + rest
     return head
+
+
+def _read(name: str) -> str:
+    return (FOLDER / name).read_text(encoding="utf-8")
+
+
+def questions_part(run: Run) -> str:
+    """Return the table of held-out questions, or a sentence that says why there is none."""
+    found = validations(run.trajectories)
+    if not found:
+        why = "No validation was made" if not held_out(run.rows) else "The validations saved no trajectories"
+        return questions_table([], [], f"{why}: there is no question to show.")
+    titles = [HeldOut(row["train_step"], 0, 1).when for row in (next(iter(each.values())) for each in found)]
+    single = len(found) == 1
+    rows = side_by_side(found[0], None if single else found[1])
+    more = "There was one validation; a second one will stand beside it." if single else ""
+    return questions_table(rows, titles, more)
+
+
+def questions_table(rows: Sequence[Row], titles: Sequence[str], sentence: str) -> str:
+    """Return the table's place and its data, which `questions.js` draws.
+
+    Args:
+        titles: of the columns of answers.
+    """
+    return (
+        f'<p>{html.escape(sentence)} <span id="questions-matching"></span></p><div id="questions-filters" '
+        f'class="filters"></div><div id="questions"></div><script id="questions-data" type="application/json">'
+        f'{as_data(list(rows))}</script><script id="questions-titles" type="application/json">'
+        f"{as_data(list(titles))}</script>"
+    )
 
 
 def headline(run: Run) -> list[str]:
     points = held_out(run.rows)
     if not points:
-        return ["No validation was logged: there is no held-out success to show."]
+        return ["No validation was made: there is no held-out success to show."]
     if len(points) == 1:
         return [f"Held-out success at step {points[0].step}: {points[0]}. A second validation will show what changed."]
     said = [f"Held-out success: {points[0]} {points[0].when}, {points[-1]} {points[-1].when}."]
@@ -92,7 +134,7 @@ def dashboard(run: Run) -> str:
 
 def counted(run: Run, kept: int) -> str:
     if not run.trajectories:
-        return "This run saved no trajectories (rollout.trajectories_per_step)."
+        return "This run has saved no trajectories yet."
     return f"{kept} of {len(run.trajectories)} saved rollouts, spread over the steps."
 
 
@@ -109,13 +151,13 @@ def outcome(row: Row) -> str:
         return "lost"
     if row.get("set_aside"):
         return "set aside"
-    value = (row.get("score") or {}).get("value")
-    return "unjudged" if value is None else ("right" if value == 1 else "wrong")
+    right = solved(row)
+    return "unjudged" if right is None else ("right" if right else "wrong")
 
 
 def browser_row(row: Row) -> Row:
     """Return the fields of a trajectory that the browser needs, under short names."""
-    score, messages = row.get("score") or {}, row.get("messages") or []
+    score = row.get("score") or {}
     names = ("task_id", "kind", "skills", "lost", "unshaped", "set_aside", "reward", "advantage", "stop_reason")
     names += ("num_turns", "chains", "first_prompt_tokens", "sampled_tokens", "response_tokens")
     names += ("prefix_break", "dropped_turns")
@@ -123,9 +165,11 @@ def browser_row(row: Row) -> Row:
         "step": row.get("train_step"),
         "split": "held-out" if row.get("validate") else "train",
         "outcome": outcome(row),
+        "right": solved(row),
         "verdict": score.get("reason"),
-        **{name: row.get(name) for name in (*names, "error", "reward_parts", "reward_error")},
-        "messages": [_message(message) for message in messages if isinstance(message, dict)],
+        **{name: row.get(name) for name in (*names, "error", "reward_parts", "reward_error", "comparison")},
+        "question": question(row),
+        "messages": [_message(message) for message in messages(row)],
     }
 
 
@@ -144,14 +188,12 @@ def as_data(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _figure(figure: Figure, number: int) -> str:
+def draw_figure(figure: Figure, number: int) -> str:
     title, note = html.escape(figure.title), html.escape(figure.note)
-    if not figure.lines:
-        return f"<figure><figcaption>{title}</figcaption><p class=none>{figure.empty}</p></figure>"
     steps = sorted({step for line in figure.lines.values() for step, _ in line})
     values = [dict(line) for line in figure.lines.values()]
     rows = [(str(step), *(_number(line.get(step)) for line in values)) for step in steps]
-    table = _table([("step", *figure.lines)], rows)
+    table = draw_table([("step", *figure.lines)], rows)
     return (
         f"<figure><figcaption>{title}</figcaption>{svg(figure, number)}<p>{note}</p>"
         f"<details><summary>numbers</summary>{table}</details></figure>"
@@ -166,7 +208,7 @@ def _paragraphs(texts: Sequence[str]) -> str:
     return "".join(f"<p>{html.escape(text)}</p>" for text in texts)
 
 
-def _table(head: Sequence[Sequence[str]], rows: Sequence[Sequence[str]]) -> str:
+def draw_table(head: Sequence[Sequence[str]], rows: Sequence[Sequence[str]]) -> str:
     if not rows:
         return ""
     first = "".join(f"<th>{html.escape(cell)}</th>" for cell in head[0])

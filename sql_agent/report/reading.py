@@ -17,7 +17,9 @@ from pydantic import ValidationError
 
 from core.json_text import parse_json
 from core.stats import wilson_interval
+from dbbench_adapter.datatypes import Score
 from sql_agent.config import TrainConfig, load_config
+from sql_agent.datatypes import success_of
 
 Row = dict[str, Any]
 State = Literal["running", "finished", "stopped"]
@@ -37,7 +39,7 @@ class HeldOut:
 
     @property
     def when(self) -> str:
-        return f"after {self.step} steps" if self.step else "before"
+        return f"after {self.step} step{'s' * (self.step != 1)}" if self.step else "before"
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -51,13 +53,13 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Change:
-    """Compares the same held-out tasks at the first and at the last validation."""
+    """Compares the results of the same held-out tasks at two validations, of one run or of two."""
 
     tasks: int
     gained: int
-    """Tasks solved only at the last validation."""
+    """Tasks solved only at the second one."""
     lost: int
-    """Tasks solved only at the first validation."""
+    """Tasks solved only at the first one."""
 
     @property
     def p_value(self) -> float:
@@ -66,12 +68,13 @@ class Change:
         tail = sum(comb(n, k) for k in range(min(self.gained, self.lost) + 1))
         return min(1.0, 2 * tail / 2**n)
 
-    def __str__(self) -> str:
+    @property
+    def clarity(self) -> str:
         clear = "clear" if self.p_value < 0.05 else "not clear"
-        return (
-            f"{self.gained} of {self.tasks} tasks solved anew, {self.lost} no longer: "
-            f"{clear} (McNemar's exact test, p = {self.p_value:.2g})"
-        )
+        return f"{clear} (McNemar's exact test, p = {self.p_value:.2g})"
+
+    def __str__(self) -> str:
+        return f"{self.gained} of {self.tasks} tasks solved anew, {self.lost} no longer: {self.clarity}"
 
 
 @dataclass(frozen=True)
@@ -196,16 +199,22 @@ def held_out(rows: Sequence[Row]) -> list[HeldOut]:
     return found
 
 
+def solved(row: Row) -> bool | None:
+    """Return whether a trajectory's task is solved; None if nobody can tell, as of a lost rollout."""
+    score = row.get("score") or {}
+    success = success_of(Score(score.get("value"), score.get("reason") or "", score.get("parts") or {}))
+    return None if success is None else success == 1
+
+
 def change(trajectories: Sequence[Row]) -> Change | None:
     """Return the change of the held-out tasks from the first validation to the last; None if there are not two."""
-    solved: dict[int, dict[str, bool]] = {}
+    results: dict[int, dict[str, bool]] = {}
     for row in trajectories:
-        value = (row.get("score") or {}).get("value")
-        if row.get("validate") and value is not None:
-            solved.setdefault(row["train_step"], {})[row["task_id"]] = value == 1
-    if len(solved) < 2:
+        if row.get("validate") and (right := solved(row)) is not None:
+            results.setdefault(row["train_step"], {})[row["task_id"]] = right
+    if len(results) < 2:
         return None
-    before, after = solved[min(solved)], solved[max(solved)]
+    before, after = results[min(results)], results[max(results)]
     pairs = [(before[task], after[task]) for task in before if task in after]
     return Change(len(pairs), sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)) if pairs else None
 

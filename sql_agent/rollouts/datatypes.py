@@ -8,7 +8,7 @@ this is instant.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from dbbench_adapter.datatypes import Score
@@ -86,7 +86,8 @@ class RolloutOutcome:
         return self.scorer.failure if self.scorer else None
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        """Return the text for the span, without what the judge compared, because no span holds a solution."""
+        return json.dumps(asdict(replace(self, record=replace(self.record, comparison=None))))
 
     @staticmethod
     def from_json(text: str) -> RolloutOutcome:
@@ -111,6 +112,8 @@ class RolloutResult:
     """For each turn of the trajectory, the number of response tokens up to its end; () if its turns belong to several
     conversations."""
     outcome: RolloutOutcome | None = None
+    comparison: dict[str, Any] | None = None
+    """What the judge compared (`sql_agent.comparison.Comparison`), None if it does not say."""
     lost: str | None = None
     """Why it has no reward; None for a judged one."""
     unused_turns: dict[str, int] = field(default_factory=dict)

@@ -75,7 +75,7 @@ def trajectory_line(result: RolloutResult, step: int, *, validate: bool) -> dict
             "dropped_turns": row.dropped_turns,
         }
     if outcome := result.outcome:
-        line |= {"reward": result.reward, **outcome.record.to_dict()}
+        line |= {"reward": result.reward, **outcome.record.to_dict(), "comparison": result.comparison}
         line |= {"reward_model": asdict(outcome.scorer)} if outcome.scorer else {}
         given = outcome.reward
         line |= {"reward_parts": given.parts} if given.terms or given.lacking else {}

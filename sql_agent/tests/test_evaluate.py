@@ -80,6 +80,7 @@ def test_each_task_is_sampled_as_often_as_asked_and_the_solved_ones_can_be_writt
     options = ["--samples", "3", "--temperature", "1", "--solved-tasks", str(solved)]
     rows = evaluate([CHEAPEST, SET_PRICE, unsolved], *options, script=script)
     assert Counter(row["task_id"] for row in rows) == {"t-0": 3, "t-1": 3, "t-9": 3}
+    assert [row["comparison"]["expected"]["rows"] for row in rows if row["task_id"] == "t-9"] == [[["Fig"]]] * 3
     assert load_tasks(solved) == [CHEAPEST, SET_PRICE]
     printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "pass@3, solved in at least one rollout: 2 of 3 tasks" in printed

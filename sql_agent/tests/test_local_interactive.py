@@ -356,6 +356,30 @@ def test_an_answer_in_words_is_shown_once_and_a_wrong_one_named(tokenizer):
     assert "judge: wrong (wrong_answer)  2 replies" in text
 
 
+def test_after_a_wrong_answer_it_stands_why(tokenizer, bench, tmp_path):
+    with closing(sqlite3.connect(tmp_path / "shop.sqlite")) as connection:
+        connection.executescript("CREATE TABLE t (a INT); INSERT INTO t VALUES (1), (2);")
+    question = Question("q-0", "Which?", "shop", "SELECT a FROM t ORDER BY a")
+    made = make_environment(EnvironmentSettings("text2sql", database=tmp_path / "shop.sqlite"))
+    with made as environment:
+        said = {
+            sql: shown(tokenizer, Tasks(environment, [question]), question, called("submit_sql", sql=sql)).splitlines()
+            for sql in ("SELECT a FROM t WHERE a = 2", "SELECT b FROM t", "SELECT a FROM t")
+        }
+        typed = shown(
+            tokenizer, (subject := Tasks(environment, [])), subject.own("Why?"), called("submit_sql", sql="?")
+        )
+    reference = ["  expected 2 rows: [1], [2], in this order", "  reference: SELECT a FROM t ORDER BY a"]
+    wrong, failed, right = said.values()
+    assert wrong[-4].startswith("judge: wrong (wrong_result)")
+    assert wrong[-3:] == [reference[0], "  got 1 row: [2]", reference[1]]
+    assert failed[-3:] == ["  no such column: b", *reference]
+    assert right[-1].startswith("judge: correct") and typed.splitlines()[-1].startswith("no judge")
+    task = TASKS[0]
+    text = shown(tokenizer, OneDatabase(bench, TASKS, task), task, COMMIT)
+    assert "  the agent alone leaves " in text and f"  reference: {task.gold.sql}" in text
+
+
 def test_the_statement_of_a_text_protocol_stands_by_itself(tokenizer):
     with DbBench("strict", "text") as entered:
         subject = OneDatabase(entered, TASKS, TASKS[0])

@@ -116,6 +116,15 @@ def test_rows_answer_the_prompts_one_to_one_and_only_sampled_ids_are_trained(pla
     assert (metrics["rollout/turns"], metrics["prefix/broken_frac"]) == (2.0, 0.0)
 
 
+def test_a_trajectory_says_what_the_judge_compared(play, tmp_path):
+    task = next(task for task in KNOWN if not task.changes_state)
+    play([task])
+    (file,) = (tmp_path / "trajectories").iterdir()
+    compared = json.loads(file.read_text().splitlines()[0])["comparison"]
+    assert (compared["submitted"], compared["reference"]) == (task.gold.sql, task.gold.sql)
+    assert compared["expected"]["count"] == len(task.gold.rows or ())
+
+
 def test_lost_rollouts_are_masked_and_counted_by_reason(play):
     batch, metrics = play([KNOWN[0], UNKNOWN])
     assert batch.batch["response_mask"].sum(dim=1).bool().tolist() == [True, True, False, False]

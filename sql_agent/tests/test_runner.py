@@ -24,6 +24,7 @@ from sql_agent.environments.dbbench import DbBench
 from sql_agent.environments.rows import RowTask
 from sql_agent.lightning import runner
 from sql_agent.lightning.runner import TRAINER_WORKER, ConcurrentRunner, PassiveTracer, SqlLitAgent
+from sql_agent.lightning.store import PatientStore
 from sql_agent.model_address.request_guard import RunRequestGuard
 from sql_agent.rollouts.datatypes import RolloutOutcome
 from sql_agent.rollouts.stitch import OUTCOME, read_outcome, read_turns, stitch
@@ -102,13 +103,18 @@ async def test_every_rollout_ends_with_its_turns_and_its_reward(store_url):
         assert (row.num_turns, row.prefix_break) == (2, None)
 
 
-async def test_gold_stands_in_no_span(store_url):
+async def test_gold_stands_in_no_span_but_beside_the_attempt_for_the_trajectory(store_url):
     secret = "5ecret-go1d"
-    task = TASKS[0].from_dict(TASKS[0].to_dict() | {"gold": {**TASKS[0].to_dict()["gold"], "answers": [secret]}})
+    gold = {**TASKS[0].to_dict()["gold"], "answers": [secret], "rows": None}
+    task = TASKS[0].from_dict(TASKS[0].to_dict() | {"gold": gold, "kind": "other"})
     with oracle.serve(oracle.app(oracle.recite([{"role": "assistant", "content": "I do not know."}]))) as base_url:
         async with running(store_url) as (_, store):
-            ((_, spans),) = await play(store, base_url, [task])
+            ((rollout, spans),) = await play(store, base_url, [task])
+        patient = PatientStore(store_url)
+        compared = await patient.read_comparison(rollout.rollout_id)
+        await patient.close()
     assert read_outcome(spans) is not None
+    assert compared is not None and compared["expected"] == {"rows": [[secret]], "count": 1}
     assert all(secret not in span.model_dump_json() for span in spans)
 
 

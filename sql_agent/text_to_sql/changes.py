@@ -19,7 +19,9 @@ from dbbench_adapter.backends.sqlite.copy_on_write import (
     CopyOnWrite,
 )
 from dbbench_adapter.backends.sqlite.sandbox import Guard, virtual_tables
+from dbbench_adapter.datatypes import Row, Rows
 from dbbench_adapter.judges.strict import same_content
+from sql_agent.comparison import only_in
 from sql_agent.text_to_sql.sandbox import TOO_LONG, UserDatabase
 
 CHANGE_REFUSAL = (
@@ -79,6 +81,15 @@ class ChangeableDatabase(UserDatabase):
         if self._view.full() or getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
             return TOO_LARGE
         return super()._error_text(error)
+
+
+def left_by_one(expected: Changes, given: Changes) -> tuple[list[Row], list[Row]]:
+    """Return the rows that only `expected` leaves behind, and those that only `given` does, each after its table."""
+    theirs, ours = dict[str, Rows](), dict[str, Rows]()
+    for table in sorted(expected.keys() | given.keys()):
+        wanted, done = expected.get(table, _UNCHANGED), given.get(table, _UNCHANGED)
+        theirs[table], ours[table] = wanted.added + done.removed, done.added + wanted.removed
+    return only_in(theirs, ours), only_in(ours, theirs)
 
 
 def same_state(given: Changes, expected: Changes) -> bool:

@@ -8,24 +8,25 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from dbbench_adapter.backends import Result
+from dbbench_adapter.backends import BackendUnavailable, Result
 from dbbench_adapter.backends.sqlite.copy_on_write import Changes
-from dbbench_adapter.datatypes import Rows, Score
+from dbbench_adapter.datatypes import Row, Rows, Score
 from dbbench_adapter.protocols import Message
+from sql_agent.comparison import Comparison, Excerpt
 from sql_agent.datatypes import AgentConfig, DataConfig, EnvironmentSettings
 from sql_agent.environments.base import Environment, LeftOut, Split, digest
-from sql_agent.text_to_sql.changes import ChangeableDatabase, same_state
+from sql_agent.text_to_sql.changes import ChangeableDatabase, left_by_one, same_state
 from sql_agent.text_to_sql.databases import Databases, open_databases
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.episode import MAX_ROUNDS, RULES, TOOL_NAMES, TOOLS, TextToSqlEpisode, messages, solution
-from sql_agent.text_to_sql.judges import EXECUTION_JUDGES, ExecutionJudge, as_run, same_result
+from sql_agent.text_to_sql.judges import EXECUTION_JUDGES, ExecutionJudge, as_run, order_counts, same_result
 from sql_agent.text_to_sql.load import named_in, read_questions, split_questions, statements
 from sql_agent.text_to_sql.sandbox import MAX_RESULT_ROWS
 from sql_agent.text_to_sql.schema import Rendered, lengths, render
@@ -123,11 +124,12 @@ class TextToSql(Environment):
             checked before a run.
         """
         if isinstance(episode.database, ChangeableDatabase):
-            return self._judge_changes(episode.question, episode.database.changes())
+            episode.changes = episode.database.changes()
+            return self._judge_changes(episode.question, episode.changes)
         if episode.submitted is None:
             return Score(0.0, "no_answer")
         question = episode.question
-        given = self._run(question.db_id, as_run(self._judge, episode.submitted))
+        episode.result = given = self._run(question.db_id, as_run(self._judge, episode.submitted))
         if given.error is not None:
             return Score(0.0, "sql_error")
         if len(given.rows or ()) > MAX_RESULT_ROWS:
@@ -137,6 +139,33 @@ class TextToSql(Environment):
             return Score(None, "reference_failed")
         right = same_result(self._judge, given.rows or (), expected, question.query, self.databases.dialect)
         return Score(1.0, "match") if right else Score(0.0, "wrong_result")
+
+    def comparison(self, episode: TextToSqlEpisode) -> Comparison:
+        """Return what was compared; a reference whose rows the judge did not need is run here, once for all rollouts.
+
+        Of a submitted query that failed, or of a missing one, there are no rows.
+        """
+        question, result = episode.question, episode.result
+        expected, returned = self._compared_rows(episode)
+        return Comparison(
+            submitted=episode.submitted,
+            reference=question.query,
+            expected=None if expected is None else Excerpt.of(expected),
+            returned=None if returned is None else Excerpt.of(returned),
+            error=result.error if result else None,
+            ordered=not question.changes and order_counts(self._judge, question.query, self.databases.dialect),
+            state=question.changes,
+        )
+
+    def _compared_rows(self, episode: TextToSqlEpisode) -> tuple[Sequence[Row] | None, Sequence[Row] | None]:
+        """Return expected and returned rows; None where there are none."""
+        question, result = episode.question, episode.result
+        with suppress(BackendUnavailable):
+            if not question.changes:
+                return self.expected(question), result.rows if result else None
+            if (expected := self.expected_changes(question)) is not None and episode.changes is not None:
+                return left_by_one(expected, episode.changes)
+        return None, None
 
     def _judge_changes(self, question: Question, given: Changes) -> Score:
         expected = self.expected_changes(question)

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from dbbench_adapter.backends import Result
+from dbbench_adapter.backends.sqlite.copy_on_write import Changes
 from dbbench_adapter.backends.sqlite.read_only import json_cell
 from dbbench_adapter.protocols import Message, Status
 from sql_agent.environments.episode import tool
@@ -106,6 +107,10 @@ class TextToSqlEpisode:
         self.malformed_calls = 0
         self.status: Status = "running"
         self.submitted: str | None = None
+        self.result: Result | None = None
+        """What the database said about `submitted`; of a query after the judge has run it."""
+        self.changes: Changes | None = None
+        """What the episode has changed, after it was judged."""
 
     @property
     def done(self) -> bool:
@@ -128,7 +133,8 @@ class TextToSqlEpisode:
             self.database.statement_timeout_s = self._submission_timeout_s
         elif self.question.query is not None or self.question.answer:
             return ""
-        return format_result(self.database.run(sql))  # of a typed question a person reads the rows
+        self.result = self.database.run(sql)
+        return format_result(self.result)  # of a typed question a person reads the rows
 
     def without_call(self, reply: str) -> list[Message]:
         """End the episode without an answer, since the reply has no call."""

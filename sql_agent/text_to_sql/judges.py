@@ -47,11 +47,17 @@ def same_result(
     """
     if judge == "bird":
         return set(given) == set(expected)
+    ordered = order_counts(judge, reference, dialect)
     if judge == "spider":
-        ordered = "order by" in (reference or "").lower()
         return _same_but_for_columns(given, expected, ordered=ordered)
-    ordered = reference is not None and orders_rows(reference, dialect)
     return same_rows(_plain(given), _plain(expected), ordered=ordered)
+
+
+def order_counts(judge: ExecutionJudge, reference: str | None, dialect: str = "sqlite") -> bool:
+    """Return whether the judge compares the order of rows too; for `bird` and without a reference it never does."""
+    if judge == "bird" or reference is None:
+        return False
+    return "order by" in reference.lower() if judge == "spider" else orders_rows(reference, dialect)
 
 
 def _plain(rows: Rows) -> Rows:

@@ -1,0 +1,148 @@
+"""Compares two runs: their curves in one figure, the held-out tasks that both measured, the settings that differ."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sql_agent.report.figures import Figure, series
+from sql_agent.report.page import draw_figure, draw_table, filled, questions_table
+from sql_agent.report.questions import Answers, question, side_by_side, validations
+from sql_agent.report.reading import Change, Run, held_out, solved
+
+OF_THE_FOLDER = ("run_dir",)
+"""Settings that differ in any two runs."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Holds two runs, under names that tell them apart."""
+
+    first: Run
+    second: Run
+
+    @property
+    def names(self) -> tuple[str, str]:
+        names = self.first.folder.name, self.second.folder.name
+        return names if names[0] != names[1] else (str(self.first.folder), str(self.second.folder))
+
+    @property
+    def named(self) -> list[tuple[str, Run]]:
+        return [*zip(self.names, (self.first, self.second), strict=True)]
+
+
+def same_tasks(first: Answers, second: Answers) -> tuple[Answers, Answers]:
+    """Return the trajectories of the tasks that both validations played: equal in id and in question."""
+    same = [task for task in first if task in second and question(first[task]) == question(second[task])]
+    return {task: first[task] for task in same}, {task: second[task] for task in same}
+
+
+def change_between(first: Answers, second: Answers) -> Change | None:
+    """Return how the second run's results differ from the first's, of tasks with two verdicts; None without any."""
+    results = [(solved(first[task]), solved(second[task])) for task in first]
+    judged = [pair for pair in results if None not in pair]
+    return Change(len(judged), judged.count((False, True)), judged.count((True, False))) if judged else None
+
+
+def settings_that_differ(pair: Pair) -> list[tuple[str, str, str]]:
+    """Return name and both values of each setting that differs; the config itself masks passwords."""
+    first, second = (_flat(run.config.model_dump(mode="json")) for run in (pair.first, pair.second))
+    names = [name for name in first | second if name not in OF_THE_FOLDER and first.get(name) != second.get(name)]
+    return [(name, _shown(first.get(name)), _shown(second.get(name))) for name in names]
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= _flat(value, f"{before}{name}.") if isinstance(value, dict) and value else {before + name: value}
+    return found
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def summary(pair: Pair) -> list[tuple[str, str]]:
+    """Return the lines to print, as label and text."""
+    lines = []
+    for name, run in pair.named:
+        points = held_out(run.rows)
+        said = [f"{point} {point.when}" for point in [*points[:1], *points[1:][-1:]]]
+        lines.append((name, "held-out success " + ", ".join(said) if said else "no validation was made"))
+    return [*lines, ("between them", between(pair)), ("settings", _settings_line(pair))]
+
+
+def between(pair: Pair) -> str:
+    """Return the sentence about the held-out tasks that both runs measured."""
+    last = [validations(run.trajectories)[-1:] for run in (pair.first, pair.second)]
+    if not all(last):
+        return "at least one of the runs has saved no validation, so no task can be compared"
+    first, second = (found[0] for found in last)
+    same = same_tasks(first, second)
+    counted = f"{len(same[0])} held-out tasks are the same in both (of {len(first)} and {len(second)})"
+    found = change_between(*same)
+    if found is None:
+        return f"{counted}; none of them was judged in both, so nothing can be compared"
+    first_name, second_name = pair.names
+    return (
+        f"{counted}; of the {found.tasks} judged in both, {second_name} alone solved {found.gained} and {first_name} "
+        f"alone {found.lost}: {found.clarity}"
+    )
+
+
+def _settings_line(pair: Pair) -> str:
+    names = [name for name, _, _ in settings_that_differ(pair)]
+    return f"these differ: {', '.join(names)}" if names else "none differs"
+
+
+def render(pair: Pair) -> str:
+    """Return the page."""
+    lines = summary(pair)
+    differ = draw_table([("setting", *pair.names)], settings_that_differ(pair))
+    return filled(
+        "compared.html",
+        {
+            "TITLE": html.escape(" and ".join(pair.names)),
+            "HEADLINE": "".join(f"<p>{html.escape(f'{name}: {text}')}</p>" for name, text in lines[:3]),
+            "FIGURES": "\n".join(draw_figure(each, number) for number, each in enumerate(_figures(pair))),
+            "QUESTIONS": _questions(pair),
+            "SETTINGS": differ or "<p>No setting differs.</p>",
+        },
+    )
+
+
+def _figures(pair: Pair) -> list[Figure]:
+    """Return the curves of both runs: held-out success, and the training reward."""
+    points = {name: held_out(run.rows) for name, run in pair.named}
+    success = {name: [(point.step, point.success) for point in found] for name, found in points.items() if found}
+    reward = {name: line for name, run in pair.named for line in series(run.rows, {name: "reward/mean"}).values()}
+    figures = [
+        Figure(
+            "Held-out success, greedy",
+            success,
+            intervals={name: [point.interval for point in found] for name, found in points.items()},
+            note="Bars are Wilson's 95 % intervals.",
+        ),
+        Figure("Reward of training tasks", reward),
+    ]
+    return [figure for figure in figures if figure.lines]
+
+
+def _questions(pair: Pair) -> str:
+    """Return the table of the tasks that both runs measured, at the last validation of each."""
+    last = [validations(run.trajectories)[-1:] for _, run in pair.named]
+    if not all(last):
+        return questions_table([], [], "There is no task to compare.")
+    first, second = pair.names
+    words = {
+        "solved anew": f"{second} alone",
+        "no longer solved": f"{first} alone",
+        "still wrong": "neither",
+        "right both times": "both",
+    }
+    rows = side_by_side(*same_tasks(*(found[0] for found in last)))
+    rows = [row | {"result": words.get(row["result"], row["result"])} for row in rows]
+    return questions_table(rows, pair.names, "The last validation of each run; the last column says which was right.")

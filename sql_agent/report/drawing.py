@@ -1,0 +1,100 @@
+"""Draws a figure of the report as SVG. Leaves out which figures there are (`figures`) and the page (`page`)."""
+
+from __future__ import annotations
+
+import io
+import re
+import textwrap
+from typing import Any
+
+from sql_agent.report.figures import Figure
+
+LABEL_CHARS = 30
+"""Characters of a line of text beside a bar."""
+MARKED_POINTS = 30
+"""A line of fewer points shows each one."""
+
+
+def svg(figure: Figure, number: int) -> str:
+    """Return the figure as an SVG element, with real text in the page's colour and ids that no other figure has.
+
+    Where everything was logged at one and the same step, as in a run of one step, there are bars and not lines.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    steps = {step for line in figure.lines.values() for step, _ in line}
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": f"figure-{number}", "font.size": 9}):
+        drawn, axes = plt.subplots(figsize=(5.4, 2.8), layout="constrained")
+        if len(steps) == 1:
+            _draw_bars(axes, figure, steps.pop())
+        else:
+            _draw_lines(axes, figure)
+            drawn.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=8)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        out = io.StringIO()
+        drawn.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+        plt.close(drawn)
+    return _own_ids(out.getvalue()[out.getvalue().index("<svg") :], number)
+
+
+def _draw_lines(axes: Any, figure: Figure) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlabel("train step")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if figure.stacked:
+        steps = sorted({step for line in figure.lines.values() for step, _ in line})
+        heights = [[dict(line).get(step, 0.0) for step in steps] for line in figure.lines.values()]
+        axes.stackplot(steps, heights, labels=[_escape_dollars(label) for label in figure.lines], alpha=0.8)
+    else:
+        for label, line in figure.lines.items():
+            steps, values = zip(*line, strict=True)
+            shown = _escape_dollars(label)
+            if label in figure.intervals:
+                bars = [[v - low, high - v] for v, (low, high) in zip(values, figure.intervals[label], strict=True)]
+                axes.errorbar(steps, values, yerr=list(zip(*bars, strict=True)), fmt="o-", capsize=3, label=shown)
+            else:
+                marker = "o" if len(steps) == 1 else "." if len(steps) < MARKED_POINTS else None
+                axes.plot(steps, values, marker=marker, markersize=5, linewidth=1.2, label=shown)
+    if figure.limit is not None:
+        axes.axhline(figure.limit, linestyle="--", color="grey", linewidth=1)
+
+
+def _draw_bars(axes: Any, figure: Figure, step: int) -> None:
+    for place, (label, line) in enumerate(figure.lines.items()):
+        value = line[0][1]
+        axes.barh(place, value, height=0.6, alpha=0.8)
+        end = value
+        if label in figure.intervals:
+            low, end = figure.intervals[label][0]
+            axes.errorbar(value, place, xerr=[[value - low], [end - value]], color="grey", capsize=3)
+        axes.annotate(f"{value:.4g}", (end, place), xytext=(4, 0), textcoords="offset points", va="center")
+    axes.set_yticks(range(len(figure.lines)), [_beside_bar(label) for label in figure.lines])
+    axes.set_ylim(len(figure.lines) - 0.4, -0.6)  # the first one on top, bars of one height in a figure of one line
+    axes.margins(x=0.15)
+    axes.axvline(0, color="grey", linewidth=1)
+    if figure.limit is not None:
+        axes.axvline(figure.limit, linestyle="--", color="grey", linewidth=1)
+    axes.set_xlabel("before training" if step == 0 else f"at train step {step}")
+
+
+def _beside_bar(label: str) -> str:
+    return "\n".join(textwrap.wrap(_escape_dollars(label), LABEL_CHARS)[:2])
+
+
+def _escape_dollars(label: str) -> str:
+    """Escape dollar signs, which a user's skills and rewards may contain; matplotlib would read formulas."""
+    return label.replace("$", r"\$")
+
+
+def _own_ids(text: str, number: int) -> str:
+    """Make the ids unique within the page, and replace black by the colour of the page's text."""
+    text = re.sub(r'(id="|href="#|url\(#)', rf"\1f{number}-", text)
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)  # unused links to vocabularies
+    text = text.replace("stroke: #000000", "stroke: currentColor").replace("fill: #000000", "fill: currentColor")
+    text = re.sub(r"<text ", '<text fill="currentColor" ', text)
+    return re.sub(r' width="[^"]*pt" height="[^"]*pt"', "", text, count=1)
