@@ -129,6 +129,13 @@ PATCHES = (
         ("FSDPEngineWithLMHead.prepare_model_inputs",),
         "a state that a layer carries from token to token ends with its conversation",
     ),
+    Patch(
+        "trainer",
+        f"{_PLUGIN}micro_batch_progress:_report",
+        _ENGINE,
+        ("prepare_micro_batches", "FSDPEngine.forward_backward_batch"),
+        "the progress line counts the micro-batches of an update",
+    ),
     Patch("trainer", f"{_PLUGIN}lora:_seed", _ENGINE, ("FSDPEngine.initialize",), "the same adapter at each start"),
     Patch(
         "trainer",

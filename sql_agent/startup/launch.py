@@ -56,7 +56,8 @@ def make_algorithm(cfg: TrainConfig, checkpoint: Path | None, run_id: str, ray_d
     if files := own_files(cfg):
         start["own_files"] = files
     write_start(cfg.run_dir, start | {"started_at": time.time()}, resumed=checkpoint is not None)
-    return VerlGrpo(cfg, order, driver, Console(cfg).show)
+    done = 0 if checkpoint is None else step_of(checkpoint)
+    return VerlGrpo(cfg, order, driver, Console(cfg, run_id, done).show)
 
 
 def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str, Any]:
