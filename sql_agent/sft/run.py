@@ -6,19 +6,21 @@ Leaves out the loop (`sql_agent.sft.trainer`), what DPO shares (`sql_agent.sft.f
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from core.model_size import count_weights
 from core.outputs import failures_of_the_disk
+from core.printed_commands import python_command
 from core.training_run import TrainingError
 from dbbench_adapter.backends import open_backend
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.splits import draw_by_kind
 from dbbench_adapter.tasks.load import load_tasks
 from sql_agent.datatypes import DataConfig, EnvironmentSettings
+from sql_agent.learning_rates import learning_rate_hint
 from sql_agent.local.tasks import entered
 from sql_agent.sft.config import GENERATED, SftConfig
 from sql_agent.sft.data import (
@@ -61,6 +63,10 @@ def prepare(cfg: SftConfig, *, resume: bool, say: Say = print) -> Run:
         ValueError: something is wrong; the message says what to do.
     """
     start = check_start(cfg, RECORD, dropout=cfg.lora_dropout, resume=resume, say=say)
+    if "learning_rate" not in cfg.model_fields_set:
+        lora, weights = not start.trains_all_weights, count_weights(start.base)
+        if hint := learning_rate_hint(cfg.learning_rate, weights, method="sft", lora=lora):
+            say(hint)
     found = demonstrations(cfg)
     encoded = encode_all(start.tokenizer, found.kept, max_length=cfg.max_length) if found.kept else []
     describe_data(cfg, found, encoded, say)
@@ -91,26 +97,24 @@ def train(run: Run, say: Say = print) -> None:
 
 def next_commands(cfg: SftConfig, *, is_adapter: bool) -> list[str]:
     """Return the commands that talk with the model and train it further; the main job takes whole models."""
-    output = shlex.quote(str(cfg.output_dir))
-    model = f"--model_path {output}"
-    talk = f"python scripts/test_interactive.py {model}"
+    output = cfg.output_dir
+    model = ("--model_path", output)
+    talk = python_command("scripts/test_interactive.py", *model)
     if cfg.source == "gsm8k":
-        return [
-            talk,
-            f"python scripts/train_gsm8k_agent.py {model} --dataset {shlex.quote(cfg.data_name)}",
-        ]
+        return [talk, python_command("scripts/train_gsm8k_agent.py", *model, "--dataset", cfg.data_name)]
     if cfg.source == "environment":
         given = {"env": cfg.env, "database": cfg.database, "train-file": cfg.tasks}
-        rows = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None)
-        whole = shlex.quote(f"{cfg.output_dir}-merged") if is_adapter else output
+        rows = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
+        whole = f"{output}-merged" if is_adapter else output
+        merge = python_command("scripts.merge_policy", "--adapter", output, "--output", whole)
         return [
-            f"python scripts/train_local_grpo.py {model} {rows}",
-            *([f"python -m scripts.merge_policy --adapter {output} --output {whole}"] if is_adapter else []),
-            f"python sql_agent/train_sql_agent.py --model {whole} {rows}",
+            python_command("scripts/train_local_grpo.py", *model, *rows),
+            *([merge] if is_adapter else []),
+            python_command("sql_agent/train_sql_agent.py", "--model", whole, *rows),
         ]
-    how = "" if cfg.protocol == "fc" else f" --protocol {cfg.protocol}"
-    train = f"python -m scripts.run_dbbench_greedy_grpo {model}"
-    return [talk, train + how] if cfg.source == "dbbench" else [talk]
+    how = () if cfg.protocol == "fc" else ("--protocol", cfg.protocol)
+    train = python_command("scripts.run_dbbench_greedy_grpo", *model, *how)
+    return [talk, train] if cfg.source == "dbbench" else [talk]
 
 
 # Data -----------------------------------------------------------------------------------------------------------------

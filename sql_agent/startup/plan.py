@@ -5,22 +5,25 @@ Leaves out memory that depends on the rows (activations, logits) and on vLLM; do
 
 from __future__ import annotations
 
-import math
 import statistics
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
+from core.disk_space import DiskNeed, describe_disk, disk_warning, folder_bytes
+from core.model_size import count_weights
 from sql_agent.config import TrainConfig
 from sql_agent.environments.base import Environment, Split, make_environment
+from sql_agent.learning_rates import usual_learning_rate
 from sql_agent.model_check import template_of_run
 from sql_agent.startup.data import PromptTokenizer, describe_kinds, drawn, fitting
 from sql_agent.startup.preflight import protocol_of
+from sql_agent.startup.time_left import times_due
 
 TRAINED_BYTES = 16
 """Bytes of a trained weight in memory: the weight, its gradient and AdamW's two moments, each in float32."""
 SAVED_BYTES = 12
 """Bytes of a trained weight in verl's checkpoint: the weight and AdamW's two moments."""
+TOKEN_BYTES = 4
+"""Characters of a token in a trajectory's line, about."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ def describe_plan(cfg: TrainConfig, *, cpu: bool) -> list[str]:
     if not make_environment(cfg.environment).prepared:
         lines = ["tasks and prompts: not known before the run has made its database"]
     elif cfg.model is not None and (cfg.model / "tokenizer.json").is_file():
-        tasks, weights = choose_tasks(cfg), _count_weights(cfg.model)
+        tasks, weights = choose_tasks(cfg), count_weights(cfg.model)
         lines = tasks.describe() + _prompts(cfg, tasks)
     group, batch = cfg.rollout.group_size, cfg.data.train_batch_size
     updates = batch // (cfg.optim.mini_batch_size or batch)
@@ -74,7 +77,10 @@ def describe_plan(cfg: TrainConfig, *, cpu: bool) -> list[str]:
     every = f"every {cfg.trainer.val_every} steps and at the end" if cfg.trainer.val_every else "never"
     lines.append(f"validation: {every}{', and before' if cfg.trainer.val_before_train else ''}")
     if weights is not None:
-        lines += _sizes(cfg, weights)
+        lines += [describe_learning_rate(cfg, weights), *_sizes(cfg, weights)]
+        lines.append(describe_disk(cfg.run_dir, disk_need(cfg, weights)))
+        if warning := check_disk(cfg, weights):
+            lines.append(warning)
     lines.append(
         f"written to {cfg.run_dir}: config.yaml, run.json, metrics.jsonl, trajectories/, checkpoints/, logs/, data/"
     )
@@ -106,14 +112,40 @@ def _sizes(cfg: TrainConfig, weights: int) -> list[str]:
     ]
 
 
-def _count_weights(model: Path) -> int | None:
-    """Return the number of weights in a folder; None if it has no safetensors."""
-    from safetensors import safe_open
+def describe_learning_rate(cfg: TrainConfig, weights: int | None) -> str:
+    rate = usual_learning_rate(weights, method="grpo", lora=cfg.lora.rank > 0)
+    if cfg.optim.learning_rate is not None:
+        return f"learning rate: {cfg.optim.learning_rate:g}, as given (a model of this size takes about {rate:g})"
+    of = f"of {weights:,} weights" if weights else "of unknown size"
+    return f"learning rate: {rate:g}, for {'an adapter of a model' if cfg.lora.rank else 'a model'} {of}"
 
-    def numbers(file: Path) -> int:
-        with safe_open(file, framework="numpy") as tensors:
-            shapes: list[Any] = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
-        return sum(math.prod(shape) for shape in shapes)
 
-    files = sorted(model.glob("*.safetensors"))
-    return sum(map(numbers, files)) if files else None
+def disk_need(cfg: TrainConfig, weights: int) -> DiskNeed:
+    """Return what the run directory will hold.
+
+    verl writes its shards in float32 (`SAVED_BYTES`), and beside them the whole model in float32, which vLLM serves. Of
+    a LoRA run the optimiser's moments are those of the adapter, a few percent.
+    """
+    saved = (4 if cfg.lora.rank else SAVED_BYTES) + 4
+    checkpoint = saved * weights if cfg.trainer.save_every else 0
+    validations = times_due(cfg.trainer.val_every, 0, cfg.trainer.steps) + cfg.trainer.val_before_train
+    lines = cfg.trainer.steps * cfg.rollout.trajectories_per_step + validations * cfg.data.val_limit
+    tokens = cfg.data.max_prompt_tokens + cfg.data.max_response_tokens
+    there = folder_bytes(cfg.run_dir / "checkpoints") if cfg.trainer.resume == "auto" else 0
+    at_once = cfg.trainer.keep_checkpoints + 1 if checkpoint else 0
+    return DiskNeed(checkpoint, at_once, TOKEN_BYTES * tokens * lines, min(there, (at_once - 1) * checkpoint))
+
+
+def check_disk(cfg: TrainConfig, weights: int | None) -> str | None:
+    """Return a warning if the run may fill the disk; None if not, or if the model's size is not known.
+
+    Raises:
+        OutputError: not even one checkpoint fits.
+    """
+    if weights is None:
+        return None
+    remedy = (
+        "keep fewer (--set trainer.keep_checkpoints=1), save none (trainer.save_every=0), or train an adapter "
+        "(lora.rank=16), whose checkpoints are half as large"
+    )
+    return disk_warning(cfg.run_dir, disk_need(cfg, weights), remedy)

@@ -119,9 +119,9 @@ class Progress:
         seen = measured(self._rows)
         in_step, in_run = step_left(seen, phase, fraction), run_left(self._trainer, batch.step - 1, seen)
         if in_step is None or seen.step_s is None:
-            return _more(batch, self._clock()) if phase == "rollouts" else "; left: unknown before the first step ends"
+            return _more(batch, self._clock()) if phase == "rollouts" else "; left: not measured yet"
         run = "unknown" if in_run is None else in_words(in_run - seen.step_s + in_step)
-        return f"; left in the step {in_words(in_step)}, in the run {run}"
+        return f"; left: step {in_words(in_step)}, run {run}"
 
     def _validation_left(self, batch: Batch) -> str:
         seen = measured(self._rows)
@@ -130,7 +130,7 @@ class Progress:
             return _more(batch, self._clock())
         here = (1 - _share(batch)) * seen.validation_s
         run = "unknown" if after is None else in_words(after + here)
-        return f"; left in it {in_words(here)}, in the run {run}"
+        return f"; left: {in_words(here)}, run {run}"
 
 
 def _played(batch: Batch) -> str:
@@ -145,8 +145,8 @@ def _share(batch: Batch) -> float:
 def _more(batch: Batch, now_s: float) -> str:
     """Return when the rollouts end at their own speed, where nothing else was measured."""
     if (share := _share(batch)) < ENOUGH:
-        return "; left: unknown"
-    return f"; left of them about {in_words((now_s - batch.began_s) * (1 - share) / share)}, then unknown"
+        return "; left: not measured yet"
+    return f"; {in_words((now_s - batch.began_s) * (1 - share) / share)} more, then unknown"
 
 
 def _many(count: int, name: str) -> str:

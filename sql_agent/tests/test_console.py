@@ -58,7 +58,7 @@ STEP = "[T] step 1/3  reward 0.500  60.0 s (rollouts 9.0)  2 min left\n"
 
 @pytest.mark.parametrize(
     ("quiet_s", "between"),
-    [(30.0, ""), (0.0, f"{'':11}step 1/3: 0 of 16 rollouts; left: unknown\n" * 2)],
+    [(30.0, ""), (0.0, f"{'':11}step 1/3: 0 of 16 rollouts; left: not measured yet\n" * 2)],
     ids=["soon", "after_half_a_minute"],
 )
 def test_a_log_has_a_line_of_progress_only_where_nothing_else_was_printed(
@@ -72,6 +72,6 @@ def test_a_log_has_a_line_of_progress_only_where_nothing_else_was_printed(
 
 def test_a_terminal_has_one_line_that_is_erased_before_the_next(tmp_path, monkeypatch, capsys):
     out = printed(tmp_path, monkeypatch, capsys, terminal=True, quiet_s=0.0)
-    erase, live = "\r\x1b[K", "step 1/3: 0 of 16 rollouts; left: unkno"  # 39 of 40 columns
+    erase, live = "\r\x1b[K", "step 1/3: 0 of 16 rollouts; left: not m"  # 39 of 40 columns
     assert f"{AHEAD}{erase}{live}{erase}{live}{erase}{STEP}" in out
     assert out.endswith(erase)

@@ -54,11 +54,11 @@ def test_rollouts_say_how_many_are_done_and_lost_and_when_they_end_at_their_own_
     run = progress(clock=clock)
     assert run.now() is None
     run.take_rollouts(rollouts(0, 0, of=12, validate=True))
-    assert run.now() == "validation before training: 0 of 12 rollouts; left: unknown"
+    assert run.now() == "validation before training: 0 of 12 rollouts; left: not measured yet"
     clock.now = 10.0
     run.take_rollouts(rollouts(0, 4, of=12, lost=1, validate=True))
     assert run.now() == (  # a third took 10 s
-        "validation before training: 4 of 12 rollouts (1 lost); left of them about 20 s, then unknown"
+        "validation before training: 4 of 12 rollouts (1 lost); 20 s more, then unknown"
     )
 
 
@@ -66,12 +66,12 @@ def test_a_step_goes_through_its_phases():
     run = progress([VALIDATION, STEP], 1)
     run.take_rollouts(rollouts(2, 16))
     # half the rollouts: 25 + 10 + 30 + 10 s; then eight steps and two validations
-    assert run.now() == "step 2/10: 16 of 32 rollouts; left in the step 75 s, in the run 15 min"
+    assert run.now() == "step 2/10: 16 of 32 rollouts; left: step 75 s, run 15 min"
     run.take_micro_batches(MicroBatches(True, 2, 3, 4))
-    assert run.now() == "step 2/10: log-probs, 3 of 4 micro-batches; left in the step 42 s, in the run 15 min"
+    assert run.now() == "step 2/10: log-probs, 3 of 4 micro-batches; left: step 42 s, run 15 min"
     run.take_micro_batches(MicroBatches(False, 2, 1, 2))
     assert run.now() == (  # the worker's second update is the second of the two that this step makes
-        "step 2/10: update 2 of 2, 1 of 2 micro-batches; left in the step 18 s, in the run 14 min"
+        "step 2/10: update 2 of 2, 1 of 2 micro-batches; left: step 18 s, run 14 min"
     )
 
 
@@ -79,23 +79,23 @@ def test_updates_are_counted_from_the_beginning_of_the_step():
     run = progress([VALIDATION, STEP], 1)
     run.take_micro_batches(MicroBatches(False, 2, 5, 5))
     run.take_rollouts(rollouts(2, 32))
-    assert run.now() == "step 2/10: 32 of 32 rollouts; left in the step 50 s, in the run 15 min"
+    assert run.now() == "step 2/10: 32 of 32 rollouts; left: step 50 s, run 15 min"
     run.take_micro_batches(MicroBatches(False, 3, 0, 5))
-    assert run.now() == "step 2/10: update 1 of 2, 0 of 5 micro-batches; left in the step 40 s, in the run 15 min"
+    assert run.now() == "step 2/10: update 1 of 2, 0 of 5 micro-batches; left: step 40 s, run 15 min"
 
 
 def test_nothing_is_estimated_in_the_first_step_beyond_its_rollouts():
     run = progress([VALIDATION], 0)
     run.take_rollouts(rollouts(1, 32))
     run.take_micro_batches(MicroBatches(False, 1, 0, 1))
-    assert run.now() == "step 1/10: update 1 of 2, 0 of 1 micro-batch; left: unknown before the first step ends"
+    assert run.now() == "step 1/10: update 1 of 2, 0 of 1 micro-batch; left: not measured yet"
 
 
 def test_a_validation_between_steps_counts_what_comes_after_it():
     run = progress([VALIDATION, STEP], 4)
     run.take_rollouts(rollouts(5, 3, of=12, validate=True))
     assert run.now() == (  # 15 s here, then 5 x 100 + 20
-        "validation after step 5: 3 of 12 rollouts; left in it 15 s, in the run 9 min"
+        "validation after step 5: 3 of 12 rollouts; left: 15 s, run 9 min"
     )
     run.take_step(5, STEP | VALIDATION)
     assert run.now() is None
