@@ -43,6 +43,24 @@ def install_extra(name: str) -> str:
     return install_command("-r", str(ROOT / "pyproject.toml"), "--extra", name)
 
 
+EXTRAS = {"poml": "apo", "pymongo": "mongo", "swanlab": "swanlab"}
+"""The optional part of the project (pyproject.toml) that a package is in."""
+
+
+def remedy_of(package: str) -> str:
+    """Return the command that adds a package that is not there; a pinned one comes with `make setup`.
+
+    Args:
+        package: the name that is imported.
+    """
+    if package in EXTRAS:
+        return install_extra(EXTRAS[package])
+    ours = ROOT / ".venv" / "bin" / "python"
+    if ours.is_file() and Path(sys.prefix).resolve() != ours.parents[1].resolve():
+        return f"this is not the environment of `make setup`: start the command with {_line(str(ours))}"
+    return install_command(package)
+
+
 def _uv() -> str:
     """Return uv as a shell finds it; `make setup` installs it into one of two folders where it is missing."""
     folders = (ROOT / ".uv" / "bin" / "uv", Path.home() / ".local" / "bin" / "uv")

@@ -24,6 +24,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from core.printed_commands import python_command
+
 Process = Literal["driver", "trainer", "server", "own"]
 """Process in which a change has to be active: verl's driver, its training workers, its vLLM servers. `own`: every
 process that imports our module with the change (it derives a class or replaces a module)."""
@@ -400,6 +402,6 @@ def _missing(patch: Patch, name: str) -> PatchError:
         installed = "none"
     return PatchError(
         f"{patch.module}:{name} is not where {distribution} {' and '.join(VERSIONS[library])} had it ({installed} is "
-        f"installed), so {patch.by} cannot replace it: {patch.why}. `python -m scripts.doctor` says how to "
+        f"installed), so {patch.by} cannot replace it: {patch.why}. `{python_command('scripts.doctor')}` says how to "
         "install what is pinned; for another version adapt that code and sql_agent/upstream_patches.py"
     )

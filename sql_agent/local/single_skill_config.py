@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from core.passwords import BackendSpec, masked
+from core.printed_commands import python_command
 from core.settings import Settings, parse_yaml, read_settings
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
@@ -176,8 +177,9 @@ class ExperimentConfig(Settings):
     def _has_held_out_tasks(self) -> Self:
         if self.training_callback.evaluate_every and self.task.data and not self.task.held_out_data:
             raise ValueError(
-                "training_callback.evaluate_every needs task.held_out_data beside task.data (python -m "
-                "dbbench_adapter.splits cuts a file into parts that share no table); 0 evaluates nothing"
+                "training_callback.evaluate_every needs task.held_out_data beside task.data "
+                f"(`{python_command('dbbench_adapter.splits')}` cuts a file into parts that share no table); 0 "
+                "evaluates nothing"
             )
         return self
 

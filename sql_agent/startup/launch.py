@@ -20,7 +20,7 @@ from sql_agent.startup.preflight import UsageError
 from sql_agent.startup.resume import own_files, refuse_other_tasks
 from sql_agent.startup.run_dir import set_aside, write_start
 from sql_agent.verl_side.checkpoints import point_verl_at, step_of
-from sql_agent.verl_side.config import Files, compose, to_verl, worker_environment
+from sql_agent.verl_side.config import Files, compose, precision, to_verl, worker_environment
 
 
 def train(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) -> None:
@@ -52,6 +52,8 @@ def make_algorithm(cfg: TrainConfig, checkpoint: Path | None, run_id: str, ray_d
     with written(cfg.run_dir / "config.yaml") as part:
         part.write_text(dump_config(cfg))
     start: dict[str, Any] = {"run_id": run_id, "commit": commit, "device": "cpu" if cpu else "gpu", "argv": sys.argv}
+    assert cfg.model is not None
+    start["precision"] = precision(cfg, cfg.model, cpu=cpu)
     start["tasks"] = order.pop("tasks")  # by kind, in run.json
     if files := own_files(cfg):
         start["own_files"] = files
