@@ -21,19 +21,35 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any, NoReturn
 
 from core.disk_errors import OutputError, in_words
+from core.printed_commands import remedy_of
 
 INTERRUPTED = 130
 _interrupted = False
 
 
 def starting() -> None:
-    """Let Ctrl-C end the process at once until work begins (`interruptible`). There is nothing to clean up before that,
-    and an exception in the middle of an import would look like an error of the imported library."""
+    """Let Ctrl-C end the process at once until work begins (`interruptible`), and a package that is not there end it
+    with one line. There is nothing to clean up before that, and an exception in the middle of an import would look like
+    an error of the imported library."""
+    sys.excepthook = _end_with_line
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # a shell script may have it ignored
         signal.signal(signal.SIGINT, _leave)
+
+
+OURS = ("core", "dbbench_adapter", "examples", "reward_model", "scripts", "sql_agent")
+
+
+def _end_with_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print what a missing package is and how to add it; every other exception that nobody caught has its traceback."""
+    name = (getattr(error, "name", None) or "").split(".")[0]
+    if isinstance(error, ModuleNotFoundError) and name and name not in OURS:
+        print(f"error: the package {name} is not installed; {remedy_of(name)}", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 def _leave(*_: Any) -> None:

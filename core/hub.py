@@ -15,6 +15,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from core.json_text import parse_json
+from core.printed_commands import program_command, python_command
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 OWN_FOLDERS = ("models", "outputs", "runs")
@@ -25,7 +26,7 @@ WEIGHTS = ["*.safetensors", "pytorch_model*.bin"]
 BELOW = ["*/*"]
 """Subfolders hold checkpoints and copies for other software."""
 TRAIN = "give the output of reward_modeling.py or of reward_model.merge"
-MAKE = "make a small one with `.venv/bin/python -m scripts.make_tiny_policy`"
+MAKE = f"make a small one with `{python_command('scripts.make_tiny_policy')}`"
 
 _set_here = False
 """True if this process set HF_HUB_OFFLINE, and not the user."""
@@ -74,13 +75,12 @@ def model_folder(
     if folder is not None:
         return folder
     nowhere = f"{id} is no folder, and no model of that name is whole in the Hugging Face cache ({_cache()})"
-    by_hand = (
-        f"fetch it elsewhere with `.venv/bin/hf download {id}` and bring the folder that it prints, or {otherwise}"
-    )
+    download = program_command("hf", "download", id)
+    by_hand = f"fetch it elsewhere with `{download}` and bring the folder that it prints, or {otherwise}"
     if "/" not in id:
         raise ModelNotFoundError(f"{nowhere}; a model on the hub has an id of two parts, ORG/NAME; or {otherwise}")
     if not fetch:
-        raise ModelNotFoundError(f"{nowhere}; fetch it with `.venv/bin/hf download {id}`")
+        raise ModelNotFoundError(f"{nowhere}; fetch it with `{download}`")
     if _forbidden():
         raise ModelNotFoundError(f"{nowhere}, and HF_HUB_OFFLINE forbids to fetch it; unset that, {by_hand}")
     (say or _say)(f"{nowhere}: fetching it from {_endpoint()}")
@@ -142,7 +142,7 @@ def _fetch(id: str) -> Path:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
-    log_in = "`.venv/bin/hf auth login`"
+    log_in = f"`{program_command('hf', 'auth', 'login')}`"
     try:
         with _online():
             there = [file.rfilename for file in HfApi().model_info(id).siblings or ()]

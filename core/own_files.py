@@ -22,6 +22,8 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+from core.printed_commands import install_command
+
 
 class OwnFileError(ValueError):
     """Says that a user's own file does not fit; the message names the place and what to do there."""
@@ -147,7 +149,7 @@ def _import_failed(error: BaseException, source: Path | str) -> Exception:
     inside = [frame for frame in frames if frame.filename == str(source)] or frames
     at = f"{inside[-1].filename}:{inside[-1].lineno}" if inside else str(source)
     if isinstance(error, ModuleNotFoundError):
-        remedy = f"if {error.name} is a package, install it: uv pip install --python .venv/bin/python NAME"
+        remedy = f"if {error.name} is a package, install it: {install_command(str(error.name).split('.')[0])}"
     else:
         remedy = (
             "it is imported when the command starts, so what starts a training of its own belongs under if __name__ == "

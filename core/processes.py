@@ -64,12 +64,17 @@ def tell(process: subprocess.Popen[str], message: Any) -> None:
     process.stdin.flush()
 
 
+def run_folder(run_id: str) -> Path:
+    """Return the folder of a run's temporary files."""
+    return PLACES[0] / f"agentgrpo-{run_id}"
+
+
 @contextmanager
 def own_run() -> Iterator[tuple[str, Path]]:
     """Begin a run: yield its id, which all its processes inherit, and a folder for temporary files. At the end, end all
     of its processes and remove the folder."""
     run_id = uuid.uuid4().hex[:12]
-    folder, newborn = PLACES[0] / f"agentgrpo-{run_id}", PLACES[0] / f".agentgrpo-{run_id}"
+    folder, newborn = run_folder(run_id), PLACES[0] / f".agentgrpo-{run_id}"
     newborn.mkdir(mode=0o700)
     # unlike flock, such a lock is not inherited: it is released when this very process ends
     lock = os.open(newborn / LOCK, os.O_WRONLY | os.O_CREAT, 0o600)

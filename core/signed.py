@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from core.json_text import parse_json
+from core.printed_commands import python_command
 
 log = logging.getLogger(__name__)
 
@@ -192,7 +193,7 @@ def check_owner(folder: Path, *, run_dir: Path) -> None:
 
 
 def accept_command(run_dir: Path | str) -> str:
-    return f"python -m scripts.accept_run {shlex.quote(str(run_dir))}"
+    return python_command("scripts.accept_run", run_dir)
 
 
 def fault_of(folder: Path, record: Record, *, hashes: bool = True) -> str | None:

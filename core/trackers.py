@@ -8,6 +8,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from core.printed_commands import remedy_of
+
 logger = logging.getLogger(__name__)
 
 
@@ -20,7 +22,7 @@ def usable_trackers(wanted: Sequence[str], folder: Path) -> list[str]:
     usable = [name for name in wanted if importlib.util.find_spec(name) is not None]
     for name in wanted:
         if name not in usable:
-            logger.warning("%s is not installed; going on without it (doc/training.md#trackers: how to add it)", name)
+            logger.warning("%s is not installed; going on without it. To add it: %s", name, remedy_of(name))
     if not usable:
         return []
     defaults = {

@@ -16,6 +16,7 @@ import torch
 from transformers import TrainerCallback
 
 from core import signed
+from core.durations import left
 from core.json_text import parse_json
 from core.outputs import append_line, remove, written
 
@@ -53,10 +54,12 @@ class RunLog(TrainerCallback):
     def __init__(self, output_dir: Path, record: dict[str, Any]) -> None:
         self.output_dir, self.record = output_dir, record
         self.last_time, self.last_step = time.monotonic(), 0
+        self.first_time, self.first_step = self.last_time, 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Remove the rows after the checkpoint, whose steps will be repeated, and a row that a killed run cut off."""
         self.last_time, self.last_step = time.monotonic(), state.global_step
+        self.first_time, self.first_step = self.last_time, self.last_step
         if state.is_world_process_zero:
             path = self.output_dir / METRICS
             lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
@@ -74,7 +77,9 @@ class RunLog(TrainerCallback):
     def log(self, state: Any, metrics: Mapping[str, float], line: str) -> None:
         row = {"train_step": state.global_step, "at": time.time(), **metrics}
         append_line(self.output_dir / METRICS, json.dumps(row))
-        print(f"step {state.global_step}/{state.max_steps}  {line}", flush=True)
+        done, total = (step - self.first_step for step in (state.global_step, state.max_steps))
+        rest = left(time.monotonic() - self.first_time, done, total)
+        print("  ".join(filter(None, [f"step {state.global_step}/{state.max_steps}", line, rest])), flush=True)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if torch.distributed.is_initialized():

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
 from core.hub import ModelError
+from core.printed_commands import python_command
 from core.weights import FETCH, HEAD, LANGUAGE_HEADS, misfit, weight_files
 
 
@@ -23,7 +24,7 @@ def check_base(path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
         raise ModelError(
             f"{path} is an adapter, expected a whole model; merge it into its base first: "
-            f"`python -m scripts.merge_policy --adapter {path} --output MERGED`"
+            f"`{python_command('scripts.merge_policy', '--adapter', path, '--output', 'MERGED')}`"
         )
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)

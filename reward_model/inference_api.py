@@ -114,7 +114,7 @@ def check_model(path: Path) -> None:
     if not any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise ValueError(
             f"--model_path {path}: no config.json or adapter_config.json there; expected what "
-            "reward_model/reward_modeling.py or python -m reward_model.merge wrote"
+            "reward_model/reward_modeling.py or reward_model/merge.py wrote"
         )
 
 

@@ -29,6 +29,7 @@ from core.conversations import RowError, legal, read_conversation, read_tools
 from core.json_text import parse_json
 from core.messages import Message, num_chars, num_tool_calls
 from core.outputs import OutputError, check_output
+from core.printed_commands import python_command
 from reward_model.baselines import has_answer
 from reward_model.data.preferences import PreferenceFileError, write_preferences
 from reward_model.data.summary import MAX_NAMED, Balance, Summary, digest, percent
@@ -143,7 +144,8 @@ def read_rollouts(folder: Path) -> Read:
                 if line.strip():
                     _read_row(line, f"{path.relative_to(folder)}:{number}", read)
     if not read.files:
-        raise PreferenceFileError(f"{folder} holds no *.jsonl; python -m sql_agent.evaluate --output writes such files")
+        evaluate = python_command("sql_agent.evaluate", "--output")
+        raise PreferenceFileError(f"{folder} holds no *.jsonl; `{evaluate} FILE` writes such files")
     return read
 
 

@@ -20,6 +20,7 @@ from core.chat_tokenizer import endless_template, read_tokenizer
 from core.hub import ModelError
 from core.json_text import parse_json
 from core.messages import Message
+from core.printed_commands import python_command
 from core.weights import HEAD, LANGUAGE_HEADS, adapter_misfit, misfit, weights_sha256
 from reward_model.datatypes import RECORD, Encoded, RewardScore
 
@@ -114,9 +115,10 @@ def _load_adapter(path: Path, dtype: Any) -> Any:
 
     base = PeftConfig.from_pretrained(str(path)).base_model_name_or_path
     if not base or not Path(base).is_dir():
+        merge = python_command("reward_model.merge", "--adapter", path)
         raise ModelError(
             f"{path} is an adapter of {base}, which is not on this machine; "
-            "merge it where the base is, with `python -m reward_model.merge`"
+            f"merge it where the base is, with `{merge} --output MERGED`"
         )
     trained_on = parse_json((path / RECORD).read_text())["base"]["sha256"] if (path / RECORD).is_file() else None
     if trained_on and weights_sha256(Path(base)) != trained_on:

@@ -12,6 +12,7 @@ if __package__ in (None, ""):
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # run as a script
 
 from core.commands import execute, starting
+from core.printed_commands import python_command
 
 if __name__ == "__main__":
     starting()
@@ -57,7 +58,8 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     check_options(parser, args, PARTS)
     if not (args.model / "config.json").is_file():
-        parser.error(f"--model {args.model}: no model there; make it with `python -m scripts.make_tiny_policy`")
+        make = python_command("scripts.make_tiny_policy")
+        parser.error(f"--model {args.model}: no model there; make it with `{make}`")
     return args
 
 

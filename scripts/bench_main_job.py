@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from core.printed_commands import python_command
 from core.processes import RUN_ID, end_run, ends_in_order
 from scripts.bench import report
 from scripts.bench.children import ROOT
@@ -65,7 +66,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if args.write_doc and args.only:
         parser.error("--write-doc: the page's figures come from one run of all parts; drop --only")
     if not (args.model / "config.json").is_file():
-        parser.error(f"--model: no model in {args.model}; `python -m scripts.make_tiny_policy` makes models/tiny-sql")
+        make = python_command("scripts.make_tiny_policy")
+        parser.error(f"--model: no model in {args.model}; `{make}` makes models/tiny-sql")
     return args
 
 

@@ -26,7 +26,6 @@ import argparse
 import json
 import logging
 import re
-import shlex
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 from core.disk_errors import failures_of_the_disk, in_words
 from core.hub import go_offline, model_folder
 from core.json_text import parse_json
+from core.printed_commands import program_command, python_command
 from sql_agent.datatypes import AgentConfig
 from sql_agent.trained_on import TrainedOn, read_trained_on, write_trained_on
 from sql_agent.verl_side.checkpoints import MANIFEST, checkpoints, fault_of, newest_whole
@@ -262,7 +262,7 @@ def join_shards(actor: Path) -> dict[str, Tensor]:
         if len(parts[0].placements) != 1:
             raise MergeError(
                 f"{name} is sharded over {len(parts[0].placements)} dimensions of workers, expected one; "
-                "merge it with `python -m verl.model_merger merge --backend fsdp`"
+                f"merge it with `{python_command('verl.model_merger', 'merge', '--backend', 'fsdp')}`"
             )
         (placement,) = parts[0].placements
         local = [part.to_local() for part in parts]
@@ -349,7 +349,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {in_words(error)}", file=sys.stderr)
         return 1
-    print(f"merged policy: {args.output}; serve it with `vllm serve {shlex.quote(str(args.output))}`")
+    print(f"merged policy: {args.output}\nnext: {program_command('vllm', 'serve', args.output)}")
     return 0
 
 

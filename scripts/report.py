@@ -13,7 +13,6 @@ if __name__ == "__main__":
     starting()
 
 import argparse
-import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -21,15 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from core.outputs import written
+from core.printed_commands import program_command
 from sql_agent.report import compare
 from sql_agent.report.compare import Pair
 from sql_agent.report.page import render
 from sql_agent.report.reading import Run, change, checkpoints, held_out, is_running, read_run
 
-SERVE = (
-    "vllm serve {model} --generation-config vllm --enable-auto-tool-choice --tool-call-parser hermes --host 127.0.0.1"
-)
-SERVE_CPU = "VLLM_CPU_KVCACHE_SPACE=1 {serve} --dtype float32 --enforce-eager"
+SERVE = ("--generation-config", "vllm", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 POLL_S = 3.0
 
 
@@ -51,9 +48,19 @@ def summary(run: Run) -> dict[str, str]:
     lines["trajectories"] = str(run.folder / "trajectories")
     lines["curve"] = str(run.folder / "curve.png")
     if saved:
-        serve = SERVE.format(model=shlex.quote(str(saved[-1])))
-        lines["serve it"] = SERVE_CPU.format(serve=serve) if run.facts.get("device") == "cpu" else serve
+        lines["serve it"] = serve_command(saved[-1], run.facts)
     return lines
+
+
+def serve_command(model: Path, facts: Mapping[str, Any]) -> str:
+    """Return the command that serves a model in the dtype in which the run sampled, so that it answers as it did there.
+
+    Args:
+        facts: of run.json.
+    """
+    dtype = ("--dtype", facts["precision"]) if "precision" in facts else ()
+    serve = program_command("vllm", "serve", model, *SERVE, *dtype, "--host", "127.0.0.1")
+    return f"VLLM_CPU_KVCACHE_SPACE=1 {serve} --enforce-eager" if facts.get("device") == "cpu" else serve
 
 
 def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:

@@ -22,12 +22,12 @@ if __name__ == "__main__":
     starting()
 
 import argparse
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from core.printed_commands import python_command
 from core.processes import ends_in_order
 from sql_agent.datatypes import DataConfig, EnvironmentSettings
 from sql_agent.local.config import Gsm8kGrpoConfig
@@ -90,8 +90,8 @@ def run(cfg: Gsm8kGrpoConfig, *, resumed: bool) -> None:
         opening += f", {split.too_long} left out as too long" if split.too_long else ""
         opening = "\n".join([opening, *prompts.describe(), *notes])
         start_trainer(cfg, recipe, environment, folder, resumed=resumed, opening=opening).train()
-    model = shlex.quote(f"{cfg.run_dir}/epoch_{cfg.num_epochs}")
-    say(f"next: python scripts/test_interactive.py --model_path {model}")
+    model = cfg.run_dir / f"epoch_{cfg.num_epochs}"
+    say(f"next: {python_command('scripts/test_interactive.py', '--model_path', model)}")
 
 
 def load_split(cfg: Gsm8kGrpoConfig, environment: "Environment") -> "Split":

@@ -22,11 +22,11 @@ if __name__ == "__main__":
     starting()
 
 import argparse
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
 from core.passwords import Parser
+from core.printed_commands import python_command
 from core.processes import ends_in_order
 from sql_agent.local.config import LocalGrpoConfig
 from sql_agent.local.flags import add_flags, read_flags
@@ -104,8 +104,8 @@ def next_command(cfg: LocalGrpoConfig) -> str:
         "data": cfg.val_file or cfg.train_file,
         "protocol": cfg.protocol if cfg.protocol != "fc" else None,
     }
-    flags = [f"--{name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None]
-    return " ".join(["python scripts/test_interactive.py", *flags])
+    flags = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
+    return python_command("scripts/test_interactive.py", *flags)
 
 
 if __name__ == "__main__":

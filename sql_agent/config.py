@@ -141,9 +141,9 @@ RESERVED_LABELS = {"mean", "std", "unjudged_frac", "correctness", "base", "shapi
 
 
 class OptimConfig(Settings):
-    learning_rate: float = Field(default=1e-6, gt=0)
-    """The default is verl's, for all weights of a model of billions; smaller models and LoRA take 10 to 100 times as
-    much. verl: actor_rollout_ref.actor.optim.lr"""
+    learning_rate: float | None = Field(default=None, gt=0)
+    """None: by the model's weights. All weights: 1e-6 (verl's) for billions, 3e-5 below a billion, 5e-4 below 20
+    million; an adapter (LoRA): 2e-5, 3e-4, 1e-3. verl: actor_rollout_ref.actor.optim.lr"""
     weight_decay: float = Field(default=0.0, ge=0)
     """verl: actor_rollout_ref.actor.optim.weight_decay"""
     warmup_steps: int = Field(default=0, ge=0)

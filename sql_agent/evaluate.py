@@ -344,6 +344,10 @@ def print_summary(summary: Summary, title: str, seconds: float, console: Console
         f"turns per task: {_number(summary.turns_per_task)}; malformed calls: "
         f"{_percent(summary.malformed_calls_frac)}; seconds: {seconds:.1f}, {_number(summary.rollout_s)} per rollout"
     )
+    console.print(
+        "A training run's validation may differ by a few tasks: it samples in the run's engine.precision, the server "
+        "here in its own --dtype, and where two tokens are nearly as likely rounding decides."
+    )
 
 
 def _table(head: str, rates: dict[str, Rate], title: str | None = None) -> Table:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from core.forked import LimitError, forked
 from core.json_text import parse_json
+from core.printed_commands import program_command, python_command
 from sql_agent import exact_continuation
 from sql_agent.exact_continuation import Continuity, Message
 
@@ -58,8 +58,8 @@ def check_model_dir(path: Path, protocol: ProtocolName = "fc") -> list[Problem]:
         protocol: the run's; `fc` for every environment that offers tools.
     """
     if not path.is_dir():
-        make = "make a small policy with `.venv/bin/python -m scripts.make_tiny_policy`"
-        fetch = f"fetch a model with `.venv/bin/hf download NAME --local-dir {shlex.quote(str(path))}`"
+        make = f"make a small policy with `{python_command('scripts.make_tiny_policy')}`"
+        fetch = f"fetch a model with `{program_command('hf', 'download', 'ORG/NAME', '--local-dir', path)}`"
         return [Problem(f"model folder {path} does not exist", f"{make}, or {fetch}")]
     found = (
         *check_config(path),
@@ -73,7 +73,7 @@ def check_model_dir(path: Path, protocol: ProtocolName = "fc") -> list[Problem]:
 
 
 def fetch_again(path: Path) -> str:
-    return f"fetch the folder again: `.venv/bin/hf download NAME --local-dir {shlex.quote(str(path))}`"
+    return f"fetch the folder again: `{program_command('hf', 'download', 'ORG/NAME', '--local-dir', path)}`"
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from core.disk_errors import in_words
+from core.model_size import count_weights
 from core.passwords import masked, revealed
 from sql_agent.apo.launch import check_search, choose_tasks, describe_search, optimise
 from sql_agent.config import TrainConfig, dump_config
@@ -36,7 +37,7 @@ from sql_agent.model_check import TINY_POLICY
 from sql_agent.rollouts.run_context import TrainingFailedError
 from sql_agent.startup.flags import parse_args, resolve
 from sql_agent.startup.launch import train
-from sql_agent.startup.plan import describe_plan, planned
+from sql_agent.startup.plan import check_disk, describe_learning_rate, describe_plan, planned
 from sql_agent.startup.preflight import (
     check_environment,
     check_episodes,
@@ -58,7 +59,7 @@ from sql_agent.startup.run_dir import claim
 from sql_agent.tiny_policy.make import make_if_default
 from sql_agent.upstream_patches import check_installed
 from sql_agent.verl_side.checkpoints import step_of
-from sql_agent.verl_side.config import Files, compose, to_verl
+from sql_agent.verl_side.config import Files, compose, learning_rate, to_verl
 
 STOPPED = {
     "grpo": "the same command goes on from the newest checkpoint, if there is one yet",
@@ -85,8 +86,14 @@ def run(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) ->
         optimise(cfg, check_search(cfg), debug=debug)
         return
     make_if_default(cfg.model or TINY_POLICY)
-    cfg = cfg.model_copy(update={"model": find_model(cfg.model or TINY_POLICY)})
-    check_model(cfg.model or TINY_POLICY, protocol_of(cfg), cfg.engine.tensor_parallel_size)
+    model = find_model(cfg.model or TINY_POLICY)
+    check_model(model, protocol_of(cfg), cfg.engine.tensor_parallel_size)
+    weights = count_weights(model)
+    print(describe_learning_rate(cfg, weights))
+    if warning := check_disk(cfg, weights):
+        print(warning)
+    optim = cfg.optim.model_copy(update={"learning_rate": learning_rate(cfg, model)})
+    cfg = cfg.model_copy(update={"model": model, "optim": optim})
     train(cfg, checkpoint, cpu=cpu, debug=debug)
 
 

@@ -24,6 +24,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from core.printed_commands import python_command
+
 Process = Literal["driver", "trainer", "server", "own"]
 """Process in which a change has to be active: verl's driver, its training workers, its vLLM servers. `own`: every
 process that imports our module with the change (it derives a class or replaces a module)."""
@@ -128,6 +130,13 @@ PATCHES = (
         _ENGINE,
         ("FSDPEngineWithLMHead.prepare_model_inputs",),
         "a state that a layer carries from token to token ends with its conversation",
+    ),
+    Patch(
+        "trainer",
+        f"{_PLUGIN}micro_batch_progress:_report",
+        _ENGINE,
+        ("prepare_micro_batches", "FSDPEngine.forward_backward_batch"),
+        "the progress line counts the micro-batches of an update",
     ),
     Patch("trainer", f"{_PLUGIN}lora:_seed", _ENGINE, ("FSDPEngine.initialize",), "the same adapter at each start"),
     Patch(
@@ -393,6 +402,6 @@ def _missing(patch: Patch, name: str) -> PatchError:
         installed = "none"
     return PatchError(
         f"{patch.module}:{name} is not where {distribution} {' and '.join(VERSIONS[library])} had it ({installed} is "
-        f"installed), so {patch.by} cannot replace it: {patch.why}. `python -m scripts.doctor` says how to "
+        f"installed), so {patch.by} cannot replace it: {patch.why}. `{python_command('scripts.doctor')}` says how to "
         "install what is pinned; for another version adapt that code and sql_agent/upstream_patches.py"
     )

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from core.hub import may_be_id
+from core.printed_commands import program_command
 
 ROOT = Path(__file__).parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -163,7 +164,7 @@ def test_nothing_is_fetched_that_the_user_did_not_name_or_did_forbid(tmp_path):
         assert "org/small is no folder, and no model of that name is whole in the Hugging Face cache" in said
         assert "HF_HUB_OFFLINE forbids to fetch it; unset that" in said
         said = find("org/small", tmp_path, address, call="model_folder({name!r}, fetch=False)")[1]
-        assert said.endswith("; fetch it with `.venv/bin/hf download org/small`")
+        assert said.endswith(f"; fetch it with `{program_command('hf', 'download', 'org/small')}`")
     assert asked == []
 
 
@@ -189,7 +190,7 @@ def test_a_name_that_leads_nowhere_comes_with_what_to_do(tmp_path, name, words):
 def test_a_hub_that_cannot_be_reached_is_said(tmp_path):
     folder, said = find("org/small", tmp_path)
     assert folder == "" and f"it could not be fetched from {NOBODY} (ConnectError: " in said
-    assert "look at the network, fetch it elsewhere with `.venv/bin/hf download org/small`" in said
+    assert f"look at the network, fetch it elsewhere with `{program_command('hf', 'download', 'org/small')}`" in said
 
 
 def test_a_path_of_a_folder_that_is_not_made_yet_is_no_id(tmp_path, monkeypatch):

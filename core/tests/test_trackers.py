@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from core.printed_commands import install_command
 from core.trackers import usable_trackers
 
 ROOT = Path(__file__).parents[2]
@@ -87,7 +88,10 @@ def test_each_tracker_writes_into_the_runs_folder_without_an_account(program, tr
 def test_a_tracker_that_is_not_installed_is_left_out_aloud(tmp_path, caplog):
     before = dict(os.environ)
     assert usable_trackers(["no_such_tracker"], tmp_path) == []
-    assert "no_such_tracker is not installed; going on without it (doc/training.md#trackers" in caplog.text
+    assert (
+        f"no_such_tracker is not installed; going on without it. To add it: {install_command('no_such_tracker')}"
+        in caplog.text
+    )
     assert dict(os.environ) == before
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from core.json_text import parse_json
 from core.outputs import written
+from core.printed_commands import python_command
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.generate import SKILL_COUNTS, Difficulty, Split, task_stream
 from dbbench_adapter.generate.plans import has_room
@@ -78,7 +79,7 @@ def read_single_skill(path: Path) -> dict[str, list[Task]]:
     except (ValueError, TypeError) as error:
         raise TaskFileError(
             f"{path}: a record is no task ({str(error)[:200]}); make the file again with "
-            "`python scripts/prepare_single_skill_data.py`"
+            f"`{python_command('scripts/prepare_single_skill_data.py')}`"
         ) from None
 
 

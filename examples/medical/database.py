@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
+from core.printed_commands import python_command
 from dbbench_adapter.backends import BackendUnavailable, Result
 from dbbench_adapter.backends.mysql_on_sqlite.functions import FUNCTIONS
 from dbbench_adapter.backends.sqlite.read_only import ReadOnlyDatabase, connect, json_cell
@@ -39,7 +40,7 @@ def read_schema(path: Path) -> Schema:
     if not path.is_file():
         raise MedicalDataError(
             f"no database at {path}; name one with --set env.database=FILE, or make one of invented entries: "
-            f"python scripts/make_medical_db.py --output {path}"
+            f"{python_command('scripts/make_medical_db.py', '--output', path)}"
         )
     try:
         with closing(connect(path)) as connection:

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from core.outputs import written
+from core.printed_commands import python_command
 from reward_model.datatypes import Preference
 
 _FIRST_LOOK_BYTES = 8_000_000
@@ -34,7 +35,7 @@ def read_preferences(path: Path) -> list[Preference]:
         except ValidationError as error:
             raise PreferenceFileError(
                 f"{path}, row {number}, {describe_faults(error)[0]}; reward_model/convert_dpo_format.py converts other "
-                "forms, python -m reward_model.validate lists every fault"
+                f"forms, `{python_command('reward_model.validate', path)}` lists every fault"
             ) from None
     return rows
 

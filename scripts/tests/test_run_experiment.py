@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from core.printed_commands import program_command
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.tasks.single_skill import read_single_skill
 from scripts import run_experiment
@@ -134,7 +135,7 @@ def test_what_is_missing_comes_with_what_to_do(light, monkeypatch, capsys):
     status, said = prepared(capsys, *overrides)
     assert status == 1
     assert "no/where is no folder, and no model of that name" in said
-    assert "unset that, fetch it elsewhere with `.venv/bin/hf download no/where`" in said
+    assert f"unset that, fetch it elsewhere with `{program_command('hf', 'download', 'no/where')}`" in said
     assert "-> take a GPU, or --set language_model.device=cpu" in said
     assert "problem database postgres" in said and "--set task.backend=sqlite" in said
 

@@ -14,6 +14,7 @@ from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 
 from core.conversations import legal, read_conversation
+from core.printed_commands import program_command, python_command
 from dbbench_adapter.backends import open_backend
 from dbbench_adapter.generator import generate_tasks
 from reward_model.data.preferences import write_preferences
@@ -29,6 +30,8 @@ from sql_agent.sft.data import dbbench_demonstrations
 from sql_agent.tiny_policy.make import make_tiny_policy
 
 ROOT = Path(__file__).parents[2]
+PYTHON, VLLM = python_command("module").removesuffix(" -m module"), program_command("vllm")
+"""The interpreter and the server, as printed commands name them."""
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +149,7 @@ def test_a_run_on_mixed_forms_writes_an_adapter_its_log_and_its_record(base, tmp
     said = capsys.readouterr().out
     assert "2 pairs to train on, 1 held out; left out as longer than --max_length 256: 0 and 0" in said
     assert re.search(r"^step 1/2  loss 0\.6931  accuracy 0\.0%  margin \+0\.000  grad ", said, re.MULTILINE)
-    assert f"adapter and tokenizer: {output}\nnext: python -m scripts.merge_policy --adapter {output} " in said
+    assert f"adapter and tokenizer: {output}\nnext: {PYTHON} -m scripts.merge_policy --adapter {output} " in said
     one = {f"dpo/{name}" for name in ("loss", "accuracy", "margin", "reward_chosen", "reward_rejected")}
     step = {"train_step", "at", "data/tokens", "data/epoch"}
     trained = one | step | {"optim/learning_rate", "optim/grad_norm", "time/step_s"}
@@ -169,17 +172,17 @@ def test_what_comes_next_measures_held_out_success_and_goes_on_with_grpo():
         "--served-model-name dpo --enable-auto-tool-choice --tool-call-parser hermes --generation-config vllm "
         "--host 127.0.0.1"
     )
-    measure = "python -m sql_agent.evaluate --base-url http://127.0.0.1:8000/v1 --model dpo --tasks HELD_OUT_TASKS"
+    measure = f"{PYTHON} -m sql_agent.evaluate --base-url http://127.0.0.1:8000/v1 --model dpo --tasks HELD_OUT_TASKS"
     assert next_commands(cfg, is_adapter=True) == [
-        "python -m scripts.merge_policy --adapter out --output out-merged",
-        f"vllm serve out-merged {serve}",
+        f"{PYTHON} -m scripts.merge_policy --adapter out --output out-merged",
+        f"{VLLM} serve out-merged {serve}",
         measure,
-        "python sql_agent/train_sql_agent.py --model out-merged --train-file TASKS",
+        f"{PYTHON} sql_agent/train_sql_agent.py --model out-merged --train-file TASKS",
     ]
     assert next_commands(cfg, is_adapter=False) == [
-        f"vllm serve out {serve}",
+        f"{VLLM} serve out {serve}",
         measure,
-        "python sql_agent/train_sql_agent.py --model out --train-file TASKS",
+        f"{PYTHON} sql_agent/train_sql_agent.py --model out --train-file TASKS",
     ]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from core.printed_commands import python_command
 from scripts.train_gsm8k_agent import main
 from sql_agent.tiny_policy.make import make_tiny_policy
 
@@ -97,7 +98,7 @@ def test_it_runs_end_to_end_on_the_tiny_policy_and_made_up_problems(tmp_path):
     shown = run(command("models/tiny-sql", "generated", out, *short, "--eval_samples", 2, "--max_rounds", 2))
     assert shown.startswith("3 problems of generated, 2 held out\nheld-out after 0 epochs: ")
     assert "epoch 1/1  batch 2/2  correct " in shown and f"adapter after epoch 1: {out}/epoch_1\n" in shown
-    assert shown.endswith(f"next: python scripts/test_interactive.py --model_path {out}/epoch_1\n")
+    assert shown.endswith(f"next: {python_command('scripts/test_interactive.py', '--model_path', out / 'epoch_1')}\n")
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "chat_template.jinja"} <= {
         path.name for path in (out / "epoch_1").iterdir()
     }

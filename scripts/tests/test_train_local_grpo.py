@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from core.printed_commands import python_command
 from scripts import train_local_grpo
 from scripts.train_local_grpo import main, next_command
 from sql_agent.datatypes import EnvironmentSettings
@@ -200,7 +201,7 @@ def test_a_policy_that_was_shown_references_is_trained_on_a_database_and_on_a_cl
     settings = ["--lora_r", 0, "--num_epochs", 30 if of == "own_database" else 12, "--learning_rate", "3e-3"]
     where = ["--max_length", 1024, "--output_dir", shown]
     said = run("train_sft", "--model_path", ROOT / "models" / "tiny-sql", *named, "--tasks", rows, *settings, *where)
-    assert f"next: python scripts/train_local_grpo.py --model_path {shown} " in said
+    assert f"next: {python_command('scripts/train_local_grpo.py', '--model_path', shown)} " in said
     flags = ["--batch_size", 2, "--group_size", 6, "--max_new_tokens", 60, "--num_epochs", 2, "--num_tasks", 6]
     flags += ["--temperature", 1.2, "--learning_rate", "1e-3", "--eval_tasks", 3, "--run_dir", out]
     said = run("train_local_grpo", "--model_path", shown, *named, "--train_file", rows, *flags)

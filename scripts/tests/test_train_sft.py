@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from core.forked import forked
+from core.printed_commands import python_command
 from reward_model.tests.conftest import make_base
 from scripts.train_sft import main
 from sql_agent.datatypes import EnvironmentSettings
@@ -22,6 +23,8 @@ from sql_agent.sft.run import RECORD, SftConfig, next_commands, prepare
 from sql_agent.sft.trainer import make_trainer
 
 ROOT = Path(__file__).parents[2]
+PYTHON = python_command("module").removesuffix(" -m module")
+"""The interpreter, as printed commands name it."""
 
 
 @pytest.fixture(scope="module")
@@ -265,8 +268,8 @@ def test_a_run_writes_an_adapter_its_log_and_its_record_and_says_what_comes_next
     kept, left_out = re.search(r"(\d+) conversations of dbbench.*\nleft out: (.*)\n", said).groups()
     assert re.search(r"^step 1/2  loss \d\.\d{4}  accuracy \d+\.\d%  grad ", said, re.MULTILINE)
     assert said.endswith(
-        f"adapter and tokenizer: {output}\nnext: python scripts/test_interactive.py --model_path {output}\n"
-        f"next: python -m scripts.run_dbbench_greedy_grpo --model_path {output}\n"
+        f"adapter and tokenizer: {output}\nnext: {PYTHON} scripts/test_interactive.py --model_path {output}\n"
+        f"next: {PYTHON} -m scripts.run_dbbench_greedy_grpo --model_path {output}\n"
     )
     assert (kept, left_out) == ("7", "1 longer than --max_length 250")
     assert [set(row) for row in metrics(output)] == 2 * [
@@ -300,26 +303,26 @@ def test_a_run_writes_an_adapter_its_log_and_its_record_and_says_what_comes_next
         (
             {"dataset": "dbbench", "protocol": "text"},
             [
-                "python scripts/test_interactive.py --model_path out",
-                "python -m scripts.run_dbbench_greedy_grpo --model_path out --protocol text",
+                f"{PYTHON} scripts/test_interactive.py --model_path out",
+                f"{PYTHON} -m scripts.run_dbbench_greedy_grpo --model_path out --protocol text",
             ],
         ),
         (
             {"dataset": "gsm8k:generated"},
             [
-                "python scripts/test_interactive.py --model_path out",
-                "python scripts/train_gsm8k_agent.py --model_path out --dataset gsm8k:generated",
+                f"{PYTHON} scripts/test_interactive.py --model_path out",
+                f"{PYTHON} scripts/train_gsm8k_agent.py --model_path out --dataset gsm8k:generated",
             ],
         ),
         (
             {"env": "mine.py:Shop", "tasks": Path("rows.jsonl")},
             [
-                "python scripts/train_local_grpo.py --model_path out --env mine.py:Shop --train-file rows.jsonl",
-                "python -m scripts.merge_policy --adapter out --output out-merged",
-                "python sql_agent/train_sql_agent.py --model out-merged --env mine.py:Shop --train-file rows.jsonl",
+                f"{PYTHON} scripts/train_local_grpo.py --model_path out --env mine.py:Shop --train-file rows.jsonl",
+                f"{PYTHON} -m scripts.merge_policy --adapter out --output out-merged",
+                f"{PYTHON} sql_agent/train_sql_agent.py --model out-merged --env mine.py:Shop --train-file rows.jsonl",
             ],
         ),
-        ({"dataset": "rows.jsonl"}, ["python scripts/test_interactive.py --model_path out"]),
+        ({"dataset": "rows.jsonl"}, [f"{PYTHON} scripts/test_interactive.py --model_path out"]),
     ],
 )
 def test_what_comes_next_fits_what_was_learnt(flags, commands):

@@ -14,6 +14,7 @@ from typing import Any
 
 from core.machine import git_commit
 from core.outputs import written
+from core.printed_commands import install_extra
 from core.processes import ends_in_order, own_run
 from dbbench_adapter.splits import draw_by_kind
 from sql_agent.config import TrainConfig, dump_config
@@ -50,7 +51,7 @@ def check_search(cfg: TrainConfig) -> Path | None:
     if importlib.util.find_spec("poml") is None:
         raise UsageError(
             "agent-lightning's APO needs the package poml, which is not installed; install the extra apo: "
-            "`uv pip install --python .venv/bin/python -r pyproject.toml --extra apo`"
+            f"`{install_extra('apo')}`"
         )
     from sql_agent.apo.search import OPTIMISER_KEY
 

@@ -6,13 +6,13 @@ Leaves out reading the pairs, which `scripts.train_dpo` does with the reward mod
 
 from __future__ import annotations
 
-import shlex
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from core.outputs import failures_of_the_disk
+from core.printed_commands import program_command, python_command
 from reward_model.datatypes import Preference
 from sql_agent.dpo.config import DpoConfig
 from sql_agent.dpo.pairs import EncodedPair, calls_without_tools, digest, encode_pairs
@@ -109,12 +109,14 @@ def train(run: Run, say: Say = print) -> None:
 
 def next_commands(cfg: DpoConfig, *, is_adapter: bool) -> list[str]:
     """Return the commands that measure held-out success and go on with GRPO; vLLM and verl take whole models."""
-    output = shlex.quote(str(cfg.output_dir))
-    merged = shlex.quote(f"{cfg.output_dir}-merged") if is_adapter else output
+    output = cfg.output_dir
+    merged = f"{output}-merged" if is_adapter else output
+    flags = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--generation-config", "vllm")
+    served = ("--base-url", "http://127.0.0.1:8000/v1", "--model", "dpo")
+    merge = python_command("scripts.merge_policy", "--adapter", output, "--output", merged)
     return [
-        *([f"python -m scripts.merge_policy --adapter {output} --output {merged}"] if is_adapter else []),
-        f"vllm serve {merged} --served-model-name dpo --enable-auto-tool-choice --tool-call-parser hermes "
-        "--generation-config vllm --host 127.0.0.1",
-        "python -m sql_agent.evaluate --base-url http://127.0.0.1:8000/v1 --model dpo --tasks HELD_OUT_TASKS",
-        f"python sql_agent/train_sql_agent.py --model {merged} --train-file TASKS",
+        *([merge] if is_adapter else []),
+        program_command("vllm", "serve", merged, "--served-model-name", "dpo", *flags, "--host", "127.0.0.1"),
+        python_command("sql_agent.evaluate", *served, "--tasks", "HELD_OUT_TASKS"),
+        python_command("sql_agent/train_sql_agent.py", "--model", merged, "--train-file", "TASKS"),
     ]

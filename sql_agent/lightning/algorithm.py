@@ -34,6 +34,7 @@ from sql_agent.rollouts.run_context import TrainingFailedError
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 5.0
+TICK_S = 1.0
 PROXY_START_S = 120.0
 END_S = 15.0
 
@@ -45,7 +46,8 @@ class VerlGrpo(agl.Algorithm):
         cfg: the resolved config, as saved in the run directory.
         order: the input of `sql_agent.verl_side.driver`: verl's config, environment, run id.
         driver: its process, from `start_driver`; it already imports verl and waits for its order.
-        show: called with every event of the run (`phase`, `step`, `finished`, `failed`).
+        show: called with every event of the run (`phase`, `rollouts`, `step`, `finished`, `failed`), each second with
+            `tick`, and with `stopped` at its end.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class VerlGrpo(agl.Algorithm):
             proxy = spawn("sql_agent.lightning.llm_proxy", *arguments, log=log_file(self.cfg, "proxy"))
         try:
             tell(self.driver, self.order | {"store_url": store_url})
-            await first_of(self._follow(proxy), until_no_runner_is_left(self.cfg))
+            await first_of(self._follow(proxy), until_no_runner_is_left(self.cfg), self._tick())
         finally:
             beat.cancel()
             await asyncio.gather(_end(proxy, close_stdin=True), _end(self.driver))
@@ -114,6 +116,15 @@ class VerlGrpo(agl.Algorithm):
                 await asyncio.to_thread(self.driver.wait, END_S)
             error = f"verl ended with exit code {self.driver.returncode}; its log has the cause"
         raise TrainingFailedError(f"{error}\nlog: {log}")
+
+    async def _tick(self) -> None:
+        """Let the progress line go on, and erase it at the end of the run, however it ends."""
+        try:
+            while True:
+                await asyncio.sleep(TICK_S)
+                self.show({"event": "tick"})
+        finally:
+            self.show({"event": "stopped"})
 
     async def _start_proxy(self, proxy: subprocess.Popen[str], servers: dict[str, Any]) -> str:
         """Send the LLM proxy the addresses of the model servers and return the proxy's own address."""

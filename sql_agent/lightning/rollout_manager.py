@@ -16,7 +16,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -148,6 +148,7 @@ class LightningRolloutManager:
     async def _play(self, slots: Sequence[GroupSlot], *, validate: bool, step: int) -> None:
         pending = await self._enqueue(slots, validate=validate, step=step)
         reading: set[asyncio.Task[None]] = set()
+        report = _ProgressReport(self.run.progress, step=step, validate=validate)
         deadline = time.monotonic() + self.cfg.rollout.step_timeout_s
         last_redraw = (
             deadline - self.cfg.agent.rollout_timeout_s - self._scoring_s
@@ -162,11 +163,13 @@ class LightningRolloutManager:
                 for slot in redrawn:
                     draw_replacement(slot)
                 pending |= await self._enqueue(redrawn, validate=validate, step=step)
+            report.send(_results(slots))
             if pending or reading:
                 await asyncio.sleep(self.cfg.rollout.poll_s)
         for result in pending.values():  # nothing asks for the ids of late rollouts again
             result.lost = "step_deadline"
         await asyncio.gather(*reading)
+        report.send(_results(slots))
         await self._cancel_unfinished(pending)
         check_scorer_down(_results(slots), self.cfg.reward_model)
 
@@ -290,6 +293,25 @@ class LightningRolloutManager:
             "__num_turns__": np.array([r.trajectory.num_turns if r.trajectory else 0 for r in results]),
         }
         return DataProto(TensorDict(tensors, batch_size=len(results)), others)
+
+
+REPORT_S = 1.0
+"""Reports of progress are at least so many seconds apart; the last one is always sent."""
+
+
+class _ProgressReport:
+    """Tells the command how many rollouts of a batch are done, and how many of them are lost."""
+
+    def __init__(self, send: Callable[[dict[str, Any]], None], **batch: Any) -> None:
+        self._send, self._batch, self._sent, self._at = send, {"event": "rollouts", **batch}, (-1, -1, -1), 0.0
+
+    def send(self, results: Sequence[RolloutResult]) -> None:
+        done = [result for result in results if result.settled or result.lost]
+        counts = len(done), len(results), sum(result.lost is not None for result in done)
+        soon = time.monotonic() < self._at + REPORT_S and len(done) < len(results)
+        if counts != self._sent and not soon:
+            self._sent, self._at = counts, time.monotonic()
+            self._send({**self._batch, **dict(zip(("done", "of", "lost"), counts, strict=True))})
 
 
 def read_tasks(parquet: str) -> list[Task]:

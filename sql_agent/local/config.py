@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from core.passwords import BackendSpec, DatabaseSpec
+from core.printed_commands import python_command
 from core.settings import Settings
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
@@ -105,8 +106,8 @@ def check_environment(name: str, database: Path | str | None, call_timeout_s: fl
     if name == "agent":
         raise ValueError(
             "--env agent: an agent of your own calls the policy over HTTP, which only the main job serves; train "
-            "it with `python sql_agent/train_sql_agent.py --agent FILE.py:NAME`, or give its tools as a class, "
-            "--env FILE.py:NAME (doc/own_environment.md)"
+            f"it with `{python_command('sql_agent/train_sql_agent.py', '--agent', 'FILE.py:NAME')}`, or give its tools "
+            "as a class, --env FILE.py:NAME (doc/own_environment.md)"
         )
     try:
         EnvConfig(type=name, database=database, call_timeout_s=call_timeout_s)

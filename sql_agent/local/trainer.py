@@ -17,7 +17,13 @@ from typing import Any
 import torch
 
 from core.commands import say
+from core.disk_space import DiskNeed, disk_warning
+from core.durations import left
+from core.hub import model_folder
+from core.model_size import count_adapter_weights, count_weights
 from sql_agent.datatypes import OWN_REWARD, RolloutRecord
+from sql_agent.learning_rates import learning_rate_hint
+from sql_agent.local.checkpoint import KEPT
 from sql_agent.local.config import GrpoConfig
 from sql_agent.local.datatypes import (
     GREEDY,
@@ -32,6 +38,7 @@ from sql_agent.local.datatypes import (
 from sql_agent.local.learner import Learner
 from sql_agent.local.losses import group_advantages, has_spread
 from sql_agent.local.memory import Workload
+from sql_agent.local.model_files import base_folder
 from sql_agent.local.policy import LocalPolicy
 from sql_agent.local.rollouts import Player
 from sql_agent.local.run_folder import RunFolder
@@ -153,6 +160,7 @@ class Trainer:
         recipe, progress = self._recipe, self.progress
         if progress.batches == 0:
             self._evaluate()
+        self._began_at, self._began = time.perf_counter(), progress.batches
         while progress.batches < recipe.num_batches:
             self._batch()
             epoch, inside = divmod(progress.batches, recipe.batches_per_epoch)
@@ -201,7 +209,10 @@ class Trainer:
         self._folder.log(line)
         for episode in episodes:
             self._folder.keep({**recipe.labels(episode, progress.batches), **episode.rollout.record.to_dict()})
-        self._say(recipe.describe(line, groups, progress))
+        rest = left(
+            time.perf_counter() - self._began_at, progress.batches - self._began, recipe.num_batches - self._began
+        )
+        self._say("  ".join(filter(None, [recipe.describe(line, groups, progress), rest])))
         if recipe.unit and progress.unjudged_in_a_row >= MAX_UNJUDGED:
             lost = episodes[0].rollout.record
             raise UnjudgedError(
@@ -277,6 +288,8 @@ def start_trainer(
     Args:
         opening: a line that is printed once the run has begun.
     """
+    for line in _warnings(cfg, folder):
+        say(line)
     policy = start_policy(
         cfg.model,
         cfg.adapter,
@@ -301,6 +314,22 @@ def start_trainer(
     if state is not None:
         say(f"resumed after {recipe.describe_done(progress)}")
     return Trainer(policy, learner, player, recipe, folder, progress, say)
+
+
+def _warnings(cfg: GrpoConfig | ExperimentConfig, folder: RunFolder) -> list[str]:
+    """Return what is worth a line before the weights are read: too little disk, a learning rate for another size.
+
+    Raises:
+        OutputError: not even one checkpoint fits on the disk.
+    """
+    path = model_folder(cfg.model.model_path, fetch=False)
+    base = base_folder(path)
+    adapter = (count_weights(path) if base != path else count_adapter_weights(base, cfg.adapter.r)) or 0
+    need = DiskNeed(checkpoint=12 * adapter, at_once=KEPT + 1, rest=4 * adapter)  # weights and AdamW's moments
+    lines = [disk_warning(folder.path, need, "give a smaller --lora_r")]
+    if isinstance(cfg, GrpoConfig) and "learning_rate" not in cfg.optim.model_fields_set:
+        lines.append(learning_rate_hint(cfg.optim.learning_rate, count_weights(base), method="grpo", lora=True))
+    return list(filter(None, lines))
 
 
 def evaluate(player: Player, tasks: Sequence[Any], sampling: Sampling = GREEDY) -> list[LocalRollout]:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from core.conversations import RowError, legal, read_conversation
 from core.messages import Message
+from core.printed_commands import python_command
 from reward_model.client import TOKEN_VARIABLE, RewardClient, ScorerRefusedError, ScorerUnavailableError
 from sql_agent.datatypes import RewardModelConfig, RolloutRecord, ScorerResult
 from sql_agent.rewards import NO_JUDGE, answered
@@ -77,7 +78,7 @@ def conversation(messages: Sequence[dict[str, Any]]) -> list[Message]:
 def start_command(url: str) -> str:
     """Return the command that starts a scoring service at the port of `url`."""
     port = urlsplit(url).port or 8008
-    return f"python reward_model/inference_api.py --model_path MERGED --port {port}"
+    return python_command("reward_model/inference_api.py", "--model_path", "MERGED", "--port", str(port))
 
 
 async def check_scorer(cfg: RewardModelConfig) -> None:

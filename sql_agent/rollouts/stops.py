@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from core.printed_commands import python_command
 from sql_agent.datatypes import RewardModelConfig
 from sql_agent.rollouts.datatypes import RolloutResult
 from sql_agent.rollouts.metrics import SCORER_LOST
@@ -18,8 +19,9 @@ STEPS = 3
 """Train steps in a row above the limit of breaks before the run stops; a single step may have met an unlucky task."""
 
 _BREAK_ADVICE = {
-    "template": "The history itself changed: `python -m scripts.doctor --model MODEL --protocol PROTOCOL` tries the "
-    "model's chat template; protocol text also cuts histories that are longer than AgentBench's limit.",
+    "template": "The history itself changed: "
+    f"`{python_command('scripts.doctor', '--model', 'MODEL', '--protocol', 'PROTOCOL')}` tries the model's chat "
+    "template; protocol text also cuts histories that are longer than AgentBench's limit.",
     "other": "The model server did not continue from the ids that it sampled: logs/driver.log in the run directory "
     "says whether it loaded sql_agent.verl_side.plugin.",
 }
@@ -28,7 +30,7 @@ _LOST_ADVICE = {
     "rollout_failed": "The runner's log in the run directory has the exception.",
     "missing_spans": "The LLM proxy did not write its spans; its log is in the run directory.",
     "no_token_ids": "The model server has to answer return_token_ids (vLLM 0.10 or newer).",
-    "db_unavailable": "Is the database server up? `python -m scripts.doctor` checks it.",
+    "db_unavailable": f"Is the database server up? `{python_command('scripts.doctor')}` checks it.",
     "model_deadline": "The model server was too slow for agent.rollout_timeout_s; raise it, or play fewer at once "
     "(rollout.n_runners, rollout.runner_concurrency).",
     "db_deadline": "The database was too slow for agent.rollout_timeout_s; raise it, or play fewer at once.",
@@ -56,7 +58,7 @@ _LOST_ADVICE = {
     **dict.fromkeys(
         ("reset_error", "reset_deadline", "tool_error", "tool_deadline", "get_reward_error", "judge_error"),
         "The environment's own code raised or hung; each rollout in trajectories/ has the traceback as its `error`; "
-        "`python -m scripts.check_env` finds such faults without a model.",
+        f"`{python_command('scripts.check_env', 'FILE.py:NAME')}` finds such faults without a model.",
     ),
     "other": "The logs are in the run directory.",
 }

@@ -21,8 +21,10 @@ from transformers.utils.logging import disable_progress_bar
 from core import signed
 from core.chat_tokenizer import load_tokenizer, tokenizer_sha256
 from core.cpu_features import uses_bfloat16
+from core.disk_space import DiskNeed, disk_warning
 from core.hub import model_folder
 from core.machine import git_commit
+from core.model_size import count_adapter_weights, count_weights
 from core.outputs import OutputError, check_output, failures_of_the_disk
 from core.training_run import TrainingError, check_same_run, newest_whole, publish, remove_torn, versions, write_record
 from core.weights import weights_sha256
@@ -97,9 +99,18 @@ def check_start(cfg: FineTuningConfig, record: str, *, dropout: float, resume: b
     base = model_folder(base_name(model), fetch=False) if is_adapter(model) else model
     lora = new_adapter(cfg, dropout, is_adapter=base != model)
     tokenizer = load_tokenizer(model, cfg.chat_template_path)
+    if warning := disk_warning(cfg.output_dir, disk_need(base, model, lora), "train an adapter (--lora_r 16)"):
+        say(warning)
     return Start(
         model, base, lora, tokenizer, device, checkpoint, longest_conversation(base_folder(base), cfg.max_length)
     )
+
+
+def disk_need(base: Path, model: Path, lora: Lora | None) -> DiskNeed:
+    """Return what the output folder will hold: checkpoints of trained weights and two moments, then the result."""
+    # without a new adapter `model` is the whole model, or the adapter that is trained on
+    trained = (count_weights(model) if lora is None else count_adapter_weights(base, lora.r)) or 0
+    return DiskNeed(checkpoint=12 * trained, at_once=KEPT_CHECKPOINTS + 1, rest=4 * trained)
 
 
 def new_adapter(cfg: FineTuningConfig, dropout: float, *, is_adapter: bool) -> Lora | None:

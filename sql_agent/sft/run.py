@@ -6,7 +6,6 @@ Leaves out the loop (`sql_agent.sft.trainer`), what DPO shares (`sql_agent.sft.f
 
 from __future__ import annotations
 
-import shlex
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from core.micro_batches import ON_CPU_SHARED, pass_for_rows, short_pass
+from core.model_size import count_weights
 from core.outputs import failures_of_the_disk
+from core.printed_commands import python_command
 from core.training_run import TrainingError
 from dbbench_adapter.backends import open_backend
 from dbbench_adapter.splits import draw_by_kind
 from sql_agent.datatypes import DataConfig
 from sql_agent.environments.base import Environment, Split
+from sql_agent.learning_rates import learning_rate_hint
 from sql_agent.local.conversation import first_prompt
 from sql_agent.local.memory import shape_of, training_holds
 from sql_agent.local.model_files import base_folder
@@ -74,6 +76,10 @@ def prepare(cfg: SftConfig, *, resume: bool, say: Say = print) -> Run:
         ValueError: something is wrong; the message says what to do.
     """
     start = check_start(cfg, RECORD, dropout=cfg.lora_dropout, resume=resume, say=say)
+    if "learning_rate" not in cfg.model_fields_set:
+        lora, weights = not start.trains_all_weights, count_weights(start.base)
+        if hint := learning_rate_hint(cfg.learning_rate, weights, method="sft", lora=lora):
+            say(hint)
     found = demonstrations(cfg, partial(fitted, cfg, start, say))
     encoded = encode_all(start.tokenizer, found.kept, max_length=start.max_length) if found.kept else []
     describe_data(cfg, found, encoded, start.max_length, say)
@@ -126,26 +132,24 @@ def choose_pass(cfg: SftConfig, start: Start, longest: int, say: Say) -> int:
 
 def next_commands(cfg: SftConfig, *, is_adapter: bool) -> list[str]:
     """Return the commands that talk with the model and train it further; the main job takes whole models."""
-    output = shlex.quote(str(cfg.output_dir))
-    model = f"--model_path {output}"
-    talk = f"python scripts/test_interactive.py {model}"
+    output = cfg.output_dir
+    model = ("--model_path", output)
+    talk = python_command("scripts/test_interactive.py", *model)
     if cfg.source == "gsm8k":
-        return [
-            talk,
-            f"python scripts/train_gsm8k_agent.py {model} --dataset {shlex.quote(cfg.data_name)}",
-        ]
+        return [talk, python_command("scripts/train_gsm8k_agent.py", *model, "--dataset", cfg.data_name)]
     if cfg.source == "environment":
         given = {"env": cfg.env, "database": cfg.database, "train-file": cfg.tasks, "val-file": cfg.val_file}
-        rows = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None)
-        whole = shlex.quote(f"{cfg.output_dir}-merged") if is_adapter else output
+        rows = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
+        whole = f"{output}-merged" if is_adapter else output
+        merge = python_command("scripts.merge_policy", "--adapter", output, "--output", whole)
         return [
-            f"python scripts/train_local_grpo.py {model} {rows}",
-            *([f"python -m scripts.merge_policy --adapter {output} --output {whole}"] if is_adapter else []),
-            f"python sql_agent/train_sql_agent.py --model {whole} {rows}",
+            python_command("scripts/train_local_grpo.py", *model, *rows),
+            *([merge] if is_adapter else []),
+            python_command("sql_agent/train_sql_agent.py", "--model", whole, *rows),
         ]
-    how = "" if cfg.protocol == "fc" else f" --protocol {cfg.protocol}"
-    train = f"python -m scripts.run_dbbench_greedy_grpo {model}"
-    return [talk, train + how] if cfg.source == "dbbench" else [talk]
+    how = () if cfg.protocol == "fc" else ("--protocol", cfg.protocol)
+    train = python_command("scripts.run_dbbench_greedy_grpo", *model, *how)
+    return [talk, train] if cfg.source == "dbbench" else [talk]
 
 
 # Data -----------------------------------------------------------------------------------------------------------------

@@ -1,44 +1,106 @@
-"""Prints a training run's progress: one line per phase, one per step, and alarms. Leaves out log files."""
+"""Prints a training run's progress: one line per phase, one per step, and alarms. Leaves out log files.
+
+Between these lines a terminal has one live line; a log gets a line of progress where nothing else was printed for
+`QUIET_S`.
+"""
 
 from __future__ import annotations
 
-import shlex
+import os
+import shutil
+import sys
 import time
 from typing import Any
 
 import psutil
 
+from core.durations import in_words
+from core.printed_commands import python_command
 from sql_agent.config import TrainConfig
 from sql_agent.rollouts.reward_hacking_alarm import WINDOW
+from sql_agent.startup.progress import Progress
+from sql_agent.verl_side.micro_batch_file import read
+from sql_agent.verl_side.tracking import earlier_steps
+
+QUIET_S = 30.0
+_ERASE = "\r\x1b[K"
 
 
 class Console:
-    """Prints the events of `sql_agent.lightning.algorithm`."""
+    """Prints the events of `sql_agent.lightning.algorithm`.
 
-    def __init__(self, cfg: TrainConfig) -> None:
+    Args:
+        run_id: the run whose training worker reports micro-batches.
+        done: steps that a resumed run has behind it.
+    """
+
+    def __init__(self, cfg: TrainConfig, run_id: str, done: int) -> None:
         self.cfg, self.started = cfg, psutil.Process().create_time()
+        self._run_id, self._printed_at = run_id, time.monotonic()
+        rows = earlier_steps(cfg.run_dir / "metrics.jsonl") if done else []
+        self._progress = Progress(cfg, rows, done, time.monotonic)
+        self._live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
         self._alarmed: set[str] = set()
 
     def show(self, event: dict[str, Any]) -> None:
-        seconds = time.time() - self.started  # since the command started, imports included
+        progress = self._progress
+        progress.take_micro_batches(read(self._run_id))
         match event["event"]:
             case "phase":
-                print(f"[{seconds:6.1f} s] {event['name']}", flush=True)
+                self._say(event["name"])
+                if event["name"] == "first rollouts":
+                    self._print(f"{'':11}{progress.ahead()}")
+            case "rollouts":
+                progress.take_rollouts(event)
+                self._draw()
+            case "tick":
+                self._draw()
             case "step":
-                line = step_line(event["step"], self.cfg.trainer.steps, event["metrics"])
-                print(f"[{seconds:6.1f} s] {line}", flush=True)
-                alarmed = {name for name in ALARMS if event["metrics"].get(name, name in self._alarmed)}
-                for name in alarmed - self._alarmed:
-                    print(f"[{seconds:6.1f} s] ALARM: {ALARMS[name]}", flush=True)
-                self._alarmed = alarmed
+                self._step(event["step"], event["metrics"])
             case "finished":
-                run = shlex.quote(str(self.cfg.run_dir))
-                print(f"[{seconds:6.1f} s] done", flush=True)
-                print(
-                    f"rollouts: {run}/trajectories; all of it on one page: python -m scripts.report {run}", flush=True
-                )
+                self._say("done")
+                report = python_command("scripts.report", self.cfg.run_dir)
+                self._print(f"rollouts: {self.cfg.run_dir}/trajectories; all of it on one page:\nnext: {report}")
             case "failed":
-                print(f"[{seconds:6.1f} s] failed: {event['error']}", flush=True)
+                progress.end()
+                self._say(f"failed: {event['error']}")
+            case "stopped":
+                self._erase()
+
+    def _step(self, step: int, metrics: dict[str, float]) -> None:
+        self._progress.take_step(step, metrics)
+        line = step_line(step, self.cfg.trainer.steps, metrics)
+        if (left_s := self._progress.run_left_s) and "time/step_s" in metrics:
+            line += f"  {in_words(left_s)} left"
+        self._say(line)
+        if "time/step_s" not in metrics and step < self.cfg.trainer.steps:  # the validation before training
+            self._print(f"{'':11}{self._progress.ahead()}")
+        alarmed = {name for name in ALARMS if metrics.get(name, name in self._alarmed)}
+        for name in alarmed - self._alarmed:
+            self._say(f"ALARM: {ALARMS[name]}")
+        self._alarmed = alarmed
+
+    def _say(self, line: str) -> None:
+        seconds = time.time() - self.started  # since the command started, imports included
+        self._print(f"[{seconds:6.1f} s] {line}")
+
+    def _print(self, line: str) -> None:
+        self._erase()
+        print(line, flush=True)
+        self._printed_at = time.monotonic()
+
+    def _draw(self) -> None:
+        if (now := self._progress.now()) is None:
+            return
+        if self._live:
+            width = shutil.get_terminal_size().columns - 1
+            print(f"{_ERASE}{now[:width]}", end="", flush=True)
+        elif time.monotonic() - self._printed_at >= QUIET_S:
+            self._print(f"{'':11}{now}")
+
+    def _erase(self) -> None:
+        if self._live:
+            print(_ERASE, end="", flush=True)
 
 
 ALARMS = {
@@ -66,7 +128,7 @@ def step_line(step: int, steps: int, metrics: dict[str, float]) -> str:
     """Return the numbers of one step as a line; numbers that were not measured are left out."""
     parts = [form.format(metrics[name]) for name, form in LINE if name in metrics]
     if lost := metrics.get("reward/unjudged_frac", 0.0):
-        parts.append(f"unjudged {lost:.0%}")
+        parts.append(f"unjudged {lost:.0%}{_reasons(metrics)}")
     if unscored := metrics.get("reward_model/unscored_frac", 0.0):
         parts.append(f"without score {unscored:.0%}")
     if "time/step_s" in metrics:
@@ -74,3 +136,11 @@ def step_line(step: int, steps: int, metrics: dict[str, float]) -> str:
         inner = ", ".join(f"{label} {metrics[name]:.1f}" for label, name in phases if name in metrics)
         parts.append(f"{metrics['time/step_s']:.1f} s ({inner})")
     return f"step {step}/{steps}  " + "  ".join(parts)
+
+
+def _reasons(metrics: dict[str, float]) -> str:
+    """Return why rollouts were lost, each reason with its number, the most frequent first."""
+    prefix = "rollout/lost/"
+    counts = {name.removeprefix(prefix): count for name, count in metrics.items() if name.startswith(prefix)}
+    ordered = sorted(counts.items(), key=lambda reason: (-reason[1], reason[0]))
+    return f" ({', '.join(f'{name} {count:.0f}' for name, count in ordered)})" if ordered else ""

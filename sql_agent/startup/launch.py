@@ -21,7 +21,7 @@ from sql_agent.startup.resume import own_files, refuse_other_tasks
 from sql_agent.startup.run_dir import set_aside, write_start
 from sql_agent.trained_on import write_trained_on
 from sql_agent.verl_side.checkpoints import point_verl_at, step_of
-from sql_agent.verl_side.config import Files, compose, to_verl, worker_environment
+from sql_agent.verl_side.config import Files, compose, precision, to_verl, worker_environment
 
 
 def train(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool, debug: bool) -> None:
@@ -53,11 +53,14 @@ def make_algorithm(cfg: TrainConfig, checkpoint: Path | None, run_id: str, ray_d
     with written(cfg.run_dir / "config.yaml") as part:
         part.write_text(dump_config(cfg))
     start: dict[str, Any] = {"run_id": run_id, "commit": commit, "device": "cpu" if cpu else "gpu", "argv": sys.argv}
+    assert cfg.model is not None
+    start["precision"] = precision(cfg, cfg.model, cpu=cpu)
     start["tasks"] = order.pop("tasks")  # by kind, in run.json
     if files := own_files(cfg):
         start["own_files"] = files
     write_start(cfg.run_dir, start | {"started_at": time.time()}, resumed=checkpoint is not None)
-    return VerlGrpo(cfg, order, driver, Console(cfg).show)
+    done = 0 if checkpoint is None else step_of(checkpoint)
+    return VerlGrpo(cfg, order, driver, Console(cfg, run_id, done).show)
 
 
 def prepare(cfg: TrainConfig, checkpoint: Path | None, *, cpu: bool) -> dict[str, Any]:

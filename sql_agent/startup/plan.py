@@ -5,14 +5,14 @@ Leaves out memory that depends on the rows (activations, logits) and on vLLM; do
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
+from core.disk_space import DiskNeed, describe_disk, disk_warning, folder_bytes
+from core.model_size import count_weights
 from sql_agent.config import TrainConfig
 from sql_agent.datatypes import UNKNOWN_PROMPT_TOKENS
 from sql_agent.environments.base import Environment, Split, make_environment
+from sql_agent.learning_rates import usual_learning_rate
 from sql_agent.model_check import template_of_run
 from sql_agent.own_agents.tasks import AgentTasks
 from sql_agent.prompts.fit import Fitted, fit_split
@@ -20,12 +20,15 @@ from sql_agent.prompts.limit import choose_limit
 from sql_agent.prompts.tokenizer import PromptTokenizer
 from sql_agent.startup.data import describe_kinds, drawn
 from sql_agent.startup.preflight import UsageError, protocol_of
+from sql_agent.startup.time_left import times_due
 from sql_agent.trained_on import SAME_SPLIT, TrainedOn, check_not_learnt, trained_by
 
 TRAINED_BYTES = 16
 """Bytes of a trained weight in memory: the weight, its gradient and AdamW's two moments, each in float32."""
 SAVED_BYTES = 12
 """Bytes of a trained weight in verl's checkpoint: the weight and AdamW's two moments."""
+TOKEN_BYTES = 4
+"""Characters of a token in a trajectory's line, about."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ def planned(cfg: TrainConfig) -> tuple[TrainConfig, list[str]]:
 def describe_plan(cfg: TrainConfig, *, cpu: bool) -> list[str]:
     """Describe the steps, the memory and the files of a run, for `--dry-run`."""
     lines: list[str] = []
-    weights = _count_weights(cfg.model) if cfg.model is not None else None
+    weights = count_weights(cfg.model) if cfg.model is not None else None
     group, batch = cfg.rollout.group_size, cfg.data.train_batch_size
     updates = batch // (cfg.optim.mini_batch_size or batch)
     redraws = (
@@ -120,7 +123,10 @@ def describe_plan(cfg: TrainConfig, *, cpu: bool) -> list[str]:
     every = f"every {cfg.trainer.val_every} steps and at the end" if cfg.trainer.val_every else "never"
     lines.append(f"validation: {every}{', and before' if cfg.trainer.val_before_train else ''}")
     if weights is not None:
-        lines += _sizes(cfg, weights)
+        lines += [describe_learning_rate(cfg, weights), *_sizes(cfg, weights)]
+        lines.append(describe_disk(cfg.run_dir, disk_need(cfg, weights)))
+        if warning := check_disk(cfg, weights):
+            lines.append(warning)
     lines.append(
         f"written to {cfg.run_dir}: config.yaml, run.json, metrics.jsonl, trajectories/, checkpoints/, logs/, data/"
     )
@@ -142,14 +148,40 @@ def _sizes(cfg: TrainConfig, weights: int) -> list[str]:
     ]
 
 
-def _count_weights(model: Path) -> int | None:
-    """Return the number of weights in a folder; None if it has no safetensors."""
-    from safetensors import safe_open
+def describe_learning_rate(cfg: TrainConfig, weights: int | None) -> str:
+    rate = usual_learning_rate(weights, method="grpo", lora=cfg.lora.rank > 0)
+    if cfg.optim.learning_rate is not None:
+        return f"learning rate: {cfg.optim.learning_rate:g}, as given (a model of this size takes about {rate:g})"
+    of = f"of {weights:,} weights" if weights else "of unknown size"
+    return f"learning rate: {rate:g}, for {'an adapter of a model' if cfg.lora.rank else 'a model'} {of}"
 
-    def numbers(file: Path) -> int:
-        with safe_open(file, framework="numpy") as tensors:
-            shapes: list[Any] = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
-        return sum(math.prod(shape) for shape in shapes)
 
-    files = sorted(model.glob("*.safetensors"))
-    return sum(map(numbers, files)) if files else None
+def disk_need(cfg: TrainConfig, weights: int) -> DiskNeed:
+    """Return what the run directory will hold.
+
+    verl writes its shards in float32 (`SAVED_BYTES`), and beside them the whole model in float32, which vLLM serves. Of
+    a LoRA run the optimiser's moments are those of the adapter, a few percent.
+    """
+    saved = (4 if cfg.lora.rank else SAVED_BYTES) + 4
+    checkpoint = saved * weights if cfg.trainer.save_every else 0
+    validations = times_due(cfg.trainer.val_every, 0, cfg.trainer.steps) + cfg.trainer.val_before_train
+    lines = cfg.trainer.steps * cfg.rollout.trajectories_per_step + validations * cfg.data.val_limit
+    tokens = cfg.data.prompt_tokens + cfg.data.max_response_tokens
+    there = folder_bytes(cfg.run_dir / "checkpoints") if cfg.trainer.resume == "auto" else 0
+    at_once = cfg.trainer.keep_checkpoints + 1 if checkpoint else 0
+    return DiskNeed(checkpoint, at_once, TOKEN_BYTES * tokens * lines, min(there, (at_once - 1) * checkpoint))
+
+
+def check_disk(cfg: TrainConfig, weights: int | None) -> str | None:
+    """Return a warning if the run may fill the disk; None if not, or if the model's size is not known.
+
+    Raises:
+        OutputError: not even one checkpoint fits.
+    """
+    if weights is None:
+        return None
+    remedy = (
+        "keep fewer (--set trainer.keep_checkpoints=1), save none (trainer.save_every=0), or train an adapter "
+        "(lora.rank=16), whose checkpoints are half as large"
+    )
+    return disk_warning(cfg.run_dir, disk_need(cfg, weights), remedy)

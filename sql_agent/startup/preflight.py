@@ -18,6 +18,7 @@ from typing import Any
 
 from core.hub import model_folder
 from core.outputs import check_output
+from core.printed_commands import program_command, python_command
 from dbbench_adapter.protocols import ProtocolName
 from sql_agent.config import TrainConfig
 from sql_agent.environments.base import make_environment
@@ -116,7 +117,7 @@ def check_store(cfg: TrainConfig) -> None:
     if store_is_managed():
         raise UsageError(
             "--external-store-address needs AGL_MANAGED_STORE=0 in the environment, or agent-lightning starts a store "
-            "of its own beside it; run: AGL_MANAGED_STORE=0 python sql_agent/train_sql_agent.py ..."
+            "of its own beside it; write AGL_MANAGED_STORE=0 before the command"
         )
     import psutil
     import requests
@@ -134,7 +135,7 @@ def check_store(cfg: TrainConfig) -> None:
         port = cfg.store.address.rsplit(":", 1)[-1].strip("/")
         raise UsageError(
             f"no agent-lightning store answers at {cfg.store.address} ({type(error).__name__}); "
-            f"start one with `agl store --host 127.0.0.1 --port {port}`"
+            f"start one with `{program_command('agl', 'store', '--host', '127.0.0.1', '--port', port)}`"
         ) from None
     if trainer.status_code == 401:
         raise UsageError(
@@ -155,8 +156,9 @@ def check_store(cfg: TrainConfig) -> None:
         port = cfg.store.address.rsplit(":", 1)[-1].strip("/")
         print(
             f"the store at {cfg.store.address} keeps every span of every rollout, so it grows with each step, and it "
-            "answers every client, even web pages; a store that is started with `python -m "
-            f"sql_agent.store_server --port {port}` frees what has been read and answers no page, and no other user "
+            "answers every client, even web pages; a store that is started with "
+            f"`{python_command('sql_agent.store_server', '--port', port)}` frees what has been read and answers no "
+            "page, and no other user "
             f"if {STORE_TOKEN} is set there and here"
         )
 
@@ -189,9 +191,10 @@ def check_judged(cfg: TrainConfig) -> None:
                 f"nobody can tell what a rollout of {cfg.env.agent} is worth: give a function of its record, --reward "
                 "FILE.py:NAME, or an LLM as judge, --judge-url (doc/own_agent.md)"
             )
+        serve = python_command("reward_model/inference_api.py", "--model_path", "MERGED", "--port", "8008")
         raise UsageError(
             f"nobody can tell right from wrong in environment {cfg.env.type}: the reward is a reward model's score. "
-            "Start one with `python reward_model/inference_api.py --model_path MERGED --port 8008` and give its "
+            f"Start one with `{serve}` and give its "
             "address, --reward-model-url http://127.0.0.1:8008; or give a function of your own, --reward FILE.py:NAME"
             + ("; or give the class a `get_reward` (doc/own_environment.md)" if ":" in cfg.env.type else "")
         )

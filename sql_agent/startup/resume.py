@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from core.hub import ModelNotFoundError
 from core.json_text import parse_json
 from core.own_files import find
+from core.printed_commands import python_command
 from core.signed import user_key
 from sql_agent.config import TrainConfig, load_config
 from sql_agent.datatypes import JudgeConfig, RewardModelConfig
@@ -39,9 +40,10 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
     """
     workers = parse_json((checkpoint / "actor" / "fsdp_config.json").read_text())["world_size"]
     if workers != (1 if cpu else cfg.engine.n_gpus):
+        merge = python_command("scripts.merge_policy", "--checkpoint", cfg.run_dir, "--output")
         raise UsageError(
             f"{checkpoint} was written by {workers} workers, each its share; go on with as many (engine.n_gpus), or "
-            "train from its merged weights: `python -m scripts.merge_policy`, then --model and another --run-dir"
+            f"train from its merged weights: `{merge} MERGED`, then --model MERGED and another --run-dir"
         )
     saved = cfg.run_dir / "config.yaml"
     if not saved.is_file():

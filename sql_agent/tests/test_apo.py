@@ -15,6 +15,7 @@ import pytest
 from starlette.responses import JSONResponse
 
 from core.machine import free_port
+from core.printed_commands import install_extra
 from core.processes import folders_of, processes_of
 from sql_agent import oracle
 from sql_agent.apo.candidates import without_key
@@ -168,7 +169,10 @@ def test_a_model_that_is_not_served_and_an_environment_without_instructions_are_
 def test_poml_is_asked_for_before_anything_starts(tmp_path, capsys):
     with oracle.serve(oracle.app(careful())) as policy:
         assert main(command(policy, "http://127.0.0.1:1/v1", tmp_path / "run")) == 2
-    assert "needs the package poml, which is not installed; install the extra apo: `uv pip" in capsys.readouterr().err
+    assert (
+        f"needs the package poml, which is not installed; install the extra apo: `{install_extra('apo')}`"
+        in capsys.readouterr().err
+    )
 
 
 # a search -----------------------------------------------------------------------------------------------------------

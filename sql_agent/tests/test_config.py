@@ -22,7 +22,7 @@ def test_set_wins_over_the_file_and_the_file_over_the_default(tmp_path):
 
 def test_a_model_of_fewer_than_twenty_million_weights_takes_the_settings_of_the_small_policy(tmp_path):
     def lengths(cfg):
-        return cfg.optim.learning_rate, cfg.data.max_prompt_tokens, cfg.data.max_response_tokens
+        return cfg.data.max_prompt_tokens, cfg.data.max_response_tokens
 
     def folder(name, weights, *files):
         (tmp_path / name).mkdir()
@@ -32,14 +32,14 @@ def test_a_model_of_fewer_than_twenty_million_weights_takes_the_settings_of_the_
             file.truncate(4 * weights)
         return f"model={tmp_path / name}"
 
-    small, verls = (5e-4, None, 768), (1e-6, None, 2048)
+    small, others = (None, 768), (None, 2048)
     assert lengths(load_config(None)) == small  # the small policy is made
     assert lengths(load_config(None, [folder("small", 19_999_999)])) == small
-    assert lengths(load_config(None, [folder("large", 20_000_000)])) == verls
-    assert lengths(load_config(None, [folder("adapter", 1_000_000, "adapter_config.json")])) == verls
-    assert lengths(load_config(None, ["model=Qwen/Qwen2.5-7B-Instruct"])) == verls
+    assert lengths(load_config(None, [folder("large", 20_000_000)])) == others
+    assert lengths(load_config(None, [folder("adapter", 1_000_000, "adapter_config.json")])) == others
+    assert lengths(load_config(None, ["model=Qwen/Qwen2.5-7B-Instruct"])) == others
     (tmp_path / "mine.yaml").write_text("data: {max_prompt_tokens: 300}\n")
-    assert lengths(load_config(tmp_path / "mine.yaml", ["optim.learning_rate=0.001"])) == (0.001, 300, 768)
+    assert lengths(load_config(tmp_path / "mine.yaml", [])) == (300, 768)
 
 
 def test_keys_of_verls_own_are_merged_last_into_what_the_settings_say():

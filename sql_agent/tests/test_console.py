@@ -1,6 +1,13 @@
-"""`sql_agent.startup.console`: the line of a step."""
+"""`sql_agent.startup.console`: the line of a step, and what is printed between two of them."""
 
-from sql_agent.startup.console import step_line
+import re
+import sys
+
+import pytest
+
+from sql_agent.config import load_config
+from sql_agent.startup import console
+from sql_agent.startup.console import Console, step_line
 
 
 def test_a_step_without_scores_and_rewards_says_so():
@@ -8,6 +15,63 @@ def test_a_step_without_scores_and_rewards_says_so():
     assert step_line(3, 10, metrics) == "step 3/10  reward 0.500  unjudged 25%  without score 12%"
 
 
+def test_lost_rollouts_are_counted_by_reason_the_most_frequent_first():
+    lost = {"rollout/lost/model_deadline": 1.0, "rollout/lost/db_unavailable": 20.0, "rollout/lost/a": 1.0}
+    assert step_line(3, 10, {"reward/unjudged_frac": 0.33} | lost) == (
+        "step 3/10  unjudged 33% (db_unavailable 20, a 1, model_deadline 1)"
+    )
+
+
 def test_what_was_not_measured_is_left_out():
     metrics = {"rollout/success": 0.75, "reward_model/unscored_frac": 0.0, "time/step_s": 9.0, "time/gen_s": 4.0}
     assert step_line(1, 2, metrics) == "step 1/2  success 75.0%  9.0 s (rollouts 4.0)"
+
+
+EVENTS = [
+    {"event": "phase", "name": "first rollouts"},
+    {"event": "rollouts", "step": 1, "validate": False, "done": 0, "of": 16, "lost": 0},
+    {"event": "tick"},
+    {"event": "step", "step": 1, "metrics": {"reward/mean": 0.5, "time/step_s": 60.0, "time/gen_s": 9.0}},
+    {"event": "finished"},
+    {"event": "stopped"},
+]
+
+
+def printed(tmp_path, monkeypatch, capsys, *, terminal: bool, quiet_s: float) -> str:
+    monkeypatch.setattr(console, "QUIET_S", quiet_s)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys, "executable", "/opt/bin/python")
+    settings = ["data.train_batch_size=4", "trainer.steps=3", "trainer.val_every=0", "trainer.save_every=0"]
+    shown = Console(load_config(None, [f"run_dir={tmp_path}", *settings]), "no-run", 0)
+    for event in EVENTS:
+        shown.show(event)
+    return re.sub(r"\[ *[\d.]+ s\]", "[T]", capsys.readouterr().out).replace(str(tmp_path), "RUN")
+
+
+AHEAD = (
+    f"{'':11}ahead: 3 train steps of 16 rollouts and 1 validation; how long they take is said once one was measured\n"
+)
+STEP = "[T] step 1/3  reward 0.500  60.0 s (rollouts 9.0)  2 min left\n"
+
+
+@pytest.mark.parametrize(
+    ("quiet_s", "between"),
+    [(30.0, ""), (0.0, f"{'':11}step 1/3: 0 of 16 rollouts; left: not measured yet\n" * 2)],
+    ids=["soon", "after_half_a_minute"],
+)
+def test_a_log_has_a_line_of_progress_only_where_nothing_else_was_printed(
+    tmp_path, monkeypatch, capsys, quiet_s, between
+):
+    out = printed(tmp_path, monkeypatch, capsys, terminal=False, quiet_s=quiet_s)
+    first, _, rest = out.partition(AHEAD)
+    assert first == "[T] first rollouts\n"
+    assert rest.startswith(between + STEP + "[T] done\nrollouts: RUN/trajectories; all of it on one page:\nnext: ")
+
+
+def test_a_terminal_has_one_line_that_is_erased_before_the_next(tmp_path, monkeypatch, capsys):
+    out = printed(tmp_path, monkeypatch, capsys, terminal=True, quiet_s=0.0)
+    erase, live = "\r\x1b[K", "step 1/3: 0 of 16 rollouts; left: not m"  # 39 of 40 columns
+    assert f"{AHEAD}{erase}{live}{erase}{live}{erase}{STEP}" in out
+    assert out.endswith(erase)

@@ -2,10 +2,12 @@
 
 import ast
 import inspect
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pydantic import BaseModel
 
 from sql_agent.config import TrainConfig
@@ -62,3 +64,22 @@ def test_every_flag_is_in_the_training_page():
 def test_every_renamed_metric_is_in_the_metrics_page():
     page = (DOC / "metrics.md").read_text()
     assert [name for name in RENAMED.values() if f"`{name}`" not in page] == []
+
+
+PROGRAM = r"\.venv/bin/\S+|python3?|make|bash|accelerate|agl|vllm|docker|\.|curl|pytest|uv|export"
+COMMAND = re.compile(rf"(\$ )?(\w+=\S* )*({PROGRAM})( |$)")
+PAGES = [*sorted(DOC.glob("*.md")), DOC.parent / "CONTRIBUTING.md"]
+
+
+def blocks_of_commands(page: str) -> list[list[str]]:
+    """Return the lines of the code blocks without a language in which a command begins a line."""
+    blocks = [text.splitlines() for text in re.findall(r"^```\n(.*?)^```", page, re.MULTILINE | re.DOTALL)]
+    return [lines for lines in blocks if any(map(COMMAND.match, lines))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_can_be_pasted_into_a_shell_that_knows_no_comments(page):
+    """zsh reads a # that is typed as a word: behind a command it is an argument, and a quote or `;` after it counts."""
+    lines = [line for block in blocks_of_commands(page.read_text()) for line in block]
+    assert [line for line in lines if re.search(r"\S\s+#", line)] == []
+    assert [line for line in lines if line.startswith("#") and not re.fullmatch(r"# [\w ,.:%/=+-]+", line)] == []

@@ -8,6 +8,7 @@ import pytest
 import trl
 
 from core.forked import forked
+from core.printed_commands import program_command, python_command
 from reward_model.tests.conftest import make_base
 from sql_agent.model_check import (
     OF_ONE_MODEL,
@@ -52,7 +53,7 @@ def model(tmp_path: Path, whole: Path) -> Path:
 
 
 def fetch(path: Path) -> str:
-    return f"fetch the folder again: `.venv/bin/hf download NAME --local-dir {path}`"
+    return f"fetch the folder again: `{program_command('hf', 'download', 'ORG/NAME', '--local-dir', path)}`"
 
 
 def write(path: Path) -> str:
@@ -97,8 +98,8 @@ def test_a_missing_folder_is_the_only_problem(tmp_path: Path):
     assert check_model_dir(path) == [
         Problem(
             f"model folder {path} does not exist",
-            "make a small policy with `.venv/bin/python -m scripts.make_tiny_policy`, "
-            f"or fetch a model with `.venv/bin/hf download NAME --local-dir {path}`",
+            f"make a small policy with `{python_command('scripts.make_tiny_policy')}`, "
+            f"or fetch a model with `{program_command('hf', 'download', 'ORG/NAME', '--local-dir', path)}`",
         )
     ]
 

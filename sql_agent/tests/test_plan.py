@@ -1,9 +1,14 @@
 """What a dry run says of a run: counted by hand for a model of known size and tasks of known number."""
 
+import shutil
+
+import pytest
 from safetensors.numpy import load_file
 
-from sql_agent.config import load_config
-from sql_agent.startup.plan import describe_plan, planned
+from core.disk_errors import OutputError
+from core.disk_space import DiskNeed
+from sql_agent.config import LoraConfig, TrainerConfig, load_config
+from sql_agent.startup.plan import check_disk, describe_learning_rate, describe_plan, disk_need, planned
 
 SETTINGS = [
     "data.generate=16",
@@ -28,20 +33,68 @@ def test_tasks_steps_sizes_and_files_are_said_before_the_start(random_policy_fol
     lines = plan(random_policy_folder)
     weights = sum(tensor.size for tensor in load_file(random_policy_folder / "model.safetensors").values())
     assert lines[0] == "tasks: 16 to train on, 4 held out; left out: too long 0"
-    assert lines[-5].startswith("first prompts: ")
-    assert lines[-5].endswith(
+    (prompts,) = [line for line in lines if line.startswith("first prompts: ")]
+    assert prompts.endswith(
         f"; limit 3,328 (the context of {random_policy_folder}, 4,096 tokens, less 768 for the response); --set "
         "data.max_prompt_tokens=N sets another"
     )
-    assert lines[-4:] == [
+    at = next(i for i, line in enumerate(lines) if line.startswith("train steps: "))
+    free = lines.pop(-2)
+    assert lines[at:] == [
         "train steps: 3, each of 8 tasks x 4 rollouts (a group without spread gives way at most once); updates in a "
         "step: 2, each of 16 rollouts, at most 4,096 tokens in one pass",
         "validation: every 2 steps and at the end, and before",
+        f"learning rate: 0.0005, for a model of {weights:,} weights",
         f"the policy: {weights:,} weights, all trained; in training 0.00 GiB with gradients and AdamW's moments, "
         "activations and vLLM beside it; a checkpoint has 0.00 GiB and the model's folder; at most 2 are there at once",
         "written to runs/planned: config.yaml, run.json, metrics.jsonl, trajectories/, checkpoints/, logs/, data/",
     ]
     assert weights < 2**30 * 0.005 / 16  # two digits are enough for no more
+    # 16 bytes a weight; 4 bytes of 1,024 (the prompts are not known yet) + 768 tokens of 3 steps x 4 trajectories and
+    # 3 validations x 4 tasks
+    mib = 16 * weights / 2**20
+    assert free.startswith(f"disk: 2 checkpoints of about {mib:.0f} MiB at once, 0 MiB for the rest; ")
+
+
+def test_a_run_that_cannot_hold_one_checkpoint_is_refused_and_one_that_may_not_is_warned(monkeypatch, tmp_path):
+    def free(gib):
+        usage = shutil._ntuple_diskusage(100 * 2**30, 0, int(gib * 2**30))
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+
+    cfg = load_config(None, [f"run_dir={tmp_path}", "trainer.keep_checkpoints=2"])
+    weights = 2**30  # 16 GiB a checkpoint: 12 for verl's shards, 4 for the model
+    free(7.9)
+    with pytest.raises(OutputError, match=r"has 7.9 GiB left, and one checkpoint takes about 16.0 GiB: make room, "):
+        check_disk(cfg, weights)
+    free(47.9)
+    assert check_disk(cfg, weights) == (
+        f"the disk of {tmp_path} may become full: 47.9 GiB are left, and the run writes up to 48.0 GiB (3 checkpoints "
+        "of about 16.0 GiB at once); make room, or keep fewer (--set trainer.keep_checkpoints=1), save none "
+        "(trainer.save_every=0), or train an adapter (lora.rank=16), whose checkpoints are half as large"
+    )
+    free(48.5)
+    assert check_disk(cfg, weights) is None
+    free(1.0)
+    assert check_disk(cfg.model_copy(update={"trainer": TrainerConfig(save_every=0)}), weights) is None
+
+
+def test_checkpoints_of_a_resumed_run_make_room_for_the_next(tmp_path):
+    (tmp_path / "checkpoints" / "global_step_3").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "global_step_3" / "shard").write_bytes(b"x" * 100)
+    cfg = load_config(None, [f"run_dir={tmp_path}", "trainer.val_every=0", "rollout.trajectories_per_step=0"])
+    cfg = cfg.model_copy(update={"trainer": cfg.trainer.model_copy(update={"val_before_train": False})})
+    assert disk_need(cfg, 10) == DiskNeed(checkpoint=160, at_once=3, rest=0, there=100)
+    assert disk_need(cfg, 10).total == 380
+    assert disk_need(cfg.model_copy(update={"lora": LoraConfig(rank=8)}), 10).checkpoint == 80
+
+
+def test_the_learning_rate_is_that_of_the_models_size_unless_it_is_given():
+    cfg = load_config(None, ["model=m"])
+    assert describe_learning_rate(cfg, 134_515_008) == "learning rate: 3e-05, for a model of 134,515,008 weights"
+    given = load_config(None, ["model=m", "optim.learning_rate=1e-6", "lora.rank=8"])
+    assert describe_learning_rate(given, 134_515_008) == (
+        "learning rate: 1e-06, as given (a model of this size takes about 0.0003)"
+    )
 
 
 def test_prompts_are_measured_in_the_models_tokens(random_policy_folder):
@@ -54,7 +107,7 @@ def test_prompts_are_measured_in_the_models_tokens(random_policy_folder):
 
 def test_what_is_not_there_is_not_made_and_said(tmp_path, random_policy_folder):
     assert plan(tmp_path)[0] == "tasks and prompts: not known before the model is on this machine"
-    assert plan(random_policy_folder, "lora.rank=8")[-2].endswith("weights; an adapter of rank 8 is trained")
+    assert plan(random_policy_folder, "lora.rank=8")[-3].endswith("weights; an adapter of rank 8 is trained")
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(f'{{"prompt": "{n}"}}\n' for n in range(20)))
     own = ["env.type=agent", "env.agent=examples/own_agent/orders_lightning.py:clerk", "llm_proxy=true"]

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from core.printed_commands import install_command
 from dbbench_adapter.datatypes import Score
 from sql_agent.config import dump_config, load_config
 from sql_agent.datatypes import FunctionReward
@@ -66,7 +67,7 @@ def test_a_function_of_a_module_is_found_in_the_folder_the_command_is_typed_in(t
         pytest.param(
             "x = 1\nimport no_such_package\n",
             "my.py:2: importing it raised ModuleNotFoundError: No module named 'no_such_package'; if no_such_package "
-            "is a package, install it: uv pip install --python .venv/bin/python NAME",
+            f"is a package, install it: {install_command('no_such_package')}",
             id="import_fails",
         ),
         pytest.param("import sys\n\nsys.exit(3)\n", "my.py:3: importing it raised SystemExit: 3", id="it_exits"),

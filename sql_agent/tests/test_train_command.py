@@ -15,6 +15,7 @@ import pytest
 
 from core.agl_without_litellm import agl
 from core.machine import free_port
+from core.printed_commands import program_command, python_command
 from sql_agent import upstream_patches as patches
 from sql_agent.config import dump_config, load_config
 from sql_agent.lightning.algorithm import spawn
@@ -207,7 +208,7 @@ def test_an_unmanaged_store_without_an_address_is_the_usual_one_which_is_said(ca
     said = error_of(capsys, "--run-dir", str(tmp_path))
     assert f"no --external-store-address: taking the store at http://localhost:{port}\n" in said
     assert f"no agent-lightning store answers at http://localhost:{port}" in said
-    assert said.endswith(f"start one with `agl store --host 127.0.0.1 --port {port}`")
+    assert said.endswith(f"start one with `{program_command('agl', 'store')} --host 127.0.0.1 --port {port}`")
 
 
 def test_a_store_that_is_not_there_comes_with_the_command_that_starts_it(capsys, tmp_path, monkeypatch):
@@ -215,7 +216,7 @@ def test_a_store_that_is_not_there_comes_with_the_command_that_starts_it(capsys,
     port = free_port()
     address = f"http://127.0.0.1:{port}"
     error = error_of(capsys, "--run-dir", str(tmp_path), "--external-store-address", address)
-    assert error.endswith(f"start one with `agl store --host 127.0.0.1 --port {port}`")
+    assert error.endswith(f"start one with `{program_command('agl', 'store')} --host 127.0.0.1 --port {port}`")
 
 
 @pytest.mark.slow
@@ -286,7 +287,10 @@ def test_a_store_that_keeps_every_span_is_named_with_the_command_that_starts_one
 def test_a_reward_model_that_is_not_there_is_named_with_the_command_that_starts_it(capsys, tmp_path):
     url = f"http://127.0.0.1:{free_port()}"
     error = error_of(capsys, "--run-dir", str(tmp_path), "--reward-model-url", url)
-    assert f"no reward model is ready at {url}; start one with `python reward_model/inference_api.py" in error
+    assert (
+        f"no reward model is ready at {url}; start one with `{python_command('reward_model/inference_api.py')} "
+        in error
+    )
 
 
 OWN = """

@@ -17,8 +17,11 @@ from typing import Any
 from pydantic import BaseModel
 
 from core.cpu_features import uses_bfloat16
+from core.model_size import count_weights
+from core.printed_commands import python_command
 from core.settings import merged
 from sql_agent.config import TrainConfig
+from sql_agent.learning_rates import usual_learning_rate
 
 ROLLOUT_MANAGER = "sql_agent.lightning.rollout_manager.LightningRolloutManager"
 WEIGHT_SYNC = "sql_agent.verl_side.weight_sync.QuietWeightSync"
@@ -150,7 +153,7 @@ def _from_settings(cfg: TrainConfig, files: Files, *, cpu: bool) -> dict[str, An
         "use_torch_compile": not cpu,
         "data_loader_seed": cfg.seed,
         "optim": {
-            "lr": cfg.optim.learning_rate,
+            "lr": learning_rate(cfg, files.model),
             "weight_decay": cfg.optim.weight_decay,
             "lr_warmup_steps": cfg.optim.warmup_steps,
         },
@@ -263,6 +266,13 @@ def precision(cfg: TrainConfig, model: Path, *, cpu: bool) -> str:
     return "bfloat16" if uses_bfloat16(cfg.engine.precision, parameters) else "float32"
 
 
+def learning_rate(cfg: TrainConfig, model: Path) -> float:
+    """Return `optim.learning_rate`, or what a model of this size takes if it is not given."""
+    if cfg.optim.learning_rate is not None:
+        return cfg.optim.learning_rate
+    return usual_learning_rate(count_weights(model), method="grpo", lora=cfg.lora.rank > 0)
+
+
 def compose(overrides: dict[str, Any]) -> Any:
     """Return the installed verl's own configuration with `overrides` merged in (an OmegaConf `DictConfig`).
 
@@ -283,7 +293,7 @@ def compose(overrides: dict[str, Any]) -> Any:
     if unknown:
         raise ValueError(
             f"the installed verl has no key {', '.join(unknown)}; "
-            "`python -m scripts.doctor` says how to install the one that requirements.txt pins"
+            f"`{python_command('scripts.doctor')}` says how to install the one that requirements.txt pins"
         )
     OmegaConf.set_struct(base, False)
     return OmegaConf.merge(base, overrides)

@@ -58,7 +58,7 @@ def main() -> None:
         return json.loads(sys.stdin.readline())["proxy_url"]
 
     usable_trackers(cfg.trainer.loggers, cfg.run_dir)  # sets where this process writes
-    context = RunContext(cfg, order["run_id"], order["store_url"], order["pad_id"], publish)
+    context = RunContext(cfg, order["run_id"], order["store_url"], order["pad_id"], publish, events.emit)
     enter(context)
     keeper = CheckpointKeeper(
         cfg.run_dir / "checkpoints",

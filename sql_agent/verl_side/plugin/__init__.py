@@ -1,8 +1,9 @@
 """Makes our changes to verl and vLLM; every verl process loads it through `VERL_USE_EXTERNAL_MODULES`.
 
 The changes are our advantage estimator, exact prompts in vLLM's chat server, merged weights from LoRA runs, no update
-on a mini-batch whose rows are all lost, recurrent states that end with their conversation, and with `VERL_PLATFORM=cpu`
-the CPU platform. Each module names the upstream code that it replaces; `sql_agent.upstream_patches` lists them all.
+on a mini-batch whose rows are all lost, recurrent states that end with their conversation, reports of micro-batches,
+and with `VERL_PLATFORM=cpu` the CPU platform. Each module names the upstream code that it replaces;
+`sql_agent.upstream_patches` lists them all.
 """
 
 import logging

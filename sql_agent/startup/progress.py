@@ -1,0 +1,154 @@
+"""Says what a run of the main job does now, how far it is and how long it still takes. Leaves out printing (`console`).
+
+Events and the micro-batches of the training worker go in, lines come out. What was not measured yet is said to be
+unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from core.durations import in_words
+from sql_agent.config import TrainConfig
+from sql_agent.startup.time_left import Phase, measured, run_left, step_left, validations_left
+from sql_agent.verl_side.micro_batch_file import MicroBatches
+
+ENOUGH = 0.25
+"""Share of a batch that has to be played before its speed says when the rest ends; the shortest rollouts end first."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Holds how far the rollouts of a train step or of a validation are."""
+
+    step: int
+    validate: bool
+    began_s: float
+    done: int = 0
+    of: int = 0
+    lost: int = 0
+
+
+class Progress:
+    """Follows a run.
+
+    Args:
+        rows: the metrics of the steps that a resumed run has behind it.
+        done: the newest of these steps.
+        clock: seconds.
+    """
+
+    def __init__(
+        self, cfg: TrainConfig, rows: Sequence[dict[str, float]], done: int, clock: Callable[[], float]
+    ) -> None:
+        self._trainer, self._clock = cfg.trainer, clock
+        self._updates = cfg.data.train_batch_size // (cfg.optim.mini_batch_size or cfg.data.train_batch_size)
+        self._rollouts = cfg.data.train_batch_size * cfg.rollout.group_size
+        self._rows, self._done = list(rows), done
+        self._batch: Batch | None = None
+        self._micro: MicroBatches | None = None
+        self._earlier: MicroBatches | None = None
+        """What the worker had reported when the batch of rollouts began."""
+
+    def take_rollouts(self, event: dict[str, Any]) -> None:
+        step, validate = event["step"], event["validate"]
+        now = self._batch
+        if now is None or (now.step, now.validate) != (step, validate):
+            now, self._earlier = Batch(step, validate, self._clock()), self._micro
+        self._batch = Batch(step, validate, now.began_s, event["done"], event["of"], event["lost"])
+
+    def take_micro_batches(self, micro: MicroBatches | None) -> None:
+        self._micro = micro
+
+    def take_step(self, step: int, metrics: dict[str, float]) -> None:
+        self._rows.append({name: float(value) for name, value in metrics.items()})
+        self._done, self._batch = step, None
+
+    def end(self) -> None:
+        """Say nothing more of the batch: the run has ended in the middle of it."""
+        self._batch = None
+
+    @property
+    def run_left_s(self) -> float | None:
+        """Return the seconds that the run takes after the newest step; None: not known."""
+        return run_left(self._trainer, self._done, measured(self._rows))
+
+    def ahead(self) -> str:
+        """Return what is ahead, and how long it takes as far as that was measured."""
+        trainer, seen = self._trainer, measured(self._rows)
+        steps = trainer.steps - self._done
+        fresh = self._done == 0 and not self._rows
+        validations = validations_left(trainer, self._done, first=fresh and trainer.val_before_train)
+        what = f"ahead: {_many(steps, 'train step')} of {self._rollouts} rollouts"
+        what += f" and {_many(validations, 'validation')}" if validations else ""
+        if (left_s := self.run_left_s) is not None:
+            return f"{what}, about {in_words(left_s)}"
+        if validations and seen.validation_s is not None:
+            return (
+                f"{what}; the validations take about {in_words(validations * seen.validation_s)}, the steps are not "
+                "measured yet"
+            )
+        return f"{what}; how long they take is said once one was measured"
+
+    def now(self) -> str | None:
+        """Return how far the run is; None between two batches of rollouts."""
+        if (batch := self._batch) is None:
+            return None
+        if batch.validate:
+            where = f"validation after step {batch.step}" if batch.step else "validation before training"
+            return f"{where}: {_played(batch)}{self._validation_left(batch)}"
+        phase, words, fraction = self._phase(batch)
+        return f"step {batch.step}/{self._trainer.steps}: {words}{self._step_left(batch, phase, fraction)}"
+
+    def _phase(self, batch: Batch) -> tuple[Phase, str, float]:
+        """Return the phase of the step, how far it is in words, and its share that is done."""
+        micro, earlier = self._micro, self._earlier
+        if micro is None or micro == earlier:
+            return "rollouts", _played(batch), _share(batch)
+        done = f"{micro.done} of {_many(micro.of, 'micro-batch')}"
+        share = micro.done / micro.of if micro.of else 1.0
+        if micro.forward_only:
+            return "log-probs", f"log-probs, {done}", share
+        number = min(micro.updates - (earlier.updates if earlier else 0), self._updates)
+        which = f"update {number} of {self._updates}" if self._updates > 1 else "update"
+        return "update", f"{which}, {done}", (number - 1 + share) / self._updates
+
+    def _step_left(self, batch: Batch, phase: Phase, fraction: float) -> str:
+        seen = measured(self._rows)
+        in_step, in_run = step_left(seen, phase, fraction), run_left(self._trainer, batch.step - 1, seen)
+        if in_step is None or seen.step_s is None:
+            return _more(batch, self._clock()) if phase == "rollouts" else "; left: not measured yet"
+        run = "unknown" if in_run is None else in_words(in_run - seen.step_s + in_step)
+        return f"; left: step {in_words(in_step)}, run {run}"
+
+    def _validation_left(self, batch: Batch) -> str:
+        seen = measured(self._rows)
+        after = run_left(self._trainer, batch.step, seen)
+        if seen.validation_s is None:
+            return _more(batch, self._clock())
+        here = (1 - _share(batch)) * seen.validation_s
+        run = "unknown" if after is None else in_words(after + here)
+        return f"; left: {in_words(here)}, run {run}"
+
+
+def _played(batch: Batch) -> str:
+    lost = f" ({batch.lost} lost)" if batch.lost else ""
+    return f"{batch.done} of {_many(batch.of, 'rollout')}{lost}"
+
+
+def _share(batch: Batch) -> float:
+    return batch.done / batch.of if batch.of else 0.0
+
+
+def _more(batch: Batch, now_s: float) -> str:
+    """Return when the rollouts end at their own speed, where nothing else was measured."""
+    if (share := _share(batch)) < ENOUGH:
+        return "; left: not measured yet"
+    return f"; {in_words((now_s - batch.began_s) * (1 - share) / share)} more, then unknown"
+
+
+def _many(count: int, name: str) -> str:
+    plural = f"{name}es" if name.endswith("ch") else f"{name}s"
+    return f"{count} {name if count == 1 else plural}"

@@ -1,0 +1,90 @@
+"""Estimates how long a run of the main job still takes, from the steps that were measured. Pure functions.
+
+A number that was not measured yet is None, and so is every sum that needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import mean
+from typing import Literal
+
+from sql_agent.config import TrainerConfig
+
+Phase = Literal["rollouts", "log-probs", "update"]
+PHASES: dict[Phase, tuple[str, ...]] = {
+    "rollouts": ("time/gen_s",),
+    "log-probs": ("time/log_prob_s", "timing_s/ref"),
+    "update": ("time/update_s",),
+}
+"""The phases of a step in order, and the metrics of their seconds; `timing_s/ref` is verl's name."""
+RECENT = 5
+"""Steps that a mean is taken over: rollouts become shorter or longer as the policy learns."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Holds mean seconds; None: not measured yet."""
+
+    step_s: float | None = None
+    """A step without validation and checkpoint."""
+    validation_s: float | None = None
+    checkpoint_s: float | None = None
+    phases: dict[Phase, float] = field(default_factory=dict)
+
+
+def measured(rows: Sequence[dict[str, float]]) -> Measured:
+    """Return the means over the newest rows of metrics.jsonl."""
+    steps = [row for row in rows if "time/step_s" in row][-RECENT:]
+    validations = [row["val/time/rollout_s"] for row in rows if "val/time/rollout_s" in row][-RECENT:]
+    saved = [row["time/checkpoint_s"] for row in rows if "time/checkpoint_s" in row][-RECENT:]
+    return Measured(
+        mean(row["time/step_s"] - row.get("time/checkpoint_s", 0.0) for row in steps) if steps else None,
+        mean(validations) if validations else None,
+        mean(saved) if saved else None,
+        {phase: mean(sum(row.get(name, 0.0) for name in names) for row in steps) for phase, names in PHASES.items()}
+        if steps
+        else {},
+    )
+
+
+def times_due(every: int, after: int, steps: int) -> int:
+    """Count the validations or checkpoints after step `after`: every so many steps and at the end; 0: never."""
+    if not every or after >= steps:
+        return 0
+    return steps // every - after // every + (steps % every > 0)
+
+
+def validations_left(trainer: TrainerConfig, done: int, *, first: bool) -> int:
+    """Count the validations that are ahead once `done` steps are logged.
+
+    Args:
+        first: whether the one before training is ahead.
+    """
+    return first + times_due(trainer.val_every, done, trainer.steps)
+
+
+def run_left(trainer: TrainerConfig, done: int, seen: Measured) -> float | None:
+    """Return the seconds from the end of step `done` to the end of the run; None if a part was not measured.
+
+    A checkpoint that was not measured counts as nothing: it takes seconds, and the first one comes late.
+    """
+    validations = validations_left(trainer, done, first=False)
+    if seen.step_s is None or (validations and seen.validation_s is None):
+        return None
+    saves = times_due(trainer.save_every, done, trainer.steps)
+    return (
+        (trainer.steps - done) * seen.step_s
+        + validations * (seen.validation_s or 0.0)
+        + saves * (seen.checkpoint_s or 0.0)
+    )
+
+
+def step_left(seen: Measured, phase: Phase, fraction: float) -> float | None:
+    """Return the seconds to the end of a step of which a fraction of one phase is done; None before the first step."""
+    if seen.step_s is None:
+        return None
+    order = list(PHASES)
+    before = sum(seen.phases[earlier] for earlier in order[: order.index(phase)])
+    return max(0.0, seen.step_s - before - fraction * seen.phases[phase])

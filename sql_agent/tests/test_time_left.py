@@ -1,0 +1,48 @@
+"""How long a run still takes: small sums, made by hand."""
+
+from sql_agent.config import TrainerConfig
+from sql_agent.startup.time_left import Measured, measured, run_left, step_left, times_due, validations_left
+
+STEP = {"time/step_s": 100.0, "time/gen_s": 50.0, "time/log_prob_s": 10.0, "time/update_s": 30.0}
+TEN = TrainerConfig(steps=10, val_every=4, save_every=5)
+
+
+def test_validations_come_every_so_many_steps_and_at_the_end():
+    assert times_due(4, after=0, steps=10) == 3  # 4, 8, 10
+    assert times_due(4, after=4, steps=10) == 2
+    assert times_due(5, after=5, steps=10) == 1
+    assert [times_due(0, after=0, steps=10), times_due(4, after=10, steps=10)] == [0, 0]
+    assert [validations_left(TEN, 0, first=True), validations_left(TEN, 8, first=False)] == [4, 1]
+
+
+def test_means_are_those_of_the_last_five_steps_without_their_checkpoints():
+    first = {"val/time/rollout_s": 20.0}
+    slow = {**STEP, "time/step_s": 900.0}
+    saved = {**STEP, "time/step_s": 110.0, "time/checkpoint_s": 10.0, "val/time/rollout_s": 40.0, "timing_s/ref": 5.0}
+    assert measured([first, slow, STEP, STEP, STEP, STEP, saved]) == Measured(
+        100.0, 30.0, 10.0, {"rollouts": 50.0, "log-probs": 11.0, "update": 30.0}
+    )
+
+
+def test_what_was_not_measured_is_not_estimated():
+    assert measured([]) == Measured()
+    assert run_left(TEN, 0, measured([{"val/time/rollout_s": 20.0}])) is None
+    assert run_left(TEN, 1, measured([STEP])) is None  # three validations are ahead, and none was measured
+    assert step_left(Measured(), "rollouts", 0.5) is None
+
+
+def test_the_run_takes_its_steps_validations_and_checkpoints():
+    seen = measured([{"val/time/rollout_s": 20.0}, STEP])
+    assert run_left(TEN, 1, seen) == 9 * 100 + 3 * 20
+    assert run_left(TEN, 1, measured([{**STEP, "time/checkpoint_s": 7.0, "val/time/rollout_s": 20.0}])) == (
+        9 * 93 + 3 * 20 + 2 * 7
+    )
+    assert run_left(TEN, 10, measured([STEP])) == 0.0
+
+
+def test_a_step_has_left_the_rest_of_its_phase_and_what_follows():
+    seen = measured([STEP])
+    assert step_left(seen, "rollouts", 0.0) == 100.0
+    assert step_left(seen, "rollouts", 0.5) == 75.0
+    assert step_left(seen, "update", 0.5) == 25.0  # half of 30, then 10 for weights
+    assert step_left(Measured(10.0, phases={"rollouts": 12.0, "log-probs": 0.0, "update": 0.0}), "update", 0.5) == 0.0
