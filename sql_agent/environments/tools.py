@@ -93,7 +93,8 @@ class ToolEnvironment:
         Args:
             data: `train_file` and `val_file`, None if not given; if there is no file, `generate` and `val_limit` are
                 the numbers of rows to make; `held_out_fraction` is the share to hold out of a file.
-            seed: the same seed has to give the same rows.
+            seed: the same seed has to give the same rows, and every seed the same split of a file: fine-tuning,
+                training and `evaluate` may have different ones.
         """
         return None
 

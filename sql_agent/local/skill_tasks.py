@@ -85,6 +85,11 @@ def file_split(cfg: TaskConfig) -> tuple[dict[str, list[Task]], dict[str, list[T
     for skill, tasks in read_single_skill(cfg.data).items():
         for task in tasks:
             parts[fingerprint_of(task) in held_out_prints].setdefault(skill, []).append(task)
+    if not parts[0]:
+        raise ValueError(
+            f"all tasks of {cfg.data} are held out too, in {cfg.held_out_data}, so nothing is left to train on; name "
+            "other held-out tasks as task.held_out_data"
+        )
     return parts
 
 

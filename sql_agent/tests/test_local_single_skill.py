@@ -17,7 +17,7 @@ from sql_agent.local.run_folder import RunFolderError
 from sql_agent.local.single_skill import SessionFolder, SingleSkill, take_baseline
 from sql_agent.local.single_skill_config import ExperimentConfig, TaskConfig
 from sql_agent.local.skill_plot import draw, held_out_curves, read_lines, training_curves
-from sql_agent.local.skill_tasks import draws, held_out_tasks, trained_skills
+from sql_agent.local.skill_tasks import draws, each_once, file_split, held_out_tasks, trained_skills
 from sql_agent.local.trainer import Trainer, evaluate
 from sql_agent.rollouts.stitch import Trajectory
 from sql_agent.success import Rate
@@ -65,11 +65,22 @@ def test_skills_come_by_their_weights():
 
 def test_a_task_file_is_drawn_from_by_skill(tmp_path):
     write_tasks(tmp_path / "tasks.jsonl", generate_tasks(16, seed=0))
-    cfg = TaskConfig(data=tmp_path / "tasks.jsonl", held_out_data=tmp_path / "tasks.jsonl")
+    write_tasks(tmp_path / "held_out.jsonl", generate_tasks(16, seed=0, split="held_out"))
+    cfg = TaskConfig(data=tmp_path / "tasks.jsonl", held_out_data=tmp_path / "held_out.jsonl")
     assert trained_skills(cfg) == PLAIN
     tasks = draws(cfg, seed=0)
     assert all(skill in skills_of(task) for skill, task in (tasks.draw() for _ in range(20)))
     assert {skill: len(listed) for skill, listed in held_out_tasks(cfg, 1).items()} == dict.fromkeys(PLAIN, 1)
+
+
+def test_what_is_held_out_is_never_trained_on_and_a_file_that_is_held_out_whole_is_refused(tmp_path):
+    tasks, other = generate_tasks(16, seed=0), generate_tasks(8, seed=0, split="held_out")
+    write_tasks(tmp_path / "tasks.jsonl", tasks)
+    write_tasks(tmp_path / "held_out.jsonl", [*other, *tasks[:8]])
+    cfg = TaskConfig(data=tmp_path / "tasks.jsonl", held_out_data=tmp_path / "held_out.jsonl")
+    assert {task.id for task in each_once(file_split(cfg)[0])} == {task.id for task in tasks[8:]}
+    with pytest.raises(ValueError, match=r"all tasks of .*tasks.jsonl are held out too, in .*tasks.jsonl"):
+        draws(cfg.model_copy(update={"held_out_data": cfg.data}), seed=0)
 
 
 def test_a_skill_without_held_out_tasks_is_named(tmp_path):
