@@ -12,6 +12,7 @@ from uuid import UUID
 
 from agents import MaxTurnsExceeded, UserError
 from langchain_core.callbacks import BaseCallbackHandler  # pyright: ignore[reportMissingImports]
+from openai import APIError
 
 
 class GraphCalls(BaseCallbackHandler):
@@ -44,7 +45,9 @@ class GraphCalls(BaseCallbackHandler):
         self.misfit = misfit(self._asked.pop(run_id, {}), response.generations[0][0].message)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        self._asked.pop(run_id, None)
+        asked = self._asked.pop(run_id, {})
+        if "response_format" in asked and not isinstance(error, APIError):  # the client could not parse the reply
+            self.misfit = "its reply does not have the form that was asked for"
 
 
 def misfit(asked: dict[str, Any], reply: Any) -> str | None:

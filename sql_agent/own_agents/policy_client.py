@@ -68,10 +68,10 @@ def is_taken(client: Any) -> bool:
     """Return whether the policy answers this client's call.
 
     Raises:
-        UserError: the client has our placeholder for a key and is used outside of a rollout, so it reaches nobody.
+        UserError: the client would ask OpenAI with our placeholder for a key, outside of a rollout.
     """
     asked = _asked.get(None)
-    if asked is None and client.api_key == Policy.api_key:
+    if asked is None and client.api_key == Policy.api_key and unaddressed_client(client):
         raise _outside()
     return asked is not None and asked.takes(client)
 

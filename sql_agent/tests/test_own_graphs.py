@@ -260,6 +260,11 @@ def check(state: MessagesState):
         raise ValueError(called['name'])
     return {'messages': [('ai', called['args']['of'])]}
 
+def name(state: MessagesState):
+    return {'messages': [('ai', model.with_structured_output(Fruit).invoke(state['messages']).name)]}
+
+names = StateGraph(MessagesState).add_node(name).add_edge(START, 'name').compile()
+
 class Answered(TypedDict):
     answer: str
 
@@ -297,6 +302,8 @@ checks = StateGraph(MessagesState).add_node(check).add_edge(START, 'check').comp
             ("environment_error", "agent_error", None),
             "the graph asks a FakeListChatModel, whose calls cannot go to the policy; use langchain_openai's",
         ),
+        ("names", lambda messages: say('{"name": "fig"}'), ("answered", "no_judge", "fig"), None),
+        ("names", lambda messages: say("a fig"), ("malformed", "no_judge", None), "not have the form that was asked"),
         ("dictionary", lambda messages: say("go"), ("answered", "no_judge", {"answer": "go"}), None),
         # what the run does not constrain and a node takes apart
         ("checks", lambda messages: call("count", '{"of": "x"}'), ("answered", "no_judge", "x"), None),
