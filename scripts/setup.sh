@@ -121,7 +121,9 @@ install_chromium() {
 }
 
 install_extras() {
-    local needed='import sys, importlib.util as u; sys.exit(not all(map(u.find_spec, ("poml", "pymongo", "swanlab"))))'
+    local needed='import sys, importlib.util as u
+needed = "poml", "pymongo", "swanlab", "langgraph", "langchain", "langchain_openai", "langchain_community"
+sys.exit(not all(map(u.find_spec, needed)))'
     "$python" -c "$needed" && return
     say "installing the extras of pyproject.toml"
     "$(find_uv)" pip install --quiet --python "$python" --override scripts/overrides.txt --constraint requirements.txt \

@@ -37,7 +37,7 @@ class EnvConfig(Settings):
     (`doc/own_environment.md`), or agent: an agent of your own, see `agent`."""
     agent: str | None = None
     """An agent of your own, FILE.py:NAME or module:NAME, that plays the rows of `data.train_file` itself: one of
-    openai-agents or of agent-lightning (`doc/own_agent.md`)."""
+    openai-agents, of LangGraph or of agent-lightning (`doc/own_agent.md`)."""
     database: DatabaseSpec | None = None
     """SQLite file of text2sql, its folder with DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database; SQLite
     file of medical (None: invented entries, made on this machine in data/medical)."""

@@ -33,6 +33,7 @@ process that imports our module with the change (it derives a class or replaces 
 VERSIONS: dict[str, tuple[str, ...]] = {
     "agentlightning": ("0.3.0",),
     "agents": ("0.20.0",),
+    "openai": ("2.54.0",),
     "ray": ("2.60.0",),
     "torch": ("2.13.0+cpu", "2.11.0"),
     "transformers": ("5.10.4", "5.9.0"),
@@ -247,6 +248,13 @@ PATCHES = (
             for name in ("_spawn_runners", "_shutdown_processes", "_execute_algorithm")
         ),
         "runners that are killed come back; the run's store looks who asks",
+    ),
+    Patch(
+        "own",
+        "sql_agent.own_agents.default_client",
+        "openai._base_client",
+        ("SyncAPIClient.request", "AsyncAPIClient.request"),
+        "the policy answers the clients that a user's agent made",
     ),
     Patch(
         "own",

@@ -17,8 +17,9 @@ from agentlightning.tracer.dummy import DummyTracer
 from core.agl_without_litellm import agl
 from core.own_files import OwnFileError, place
 from sql_agent.own_agents.datatypes import AgentEnd, Policy
-from sql_agent.own_agents.default_client import asking, install_default_client
+from sql_agent.own_agents.default_client import install_default_client
 from sql_agent.own_agents.loop import AgentLoop, in_thread
+from sql_agent.own_agents.policy_client import asking
 
 RESOURCE = "main_llm"
 _emitted: ContextVar[list[Any]] = ContextVar("emitted")

@@ -11,6 +11,7 @@ import contextvars
 import logging
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from sql_agent.environments.worker import Worker
@@ -20,6 +21,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 STUCK_S = 10.0
 """Later rollouts get another loop if this one has not answered for so many seconds after a deadline."""
+THREADS = 64
+"""Synchronous tools and nodes that may wait at the same time; asyncio's own limit is 6 on two cores, and a node that
+waits for the policy holds its thread."""
 
 
 class ExitError(RuntimeError):
@@ -35,6 +39,7 @@ class AgentLoop:
         """Return the result of `work()`, which sees the caller's context variables; cancelling the call cancels it."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
+            self._loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="agent"))
             threading.Thread(target=_serve, args=(self._loop,), daemon=True, name="agents").start()
         loop = self._loop
         try:

@@ -62,8 +62,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--agent",
         metavar="FILE.py:NAME",
-        help="your own agent, of openai-agents or agent-lightning; with --train-file, rows of any shape, and for "
-        "openai-agents with --reward",
+        help="your own agent, of openai-agents, LangGraph or agent-lightning; with --train-file, rows of any "
+        "shape, and with --reward, unless it gives its own reward as agent-lightning's do",
     )
     parser.add_argument(
         "--train-agents", metavar="NAME,...", help="train the turns of these agents of --agent only; default all"

@@ -348,6 +348,27 @@ async def test_every_turn_says_which_agent_asked(load, policy, store):
     assert [turn.agent for turn in await turns_of(store, policy, 3)] == ["desk", "clerk", "clerk"]
 
 
+async def test_of_a_graph_every_turn_says_which_node_or_named_agent_asked(load, policy, store):
+    pytest.importorskip("langgraph", reason="needs the extra langgraph of pyproject.toml")
+    agent = load("""
+from langchain.agents import create_agent
+from langchain_openai import ChatOpenAI
+from langgraph.graph import START, MessagesState, StateGraph
+
+model = ChatOpenAI(model='gpt-4.1')
+clerk = create_agent(model, tools=[], name='clerk')
+
+def desk(state: MessagesState):
+    return {'messages': [model.invoke(state['messages'])]}
+
+agent = (StateGraph(MessagesState).add_node(desk).add_node('second', clerk)
+    .add_edge(START, 'desk').add_edge('desk', 'second').compile())
+""")
+    record = await play(agent, task(prompt="how many?"), policy, LIMITS, others_reward=True)
+    assert (record.output, record.error) == ("done", None)
+    assert [turn.agent for turn in await turns_of(store, policy, 2)] == ["desk", "clerk"]
+
+
 # agents of agent-lightning
 
 

@@ -1,0 +1,106 @@
+"""Plays an agent that is an object of its framework, or a function of the row that makes or runs one.
+
+Leaves out the frameworks (`openai_agents`, `graphs`) and agents of agent-lightning (`lit_agents`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from agents import Agent
+from agents.result import RunResultBase
+
+from core.own_files import OwnFileError, place
+from sql_agent.environments.rows import as_messages
+from sql_agent.own_agents.datatypes import AgentEnd, Policy
+from sql_agent.own_agents.default_client import install_default_client
+from sql_agent.own_agents.graphs import is_graph, run_graph
+from sql_agent.own_agents.loop import AgentLoop, in_thread
+from sql_agent.own_agents.openai_agents import ended, run_agent
+from sql_agent.own_agents.policy_client import asking, unaddressed_client
+
+
+class ObjectAgent:
+    """Plays an agent of openai-agents, a graph of LangGraph, or a function that makes or runs agents.
+
+    Args:
+        thing: an `agents.Agent`, a compiled graph, or a function of the task's row. It returns one of the two, or one
+            and its context object, to be run on the row's prompt; or it runs agents itself and returns the answer.
+    Raises:
+        OwnFileError: the function does not take one argument.
+    """
+
+    rewards_itself = False
+
+    def __init__(self, thing: Any) -> None:
+        self._is_function = not _is_agent(thing)
+        if self._is_function:
+            _check_function(thing)
+        self._thing = thing
+        self._loop = AgentLoop()
+        install_default_client()
+
+    def check_row(self, row: dict[str, Any]) -> None:
+        if not self._is_function or row.get("prompt") is not None:
+            _prompt(row)
+
+    async def play(self, row: dict[str, Any], policy: Policy) -> AgentEnd:
+        with asking(policy, unaddressed_client):
+            return await self._loop.run(lambda: ended(self._run(row, policy)))
+
+    async def _run(self, row: dict[str, Any], policy: Policy) -> AgentEnd:
+        made = await self._made(row) if self._is_function else self._thing
+        if isinstance(made, RunResultBase):
+            return AgentEnd(made.final_output)
+        agent, context = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+        if is_graph(agent):
+            return await run_graph(agent, _prompt(row), policy, context)
+        if isinstance(agent, Agent):
+            return await run_agent(agent, _prompt(row), policy, context)
+        return AgentEnd(made)
+
+    async def _made(self, row: dict[str, Any]) -> Any:
+        """Return the function's result for the row; a plain function may block and run agents itself."""
+        function: Callable[[dict[str, Any]], Any] = self._thing
+        made = function(row) if inspect.iscoroutinefunction(function) else await in_thread(lambda: function(row))
+        return await made if inspect.isawaitable(made) else made
+
+    def close(self) -> None:
+        self._loop.close()
+
+
+def _is_agent(thing: Any) -> bool:
+    return isinstance(thing, Agent) or is_graph(thing)
+
+
+def _prompt(row: dict[str, Any]) -> Any:
+    """Return the row's prompt, on which an agent is run.
+
+    Raises:
+        ValueError: the prompt is missing or invalid; the message continues a sentence about the task.
+    """
+    if row.get("prompt") is None:
+        columns = ", ".join(name for name, value in row.items() if value is not None) or "nothing"
+        raise ValueError(f"has no `prompt`, a text or messages that the agent is run on; it has {columns}")
+    try:
+        messages = as_messages(row["prompt"])
+    except ValueError as error:
+        raise ValueError(f"its `prompt` {error}") from None
+    return row["prompt"] if isinstance(row["prompt"], str) else messages
+
+
+def _check_function(function: Any) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # the function is not written in Python
+        return
+    try:
+        signature.bind({})
+    except TypeError:
+        raise OwnFileError(
+            f"{place(function)}: {getattr(function, '__name__', function)}{signature} cannot be "
+            "called with a task's row alone; write `def NAME(task):` and return an agents.Agent, a compiled graph or "
+            "the answer, or decorate a function of task and llm with @agentlightning.rollout"
+        ) from None

@@ -1,0 +1,142 @@
+"""Holds the clients of the openai package that call the policy of the rollout in which they are used.
+
+A tool, a guardrail or a node of a graph passes no address on. So these clients find the rollout's address in a context
+variable, which coroutines, tasks and the threads of asyncio, LangChain and LangGraph inherit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlsplit
+
+import httpx
+from agents import UserError
+from openai import AsyncOpenAI, OpenAI
+
+from sql_agent.model_address.signed_address import AGENT_HEADER
+from sql_agent.own_agents.agent_names import calling_agent
+from sql_agent.own_agents.datatypes import Policy
+
+GRACE_S = 5.0
+"""Seconds that a client waits for a call after the LLM proxy has given it up."""
+_NOWHERE = "http://policy.invalid/v1"
+
+
+def no_client(client: Any) -> bool:
+    """Leave every client of the user's code its own address."""
+    return False
+
+
+def unaddressed_client(client: Any) -> bool:
+    """Take the calls of a client that names no address, so that the openai package would call OpenAI."""
+    return urlsplit(str(client.base_url)).hostname == "api.openai.com"
+
+
+def every_client(client: Any) -> bool:
+    """Take the calls of every client, whatever address it names."""
+    return True
+
+
+class _Asked(NamedTuple):
+    policy: Policy
+    takes: Callable[[Any], bool]
+
+
+_asked: ContextVar[_Asked] = ContextVar("asked")
+
+
+@contextmanager
+def asking(policy: Policy, takes: Callable[[Any], bool] = no_client) -> Iterator[None]:
+    """Make `policy` the default for code that starts within, in this thread or in one that gets its context.
+
+    Args:
+        takes: whether the policy answers the calls of a client that the user's code made.
+    """
+    token = _asked.set(_Asked(policy, takes))
+    try:
+        yield
+    finally:
+        _asked.reset(token)
+
+
+def is_taken(client: Any) -> bool:
+    """Return whether the policy answers this client's call.
+
+    Raises:
+        UserError: the client would ask OpenAI with our placeholder for a key, outside of a rollout.
+    """
+    asked = _asked.get(None)
+    if asked is None and client.api_key == Policy.api_key and unaddressed_client(client):
+        raise _outside()
+    return asked is not None and asked.takes(client)
+
+
+class RolloutTransport(httpx.AsyncBaseTransport):
+    """Sends a request to the policy of the rollout that makes it. Event loops do not share connections."""
+
+    def __init__(self) -> None:
+        self._transports: dict[asyncio.AbstractEventLoop, httpx.AsyncHTTPTransport] = {}
+        self._lock = threading.Lock()  # synchronous agents run loops in threads
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        _address(request)
+        return await self._transport().handle_async_request(request)
+
+    def _transport(self) -> httpx.AsyncHTTPTransport:
+        """Return the transport of the running event loop; those of ended loops are dropped with their connections."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            for ended in [other for other in self._transports if other.is_closed()]:
+                del self._transports[ended]
+            if loop not in self._transports:
+                # a TLS context takes 20 ms to make, and http:// needs none
+                self._transports[loop] = httpx.AsyncHTTPTransport(verify=False)
+            return self._transports[loop]
+
+
+class ThreadTransport(httpx.HTTPTransport):
+    """Does the same for clients that block their thread."""
+
+    def __init__(self) -> None:
+        super().__init__(verify=False)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        _address(request)
+        return super().handle_request(request)
+
+
+def _address(request: httpx.Request) -> None:
+    """Address a request to the policy of the rollout in which this is called."""
+    asked = _asked.get(None)
+    if asked is None:
+        raise _outside()
+    if not str(request.url).startswith(_NOWHERE):  # a path that the code wrote out with its host
+        raise UserError(
+            f"{request.url} was not asked; a client's calls go to the policy here, which has no such address"
+        )
+    policy = asked.policy
+    request.url = httpx.URL(policy.base_url + str(request.url).removeprefix(_NOWHERE))
+    request.headers["host"] = request.url.netloc.decode()
+    # the proxy's own deadline comes first and is counted as an infrastructure failure
+    patience = httpx.Timeout(policy.turn_timeout_s + GRACE_S).as_dict()
+    request.extensions = {**request.extensions, "timeout": patience}
+    if (name := calling_agent()) is not None:
+        request.headers[AGENT_HEADER] = quote(name)
+
+
+def _outside() -> UserError:
+    return UserError(
+        "the policy was asked outside of a rollout; ask it in what the rollout awaits, and give a thread that you "
+        "start its context: Thread(target=contextvars.copy_context().run, args=(function,))"
+    )
+
+
+ASYNC_CLIENT = AsyncOpenAI(
+    base_url=_NOWHERE, api_key=Policy.api_key, http_client=httpx.AsyncClient(transport=RolloutTransport())
+)
+CLIENT = OpenAI(base_url=_NOWHERE, api_key=Policy.api_key, http_client=httpx.Client(transport=ThreadTransport()))
