@@ -345,14 +345,15 @@ async def test_rollouts_share_connections_whatever_their_url(backend):
     assert len(client_ports) == 1
 
 
-async def test_gold_is_in_no_request_and_no_message(play):
+async def test_gold_is_in_no_request_and_no_message_but_only_in_what_the_judge_compared(play):
     secret = Task(
         id="t-3", question="Set the price.", kind="UPDATE", tables=(FRUIT,),
         gold=Gold(("GOLD-A",), rows=(("GOLD-R",),), sql="UPDATE Fruit SET Price = 'GOLD-S'", table_hash="0" * 32),
     )  # fmt: skip
     record = await play(calls(sql(LOOK)), say("Hm."), calls(commit("Pear")), task=secret)
-    for text in (json.dumps(play.requests), json.dumps(record.to_dict())):
+    for text in (json.dumps(play.requests), json.dumps(record.to_dict() | {"comparison": None})):
         assert "GOLD" not in text and "0" * 32 not in text
+    assert record.comparison is not None and record.comparison.reference == secret.gold.sql
 
 
 async def test_sampling_settings_and_both_tools_reach_the_endpoint(play):
