@@ -98,6 +98,19 @@ def test_two_rewards_are_added_to_correctness(tmp_path):
     assert {rollout["reward_parts"]["looks_first"] for rollout in run.rollouts} <= {0.0, 1.0}
 
 
+def test_the_graph_of_langgraphs_tutorial_is_trained_as_it_is(tmp_path):
+    pytest.importorskip("langgraph", reason="needs the extra langgraph of pyproject.toml")
+    run = train_small_policy(tmp_path, *flags_of("langgraph_agent"), settings=SETTINGS)
+    check_trained(run)
+    for rollout in run.rollouts:
+        assert rollout["lost"] is None
+        question, listed, tables = [message["content"] for message in rollout["messages"][:3]]
+        assert (question.endswith("?"), listed, tables) == (True, None, "plants, sales")
+        # what asks for the schema and what writes the query see different prompts
+        assert rollout["chains"] >= 2
+        assert rollout["messages"][5]["content"].startswith("Answer a question about a sqlite database")
+
+
 def test_of_two_agents_the_turns_of_one_are_trained(tmp_path):
     """The small policy calls nothing but execute_sql, so triage has its tool by that name here, and asks a query."""
     example = ROOT / "examples" / "multi_agent"

@@ -15,7 +15,16 @@ FOLDERS = sorted(
 
 
 def test_the_examples_are_those_that_are_promised():
-    assert FOLDERS == ["gsm8k", "medical", "multi_agent", "own_agent", "own_database", "own_environment", "own_reward"]
+    assert FOLDERS == [
+        "gsm8k",
+        "langgraph_agent",
+        "medical",
+        "multi_agent",
+        "own_agent",
+        "own_database",
+        "own_environment",
+        "own_reward",
+    ]
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
