@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.passwords import Parser
+from core.flags import Parser
 from dbbench_adapter import judge
 from dbbench_adapter.backends import Backend, BackendUnavailable, open_backend
 from dbbench_adapter.datatypes import Column, Gold, Table, Task

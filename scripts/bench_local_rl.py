@@ -22,6 +22,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from core.flags import Parser
 from scripts.bench.report import Row, add_options, check_options, facts, finish
 
 PARTS = ("sampling", "tokens", "memory")
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m scripts.bench_local_rl",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

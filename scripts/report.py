@@ -11,7 +11,6 @@ from core.commands import execute, starting
 if __name__ == "__main__":
     starting()
 
-import argparse
 import shlex
 import sys
 import time
@@ -19,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from core.flags import Parser
 from core.outputs import written
 from sql_agent.report.page import render
 from sql_agent.report.reading import Run, change, checkpoints, held_out, is_running, read_run
@@ -111,7 +111,7 @@ def _size(file: Path) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.report", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m scripts.report", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("run_dir", type=Path, help="the run's folder (--run-dir of the training command)")
     parser.add_argument(
         "--follow", action="store_true", help="write the page again after each step while the run goes on"

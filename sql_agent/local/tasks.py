@@ -78,7 +78,7 @@ def fitting(split: Split, environment: Environment, model_path: str, max_prompt_
     train, val = (fitting_tasks(tasks, environment, prompt_tokens, limit) for tasks in (split.train, split.val))
     for kept, before, name in ((train, split.train, "training"), (val, split.val, "held-out")):
         if before and not kept:
-            remedy = "raise --max_prompt_tokens" if limit == max_prompt_tokens else "take a model with more positions"
+            remedy = "raise --max-prompt-tokens" if limit == max_prompt_tokens else "take a model with more positions"
             raise ValueError(
                 f"no {name} task has a first prompt of at most {limit} tokens, the shortest has "
                 f"{min(map(prompt_tokens, before))}; {remedy}"

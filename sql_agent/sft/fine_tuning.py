@@ -100,7 +100,8 @@ def check_start(cfg: FineTuningConfig, record: str, *, dropout: float, resume: b
 
 
 def new_adapter(cfg: FineTuningConfig, dropout: float, *, is_adapter: bool) -> Lora | None:
-    given = [f"--{name}" for name in ("lora_r", "lora_alpha", "lora_dropout") if name in cfg.model_fields_set]
+    flags = {"lora_r": "--lora-rank", "lora_alpha": "--lora-alpha", "lora_dropout": "--lora-dropout"}
+    given = [flag for name, flag in flags.items() if name in cfg.model_fields_set]
     if is_adapter and given:
         raise TrainingError(
             f"{given[0]} is given, and {cfg.model_path} is an adapter, which is trained on as it is; leave the flag "
@@ -114,7 +115,7 @@ def check_positions(base: Path, max_length: int) -> None:
         AutoConfig.from_pretrained(base, trust_remote_code=False).get_text_config(), "max_position_embeddings", None
     )
     if positions and max_length > positions:
-        raise TrainingError(f"--max_length is {max_length}, expected at most {positions}, the positions of {base}")
+        raise TrainingError(f"--max-length is {max_length}, expected at most {positions}, the positions of {base}")
 
 
 def stop_at_end_of_turn(tokenizer: PreTrainedTokenizerBase, end: int, say: Say) -> None:
@@ -134,14 +135,14 @@ def checkpoint_to_resume(output: Path, record: str, resume: bool, say: Say) -> P
     """
     signed.user_key()
     if output.exists() and not output.is_dir():
-        raise TrainingError(f"--output_dir {output} is a file, expected a folder; name another")
+        raise TrainingError(f"--run-dir {output} is a file, expected a folder; name another")
     if (output / record).is_file():
-        raise TrainingError(f"{output} holds a finished model ({record}); name another --output_dir")
-    check_output(output / record, "--output_dir")
+        raise TrainingError(f"{output} holds a finished model ({record}); name another --run-dir")
+    check_output(output / record, "--run-dir")
     if resume and not (output / CHECKPOINTS).is_dir():
         raise TrainingError(f"{output} holds no run to go on with; start it without --resume")
     if not resume and output.is_dir() and any(output.iterdir()):
-        raise TrainingError(f"{output} is not empty; go on with its run by --resume, or name another --output_dir")
+        raise TrainingError(f"{output} is not empty; go on with its run by --resume, or name another --run-dir")
     if not resume:
         return None
     newest = newest_whole(output / CHECKPOINTS, record, run_dir=output, say=say)

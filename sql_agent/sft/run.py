@@ -92,7 +92,7 @@ def train(run: Run, say: Say = print) -> None:
 def next_commands(cfg: SftConfig, *, is_adapter: bool) -> list[str]:
     """Return the commands that talk with the model and train it further; the main job takes whole models."""
     output = shlex.quote(str(cfg.output_dir))
-    model = f"--model_path {output}"
+    model = f"--model {output}"
     talk = f"python scripts/test_interactive.py {model}"
     if cfg.source == "gsm8k":
         return [
@@ -117,18 +117,18 @@ def next_commands(cfg: SftConfig, *, is_adapter: bool) -> list[str]:
 
 
 FLAGS_OF = {
-    "tasks": {"dbbench": "--dataset dbbench", "environment": "--env or --database"},
-    "database": {"environment": "--dataset text2sql"},
-    "protocol": {"dbbench": "--dataset dbbench"},
+    "tasks": ("--train-file", {"dbbench": "--dataset dbbench", "environment": "--env or --database"}),
+    "database": ("--database", {"environment": "--dataset text2sql"}),
+    "protocol": ("--protocol", {"dbbench": "--dataset dbbench"}),
 }
-"""Flags that only some sources have, and how each of those is given."""
+"""Settings that only some sources have: the flag of each, and how those sources are given."""
 
 
 def demonstrations(cfg: SftConfig) -> Demonstrations:
-    for name, sources in FLAGS_OF.items():
+    for name, (flag, sources) in FLAGS_OF.items():
         if name in cfg.model_fields_set and cfg.source not in sources:
             known = " or ".join(sources.values())
-            raise TrainingError(f"--{name} belongs to {known}, this one is {cfg.data_name}; leave it out")
+            raise TrainingError(f"{flag} belongs to {known}, this one is {cfg.data_name}; leave it out")
     if cfg.source == "file":
         return read_messages(Path(cfg.data_name), cfg.max_samples)
     if cfg.source == "gsm8k":
@@ -140,8 +140,8 @@ def demonstrations(cfg: SftConfig) -> Demonstrations:
     if cfg.source == "environment":
         if cfg.tasks is None:
             raise TrainingError(
-                f"{cfg.data_name} needs --tasks, rows that hold references: `question` and `query` with --database, a "
-                "column `reference` with an environment of your own (doc/own_environment.md)"
+                f"{cfg.data_name} needs --train-file, rows that hold references: `question` and `query` with "
+                "--database, a column `reference` with an environment of your own (doc/own_environment.md)"
             )
         with entered(EnvironmentSettings(cfg.data_name, database=cfg.database)) as environment:
             tasks = environment.read_tasks(cfg.tasks)
@@ -157,7 +157,7 @@ def describe_data(cfg: SftConfig, found: Demonstrations, encoded: list[Encoded],
     Raises:
         TrainingError: there is nothing to train on.
     """
-    left_out = found.left_out + Counter({f"longer than --max_length {cfg.max_length}": len(found.kept) - len(encoded)})
+    left_out = found.left_out + Counter({f"longer than --max-length {cfg.max_length}": len(found.kept) - len(encoded)})
     reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.most_common()) or "none"
     for note, count in found.notes.most_common():
         say(f"{note}, {count} times" if count > 1 else note)
