@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from core.nearest import did_you_mean
 from sql_agent.config import TrainConfig
 from sql_agent.environments.base import Environment, Split, make_environment
-from sql_agent.model_check import template_of_run
+from sql_agent.model_check import TINY_POLICY, template_of_run
 from sql_agent.startup.data import PromptTokenizer, describe_kinds, drawn, fitting
 from sql_agent.startup.preflight import protocol_of
 
@@ -55,7 +56,9 @@ def choose_tasks(cfg: TrainConfig) -> ChosenTasks:
 
 def describe_plan(cfg: TrainConfig, *, cpu: bool) -> list[str]:
     """Describe what a run will do, for `--dry-run`; a model that is not on this machine is not fetched for it."""
-    lines, weights = ["tasks and prompts: not known before the model is on this machine"], None
+    absent = cfg.model not in (None, TINY_POLICY) and not cfg.model.is_dir()
+    fetched = f"; the run fetches {cfg.model} from the hub{did_you_mean(cfg.model)}" if cfg.model and absent else ""
+    lines, weights = [f"tasks and prompts: not known before the model is on this machine{fetched}"], None
     if not make_environment(cfg.environment).prepared:
         lines = ["tasks and prompts: not known before the run has made its database"]
     elif cfg.model is not None and (cfg.model / "tokenizer.json").is_file():

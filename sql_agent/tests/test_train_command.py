@@ -42,7 +42,17 @@ def error_of(capsys, *arguments):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        pytest.param(["--set", "trainer.stepz=3"], "config: trainer.stepz: Extra inputs", id="misspelt_setting"),
+        pytest.param(
+            ["--set", "trainer.stepz=3"],
+            "config: trainer.stepz: unknown setting; did you mean trainer.steps?",
+            id="misspelt_setting",
+        ),
+        pytest.param(
+            ["--set", "learning_rate=1"], "unknown setting; did you mean optim.learning_rate?", id="in_another_group"
+        ),
+        pytest.param(["--set", "rollout.judge=strct"], "'bird'; did you mean strict?", id="misspelt_judge"),
+        pytest.param(["--reward", "agentbnch"], "NAME; did you mean agentbench?", id="misspelt_reward"),
+        pytest.param(["--env", "dbench"], "did you mean dbbench?", id="misspelt_environment"),
         pytest.param(["--set", "trainer.steps"], "write it as --set rollout.group_size=8", id="no_equals_sign"),
         pytest.param(["--reward-model-url", "http://h:99999"], "config: reward_model.url: ", id="no_port"),
         pytest.param(["--set", "data.generate={"], "--set data.generate is not YAML", id="not_yaml"),
@@ -312,6 +322,26 @@ def test_an_environment_of_your_own_that_does_not_fit_is_refused_by_a_dry_run_to
     (tmp_path / "rows.jsonl").write_text(rows + "\n")
     own = ["--env", f"{tmp_path}/shop.py:Shop", "--train-file", str(tmp_path / "rows.jsonl")]
     assert words in error_of(capsys, "--run-dir", str(tmp_path), *own, "--dry-run")
+
+
+def test_a_dry_run_finds_a_misspelt_model_folder_and_one_that_holds_no_model(capsys, tmp_path):
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    dry = ["--dry-run", "--device", "cpu", "--run-dir", str(tmp_path), "--model"]
+    said = error_of(capsys, *dry, f"{tmp_path}/models/mime")
+    assert said.startswith(f"error: {tmp_path}/models/mime is no folder; ")
+    assert said.endswith(f"; did you mean {tmp_path}/models/mine?")
+    assert f"{tmp_path}/models/mine/config.json is missing" in error_of(capsys, *dry, f"{tmp_path}/models/mine")
+
+
+def test_a_dry_run_takes_an_id_on_the_hub_that_is_not_on_this_machine(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "tiny").mkdir(parents=True)
+    not_here = "tasks and prompts: not known before the model is on this machine; the run fetches"
+    dry = ["--dry-run", "--device", "cpu", "--run-dir", str(tmp_path), "--model"]
+    assert main([*dry, "org/small"]) == 0
+    assert f"{not_here} org/small from the hub\n" in capsys.readouterr().out
+    assert main([*dry, "modles/tiny"]) == 0
+    assert f"{not_here} modles/tiny from the hub; did you mean models/tiny?\n" in capsys.readouterr().out
 
 
 def test_a_dry_run_takes_the_example_environment(capsys, tmp_path):
