@@ -38,7 +38,8 @@ def torch_device(name: str) -> str:
 
 class Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **options: Any) -> None:
-        self._earlier: dict[str, str] = {}
+        self.earlier_names: dict[str, str] = {}
+        """Earlier names of flags, each with the name that is shown."""
         super().__init__(*args, **options)
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:  # type: ignore[override]
@@ -49,12 +50,7 @@ class Parser(argparse.ArgumentParser):
 
     def also(self, name: str = "", *earlier: str) -> None:
         """Let earlier names stand for a flag, and show none of them."""
-        self._earlier |= dict.fromkeys(map(dashed, earlier), name)
-
-    @property
-    def earlier_names(self) -> dict[str, str]:
-        """Return the flags' earlier names, each with the name that is shown."""
-        return dict(self._earlier)
+        self.earlier_names |= dict.fromkeys(map(dashed, earlier), name)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         given = list(sys.argv[1:] if args is None else args)
@@ -69,12 +65,12 @@ class Parser(argparse.ArgumentParser):
         name, equals, value = word.partition("=")
         if not name.startswith("--") or " " in name:
             return word
-        name = self._earlier.get(dashed(name), dashed(name))
+        name = self.earlier_names.get(dashed(name), dashed(name))
         options = self._option_string_actions
         if not any(option.startswith(name) for option in options):
-            meant = {shown for earlier, shown in self._earlier.items() if earlier.startswith(name)}
+            meant = {shown for earlier, shown in self.earlier_names.items() if earlier.startswith(name)}
             if len(meant) != 1:
-                meaning = {**{option: option for option in options}, **self._earlier}
+                meaning = {**{option: option for option in options}, **self.earlier_names}
                 self.error(f"unrecognized arguments: {word.partition('=')[0]}{did_you_mean(name, meaning)}")
             name = meant.pop()
         return name + equals + value

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="bench-local-") as folder:
         for part in filter(args.only.__contains__, PARTS):
             rows += importlib.import_module(f"scripts.bench.local_{part}").measure(args.model, Path(folder))
-    return finish(rows, found, args.json)
+    return finish(rows, found, args.output)
 
 
 def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if args.soak_s:
                     rows += soak(replace(job, seconds=args.soak_s), clients, psutil.Process(server.pid))
     print(f"Qwen3 classifier, {LAYERS} layers, {HIDDEN} wide\n")
-    return finish(rows, facts(), args.json)
+    return finish(rows, facts(), args.output)
 
 
 def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:

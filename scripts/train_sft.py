@@ -1,6 +1,6 @@
 """Fine-tune a chat model on demonstrations: the loss is on what the assistant says, and on nothing else.
 
-    python scripts/train_sft.py --max-samples 10 --num-epochs 1      # a quick test: the small policy, generated tasks
+    python scripts/train_sft.py --num-tasks 10 --num-epochs 1      # a quick test: the small policy, generated tasks
     python scripts/train_sft.py --model MODEL --dataset dbbench --run-dir outputs/sft
     python scripts/train_sft.py --model MODEL --dataset demonstrations.jsonl --num-epochs 3
 

@@ -70,7 +70,7 @@ class SftConfig(FineTuningConfig):
     point, or one of this project. None: text2sql if there is a database."""
     output_dir: Annotated[Path, FlagName("run-dir")] = Path("outputs/sft")
     """Folder of the run, new or empty."""
-    max_samples: int | None = Field(default=None, ge=1)
+    max_samples: Annotated[int | None, FlagName("num-tasks")] = Field(default=None, ge=1)
     """Largest number of conversations, taken evenly over the kinds of a task file; none: the whole file, or 512
     generated ones."""
     learning_rate: float = Field(default=2e-4, gt=0, le=1)

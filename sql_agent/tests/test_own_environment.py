@@ -367,8 +367,8 @@ def test_a_class_may_make_its_own_tasks(own, tmp_path):
 
 @pytest.mark.parametrize(("returned", "words"), [
     ("[]", r"mine.py:\d+: load_split returned \[\], expected two lists of rows"),
-    ("[5], []", r"mine.py:\d+, row 0 of train: expected a JSON object .*, found int"),
-    ("[], [{'count': 1}]", r"mine.py:\d+, row 0 of held_out: its prompt .* raised KeyError: 'what'"),
+    ("[5], []", r"mine.py:\d+, row 1 of train: expected a JSON object .*, found int"),
+    ("[], [{'count': 1}]", r"mine.py:\d+, row 1 of held_out: its prompt .* raised KeyError: 'what'"),
     ("missing, []", r"mine.py:\d+: load_split raised NameError: name 'missing'"),
 ])  # fmt: skip
 def test_own_tasks_that_do_not_fit_are_named(own, returned, words):
