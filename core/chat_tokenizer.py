@@ -36,10 +36,10 @@ def load_tokenizer(path: Path, chat_template_path: Path | None = None) -> PreTra
     if not tokenizer.chat_template:
         raise ModelError(
             f"{path} has no chat template, so a conversation cannot be rendered; give one with "
-            "--chat_template_path FILE.jinja, or with the folder of a model that has the format you want"
+            "--chat-template-path FILE.jinja, or with the folder of a model that has the format you want"
         )
     if fault := endless_template(tokenizer):
-        raise ModelError(f"{fault} with --chat_template_path FILE.jinja")
+        raise ModelError(f"{fault} with --chat-template-path FILE.jinja")
     tokenizer.pad_token = choose_pad_token(tokenizer)
     return tokenizer
 
@@ -68,12 +68,12 @@ def _template(path: Path) -> Any:
         try:
             return path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
-            raise ModelError(f"--chat_template_path {path} is not a text, expected a Jinja template") from None
+            raise ModelError(f"--chat-template-path {path} is not a text, expected a Jinja template") from None
     if not path.is_dir():
-        raise ModelError(f"--chat_template_path {path} does not exist; name a Jinja file or a model folder")
+        raise ModelError(f"--chat-template-path {path} does not exist; name a Jinja file or a model folder")
     template = _tokenizer(path).chat_template
     if not template:
-        raise ModelError(f"--chat_template_path {path} has no chat template either; name a model that has one")
+        raise ModelError(f"--chat-template-path {path} has no chat template either; name a model that has one")
     return template
 
 
@@ -113,12 +113,12 @@ def choose_pad_token(tokenizer: Any) -> str:
         except Exception as error:  # a template is a program: it may raise anything
             raise ModelError(
                 f"the chat template cannot render a question and its answer ({in_a_line(error)}); give one that can "
-                "with --chat_template_path FILE.jinja"
+                "with --chat-template-path FILE.jinja"
             ) from None
         if not rendered["input_ids"]:
             raise ModelError(
                 "the chat template writes nothing for a question and its answer; give one that does with "
-                "--chat_template_path FILE.jinja"
+                "--chat-template-path FILE.jinja"
             )
         endings.add(rendered["input_ids"][-1])
     named = [*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()]

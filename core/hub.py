@@ -15,6 +15,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from core.json_text import parse_json
+from core.nearest import did_you_mean
 from core.printed_commands import program_command, python_command
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
@@ -68,30 +69,34 @@ def model_folder(
     if not may_be_id(id):
         raise ModelNotFoundError(
             f"{id} is no folder; give a model's folder or its id on the hub, ORG/NAME, or {otherwise}"
+            f"{did_you_mean(Path(id))}"
         )
     import httpx
 
     folder = _cached(id)
     if folder is not None:
         return folder
+    meant = did_you_mean(Path(id))
     nowhere = f"{id} is no folder, and no model of that name is whole in the Hugging Face cache ({_cache()})"
     download = program_command("hf", "download", id)
     by_hand = f"fetch it elsewhere with `{download}` and bring the folder that it prints, or {otherwise}"
     if "/" not in id:
-        raise ModelNotFoundError(f"{nowhere}; a model on the hub has an id of two parts, ORG/NAME; or {otherwise}")
+        raise ModelNotFoundError(
+            f"{nowhere}; a model on the hub has an id of two parts, ORG/NAME; or {otherwise}{meant}"
+        )
     if not fetch:
-        raise ModelNotFoundError(f"{nowhere}; fetch it with `{download}`")
+        raise ModelNotFoundError(f"{nowhere}; fetch it with `{download}`{meant}")
     if _forbidden():
-        raise ModelNotFoundError(f"{nowhere}, and HF_HUB_OFFLINE forbids to fetch it; unset that, {by_hand}")
+        raise ModelNotFoundError(f"{nowhere}, and HF_HUB_OFFLINE forbids to fetch it; unset that, {by_hand}{meant}")
     (say or _say)(f"{nowhere}: fetching it from {_endpoint()}")
     try:
         return _fetch(id)
     except ModelNotFoundError as error:
-        raise ModelNotFoundError(f"{nowhere}, {error}, or {otherwise}") from None
+        raise ModelNotFoundError(f"{nowhere}, {error}, or {otherwise}{meant}") from None
     except (OSError, httpx.HTTPError) as error:
         cause = error.__cause__ or error
         failed = f"it could not be fetched from {_endpoint()} ({type(cause).__name__}: {_first_line(cause)})"
-        raise ModelNotFoundError(f"{nowhere}, and {failed}; look at the network, {by_hand}") from None
+        raise ModelNotFoundError(f"{nowhere}, and {failed}; look at the network, {by_hand}{meant}") from None
 
 
 def may_be_id(name: str) -> bool:

@@ -25,7 +25,7 @@ def check_output(path: Path, flag: str, *, overwrite: bool | None = None) -> Non
     """Refuse a file that exists already, or that could not be written. No folder and no file is created.
 
     Args:
-        flag: the flag that names the output, e.g. `--output_path`.
+        flag: the flag that names the output, e.g. `--output`.
         overwrite: whether an existing file may be replaced; None for a command that has no --overwrite.
     Raises:
         OutputError: the file exists or cannot be written; the message says which.

@@ -12,7 +12,7 @@ import argparse
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 from urllib.parse import quote
 
 from pydantic import AfterValidator, BeforeValidator
@@ -102,13 +102,6 @@ def masked(text: str, *, whole: bool = False) -> str:
         whole: whether the text is a single value, such as one argument of a command; its password may contain spaces.
     """
     return (_ADDRESS if whole else _WORD).sub(_mask, text)
-
-
-class Parser(argparse.ArgumentParser):
-    """Parses arguments as argparse does, with passwords masked in its error messages."""
-
-    def error(self, message: str) -> NoReturn:
-        super().error(masked(message, whole=True))
 
 
 def _mask(match: re.Match[str]) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from core.nearest import did_you_mean
 
 
 class Settings(BaseModel):
@@ -61,3 +65,32 @@ def merged(tree: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         for name, value in other.items()
     }
     return {**tree, **both}
+
+
+def describe_faults(error: ValidationError, settings: type[BaseModel]) -> list[str]:
+    """Return a line for each fault in a tree of settings; an unknown name or choice comes with the one most like it."""
+    return [_describe(fault, settings) for fault in error.errors()]
+
+
+def _describe(fault: Any, settings: type[BaseModel]) -> str:
+    name, said = ".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "extra_forbidden":
+        return f"{name}: unknown setting{did_you_mean_setting(name, settings)}"
+    if fault["type"] == "literal_error":
+        said += did_you_mean(str(fault["input"]), re.findall(r"'([^']*)'", fault["ctx"]["expected"]))
+    return f"{name or 'settings'}: {said}"
+
+
+def did_you_mean_setting(name: str, settings: type[BaseModel]) -> str:
+    """Return the end of a message about an unknown setting, which may be right but stand in another group."""
+    known, last = list(names_of(settings)), name.rpartition(".")[2]
+    elsewhere = [each for each in known if each.rpartition(".")[2] == last]
+    return f"; did you mean {elsewhere[0]}?" if len(elsewhere) == 1 else did_you_mean(name, known)
+
+
+def names_of(settings: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield the names of all settings of a tree, with their groups, e.g. `optim.learning_rate`."""
+    for name, field in settings.model_fields.items():
+        yield prefix + (field.serialization_alias or name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from names_of(field.annotation, f"{prefix}{name}.")

@@ -150,7 +150,7 @@ def check_same_run(checkpoint: Path, before: Mapping[str, Any], now: Mapping[str
     changed = [f"{name}: was {before.get(name)}, is {new}" for name, new in now.items() if before.get(name) != new]
     if changed:
         raise TrainingError(
-            f"{checkpoint} belongs to another run ({'; '.join(changed)}); name another --output_dir to start a new "
+            f"{checkpoint} belongs to another run ({'; '.join(changed)}); name another --run-dir to start a new "
             "run, or give the settings and data of the old one"
         )
 

@@ -14,13 +14,13 @@ from core.commands import execute, starting
 if __name__ == "__main__":
     starting()
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from core.flags import Parser
 from core.outputs import OutputError, check_output, written
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.protocols import PROTOCOLS, ProtocolName
@@ -69,7 +69,7 @@ FORMATS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m dbbench_adapter.export", description="Write tasks as rows for verl or agent-lightning."
     )
     parser.add_argument("--input", type=Path, nargs="+", required=True, help="task files")

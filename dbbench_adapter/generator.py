@@ -5,7 +5,7 @@ SQLite before a task is given out. A draft that would make a bad task is drawn a
 answer that is empty, long, tied or rounded, a question asked before. Joins, groups, sub-queries, NULLs and comparisons
 of texts by order are left out; `dbbench_adapter.generate` makes larger tasks with 22 skills.
 
-    python -m dbbench_adapter.generator --n 512 --seed 0 --split train --output data/train.jsonl
+    python -m dbbench_adapter.generator --num-tasks 512 --seed 0 --split train --output data/train.jsonl
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from core.commands import execute, starting
 if __name__ == "__main__":
     starting()
 
-import argparse
 import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
+from core.flags import Parser
 from dbbench_adapter.datatypes import CHANGE_KINDS, Cell, Column, Gold, Row, Rows, Table, Task
 from dbbench_adapter.generate.phrasebook import (
     COMPARISONS,
@@ -275,13 +275,13 @@ def _question(rng: random.Random, kind: str, **slots: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Generate SQL tasks, checked by running their reference statements.")
-    parser.add_argument("--n", type=int, required=True, help="how many tasks")
+    parser = Parser(description="Generate SQL tasks, checked by running their reference statements.")
+    parser.add_argument("--num-tasks", "--n", type=int, required=True, help="how many tasks")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--split", choices=get_args(Split), default="train")
     parser.add_argument("--output", type=Path, required=True, help="JSONL, one task per line")
     args = parser.parse_args()
-    tasks = generate_tasks(args.n, seed=args.seed, split=args.split)
+    tasks = generate_tasks(args.num_tasks, seed=args.seed, split=args.split)
     write_tasks(args.output, tasks)
     print(f"{len(tasks)} {args.split} tasks, seed {args.seed}: {args.output}")
 

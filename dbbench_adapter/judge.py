@@ -22,6 +22,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictFloat, StrictInt, StrictStr, TypeAdapter
 
+from core.flags import Parser
 from core.json_lines import serve
 from dbbench_adapter.datatypes import Rows
 from dbbench_adapter.judges import JudgeName, fc, lab, strict, text
@@ -80,7 +81,7 @@ _JUDGES: dict[JudgeName, Callable[[Any, Any], bool]] = {"text": _text, "fc": _fc
 
 
 def main() -> None:
-    argparse.ArgumentParser(
+    Parser(
         prog="python -m dbbench_adapter.judge",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

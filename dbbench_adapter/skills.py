@@ -12,12 +12,12 @@ from core.commands import execute, starting
 if __name__ == "__main__":
     starting()
 
-import argparse
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from core.flags import Parser
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.sql_skills import SKILLS, NotOneStatementError, recognise_skills
 from dbbench_adapter.tasks.load import TaskFileError, load_tasks
@@ -69,9 +69,7 @@ def _table_lines(agreements: Iterable[Agreement]) -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m dbbench_adapter.skills", description="Compare labelled with recognised skills."
-    )
+    parser = Parser(prog="python -m dbbench_adapter.skills", description="Compare labelled with recognised skills.")
     parser.add_argument("file", type=Path, help="a task file with skills, e.g. LifelongAgentBench's entry_dict.json")
     path = parser.parse_args(argv).file
     try:

@@ -1,6 +1,6 @@
 """Split a set of tasks into parts that share no table; the same inputs, seed and fractions give the same bytes.
 
-    python -m dbbench_adapter.splits --input FILE... --output_dir DIR --fractions 0.8,0.1,0.1 --seed 0
+    python -m dbbench_adapter.splits --input FILE... --output DIR --fractions 0.8,0.1,0.1 --seed 0
 
 The command writes train.jsonl, validation.jsonl, test.jsonl and manifest.json (inputs and parts with their SHA-256,
 counts, seed, fractions, versions). Tasks over the same tables stay together, and every kind of task is in every part if
@@ -26,6 +26,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from core.flags import Parser
 from core.outputs import check_output, written
 from core.signed import file_sha256
 from dbbench_adapter.datatypes import Task
@@ -191,7 +192,7 @@ def write_splits(inputs: Sequence[Path], output_dir: Path, fractions: Sequence[f
     if len(fractions) != len(PARTS):
         raise ValueError(f"{len(fractions)} fractions, expected one each for {', '.join(PARTS)}")
     for name in (*(f"{part}.jsonl" for part in PARTS), MANIFEST):
-        check_output(output_dir / name, "--output_dir")
+        check_output(output_dir / name, "--output")
     files = [task_file(path) for path in inputs]
     loaded = [load_tasks(file) for file in files]
     tasks = [task for part in loaded for task in part]
@@ -234,21 +235,19 @@ def _fractions(text: str) -> tuple[float, ...]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m dbbench_adapter.splits", description="Split tasks into parts that share no table."
-    )
+    parser = Parser(prog="python -m dbbench_adapter.splits", description="Split tasks into parts that share no table.")
     parser.add_argument("--input", type=Path, nargs="+", required=True, help="task files, split as one set")
-    parser.add_argument("--output_dir", type=Path, required=True)
+    parser.add_argument("--output", "--output-dir", type=Path, required=True)
     parser.add_argument("--fractions", type=_fractions, default="0.8,0.1,0.1", help="train,validation,test")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     try:
-        manifest = write_splits(args.input, args.output_dir, args.fractions, args.seed)
+        manifest = write_splits(args.input, args.output, args.fractions, args.seed)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     for name, part in manifest["parts"].items():
-        print(f"{name:10} {part['tasks']:6} tasks over {part['tables']:5} tables: {args.output_dir / part['file']}")
+        print(f"{name:10} {part['tasks']:6} tasks over {part['tables']:5} tables: {args.output / part['file']}")
     return 0
 
 

@@ -24,6 +24,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from core.flags import Parser
 from core.json_lines import serve
 from dbbench_adapter.backends import Backend, BackendUnavailable, TableError, open_backend
 from dbbench_adapter.datatypes import Column, Gold, Row, Table, Task
@@ -91,7 +92,7 @@ def hash_after(
 
 
 def main() -> None:
-    argparse.ArgumentParser(
+    Parser(
         prog="python -m dbbench_adapter.table_hash",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -17,10 +17,19 @@ from trl.trainer.model_config import ModelConfig
 from trl.trainer.reward_config import RewardConfig
 
 from core.cpu_features import uses_bfloat16
+from core.flags import Parser
 from core.trackers import usable_trackers
 from core.training_run import TrainingError
 
 OUTPUT = "outputs/reward-model"
+OTHER_NAMES = {
+    "--model-name-or-path": "--model",
+    "--dataset-name": "--train-file",
+    "--eval-dataset-name": "--val-file",
+    "--output-dir": "--run-dir",
+    "--lora-r": "--lora-rank",
+}
+"""What the other commands call TRL's flags."""
 
 
 def parse(arguments: list[str]) -> tuple[Any, Any, Any]:
@@ -29,7 +38,9 @@ def parse(arguments: list[str]) -> tuple[Any, Any, Any]:
     Raises:
         TrainingError: the file is missing or holds an unknown setting.
     """
-    parser = TrlParser((DataArguments, TrainingArguments, ModelArguments))  # type: ignore[arg-type]
+    parser = _Parser((DataArguments, TrainingArguments, ModelArguments))  # type: ignore[arg-type]
+    for name, other in OTHER_NAMES.items():
+        parser.also(name, other)
     try:
         return parser.parse_args_and_config(arguments)  # type: ignore[return-value]
     except OSError as error:
@@ -40,6 +51,10 @@ def parse(arguments: list[str]) -> tuple[Any, Any, Any]:
         raise TrainingError("--config is not a text, expected YAML with settings") from None
     except ValueError as error:
         raise TrainingError(str(error)) from None
+
+
+class _Parser(Parser, TrlParser):
+    """Parses TRL's arguments under TRL's names, and takes those of the other commands for the same things too."""
 
 
 @dataclass
@@ -59,7 +74,7 @@ class DataArguments:
 class ModelArguments(ModelConfig):
     """Holds TRL's arguments, with LoRA on all linear layers and a new head that is trained without LoRA."""
 
-    use_peft: bool = field(default=True, metadata={"help": "Train with LoRA; --no_use_peft trains all weights."})
+    use_peft: bool = field(default=True, metadata={"help": "Train with LoRA; --no-use-peft trains all weights."})
     lora_task_type: str = field(default="SEQ_CLS", metadata={"help": "Task type of the adapter."})
     lora_target_modules: list[str] | None = field(
         default_factory=lambda: ["all-linear"], metadata={"help": "Layers that get an adapter; the head gets none."}

@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from core.flags import Parser
 from core.messages import Message
 from reward_model.data.preferences import PreferenceFileError, read_preferences
 from reward_model.datatypes import Preference, RewardScore, compare_scores, with_truncated
@@ -263,7 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m reward_model.client",
         description="Score one answer, compare two, or score a file of preferences; print one JSON object per line.",
         epilog=f"A service that wants a token reads it from {TOKEN_VARIABLE}, and so does this command.",
@@ -274,7 +275,7 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--chosen", help="with --rejected: the answer that should score higher")
     parser.add_argument("--rejected", help="the other answer")
     parser.add_argument("--file", type=Path, help="a converted file; the share of correct pairs is printed last")
-    parser.add_argument("--timeout_s", type=positive, default=30.0, help="deadline of one score, default %(default)s")
+    parser.add_argument("--timeout-s", type=positive, default=30.0, help="deadline of one score, default %(default)s")
     args = parser.parse_args(arguments)
     given = {name for name in ("prompt", "response", "chosen", "rejected", "file") if getattr(args, name) is not None}
     if given not in ({"prompt", "response"}, {"prompt", "chosen", "rejected"}, {"file"}):

@@ -16,7 +16,6 @@ from core.commands import execute, starting
 if __name__ == "__main__":
     starting()
 
-import argparse
 import json
 import re
 from collections import Counter
@@ -29,6 +28,7 @@ from tqdm import tqdm
 
 from core.conversations import RowError
 from core.disk_errors import OutputError, in_words
+from core.flags import Parser
 from core.outputs import check_output, written
 from reward_model.data.files import NotReadOn, Numbered, raw_rows
 from reward_model.data.preferences import PreferenceFileError, write_preferences
@@ -139,7 +139,7 @@ def is_ours(rejects: Path) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description="Convert preference data (.jsonl, .json, .parquet) to TRL's conversational form.",
         epilog="forms: " + "; ".join(f"{name}: {form.needs}" for name, form in FORMS.items()),
     )

@@ -11,13 +11,13 @@ from core.commands import execute, starting
 if __name__ == "__main__":
     starting()
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from core.flags import Parser
 from core.messages import Message
 from core.outputs import OutputError, check_output, written
 from reward_model.adversarial import adversarial_sides, neighbours
@@ -254,9 +254,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m reward_model.evaluate", description="Measure a reward model on held-out pairs."
-    )
+    parser = Parser(prog="python -m reward_model.evaluate", description="Measure a reward model on held-out pairs.")
     parser.add_argument(
         "--model",
         type=Path,

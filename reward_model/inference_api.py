@@ -1,4 +1,4 @@
-"""Serves scores: `python reward_model/inference_api.py --model_path ./merged_model`, then `POST /score`.
+"""Serves scores: `python reward_model/inference_api.py --model ./merged_model`, then `POST /score`.
 
 It listens on this machine only, unless a token is given. It answers at once, and is ready when the model is loaded and
 its warm-up scores matched. After SIGTERM it answers the requests that it has accepted and exits with 0. The parts of
@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from core.flags import DEVICES, Parser, torch_device
 from core.hub import TRAIN, go_offline, model_folder
 from core.machine import git_commit, port_number
 from reward_model.service.access import TOKEN_VARIABLE, positive, read_token
@@ -50,8 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         token = read_token(args.host, args.token_file)
         go_offline()
-        args.model_path = model_folder(args.model_path, otherwise=TRAIN)
-        check_model(args.model_path)
+        args.model = model_folder(args.model, otherwise=TRAIN)
+        check_model(args.model)
     except ValueError as error:
         parser.error(str(error))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -61,12 +62,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return serve(args, token)
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python reward_model/inference_api.py", description=(__doc__ or "").splitlines()[0]
-    )
+def make_parser() -> Parser:
+    parser = Parser(prog="python reward_model/inference_api.py", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
-        "--model_path", type=Path, required=True, help="a merged model, its folder or ORG/NAME, or an adapter's folder"
+        "--model",
+        "--model-path",
+        type=Path,
+        required=True,
+        help="a merged model, its folder or ORG/NAME, or an adapter's folder",
     )
     parser.add_argument(
         "--host", default="127.0.0.1", help=f"address to listen on, default %(default)s; others need {TOKEN_VARIABLE}"
@@ -75,10 +78,15 @@ def make_parser() -> argparse.ArgumentParser:
         "--port", type=port_number, default=8008, help="default %(default)s; 0 takes a free one and logs it"
     )
     parser.add_argument(
-        "--token_file", type=Path, help=f"file with the bearer token of clients; or set {TOKEN_VARIABLE}"
+        "--token-file", type=Path, help=f"file with the bearer token of clients; or set {TOKEN_VARIABLE}"
     )
     parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default auto: a GPU if there is one"
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        type=torch_device,
+        metavar=DEVICES,
+        help="default auto: a GPU if there is one",
     )
     parser.add_argument(
         "--threads",
@@ -87,12 +95,12 @@ def make_parser() -> argparse.ArgumentParser:
         help="CPU threads of the model, default one per core: %(default)s",
     )
     parser.add_argument(
-        "--max_queue",
+        "--max-queue",
         type=_at_least(MAX_ITEMS),
         default=512,
         help=f"most conversations that wait, default %(default)s; at least {MAX_ITEMS}, as many as a request may hold",
     )
-    parser.add_argument("--timeout_s", type=positive, default=30.0, help="deadline of a request, default %(default)s")
+    parser.add_argument("--timeout-s", type=positive, default=30.0, help="deadline of a request, default %(default)s")
     return parser
 
 
@@ -113,8 +121,8 @@ def check_model(path: Path) -> None:
     """
     if not any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise ValueError(
-            f"--model_path {path}: no config.json or adapter_config.json there; expected what "
-            "reward_model/reward_modeling.py or reward_model/merge.py wrote"
+            f"--model {path}: no config.json or adapter_config.json there; expected what "
+            "reward_model/reward_modeling.py or python -m reward_model.merge wrote"
         )
 
 
@@ -137,7 +145,7 @@ def serve(args: argparse.Namespace, token: str | None) -> int:
         def capture_signals(self) -> Iterator[None]:  # uvicorn's own version would stop listening at once
             yield
 
-    service = Service(args.model_path.resolve(), commit=git_commit() or "unknown", deadline_s=args.timeout_s)
+    service = Service(args.model.resolve(), commit=git_commit() or "unknown", deadline_s=args.timeout_s)
     config = uvicorn.Config(
         RequestMiddleware(make_app(service), token=token),
         host=args.host,

@@ -13,7 +13,6 @@ from core.commands import execute, interruptible, starting
 if __name__ == "__main__":
     starting()
 
-import argparse
 import json
 import os
 import sys
@@ -22,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from core.flags import Parser
 from core.json_text import parse_json
 from core.messages import Message
 from core.outputs import OutputError, check_output, failures_of_the_disk
@@ -151,7 +151,7 @@ def read_record(adapter: Path) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m reward_model.merge", description="Merge an adapter into its base.")
+    parser = Parser(prog="python -m reward_model.merge", description="Merge an adapter into its base.")
     parser.add_argument("--adapter", type=Path, required=True, help="output of reward_modeling.py")
     parser.add_argument("--output", type=Path, required=True, help="the folder to write, which must not exist yet")
     parser.add_argument(

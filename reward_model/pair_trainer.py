@@ -22,7 +22,7 @@ class PairTrainer(PairMicroBatches, RewardTrainer):
 
     def remedy(self) -> str:
         return (
-            f"lower --learning_rate (now {self.args.learning_rate:g}) or --max_grad_norm (now "
+            f"lower --learning-rate (now {self.args.learning_rate:g}) or --max-grad-norm (now "
             f"{self.args.max_grad_norm:g}), or train in float32 with --bf16 False"
         )
 

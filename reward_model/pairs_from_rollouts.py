@@ -14,7 +14,6 @@ from core.commands import execute, starting
 if __name__ == "__main__":
     starting()
 
-import argparse
 import math
 import random
 import sys
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from core.conversations import RowError, legal, read_conversation, read_tools
+from core.flags import Parser
 from core.json_text import parse_json
 from core.messages import Message, num_chars, num_tool_calls
 from core.outputs import OutputError, check_output
@@ -332,7 +332,7 @@ def rules(pairs: Sequence[Candidate]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m reward_model.pairs_from_rollouts",
         description="Make preferences out of right and wrong rollouts of the same task, with balanced sizes.",
     )

@@ -1,20 +1,20 @@
 """Trains a reward model on preferences, with TRL's RewardTrainer:
 
-    accelerate launch reward_model/reward_modeling.py --dataset_name ./converted.jsonl --model_name_or_path MODEL \\
-        --output_dir OUT
+    accelerate launch reward_model/reward_modeling.py --dataset-name ./converted.jsonl --model-name-or-path MODEL \\
+        --output-dir OUT
     accelerate launch reward_model/reward_modeling.py --config reward_model/configs/tiny_cpu.yaml
 
-  --dataset_name FILE          preferences, as convert_dpo_format.py writes them
-  --eval_dataset_name FILE     held-out preferences
-  --held_out_fraction 0.1      without that file: the share of pairs to hold out, whole prompts at a time; 0 for none
-  --model_name_or_path MODEL   the language model to start from: a folder, or its id on the hub, ORG/NAME
-  --output_dir OUT             adapter, tokenizer, reward_model.json, metrics.jsonl and checkpoints
-  --no_use_peft                train all weights; default is LoRA on all linear layers (--lora_r 16 --lora_alpha 32)
-  --learning_rate 1e-4         --num_train_epochs 3  --per_device_train_batch_size 8  --max_length 1024 (tokens)
-  --center_rewards_coefficient 0.01
-  --chat_template_path FILE    for a model without a chat template
-  --resume_from_checkpoint     a checkpoint; default auto: the newest in OUT, if there is one
-  --report_to TRACKER          wandb, swanlab or tensorboard beside metrics.jsonl; without a key they write to disk
+  --dataset-name FILE          preferences, as convert_dpo_format.py writes them
+  --eval-dataset-name FILE     held-out preferences
+  --held-out-fraction 0.1      without that file: the share of pairs to hold out, whole prompts at a time; 0 for none
+  --model-name-or-path MODEL   the language model to start from: a folder, or its id on the hub, ORG/NAME
+  --output-dir OUT             adapter, tokenizer, reward_model.json, metrics.jsonl and checkpoints
+  --no-use-peft                train all weights; default is LoRA on all linear layers (--lora-r 16 --lora-alpha 32)
+  --learning-rate 1e-4         --num-train-epochs 3  --per-device-train-batch-size 8  --max-length 1024 (tokens)
+  --center-rewards-coefficient 0.01
+  --chat-template-path FILE    for a model without a chat template
+  --resume-from-checkpoint     a checkpoint; default auto: the newest in OUT, if there is one
+  --report-to TRACKER          wandb, swanlab or tensorboard beside metrics.jsonl; without a key they write to disk
   --config FILE                any of these in YAML; flags win
 
 Every flag of TRL's RewardConfig (and so of transformers' TrainingArguments) and ModelConfig works.

@@ -57,7 +57,7 @@ def train(data: DataArguments, args: TrainingArguments, model: ModelArguments) -
     disable_progress_bar()
     say = print if args.process_index == 0 else lambda *parts: None
     if not model.model_name_or_path:
-        raise TrainingError("--model_name_or_path is missing: the language model to start from, a folder or ORG/NAME")
+        raise TrainingError("--model-name-or-path is missing: the language model to start from, a folder or ORG/NAME")
     base, output = model_folder(model.model_name_or_path, say=say), Path(args.output_dir or OUTPUT)
     tokenizer = load_tokenizer(base, Path(args.chat_template_path) if args.chat_template_path else None)
     args.chat_template_path = None  # it is set already, and TRL would set it again
@@ -81,8 +81,8 @@ def train(data: DataArguments, args: TrainingArguments, model: ModelArguments) -
     batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     if len(train_set) < batch:
         raise TrainingError(
-            f"{len(train_set)} pairs are fewer than one batch of {batch} (--per_device_train_batch_size x "
-            "--gradient_accumulation_steps x processes); lower one of them or bring more pairs"
+            f"{len(train_set)} pairs are fewer than one batch of {batch} (--per-device-train-batch-size x "
+            "--gradient-accumulation-steps x processes); lower one of them or bring more pairs"
         )
 
     counts = {
@@ -162,7 +162,7 @@ def encode_pairs(
         except Exception as error:  # a template is a program: it may raise anything
             raise PreferenceFileError(
                 f"{place_of(row, name)}: the model's chat template refuses it ({type(error).__name__}: {error}); "
-                "leave such rows out or give another --chat_template_path"
+                "leave such rows out or give another --chat-template-path"
             ) from None
         shortest = min(shortest, max(map(len, sides)))
         if max(map(len, sides)) <= limit:
@@ -170,8 +170,8 @@ def encode_pairs(
                 column.append(torch.tensor(ids, dtype=torch.int32).numpy())
     if not columns["chosen_ids"]:
         raise TrainingError(
-            f"all {len(rows)} pairs of {name} are longer than --max_length {max_length}; the shortest has {shortest} "
-            "tokens, so give a larger --max_length"
+            f"all {len(rows)} pairs of {name} are longer than --max-length {max_length}; the shortest has {shortest} "
+            "tokens, so give a larger --max-length"
         )
     return Dataset.from_dict(columns)
 
@@ -211,17 +211,17 @@ def checkpoint_to_resume(
         checkpoint = Path(args.resume_from_checkpoint)
         if not (checkpoint / RECORD).is_file():
             raise TrainingError(
-                f"--resume_from_checkpoint {checkpoint} is no checkpoint of this command: no {RECORD}; "
+                f"--resume-from-checkpoint {checkpoint} is no checkpoint of this command: no {RECORD}; "
                 "give one, or auto for the newest"
             )
         if fault := signed.fault_of_ours(checkpoint, RECORD, run_dir=checkpoint.parent):
-            raise TrainingError(f"--resume_from_checkpoint {checkpoint}: {fault}; give an earlier one, or auto")
+            raise TrainingError(f"--resume-from-checkpoint {checkpoint}: {fault}; give an earlier one, or auto")
     else:
         checkpoint = newest_whole(output, RECORD, run_dir=output, say=say)
         if checkpoint is None:
             if (output / RECORD).is_file():
                 raise TrainingError(
-                    f"{output} holds a finished reward model without checkpoints; name another --output_dir"
+                    f"{output} holds a finished reward model without checkpoints; name another --output-dir"
                 )
             if checkpoints(output):
                 say(f"no checkpoint in {output} is complete: starting a new run")

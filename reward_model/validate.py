@@ -12,7 +12,6 @@ from core.commands import execute, starting
 if __name__ == "__main__":
     starting()
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from core.conversations import RowError, legal
+from core.flags import Parser
 from reward_model.data.preferences import PreferenceFileError, describe_faults, numbered_lines
 from reward_model.data.summary import Summary
 from reward_model.datatypes import Preference
@@ -91,7 +91,7 @@ def _side_faults(preference: Preference, name: str) -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m reward_model.validate", description="Check converted files; exit status 1 when one is wrong."
     )
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE")

@@ -12,12 +12,12 @@ from core.commands import execute, starting
 if __name__ == "__main__":
     starting()
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from core import signed
+from core.flags import Parser
 
 RECORDS = ("manifest.json", "reward_model.json", "sft.json")
 """The records of checkpoints: of the main job and local runs, of reward models, and of supervised fine-tuning."""
@@ -25,7 +25,7 @@ NAMES = ("global_step_*", "step_*", "checkpoint-*")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.accept_run", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m scripts.accept_run", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("run_dir", type=Path, help="folder of a run, or of one checkpoint")
     run_dir = parser.parse_args(argv).run_dir.resolve()
     found = list(checkpoints_in(run_dir))

@@ -1,4 +1,4 @@
-"""Measures the cost of DB-Bench: `python -m scripts.bench_dbbench [--json FILE]`; about two minutes on two idle cores.
+"""Measures the cost of DB-Bench: `python -m scripts.bench_dbbench [--output FILE]`; two minutes on two idle cores.
 
 One episode makes a database with a table of 30 rows, runs three statements (two SELECTs and a change), commits, and
 calls the strict judge, which makes a second database for the reference; then both are dropped. No statement is
@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.passwords import Parser
+from core.flags import Parser
 from dbbench_adapter import judge
 from dbbench_adapter.backends import Backend, BackendUnavailable, open_backend
 from dbbench_adapter.datatypes import Column, Gold, Table, Task
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = [row for backend in args.backend for row in measure_backend(backend, args)]
     rows.append(Row(f"judging {NUM_ANSWERS:,} answers, fc and strict", judging_s(), "s", TARGET_JUDGE_S))
     print(f"{args.processes} processes, {args.concurrency} episodes at once")
-    return finish(rows, facts(), args.json)
+    return finish(rows, facts(), args.output)
 
 
 def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from core.flags import Parser
 from scripts.bench.report import Row, add_options, check_options, facts, finish
 
 PARTS = ("sampling", "tokens", "memory")
@@ -44,11 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="bench-local-") as folder:
         for part in filter(args.only.__contains__, PARTS):
             rows += importlib.import_module(f"scripts.bench.local_{part}").measure(args.model, Path(folder))
-    return finish(rows, found, args.json)
+    return finish(rows, found, args.output)
 
 
 def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m scripts.bench_local_rl",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

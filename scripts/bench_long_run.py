@@ -13,7 +13,6 @@ from core.commands import execute, starting
 if __name__ == "__main__":
     starting()
 
-import argparse
 import asyncio
 import json
 import random
@@ -27,6 +26,7 @@ from typing import Any
 import psutil
 
 from core.agl_without_litellm import agl
+from core.flags import Parser
 from core.machine import free_port
 from core.processes import tell
 from dbbench_adapter.generator import generate_tasks
@@ -97,9 +97,7 @@ PARTS = {"chain": chain, "store_server": store_server, "agl_store": agl_store}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.bench_long_run", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = Parser(prog="python -m scripts.bench_long_run", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", choices=PARTS, help="one part")
     only, found = parser.parse_args().only, facts()
     with tempfile.TemporaryDirectory(prefix="agentgrpo-bench-") as folder:

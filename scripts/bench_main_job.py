@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from core.flags import Parser
 from core.printed_commands import python_command
 from core.processes import RUN_ID, end_run, ends_in_order
 from scripts.bench import report
@@ -46,9 +47,7 @@ ON_REQUEST = ("shared", "memory")
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.bench_main_job", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = Parser(prog="python -m scripts.bench_main_job", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--only",
         metavar="PART,...",

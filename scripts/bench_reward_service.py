@@ -1,6 +1,6 @@
 """Measures the scoring service under load: `python -m scripts.bench_reward_service`; five minutes on two idle cores.
 
-The soak test takes additional time (`--soak_s 600`). The command makes the model, the same each time: a random Qwen3
+The soak test takes additional time (`--soak-s 600`). The command makes the model, the same each time: a random Qwen3
 classifier of 6 layers, 256 wide. The baseline is `scripts/bench/reward_baseline.py`, which scores one request at a time
 with the same model inside an `async def`. Servers and clients are separate processes, on loopback. Leaves out GPUs.
 """
@@ -27,6 +27,7 @@ from typing import Any
 
 import psutil
 
+from core.flags import Parser
 from scripts.bench.children import ROOT, Server, python, serving
 from scripts.bench.report import Row, add_options, check_options, facts, finish
 from scripts.bench.reward_load import Job, play
@@ -64,18 +65,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if args.soak_s:
                     rows += soak(replace(job, seconds=args.soak_s), clients, psutil.Process(server.pid))
     print(f"Qwen3 classifier, {LAYERS} layers, {HIDDEN} wide\n")
-    return finish(rows, facts(), args.json)
+    return finish(rows, facts(), args.output)
 
 
 def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.bench_reward_service", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = Parser(prog="python -m scripts.bench_reward_service", description=(__doc__ or "").splitlines()[0])
     add_options(parser, PARTS)
     parser.add_argument("--seconds", type=float, default=20.0, help="seconds of each measurement, default %(default)s")
-    parser.add_argument("--crowd_s", type=float, default=60.0, help="seconds with 256 clients, default %(default)s")
+    parser.add_argument("--crowd-s", type=float, default=60.0, help="seconds with 256 clients, default %(default)s")
     parser.add_argument(
-        "--soak_s", type=float, default=0.0, help="seconds of the soak test, default 0; the target is for 600"
+        "--soak-s", type=float, default=0.0, help="seconds of the soak test, default 0; the target is for 600"
     )
     args = parser.parse_args(arguments)
     check_options(parser, args, PARTS)
@@ -92,7 +91,7 @@ def prepare(folder: Path) -> Path:
 
 
 def service(folder: Path) -> AbstractContextManager[Server]:
-    command = [sys.executable, str(ROOT / "reward_model" / "inference_api.py"), "--model_path", str(folder / "model")]
+    command = [sys.executable, str(ROOT / "reward_model" / "inference_api.py"), "--model", str(folder / "model")]
     return serving(command, "/readyz", folder / "servers.log", ENVIRONMENT)
 
 

@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from core.flags import Parser
 from dbbench_adapter.splits import draw_by_kind
 from sql_agent.config import DataConfig
 from sql_agent.datatypes import AgentConfig, EnvironmentSettings
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(soft_wrap=True, highlight=False)
     try:
         check_name(args.environment)
-        settings = EnvironmentSettings(args.environment, call_timeout_s=args.call_timeout)
+        settings = EnvironmentSettings(args.environment, call_timeout_s=args.call_timeout_s)
         environment = make_environment(settings)
         environment.check_episodes()
         environment.prepare(console.print)
@@ -106,20 +107,30 @@ def _tell(console: Console, report: Report) -> int:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m scripts.check_env", description="Play an environment without a model; say what could break."
     )
     parser.add_argument("environment", help="FILE.py:NAME, module:NAME, an entry point, or a registered name")
     parser.add_argument(
-        "--tasks", type=Path, help="rows for the environment, JSONL or parquet; registered ones make their own"
+        "--tasks",
+        "--train-file",
+        "--val-file",
+        type=Path,
+        help="rows for the environment, JSONL or parquet; registered ones make their own",
     )
     parser.add_argument(
         "--limit", type=int, default=8, help="tasks that are played, evenly over their kinds (default 8)"
     )
-    parser.add_argument("--call-timeout", type=float, default=5.0, help="seconds after which a call hangs (default 5)")
+    parser.add_argument(
+        "--call-timeout-s",
+        "--call-timeout",
+        type=float,
+        default=5.0,
+        help="seconds after which a call hangs (default 5)",
+    )
     args = parser.parse_args(argv)
-    if args.limit < 1 or args.call_timeout <= 0:
-        parser.error("--limit has to be 1 or more, and --call-timeout above 0")
+    if args.limit < 1 or args.call_timeout_s <= 0:
+        parser.error("--limit has to be 1 or more, and --call-timeout-s above 0")
     return args
 
 

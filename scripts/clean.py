@@ -13,7 +13,6 @@ from core.commands import execute, starting
 if __name__ == "__main__":
     starting()
 
-import argparse
 import fcntl
 import os
 import sys
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from core.flags import Parser
 from core.processes import (
     FOLDER,
     IS_RUN_ID,
@@ -104,7 +104,7 @@ def _size_mib(folder: Path) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m scripts.clean",
         description="List what killed training runs left behind: processes, databases, sockets, temporary files.",
         epilog="Without an option nothing is removed. A run that goes on is never touched.",

@@ -31,7 +31,7 @@ if [[ ${1:-} != --tasks && -n ${DBBENCH_DATA:-} ]]; then
     [[ -n $file ]] || die "no entry_dict.json (LifelongAgentBench) under DBBENCH_DATA=$DBBENCH_DATA; give one file with: bash scripts/demo.sh --tasks FILE"
 fi
 if [[ ${1:-} == --pretrained ]]; then
-    [[ -n $file ]] || die "DBBENCH_DATA has to name the folder of LifelongAgentBench's entry_dict.json. $python scripts/download_huggingface_data.py --output_dir data/lifelong fetches it; then DBBENCH_DATA=data/lifelong make demo-pretrained"
+    [[ -n $file ]] || die "DBBENCH_DATA has to name the folder of LifelongAgentBench's entry_dict.json. $python scripts/download_huggingface_data.py --output data/lifelong fetches it; then DBBENCH_DATA=data/lifelong make demo-pretrained"
     config=sql_agent/configs/pretrained.yaml
     of=$(sha256sum "$file" | cut -c1-8) # other tasks, another split and another SFT
     model=models/smollm2-135m-sft-$of
@@ -91,13 +91,13 @@ serve() {
 run "$python" -m scripts.doctor --port "$port"
 if [[ -n ${split:-} ]]; then
     run "$python" -m scripts.make_pretrained_policy
-    [[ -f $split/manifest.json ]] || run "$python" -m dbbench_adapter.splits --input "$file" --output_dir "$split" --fractions 0.66,0.04,0.3
+    [[ -f $split/manifest.json ]] || run "$python" -m dbbench_adapter.splits --input "$file" --output "$split" --fractions 0.66,0.04,0.3
     if [[ ! -f $model/sft.json ]]; then
         say "SFT on the oracle's episodes of $split/train.jsonl"
         resume=()
         [[ -d $model/checkpoints ]] && resume=(--resume)
-        run "$python" scripts/train_sft.py --model_path models/smollm2-135m-instruct --dataset dbbench --tasks "$split/train.jsonl" --val_file "$split/test.jsonl" \
-            --lora_r 0 --learning_rate 5e-4 --num_epochs 1 --batch_size 8 --save_steps 8 --output_dir "$model" "${resume[@]}"
+        run "$python" scripts/train_sft.py --model models/smollm2-135m-instruct --dataset dbbench --train-file "$split/train.jsonl" --val-file "$split/test.jsonl" \
+            --lora-rank 0 --learning-rate 5e-4 --num-epochs 1 --batch-size 8 --save-every 8 --run-dir "$model" "${resume[@]}"
     fi
     # GRPO learns from groups in which a rollout is right: 241 of 350 tasks had none among some six rollouts of each
     solved=$split/train.solved.jsonl

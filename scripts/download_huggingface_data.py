@@ -1,4 +1,4 @@
-"""Fetch LifelongAgentBench's 500 tasks: `python scripts/download_huggingface_data.py --output_dir data/lifelong`.
+"""Fetch LifelongAgentBench's 500 tasks: `python scripts/download_huggingface_data.py --output data/lifelong`.
 
 The command reads the parquet form with `datasets`, from the hub or from a local file or folder, and checks every row.
 It writes entry_dict.json (which LifelongAgentBench and `dbbench_adapter.tasks.load` read) and db_bench.parquet (the
@@ -17,13 +17,13 @@ from core.commands import execute, interruptible, starting
 if __name__ == "__main__":
     starting()
 
-import argparse
 import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from core.flags import Parser
 from core.outputs import OutputError, check_output, failures_of_the_disk, written
 from dbbench_adapter.tasks.load import unpacked
 from dbbench_adapter.tasks.records import Fault, RawRecord
@@ -96,7 +96,7 @@ def entries(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for number, row in enumerate(rows):
-        record = unpacked(RawRecord("", f"row {number}", dict(row)))
+        record = unpacked(RawRecord("", f"row {number}", dict(row), f"row {number}"))
         if isinstance(record, Fault):
             raise SourceError(str(record))
         index = record.value.get("sample_index")
@@ -115,7 +115,7 @@ def convert(source: str, output_dir: Path) -> list[str]:
     """
     target, copy = output_dir / "entry_dict.json", output_dir / f"{PART}.parquet"
     for file in (target, copy):
-        check_output(file, "--output_dir")
+        check_output(file, "--output")
     dataset = fetch(source)
     found = entries(dataset.to_list())
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -138,14 +138,14 @@ def convert(source: str, output_dir: Path) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Fetch LifelongAgentBench's DB-Bench tasks and check them.")
-    parser.add_argument("--output_dir", type=Path, required=True, help="where entry_dict.json goes")
+    parser = Parser(description="Fetch LifelongAgentBench's DB-Bench tasks and check them.")
+    parser.add_argument("--output", "--output-dir", type=Path, required=True, help="where entry_dict.json goes")
     parser.add_argument(
         "--source", default=HUB_ID, help=f"data set id, or a local parquet file or folder; default {HUB_ID}"
     )
     args = parser.parse_args(argv)
     try:
-        lines = convert(args.source, args.output_dir)
+        lines = convert(args.source, args.output)
     except (SourceError, OutputError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

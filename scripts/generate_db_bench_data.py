@@ -1,4 +1,4 @@
-"""Generate new tasks: `python scripts/generate_db_bench_data.py --num_samples 100 --output_path data/entry_dict.json`.
+"""Generate new tasks: `python scripts/generate_db_bench_data.py --num-tasks 100 --output data/entry_dict.json`.
 
 The command writes LifelongAgentBench's form, which its code and `dbbench_adapter.tasks.load` read. It needs no model,
 and runs every reference. The file appears once all tasks are made. `dbbench_adapter.generate` describes the tasks.
@@ -15,7 +15,6 @@ from core.commands import execute, starting
 if __name__ == "__main__":
     starting()
 
-import argparse
 import itertools
 import json
 import math
@@ -26,6 +25,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from core.flags import Parser
 from core.outputs import check_output, written
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.generate import SKILL_COUNTS, THEMES, ExhaustedError, task_stream
@@ -62,9 +62,9 @@ def summary(tasks: Sequence[Task], seconds: float, path: Path) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Generate DB-Bench tasks in LifelongAgentBench's form.")
-    parser.add_argument("--num_samples", type=int, default=100, help="number of tasks; default 100")
-    parser.add_argument("--output_path", type=Path, required=True, help="the entry_dict.json to write")
+    parser = Parser(description="Generate DB-Bench tasks in LifelongAgentBench's form.")
+    parser.add_argument("--num-tasks", "--num-samples", type=int, default=100, help="number of tasks; default 100")
+    parser.add_argument("--output", "--output-path", type=Path, required=True, help="the entry_dict.json to write")
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same tasks; default 0")
     parser.add_argument(
         "--split", choices=list(THEMES), default="train", help="held_out shares no table with train; default train"
@@ -74,13 +74,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--skills", metavar="A,B:2", help="every task shows one of these, drawn by weight; default all")
     parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
     args = parser.parse_args(argv)
-    path: Path = args.output_path
-    if args.num_samples < 1:
-        print(f"error: --num_samples is {args.num_samples}, expected 1 or more", file=sys.stderr)
+    path: Path = args.output
+    if args.num_tasks < 1:
+        print(f"error: --num-tasks is {args.num_tasks}, expected 1 or more", file=sys.stderr)
         return 1
     start = time.monotonic()
     try:
-        check_output(path, "--output_path", overwrite=args.overwrite)
+        check_output(path, "--output", overwrite=args.overwrite)
         stream = task_stream(
             seed=args.seed,
             split=args.split,
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             skills=skill_weights(args.skills) if args.skills else None,
         )
         # None shows a progress bar only on a terminal
-        tasks = list(tqdm(itertools.islice(stream, args.num_samples), total=args.num_samples, disable=None))
+        tasks = list(tqdm(itertools.islice(stream, args.num_tasks), total=args.num_tasks, disable=None))
     except (ValueError, ExhaustedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

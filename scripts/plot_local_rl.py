@@ -1,8 +1,8 @@
 """Plots held-out success of several local runs with one setting, one line per seed, and writes the numbers as JSON.
 
-    python -m scripts.plot_local_rl --greedy RUN_DIR ... --single_skill RUN_DIR ... --output doc/local_rl.png
+    python -m scripts.plot_local_rl --greedy RUN_DIR ... --single-skill RUN_DIR ... --output doc/local_rl.png
 
-It reads the metrics.jsonl of runs of `scripts.run_dbbench_greedy_grpo` with --eval_tasks and of
+It reads the metrics.jsonl of runs of `scripts.run_dbbench_greedy_grpo` with --eval-tasks and of
 `scripts.run_experiment` with training_callback.evaluate_every.
 """
 
@@ -18,6 +18,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from core.flags import Parser
+
 Curve = list[tuple[int, float]]
 """Pairs of episodes or train steps so far and a share in percent."""
 WINDOW = 5
@@ -25,13 +27,13 @@ WINDOW = 5
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m scripts.plot_local_rl",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--greedy", type=Path, nargs="*", default=[], metavar="RUN_DIR", help="greedy-then-GRPO runs")
-    parser.add_argument("--single_skill", type=Path, nargs="*", default=[], metavar="RUN_DIR", help="REINFORCE runs")
+    parser.add_argument("--single-skill", type=Path, nargs="*", default=[], metavar="RUN_DIR", help="REINFORCE runs")
     parser.add_argument("--output", type=Path, required=True, help="the .png; a .json goes beside it")
     args = parser.parse_args(argv)
     if not args.greedy + args.single_skill:
@@ -103,7 +105,7 @@ def curve(metrics: Path, key: str) -> Curve:
         if (rate := line.get(key)) and rate["judged"]
     ]
     if not found:
-        raise ValueError(f"{metrics} holds no {key}; run with --eval_tasks, or with training_callback.evaluate_every")
+        raise ValueError(f"{metrics} holds no {key}; run with --eval-tasks, or with training_callback.evaluate_every")
     return found
 
 

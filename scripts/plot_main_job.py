@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from core.flags import Parser
 from scripts.plot_local_rl import Curve, save, summary
 from sql_agent.report.reading import read_metrics
 
@@ -28,7 +29,7 @@ PANELS = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m scripts.plot_main_job",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

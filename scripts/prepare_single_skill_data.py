@@ -1,7 +1,7 @@
 """Sort tasks by the one skill they train.
 
-    python scripts/prepare_single_skill_data.py --input_data_path data/entry_dict.json \
-        --output_path data/single_skill_tasks.json --min_tasks_per_skill 1
+    python scripts/prepare_single_skill_data.py --input data/entry_dict.json \
+        --output data/single_skill_tasks.json --min-tasks-per-skill 1
 
 The command reads any task file and writes a JSON object from skill to tasks, from which
 `SingleSkillTaskGenerator.from_file` draws. Under each skill are the tasks that show it with the fewest others. A skill
@@ -20,10 +20,10 @@ from core.commands import execute, starting
 if __name__ == "__main__":
     starting()
 
-import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from core.flags import Parser
 from core.outputs import OutputError, check_output
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.tasks.load import TaskFileError, load_tasks
@@ -42,19 +42,23 @@ def report(tasks_by_skill: Mapping[str, Sequence[Task]], min_tasks: int) -> list
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Sort tasks by the one skill they train.")
-    parser.add_argument("--input_data_path", type=Path, required=True, help="any task file, e.g. an entry_dict.json")
-    parser.add_argument("--output_path", type=Path, required=True, help="the single_skill_tasks.json to write")
-    parser.add_argument("--min_tasks_per_skill", type=int, default=1, help="skills with fewer are left out; default 1")
+    parser = Parser(description="Sort tasks by the one skill they train.")
+    parser.add_argument(
+        "--input", "--input-data-path", type=Path, required=True, help="any task file, e.g. an entry_dict.json"
+    )
+    parser.add_argument(
+        "--output", "--output-path", type=Path, required=True, help="the single_skill_tasks.json to write"
+    )
+    parser.add_argument("--min-tasks-per-skill", type=int, default=1, help="skills with fewer are left out; default 1")
     parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
     args = parser.parse_args(argv)
-    path, min_tasks = args.output_path, args.min_tasks_per_skill
+    path, min_tasks = args.output, args.min_tasks_per_skill
     if min_tasks < 1:
-        print(f"error: --min_tasks_per_skill is {min_tasks}, expected 1 or more", file=sys.stderr)
+        print(f"error: --min-tasks-per-skill is {min_tasks}, expected 1 or more", file=sys.stderr)
         return 1
     try:
-        check_output(path, "--output_path", overwrite=args.overwrite)
-        tasks = load_tasks(args.input_data_path)
+        check_output(path, "--output", overwrite=args.overwrite)
+        tasks = load_tasks(args.input)
     except (TaskFileError, OutputError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -63,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     enough = {skill: listed for skill, listed in found.items() if len(listed) >= min_tasks}
     if not enough:
         print(
-            f"error: no skill has {min_tasks} tasks in {args.input_data_path}; lower --min_tasks_per_skill or make "
+            f"error: no skill has {min_tasks} tasks in {args.input}; lower --min-tasks-per-skill or make "
             "more with scripts/generate_db_bench_data.py",
             file=sys.stderr,
         )

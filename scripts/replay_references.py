@@ -25,7 +25,8 @@ from unittest.mock import patch
 from rich.console import Console
 from rich.progress import track
 
-from core.passwords import Parser, hidden
+from core.flags import Parser
+from core.passwords import hidden
 from dbbench_adapter.backends import Backend, BackendUnavailable, TableError, open_backend
 from dbbench_adapter.backends.mysql_on_sqlite.kinds import plain
 from dbbench_adapter.datatypes import Gold, Task

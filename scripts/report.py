@@ -12,13 +12,13 @@ from core.commands import execute, starting
 if __name__ == "__main__":
     starting()
 
-import argparse
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from core.flags import Parser
 from core.outputs import written
 from core.printed_commands import program_command
 from sql_agent.report import compare
@@ -122,7 +122,7 @@ def _size(file: Path) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.report", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m scripts.report", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("run_dir", type=Path, help="the run's folder (--run-dir of the training command)")
     parser.add_argument("other", nargs="?", type=Path, metavar="run_dir", help="another run's, to compare the two")
     parser.add_argument(

@@ -1,10 +1,10 @@
 """Train a model on DB-Bench tasks in this process, greedy-then-GRPO: one task, one update.
 
-    python -m scripts.run_dbbench_greedy_grpo --model_path models/tiny-sql --learning_rate 1e-3
+    python -m scripts.run_dbbench_greedy_grpo --model models/tiny-sql --learning-rate 1e-3
 
 Each task is played in one greedy episode, which counts for the accuracy, then in `group_size` sampled ones; a GRPO
 update of a LoRA adapter follows at once. Rewards: correct +1, wrong -1, out of turns -0.8, illegal -0.2. The command
-writes adapter/ (with the tokenizer), metrics.jsonl, trajectories.jsonl and checkpoints/ into --save_dir.
+writes adapter/ (with the tokenizer), metrics.jsonl, trajectories.jsonl and checkpoints/ into --run-dir.
 doc/local_rl.md explains it.
 """
 
@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from core.passwords import Parser
+from core.flags import Parser
 from core.processes import ends_in_order
 from sql_agent.datatypes import DataConfig, EnvironmentSettings
 from sql_agent.local.config import GreedyGrpoConfig
@@ -55,7 +55,7 @@ def parse_args(argv: Sequence[str] | None = None) -> tuple[GreedyGrpoConfig, boo
         help="rllm: protocol and judge lab and 3 rounds, as the rLLM predecessor had them; flags that are given win",
     )
     parser.add_argument(
-        "--resume", action="store_true", help="go on with the run in --save_dir from its last checkpoint"
+        "--resume", action="store_true", help="go on with the run in --run-dir from its last checkpoint"
     )
     args = parser.parse_args(argv)
     for name, value in PRESETS.get(args.preset, {}).items():
@@ -129,7 +129,7 @@ def load_split(cfg: GreedyGrpoConfig, environment: "Environment") -> "Split":
     kinds = ", ".join(f"{kind} {count}" for kind, count in count_kinds(tasks).items())
     left_out = "".join(f", {count} left out ({reason})" for reason, count in found.left_out.items())
     say(
-        f"{cfg.data}: {len(tasks)} of {len(found.train)} tasks to train on (--num_tasks): {kinds}; {len(found.val)} "
+        f"{cfg.data}: {len(tasks)} of {len(found.train)} tasks to train on (--num-tasks): {kinds}; {len(found.val)} "
         f"held out{left_out}"
     )
     return replace(found, train=tasks)

@@ -1,6 +1,6 @@
 """Train a model on one SQL skill at a time with REINFORCE, in this process, as a YAML file says.
 
-    python -m scripts.run_experiment --config_path sql_agent/configs/single_skill/experiments/tiny_cpu.yaml
+    python -m scripts.run_experiment --config sql_agent/configs/single_skill/experiments/tiny_cpu.yaml
 
 Each episode draws a skill, then a task of it; all skills share one LoRA adapter. The command writes
 sessions/episodes.jsonl, logs/metrics.jsonl, logs/success.png and checkpoints/ into
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from core.passwords import Parser
+from core.flags import Parser
 from core.processes import ends_in_order
 from sql_agent.datatypes import EnvironmentSettings
 from sql_agent.local.model_files import StartError, check_device, check_model
@@ -46,7 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--config_path", type=Path, required=True, metavar="FILE", help="experiment; files it imports are found from it"
+        "--config",
+        "--config-path",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="experiment; files it imports are found from it",
     )
     parser.add_argument(
         "--set",
@@ -70,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     with failures_in_words("--resume RUN_DIR goes on from the run's last checkpoint"):
-        cfg = load_experiment(args.config_path, args.overrides)
+        cfg = load_experiment(args.config, args.overrides)
         if args.dry_run:
             print(yaml.safe_dump(json.loads(cfg.model_dump_json()), sort_keys=False), end="")
             return 0

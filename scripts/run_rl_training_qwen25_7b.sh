@@ -15,7 +15,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 python=$root/.venv/bin/python
 experiment=("$root/scripts/run_experiment.py")
-experiment+=(--config_path "${CONFIG:-$root/sql_agent/configs/single_skill/experiments/qwen25_7b.yaml}")
+experiment+=(--config "${CONFIG:-$root/sql_agent/configs/single_skill/experiments/qwen25_7b.yaml}")
 [[ -z ${MODEL:-} ]] || experiment+=(--set "language_model.model_path=$MODEL")
 
 if [[ ! -x $python ]]; then

@@ -1,13 +1,13 @@
 """Talk with a trained agent in the terminal: about a database, or about the tasks of any environment.
 
-    python scripts/test_interactive.py --model_path outputs/dbbench_greedy_grpo/adapter
-    python scripts/test_interactive.py --model_path MODEL --database my.sqlite
-    python scripts/test_interactive.py --model_path MODEL --env text2sql --database my.sqlite
-    python scripts/test_interactive.py --model_path MODEL --env FILE.py:NAME --data rows.jsonl
-    python scripts/test_interactive.py --model_path outputs/gsm8k_grpo/epoch_1
+    python scripts/test_interactive.py --model outputs/dbbench_greedy_grpo/adapter
+    python scripts/test_interactive.py --model MODEL --database my.sqlite
+    python scripts/test_interactive.py --model MODEL --env text2sql --database my.sqlite
+    python scripts/test_interactive.py --model MODEL --env FILE.py:NAME --tasks rows.jsonl
+    python scripts/test_interactive.py --model outputs/gsm8k_grpo/epoch_1
 
 The command shows thoughts, tool calls and results as they happen. Questions follow one another in one conversation
-until :new; :tasks and :task N ask the tasks of --data (or generated ones), whose answers are judged. An adapter of the
+until :new; :tasks and :task N ask the tasks of --tasks (or generated ones), whose answers are judged. An adapter of the
 local trainers says what it was trained on; of other models, and of your own environment, --env says it. :help lists the
 commands, Ctrl-C stops a reply, Ctrl-D ends. doc/interactive.md shows a conversation.
 """
@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from core.disk_errors import in_words
+from core.flags import Parser
 from core.hub import model_folder
-from core.passwords import Parser
 from sql_agent.datatypes import DataConfig
 from sql_agent.local.config import AdapterConfig, InteractiveConfig
 from sql_agent.local.flags import add_flags, read_flags
@@ -126,7 +126,7 @@ def _databases(cfg: InteractiveConfig, show: "Transcript") -> "tuple[list[Task],
     else:
         tasks = load_tasks(Path(cfg.data))
     if not tasks:
-        raise ValueError(f"--data {cfg.data} holds no task; name a file with tasks")
+        raise ValueError(f"--tasks {cfg.data} holds no task; name a file with tasks")
     return tasks, tasks[0]
 
 
@@ -141,7 +141,7 @@ def _talk(cfg: InteractiveConfig, subject: "Subject", show: "Transcript") -> Non
     from sql_agent.local.start import start_policy
     from sql_agent.prompts.limit import choose_limit
 
-    limit = choose_limit(base_folder(model_folder(cfg.model.model_path)), cfg.max_prompt_tokens, "--max_prompt_tokens")
+    limit = choose_limit(base_folder(model_folder(cfg.model.model_path)), cfg.max_prompt_tokens, "--max-prompt-tokens")
     policy = start_policy(cfg.model, AdapterConfig(), tools=subject.tools, seed=cfg.seed)
     chat = Chat(policy, subject, cfg.limits, Sampling(cfg.temperature), show, limit)
     how = "greedy" if cfg.temperature == 0 else f"temperature {cfg.temperature:g}"

@@ -1,16 +1,16 @@
 """Train a chat model on pairs by direct preference optimisation (DPO): the loss is on what the assistant says.
 
-    python scripts/train_dpo.py --model_path outputs/sft --dataset pairs.jsonl --output_dir outputs/dpo
-    python scripts/train_dpo.py --model_path MODEL --dataset preferences.parquet --beta 0.1 --num_epochs 2
+    python scripts/train_dpo.py --model outputs/sft --dataset pairs.jsonl --run-dir outputs/dpo
+    python scripts/train_dpo.py --model MODEL --dataset preferences.parquet --beta 0.1 --num-epochs 2
 
 --dataset is a file of pairs, and each row has a better and a worse continuation of a prompt:
   pairs made of the agent's own rollouts, by `python -m reward_model.pairs_from_rollouts --with-tools`
   what reward_model/convert_dpo_format.py writes
   what it reads: TRL's forms and others, as JSONL, JSON or parquet
-A tenth of the prompts is held out (--held_out_fraction), or --eval_dataset FILE has the held-out pairs.
+A tenth of the prompts is held out (--held-out-fraction), or --val-file FILE has the held-out pairs.
 
-The command writes an adapter with its tokenizer, which every --model_path takes (a whole model with --lora_r 0),
-metrics.jsonl, dpo.json and checkpoints/ into --output_dir. doc/dpo.md explains it.
+The command writes an adapter with its tokenizer, which every --model takes (a whole model with --lora-rank 0),
+metrics.jsonl, dpo.json and checkpoints/ into --run-dir. doc/dpo.md explains it.
 """
 
 import os
@@ -28,8 +28,8 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from core.flags import Parser
 from core.hub import go_offline
-from core.passwords import Parser
 from sql_agent.dpo.config import DpoConfig
 from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.sft.command import quiet_libraries, run_command
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add_flags(parser, DpoConfig)
     parser.add_argument(
-        "--resume", action="store_true", help="go on with the run in --output_dir from its newest whole checkpoint"
+        "--resume", action="store_true", help="go on with the run in --run-dir from its newest whole checkpoint"
     )
     args = parser.parse_args(argv)
     cfg = read_flags(parser, DpoConfig, args)

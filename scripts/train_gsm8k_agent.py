@@ -1,13 +1,13 @@
 """Train an agent with a calculator on word problems by GRPO, in this process.
 
-    python scripts/train_gsm8k_agent.py --model_path MODEL --dataset gsm8k --group_size 4
-    python scripts/train_gsm8k_agent.py --max_samples 5      # a quick test: the small policy on generated problems
+    python scripts/train_gsm8k_agent.py --model MODEL --dataset gsm8k --group-size 4
+    python scripts/train_gsm8k_agent.py --num-tasks 5      # a quick test: the small policy on generated problems
 
-Each epoch plays --group_size episodes of every problem, --batch_size problems side by side, and updates a LoRA adapter
+Each epoch plays --group-size episodes of every problem, --batch-size problems side by side, and updates a LoRA adapter
 after each batch, as scripts/train_local_grpo.py does on any environment. Reward: 1 for the right number after ####,
 else 0. --dataset is gsm8k (from the hub or its cache), a JSONL or parquet FILE of the same form, or generated (no
 network). The command writes epoch_N/ (adapter and tokenizer), metrics.jsonl, trajectories.jsonl and checkpoints/ into
---output_dir. doc/gsm8k.md explains it.
+--run-dir. doc/gsm8k.md explains it.
 """
 
 import os
@@ -27,6 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from core.flags import Parser
 from core.printed_commands import python_command
 from core.processes import ends_in_order
 from sql_agent.datatypes import DataConfig, EnvironmentSettings
@@ -41,18 +42,18 @@ if TYPE_CHECKING:
 
 FREE_ON_RESUME = ("output_dir", "save_every")
 GENERATED = 1_000
-"""Number of generated problems to train on if --max_samples does not say how many."""
+"""Number of generated problems to train on if --num-tasks does not say how many."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python scripts/train_gsm8k_agent.py",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_flags(parser, Gsm8kGrpoConfig, hidden=("name", "scale", "aggregation", "max_tokens", "reward"))
     parser.add_argument(
-        "--resume", action="store_true", help="go on with the run in --output_dir from its last checkpoint"
+        "--resume", action="store_true", help="go on with the run in --run-dir from its last checkpoint"
     )
     args = parser.parse_args(argv)
     cfg = read_flags(parser, Gsm8kGrpoConfig, args)
@@ -91,7 +92,7 @@ def run(cfg: Gsm8kGrpoConfig, *, resumed: bool) -> None:
         opening = "\n".join([opening, *prompts.describe(), *notes])
         start_trainer(cfg, recipe, environment, folder, resumed=resumed, opening=opening).train()
     model = cfg.run_dir / f"epoch_{cfg.num_epochs}"
-    say(f"next: {python_command('scripts/test_interactive.py', '--model_path', model)}")
+    say(f"next: {python_command('scripts/test_interactive.py', '--model', model)}")
 
 
 def load_split(cfg: Gsm8kGrpoConfig, environment: "Environment") -> "Split":

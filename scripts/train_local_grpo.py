@@ -1,12 +1,12 @@
 """Train a model by GRPO on any environment, in this process: your own database, your own class, or one that is here.
 
-    python scripts/train_local_grpo.py --model_path MODEL --database FILE.sqlite --train_file train.json
-    python scripts/train_local_grpo.py --model_path MODEL --env FILE.py:NAME --train_file rows.jsonl
-    python scripts/train_local_grpo.py --model_path models/tiny-sql --env dbbench --num_tasks 64
+    python scripts/train_local_grpo.py --model MODEL --database FILE.sqlite --train-file train.json
+    python scripts/train_local_grpo.py --model MODEL --env FILE.py:NAME --train-file rows.jsonl
+    python scripts/train_local_grpo.py --model models/tiny-sql --env dbbench --num-tasks 64
 
-Each epoch plays --group_size episodes of every task, --batch_size tasks side by side, and updates a LoRA adapter after
-each batch. No server is started. --eval_tasks held-out tasks are played before training and after each epoch. The
-command writes epoch_N/ (adapter and tokenizer), metrics.jsonl, trajectories.jsonl and checkpoints/ into --run_dir.
+Each epoch plays --group-size episodes of every task, --batch-size tasks side by side, and updates a LoRA adapter after
+each batch. No server is started. --eval-tasks held-out tasks are played before training and after each epoch. The
+command writes epoch_N/ (adapter and tokenizer), metrics.jsonl, trajectories.jsonl and checkpoints/ into --run-dir.
 doc/local_rl.md explains it.
 """
 
@@ -25,7 +25,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
-from core.passwords import Parser
+from core.flags import Parser
 from core.printed_commands import python_command
 from core.processes import ends_in_order
 from sql_agent.local.config import LocalGrpoConfig
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     add_flags(parser, LocalGrpoConfig, hidden=("name", "scale", "aggregation", "max_tokens"))
     parser.add_argument(
-        "--resume", action="store_true", help="go on with the run in --run_dir from its last checkpoint"
+        "--resume", action="store_true", help="go on with the run in --run-dir from its last checkpoint"
     )
     args = parser.parse_args(argv)
     cfg = read_flags(parser, LocalGrpoConfig, args)
@@ -98,10 +98,10 @@ def run(cfg: LocalGrpoConfig, *, resumed: bool) -> None:
 def next_command(cfg: LocalGrpoConfig) -> str:
     """Return the command that talks with the trained agent about the same environment."""
     given = {
-        "model_path": cfg.run_dir / f"epoch_{cfg.num_epochs}",
+        "model": cfg.run_dir / f"epoch_{cfg.num_epochs}",
         "env": cfg.env_type,
         "database": cfg.database,
-        "data": cfg.val_file or cfg.train_file,
+        "tasks": cfg.val_file or cfg.train_file,
         "protocol": cfg.protocol if cfg.protocol != "fc" else None,
     }
     flags = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]

@@ -1,19 +1,19 @@
 """Fine-tune a chat model on demonstrations: the loss is on what the assistant says, and on nothing else.
 
-    python scripts/train_sft.py --max_samples 10 --num_epochs 1      # a quick test: the small policy, generated tasks
-    python scripts/train_sft.py --model_path MODEL --dataset dbbench --output_dir outputs/sft
-    python scripts/train_sft.py --model_path MODEL --dataset demonstrations.jsonl --num_epochs 3
+    python scripts/train_sft.py --num-tasks 10 --num-epochs 1      # a quick test: the small policy, generated tasks
+    python scripts/train_sft.py --model MODEL --dataset dbbench --run-dir outputs/sft
+    python scripts/train_sft.py --model MODEL --dataset demonstrations.jsonl --num-epochs 3
 
 --dataset is one of
   dbbench   DB-Bench tasks played by the scripted oracle: the episodes that the judge calls right (the default)
-  text2sql  your own questions with their reference queries: --database FILE.sqlite --tasks train.json
+  text2sql  your own questions with their reference queries: --database FILE.sqlite --train-file train.json
   gsm8k     GSM8K's solutions with calculator calls; gsm8k:FILE and gsm8k:generated need no network
   FILE      JSONL in TRL's forms: {"messages": [...], "tools": [...]}, {"prompt": ..., "completion": ...} with messages
             or texts, {"text": ...}; texts are learnt without a chat template
-Without it, --env FILE.py:NAME plays the references in the rows of --tasks in an environment of your own.
+Without it, --env FILE.py:NAME plays the references in the rows of --train-file in an environment of your own.
 
-The command writes an adapter with its tokenizer, which every --model_path takes (a whole model with --lora_r 0),
-metrics.jsonl, sft.json and checkpoints/ into --output_dir. doc/sft.md explains it.
+The command writes an adapter with its tokenizer, which every --model takes (a whole model with --lora-rank 0),
+metrics.jsonl, sft.json and checkpoints/ into --run-dir. doc/sft.md explains it.
 """
 
 import os
@@ -30,8 +30,8 @@ if __name__ == "__main__":
 import argparse
 from collections.abc import Sequence
 
+from core.flags import Parser
 from core.hub import go_offline
-from core.passwords import Parser
 from sql_agent.local.flags import add_flags, read_flags
 from sql_agent.sft.command import quiet_libraries, run_command
 from sql_agent.sft.config import SftConfig
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add_flags(parser, SftConfig)
     parser.add_argument(
-        "--resume", action="store_true", help="go on with the run in --output_dir from its newest whole checkpoint"
+        "--resume", action="store_true", help="go on with the run in --run-dir from its newest whole checkpoint"
     )
     args = parser.parse_args(argv)
     cfg = read_flags(parser, SftConfig, args)

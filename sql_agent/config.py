@@ -14,6 +14,7 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from core.cpu_features import LARGE
+from core.nearest import did_you_mean
 from core.passwords import BackendSpec, DatabaseSpec, masked
 from core.settings import Settings, merged, parse_yaml, read_settings
 from sql_agent.datatypes import (
@@ -118,7 +119,7 @@ class RolloutConfig(Settings):
             if name not in REWARDS and name != JUDGE and not FUNCTION.fullmatch(name):
                 raise ValueError(
                     f"unknown reward preset {name!r}; known: {', '.join(sorted(REWARDS))}, {JUDGE}, or a function of "
-                    "yours, FILE.py:NAME or module:NAME"
+                    f"yours, FILE.py:NAME or module:NAME{did_you_mean(name, [*REWARDS, JUDGE])}"
                 )
         labels = [label(name) for name in weights]
         for name in weights:

@@ -31,8 +31,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from core.flags import Parser
 from core.outputs import named_path, written
-from core.passwords import Parser, hidden, named_database
+from core.passwords import hidden, named_database
 from core.processes import ends_in_order
 from core.stats import cluster_interval
 from dbbench_adapter.backends import BackendUnavailable
@@ -399,7 +400,7 @@ def _environment(args: argparse.Namespace) -> Environment:
         args.judge,
         args.backend,
         args.database,
-        args.call_timeout,
+        args.call_timeout_s,
         args.agent,
         args.instructions,
     )
@@ -445,7 +446,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--base-url", required=True, help="OpenAI-compatible endpoint up to and including /v1")
     parser.add_argument("--model", required=True, help="name under which it serves the model")
     parser.add_argument(
-        "--tasks", type=Path, required=True, help="AgentBench, LifelongAgentBench or generated tasks; rows of --env"
+        "--tasks",
+        "--val-file",
+        type=Path,
+        required=True,
+        help="AgentBench, LifelongAgentBench or generated tasks; rows of --env",
     )
     parser.add_argument(
         "--split",
@@ -466,7 +471,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="with --agent: a function of the rollout's record; repeat to sum several",
     )
     parser.add_argument(
-        "--call-timeout", type=float, default=30.0, help="limit of one call of your environment's code, s (default 30)"
+        "--call-timeout-s",
+        "--call-timeout",
+        type=float,
+        default=30.0,
+        help="limit of one call of your environment's code, s (default 30)",
     )
     parser.add_argument(
         "--database",

@@ -39,5 +39,5 @@ def learning_rate_hint(rate: float, weights: int | None, *, method: Literal["grp
         return None
     return (
         f"learning rate: the default is {rate:g}, and {'an adapter of ' if lora else ''}a model of {weights:,} weights "
-        f"takes about {usual:g}: give --learning_rate {usual:g}"
+        f"takes about {usual:g}: give --learning-rate {usual:g}"
     )

@@ -13,7 +13,6 @@ from core.commands import execute, starting
 if __name__ == "__main__":
     starting()
 
-import argparse
 import asyncio
 import json
 import random
@@ -31,6 +30,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from core.flags import Parser
 from core.machine import port_number
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.protocols import PROTOCOLS, ProtocolName
@@ -211,8 +211,8 @@ def serve(endpoint: Any, port: int = 0) -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m sql_agent.oracle", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--tasks", type=Path, required=True, help="task file whose gold it knows")
+    parser = Parser(prog="python -m sql_agent.oracle", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--tasks", "--val-file", type=Path, required=True, help="task file whose gold it knows")
     parser.add_argument("--protocol", choices=tuple(PROTOCOLS), default="fc", help="how it acts (default fc)")
     parser.add_argument("--port", type=port_number, default=8900, help="port on loopback (default 8900, 0: a free one)")
     parser.add_argument("--latency-ms", type=float, default=0.0, help="delay of each answer, in milliseconds")

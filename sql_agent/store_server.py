@@ -16,7 +16,6 @@ from core.commands import execute, starting
 if __name__ == "__main__":
     starting()
 
-import argparse
 import asyncio
 import logging
 import os
@@ -29,6 +28,7 @@ import psutil
 from pydantic import BaseModel
 
 from core.agl_without_litellm import agl
+from core.flags import Parser
 from core.machine import memory_limits, port_number
 from sql_agent.model_address.request_guard import STORE_TOKEN, RequestGuard, is_loopback
 
@@ -158,7 +158,7 @@ def span_bytes(span: BaseModel) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = Parser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--host", default="127.0.0.1", help="interface to listen on (default loopback)")
     parser.add_argument("--port", type=port_number, default=9999, help="default 9999")
     args = parser.parse_args()

@@ -29,6 +29,7 @@ from pydantic import ValidationError
 from core.disk_errors import in_words
 from core.model_size import count_weights
 from core.passwords import masked, revealed
+from core.settings import describe_faults
 from sql_agent.apo.launch import check_search, choose_tasks, describe_search, optimise
 from sql_agent.config import TrainConfig, dump_config
 from sql_agent.environments.base import make_environment
@@ -52,6 +53,7 @@ from sql_agent.startup.preflight import (
     find_model,
     protocol_of,
     use_cpu,
+    with_model_here,
     with_store,
 )
 from sql_agent.startup.resume import go_on_from
@@ -118,6 +120,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"# settings\n{dump_config(cfg)}\n# plan\n{plan}")
             return 0
         if args.dry_run:
+            cfg = with_model_here(cfg)
             files = Files(cfg.model or TINY_POLICY, Path("train.parquet"), Path("val.parquet"))
             chosen, tasks = planned(cfg)
             overrides = to_verl(chosen, files, cpu=cpu)
@@ -133,9 +136,8 @@ def main(argv: list[str] | None = None) -> int:
         with claim(cfg.run_dir) if trains else nullcontext():
             run(cfg, go_on_from(cfg, cpu=cpu) if trains and grpo else None, cpu=cpu, debug=args.debug)
     except ValidationError as error:
-        for problem in error.errors():
-            words = f"config: {'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg']}"
-            print(masked(words), file=sys.stderr)
+        for words in describe_faults(error, TrainConfig):
+            print(masked(f"config: {words}"), file=sys.stderr)
         return 2
     except ValueError as error:
         print(f"error: {masked(str(error))}", file=sys.stderr)

@@ -9,7 +9,8 @@ import pytest
 from pydantic import BaseModel
 
 from core import passwords
-from core.passwords import VARIABLE, BackendSpec, Parser, hidden, masked, revealed
+from core.flags import Parser
+from core.passwords import VARIABLE, BackendSpec, hidden, masked, revealed
 from dbbench_adapter.backends import open_backend
 
 ROOT = Path(__file__).parents[2]
@@ -72,8 +73,8 @@ def test_a_word_of_a_command_line_is_shown_without_it(secret):
 
 def test_a_command_line_that_is_wrong_is_shown_without_it(capsys):
     with pytest.raises(SystemExit):
-        Parser().parse_args(["--bakend", "mysql://u:two words@h"])
-    assert capsys.readouterr().err.endswith("unrecognized arguments: --bakend mysql://u:***@h\n")
+        Parser().parse_args(["mysql://u:two words@h"])
+    assert capsys.readouterr().err.endswith("unrecognized arguments: mysql://u:***@h\n")
 
 
 # where it comes from --------------------------------------------------------------------------------------------------

@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from core.json_text import parse_json
+from core.nearest import did_you_mean
 from core.outputs import written
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.tasks.literals import parse_literal
@@ -82,7 +84,7 @@ def task_file(path: Path) -> Path:
     if not path.is_dir():
         raise TaskFileError(
             f"{path}: no such file; give an AgentBench .jsonl, a LifelongAgentBench entry_dict.json or .parquet, "
-            "or a generated .jsonl"
+            f"or a generated .jsonl{did_you_mean(path)}"
         )
     files = sorted(path.glob("*.parquet"))
     if len(files) != 1:
@@ -120,10 +122,10 @@ def _text_records(path: Path) -> Iterator[RawRecord | Fault]:
         whole = None
     if isinstance(whole, dict) and whole and all(key.isdigit() for key in whole):
         for key, value in whole.items():
-            yield RawRecord(f"{path.stem}-{key}", f"record {key!r}", value)
+            yield RawRecord(f"{path.stem}-{key}", f"record {key!r}", value, f"row {key}")
     elif isinstance(whole, list):
         for index, value in enumerate(whole):
-            yield RawRecord(f"{path.stem}-{index}", f"record {index}", value)
+            yield RawRecord(f"{path.stem}-{index}", f"record {index}", value, f"row {index + 1}")
     else:
         yield from _jsonl_records(path.stem, text)
 
@@ -132,7 +134,7 @@ def _jsonl_records(stem: str, text: str) -> Iterator[RawRecord | Fault]:
     lines = enumerate(text.split("\n"), start=1)  # splitlines() would also split at U+2028 inside a text
     for index, (number, line) in enumerate((number, line) for number, line in lines if line.strip()):
         try:
-            yield RawRecord(f"{stem}-{index}", f"line {number}", parse_json(line))
+            yield RawRecord(f"{stem}-{index}", f"line {number}", parse_json(line), f"line {number}")
         except ValueError as error:
             yield Fault(f"line {number}", "", f"not JSON ({error}); expected one task object per line")
 
@@ -146,7 +148,7 @@ def _parquet_records(path: Path) -> Iterator[RawRecord | Fault]:
     except pa.ArrowException as error:
         raise TaskFileError(f"{path}: not a parquet file ({error}); give another, or download it again") from None
     for index, row in enumerate(rows):
-        yield unpacked(RawRecord(f"{path.stem}-{index}", f"row {index}", row))
+        yield unpacked(RawRecord(f"{path.stem}-{index}", f"row {index}", row, f"row {index + 1}"))
 
 
 def unpacked(record: RawRecord) -> RawRecord | Fault:
@@ -161,4 +163,4 @@ def unpacked(record: RawRecord) -> RawRecord | Fault:
                 found = repr(value[name])[:MAX_FOUND_CHARS]
                 return Fault(record.where, name, f"expected a Python literal, {error}; found {found}")
             value[name] = literal
-    return RawRecord(record.id, record.where, value)
+    return replace(record, value=value)

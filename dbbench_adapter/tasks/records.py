@@ -57,6 +57,8 @@ class RawRecord:
     """The id of an AgentBench or LifelongAgentBench task: file stem and index."""
     where: str
     value: Any
+    place: str
+    """The row as a person counts, from 1: `line 3` of JSONL, which may have blank lines, or `row 3`."""
 
 
 def form_of(record: RawRecord) -> str:

@@ -116,7 +116,7 @@ def test_the_same_command_writes_the_same_bytes_and_another_seed_others(tmp_path
 def test_nothing_is_overwritten(tmp_path, inputs, capsys):
     (tmp_path / "test.jsonl").write_text("mine")
     assert main(["--input", *inputs, "--output_dir", str(tmp_path)]) == 2
-    assert "test.jsonl is there already; name another --output_dir" in capsys.readouterr().err
+    assert "test.jsonl is there already; name another --output" in capsys.readouterr().err
     assert (tmp_path / "test.jsonl").read_text() == "mine"
     assert not (tmp_path / "train.jsonl").exists()
 

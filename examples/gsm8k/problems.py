@@ -8,6 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from core.nearest import did_you_mean
 from examples.gsm8k.generator import HELD_OUT_FRACTION, Problem, Split, generate_problems, in_split
 from sql_agent.environments.rows import read_rows, short
 
@@ -58,7 +59,9 @@ def read_problems(path: Path) -> list[Problem]:
         ValueError: the file cannot be read, has no row, or a row is no problem.
     """
     if not path.is_file():
-        raise ValueError(f"{path}: no such file, and no other source of problems; `gsm8k` is the hub's; {_OTHERS}")
+        meant = did_you_mean(str(path), ["gsm8k", "generated"]) or did_you_mean(path)
+        others = f"no such file, and no other source of problems; `gsm8k` is the hub's; {_OTHERS}"
+        raise ValueError(f"{path}: {others}{meant}")
     problems = []
     for placed in read_rows(path, "gsm8k"):
         try:

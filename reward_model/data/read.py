@@ -51,7 +51,7 @@ def split_by_prompt(
         TrainingError: the fraction is not in [0, 1), or nothing would be left to train on.
     """
     if not 0 <= fraction < 1:
-        raise TrainingError(f"--held_out_fraction is {fraction}, expected 0 or more and less than 1")
+        raise TrainingError(f"--held-out-fraction is {fraction}, expected 0 or more and less than 1")
     keys = [prompt_key(row) for row in rows]
     sizes: dict[str, int] = {}
     for key in keys:
@@ -65,6 +65,6 @@ def split_by_prompt(
     if not train:
         raise TrainingError(
             f"all {len(rows)} pairs have one prompt, so none can be held out; "
-            "give a file of held-out pairs or --held_out_fraction 0"
+            "give a file of held-out pairs or --held-out-fraction 0"
         )
     return train, [row for row, key in zip(rows, keys, strict=True) if key in chosen]

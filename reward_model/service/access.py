@@ -23,14 +23,14 @@ def read_token(host: str, token_file: Path | None) -> str | None:
         token = token_file.read_text(encoding="utf-8", errors="replace").strip() if token_file.is_file() else ""
         if not token:
             raise ValueError(
-                f"--token_file {token_file}: no such file, or nothing in it; expected one line with the token"
+                f"--token-file {token_file}: no such file, or nothing in it; expected one line with the token"
             )
     if not token.isascii() or not token.isprintable():
         raise ValueError("the token holds characters that a header cannot hold; expected printable ASCII")
     if not token and not is_loopback(host):
         raise ValueError(
             f"--host {host} can be reached from other machines, which needs a token: set {TOKEN_VARIABLE} or give "
-            "--token_file; 127.0.0.1 needs none"
+            "--token-file; 127.0.0.1 needs none"
         )
     return token or None
 

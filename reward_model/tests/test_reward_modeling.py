@@ -93,7 +93,7 @@ def test_a_loss_that_is_no_number_stops_the_run(base, pairs, tmp_path, capsys):
     weights["model.norm.weight"].fill_(float("nan"))
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
     assert main(command(broken, pairs, tmp_path / "out", *SHORT)) == 1
-    assert "the loss is nan at step 1; lower --learning_rate (now 0.0001)" in capsys.readouterr().err
+    assert "the loss is nan at step 1; lower --learning-rate (now 0.0001)" in capsys.readouterr().err
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def test_without_lora_all_weights_are_trained_and_the_model_is_whole(base, pairs
 
 def test_help_shows_how_to_start(capsys):
     assert main(["--help"]) == 0
-    assert "accelerate launch reward_model/reward_modeling.py --dataset_name" in capsys.readouterr().out
+    assert "accelerate launch reward_model/reward_modeling.py --dataset-name" in capsys.readouterr().out
 
 
 # Whole processes ------------------------------------------------------------------------------------------------------

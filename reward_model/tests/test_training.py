@@ -69,7 +69,7 @@ def test_a_fraction_of_none_holds_nothing_out_and_the_least_one_prompt():
 
 @pytest.mark.parametrize("fraction", [1.0, -0.1, math.nan])
 def test_a_fraction_that_leaves_nothing_to_train_on_is_refused(fraction):
-    with pytest.raises(TrainingError, match=f"--held_out_fraction is {fraction}, expected 0 or more and less than 1"):
+    with pytest.raises(TrainingError, match=f"--held-out-fraction is {fraction}, expected 0 or more and less than 1"):
         split_by_prompt(several_per_prompt(2, 2), fraction, seed=0)
 
 

@@ -56,14 +56,14 @@ def add_options(parser: argparse.ArgumentParser, parts: Sequence[str]) -> None:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    parser.add_argument("--output", "--json", type=Path, metavar="FILE", help="also write the figures to this file")
 
 
 def check_options(parser: argparse.ArgumentParser, args: argparse.Namespace, parts: Sequence[str]) -> None:
     if unknown := set(args.only) - {*parts, ""}:
         parser.error(f"--only {','.join(sorted(unknown))}: known are {', '.join(parts)}")
-    if args.json and not args.json.parent.is_dir():
-        parser.error(f"--json {args.json}: no such folder; make it with `mkdir -p {args.json.parent}`")
+    if args.output and not args.output.parent.is_dir():
+        parser.error(f"--output {args.output}: no such folder; make it with `mkdir -p {args.output.parent}`")
 
 
 def finish(rows: Sequence[Row], found: Mapping[str, Any], file: Path | None = None) -> int:

@@ -79,7 +79,7 @@ def test_a_file_that_draws_lots_leaks_nothing(check):
     pytest.param({"reset": "self.x = 1 / 0"}, "lost under reset_error", id="reset_raises"),
     pytest.param({"reward": "raise OSError('gone')"}, "lost under get_reward_error", id="get_reward_raises"),
     pytest.param({"guess": "while number < 0: pass", "options": ("--call-timeout", "0.3")},
-                 "lost under tool_deadline (task 'rows-0'; the last call was guess({\"number\": -1})) tool: it did not "
+                 "lost under tool_deadline (task 'rows-1'; the last call was guess({\"number\": -1})) tool: it did not "
                  "return within 0.3 s", id="a_tool_hangs"),
     pytest.param({"extra": "solved = True"}, "nothing solved 3 of 3", id="doing_nothing_solves"),
     pytest.param({"reward": "return 0.5"}, "nothing is worth 0.5 on 6 of 6 plays", id="doing_nothing_pays"),
@@ -94,7 +94,7 @@ def test_a_file_that_draws_lots_leaks_nothing(check):
                   "reward": "return float(Game.turn is self)"},
                  "beside an episode of another task", id="two_episodes_share"),
     pytest.param({"rows": [{**row, "prompt": f"Guess {row['secret']}."} for row in ROWS]},
-                 "the value of `secret` stands in the prompt of 3 of 3 tasks, for example 'rows-0': 'Guess 1000.'",
+                 "the value of `secret` stands in the prompt of 3 of 3 tasks, for example 'rows-1': 'Guess 1000.'",
                  id="the_prompt_has_the_answer"),
     pytest.param({"reset": "return f' It is not {secret}.'"}, "the value of `secret` stands in the prompt of 3 of 3",
                  id="what_reset_returns_has_the_answer"),

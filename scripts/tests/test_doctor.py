@@ -1,6 +1,7 @@
 """The doctor says what keeps a run from starting, and the line that mends it."""
 
 import json
+import re
 import socket
 import sqlite3
 from contextlib import closing
@@ -43,6 +44,24 @@ def test_a_wrong_and_a_missing_package_are_named():
     assert doctor.check_packages(pins, installed, mend="mend it") == Finding(
         "packages", "2 of 3 differ", (Problem(what, "mend it"),)
     )
+
+
+def test_another_version_of_a_package_that_is_no_engine_and_a_missing_tool_stop_no_run():
+    pins = {"certifi": "2026.1", "httpx": "1.0", "ruff": "0.17", "torch": "2.13.0+cpu"}
+    what = "certifi 2026.1 is pinned, 2026.2 is installed; ruff 0.17 is pinned, none is installed"
+    moved = {"certifi": "2026.2", "httpx": "1.0", "torch": "2.13.0+cpu"}
+    assert doctor.check_packages(pins, moved, mend="mend it") == Finding(
+        "packages", "2 of 4 differ", (Problem(what, "mend it", blocks=False),)
+    )
+    gone = "httpx 1.0 is pinned, none is installed"
+    assert doctor.check_packages(pins, {"certifi": "2026.2", "torch": "2.13.0+cpu"}, mend="mend it") == Finding(
+        "packages", "3 of 4 differ", (Problem(gone, "mend it"), Problem(what, "mend it", blocks=False))
+    )
+
+
+def test_every_engine_and_tool_is_pinned():
+    pins, _ = doctor.wanted_packages({})
+    assert {*doctor.ENGINES, *doctor.TOOLS} <= set(pins)
 
 
 def test_of_many_wrong_packages_five_are_named():
@@ -144,6 +163,14 @@ def test_a_port_in_use_is_a_problem(busy_port: int, monkeypatch: pytest.MonkeyPa
     )
 
 
+def test_a_port_that_nobody_asked_for_stops_no_run(busy_port: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(doctor, "store_answers", lambda port: False)
+    (problem,) = doctor.check_port(busy_port, asked=False).problems
+    assert (problem.blocks, problem.what) == (
+        False, "no store can listen there; a run that keeps its own store takes another port"
+    )  # fmt: skip
+
+
 def test_a_store_on_the_port_is_a_warning(busy_port: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(doctor, "store_answers", lambda port: port == busy_port)
     use = f"use it: AGL_MANAGED_STORE=0 and --external-store-address http://127.0.0.1:{busy_port}; or end it"
@@ -224,6 +251,30 @@ def test_a_missing_model_folder_keeps_a_run_from_starting(tmp_path: Path, capsys
     assert f"{tmp_path}/nothing is no folder" in capsys.readouterr().out
 
 
+ORDERS = Path(__file__).parents[2] / "examples" / "own_environment"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--env", "dbench"], "-> known: agent, dbbench,"),
+        (["--env", f"{ORDERS}/orders.py:Order"], "it defines Orders"),
+        (["--env", f"{ORDERS}/orders.py:Orders", "--train-file", "rowz.jsonl"], "rowz.jsonl: no such file"),
+        (["--train-file", "none.jsonl"], "none.jsonl: no such file"),
+    ],
+)
+def test_tasks_that_a_run_could_not_read_keep_it_from_starting(flags, words, capsys: pytest.CaptureFixture[str]):
+    assert doctor.main(flags) == 1
+    assert words in capsys.readouterr().out
+
+
+def test_the_tasks_of_an_environment_of_ones_own_are_counted(capsys: pytest.CaptureFixture[str]):
+    doctor.main(["--env", f"{ORDERS}/orders.py:Orders", "--train-file", f"{ORDERS}/rows.jsonl"])
+    assert re.search(
+        r"ok       tasks       \S+orders.py:Orders: \d+ to train on, \d+ held out", capsys.readouterr().out
+    )
+
+
 def test_the_references_of_questions_about_a_database_are_run(tmp_path: Path):
     database, tasks = tmp_path / "fish.db", tmp_path / "q.json"
     with closing(sqlite3.connect(database)) as connection:
@@ -237,7 +288,7 @@ def test_the_references_of_questions_about_a_database_are_run(tmp_path: Path):
 
     assert found("SELECT name FROM fish") == Finding("database", f"{seen}; 1 questions")
     assert found("DELETE FROM fish; INSERT INTO fish VALUES ('eel')") == Finding("database", f"{seen}; 1 questions")
-    what = "1 references fail and their questions will be left out: q-1 (?): no such column: nam"
+    what = "1 references fail and their questions will be left out: q-2 (?): no such column: nam"
     mend = f"correct them in {tasks}; a reference is SQLite's SQL, one SELECT or what changes data"
     problem = Problem(what, mend, blocks=False)
     assert found("SELECT name FROM fish", "SELECT nam FROM fish") == Finding(

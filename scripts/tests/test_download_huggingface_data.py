@@ -104,7 +104,7 @@ def test_a_source_that_is_none_is_named(tmp_path, capsys, monkeypatch, source, w
 def test_what_is_there_stays(tmp_path, capsys):
     (tmp_path / "entry_dict.json").write_text("mine")
     assert main(["--output_dir", str(tmp_path), "--source", str(tmp_path)]) == 1
-    assert "entry_dict.json is there already; name another --output_dir" in capsys.readouterr().err
+    assert "entry_dict.json is there already; name another --output" in capsys.readouterr().err
     assert (tmp_path / "entry_dict.json").read_text() == "mine"
 
 

@@ -39,7 +39,7 @@ def tiny_policy() -> Path:
 def test_called_as_a_script_it_explains_itself_and_loads_nothing_heavy():
     arguments = [sys.executable, "-X", "importtime", "scripts/run_experiment.py", "--help"]
     said = subprocess.run(arguments, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60)
-    assert all(flag in said.stdout for flag in ("--config_path FILE", "--set A.B=C", "--resume RUN_DIR", "--prepare"))
+    assert all(flag in said.stdout for flag in ("--config FILE", "--set A.B=C", "--resume RUN_DIR", "--prepare"))
     assert not {"torch", "transformers", "matplotlib"} & {
         line.split("|")[-1].strip() for line in said.stderr.splitlines()
     }

@@ -66,10 +66,10 @@ def metrics(output: Path) -> list[dict]:
         (["--model_path", "gone/model"], "gone/model is no folder, and no model of that name is whole in the Hugging"),
         (["--dataset", "gone.jsonl"], "gone.jsonl does not exist or is not a file"),
         (["--eval_dataset", "gone.jsonl"], "gone.jsonl does not exist or is not a file"),
-        (["--max_length", "16"], "pairs.jsonl are longer than --max_length 16; the shortest has "),
-        (["--max_length", "257"], "--max_length is 257, expected at most 256, the positions of "),
+        (["--max_length", "16"], "pairs.jsonl are longer than --max-length 16; the shortest has "),
+        (["--max_length", "257"], "--max-length is 257, expected at most 256, the positions of "),
         (["--resume"], "out holds no run to go on with; start it without --resume"),
-        (["--output_dir", "doc"], "doc is not empty; go on with its run by --resume, or name another --output_dir"),
+        (["--output_dir", "doc"], "doc is not empty; go on with its run by --resume, or name another --run-dir"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_anything_is_written(base, pairs, tmp_path, capsys, flags, words):
@@ -92,7 +92,7 @@ def test_a_pair_is_named_by_its_prompt_and_the_part_of_the_file_that_it_came_to(
     long = held_out.model_copy(update={"rejected": (assistant("0 " * 300),)})
     write_preferences([long if row == held_out else row for row in rows], file)
     assert main(command(base, file, tmp_path / "out")) == 1
-    words = f"all 1 pairs of the held-out part of {file} are longer than --max_length 256; the shortest has "
+    words = f"all 1 pairs of the held-out part of {file} are longer than --max-length 256; the shortest has "
     assert words in capsys.readouterr().err
     template = tmp_path / "refuses.jinja"
     asked = held_out.prompt[0].content
@@ -119,8 +119,8 @@ def test_a_row_that_is_no_pair_is_named(base, tmp_path, capsys):
     ("flags", "words"),
     [
         (["--beta", "0"], "--beta: expected greater than 0, got '0'"),
-        (["--held_out_fraction", "1"], "--held_out_fraction: expected less than 1, got '1'"),
-        (["--learning_rate", "0"], "--learning_rate: expected greater than 0, got '0'"),
+        (["--held_out_fraction", "1"], "--held-out-fraction: expected less than 1, got '1'"),
+        (["--learning_rate", "0"], "--learning-rate: expected greater than 0, got '0'"),
     ],
 )
 def test_a_flag_out_of_range_says_its_range(base, pairs, tmp_path, capsys, flags, words):
@@ -147,7 +147,7 @@ def test_a_run_on_mixed_forms_writes_an_adapter_its_log_and_its_record(base, tmp
     flags = ("--held_out_fraction", 0.3, "--num_epochs", 2, "--batch_size", 2, "--learning_rate", 1e-2)
     assert main(command(base, rows, output, *flags)) == 0
     said = capsys.readouterr().out
-    assert "2 pairs to train on, 1 held out; left out as longer than --max_length 256: 0 and 0" in said
+    assert "2 pairs to train on, 1 held out; left out as longer than --max-length 256: 0 and 0" in said
     assert re.search(r"^step 1/2  loss 0\.6931  accuracy 0\.0%  margin \+0\.000  grad ", said, re.MULTILINE)
     assert f"adapter and tokenizer: {output}\nnext: {PYTHON} -m scripts.merge_policy --adapter {output} " in said
     one = {f"dpo/{name}" for name in ("loss", "accuracy", "margin", "reward_chosen", "reward_rejected")}
@@ -163,7 +163,7 @@ def test_a_run_on_mixed_forms_writes_an_adapter_its_log_and_its_record(base, tmp
     assert {key.split(".")[-2] for key in adapter} == {"lora_A", "lora_B"}
     assert any(weight.abs().max() > 0 for key, weight in adapter.items() if "lora_B" in key)
     assert main(command(base, rows, output)) == 1
-    assert f"{output} holds a finished model (dpo.json); name another --output_dir" in capsys.readouterr().err
+    assert f"{output} holds a finished model (dpo.json); name another --run-dir" in capsys.readouterr().err
 
 
 def test_what_comes_next_measures_held_out_success_and_goes_on_with_grpo():

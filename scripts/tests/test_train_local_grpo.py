@@ -66,7 +66,7 @@ def refusal(*arguments: object) -> str:
         (["--env", "gsm8k", "--judge", "bird"], "--judge belongs to --env dbbench or text2sql, this one is gsm8k"),
         (["--database", "a.sqlite", "--protocol", "text"], "--protocol belongs to --env dbbench, this one is text2sql"),
         (["--reward", "mine.py:concise"], "argument --reward: invalid choice: 'mine.py:concise'"),
-        (["--call_timeout_s", "0"], "--call_timeout_s: expected greater than 0"),
+        (["--call_timeout_s", "0"], "--call-timeout-s: expected greater than 0"),
     ],
 )
 def test_flags_that_cannot_be_meant_are_refused(arguments, words, tmp_path, capsys):
@@ -97,7 +97,7 @@ def test_what_does_not_fit_is_said_before_the_weights_are_read(random_policy_fol
     )
     too_long = refusal(*always, "--env", ORDERS, "--train_file", ROWS, "--max_prompt_tokens", 16)
     assert "no training task has a first prompt of at most 16 tokens, the shortest has " in too_long
-    assert too_long.endswith("; raise --max_prompt_tokens")
+    assert too_long.endswith("; raise --max-prompt-tokens")
     assert not (shop / "run").exists()
 
 
@@ -201,11 +201,11 @@ def test_a_policy_that_was_shown_references_is_trained_on_a_database_and_on_a_cl
     settings = ["--lora_r", 0, "--num_epochs", 30 if of == "own_database" else 12, "--learning_rate", "3e-3"]
     where = ["--max_length", 1024, "--output_dir", shown]
     said = run("train_sft", "--model_path", ROOT / "models" / "tiny-sql", *named, "--tasks", rows, *settings, *where)
-    assert f"next: {python_command('scripts/train_local_grpo.py', '--model_path', shown)} " in said
+    assert f"next: {python_command('scripts/train_local_grpo.py', '--model', shown)} " in said
     flags = ["--batch_size", 2, "--group_size", 6, "--max_new_tokens", 60, "--num_epochs", 2, "--num_tasks", 6]
     flags += ["--temperature", 1.2, "--learning_rate", "1e-3", "--eval_tasks", 3, "--run_dir", out]
     said = run("train_local_grpo", "--model_path", shown, *named, "--train_file", rows, *flags)
-    unusable = "left out: train-4 (Which is rotten?): no such column: rotten\n" if of == "own_database" else ""
+    unusable = "left out: train-5 (Which is rotten?): no such column: rotten\n" if of == "own_database" else ""
     assert said.startswith(f"{unusable}tasks: ")
     if of == "own_database":
         assert "left out: too long 0, reference_failed 1\n" in said

@@ -74,12 +74,12 @@ def metrics(output: Path) -> list[dict]:
         (["--dataset", "gsm8k:gone.jsonl"], "gone.jsonl: no such file"),
         (["--dataset", "dbbench", "--tasks", "gone.jsonl"], "gone.jsonl: no such file; give an AgentBench .jsonl"),
         (["--protocol", "text"], "--protocol belongs to --dataset dbbench, this one is "),
-        (["--max_length", "16"], "all 16 conversations are longer than --max_length 16; the shortest has "),
-        (["--max_length", "257"], "--max_length is 257, expected at most 256, the positions of "),
+        (["--max_length", "16"], "all 16 conversations are longer than --max-length 16; the shortest has "),
+        (["--max_length", "257"], "--max-length is 257, expected at most 256, the positions of "),
         (["--device", "cuda"], "--device cuda: torch sees no GPU here"),
         (["--resume"], "out holds no run to go on with; start it without --resume"),
-        (["--output_dir", "README.md"], "--output_dir README.md is a file, expected a folder; name another"),
-        (["--output_dir", "doc"], "doc is not empty; go on with its run by --resume, or name another --output_dir"),
+        (["--output_dir", "README.md"], "--run-dir README.md is a file, expected a folder; name another"),
+        (["--output_dir", "doc"], "doc is not empty; go on with its run by --resume, or name another --run-dir"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_anything_is_written(base, rows, tmp_path, capsys, flags, words):
@@ -161,9 +161,9 @@ def test_a_bad_row_is_named_before_the_weights_are_read(base, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--lora_dropout", "1"], "--lora_dropout: expected less than 1, got '1'"),
-        (["--learning_rate", "0"], "--learning_rate: expected greater than 0, got '0'"),
-        (["--num_epochs", "0"], "--num_epochs: expected greater than or equal to 1, got '0'"),
+        (["--lora_dropout", "1"], "--lora-dropout: expected less than 1, got '1'"),
+        (["--learning_rate", "0"], "--learning-rate: expected greater than 0, got '0'"),
+        (["--num_epochs", "0"], "--num-epochs: expected greater than or equal to 1, got '0'"),
     ],
 )
 def test_a_flag_out_of_range_says_its_range(base, rows, tmp_path, capsys, flags, words):
@@ -268,10 +268,10 @@ def test_a_run_writes_an_adapter_its_log_and_its_record_and_says_what_comes_next
     kept, left_out = re.search(r"(\d+) conversations of dbbench.*\nleft out: (.*)\n", said).groups()
     assert re.search(r"^step 1/2  loss \d\.\d{4}  accuracy \d+\.\d%  grad ", said, re.MULTILINE)
     assert said.endswith(
-        f"adapter and tokenizer: {output}\nnext: {PYTHON} scripts/test_interactive.py --model_path {output}\n"
-        f"next: {PYTHON} -m scripts.run_dbbench_greedy_grpo --model_path {output}\n"
+        f"adapter and tokenizer: {output}\nnext: {PYTHON} scripts/test_interactive.py --model {output}\n"
+        f"next: {PYTHON} -m scripts.run_dbbench_greedy_grpo --model {output}\n"
     )
-    assert (kept, left_out) == ("7", "1 longer than --max_length 250")
+    assert (kept, left_out) == ("7", "1 longer than --max-length 250")
     assert [set(row) for row in metrics(output)] == 2 * [
         {
             "train_step",
@@ -294,7 +294,7 @@ def test_a_run_writes_an_adapter_its_log_and_its_record_and_says_what_comes_next
     assert any(weight.abs().max() > 0 for key, weight in adapter.items() if "lora_B" in key)
     assert not list(output.glob(".saving-*"))
     assert main(command(base, "dbbench", output)) == 1
-    assert f"{output} holds a finished model (sft.json); name another --output_dir" in capsys.readouterr().err
+    assert f"{output} holds a finished model (sft.json); name another --run-dir" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -303,26 +303,26 @@ def test_a_run_writes_an_adapter_its_log_and_its_record_and_says_what_comes_next
         (
             {"dataset": "dbbench", "protocol": "text"},
             [
-                f"{PYTHON} scripts/test_interactive.py --model_path out",
-                f"{PYTHON} -m scripts.run_dbbench_greedy_grpo --model_path out --protocol text",
+                f"{PYTHON} scripts/test_interactive.py --model out",
+                f"{PYTHON} -m scripts.run_dbbench_greedy_grpo --model out --protocol text",
             ],
         ),
         (
             {"dataset": "gsm8k:generated"},
             [
-                f"{PYTHON} scripts/test_interactive.py --model_path out",
-                f"{PYTHON} scripts/train_gsm8k_agent.py --model_path out --dataset gsm8k:generated",
+                f"{PYTHON} scripts/test_interactive.py --model out",
+                f"{PYTHON} scripts/train_gsm8k_agent.py --model out --dataset gsm8k:generated",
             ],
         ),
         (
             {"env": "mine.py:Shop", "tasks": Path("rows.jsonl")},
             [
-                f"{PYTHON} scripts/train_local_grpo.py --model_path out --env mine.py:Shop --train-file rows.jsonl",
+                f"{PYTHON} scripts/train_local_grpo.py --model out --env mine.py:Shop --train-file rows.jsonl",
                 f"{PYTHON} -m scripts.merge_policy --adapter out --output out-merged",
                 f"{PYTHON} sql_agent/train_sql_agent.py --model out-merged --env mine.py:Shop --train-file rows.jsonl",
             ],
         ),
-        ({"dataset": "rows.jsonl"}, [f"{PYTHON} scripts/test_interactive.py --model_path out"]),
+        ({"dataset": "rows.jsonl"}, [f"{PYTHON} scripts/test_interactive.py --model out"]),
     ],
 )
 def test_what_comes_next_fits_what_was_learnt(flags, commands):
@@ -358,7 +358,7 @@ def test_an_adapter_is_trained_on_and_keeps_its_shape_and_its_base(base, rows, t
     assert losses[1] < losses[0] - 0.01  # it goes on where the first run ended
     capsys.readouterr()
     assert main(command(first, rows, tmp_path / "third", "--lora_r", 4)) == 1
-    assert "--lora_r is given, and" in capsys.readouterr().err
+    assert "--lora-rank is given, and" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -379,7 +379,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_leaves_no_model(base, rows, 
     weights["model.norm.weight"].fill_(float("nan"))
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
     assert main(command(broken, rows, tmp_path / "out")) == 1
-    assert "the loss is nan at step 1; lower --learning_rate (now 0.0002)" in capsys.readouterr().err
+    assert "the loss is nan at step 1; lower --learning-rate (now 0.0002)" in capsys.readouterr().err
     assert not (tmp_path / "out" / "adapter_config.json").exists()
 
 
@@ -432,7 +432,7 @@ def test_data_name_the_environment_that_they_imitate(given, source, environment)
 
 def test_help_says_how_to_start_without_loading_torch():
     shown = run("-X", "importtime", "scripts/train_sft.py", "--help")
-    assert "python scripts/train_sft.py --model_path MODEL --dataset dbbench" in shown.stdout
+    assert "python scripts/train_sft.py --model MODEL --dataset dbbench" in shown.stdout
     assert re.search(r"\btorch$", shown.stderr, re.MULTILINE) is None
 
 
@@ -449,7 +449,7 @@ def test_a_run_that_was_killed_while_it_saved_ends_as_the_unbroken_one(base, row
     assert main([*again, "--resume", "--seed", "1"]) == 1
     other = capsys.readouterr()
     assert "checkpoint-4 is skipped: sft.json is missing, so it was not written to its end" in other.out
-    assert "checkpoint-2 belongs to another run (seed: was 0, is 1); name another --output_dir" in other.err
+    assert "checkpoint-2 belongs to another run (seed: was 0, is 1); name another --run-dir" in other.err
     assert main([*again, "--resume"]) == 0
     assert f"going on from {killed / 'checkpoints' / 'checkpoint-2'}" in capsys.readouterr().out
     assert [row["train_step"] for row in metrics(killed)] == [1, 2, 3, 4, 5, 6]
@@ -481,4 +481,4 @@ def test_a_source_that_cannot_be_meant_is_refused(capsys, flags, words):
 def test_an_environment_without_rows_asks_for_them(base, tmp_path, capsys):
     where = ["--model_path", str(base), "--output_dir", str(tmp_path / "out"), "--max_length", "256"]
     assert main([*where, "--device", "cpu", "--env", "mine.py:Shop"]) == 1
-    assert "mine.py:Shop needs --tasks, rows that hold references" in capsys.readouterr().err
+    assert "mine.py:Shop needs --train-file, rows that hold references" in capsys.readouterr().err

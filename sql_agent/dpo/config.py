@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 
+from core.flags import FlagName
 from sql_agent.sft.config import FineTuningConfig
 
 
 class DpoConfig(FineTuningConfig):
     """Holds the flags of `scripts/train_dpo.py` with their defaults."""
 
-    dataset: Path
+    dataset: Path = Field(validation_alias="train_file")
     """Pairs to train on: a file that `pairs_from_rollouts` or `convert_dpo_format.py` wrote, or one that the latter
     reads."""
-    eval_dataset: Path | None = None
+    eval_dataset: Annotated[Path | None, FlagName("val-file")] = None
     """Held-out pairs; none: a part of the prompts of --dataset is held out."""
     held_out_fraction: float = Field(default=0.1, ge=0, lt=1)
-    """Without --eval_dataset: the share of the pairs to hold out, whole prompts at a time; 0 for none."""
-    output_dir: Path = Path("outputs/dpo")
+    """Without --val-file: the share of the pairs to hold out, whole prompts at a time; 0 for none."""
+    output_dir: Annotated[Path, FlagName("run-dir")] = Path("outputs/dpo")
     """Folder of the run, new or empty."""
     num_epochs: int = Field(default=1, ge=1)
     """Passes over the pairs; held-out pairs are measured after each."""

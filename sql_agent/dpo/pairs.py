@@ -47,8 +47,8 @@ def encode_pairs(
     fitting = [pair for pair in pairs if max_length is None or pair.longer <= max_length]
     if pairs and not fitting:
         raise TrainingError(
-            f"all {len(pairs)} pairs of {name} are longer than --max_length {max_length}; the shortest has "
-            f"{min(pair.longer for pair in pairs)} tokens: raise --max_length, or take a model with a longer context"
+            f"all {len(pairs)} pairs of {name} are longer than --max-length {max_length}; the shortest has "
+            f"{min(pair.longer for pair in pairs)} tokens: raise --max-length, or take a model with a longer context"
         )
     return fitting
 

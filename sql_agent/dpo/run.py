@@ -61,7 +61,7 @@ def prepare(
     )
     left_out = {"too_long": len(rows) - len(pairs), "held_out_too_long": len(held_out) - len(measured)}
     say(
-        f"{len(pairs)} pairs to train on, {len(measured)} held out; left out as longer than --max_length "
+        f"{len(pairs)} pairs to train on, {len(measured)} held out; left out as longer than --max-length "
         f"{start.max_length}: {left_out['too_long']} and {left_out['held_out_too_long']}"
     )
     lengths = [pair.longer for pair in pairs]

@@ -46,8 +46,8 @@ class PairDpoTrainer(PairMicroBatches, DPOTrainer):
 
     def remedy(self) -> str:
         return (
-            f"lower --learning_rate (now {self.args.learning_rate:g}) in a new --output_dir; if this happens at step "
-            "1, the weights of --model_path hold NaN"
+            f"lower --learning-rate (now {self.args.learning_rate:g}) in a new --run-dir; if this happens at step "
+            "1, the weights of --model hold NaN"
         )
 
 

@@ -406,7 +406,7 @@ def _made_kind(factory: Callable[[], Any], timeout_s: float) -> type:
 
 
 def _numbered(rows: Sequence[Any], half: str, where: str) -> list[tuple[str, str, Any]]:
-    return [(f"{half}-{k}", f"{where}, row {k} of {half}", row) for k, row in enumerate(rows)]
+    return [(f"{half}-{k}", f"{where}, row {k} of {half}", row) for k, row in enumerate(rows, 1)]
 
 
 def _binds(method: Callable[..., Any], values: dict[str, Any]) -> bool:

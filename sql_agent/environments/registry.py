@@ -7,6 +7,8 @@ this is instant.
 
 from __future__ import annotations
 
+from core.nearest import did_you_mean
+
 ENVIRONMENTS = {
     "dbbench": "sql_agent.environments.dbbench:DbBench",
     "medical": "examples.medical.environment:Medical",
@@ -38,4 +40,7 @@ def check_name(name: str) -> None:
     if name in ENVIRONMENTS or ":" in name or installed(name) is not None:
         return
     forms = f"FILE.py:NAME, module:NAME, or an entry point of an installed package (group {ENTRY_POINTS})"
-    raise ValueError(f"unknown environment {name!r}; known: {', '.join(sorted(ENVIRONMENTS))}; of your own: {forms}")
+    known = ", ".join(sorted(ENVIRONMENTS))
+    raise ValueError(
+        f"unknown environment {name!r}; known: {known}; of your own: {forms}{did_you_mean(name, ENVIRONMENTS.keys())}"
+    )

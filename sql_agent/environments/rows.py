@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from core.nearest import did_you_mean
 from dbbench_adapter.protocols import Message
 from dbbench_adapter.tasks.load import raw_records
 from dbbench_adapter.tasks.records import Fault
@@ -48,18 +49,20 @@ class PlacedTask:
 def read_rows(file: Path, kind: str) -> list[PlacedTask]:
     """Read every row of a file in order. A column that a row lacks becomes None, as in a `datasets.Dataset`.
 
-    A task has its row's own `id` and `kind`, or else its place in the file and the argument `kind`.
+    A task has its row's own `id` and `kind`, or else its number in the file as messages count, and the argument `kind`.
 
     Raises:
         ValueError: the file is missing, a row is not a JSON object, or two rows have the same `id`.
     """
     if not file.is_file():
-        raise ValueError(f"{file}: no such file; expected rows of JSON, one object per line, or a .parquet file")
+        expected = "rows of JSON, one object per line, or a .parquet file"
+        raise ValueError(f"{file}: no such file; expected {expected}{did_you_mean(file)}")
     found: list[tuple[str, str, Any]] = []
     for record in raw_records(file):
         if isinstance(record, Fault):
             raise ValueError(f"{file}, {record.where}: {record.problem}")
-        found.append((record.id, f"{file}, {record.where}", record.value))
+        number = record.place.rpartition(" ")[2]
+        found.append((f"{file.stem}-{number}", f"{file}, {record.place}", record.value))
     return placed_tasks(found, kind)
 
 

@@ -341,7 +341,7 @@ def read_line(text: str, num_tasks: int) -> Line:
         raise ValueError(f"{command} is no command; known: {', '.join(known)}")
     if command == ":task":
         if num_tasks == 0:
-            raise ValueError("there are no tasks at hand; give them by --data")
+            raise ValueError("there are no tasks at hand; give them by --tasks")
         if not (rest.isascii() and rest.isdigit() and 1 <= int(rest) <= num_tasks):
             raise ValueError(f"{text}: expected :task N with N from 1 to {num_tasks}; :tasks lists them")
     elif rest:

@@ -101,7 +101,7 @@ class Transcript:
         if answered.stopped:
             return "stopped; what it had said stays in the conversation"
         if answered.cut:
-            return f"cut off: a reply has at most {self._max_new_tokens} tokens (--max_new_tokens) and has to fit"
+            return f"cut off: a reply has at most {self._max_new_tokens} tokens (--max-tokens) and has to fit"
         return {
             "max_turns": "no answer: out of replies",
             "max_tokens": "the conversation is as long as the model or its protocol can read; :new begins another",
@@ -135,7 +135,7 @@ class Transcript:
     def tasks(self, tasks: Sequence[tuple[str, str]]) -> None:
         """List tasks, pairs of kind and question."""
         if not tasks:
-            self.note("no tasks at hand; they come from --data, or are generated where --database is not given")
+            self.note("no tasks at hand; they come from --tasks, or are generated where --database is not given")
         for number, (kind, question) in enumerate(tasks[:SHOWN_TASKS], 1):
             number_and_kind = Text(f"{number:4}  ").append(f"{visible(kind):16}  ", "dim")
             line = number_and_kind.append(_one_line(question))

@@ -14,7 +14,6 @@ one line, `{"url": ...}`, and ends when standard input closes.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import logging
@@ -25,6 +24,7 @@ from typing import Any
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
+from core.flags import Parser
 from core.machine import free_port, port_number
 from core.processes import Events, end_with_parent
 
@@ -115,7 +115,7 @@ async def serve(store_url: str, port: int, timeout_s: float, events: Events) -> 
 
 def main() -> None:
     events = Events()
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Parser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--store", required=True, help="address of the agent-lightning store")
     parser.add_argument("--port", type=port_number, default=0, help="port on loopback; 0 picks a free one")
     parser.add_argument("--timeout-s", type=float, default=120.0, help="longest model call")

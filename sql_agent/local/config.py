@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
 
+from core.flags import FlagName
 from core.passwords import BackendSpec, DatabaseSpec
 from core.printed_commands import python_command
 from core.settings import Settings
@@ -31,7 +32,7 @@ def also(earlier: str, default: Any, **limits: Any) -> Any:
 
 
 class AdapterConfig(Settings):
-    r: int = Field(default=16, ge=1, le=1024)
+    r: Annotated[int, FlagName("rank")] = Field(default=16, ge=1, le=1024)
     """Rank of the LoRA adapter's matrices."""
     alpha: int = Field(default=32, ge=1)
     """The adapter's output is scaled by alpha / r."""
@@ -53,7 +54,9 @@ class OptimConfig(Settings):
     weight_decay: float = Field(default=0.01, ge=0, le=1)
     max_grad_norm: float = Field(default=1.0, gt=0)
     """A gradient with a larger norm is scaled down to this norm."""
-    grad_accum: int = Field(default=1, ge=1, validation_alias="gradient_accumulation_steps")
+    grad_accum: Annotated[int, FlagName("gradient-accumulation-steps")] = Field(
+        default=1, ge=1, validation_alias="gradient_accumulation_steps"
+    )
     """Batches (groups, under greedy-then-GRPO) whose gradients are averaged into one step."""
     micro_batch_tokens: int | None = Field(default=None, ge=1)
     """Tokens of one forward and backward pass; on a CPU what trajectories share counts once, elsewhere padding counts.
@@ -62,7 +65,7 @@ class OptimConfig(Settings):
 
 
 class ModelConfig(Settings):
-    model_path: str = os.path.relpath(TINY_POLICY)
+    model_path: Annotated[str, FlagName("model")] = os.path.relpath(TINY_POLICY)
     """A Hugging Face model, or an adapter on one: a folder, or its id on the hub, ORG/NAME. The small policy of the
     default is made first if it is not there."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -147,7 +150,7 @@ class EnvironmentConfig(Settings):
     protocol: ProtocolName = "fc"
     """For dbbench: how the agent acts, by tool calls (fc), or in plain text as AgentBench (text) and LifelongAgentBench
     (lab)."""
-    call_timeout_s: float = Field(default=30.0, gt=0)
+    call_timeout_s: float = Field(default=30.0, gt=0, validation_alias="call_timeout")
     """Seconds that one call of your own environment's code may take; a call that takes longer loses its episode."""
 
     @model_validator(mode="after")
@@ -171,13 +174,13 @@ class GrpoConfig(Settings):
     """Holds the settings that all GRPO commands have."""
 
     model: ModelConfig = ModelConfig()
-    reference_model_path: str | None = None
+    reference_model_path: Annotated[str | None, FlagName("reference-model")] = None
     """Model that the KL is measured against; none: the policy as it was loaded, without the trained adapter."""
     group_size: int = Field(default=4, ge=2, le=1024)
     """Sampled episodes per task."""
     max_turns: int | None = also("max_rounds", 3, ge=1, le=100)
     """Replies per episode."""
-    max_new_tokens: int = Field(default=512, ge=1)
+    max_new_tokens: Annotated[int, FlagName("max-tokens")] = Field(default=512, ge=1)
     """Tokens of one reply."""
     temperature: float = Field(default=0.8, gt=0, le=10)
     """Temperature of the sampled episodes."""
@@ -205,7 +208,7 @@ def check_held_out(cfg: GreedyGrpoConfig | LocalGrpoConfig, file: Path | None) -
     """
     if file is not None and cfg.val_file is None and not cfg.held_out_fraction and cfg.eval_tasks:
         raise ValueError(
-            f"--held_out_fraction 0 trains on every row of {file}, and --eval_tasks {cfg.eval_tasks} plays held-out "
+            f"--held-out-fraction 0 trains on every row of {file}, and --eval-tasks {cfg.eval_tasks} plays held-out "
             "ones; give them with --val-file FILE, or --eval_tasks 0"
         )
 
@@ -213,9 +216,9 @@ def check_held_out(cfg: GreedyGrpoConfig | LocalGrpoConfig, file: Path | None) -
 class GreedyGrpoConfig(GrpoConfig):
     """Holds the flags of `scripts/run_dbbench_greedy_grpo.py` with their defaults."""
 
-    data: Path | None = None
+    data: Annotated[Path | None, FlagName("train-file")] = None
     """Task file, in any known form of DB-Bench tasks; none: `num_tasks` are generated."""
-    val_file: Path | None = Field(default=None, validation_alias="val-file")
+    val_file: Path | None = None
     """Held-out tasks; none: a share of the tables of `data`, which is held out as in every command."""
     held_out_fraction: float = Field(default=0.2, ge=0, lt=1)
     """Share of `data` that is held out if there is no other file of held-out tasks; 0 trains on all of it."""
@@ -248,9 +251,9 @@ class GreedyGrpoConfig(GrpoConfig):
     @model_validator(mode="after")
     def _generates_what_has_skills(self) -> Self:
         if self.skills and self.data:
-            raise ValueError("--skills is for generated tasks; leave it or --data out")
+            raise ValueError("--skills is for generated tasks; leave it or --train-file out")
         if self.val_file and not self.data:
-            raise ValueError("--val-file goes with --data; generated tasks have their own held-out ones")
+            raise ValueError("--val-file goes with --train-file; generated tasks have their own held-out ones")
         check_held_out(self, self.data)
         return self
 
@@ -281,9 +284,9 @@ class BatchGrpoConfig(GrpoConfig):
 class LocalGrpoConfig(BatchGrpoConfig, EnvironmentConfig):
     """Holds the flags of `scripts/train_local_grpo.py` with their defaults."""
 
-    train_file: Path | None = Field(default=None, validation_alias="train-file")
+    train_file: Path | None = Field(default=None)
     """Tasks to train on, in the form that the environment reads; none: generated, if the environment makes tasks."""
-    val_file: Path | None = Field(default=None, validation_alias="val-file")
+    val_file: Path | None = None
     """Held-out tasks; none: a share of the training tasks, the same in every command, or generated ones."""
     held_out_fraction: float = Field(default=0.2, ge=0, lt=1)
     """Share of `train_file` that is held out if there is no `val_file`; 0 trains on all of it."""
@@ -322,15 +325,15 @@ class Gsm8kGrpoConfig(BatchGrpoConfig):
     dataset: str = "generated"
     """gsm8k, from the hub, fetched if it is not in the cache; a JSONL or parquet file of the same form; or generated.
     gsm8k:FILE and gsm8k:generated, as in fine-tuning, work too."""
-    max_samples: int | None = Field(default=None, ge=1)
+    max_samples: Annotated[int | None, FlagName("num-tasks")] = Field(default=None, ge=1)
     """Problems to train on; none: the whole dataset, or 1000 generated ones."""
-    eval_samples: int = Field(default=0, ge=0)
+    eval_samples: Annotated[int, FlagName("eval-tasks")] = Field(default=0, ge=0)
     """Held-out problems of the same dataset that are played greedily before training and after each epoch; 0: none."""
     group_size: int = also("samples_per_prompt", 4, ge=2, le=1024)
     """Sampled episodes per problem."""
     max_turns: int | None = also("max_rounds", 10, ge=1, le=100)
     """Replies per episode, the answer included."""
-    max_new_tokens: int = Field(default=256, ge=1)
+    max_new_tokens: Annotated[int, FlagName("max-tokens")] = Field(default=256, ge=1)
     """Tokens of one reply."""
     num_epochs: int = also("total_epochs", 1, ge=1)
     """Passes over the problems."""
@@ -349,7 +352,9 @@ class InteractiveConfig(Settings):
     env: str = also("task", "dbbench")
     """What the model was trained on: dbbench, text2sql, gsm8k or another one of this project; or your own environment,
     FILE.py:NAME, module:NAME or an installed package's entry point."""
-    data: str | None = Field(default=None, validation_alias="train-file")
+    data: Annotated[str | None, FlagName("tasks")] = Field(
+        default=None, validation_alias=AliasChoices("train_file", "val_file")
+    )
     """File of tasks for :tasks and :task N, in any form that training takes; none: generated ones, if the environment
     makes tasks."""
     database: DatabaseSpec | None = None
@@ -365,7 +370,7 @@ class InteractiveConfig(Settings):
     max_prompt_tokens: int | None = Field(default=None, ge=16)
     """Longest first prompt; the schema of a longer one is shortened. None: what the model's context leaves beside a
     response, as in training."""
-    max_new_tokens: int = Field(default=512, ge=1)
+    max_new_tokens: Annotated[int, FlagName("max-tokens")] = Field(default=512, ge=1)
     """Tokens of one reply."""
     temperature: float = Field(default=0.0, ge=0, le=10)
     """0 is greedy."""
@@ -375,7 +380,7 @@ class InteractiveConfig(Settings):
     @model_validator(mode="after")
     def _belongs_together(self) -> Self:
         if self.env == "dbbench" and self.data is not None and self.database is not None:
-            raise ValueError("give --data or --database, not both")
+            raise ValueError("give --tasks or --database, not both")
         check_flags(self, self.env, {"database": ("dbbench", "text2sql"), **FLAGS_OF})
         if self.env == "dbbench" and isinstance(self.database, str):
             raise ValueError(

@@ -7,29 +7,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AliasChoices, BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from core.flags import DEVICES, FlagName, Parser, dashed, torch_device
 from core.passwords import masked
 
 Config = TypeVar("Config", bound=BaseModel)
 
 _PREFIX = {"adapter": "lora_"}
-"""Groups of settings whose flags have a prefix: adapter.r is --lora_r."""
+"""Groups of settings whose flags have a prefix: adapter.alpha is --lora-alpha."""
 
 
 @dataclass(frozen=True)
 class Flag:
     names: tuple[str, ...]
-    """The flag's name, and its earlier name if it has one."""
+    """The name that is shown, and earlier ones, which work too; with dashes, and without those in front."""
+    dest: str
+    """The flag's attribute in argparse's namespace."""
     place: tuple[str, ...]
     """Path of its value in the settings, e.g. ("adapter", "r")."""
     field: FieldInfo
-
-    @property
-    def spelling(self) -> str:
-        """Return the flag's name in messages, e.g. --clip_ratio/--clip_param."""
-        return "/".join(f"--{name}" for name in self.names)
 
 
 def flags_of(config: type[BaseModel], prefix: str = "", place: tuple[str, ...] = ()) -> Iterator[Flag]:
@@ -38,18 +36,24 @@ def flags_of(config: type[BaseModel], prefix: str = "", place: tuple[str, ...] =
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from flags_of(field.annotation, _PREFIX.get(name, ""), (*place, name))
         else:
-            earlier = field.validation_alias
-            names = (name, earlier) if isinstance(earlier, str) else (name,)
-            yield Flag(tuple(prefix + one for one in names), (*place, name), field)
+            names = dict.fromkeys(dashed(prefix + one) for one in _names(name, field))
+            yield Flag(tuple(names), prefix + name, (*place, name), field)
 
 
-def add_flags(parser: argparse.ArgumentParser, config: type[BaseModel], *, hidden: Sequence[str] = ()) -> None:
+def _names(name: str, field: FieldInfo) -> list[str]:
+    shown = [each.name for each in field.metadata if isinstance(each, FlagName)]
+    earlier = field.validation_alias
+    choices = earlier.choices if isinstance(earlier, AliasChoices) else [earlier]
+    return [*shown, name, *(each for each in choices if isinstance(each, str))]
+
+
+def add_flags(parser: Parser, config: type[BaseModel], *, hidden: Sequence[str] = ()) -> None:
     """Add the flags of a settings class to a parser, except those in `hidden`."""
     for flag in flags_of(config):
-        name, field = flag.names[0], flag.field
-        if name in hidden:
+        field = flag.field
+        if flag.dest in hidden:
             continue
-        text = (field.description or name).replace("\n", " ").replace("%", "%%")
+        text = (field.description or flag.names[0]).replace("\n", " ").replace("%", "%%")
         options: dict[str, Any] = {"help": text}
         if field.annotation is bool:
             options |= {"action": "store_true", "default": None}
@@ -58,14 +62,16 @@ def add_flags(parser: argparse.ArgumentParser, config: type[BaseModel], *, hidde
                 options["help"] += f" (default {field.default})"
             choices = [value for value in get_args(field.annotation) if isinstance(value, str)] or None
             options |= {"required": field.is_required(), "choices": choices, "metavar": None if choices else "X"}
-        parser.add_argument(*(f"--{one}" for one in flag.names), dest=name, **options)
+        if flag.dest == "device":
+            options |= {"type": torch_device, "metavar": DEVICES}
+        parser.add_argument(*(f"--{one}" for one in flag.names), dest=flag.dest, **options)
 
 
-def read_flags(parser: argparse.ArgumentParser, config: type[Config], args: argparse.Namespace) -> Config:
+def read_flags(parser: Parser, config: type[Config], args: argparse.Namespace) -> Config:
     """Return the settings from the flags; a value out of range ends the command with the flag and its range."""
     given: dict[str, Any] = {}
     for flag in flags_of(config):
-        value = getattr(args, flag.names[0], None)
+        value = getattr(args, flag.dest, None)
         if value is not None:
             tree = given
             for name in flag.place[:-1]:
@@ -74,7 +80,7 @@ def read_flags(parser: argparse.ArgumentParser, config: type[Config], args: argp
     try:
         return config.model_validate(given)
     except ValidationError as error:
-        spellings = {flag.place: flag.spelling for flag in flags_of(config)}
+        spellings = {flag.place: f"--{flag.names[0]}" for flag in flags_of(config)}
         parser.error("; ".join(_describe_fault(fault, spellings) for fault in error.errors()))
 
 

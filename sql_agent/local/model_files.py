@@ -70,9 +70,9 @@ def check_device(device: str, *, load_in_4bit: bool, has_gpu: bool) -> None:
     if device == "cuda" and not has_gpu:
         raise StartError("--device cuda: torch sees no GPU here; leave the flag out or give cpu")
     if load_in_4bit and device != "cuda":
-        raise StartError("--load_in_4bit needs a GPU; leave the flag out, a CPU holds the model in float32")
+        raise StartError("--load-in-4bit needs a GPU; leave the flag out, a CPU holds the model in float32")
     if load_in_4bit and importlib.util.find_spec("bitsandbytes") is None:
-        raise StartError("--load_in_4bit needs bitsandbytes, which is not installed; requirements-gpu.txt has it")
+        raise StartError("--load-in-4bit needs bitsandbytes, which is not installed; requirements-gpu.txt has it")
 
 
 def check_model(path: str, _adapters: tuple[str, ...] = ()) -> str:

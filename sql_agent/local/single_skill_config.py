@@ -16,8 +16,9 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from core.nearest import did_you_mean
 from core.passwords import BackendSpec, masked
-from core.settings import Settings, parse_yaml, read_settings
+from core.settings import Settings, did_you_mean_setting, parse_yaml, read_settings
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
 from dbbench_adapter.sql_skills import SKILLS
@@ -91,7 +92,8 @@ class TaskConfig(Settings):
         if skills is None:
             return None
         if unknown := [skill for skill in skills if skill not in SKILLS]:
-            raise ValueError(f"unknown skill {unknown[0]!r}; known: {', '.join(SKILLS)}")
+            meant = did_you_mean(unknown[0], SKILLS)
+            raise ValueError(f"unknown skill {unknown[0]!r}; known: {', '.join(SKILLS)}{meant}")
         if not skills or not all(0 < weight < math.inf for weight in skills.values()):
             raise ValueError(f"expected one skill or more, each with a weight above 0, got {skills}")
         return skills
@@ -280,7 +282,8 @@ def _describe_fault(fault: Any, leaves: Leaves, file: Path) -> str:
     where = said[0] if said and place else str(file)
     key = ".".join(place)
     if fault["type"] == "extra_forbidden":
-        return f"{where}: {key}: unknown setting; known beside it: {', '.join(_known(place[:-1]))}"
+        meant = did_you_mean_setting(key, ExperimentConfig)
+        return f"{where}: {key}: unknown setting; known beside it: {', '.join(_known(place[:-1]))}{meant}"
     if fault["type"] == "missing":
         return f"{file}: {key} is missing; write or import it"
     text = fault["msg"].removeprefix("Value error, ").replace("Input should be", "expected")

@@ -68,7 +68,7 @@ def fitted(
         ValueError: nothing is left to train on, or nothing of the held-out tasks.
     """
     _, conversation = load_conversation(model_path, environment.tools)
-    limit = choose_limit(base_folder(model_folder(model_path)), max_prompt_tokens, "--max_prompt_tokens")
+    limit = choose_limit(base_folder(model_folder(model_path)), max_prompt_tokens, "--max-prompt-tokens")
 
     def prompt_tokens(task: object) -> int:
         return len(conversation.first_prompt(environment.messages(task)))

@@ -326,7 +326,7 @@ def _warnings(cfg: GrpoConfig | ExperimentConfig, folder: RunFolder) -> list[str
     base = base_folder(path)
     adapter = (count_weights(path) if base != path else count_adapter_weights(base, cfg.adapter.r)) or 0
     need = DiskNeed(checkpoint=12 * adapter, at_once=KEPT + 1, rest=4 * adapter)  # weights and AdamW's moments
-    lines = [disk_warning(folder.path, need, "give a smaller --lora_r")]
+    lines = [disk_warning(folder.path, need, "give a smaller --lora-rank")]
     if isinstance(cfg, GrpoConfig) and "learning_rate" not in cfg.optim.model_fields_set:
         lines.append(learning_rate_hint(cfg.optim.learning_rate, count_weights(base), method="grpo", lora=True))
     return list(filter(None, lines))

@@ -95,14 +95,14 @@ def _structured_output_errors() -> Iterator[type[Exception]]:
 
 
 def _end(state: dict[str, Any]) -> AgentEnd:
-    from langchain_core.messages import convert_to_messages
+    from langchain_core.messages import AIMessage, convert_to_messages
 
     if interrupts := state.get("__interrupt__"):
         raise UserError(f"the graph waits for a person ({interrupts[0].value}), and nobody is there; leave that out")
     if not state.get("messages"):
         return AgentEnd(state)
     [last] = convert_to_messages(state["messages"][-1:])
-    if getattr(last, "invalid_tool_calls", None) and not last.tool_calls:
+    if isinstance(last, AIMessage) and last.invalid_tool_calls and not last.tool_calls:
         call = last.invalid_tool_calls[0]
         return AgentEnd(stop_reason="malformed", error=f"its call of {call['name']} cannot be read: {call['args']}")
     return AgentEnd(state.get("structured_response", last.text))

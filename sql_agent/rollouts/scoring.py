@@ -78,7 +78,7 @@ def conversation(messages: Sequence[dict[str, Any]]) -> list[Message]:
 def start_command(url: str) -> str:
     """Return the command that starts a scoring service at the port of `url`."""
     port = urlsplit(url).port or 8008
-    return python_command("reward_model/inference_api.py", "--model_path", "MERGED", "--port", str(port))
+    return python_command("reward_model/inference_api.py", "--model", "MERGED", "--port", str(port))
 
 
 async def check_scorer(cfg: RewardModelConfig) -> None:

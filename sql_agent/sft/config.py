@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from core.flags import FlagName
 from core.passwords import DatabaseSpec
 from core.settings import Settings
 from dbbench_adapter.protocols import ProtocolName
@@ -22,10 +23,10 @@ GENERATED = 512
 class FineTuningConfig(Settings):
     """Holds the flags that `scripts/train_sft.py` and `scripts/train_dpo.py` share."""
 
-    model_path: str = os.path.relpath(TINY_POLICY)
+    model_path: Annotated[str, FlagName("model")] = os.path.relpath(TINY_POLICY)
     """A Hugging Face chat model, or an adapter to train further: a folder, or an id on the hub, ORG/NAME. The small
     policy of the default is made first if it is not there."""
-    output_dir: Path
+    output_dir: Annotated[Path, FlagName("run-dir")]
     """Folder of the run, new or empty."""
     num_epochs: int = Field(default=3, ge=1)
     """Passes over the data."""
@@ -40,7 +41,7 @@ class FineTuningConfig(Settings):
     the result."""
     learning_rate: float = Field(gt=0, le=1)
     """Learning rate at the start; it falls linearly to 0."""
-    lora_r: int = Field(default=16, ge=0, le=1024)
+    lora_r: Annotated[int, FlagName("lora-rank")] = Field(default=16, ge=0, le=1024)
     """Rank of the adapter on all linear layers; 0 trains all weights and writes a whole model."""
     lora_alpha: int = Field(default=32, ge=1)
     """The adapter's output is scaled by alpha / r."""
@@ -49,7 +50,7 @@ class FineTuningConfig(Settings):
     context."""
     chat_template_path: Path | None = None
     """A Jinja file, or a model folder with the template to use; it is saved with the tokenizer."""
-    save_steps: int = Field(default=100, ge=1)
+    save_steps: Annotated[int, FlagName("save-every")] = Field(default=100, ge=1)
     """Updates between checkpoints; a run that is killed loses at most this many."""
     seed: int = Field(default=0, ge=0)
     """Seed of the new adapter, the order and every draw."""
@@ -64,14 +65,14 @@ class SftConfig(FineTuningConfig):
     """Holds the flags of `scripts/train_sft.py` with their defaults."""
 
     dataset: str | None = None
-    """The data: dbbench, text2sql, gsm8k, or a JSONL file of messages. None: the references in the rows of --tasks,
-    played in an environment (`env`, `database`), or else dbbench."""
+    """The data: dbbench, text2sql, gsm8k, or a JSONL file of messages. None: the references in the rows of
+    --train-file, played in an environment (`env`, `database`), or else dbbench."""
     env: str | None = None
     """An environment whose rows hold references: your own, FILE.py:NAME, module:NAME or an installed package's entry
     point, or one of this project. None: text2sql if there is a database."""
-    output_dir: Path = Path("outputs/sft")
+    output_dir: Annotated[Path, FlagName("run-dir")] = Path("outputs/sft")
     """Folder of the run, new or empty."""
-    max_samples: int | None = Field(default=None, ge=1)
+    max_samples: Annotated[int | None, FlagName("num-tasks")] = Field(default=None, ge=1)
     """Largest number of conversations, taken evenly over the kinds of a task file; none: the whole file, or 512
     generated ones."""
     learning_rate: float = Field(default=2e-4, gt=0, le=1)
@@ -81,10 +82,10 @@ class SftConfig(FineTuningConfig):
     max_prompt_tokens: int | None = Field(default=None, ge=16)
     """Longest first prompt of a task; the schema of a longer one is shortened. None: what the model's context leaves
     beside a response, as in training."""
-    tasks: Path | None = None
+    tasks: Annotated[Path | None, FlagName("train-file")] = None
     """For dbbench: task file whose reference statements are played; none: generated tasks. For text2sql: rows with
     `question` and `query`. For your own environment: its rows, with a column `reference`."""
-    val_file: Path | None = Field(default=None, validation_alias="val-file")
+    val_file: Path | None = None
     """Tasks that are held out: nothing measures them here, and none of them is learnt. None: a share of `tasks`, the
     same ones as in training and in `evaluate`."""
     held_out_fraction: float = Field(default=0.2, ge=0, lt=1)

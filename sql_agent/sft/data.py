@@ -22,6 +22,7 @@ from trl.data_utils import common_prefix_length
 from core.conversations import RowError, legal, message_in_text, read_conversation, read_text, read_tools
 from core.conversations import short_repr as shown
 from core.json_text import parse_json
+from core.nearest import did_you_mean
 from dbbench_adapter.backends import Backend, TableError
 from dbbench_adapter.datatypes import Score, Task
 from dbbench_adapter.protocols import PROTOCOLS, Message, ProtocolName, open_episode
@@ -36,6 +37,10 @@ from sql_agent.trained_on import TrainedOn
 
 class DataError(ValueError):
     """Says that there is nothing to train on, or that a row cannot be used, with file and line and what to do."""
+
+
+DATASETS = ("dbbench", "text2sql", "gsm8k")
+"""Names of data that are no file."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +204,8 @@ def read_messages(path: Path, limit: int | None = None) -> Demonstrations:
         DataError: there is no such file or no row, or a row cannot be used; the message names its line.
     """
     if not path.is_file():
-        raise DataError(f"--dataset {path}: no such file; give dbbench, text2sql, gsm8k, or a JSONL of messages")
+        meant = did_you_mean(str(path), DATASETS) or did_you_mean(path)
+        raise DataError(f"--dataset {path}: no such file; give {', '.join(DATASETS)}, or a JSONL of messages{meant}")
     found = Demonstrations()
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
@@ -295,8 +301,8 @@ def encode_all(
     if not fitting:
         shortest = min(len(one.ids) for one in encoded)
         raise DataError(
-            f"all {len(encoded)} conversations are longer than --max_length {max_length}; the shortest has {shortest} "
-            "tokens: raise --max_length, or take a model with a longer context"
+            f"all {len(encoded)} conversations are longer than --max-length {max_length}; the shortest has {shortest} "
+            "tokens: raise --max-length, or take a model with a longer context"
         )
     return fitting
 

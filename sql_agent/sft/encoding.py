@@ -18,7 +18,7 @@ from sql_agent.local.conversation import ChatTemplateError, render, with_object
 
 NOT_TRAINED = "weight"
 """A message's field, OpenAI's name in fine-tuning files; 0 on assistant messages that belong to a prompt."""
-REMEDY = "leave such rows out or give another --chat_template_path"
+REMEDY = "leave such rows out or give another --chat-template-path"
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,14 @@ def encode_conversation(
             raise ChatTemplateError(
                 f"the chat template of {tokenizer.name_or_path} does not preserve prefixes: what it wrote before "
                 "reads otherwise once a message follows, so no reply can be trained as it will be sampled; give one "
-                "that does with --chat_template_path (TRL's folder chat_templates has *_training.jinja for many models)"
+                "that does with --chat-template-path (TRL's folder chat_templates has *_training.jinja for many models)"
             )
         reply = after[len(before) :].rstrip()
         reply_ids = tokenizer.encode(reply, add_special_tokens=False)
         if not reply_ids or tokenizer.decode(reply_ids[-1:], skip_special_tokens=True):
             raise ChatTemplateError(
                 f"the chat template of {tokenizer.name_or_path} ends a reply with {reply[-20:]!r}, expected a special "
-                "token: a policy could not learn to stop; give a template that writes one with --chat_template_path"
+                "token: a policy could not learn to stop; give a template that writes one with --chat-template-path"
             )
         # encoded together with the previous turn's end token, as the engine does; that token is already in `ids`
         between = tokenizer.encode(end_of_turn + before[len(written) :], add_special_tokens=False)

@@ -99,7 +99,7 @@ def check_start(cfg: FineTuningConfig, record: str, *, dropout: float, resume: b
     base = model_folder(base_name(model), fetch=False) if is_adapter(model) else model
     lora = new_adapter(cfg, dropout, is_adapter=base != model)
     tokenizer = load_tokenizer(model, cfg.chat_template_path)
-    if warning := disk_warning(cfg.output_dir, disk_need(base, model, lora), "train an adapter (--lora_r 16)"):
+    if warning := disk_warning(cfg.output_dir, disk_need(base, model, lora), "train an adapter (--lora-rank 16)"):
         say(warning)
     return Start(
         model, base, lora, tokenizer, device, checkpoint, longest_conversation(base_folder(base), cfg.max_length)
@@ -114,7 +114,8 @@ def disk_need(base: Path, model: Path, lora: Lora | None) -> DiskNeed:
 
 
 def new_adapter(cfg: FineTuningConfig, dropout: float, *, is_adapter: bool) -> Lora | None:
-    given = [f"--{name}" for name in ("lora_r", "lora_alpha", "lora_dropout") if name in cfg.model_fields_set]
+    flags = {"lora_r": "--lora-rank", "lora_alpha": "--lora-alpha", "lora_dropout": "--lora-dropout"}
+    given = [flag for name, flag in flags.items() if name in cfg.model_fields_set]
     if is_adapter and given:
         raise TrainingError(
             f"{given[0]} is given, and {cfg.model_path} is an adapter, which is trained on as it is; leave the flag "
@@ -131,7 +132,7 @@ def longest_conversation(base: Path, max_length: int | None) -> int | None:
     """
     context = context_of(read_json(base / "config.json"))
     if context and max_length and max_length > context:
-        raise TrainingError(f"--max_length is {max_length}, expected at most {context}, the positions of {base}")
+        raise TrainingError(f"--max-length is {max_length}, expected at most {context}, the positions of {base}")
     return max_length or context
 
 
@@ -152,14 +153,14 @@ def checkpoint_to_resume(output: Path, record: str, resume: bool, say: Say) -> P
     """
     signed.user_key()
     if output.exists() and not output.is_dir():
-        raise TrainingError(f"--output_dir {output} is a file, expected a folder; name another")
+        raise TrainingError(f"--run-dir {output} is a file, expected a folder; name another")
     if (output / record).is_file():
-        raise TrainingError(f"{output} holds a finished model ({record}); name another --output_dir")
-    check_output(output / record, "--output_dir")
+        raise TrainingError(f"{output} holds a finished model ({record}); name another --run-dir")
+    check_output(output / record, "--run-dir")
     if resume and not (output / CHECKPOINTS).is_dir():
         raise TrainingError(f"{output} holds no run to go on with; start it without --resume")
     if not resume and output.is_dir() and any(output.iterdir()):
-        raise TrainingError(f"{output} is not empty; go on with its run by --resume, or name another --output_dir")
+        raise TrainingError(f"{output} is not empty; go on with its run by --resume, or name another --run-dir")
     if not resume:
         return None
     newest = newest_whole(output / CHECKPOINTS, record, run_dir=output, say=say)

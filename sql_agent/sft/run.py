@@ -133,7 +133,7 @@ def choose_pass(cfg: SftConfig, start: Start, longest: int, say: Say) -> int:
 def next_commands(cfg: SftConfig, *, is_adapter: bool) -> list[str]:
     """Return the commands that talk with the model and train it further; the main job takes whole models."""
     output = cfg.output_dir
-    model = ("--model_path", output)
+    model = ("--model", output)
     talk = python_command("scripts/test_interactive.py", *model)
     if cfg.source == "gsm8k":
         return [talk, python_command("scripts/train_gsm8k_agent.py", *model, "--dataset", cfg.data_name)]
@@ -156,13 +156,16 @@ def next_commands(cfg: SftConfig, *, is_adapter: bool) -> list[str]:
 
 
 FLAGS_OF = {
-    "tasks": {"dbbench": "--dataset dbbench", "environment": "--env or --database"},
-    "database": {"environment": "--dataset text2sql"},
-    "protocol": {"dbbench": "--dataset dbbench"},
-    "val_file": {"dbbench": "--dataset dbbench", "environment": "--env or --database"},
-    "held_out_fraction": {"dbbench": "--dataset dbbench", "environment": "--env or --database"},
+    "tasks": ("--train-file", {"dbbench": "--dataset dbbench", "environment": "--env or --database"}),
+    "database": ("--database", {"environment": "--dataset text2sql"}),
+    "protocol": ("--protocol", {"dbbench": "--dataset dbbench"}),
+    "val_file": ("--val-file", {"dbbench": "--dataset dbbench", "environment": "--env or --database"}),
+    "held_out_fraction": (
+        "--held-out-fraction",
+        {"dbbench": "--dataset dbbench", "environment": "--env or --database"},
+    ),
 }
-"""Flags that only some sources have, and how each of those is given."""
+"""Settings that only some sources have: the flag of each, and how those sources are given."""
 
 
 Fit = Callable[[Sequence[Any], Environment], list[Any]]
@@ -175,7 +178,7 @@ def fitted(cfg: SftConfig, start: Start, say: Say, tasks: Sequence[Any], environ
     def prompt_tokens(task: Any) -> int:
         return len(first_prompt(start.tokenizer, environment.messages(task), environment.tools))
 
-    limit = choose_limit(base_folder(start.base), cfg.max_prompt_tokens, "--max_prompt_tokens")
+    limit = choose_limit(base_folder(start.base), cfg.max_prompt_tokens, "--max-prompt-tokens")
     found = fit_tasks(tasks, environment, prompt_tokens, limit)
     for line in found.describe():
         say(line)
@@ -183,10 +186,10 @@ def fitted(cfg: SftConfig, start: Start, say: Say, tasks: Sequence[Any], environ
 
 
 def demonstrations(cfg: SftConfig, fit: Fit) -> Demonstrations:
-    for name, sources in FLAGS_OF.items():
+    for name, (flag, sources) in FLAGS_OF.items():
         if name in cfg.model_fields_set and cfg.source not in sources:
             known = " or ".join(sources.values())
-            raise TrainingError(f"--{name} belongs to {known}, this one is {cfg.data_name}; leave it out")
+            raise TrainingError(f"{flag} belongs to {known}, this one is {cfg.data_name}; leave it out")
     if cfg.source == "file":
         found = read_messages(Path(cfg.data_name), cfg.max_samples)
         rows = Source(command=COMMAND, tasks=Path(cfg.data_name).name, learnt=len(found.kept), held_out=0, listed=False)
@@ -194,7 +197,7 @@ def demonstrations(cfg: SftConfig, fit: Fit) -> Demonstrations:
         return found
     if cfg.source == "environment" and cfg.tasks is None:
         raise TrainingError(
-            f"{cfg.data_name} needs --tasks, rows that hold references: `question` and `query` with --database, a "
+            f"{cfg.data_name} needs --train-file, rows that hold references: `question` and `query` with --database, a "
             "column `reference` with an environment of your own (doc/own_environment.md)"
         )
     settings, data = cfg.environment, data_of(cfg)
@@ -237,7 +240,7 @@ def describe_split(cfg: SftConfig, data: DataConfig, learnt: int, split: Split) 
     elif not split.val:
         held_out = "none held out, so that no command will measure the model on this file"
     elif "held_out_fraction" in cfg.model_fields_set:
-        held_out = f"{len(split.val)} held out (--held_out_fraction {cfg.held_out_fraction:g})"
+        held_out = f"{len(split.val)} held out (--held-out-fraction {cfg.held_out_fraction:g})"
     else:
         held_out = (
             f"{len(split.val)} held out (the same ones that training and evaluate hold out; --val-file names others)"
@@ -253,7 +256,7 @@ def describe_data(
     Raises:
         TrainingError: there is nothing to train on.
     """
-    left_out = found.left_out + Counter({f"longer than --max_length {max_length}": len(found.kept) - len(encoded)})
+    left_out = found.left_out + Counter({f"longer than --max-length {max_length}": len(found.kept) - len(encoded)})
     reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.most_common()) or "none"
     for note, count in found.notes.most_common():
         say(f"{note}, {count} times" if count > 1 else note)

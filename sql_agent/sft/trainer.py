@@ -59,8 +59,8 @@ class MicroBatchSFTTrainer(SFTTrainer):
         check_loss(
             loss.item(),
             self.state.global_step + 1,
-            f"lower --learning_rate (now {self.args.learning_rate:g}) in a new --output_dir; if this happens at step "
-            "1, the weights of --model_path hold NaN",
+            f"lower --learning-rate (now {self.args.learning_rate:g}) in a new --run-dir; if this happens at step "
+            "1, the weights of --model hold NaN",
         )
         return loss
 

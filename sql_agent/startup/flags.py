@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 
+from core.flags import Parser
 from core.outputs import named_path
-from core.passwords import Parser, named_database
+from core.passwords import named_database
 from sql_agent.config import TrainConfig, load_config
 from sql_agent.environments.registry import ENVIRONMENTS
 from sql_agent.rewards import weights_of
@@ -76,7 +77,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         metavar="FILE",
         help="text that replaces what the first prompt says about how to act (dbbench, --database)",
     )
-    parser.add_argument("--device", choices=["auto", "cpu", "gpu"])
+    parser.add_argument("--device", choices=["auto", "cpu", "gpu"], type=lambda name: name.replace("cuda", "gpu"))
     parser.add_argument("--llm-proxy", action="store_true", help="trace turns in the LLM proxy, not in the runner")
     parser.add_argument(
         "--external-store-address",

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 from core.disk_space import DiskNeed, describe_disk, disk_warning, folder_bytes
 from core.model_size import count_weights
+from core.nearest import did_you_mean
 from sql_agent.config import TrainConfig
 from sql_agent.datatypes import UNKNOWN_PROMPT_TOKENS
 from sql_agent.environments.base import Environment, Split, make_environment
 from sql_agent.learning_rates import usual_learning_rate
-from sql_agent.model_check import template_of_run
+from sql_agent.model_check import TINY_POLICY, template_of_run
 from sql_agent.own_agents.tasks import AgentTasks
 from sql_agent.prompts.fit import Fitted, fit_split
 from sql_agent.prompts.limit import choose_limit
@@ -101,7 +102,9 @@ def planned(cfg: TrainConfig) -> tuple[TrainConfig, list[str]]:
     if not make_environment(cfg.environment).prepared:
         return cfg, ["tasks and prompts: not known before the run has made its database"]
     if cfg.model is None or not (cfg.model / "tokenizer.json").is_file():
-        return cfg, ["tasks and prompts: not known before the model is on this machine"]
+        absent = cfg.model not in (None, TINY_POLICY) and not cfg.model.is_dir()
+        fetched = f"; the run fetches {cfg.model} from the hub{did_you_mean(cfg.model)}" if cfg.model and absent else ""
+        return cfg, [f"tasks and prompts: not known before the model is on this machine{fetched}"]
     tasks = choose_tasks(cfg)
     return with_prompts(cfg, tasks), tasks.describe() + tasks.describe_prompts()
 

@@ -1,8 +1,8 @@
 """Checks variables, GPUs, store, reward model, database and the policy's folder before a run starts.
 
 Every check is cheap. It raises a ValueError that says what to do, or prints a warning if the run can start anyway.
-`use_cpu`, `with_store`, `find_model` and `protocol_of` fill in settings that were left open. Leaves out the run's
-folder (`sql_agent.startup.run_dir`).
+`use_cpu`, `with_store`, `find_model`, `with_model_here` and `protocol_of` fill in settings that were left open. Leaves
+out the run's folder (`sql_agent.startup.run_dir`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from core.hub import model_folder
+from core.hub import ModelNotFoundError, may_be_id, model_folder
 from core.outputs import check_output
 from core.printed_commands import program_command, python_command
 from dbbench_adapter.protocols import ProtocolName
@@ -191,7 +191,7 @@ def check_judged(cfg: TrainConfig) -> None:
                 f"nobody can tell what a rollout of {cfg.env.agent} is worth: give a function of its record, --reward "
                 "FILE.py:NAME, or an LLM as judge, --judge-url (doc/own_agent.md)"
             )
-        serve = python_command("reward_model/inference_api.py", "--model_path", "MERGED", "--port", "8008")
+        serve = python_command("reward_model/inference_api.py", "--model", "MERGED", "--port", "8008")
         raise UsageError(
             f"nobody can tell right from wrong in environment {cfg.env.type}: the reward is a reward model's score. "
             f"Start one with `{serve}` and give its "
@@ -269,6 +269,33 @@ def find_model(model: Path) -> Path:
         ModelNotFoundError: see `core.hub.model_folder`.
     """
     return model if model == TINY_POLICY else model_folder(model)
+
+
+def find_model_here(model: Path) -> Path | None:
+    """Return the model's folder without asking the hub; None for an id that is not on this machine, ORG/NAME.
+
+    Raises:
+        ModelNotFoundError: the name can only be that of a folder, and there is none.
+    """
+    try:
+        return model if model == TINY_POLICY else model_folder(model, fetch=False)
+    except ModelNotFoundError:
+        if len(model.parts) == 2 and may_be_id(str(model)):
+            return None
+        raise
+
+
+def with_model_here(cfg: TrainConfig) -> TrainConfig:
+    """Fill in the model's folder and check it, for a dry run; a model that is not on this machine stays as it is named.
+
+    Raises:
+        ValueError: there is no such folder, or it holds no model that can be trained.
+    """
+    model = find_model_here(cfg.model or TINY_POLICY)
+    if model is None or not model.is_dir():  # the run fetches it, or makes it
+        return cfg
+    check_model(model, protocol_of(cfg), cfg.engine.tensor_parallel_size)
+    return cfg.model_copy(update={"model": model})
 
 
 def check_model(model: Path, protocol: ProtocolName, tensor_parallel: int = 1) -> None:

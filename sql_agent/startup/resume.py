@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -56,10 +55,17 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
             "give another --run-dir, or --resume never to start anew there"
         ) from None
     pairs: dict[str, tuple[Any, Any]] = {name: (getattr(old, name), getattr(cfg, name)) for name in RESUMED}
-    model = cfg.model or TINY_POLICY
-    with suppress(ModelNotFoundError):  # a model that is not found counts as different
+    had, model = (old.model or TINY_POLICY).resolve(), cfg.model or TINY_POLICY
+    try:
         model = find_model(model)
-    pairs["model"] = ((old.model or TINY_POLICY).resolve(), model.resolve())
+    except ModelNotFoundError as error:
+        if had != model.resolve():
+            raise
+        raise UsageError(
+            f"{cfg.run_dir} was trained from {had}, which is gone; put the model back there, or give another "
+            f"--run-dir, or --resume never to start anew there from another --model ({error})"
+        ) from None
+    pairs["model"] = (had, model.resolve())
     pairs |= {
         f"rollout.{name}": (getattr(old.rollout, name), getattr(cfg.rollout, name))
         for name in ("group_size", "judge", "train_agents")

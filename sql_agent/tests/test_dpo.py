@@ -106,7 +106,7 @@ def test_pairs_with_a_long_side_are_left_out_and_too_long_ones_alone_are_an_erro
     short = counting_pairs(2)
     limit = max(encode_pairs(tokenizer, short, "a", max_length=400), key=lambda pair: pair.longer).longer
     assert len(encode_pairs(tokenizer, [*short, WITH_TOOLS], "a", max_length=limit)) == 2
-    with pytest.raises(TrainingError, match=r"all 1 pairs of a are longer than --max_length 50; the shortest has \d+ "):
+    with pytest.raises(TrainingError, match=r"all 1 pairs of a are longer than --max-length 50; the shortest has \d+ "):
         encode_pairs(tokenizer, [WITH_TOOLS], "a", max_length=50)
 
 

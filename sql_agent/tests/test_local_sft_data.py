@@ -185,7 +185,7 @@ def test_what_is_too_long_is_left_out_whole(tokenizer):
     fits = len(encode_conversation(tokenizer, short).ids)
     rows = [Demonstration(messages, [], "row") for messages in (long, short)]
     assert encode_all(tokenizer, rows, max_length=fits) == [encode_conversation(tokenizer, short)]
-    with pytest.raises(DataError, match=f"all 2 conversations are longer than --max_length {fits - 1}; the shortest"):
+    with pytest.raises(DataError, match=f"all 2 conversations are longer than --max-length {fits - 1}; the shortest"):
         encode_all(tokenizer, rows, max_length=fits - 1)
 
 

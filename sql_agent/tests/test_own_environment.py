@@ -357,8 +357,8 @@ def test_a_class_may_make_its_own_tasks(own, tmp_path):
     environment, _ = own(MAKER, "Orders", ORDER_ROWS)
     split = environment.load_split(DataConfig(generate=2), seed=5)
     assert [(task.id, task.kind, task.row) for task in (*split.train, *split.val)] == [
-        ("train-0", "Orders", {"what": "pears of tree 5", "count": 0}),
-        ("train-1", "Orders", {"what": "pears of tree 6", "count": 1}),
+        ("train-1", "Orders", {"what": "pears of tree 5", "count": 0}),
+        ("train-2", "Orders", {"what": "pears of tree 6", "count": 1}),
         ("figs", "Orders", {"what": "figs", "count": 0, "id": "figs"}),
     ]
     of_file = environment.load_split(DataConfig(train_file=tmp_path / "rows.jsonl"), seed=5)
@@ -367,8 +367,8 @@ def test_a_class_may_make_its_own_tasks(own, tmp_path):
 
 @pytest.mark.parametrize(("returned", "words"), [
     ("[]", r"mine.py:\d+: load_split returned \[\], expected two lists of rows"),
-    ("[5], []", r"mine.py:\d+, row 0 of train: expected a JSON object .*, found int"),
-    ("[], [{'count': 1}]", r"mine.py:\d+, row 0 of held_out: its prompt .* raised KeyError: 'what'"),
+    ("[5], []", r"mine.py:\d+, row 1 of train: expected a JSON object .*, found int"),
+    ("[], [{'count': 1}]", r"mine.py:\d+, row 1 of held_out: its prompt .* raised KeyError: 'what'"),
     ("missing, []", r"mine.py:\d+: load_split raised NameError: name 'missing'"),
 ])  # fmt: skip
 def test_own_tasks_that_do_not_fit_are_named(own, returned, words):
@@ -430,7 +430,7 @@ def test_a_file_is_split_by_the_seed_and_rows_that_say_the_same_stay_together(ow
 def test_a_column_that_a_row_lacks_is_none_as_in_a_dataset(own):
     _, tasks = own(rows=[{"prompt": "a", "secret": 1}, {"prompt": "b", "secret": 2, "id": "x", "kind": "even"}])
     assert [(task.id, task.kind, task.row) for task in tasks] == [
-        ("rows-0", "Game", {"prompt": "a", "secret": 1, "id": None, "kind": None}),
+        ("rows-1", "Game", {"prompt": "a", "secret": 1, "id": None, "kind": None}),
         ("x", "even", {"prompt": "b", "secret": 2, "id": "x", "kind": "even"}),
     ]
 

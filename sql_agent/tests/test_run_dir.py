@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from core.hub import ModelNotFoundError
 from dbbench_adapter.export import write_rows
 from sql_agent.config import dump_config, load_config
 from sql_agent.startup.preflight import UsageError, find_model
@@ -42,6 +43,22 @@ def test_the_id_of_a_model_means_the_same_folder_when_the_run_goes_on(tmp_path, 
     check_resume(cfg, checkpoint, cpu=True)
     with pytest.raises(UsageError, match=r"trained with other settings \(model;"):
         check_resume(cfg.model_copy(update={"model": random_policy_folder}), checkpoint, cpu=True)
+
+
+def test_a_run_whose_model_is_gone_says_so(tmp_path, random_policy_folder):
+    model, checkpoint = tmp_path / "model", checkpoint_of(tmp_path, 1)
+    shutil.copytree(random_policy_folder, model)
+    cfg = load_config(None, [f"model={model}", f"run_dir={tmp_path}"])
+    (tmp_path / "config.yaml").write_text(dump_config(cfg))
+    check_resume(cfg, checkpoint, cpu=True)
+    shutil.rmtree(model)
+    with pytest.raises(
+        UsageError, match=rf"was trained from {model}, which is gone; put the model back there, or give"
+    ):
+        check_resume(cfg, checkpoint, cpu=True)
+    never_there = cfg.model_copy(update={"model": tmp_path / "other"})
+    with pytest.raises(ModelNotFoundError, match="other is no folder"):
+        check_resume(never_there, checkpoint, cpu=True)
 
 
 def test_a_run_may_go_on_with_other_wall_clock_limits_and_not_with_settings_that_are_refused(tmp_path):

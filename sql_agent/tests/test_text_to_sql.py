@@ -101,25 +101,51 @@ def test_rows_of_spider_and_bird_and_answers_are_read(shop, tmp_path):
         {"question": "Any?", "answer": True},
     ]  # fmt: skip
     expected = [
-        Question("q-0", "How many?", "my shop?", "SELECT count(*) FROM orders", kind="aggregate"),
+        Question("q-1", "How many?", "my shop?", "SELECT count(*) FROM orders", kind="aggregate"),
         Question(
-            "q-1", "Who?", "my shop?", "SELECT name FROM customer ORDER BY id", None, "names are in name", "moderate"
+            "q-2", "Who?", "my shop?", "SELECT name FROM customer ORDER BY id", None, "names are in name", "moderate"
         ),
-        Question("q-2", "Which town?", "my shop?", answer=(("Ulm",),)),
-        Question("q-3", "Which ids?", "my shop?", answer=((1,), (2,))),
-        Question("q-4", "Which pairs?", "my shop?", answer=((1, None), (2, 2.5))),
-        Question("q-5", "Any?", "my shop?", answer=((1,),)),
+        Question("q-3", "Which town?", "my shop?", answer=(("Ulm",),)),
+        Question("q-4", "Which ids?", "my shop?", answer=((1,), (2,))),
+        Question("q-5", "Which pairs?", "my shop?", answer=((1, None), (2, 2.5))),
+        Question("q-6", "Any?", "my shop?", answer=((1,),)),
     ]
     for name, lines in (("q.json", False), ("q.jsonl", True)):
         assert read_questions(written(tmp_path / name, rows, lines=lines), Databases(shop)) == expected
     assert [Question.from_dict(json.loads(json.dumps(q.to_dict()))) for q in expected] == expected
 
 
+def test_an_id_is_the_line_that_messages_name(shop, tmp_path):
+    (tmp_path / "q.jsonl").write_text('\n{"question": "a", "query": "SELECT 1"}\n\n{"question": "b", "answer": 1}\n')
+    assert [q.id for q in read_questions(tmp_path / "q.jsonl", Databases(shop))] == ["q-2", "q-4"]
+    (tmp_path / "q.jsonl").write_text('\n{"question": "a", "query": "SELECT 1"}\n\n{"question": "b"}\n')
+    with pytest.raises(QuestionFileError, match=r"q\.jsonl, line 4: neither"):
+        read_questions(tmp_path / "q.jsonl", Databases(shop))
+
+
+def test_a_file_is_the_database_whatever_its_rows_call_it(shop, tmp_path):
+    asked = {"question": "How many?", "query": "SELECT count(*) FROM orders"}
+    file = written(tmp_path / "q.json", [{**asked, "db_id": "concert_singer"}, asked], lines=False)
+    assert {q.db_id for q in read_questions(file, Databases(shop))} == {"my shop?"}
+
+
+def test_rows_about_several_databases_do_not_go_with_one_file(shop, tmp_path):
+    asked = {"question": "How many?", "query": "SELECT count(*) FROM orders"}
+    rows = [{**asked, "db_id": name} for name in ("shop", "town", "shop", "city")]
+    file = written(tmp_path / "q.json", rows, lines=False)
+    words = r"q.json is about 3 databases \(shop 2, town 1, city 1\), and --database is one; give the folder"
+    with pytest.raises(QuestionFileError, match=words):
+        read_questions(file, Databases(shop))
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ('[{"query": "SELECT 1"}]', "row 1: no `question`; the row has query"),
-        ('{"question": "a", "query": "b"}\n{"question": "a", "db_id": "x", "query": "b"}', "line 2: no database 'x'"),
+        (
+            '{"question": "a", "query": "b"}\n{"question": "a", "db_id": 3, "query": "b"}',
+            "line 2: `db_id` is 3, expect",
+        ),
         ('[{"question": "a", "query": 3}]', "row 1: neither .* the row has question, query, which is no text"),
         ('[{"question": "a"}]', "row 1: neither `query` .or `SQL`. nor `answer`; the row has question"),
         ('[{"question": 1, "query": "b"}]', "row 1: `question` is 1, expected a text"),
@@ -529,7 +555,7 @@ def play(environment, question, *calls):
         return said, episode.status, environment.judge(episode)
 
 
-NAMES = Question("q-0", "Who?", "my shop?", "SELECT name FROM customer WHERE id < 3")
+NAMES = Question("q-1", "Who?", "my shop?", "SELECT name FROM customer WHERE id < 3")
 
 
 @pytest.mark.parametrize(("sql", "value", "reason"), [
@@ -598,7 +624,7 @@ def test_a_reference_that_fails_loses_the_rollout_and_is_left_out_before(environ
     rows = [{"question": str(i), "query": query} for i, query in enumerate(queries)]
     file = written(tmp_path / "q.json", rows)
     split = environment.read_split(DataConfig(train_file=file, val_file=file), seed=0)
-    assert ([q.id for q in split.train], [q.id for q in split.val]) == (["q-2", "q-3"], ["q-1", "q-2", "q-3"])
+    assert ([q.id for q in split.train], [q.id for q in split.val]) == (["q-3", "q-4"], ["q-2", "q-3", "q-4"])
     assert split.left_out == {"reference_failed": 2, "empty_answer": 1}
 
 

@@ -435,8 +435,8 @@ def test_references_that_fail_or_change_nothing_are_left_out(environment, tmp_pa
     data = DataConfig(train_file=tmp_path / "q.json", val_file=tmp_path / "q.json")
     split = environment.read_split(data, seed=0)
     assert ([q.id for q in split.train], [q.id for q in split.val]) == (
-        ["q-0", "q-4"],
-        ["q-0", "q-1", "q-4", "q-5", "q-6"],
+        ["q-1", "q-5"],
+        ["q-1", "q-2", "q-5", "q-6", "q-7"],
     )
     assert split.left_out == {"reference_failed": 4, "changes_nothing": 3}
 

@@ -43,7 +43,17 @@ def error_of(capsys, *arguments):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        pytest.param(["--set", "trainer.stepz=3"], "config: trainer.stepz: Extra inputs", id="misspelt_setting"),
+        pytest.param(
+            ["--set", "trainer.stepz=3"],
+            "config: trainer.stepz: unknown setting; did you mean trainer.steps?",
+            id="misspelt_setting",
+        ),
+        pytest.param(
+            ["--set", "learning_rate=1"], "unknown setting; did you mean optim.learning_rate?", id="in_another_group"
+        ),
+        pytest.param(["--set", "rollout.judge=strct"], "'bird'; did you mean strict?", id="misspelt_judge"),
+        pytest.param(["--reward", "agentbnch"], "NAME; did you mean agentbench?", id="misspelt_reward"),
+        pytest.param(["--env", "dbench"], "did you mean dbbench?", id="misspelt_environment"),
         pytest.param(["--set", "trainer.steps"], "write it as --set rollout.group_size=8", id="no_equals_sign"),
         pytest.param(["--reward-model-url", "http://h:99999"], "config: reward_model.url: ", id="no_port"),
         pytest.param(["--set", "data.generate={"], "--set data.generate is not YAML", id="not_yaml"),
@@ -318,6 +328,26 @@ def test_an_environment_of_your_own_that_does_not_fit_is_refused_by_a_dry_run_to
     assert words in error_of(capsys, "--run-dir", str(tmp_path), *own, "--dry-run")
 
 
+def test_a_dry_run_finds_a_misspelt_model_folder_and_one_that_holds_no_model(capsys, tmp_path):
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    dry = ["--dry-run", "--device", "cpu", "--run-dir", str(tmp_path), "--model"]
+    said = error_of(capsys, *dry, f"{tmp_path}/models/mime")
+    assert said.startswith(f"error: {tmp_path}/models/mime is no folder; ")
+    assert said.endswith(f"; did you mean {tmp_path}/models/mine?")
+    assert f"{tmp_path}/models/mine/config.json is missing" in error_of(capsys, *dry, f"{tmp_path}/models/mine")
+
+
+def test_a_dry_run_takes_an_id_on_the_hub_that_is_not_on_this_machine(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "tiny").mkdir(parents=True)
+    not_here = "tasks and prompts: not known before the model is on this machine; the run fetches"
+    dry = ["--dry-run", "--device", "cpu", "--run-dir", str(tmp_path), "--model"]
+    assert main([*dry, "org/small"]) == 0
+    assert f"{not_here} org/small from the hub\n" in capsys.readouterr().out
+    assert main([*dry, "modles/tiny"]) == 0
+    assert f"{not_here} modles/tiny from the hub; did you mean models/tiny?\n" in capsys.readouterr().out
+
+
 def test_a_dry_run_takes_the_example_environment(capsys, tmp_path):
     example = Path(__file__).parents[2] / "examples" / "own_environment"
     own = ["--env", f"{example}/orders.py:Orders", "--train-file", f"{example}/rows.jsonl"]
@@ -353,7 +383,7 @@ def test_a_finished_run_is_not_trained_further(capsys, tmp_path):
 def test_a_run_goes_on_as_what_it_was(capsys, tmp_path):
     checkpoint_of(tmp_path, 5)
     (tmp_path / "config.yaml").write_text(dump_config(load_config(None, ["data.generate=64", "optim.learning_rate=1"])))
-    error = error_of(capsys, "--run-dir", str(tmp_path), "--train-file", "other.jsonl", "--model", "nowhere")
+    error = error_of(capsys, "--run-dir", str(tmp_path), "--train-file", "other.jsonl", "--model", str(tmp_path))
     assert "was trained with other settings (data, model;" in error
     url = ["--reward-model-url", "http://127.0.0.1:1"]
     assert "(reward_model;" in error_of(capsys, "--run-dir", str(tmp_path), "--set", "data.generate=64", *url)

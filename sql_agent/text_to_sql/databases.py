@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from core.nearest import did_you_mean
 from dbbench_adapter.backends.mysql.read_only import AccountError, ReadOnlyServer
 from dbbench_adapter.backends.sqlite.sandbox import Watchdog
 from sql_agent.text_to_sql.changes import ChangeableDatabase
@@ -48,17 +49,18 @@ class Databases:
         """Return the id of a database.
 
         Args:
-            name: None if a row names none, which is allowed if there is only one database.
+            name: what a row calls it; None if it names none. A file is the database, whatever rows call it.
         Raises:
             DatabaseError: there is no such database, or there are several and none is named.
         """
-        if name is None and len(self.files) == 1:
+        if self.path.is_file() or (name is None and len(self.files) == 1):
             return next(iter(self.files))
         if name is None:
             raise DatabaseError(f"no db_id, and {self.path} holds {len(self.files)} databases: name one of them")
         if name not in self.files:
             known = ", ".join(list(self.files)[:5]) + (", ..." if len(self.files) > 5 else "")
-            raise DatabaseError(f"no database {name!r} in {self.path}, which has {known}")
+            meant = did_you_mean(name, list(self.files))
+            raise DatabaseError(f"no database {name!r} in {self.path}, which has {known}{meant}")
         return name
 
     def schema(self, db_id: str) -> tuple[TableInfo, ...]:
@@ -121,13 +123,7 @@ class ServerDatabase:
         return [self._server.address.database]
 
     def db_id(self, name: str | None) -> str:
-        """Return the database's name.
-
-        Raises:
-            DatabaseError: a row names another database.
-        """
-        if name not in (None, *self.ids):
-            raise DatabaseError(f"no database {name!r} at {self._server.address.shown}, which is {self.ids[0]}")
+        """Return the database's name, whatever a row calls it."""
         return self.ids[0]
 
     def schema(self, db_id: str) -> tuple[TableInfo, ...]:
@@ -174,7 +170,8 @@ def _files(path: Path) -> dict[str, Path]:
             raise DatabaseError(f"{path} is no SQLite database; expected such a file, or a folder DB_ID/DB_ID.sqlite")
         return {path.stem: path}
     if not path.is_dir():
-        raise DatabaseError(f"{path} does not exist; expected a SQLite file, or a folder with DB_ID/DB_ID.sqlite")
+        expected = "a SQLite file, or a folder with DB_ID/DB_ID.sqlite"
+        raise DatabaseError(f"{path} does not exist; expected {expected}{did_you_mean(path)}")
     for folder in (path, path / "database"):
         found = {
             inner.name: file

@@ -20,7 +20,7 @@ class Question:
     """Holds one question with the reference query, or else with the rows of the answer."""
 
     id: str
-    """Unique in its file and stable over loads: file stem and position, `dev-17`."""
+    """Unique in its file and stable over loads: file stem and number of the line or row, `dev-17`."""
     question: str
     db_id: str
     """Id of the database that the question is about."""

@@ -11,6 +11,7 @@ import math
 import random
 import re
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from sqlglot import TokenType, exp
 from sqlglot.errors import SqlglotError
 
 from core.json_text import parse_json
+from core.nearest import did_you_mean
 from dbbench_adapter.datatypes import Cell, Rows
 from sql_agent.datatypes import NO_SPLIT, SPLIT_SEED
 from sql_agent.text_to_sql.databases import Databases, ServerDatabase
@@ -42,13 +44,22 @@ def read_questions(path: Path, databases: Databases | ServerDatabase) -> list[Qu
         QuestionFileError: the file is missing or empty, or a row is not a question about one of the databases.
     """
     if not path.is_file():
-        raise QuestionFileError(f"{path} does not exist; expected rows with `question` and `query`, JSON or JSONL")
+        expected = "rows with `question` and `query`, JSON or JSONL"
+        raise QuestionFileError(f"{path} does not exist; expected {expected}{did_you_mean(path)}")
     questions = []
-    for index, (place, row) in enumerate(_rows(path)):
+    named: Counter[str] = Counter()
+    for place, row in _rows(path):
         try:
-            questions.append(_question(row, f"{path.stem}-{index}", databases))
+            questions.append(_question(row, f"{path.stem}-{place.rpartition(' ')[2]}", databases))
         except (ValueError, TypeError) as error:
             raise QuestionFileError(f"{path}, {place}: {error}") from None
+        named.update([_text(row, "db_id")] if _text(row, "db_id") else [])
+    if len(databases.ids) == 1 and len(named) > 1:
+        counts = ", ".join(f"{name} {count}" for name, count in named.most_common(5)) + ", ..." * (len(named) > 5)
+        raise QuestionFileError(
+            f"{path} is about {len(named)} databases ({counts}), and --database is one; give the folder that holds "
+            "them, with DB_ID/DB_ID.sqlite, or a file with the rows of one"
+        )
     if not questions:
         raise QuestionFileError(f"{path} holds no question; expected rows with `question` and `query`")
     return questions

@@ -13,7 +13,6 @@ from core.commands import execute, starting
 if __name__ == "__main__":
     starting()
 
-import argparse
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from core.flags import Parser
 from dbbench_adapter.generator import generate_tasks
 from dbbench_adapter.splits import draw_by_kind
 from dbbench_adapter.tasks.load import load_tasks
@@ -54,9 +54,9 @@ def report(records: Sequence[RolloutRecord], name: str, seconds: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Success of a small policy, greedy and at temperature 1.")
+    parser = Parser(description="Success of a small policy, greedy and at temperature 1.")
     parser.add_argument("model", type=Path, nargs="?", default=Path("models/tiny-sql"), help="folder of the policy")
-    parser.add_argument("--tasks", type=Path, help="task file (default: generated held-out tasks)")
+    parser.add_argument("--tasks", "--val-file", type=Path, help="task file (default: generated held-out tasks)")
     parser.add_argument("--limit", type=int, default=96, help="tasks to play (default 96)")
     args = parser.parse_args()
     tasks = load_tasks(args.tasks) if args.tasks else generate_tasks(args.limit, seed=SEED, split="held_out")

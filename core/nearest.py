@@ -1,0 +1,43 @@
+"""Finds the known name that a misspelt one was meant to be. Importing this module is instant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is most like `name`, or None if there is none like it."""
+    spelt = {_plain(each): each for each in known}
+    found = get_close_matches(_plain(name), spelt, n=1)
+    return spelt[found[0]] if found else None
+
+
+def nearest_path(path: Path) -> Path | None:
+    """Return the path that exists and is most like a missing one, or None if there is none like it."""
+    parent = path.parent if path.parent.is_dir() or path == path.parent else nearest_path(path.parent)
+    if parent is None or (parent / path.name).exists():
+        return parent and parent / path.name
+    try:
+        found = nearest(path.name, sorted(each.name for each in parent.iterdir()))
+    except OSError:  # it is no folder, or cannot be read
+        return None
+    return parent / found if found else None
+
+
+def did_you_mean(name: str | Path, known: Iterable[str] = ()) -> str:
+    """Return the end of a message about an unknown name; "" if nothing known is like it.
+
+    Args:
+        name: a name, or the path of something that does not exist.
+        known: the names; a mapping gives for each the name to propose.
+    """
+    found = nearest_path(name) if isinstance(name, Path) else nearest(name, known)
+    if found is None:
+        return ""
+    return f"; did you mean {known[str(found)] if isinstance(known, Mapping) else found}?"
+
+
+def _plain(name: str) -> str:
+    return name.lower().lstrip("-").replace("_", "-")
