@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.report import main
+from core.printed_commands import program_command
+from scripts.report import main, serve_command
 from sql_agent.config import dump_config, load_config
 from sql_agent.report.figures import all_figures, by_prefix, skills
 from sql_agent.report.page import as_data, outcome, spread
@@ -363,3 +364,13 @@ def test_the_address_filters_and_a_choice_changes_it(browse):
     page, _ = browse("split=held-out", "document.querySelectorAll('#list button')[2].click()")
     assert 'aria-current="true"' in page
     assert re.search(r"2, held-out", page.split('id="detail"')[1])
+
+
+def test_the_policy_is_served_in_the_dtype_in_which_the_run_sampled():
+    vllm = program_command("vllm", "serve", "runs/a/huggingface")
+    flags = "--generation-config vllm --enable-auto-tool-choice --tool-call-parser hermes"
+    model = Path("runs/a/huggingface")
+    assert serve_command(model, {"device": "cpu", "precision": "bfloat16"}) == (
+        f"VLLM_CPU_KVCACHE_SPACE=1 {vllm} {flags} --dtype bfloat16 --host 127.0.0.1 --enforce-eager"
+    )
+    assert serve_command(model, {"device": "gpu"}) == f"{vllm} {flags} --host 127.0.0.1"
