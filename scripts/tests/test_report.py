@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.report import main
+from core.printed_commands import program_command
+from scripts.report import main, serve_command
 from sql_agent.config import dump_config, load_config
 from sql_agent.report.drawing import svg
 from sql_agent.report.figures import all_figures, by_prefix, skills
@@ -312,3 +313,13 @@ def test_whatever_a_run_has_logged_ends_in_a_page(run_dir):
     assert "NaN" not in data
     assert [row["task_id"] for row in json.loads(data) if row["step"] == 3] == ["a", "b"]
     assert read_run(run_dir).unreadable == 2
+
+
+def test_the_policy_is_served_in_the_dtype_in_which_the_run_sampled():
+    vllm = program_command("vllm", "serve", "runs/a/huggingface")
+    flags = "--generation-config vllm --enable-auto-tool-choice --tool-call-parser hermes"
+    model = Path("runs/a/huggingface")
+    assert serve_command(model, {"device": "cpu", "precision": "bfloat16"}) == (
+        f"VLLM_CPU_KVCACHE_SPACE=1 {vllm} {flags} --dtype bfloat16 --host 127.0.0.1 --enforce-eager"
+    )
+    assert serve_command(model, {"device": "gpu"}) == f"{vllm} {flags} --host 127.0.0.1"
