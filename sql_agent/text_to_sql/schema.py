@@ -122,26 +122,25 @@ def _cuts(tables: Sequence[TableInfo]) -> Iterator[Rendered]:
     """Yield ever smaller schemas."""
     yield Rendered([*map(_statement, tables)])
     cut = [_without_values(table) for table in tables]
-    statements = [*map(_statement, cut)]
+    statements, gone = [*map(_statement, cut)], ()
     yield Rendered(statements, values=False)
     for most in (40, 20, 10, 5):
         narrow = [_narrow(table, most) for table in cut]
         if narrow != cut:
-            cut, statements = narrow, [*map(_statement, narrow)]
-            yield Rendered(statements, values=False, columns=_gone(tables, cut))
+            cut, statements, gone = narrow, [*map(_statement, narrow)], _gone(tables, narrow)
+            yield Rendered(statements, values=False, columns=gone)
     for count in range(len(cut) - 1, 0, -1):
         names = tuple(table.name for table in cut[count:])
-        yield Rendered(statements[:count], values=False, columns=_gone(tables, cut), tables=names)
+        yield Rendered(statements[:count], values=False, columns=gone, tables=names)
 
 
 def _gone(tables: Sequence[TableInfo], cut: Sequence[TableInfo]) -> tuple[tuple[str, str], ...]:
     """Return table and column of each column that the second schema lacks."""
-    return tuple(
-        (table.name, column.name)
-        for table, kept in zip(tables, cut, strict=True)
-        for column in table.columns
-        if column.name not in {other.name for other in kept.columns}
-    )
+    gone: list[tuple[str, str]] = []
+    for table, kept in zip(tables, cut, strict=True):
+        names = {column.name for column in kept.columns}
+        gone += [(table.name, column.name) for column in table.columns if column.name not in names]
+    return tuple(gone)
 
 
 def _without_values(table: TableInfo) -> TableInfo:
