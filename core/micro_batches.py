@@ -56,7 +56,7 @@ def short_pass(tokens: int, longest: int, given: bool) -> str | None:
     why = f"--micro-batch-tokens {tokens} is" if given else f"memory holds passes of {tokens:,} tokens, which is"
     return (
         f"{why} shorter than the longest row, {longest:,} tokens: such rows share nothing with others and are computed "
-        f"twice, which took up to four times as long; --micro-batch-tokens {longest + ON_CPU} takes more memory and not"
+        f"twice, which takes several times as long; give --micro-batch-tokens {longest + ON_CPU}, which takes memory"
     )
 
 

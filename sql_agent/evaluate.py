@@ -183,7 +183,7 @@ def _fitted(
         found = None if limit is None else fit_tasks(tasks, environment, served.prompt_tokens, limit)
     except (httpx.HTTPError, KeyError) as failure:
         found, limit = None, None
-        console.print(f"{args.base_url} does not count tokens ({failure})", markup=False)
+        console.print(f"{args.base_url} does not count tokens ({failure})", markup=False, soft_wrap=True)
     except ValueError as failure:
         raise SystemExit(str(failure)) from failure
     if found is None:
@@ -192,12 +192,17 @@ def _fitted(
                 f"{flag} needs a server that counts tokens as vLLM does, /tokenize, and names its max_model_len in "
                 "/v1/models; leave it out"
             )
-        console.print("first prompts: sent whole; their lengths and the model's context are not known here")
+        console.print(
+            "first prompts: sent whole; their lengths and the model's context are not known here", soft_wrap=True
+        )
         return tasks
     for line in found.describe():
         console.print(line, markup=False, soft_wrap=True)
     if too_long := len(found.tasks) - len(found.fitting):
-        console.print(f"{too_long} first prompts are longer than the limit and cannot be shortened; sent as they are")
+        console.print(
+            f"{too_long} first prompts are longer than the limit and cannot be shortened; sent as they are",
+            soft_wrap=True,
+        )
     return found.tasks
 
 

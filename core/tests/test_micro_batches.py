@@ -1,7 +1,7 @@
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from core.micro_batches import micro_batches, recomputed
+from core.micro_batches import ON_CPU_SHARED, micro_batches, pass_for_rows, recomputed, short_pass
 
 
 def test_micro_batches_are_cut_by_their_padded_size():
@@ -36,3 +36,23 @@ def test_a_row_longer_than_a_micro_batch_keeps_a_fraction_of_the_activations_and
     assert kept[1] < kept[0] / 3  # one input a layer, and the head
     torch.testing.assert_close(gradients[1], gradients[0])
     assert not model.is_gradient_checkpointing
+
+
+def test_a_pass_is_sized_to_the_longest_row_as_far_as_memory_holds_it():
+    def always(_):
+        return True
+
+    assert pass_for_rows(800, "cpu", always, ON_CPU_SHARED) == 2048  # 800 + 1,024 are less
+    assert pass_for_rows(2150, "cpu", always, ON_CPU_SHARED) == 2150 + 1024
+    assert pass_for_rows(2150, "cpu", lambda tokens: tokens < 3000, ON_CPU_SHARED) == 2150  # the row alone
+    assert pass_for_rows(2150, "cpu", lambda tokens: False, ON_CPU_SHARED) == 2048  # it is computed twice
+    assert pass_for_rows(2150, "cuda", always) == 4096
+    assert pass_for_rows(5000, "cuda", always) == 5000
+
+
+def test_a_pass_shorter_than_the_longest_row_says_what_it_costs_and_what_to_give():
+    assert short_pass(2150, 2150, True) is None
+    given, chosen = short_pass(2048, 2150, True), short_pass(2048, 2150, False)
+    assert str(given).startswith("--micro_batch_tokens 2048 is shorter than the longest row, 2,150 tokens: ")
+    assert str(given).endswith("; give --micro_batch_tokens 3174, which takes memory")
+    assert str(chosen).startswith("memory holds passes of 2,048 tokens, which is shorter than the longest row, ")

@@ -235,7 +235,7 @@ def test_a_database_is_closed_when_ctrl_c_comes_twice(random_policy_folder, monk
     monkeypatch.setattr("sql_agent.local.start.start_policy", lambda *_, **__: policy)
     monkeypatch.setattr("builtins.input", lambda prompt: ":task 1")
     with pytest.raises(SystemExit, match="130"):
-        main(["--model_path", "x"])
+        main(["--model_path", str(random_policy_folder)])
     assert len(opened) == 1
     with pytest.raises(sqlite3.ProgrammingError, match="closed database"):
         opened[0].snapshot()

@@ -1,21 +1,32 @@
 """Every command plays the same first prompts: one limit, one way to shorten, and the same tokens."""
 
 import json
+import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
+from core.machine import free_port
 from scripts import doctor
+from sql_agent import evaluate, oracle
 from sql_agent.config import load_config
 from sql_agent.datatypes import AgentConfig, DataConfig
 from sql_agent.environments.base import Split
 from sql_agent.prompts.fit import fit_split, fit_tasks
 from sql_agent.prompts.limit import Limit, choose_limit, context_of, limit_within
+from sql_agent.prompts.served import ServedTokenizer
+from sql_agent.tests.conftest import wait_for
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql
 from sql_agent.text_to_sql.load import named_in
+from sql_agent.verl_side.config import worker_environment
 
 TABLES = ("customer", "invoice", "line", "track", "album", "artist", "genre", "playlist", "employee", "medium", "entry")
 COLUMNS = ("address", "city", "state", "country", "phone", "fax", "email", "note")
@@ -265,3 +276,75 @@ def test_what_is_chosen_is_no_setting_so_a_run_resumes_with_what_was_given(rando
     cfg = load_config(None, [f"model={random_policy_folder}"])
     assert (cfg.data.max_prompt_tokens, DataConfig().max_prompt_tokens) == (None, None)
     assert data.max_prompt_tokens is not None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_server_counts_the_tokens_that_training_plays(served_policy_folder, wide, tmp_path):
+    """vLLM's /tokenize, as evaluate asks it; and what it samples from is that prompt."""
+    ids, _, chosen = main_job(served_policy_folder, wide)
+    port = free_port()
+    command = [sys.executable, "-c", "from vllm.entrypoints.cli.main import main; main()", "serve"]
+    command += [str(served_policy_folder), "--served-model-name", "policy", "--port", str(port), "--enforce-eager"]
+    command += ["--dtype", "float32", "--distributed-executor-backend", "uni", "--max-model-len", "4096"]
+    with (tmp_path / "vllm.log").open("w") as log:
+        environment = os.environ | worker_environment(load_config(None), cpu=True)
+        server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    try:
+        wait_for(f"http://127.0.0.1:{port}/health", server, 400)
+        served = ServedTokenizer(f"http://127.0.0.1:{port}/v1", "policy", "-", chosen.environment)
+        limit = served.limit(None, "--max-prompt-tokens", reply_tokens=512)
+        assert limit == choose_limit(served_policy_folder, None, "--max-prompt-tokens")
+        with TextToSql(wide[0]) as read:
+            found = fit_tasks(read.read_tasks(wide[1]), read, served.prompt_tokens, limit)
+        assert found.tasks == chosen.split.train
+        assert [*map(served.prompt_ids, found.tasks)] == ids
+        short = served.limit(None, "--max-prompt-tokens", reply_tokens=1024)  # training's 3,328 leave less than that
+        assert short is not None and short.tokens == 4096 - 1024
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def counting(served):
+    """The same server, and it counts a token for each byte of the messages, with a context of 100,000."""
+
+    async def models(_):
+        return JSONResponse({"data": [{"id": oracle.MODEL, "max_model_len": 100_000, "root": "org/model"}]})
+
+    async def tokenize(request):
+        ids = oracle.byte_ids((await request.json())["messages"])
+        return JSONResponse({"tokens": ids, "count": len(ids)})
+
+    return Starlette(
+        routes=[Route("/v1/models", models), Route("/tokenize", tokenize, methods=["POST"]), *served.routes]
+    )
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_evaluate_cuts_as_the_server_counts_and_sends_the_whole_schema_to_others(wide, tmp_path, capsys, counts):
+    asked = []
+    served = oracle.app(
+        oracle.recite([oracle.calls(oracle.call("submit_sql", {"sql": "SELECT 1"}))]), on_request=asked.append
+    )
+    flags = ["--max-prompt-tokens", "2000"] if counts else []
+    with oracle.serve(counting(served) if counts else served) as url:
+        where = ["--base-url", url, "--model", oracle.MODEL, "--database", str(wide[0]), "--tasks", str(wide[1])]
+        evaluate.main([*where, "--output", str(tmp_path / "out.jsonl"), *flags])
+    said = capsys.readouterr().out
+    prompts = [request["messages"] for request in asked if len(request["messages"]) == 2]
+    assert len(prompts) == 22
+    cut = ["-- left out: example values" in prompt[0]["content"] for prompt in prompts]
+    if counts:
+        assert all(cut) and all(len(oracle.byte_ids(prompt)) <= 2000 for prompt in prompts)
+        assert "the schema of store is cut in 22 of 22 first prompts" in said and "WARNING: the references of" in said
+    else:
+        assert not any(cut)
+        assert "first prompts: sent whole; their lengths and the model's context are not known here" in said
+
+
+def test_evaluate_refuses_a_limit_where_nobody_counts(wide, tmp_path):
+    with oracle.serve(oracle.app(oracle.recite([]))) as url:
+        where = ["--base-url", url, "--model", oracle.MODEL, "--database", str(wide[0]), "--tasks", str(wide[1])]
+        with pytest.raises(SystemExit, match="--max-prompt-tokens needs a server that counts tokens as vLLM does"):
+            evaluate.main([*where, "--output", str(tmp_path / "out.jsonl"), "--max-prompt-tokens", "3000"])

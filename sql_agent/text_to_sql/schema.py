@@ -136,11 +136,11 @@ def _cuts(tables: Sequence[TableInfo]) -> Iterator[Rendered]:
 
 def _gone(tables: Sequence[TableInfo], cut: Sequence[TableInfo]) -> tuple[tuple[str, str], ...]:
     """Return table and column of each column that the second schema lacks."""
-    found = []
-    for table, narrow in zip(tables, cut, strict=True):
-        kept = {column.name for column in narrow.columns}
-        found += [(table.name, column.name) for column in table.columns if column.name not in kept]
-    return tuple(found)
+    gone: list[tuple[str, str]] = []
+    for table, kept in zip(tables, cut, strict=True):
+        names = {column.name for column in kept.columns}
+        gone += [(table.name, column.name) for column in table.columns if column.name not in names]
+    return tuple(gone)
 
 
 def _without_values(table: TableInfo) -> TableInfo:
