@@ -1,8 +1,8 @@
 """Holds the words and sentences of the plain tasks, in English.
 
-`WORDS` names tables and columns and fills text cells; every fourth word is held out. `DEVELOPMENT_WORDS` are apart from
-both halves. `PHRASINGS` holds the questions.
-`phrasebook.yaml` lists them; `dbbench_adapter.generator` puts the pieces together and checks the result.
+`WORDS` names tables and columns and fills text cells; every fourth word is held out. `DEVELOPMENT_WORDS` are in
+neither half. `PHRASINGS` holds the questions. `phrasebook.yaml` lists them; `dbbench_adapter.generator` puts the pieces
+together and checks the result.
 """
 
 from __future__ import annotations

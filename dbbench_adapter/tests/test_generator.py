@@ -93,14 +93,16 @@ def test_development_tasks_use_words_that_neither_half_uses(train, held_out):
     assert not set(DEVELOPMENT_WORDS) & set(WORDS).union(*map(words_in, train + held_out))
 
 
-def test_development_words_are_as_long_as_the_held_out_ones():
-    """A small policy copies longer words less well, so success on them would be lower."""
-    assert Counter(map(len, DEVELOPMENT_WORDS)) == Counter(map(len, HELD_OUT_WORDS))
-    assert len(set(DEVELOPMENT_WORDS)) == len(DEVELOPMENT_WORDS)
+def test_development_words_are_many_and_as_long_as_the_held_out_ones():
+    """A small policy fails at a few words nearly always, so success on few words says little about others."""
+    assert len(set(DEVELOPMENT_WORDS)) == len(DEVELOPMENT_WORDS) == 3 * len(HELD_OUT_WORDS)
+    # letters: 1197 of 210 words are 5.70, 397 of 70 words are 5.67
+    mean, expected = (sum(map(len, words)) / len(words) for words in (DEVELOPMENT_WORDS, HELD_OUT_WORDS))
+    assert mean == pytest.approx(expected, abs=0.05)
 
 
 def test_a_pseudo_word_that_is_a_development_word_is_drawn_again(monkeypatch):
-    made = iter(["velvet", "flute", "kaimandor"])  # development, held out, neither
+    made = iter(["oxygen", "flute", "kaimandor"])  # development, held out, neither
     monkeypatch.setattr(generator, "pseudo_word", lambda _: next(made))
     monkeypatch.setattr(generator, "PSEUDO_WORD_SHARE", 1.0)
     assert generator._word(random.Random(0), "train") == "kaimandor"

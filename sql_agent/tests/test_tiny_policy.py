@@ -401,6 +401,28 @@ def test_a_folder_of_somebody_else_is_not_overwritten(tmp_path):
     assert (tmp_path / "config.json").read_text() == "{}"
 
 
+def test_a_folder_that_is_ended_by_success_records_where_and_says_so_again(tmp_path, monkeypatch):
+    for name, number in (("MAX_STEPS", 2), ("DEVELOPMENT_TASKS", 4), ("TOKENIZER_TASKS", 100)):
+        monkeypatch.setattr(f"sql_agent.tiny_policy.make.{name}", number)
+    lines: list[str] = []
+    folder, skills = tmp_path / "tiny", ["delete"]
+    make_tiny_policy(folder, for_skills=skills, progress=lines.append)
+    solved = "0.0 % of the development tasks solved"
+    found = f"warning: no step is between the bounds of 42 % to 48 %; the nearest is 2: {solved}"
+    assert lines[2:] == [found, f"small policy: {folder}"]
+    assert json.loads((folder / "recipe.json").read_text())["ending"] == found
+
+    lines.clear()
+    make_tiny_policy(folder, for_skills=skills, progress=lines.append)
+    assert lines == [f"{folder} is there, made by the same recipe: {found}"]
+
+
+def test_a_skill_that_no_task_shows_is_refused_before_anything_is_trained(tmp_path):
+    with pytest.raises(ValueError, match="no task shows fly"):
+        make_tiny_policy(tmp_path / "tiny", for_skills=["fly"], progress=lambda _: None)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_the_folder_loads_in_transformers_and_is_made_only_once(tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer

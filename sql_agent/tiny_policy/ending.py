@@ -1,8 +1,8 @@
 """Ends a warm start by what it measures: success on development tasks between two bounds.
 
-After a fixed number of steps the same recipe solves 46 % of the same tasks or 65 %, by the arithmetic of the CPU alone,
-so the number of steps says little. Two things make the measurement steady: the weights are averaged over the last
-steps, since success with the weights of a single step jumps, and the tasks are many. Leaves out the tasks.
+After a fixed number of steps the same recipe solves 48 % of the same tasks on one machine and 69 % on another, because
+arithmetic differs, so the number of steps says little. The weights that are measured are averages over the last steps,
+which smooths them as a falling learning rate does. Leaves out the tasks.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ DECAY = 0.95
 """Of the exponential average of the weights, which so reaches back over about 20 steps. The learning rate stays at its
 height, because how long it has to fall is not known before the end is."""
 FIRST_CHECK = 200
+"""Seed 0 solved 3.5 % of 768 development tasks after 180 steps and 15.6 % of 384 after 200."""
 CHECK_EVERY = 40
 KEEP_EVERY = 5
 """Steps between the averages that are kept. If success passes the bounds between two checks, one of them is taken."""
