@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # make demo, make demo-pretrained: a policy, a store of its own, GRPO, success before and after. Needs `scripts/setup.sh`.
 #
-#   bash scripts/demo.sh [--pretrained | --tasks FILE]     DBBENCH_DATA=FOLDER, RUN_DIR=runs/demo, STORE_PORT=9999
+#   bash scripts/demo.sh [--pretrained | --tasks FILE]     DBBENCH_DATA=FOLDER, RUN_DIR=runs/demo, STORE_PORT=9999, SEED=0
 #
-# Without --pretrained: a small policy and generated tasks, or those of a file; DBBENCH_DATA takes LifelongAgentBench's
-# entry_dict.json from a folder. With it: SmolLM2-135M-Instruct, SFT on oracle episodes of LifelongAgentBench's training
-# part, then GRPO on those of its tasks that the model solves at times; held-out tasks share no table with it. SEED (0)
-# seeds the GRPO run only.
+# Without --pretrained: a small policy, warm-started until it solves about half, and generated tasks, or those of a file;
+# DBBENCH_DATA takes LifelongAgentBench's entry_dict.json from a folder. With it: SmolLM2-135M-Instruct, SFT on oracle
+# episodes of LifelongAgentBench's training part, then GRPO on those of its tasks that the model solves at times; held-out
+# tasks share no table with it. SEED seeds the GRPO run, and the small policy as well.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -15,7 +15,8 @@ run_dir=${RUN_DIR:-}
 port=${STORE_PORT:-9999}
 config=sql_agent/configs/demo.yaml
 tasks=()
-model=models/tiny-320
+seed=${SEED:-0}
+model=models/tiny-demo-$seed
 
 export LITELLM_LOCAL_MODEL_COST_MAP=True # agl store imports LiteLLM, which asks the internet for a price list otherwise
 
@@ -35,7 +36,7 @@ if [[ ${1:-} == --pretrained ]]; then
     config=sql_agent/configs/pretrained.yaml
     of=$(sha256sum "$file" | cut -c1-8) # other tasks, another split and another SFT
     model=models/smollm2-135m-sft-$of
-    run_dir=${run_dir:-runs/demo-pretrained-${SEED:-0}}
+    run_dir=${run_dir:-runs/demo-pretrained-$seed}
     split=data/split-$of
 elif [[ ${1:-} == --tasks ]]; then
     [[ -f ${2:-} ]] || die "--tasks ${2:-}: no such file"
@@ -44,8 +45,8 @@ elif [[ -n $file ]]; then
     tasks=(--train-file "$file" --set 'data.skills=[]')
 fi
 
-# other tasks, other run: a run goes on as what it was
-run_dir=${run_dir:-runs/demo${tasks[1]:+-$(basename "${tasks[1]%.*}")}}
+# other tasks or another seed, other run: a run goes on as what it was
+run_dir=${run_dir:-runs/demo${tasks[1]:+-$(basename "${tasks[1]%.*}")}${SEED:+-$SEED}}
 
 # every child ends with this script, however it ends; bash would start those in the background deaf to SIGINT
 child=(env --default-signal=INT setpriv --pdeathsig TERM)
@@ -109,9 +110,9 @@ if [[ -n ${split:-} ]]; then
             --samples 4 --temperature 1 --max-tokens 384 --concurrency 48 --output "$split/train.rollouts.jsonl" --solved-tasks "$solved"
         stop_serving
     fi
-    tasks=(--train-file "$solved" --val-file "$split/test.jsonl" --set "seed=${SEED:-0}")
+    tasks=(--train-file "$solved" --val-file "$split/test.jsonl")
 else
-    run "$python" -m scripts.make_tiny_policy --output "$model" --steps 320 # solves about half: there is something to learn
+    run "$python" -m scripts.make_tiny_policy --output "$model" --seed "$seed" --for-run "$config"
 fi
 
 mkdir -p "$run_dir"
@@ -126,7 +127,7 @@ done
 
 say "training: $config"
 AGL_MANAGED_STORE=0 run "$python" sql_agent/train_sql_agent.py --llm-proxy \
-    --external-store-address "http://127.0.0.1:$port" --config "$config" --model "$model" --run-dir "$run_dir" "${tasks[@]}"
+    --external-store-address "http://127.0.0.1:$port" --config "$config" --model "$model" --run-dir "$run_dir" "${tasks[@]}" --set "seed=$seed"
 
 say "done"
 run "$python" -m scripts.report "$run_dir"

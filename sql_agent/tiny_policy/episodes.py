@@ -10,10 +10,12 @@ import random
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from dbbench_adapter.backends import Backend
+from transformers import PreTrainedTokenizerBase
+
+from dbbench_adapter.backends import Backend, open_backend
 from dbbench_adapter.datatypes import Task
 from dbbench_adapter.protocols.base import format_result
-from sql_agent.sft.encoding import Encoded
+from sql_agent.sft.encoding import Encoded, encode_conversation
 from sql_agent.tiny_policy.tokenizer import Message, conversation
 
 POOL = 16
@@ -32,6 +34,13 @@ def oracle_conversation(task: Task, backend: Backend) -> list[Message]:
         result = database.run(task.gold.sql)
     answers = [] if task.changes_state else [str(row[0]) for row in result.rows or ()]
     return conversation(task, task.gold.sql, format_result(result), answers)
+
+
+def encoded_tasks(tokenizer: PreTrainedTokenizerBase, tasks: Iterable[Task]) -> Iterator[Encoded]:
+    """Yield the oracle's conversation about each task as tokens."""
+    with open_backend("sqlite") as backend:
+        for task in tasks:
+            yield encode_conversation(tokenizer, oracle_conversation(task, backend))
 
 
 def batches(examples: Iterable[Encoded], *, batch_size: int, seed: int) -> Iterator[list[Encoded]]:

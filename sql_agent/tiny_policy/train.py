@@ -1,9 +1,12 @@
-"""Trains the warm start: supervised steps on oracle episodes, with the loss on the policy's own tokens only."""
+"""Trains the warm start: supervised steps on oracle episodes, with the loss on the policy's own tokens only.
+
+Leaves out when a warm start ends that is ended by measurement (`ending.py`).
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 import torch
@@ -18,6 +21,12 @@ BETAS = (0.9, 0.98)
 WARMUP_STEPS = 40
 DECAY_FRACTION = 0.3
 REPORT_EVERY = 50
+EXAMPLES_PER_PASS = 32
+
+
+class BatchesRanOutError(ValueError):
+    def __init__(self, step: int, steps: int) -> None:
+        super().__init__(f"the batches ran out after {step} of {steps} steps")
 
 
 def learning_rate_factor(step: int, steps: int) -> float:
@@ -31,28 +40,66 @@ def warm_start(
     """Train in place for `steps` batches.
 
     Raises:
-        ValueError: the batches ran out.
+        BatchesRanOutError: there were fewer than `steps`.
+    """
+    started, step = time.perf_counter(), 0
+    for step, loss in supervised_steps(model, islice(batches, steps), lambda step: learning_rate_factor(step, steps)):
+        if step % REPORT_EVERY == 0 or step == steps:
+            progress(f"warm start: step {step}/{steps}, loss {loss:.3f}, {time.perf_counter() - started:.0f} s")
+    if step < steps:
+        raise BatchesRanOutError(step, steps)
+    model.eval()
+
+
+def supervised_steps(
+    model: Qwen3ForCausalLM, batches: Iterable[list[Encoded]], learning_rate_factor: Callable[[int], float]
+) -> Iterator[tuple[int, float]]:
+    """Train in place, one batch each time the next item is asked for.
+
+    Args:
+        learning_rate_factor: scales `LEARNING_RATE`, given the number of steps already taken.
+    Yields:
+        Steps taken, from 1, and the loss of the last one in nats.
     """
     optimiser = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=BETAS, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: learning_rate_factor(step, steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, learning_rate_factor)
     model.train()
-    started, step = time.perf_counter(), 0
-    for step, batch in enumerate(islice(batches, steps), 1):
+    for step, batch in enumerate(batches, 1):
         loss = reply_loss(model, batch)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         schedule.step()
-        if step % REPORT_EVERY == 0 or step == steps:
-            progress(f"warm start: step {step}/{steps}, loss {loss.item():.3f}, {time.perf_counter() - started:.0f} s")
-    if step < steps:
-        raise ValueError(f"the batches ran out after {step} of {steps} steps")
-    model.eval()
+        yield step, loss.item()
 
 
-def reply_loss(model: Qwen3ForCausalLM, batch: list[Encoded]) -> Tensor:
+def reply_loss(model: Qwen3ForCausalLM, batch: Sequence[Encoded]) -> Tensor:
     """Return the mean cross-entropy in nats over the tokens of the replies; only these get logits."""
+    logits, expected, _ = _replies(model, batch)
+    return cross_entropy(logits, expected)
+
+
+@torch.no_grad()
+def exact_match(model: Qwen3ForCausalLM, examples: Sequence[Encoded]) -> float:
+    """Return the share of conversations whose replies greedy decoding gives token for token, in [0, 1].
+
+    One pass over the conversation tells: if the most likely token is the expected one at every place, then greedy
+    decoding takes the same path. It took 2.3 s of one core for 192 tasks; playing them took 21.5 s, since replies that
+    never end go on to the limit.
+    """
+    by_length = sorted(examples, key=lambda example: len(example.ids))  # little padding
+    matches = 0
+    for start in range(0, len(by_length), EXAMPLES_PER_PASS):
+        logits, expected, is_reply = _replies(model, by_length[start : start + EXAMPLES_PER_PASS])
+        wrong = torch.zeros_like(is_reply)
+        wrong[is_reply] = logits.argmax(-1) != expected
+        matches += int((~wrong.any(1)).sum())
+    return matches / len(examples)
+
+
+def _replies(model: Qwen3ForCausalLM, batch: Sequence[Encoded]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the logits (N, V) and ids (N,) of the replies' N tokens, and where these stand, (B, T - 1)."""
     length = max(len(example.ids) for example in batch)
     ids = torch.zeros(len(batch), length, dtype=torch.long)
     is_reply = torch.zeros(len(batch), length, dtype=torch.bool)
@@ -61,4 +108,4 @@ def reply_loss(model: Qwen3ForCausalLM, batch: list[Encoded]) -> Tensor:
         is_reply[row, : len(example.ids)] = torch.tensor(example.mask, dtype=torch.bool)
     hidden = model.model(ids).last_hidden_state[:, :-1]
     asked = is_reply[:, 1:]
-    return cross_entropy(model.lm_head(hidden[asked]), ids[:, 1:][asked])
+    return model.lm_head(hidden[asked]), ids[:, 1:][asked], asked
