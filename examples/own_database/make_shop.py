@@ -8,32 +8,83 @@ from contextlib import closing
 from pathlib import Path
 
 SCHEMA = """
-CREATE TABLE customer (id INTEGER PRIMARY KEY, name TEXT, town TEXT);
-CREATE TABLE product (id INTEGER PRIMARY KEY, name TEXT, price REAL);
+CREATE TABLE customer (customer_id INTEGER PRIMARY KEY, name TEXT, town TEXT, age INTEGER);
+CREATE TABLE product (product_id INTEGER PRIMARY KEY, name TEXT, kind TEXT, price REAL, stock INTEGER);
 CREATE TABLE sale (
-    customer INTEGER REFERENCES customer(id), product INTEGER REFERENCES product(id), day TEXT, pieces INTEGER
+    customer_id INTEGER REFERENCES customer(customer_id), product_id INTEGER REFERENCES product(product_id),
+    month INTEGER, pieces INTEGER
 );
 """
-TOWNS = ("Ulm", "Graz", "Lyon", "Porto", "Turku", "Gent")
-PRODUCTS = ("lamp", "chair", "kettle", "tent", "rope", "drum", "clock", "spade")
-NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hana", "Ida", "Jan", "Kim", "Leo")
-QUESTIONS = {
-    "How many customers live in {town}?": "SELECT count(*) FROM customer WHERE town = '{town}'",
-    "Which customers live in {town}?": "SELECT name FROM customer WHERE town = '{town}'",
-    "What does a {product} cost?": "SELECT price FROM product WHERE name = '{product}'",
-    "Which products cost more than a {product}?": "SELECT name FROM product WHERE price > "
-    "(SELECT price FROM product WHERE name = '{product}')",
-    "How many pieces of {product} were sold?": "SELECT sum(pieces) FROM sale JOIN product ON product.id = sale.product "
-    "WHERE product.name = '{product}'",
-    "Which products did {name} buy?": "SELECT DISTINCT product.name FROM sale "
-    "JOIN product ON product.id = sale.product JOIN customer ON customer.id = sale.customer "
-    "WHERE customer.name = '{name}'",
-    "Who has bought a {product}, from A to Z?": "SELECT DISTINCT customer.name FROM sale "
-    "JOIN customer ON customer.id = sale.customer JOIN product ON product.id = sale.product "
-    "WHERE product.name = '{product}' ORDER BY customer.name",
-    "How many sales were there in {town} each day?": "SELECT day, count(*) FROM sale "
-    "JOIN customer ON customer.id = sale.customer WHERE town = '{town}' GROUP BY day",
+WORDS = {
+    "town": "Ulm Graz Lyon Porto Turku Gent Bari Brno Cork Delft Essen Faro",
+    "kind": "toy tool book lamp",
+    "product": "rope drum clock spade kettle tent kite saw atlas novel torch globe vase chair bench mug bowl fan",
+    "name": "Ada Ben Cleo Dan Eve Finn Gus Hana Ida Jan Kim Leo Mia Nils Olga Paul Rosa Sven Tara Uwe Vera Will Yara "
+    "Zoe Abel Bea Carl Dora Emil Fay Glen Hugo Ines Jack Kai Lena Max Nora Otto Pia",
 }
+VALUES = {
+    **{name: words.split() for name, words in WORDS.items()},
+    "month": range(1, 13),
+    "age": range(20, 70),
+    "number": range(5, 95),
+}
+QUESTIONS = {
+    "SELECT price FROM product WHERE name = '{product}'": [
+        "What does the {product} cost?",
+        "What is the price of the {product}?",
+        "How much do you pay for the {product}?",
+    ],
+    "SELECT stock FROM product WHERE name = '{product}'": [
+        "How many of the {product} are in stock?", "What stock is left of the {product}?",
+    ],
+    "SELECT town FROM customer WHERE name = '{name}'": [
+        "Where does {name} live?", "In which town does {name} live?", "What is the home town of {name}?",
+    ],
+    "SELECT age FROM customer WHERE name = '{name}'": ["How old is {name}?", "What is the age of {name}?"],
+    "SELECT name FROM customer WHERE town = '{town}' AND age > {age}": [
+        "Which customers in {town} are older than {age}?", "Who lives in {town} and is above {age} years old?",
+    ],
+    "SELECT count(*) FROM customer WHERE age < {age}": [
+        "How many customers are younger than {age}?", "How many people under {age} are customers?",
+    ],
+    "SELECT name FROM product WHERE kind = '{kind}' AND price < {number}": [
+        "Which products of kind {kind} cost less than {number} euros?",
+        "What {kind} can I get for under {number} euros?",
+    ],
+    "SELECT count(*) FROM product WHERE stock > {number}": [
+        "Of how many products are there more than {number} in stock?", "How many products have a stock above {number}?",
+    ],
+    "SELECT name FROM product WHERE price > (SELECT price FROM product WHERE name = '{product}')": [
+        "Which products cost more than the {product}?", "What is dearer than the {product}?",
+    ],
+    "SELECT avg(age) FROM customer WHERE town = '{town}'": [
+        "What is the average age of the customers in {town}?", "How old are people from {town} on average?",
+    ],
+    "SELECT sum(pieces) FROM sale JOIN product USING (product_id) WHERE name = '{product}' AND month = {month}": [
+        "How many pieces of the {product} were sold in month {month}?",
+        "What number of the {product} sold in month {month}?",
+    ],
+    "SELECT count(*) FROM sale JOIN customer USING (customer_id) WHERE town = '{town}' AND month = {month}": [
+        "How many sales went to {town} in month {month}?", "How often did people from {town} buy in month {month}?",
+    ],
+    "SELECT DISTINCT name FROM sale JOIN customer USING (customer_id) WHERE pieces > 4 AND month = {month}": [
+        "Who bought more than 4 pieces at once in month {month}?",
+        "Which customers took over 4 pieces in month {month}?",
+    ],
+    "SELECT DISTINCT product.name FROM sale JOIN product USING (product_id) JOIN customer USING (customer_id) "
+    "WHERE customer.name = '{name}'": [
+        "Which products did {name} buy?", "What has {name} bought?", "Which things were sold to {name}?",
+    ],
+    "SELECT sum(price * pieces) FROM sale JOIN product USING (product_id) JOIN customer USING (customer_id) "
+    "WHERE customer.name = '{name}'": [
+        "How much money did {name} spend?", "What did {name} pay in all?", "How much has {name} paid us?",
+    ],
+    "SELECT town, sum(pieces) FROM sale JOIN product USING (product_id) JOIN customer USING (customer_id) "
+    "WHERE product.name = '{product}' GROUP BY town": [
+        "How many pieces of the {product} went to each town?", "Count the pieces of the {product} for every town.",
+    ],
+}  # fmt: skip
+"""References, simple ones first, each with several ways to ask for it."""
 
 
 def make(folder: Path) -> None:
@@ -43,28 +94,41 @@ def make(folder: Path) -> None:
     file.unlink(missing_ok=True)
     with closing(sqlite3.connect(file)) as connection:
         connection.executescript(SCHEMA)
-        customers = [(i, name, TOWNS[i % len(TOWNS)]) for i, name in enumerate(NAMES)]
-        products = [(i, name, rng.randrange(300, 9_000) / 100) for i, name in enumerate(PRODUCTS)]
-        sales = [
-            (rng.randrange(len(NAMES)), rng.randrange(len(PRODUCTS)), f"2024-05-0{rng.randrange(1, 8)}", pieces)
-            for pieces in (1, 2, 3, 4) * 20
-        ]
-        connection.executemany("INSERT INTO customer VALUES (?, ?, ?)", customers)
-        connection.executemany("INSERT INTO product VALUES (?, ?, ?)", products)
-        connection.executemany("INSERT INTO sale VALUES (?, ?, ?, ?)", sales)
+        rows = {
+            "customer": [(i, name, rng.choice(VALUES["town"]), rng.randrange(18, 80)) for i, name in numbered("name")],
+            "product": [
+                (i, name, rng.choice(VALUES["kind"]), rng.randrange(300, 9_900) / 100, rng.randrange(100))
+                for i, name in numbered("product")
+            ],
+            "sale": [
+                (rng.randint(1, 40), rng.randint(1, 18), rng.randint(1, 12), rng.randint(1, 5)) for _ in range(800)
+            ],
+        }
+        for table, some in rows.items():
+            connection.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(some[0]))})", some)
         connection.commit()
-    rows = []
-    for asked, query in QUESTIONS.items():
-        for town, product, name in zip(TOWNS * 2, PRODUCTS * 2, NAMES, strict=False):
-            row = {"db_id": "shop", "question": asked, "query": query}
-            filled = {key: text.format(town=town, product=product, name=name) for key, text in row.items()}
-            rows += [] if filled in rows else [filled]
-    rng.shuffle(rows)
-    cut = len(rows) * 4 // 5
-    for part, some in (("train", rows[:cut]), ("test", rows[cut:])):
+        asked = [row for template in QUESTIONS for row in ask(template, connection, rng)]
+    rng.shuffle(asked)
+    parts = {"test": asked[:120], "train": asked[120:]}
+    for part, some in parts.items():
         (folder / f"{part}.json").write_text(json.dumps(some, indent=1) + "\n")
-    print(f"{file}: {len(customers)} customers, {len(products)} products, {len(sales)} sales")
-    print(f"{folder}/train.json: {cut} questions, {folder}/test.json: {len(rows) - cut}")
+    print(f"{file}: {', '.join(f'{len(some)} rows of {table}' for table, some in rows.items())}")
+    print(f"{folder}/train.json: {len(parts['train'])} questions, {folder}/test.json: {len(parts['test'])} others")
+
+
+def numbered(values: str) -> enumerate:
+    return enumerate(VALUES[values], start=1)
+
+
+def ask(template: str, connection: sqlite3.Connection, rng: random.Random) -> list[dict[str, str]]:
+    """Return up to 30 questions with different references; the answer of each is neither empty nor zero."""
+    found = {}
+    for _ in range(300):
+        values = {name: rng.choice(some) for name, some in VALUES.items()}
+        query = template.format(**values)
+        if len(found) < 30 and any(cell for row in connection.execute(query) for cell in row):
+            found.setdefault(query, rng.choice(QUESTIONS[template]).format(**values))
+    return [{"db_id": "shop", "question": question, "query": query} for query, question in found.items()]
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ def clone(tmp_path_factory):
     ):
         subprocess.run([sys.executable, *maker.split()], cwd=clone, check=True)
     questions = json.loads((clone / "shop" / "train.json").read_text())
-    for name, rows in {"train": questions[::6], "questions": questions[::6], "test": questions[1::12]}.items():
+    for name, rows in {"train": questions[::30], "questions": questions[::30], "test": questions[1::60]}.items():
         (clone / f"{name}.json").write_text(json.dumps(rows))
     pairs = [
         {"prompt": f"How many rows has t{i}?", "chosen": f"SELECT count(*) FROM t{i}", "rejected": "It has many."}
