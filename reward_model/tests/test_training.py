@@ -116,7 +116,7 @@ def test_where_all_pairs_are_too_long_the_shortest_is_named(base):
     tokenizer = AutoTokenizer.from_pretrained(base)
     longest = len(encode_pairs(counting_pairs(1), tokenizer, None, "p")["chosen_ids"][0])
     assert len(encode_pairs(counting_pairs(1), tokenizer, longest, "p")) == 1
-    words = f"all 1 pairs of p are longer than --max_length {longest - 1}; the shortest has {longest} tokens"
+    words = f"all 1 pairs of p are longer than --max-length {longest - 1}; the shortest has {longest} tokens"
     with pytest.raises(TrainingError, match=words):
         encode_pairs(counting_pairs(1), tokenizer, longest - 1, "p")
 
