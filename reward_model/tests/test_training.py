@@ -222,7 +222,7 @@ def test_a_checkpoint_of_another_run_is_refused_with_what_changed(tmp_path):
     now = RUN | {"tokenizer_sha256": "u", "dataset": {"sha256": "e"}, "settings": {"seed": 0, "lora_r": 8}}
     words = (
         r"belongs to another run \(tokenizer or chat template: was t, is u; dataset: was d, is e; "
-        r"lora_r: was 16, is 8\); name another --output_dir"
+        r"lora_r: was 16, is 8\); name another --run-dir"
     )
     with pytest.raises(TrainingError, match=words):
         checkpoint_to_resume(arguments(tmp_path), now)
