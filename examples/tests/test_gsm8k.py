@@ -54,8 +54,8 @@ def test_a_row_of_gsm8k_becomes_a_problem(tmp_path):
     source = write(tmp_path / "own.jsonl", [row(" Why? ", "So.\n#### $1,234"), row("And?", "#### -3.50\n")])
     both = read_problems(Path(source))
     assert [(problem["id"], final_answer(problem)) for problem in both] == [
-        ("own-0", Decimal("1234")),
-        ("own-1", Decimal("-3.50")),
+        ("own-1", Decimal("1234")),
+        ("own-2", Decimal("-3.50")),
     ]
     assert [Gsm8k.prompt(problem)[-1]["content"] for problem in both] == ["Why?", "And?"]
 

@@ -32,11 +32,11 @@ def command(base: Path, pairs: Path, output: Path, *flags: str) -> list[str]:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--held_out_fraction", "1"], "--held_out_fraction is 1.0, expected 0 or more and less than 1"),
-        (["--max_length", "5"], "pairs.jsonl are longer than --max_length 5; the shortest has "),
+        (["--held_out_fraction", "1"], "--held-out-fraction is 1.0, expected 0 or more and less than 1"),
+        (["--max_length", "5"], "pairs.jsonl are longer than --max-length 5; the shortest has "),
         (
             ["--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "3"],
-            "21 pairs are fewer than one batch of 24 (--per_device_train_batch_size x --gradient_accumulation_steps x",
+            "21 pairs are fewer than one batch of 24 (--per-device-train-batch-size x --gradient-accumulation-steps x",
         ),
         (["--dataset_name", "gone.jsonl"], "gone.jsonl does not exist; reward_model/convert_dpo_format.py makes such"),
         (["--eval_dataset_name", "gone.jsonl"], "gone.jsonl does not exist"),
@@ -44,8 +44,8 @@ def command(base: Path, pairs: Path, output: Path, *flags: str) -> list[str]:
             ["--model_name_or_path", "gone"],
             "gone is no folder, and no model of that name is whole in the Hugging Face cache",
         ),
-        (["--chat_template_path", "gone.jinja"], "--chat_template_path gone.jinja does not exist; name a Jinja file"),
-        (["--resume_from_checkpoint", "gone"], "--resume_from_checkpoint gone is no checkpoint of this command"),
+        (["--chat_template_path", "gone.jinja"], "--chat-template-path gone.jinja does not exist; name a Jinja file"),
+        (["--resume_from_checkpoint", "gone"], "--resume-from-checkpoint gone is no checkpoint of this command"),
         (["--config", "gone.yaml"], "--config gone.yaml cannot be read: No such file or directory; name a YAML"),
     ],
 )
@@ -76,7 +76,7 @@ def test_a_file_that_holds_no_preferences_is_refused(base, tmp_path, capsys, tex
 def test_a_model_has_to_be_named(pairs, capsys):
     assert main(["--dataset_name", str(pairs)]) == 1
     assert (
-        "--model_name_or_path is missing: the language model to start from, a folder or ORG/NAME"
+        "--model-name-or-path is missing: the language model to start from, a folder or ORG/NAME"
         in capsys.readouterr().err
     )
 

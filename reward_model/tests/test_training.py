@@ -116,7 +116,7 @@ def test_where_all_pairs_are_too_long_the_shortest_is_named(base):
     tokenizer = AutoTokenizer.from_pretrained(base)
     longest = len(encode_pairs(counting_pairs(1), tokenizer, None, "p")["chosen_ids"][0])
     assert len(encode_pairs(counting_pairs(1), tokenizer, longest, "p")) == 1
-    words = f"all 1 pairs of p are longer than --max_length {longest - 1}; the shortest has {longest} tokens"
+    words = f"all 1 pairs of p are longer than --max-length {longest - 1}; the shortest has {longest} tokens"
     with pytest.raises(TrainingError, match=words):
         encode_pairs(counting_pairs(1), tokenizer, longest - 1, "p")
 
@@ -222,7 +222,7 @@ def test_a_checkpoint_of_another_run_is_refused_with_what_changed(tmp_path):
     now = RUN | {"tokenizer_sha256": "u", "dataset": {"sha256": "e"}, "settings": {"seed": 0, "lora_r": 8}}
     words = (
         r"belongs to another run \(tokenizer or chat template: was t, is u; dataset: was d, is e; "
-        r"lora_r: was 16, is 8\); name another --output_dir"
+        r"lora_r: was 16, is 8\); name another --run-dir"
     )
     with pytest.raises(TrainingError, match=words):
         checkpoint_to_resume(arguments(tmp_path), now)

@@ -242,7 +242,7 @@ def test_questions_about_a_database_of_your_own_are_played_and_those_that_were_s
     assert "aggregate 1 1 0 0.0 %" in printed and "simple 1 1 1 100.0 %" in printed
     solved = read_questions(tmp_path / "solved.jsonl", Databases(tmp_path / "fish.db"))
     assert solved == [
-        Question("solved-0", "Which?", "fish", "SELECT name FROM fish", evidence="all of them", kind="simple")
+        Question("solved-1", "Which?", "fish", "SELECT name FROM fish", evidence="all of them", kind="simple")
     ]
 
 

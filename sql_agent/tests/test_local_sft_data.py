@@ -156,7 +156,7 @@ def test_what_is_learnt_is_what_a_rollout_would_be_had_the_policy_said_it(tokeni
     [
         pytest.param(
             (TRL_TEMPLATES / "qwen3.jinja").read_text(),
-            "task 't': the chat template of .* does not preserve prefixes: .*--chat_template_path",
+            "task 't': the chat template of .* does not preserve prefixes: .*--chat-template-path",
             id="earlier_thoughts_are_dropped",
         ),
         pytest.param(
