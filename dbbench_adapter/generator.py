@@ -22,13 +22,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 from core.flags import Parser
 from dbbench_adapter.datatypes import CHANGE_KINDS, Cell, Column, Gold, Row, Rows, Table, Task
 from dbbench_adapter.generate.phrasebook import (
     COMPARISONS,
-    DEVELOPMENT_WORDS,
     EXTREMES,
     HELD_OUT_WORDS,
     PHRASINGS,
@@ -37,10 +36,10 @@ from dbbench_adapter.generate.phrasebook import (
     pseudo_word,
 )
 from dbbench_adapter.generate.tables import in_memory
+from dbbench_adapter.generate.themes import Split
 from dbbench_adapter.generate.values import literal
 from dbbench_adapter.tasks.load import write_tasks
 
-Split = Literal["train", "development", "held_out"]
 NOTE = ("The table ", " has the columns ")
 """The fixed parts of `Task.table_note`; the small policy's tokenizer has a token for each."""
 MAX_ANSWERS = 4
@@ -48,7 +47,6 @@ PSEUDO_WORD_SHARE = 0.7  # share of train words; a small policy needs so many to
 _SQL_WORDS = frozenset(
     {"add", "as", "by", "desc", "do", "end", "for", "if", "in", "is", "no", "of", "on", "or", "set", "to"}
 )
-_NOT_MADE_UP = _SQL_WORDS.union(HELD_OUT_WORDS, DEVELOPMENT_WORDS)
 
 
 @dataclass(frozen=True)
@@ -78,13 +76,12 @@ def task_stream(*, seed: int, split: Split = "train") -> Iterator[Task]:
     """Yield tasks without end, the same for the same seed and split.
 
     Args:
-        split: each uses words, and so table and column names, that the others never use. `development` is for choices
-            between policies, so that the held-out tasks stay unseen until a result is measured.
+        split: `held_out` uses words, and so table and column names, that `train` never uses.
     Raises:
         ValueError: `split` is unknown.
     """
     if split not in get_args(Split):
-        raise ValueError(f"unknown split {split!r}, expected one of {', '.join(get_args(Split))}")
+        raise ValueError(f"unknown split {split!r}, expected {' or '.join(get_args(Split))}")
     rng = random.Random(f"{split} {seed}")
     seen: set[tuple[str, str]] = set()
     for index in itertools.count():
@@ -180,12 +177,10 @@ def _distinct_words(rng: random.Random, split: Split, n: int) -> list[str]:
 def _word(rng: random.Random, split: Split) -> str:
     if split == "held_out":
         return rng.choice(HELD_OUT_WORDS)
-    if split == "development":
-        return rng.choice(DEVELOPMENT_WORDS)
     if rng.random() >= PSEUDO_WORD_SHARE:
         return rng.choice(TRAIN_WORDS)
     word = pseudo_word(rng)
-    return word if word not in _NOT_MADE_UP else _word(rng, split)
+    return word if word not in HELD_OUT_WORDS and word not in _SQL_WORDS else _word(rng, split)
 
 
 def _note(table: Table) -> str:

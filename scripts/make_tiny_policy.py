@@ -4,8 +4,8 @@
     python -m scripts.make_tiny_policy --output models/tiny-demo --for-run sql_agent/configs/demo.yaml
 
 The warm start ends after `--steps`. With `--for-run` it ends when the policy solves about half of that run's kinds of
-tasks, wherever that is on this machine: it measures on development tasks, whose words neither training nor the held-out
-tasks use, and prints what it measured.
+tasks, wherever that is on this machine: it measures on development tasks, which are none of the run's, and prints what
+it measured.
 `sql_agent/tiny_policy` has the recipe and its measurements. A folder made by the same recipe is left as it is.
 """
 

@@ -1,8 +1,7 @@
 """Holds the words and sentences of the plain tasks, in English.
 
-`WORDS` names tables and columns and fills text cells; every fourth word is held out. `DEVELOPMENT_WORDS` are in
-neither half. `PHRASINGS` holds the questions. `phrasebook.yaml` lists them; `dbbench_adapter.generator` puts the pieces
-together and checks the result.
+`WORDS` names tables and columns and fills text cells; every fourth word is held out. `PHRASINGS` holds the questions.
+`phrasebook.yaml` lists them; `dbbench_adapter.generator` puts the pieces together and checks the result.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ _BOOK = read_data("phrasebook")
 WORDS: tuple[str, ...] = tuple(_BOOK["words"])
 HELD_OUT_WORDS = WORDS[::4]
 TRAIN_WORDS = tuple(word for word in WORDS if word not in set(HELD_OUT_WORDS))
-DEVELOPMENT_WORDS: tuple[str, ...] = tuple(_BOOK["development_words"])
 PHRASINGS: Mapping[str, Sequence[str]] = _BOOK["phrasings"]
 EXTREMES: Mapping[str, str] = _BOOK["extremes"]
 SUMMARIES: Mapping[str, str] = _BOOK["summaries"]

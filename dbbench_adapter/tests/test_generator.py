@@ -1,6 +1,5 @@
 import hashlib
 import json
-import random
 import re
 import sqlite3
 import subprocess
@@ -11,7 +10,7 @@ import pytest
 
 from dbbench_adapter import generator
 from dbbench_adapter.datatypes import Column, Gold, Table, Task
-from dbbench_adapter.generate.phrasebook import DEVELOPMENT_WORDS, HELD_OUT_WORDS, TRAIN_WORDS, WORDS
+from dbbench_adapter.generate.phrasebook import HELD_OUT_WORDS, TRAIN_WORDS
 from dbbench_adapter.generator import DRAFTS, Draft, checked_gold, generate_tasks
 from dbbench_adapter.tasks.load import load_tasks
 
@@ -85,27 +84,6 @@ def test_held_out_uses_words_and_tables_that_train_never_uses(train, held_out):
     assert {cell for t in held_out for row in t.tables[0].rows for cell in row if isinstance(cell, str)} <= set(
         HELD_OUT_WORDS
     )
-
-
-def test_development_tasks_use_words_that_neither_half_uses(train, held_out):
-    development = generate_tasks(200, seed=3, split="development")
-    assert {table.name for task in development for table in task.tables} <= set(DEVELOPMENT_WORDS)
-    assert not set(DEVELOPMENT_WORDS) & set(WORDS).union(*map(words_in, train + held_out))
-
-
-def test_development_words_are_many_and_as_long_as_the_held_out_ones():
-    """A small policy fails at a few words nearly always, so success on few words says little about others."""
-    assert len(set(DEVELOPMENT_WORDS)) == len(DEVELOPMENT_WORDS) == 3 * len(HELD_OUT_WORDS)
-    # letters: 1197 of 210 words are 5.70, 397 of 70 words are 5.67
-    mean, expected = (sum(map(len, words)) / len(words) for words in (DEVELOPMENT_WORDS, HELD_OUT_WORDS))
-    assert mean == pytest.approx(expected, abs=0.05)
-
-
-def test_a_pseudo_word_that_is_a_development_word_is_drawn_again(monkeypatch):
-    made = iter(["oxygen", "flute", "kaimandor"])  # development, held out, neither
-    monkeypatch.setattr(generator, "pseudo_word", lambda _: next(made))
-    monkeypatch.setattr(generator, "PSEUDO_WORD_SHARE", 1.0)
-    assert generator._word(random.Random(0), "train") == "kaimandor"
 
 
 def test_the_reference_of_a_select_gives_its_gold(train, held_out):
@@ -200,7 +178,7 @@ def test_an_average_keeps_its_type_in_the_rows_and_is_plain_in_the_answers():
     ("n", "split", "message"),
     [
         pytest.param(0, "train", "expected 1 or more", id="none"),
-        pytest.param(1, "test", "expected one of train, development, held_out", id="unknown_split"),
+        pytest.param(1, "test", "expected train or held_out", id="unknown_split"),
     ],
 )
 def test_what_cannot_be_generated_is_refused_with_what_was_expected(n, split, message):

@@ -31,7 +31,10 @@ SUCCESS = (0.42, 0.48)
 """Bounds of the success on development tasks, for a run that starts from 40 to 55 % of its own held-out tasks. A policy
 solves a little more of what it plays than it repeats token for token: 65.1 instead of 63.5 % of 192 tasks."""
 DEVELOPMENT_TASKS = 384
-"""Their success has a standard error of 2.5 points as a draw of tasks; which words they hold adds to it."""
+"""Their success has a standard error of 2.5 points. Their words are the held-out ones, since a policy never copies some
+words: with 210 words of their own the tasks came out 3 to 11 points harder than the held-out ones."""
+DEVELOPMENT_SEED = 1_000_000_000
+"""Seed of the development tasks, which is no run's, so that a run is measured on other tasks."""
 MAX_STEPS = 600
 """Where a warm start that is ended by its success gives up."""
 TOKENIZER_TASKS = 2000
@@ -132,7 +135,7 @@ def _build(
     ending = None
     try:
         if for_skills:
-            development = list(encoded_tasks(tokenizer, _development_tasks(seed, for_skills)))
+            development = list(encoded_tasks(tokenizer, _development_tasks(for_skills)))
             ending = warm_start_until(
                 model,
                 learnt,
@@ -161,7 +164,7 @@ def _train_tasks(seed: int) -> Iterator[Task]:
         yield reworded(task, rng) if rng.random() < REWORDED_SHARE else task
 
 
-def _development_tasks(seed: int, skills: Sequence[str]) -> list[Task]:
+def _development_tasks(skills: Sequence[str]) -> list[Task]:
     from sql_agent.environments.dbbench import generated
 
-    return generated(DEVELOPMENT_TASKS, "development", skills, seed)
+    return generated(DEVELOPMENT_TASKS, "held_out", skills, DEVELOPMENT_SEED)
