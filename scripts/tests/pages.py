@@ -17,13 +17,14 @@ NOT_TYPED = {
     "make demo-pretrained": "Its tasks are fetched from the hub, and it takes two hours.",
     ": make demo$": "With --full test_caged_runs.py runs it.",
     "--backend mongo|docker compose": "It needs MongoDB or Docker, and its page says that it was not run.",
+    r"^README.*(?:questions\.json|/mine\b|--model mine)": "test_own_database_recipe.py types it.",
 }
 """What is parsed only, and why; so is what a page marks with `*`. Patterns look at the page's name and the command."""
 
 FULL = {
     r"tiny_cpu\.yaml": "It trains for a minute, as tests of that command do.",
     r"scripts/demo\.sh": "It trains forty steps in ten minutes.",
-    r"models/small|runs/small|--model mine": "They make a policy, train it for four steps and measure it.",
+    r"^README.*(?:--num-tasks (?:10|5) |gsm8k_grpo)": "Tests of these commands run them.",
     r"train_sql_agent\.py(?!.*--dry-run)|runs/seller$": "A train step takes two minutes.",
     r"agl store --host|--base-url URL": "It serves a train step, or asks a server that starts in a minute.",
     r"MODEL --d|ADAPTER": "It trains for minutes, or reads what was trained.",

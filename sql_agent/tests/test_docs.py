@@ -68,12 +68,13 @@ def test_every_renamed_metric_is_in_the_metrics_page():
 
 PROGRAM = r"\.venv/bin/\S+|python3?|make|bash|accelerate|agl|vllm|docker|\.|curl|pytest|uv|export"
 COMMAND = re.compile(rf"(\$ )?(\w+=\S* )*({PROGRAM})( |$)")
-PAGES = [*sorted(DOC.glob("*.md")), DOC.parent / "CONTRIBUTING.md"]
+PAGES = [*sorted(DOC.glob("*.md")), *sorted(DOC.parent.glob("*.md"))]
 
 
 def blocks_of_commands(page: str) -> list[list[str]]:
     """Return the lines of the code blocks without a language in which a command begins a line."""
-    blocks = [text.splitlines() for text in re.findall(r"^```\n(.*?)^```", page, re.MULTILINE | re.DOTALL)]
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    blocks = [text.splitlines() for language, text in fenced if not language]
     return [lines for lines in blocks if any(map(COMMAND.match, lines))]
 
 
@@ -83,3 +84,11 @@ def test_commands_can_be_pasted_into_a_shell_that_knows_no_comments(page):
     lines = [line for block in blocks_of_commands(page.read_text()) for line in block]
     assert [line for line in lines if re.search(r"\S\s+#", line)] == []
     assert [line for line in lines if line.startswith("#") and not re.fullmatch(r"# [\w ,.:%/=+-]+", line)] == []
+
+
+def test_the_first_page_has_the_same_commands_in_both_languages():
+    english, chinese = (
+        blocks_of_commands((DOC.parent / name).read_text()) for name in ("README.md", "README.zh-CN.md")
+    )
+    assert english == chinese
+    assert len(english) > 8
